@@ -1,0 +1,100 @@
+# Every target builds the virtual environment it needs, once. `make` alone lists the targets.
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup demo test check lint fmt type imports unit bench experiments lock clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+BENCH ?= benchmarks
+
+# The first of these that runs and is new enough.
+PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13 python3.14; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& echo $$python && break; done)
+
+# uv, pip and MLX keep caches below HOME; without a usable one they get a folder of ours.
+ifneq ($(shell test -n "$$HOME" -a -w "$$HOME" && echo usable),usable)
+export HOME := $(CURDIR)/$(VENV)/home
+endif
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+UV_LINK_MODE ?= copy
+export UV_LINK_MODE
+
+# uv is quick; pip knows registries that only pip was told about.
+PIP := $(BIN)/python -m pip install --quiet
+install = { test -x $(BIN)/uv && $(BIN)/uv pip install --quiet --python $(BIN)/python $(1); } \
+	|| $(PIP) $(1)
+UV_PIN := $(shell grep '^uv==' requirements-dev.txt)
+
+BLAS_HINT = test "$$(uname)" != Linux \
+	|| $(BIN)/python -c "import ctypes; ctypes.CDLL('libopenblas.so.0')" 2>/dev/null \
+	|| echo "Hint: with OpenBLAS (Debian, Ubuntu: libopenblas0-pthread) MLX on a CPU is much faster."
+
+help:  ## list the targets
+	@awk -F ':.*  ## ' '/^[a-z]+:.*  ## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(VENV)/.created:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed and was not found."; exit 1; }
+	@echo "Creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(VENV)/home
+	@$(PIP) "$(UV_PIN)" || echo "uv is not available here; pip will do."
+	@touch $@
+
+$(VENV)/.runtime: $(VENV)/.created requirements.txt pyproject.toml
+	@echo "Installing semantic and what it runs on"
+	@$(call install,-r requirements.txt)
+	@$(call install,--no-deps --editable .)
+	@$(BLAS_HINT)
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime requirements-dev.txt
+	@echo "Installing the checks"
+	@$(call install,-r requirements-dev.txt)
+	@touch $@
+
+setup: $(VENV)/.dev  ## build .venv and install everything
+
+demo: $(VENV)/.runtime  ## run the demonstration
+	@$(BIN)/semantic demo $(ARGS)
+
+test: check  ## all checks; the tests come last
+
+check: lint type imports unit
+
+lint: $(VENV)/.dev  ## style, format, and numbers in prose that differ from their results
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/python -m experiments.harness.report --check
+	@$(BIN)/python -m experiments.harness.runner --check
+
+fmt: $(VENV)/.dev  ## rewrite files in the house format
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+type: $(VENV)/.dev  ## mypy, strict
+	@$(BIN)/mypy
+
+imports: $(VENV)/.dev  ## which layer may import what
+	@$(BIN)/lint-imports --no-logo
+
+unit: $(VENV)/.dev  ## tests; domain and application covered to 95 %
+	@$(BIN)/python -m pytest --cov --cov-fail-under=95 $(ARGS)
+
+bench: $(VENV)/.dev  ## benchmarks: BENCH=module ARGS=flags
+	@$(BIN)/python -m $(BENCH) $(ARGS)
+
+experiments: $(VENV)/.dev  ## run experiments: ARGS=ids, or all
+	@$(BIN)/python -m experiments.harness.runner $(ARGS)
+
+LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --fork-strategy fewest \
+	--no-annotate --no-header
+lock: $(VENV)/.dev  ## pin every dependency anew
+	@$(LOCK) --upgrade --extra cpu pyproject.toml --output-file requirements.txt >/dev/null
+	@$(LOCK) --upgrade -c requirements.txt --group dev --output-file requirements-dev.txt >/dev/null
+
+clean:  ## remove the virtual environment, caches and build output
+	@rm -rf $(VENV) build dist htmlcov .coverage .hypothesis .import_linter_cache
+	@rm -rf .mypy_cache .pytest_cache .ruff_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

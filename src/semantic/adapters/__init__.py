@@ -1,0 +1,1 @@
+"""Implementations of the outbound ports, one folder per technology."""

@@ -1,0 +1,229 @@
+"""MLXBackend: an mlx-lm model behind the `BatchBackend` port.
+
+Prefills sequences one by one in chunks, and decodes them together in an unmodified mlx-lm
+`BatchGenerator` whose caches are ours. Knows neither requests nor when something should run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import cast
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx_lm.generate import BatchGenerator, GenerationBatch
+
+from semantic.adapters.mlx import ragged_attention
+from semantic.adapters.mlx.kv_buffer import LayerShape
+from semantic.adapters.mlx.layer_caches import LayerCache, LayerCaches, LayerData
+from semantic.adapters.mlx.sampling import make_processors, make_sampler, read_logprob
+from semantic.domain.entities import AgentBlocks, KVBlock
+from semantic.domain.errors import BackendError, SemanticError
+from semantic.domain.value_objects import (
+    ModelCacheSpec,
+    SampledToken,
+    SamplingParams,
+    SequenceId,
+)
+
+_UNLIMITED = 1 << 30
+"""How many sequences, and tokens of each, the BatchGenerator may take: the engine decides."""
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """A sequence: its caches, how many tokens they hold, and its place in the batch."""
+
+    caches: list[LayerCache]
+    length: int = 0
+    uid: int | None = None
+    joined: bool = False
+    n_logprobs: int | None = None
+
+
+class MLXBackend:
+    """Runs one mlx-lm model for many sequences. See `BatchBackend` for the contract."""
+
+    def __init__(
+        self,
+        model: Module,
+        model_id: str,
+        spec: ModelCacheSpec,
+        shapes: Sequence[LayerShape | None],
+        ragged: Sequence[bool],
+        vocab_size: int,
+    ) -> None:
+        """`ragged[i]` says whether layer i uses our cache; see `probe.choose_layers`."""
+        self.model = model
+        self._model_id = model_id
+        self._spec = spec
+        self._vocab_size = vocab_size
+        self._layers = LayerCaches(model, spec, shapes, ragged)
+        self._sequences: dict[SequenceId, _Sequence] = {}
+        self._by_uid: dict[int, SequenceId] = {}
+        self._next_id = 0
+        self._generator = self._new_generator()
+        ragged_attention.install(model)
+
+    @property
+    def model_id(self) -> str:
+        """See `BatchBackend.model_id`."""
+        return self._model_id
+
+    @property
+    def vocab_size(self) -> int:
+        """See `BatchBackend.vocab_size`."""
+        return self._vocab_size
+
+    @property
+    def ragged_layers(self) -> tuple[bool, ...]:
+        """Which layers use our caches; the others use mlx-lm's own."""
+        return self._layers.ragged
+
+    def cache_spec(self) -> ModelCacheSpec:
+        """See `BatchBackend.cache_spec`."""
+        return self._spec
+
+    def open(self, capacity: int) -> SequenceId:
+        """See `BatchBackend.open`."""
+        return self._add(_Sequence(self._layers.empty(capacity)))
+
+    def restore(
+        self, blocks: AgentBlocks[LayerData], length: int, capacity: int, *, exclusive: bool
+    ) -> SequenceId:
+        """See `BatchBackend.restore`."""
+        with self._computing():
+            caches = self._layers.restored(blocks, length, capacity, exclusive=exclusive)
+        return self._add(_Sequence(caches, length))
+
+    def reserve(self, sequence: SequenceId, capacity: int) -> None:
+        """See `BatchBackend.reserve`."""
+        with self._computing():
+            self._layers.reserve(self._sequences[sequence].caches, capacity)
+
+    def length(self, sequence: SequenceId) -> int:
+        """See `BatchBackend.length`."""
+        return self._sequences[sequence].length
+
+    def prefill(self, sequence: SequenceId, tokens: Sequence[int]) -> None:
+        """See `BatchBackend.prefill`."""
+        state = self._sequences[sequence]
+        with self._computing():
+            self.model(mx.array([list(tokens)]), cache=state.caches)
+            # Only the caches: of the last layer no more is computed than its keys and values.
+            mx.eval([cache.state for cache in state.caches])
+        state.length += len(tokens)
+
+    def start(
+        self,
+        sequence: SequenceId,
+        last_token: int,
+        history: Sequence[int],
+        params: SamplingParams,
+        drawn: int,
+    ) -> None:
+        """See `BatchBackend.start`."""
+        state = self._sequences[sequence]
+        with self._computing():
+            (uid,) = self._generator.insert(
+                [[last_token]],
+                max_tokens=[_UNLIMITED],
+                caches=[state.caches],
+                all_tokens=[list(history)],
+                samplers=[make_sampler(params, drawn)],
+                logits_processors=[make_processors(params)],
+            )
+        state.uid = uid
+        state.n_logprobs = params.logprobs
+        self._by_uid[uid] = sequence
+
+    def decode(self) -> list[SampledToken]:
+        """See `BatchBackend.decode`."""
+        if not self._by_uid:
+            return []
+        try:
+            with self._computing():
+                responses = self._advance() or self._advance()
+                return [self._read(response) for response in responses]
+        except BackendError:
+            # A step that failed half-way leaves the batch in no known state; its sequences are
+            # lost, all others were never part of it.
+            self._generator = self._new_generator()
+            self._by_uid.clear()
+            raise
+
+    def extract(
+        self, sequence: SequenceId, blocks: Sequence[Sequence[KVBlock[LayerData]]]
+    ) -> list[KVBlock[LayerData]]:
+        """See `BatchBackend.extract`."""
+        state = self._sequences.pop(sequence)
+        with self._computing():
+            caches = self._leave(state)
+            if not state.length:
+                return [block for layer in blocks for block in layer]
+            return self._layers.fill(caches, blocks, state.length)
+
+    def close(self, sequence: SequenceId) -> None:
+        """See `BatchBackend.close`."""
+        with self._computing():
+            self._leave(self._sequences.pop(sequence))
+
+    def cache_nbytes(self) -> int:
+        """Bytes of the caches of all open sequences, as their arrays say."""
+        return sum(cache.nbytes for state in self._sequences.values() for cache in state.caches)
+
+    # Inside
+
+    def _new_generator(self) -> BatchGenerator:
+        return BatchGenerator(
+            self.model,
+            max_tokens=_UNLIMITED,
+            completion_batch_size=_UNLIMITED,
+            prefill_batch_size=_UNLIMITED,
+        )
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """On the generator's stream; the framework's errors become BackendError."""
+        try:
+            with mx.stream(self._generator.stream):
+                yield
+        except SemanticError:
+            raise
+        except (RuntimeError, ValueError, MemoryError) as error:
+            raise BackendError(str(error)) from error
+
+    def _add(self, state: _Sequence) -> SequenceId:
+        sequence = SequenceId(self._next_id)
+        self._next_id += 1
+        self._sequences[sequence] = state
+        return sequence
+
+    def _advance(self) -> list[GenerationBatch.Response]:
+        """One step of the generator: a token from each member, then newcomers take their place."""
+        responses = cast(list[GenerationBatch.Response], self._generator.next()[1])
+        for sequence in self._by_uid.values():
+            state = self._sequences[sequence]
+            if not state.joined:
+                state.joined = True
+                state.length += 1
+        return responses
+
+    def _read(self, response: GenerationBatch.Response) -> SampledToken:
+        sequence = self._by_uid[response.uid]
+        state = self._sequences[sequence]
+        state.length += 1
+        if state.n_logprobs is None:
+            return SampledToken(sequence, response.token)
+        logprob = read_logprob(response.logprobs, response.token, state.n_logprobs)
+        return SampledToken(sequence, response.token, logprob)
+
+    def _leave(self, state: _Sequence) -> list[LayerCache]:
+        """Take a sequence out of the batch, if it is in it; its caches as they are then."""
+        if state.uid is None or self._by_uid.pop(state.uid, None) is None:
+            return state.caches
+        removed = self._generator.remove([state.uid], return_prompt_caches=True)
+        caches, _ = removed[state.uid]
+        return cast(list[LayerCache], caches)

@@ -1,0 +1,234 @@
+"""A sequence's caches of all layers: made empty, made from blocks, turned into blocks.
+
+Each layer is either ours (`SequenceCache`, joined without padding) or mlx-lm's own, where a model
+needs that. Knows shapes and block sizes; not requests, pools or batches.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx_lm.models.cache import make_prompt_cache
+
+from semantic.adapters.mlx.kv_buffer import BufferRange, KVBuffer, LayerShape, join_neighbours
+from semantic.adapters.mlx.sequence_cache import FullCache, SequenceCache, WindowCache
+from semantic.domain.entities import AgentBlocks, KVBlock
+from semantic.domain.errors import CacheReconstructionError
+from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, LayerSpec, ModelCacheSpec
+
+
+class OwnCache(Protocol):
+    """What mlx-lm's own caches of a single sequence can do."""
+
+    @property
+    def state(self) -> object: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def is_trimmable(self) -> bool: ...
+
+    def trim(self, n: int) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OwnState:
+    """What a block of an mlx-lm cache holds: the whole cache, after `length` tokens."""
+
+    cache: OwnCache
+    length: int
+
+
+LayerData = BufferRange | OwnState
+LayerCache = SequenceCache | OwnCache
+
+
+class LayerCaches:
+    """Makes the caches of a model's sequences.
+
+    `ragged[i]` says whether layer i uses ours. A layer that keeps another state than keys and
+    values always uses mlx-lm's own.
+    """
+
+    def __init__(
+        self,
+        model: Module,
+        spec: ModelCacheSpec,
+        shapes: Sequence[LayerShape | None],
+        ragged: Sequence[bool],
+    ) -> None:
+        self._model = model
+        self._spec = spec
+        self._shapes = shapes
+        self._ragged = [
+            wanted and shape is not None for wanted, shape in zip(ragged, shapes, strict=True)
+        ]
+
+    @property
+    def ragged(self) -> tuple[bool, ...]:
+        """Which layers use our caches."""
+        return tuple(self._ragged)
+
+    def empty(self, capacity: int) -> list[LayerCache]:
+        """Caches of a new sequence, with room for `capacity` tokens."""
+        own = self._own_caches()
+        caches: list[LayerCache] = []
+        for i, layer in enumerate(self._spec.layers):
+            shape = self._shapes[i]
+            if self._ragged[i] and shape is not None:
+                buffer = KVBuffer.empty(shape, self._room(layer, capacity))
+                caches.append(_ours(layer, buffer, offset=0, held=0))
+            else:
+                caches.append(own[i])
+        return caches
+
+    def restored(
+        self,
+        blocks: AgentBlocks[LayerData],
+        length: int,
+        capacity: int,
+        *,
+        exclusive: bool,
+    ) -> list[LayerCache]:
+        """Caches that begin with the first `length` tokens of `blocks`.
+
+        Exclusive neighbours are taken over as they lie; anything else is copied in one pass.
+        Raises CacheReconstructionError when a layer cannot give those tokens.
+        """
+        caches = [
+            self._restore_layer(i, layer, blocks, length, capacity, exclusive=exclusive)
+            for i, layer in enumerate(self._spec.layers)
+        ]
+        # Copies are made now: until then they refer to arrays that others write to.
+        mx.eval([cache.state for cache in caches])
+        return caches
+
+    def reserve(self, caches: Sequence[LayerCache], capacity: int) -> None:
+        """Make room for `capacity` tokens in every layer of ours."""
+        for layer, cache in zip(self._spec.layers, caches, strict=True):
+            if isinstance(cache, SequenceCache):
+                cache.reserve(self._room(layer, capacity))
+
+    def fill(
+        self,
+        caches: Sequence[LayerCache],
+        blocks: Sequence[Sequence[KVBlock[LayerData]]],
+        length: int,
+    ) -> list[KVBlock[LayerData]]:
+        """Put `caches`, which hold `length` tokens, into `blocks`; returns the blocks not needed.
+
+        Arrays shrink to the blocks that were needed, so that no memory stays behind uncounted.
+        """
+        unused: list[KVBlock[LayerData]] = []
+        shrunk: list[mx.array] = []
+        for layer, cache, mine in zip(self._spec.layers, caches, blocks, strict=True):
+            if isinstance(cache, SequenceCache):
+                needed = len(cache.ranges(BLOCK_TOKENS))
+                if 0 < needed * BLOCK_TOKENS < cache.buffer.capacity:
+                    cache.buffer.resize(range(cache.size()), needed * BLOCK_TOKENS)
+                    shrunk += cache.state
+                _fill_ours(cache, mine[:needed])
+            else:
+                needed = layer.blocks_for(length)
+                _fill_own(layer, OwnState(cache, length), mine[:needed])
+            unused += mine[needed:]
+        mx.eval(shrunk)
+        return unused
+
+    def _own_caches(self) -> list[OwnCache]:
+        return cast(list[OwnCache], make_prompt_cache(self._model))
+
+    @staticmethod
+    def _room(layer: LayerSpec, capacity: int) -> int:
+        return layer.blocks_for(capacity) * BLOCK_TOKENS
+
+    def _restore_layer(
+        self,
+        i: int,
+        layer: LayerSpec,
+        blocks: AgentBlocks[LayerData],
+        length: int,
+        capacity: int,
+        *,
+        exclusive: bool,
+    ) -> LayerCache:
+        chain = blocks.blocks_for_layer(i)
+        data = [block.layer_data for block in chain]
+        if self._ragged[i]:
+            ranges = [piece for piece in data if isinstance(piece, BufferRange)]
+            if len(ranges) != len(chain) or not ranges:
+                raise CacheReconstructionError(f"layer {i} of {blocks.agent_id!r} has no arrays")
+            self._check_shape(i, ranges)
+            held = blocks.token_range(i)
+            room = self._room(layer, capacity)
+            buffer = _take_over(ranges) if exclusive else None
+            if buffer is None:
+                buffer = KVBuffer.gather(ranges, max(room, _whole(len(held))))
+            cache = _ours(layer, buffer, offset=held.stop, held=len(held))
+            cache.trim(length)
+            cache.reserve(room)
+            return cache
+        state = data[0] if data else None
+        if not isinstance(state, OwnState):
+            raise CacheReconstructionError(f"layer {i} of {blocks.agent_id!r} has no state")
+        return _cut_own(state, length, exclusive=exclusive)
+
+    def _check_shape(self, i: int, ranges: Sequence[BufferRange]) -> None:
+        shape = self._shapes[i]
+        for piece in ranges:
+            k, v = piece.buffer.k, piece.buffer.v
+            found = LayerShape(k.shape[1], k.shape[3], v.shape[3], k.dtype)
+            if found != shape:
+                raise CacheReconstructionError(f"layer {i}: expected {shape}, got {found}")
+
+
+def _whole(n_tokens: int) -> int:
+    return -(-n_tokens // BLOCK_TOKENS) * BLOCK_TOKENS
+
+
+def _ours(layer: LayerSpec, buffer: KVBuffer, *, offset: int, held: int) -> SequenceCache:
+    if layer.kind is LayerKind.SLIDING_WINDOW and layer.window is not None:
+        most = (layer.max_blocks or 0) * BLOCK_TOKENS
+        return WindowCache(buffer, offset, layer.window, most, held)
+    return FullCache(buffer, offset)
+
+
+def _take_over(ranges: Sequence[BufferRange]) -> KVBuffer | None:
+    """The buffer that `ranges` are the beginning of, or None when they must be gathered."""
+    joined = join_neighbours(ranges)
+    return joined[0].buffer if len(joined) == 1 and joined[0].start == 0 else None
+
+
+def _fill_ours(cache: SequenceCache, blocks: Sequence[KVBlock[LayerData]]) -> None:
+    first = cache.held.start
+    for block, piece in zip(blocks, cache.ranges(BLOCK_TOKENS), strict=True):
+        block.start = first + piece.start
+        block.token_count = piece.stop - piece.start
+        block.layer_data = piece
+
+
+def _fill_own(layer: LayerSpec, state: OwnState, blocks: Sequence[KVBlock[LayerData]]) -> None:
+    """Spread the token range over the blocks; each refers to the whole cache."""
+    first = 0
+    if layer.window is not None and state.length >= layer.window:
+        first = state.length - layer.window + 1  # cannot be cut back at all any more
+    edges = [min(first + i * BLOCK_TOKENS, state.length) for i in range(len(blocks))]
+    for block, start, stop in zip(blocks, edges, [*edges[1:], state.length], strict=True):
+        block.start, block.token_count, block.layer_data = start, stop - start, state
+
+
+def _cut_own(state: OwnState, length: int, *, exclusive: bool) -> OwnCache:
+    cache = state.cache if exclusive else copy.deepcopy(state.cache)
+    surplus = state.length - length
+    if surplus == 0:
+        return cache
+    if not cache.is_trimmable() or cache.trim(surplus) != surplus:
+        raise CacheReconstructionError(
+            f"a {type(cache).__name__} of {state.length} tokens cannot be cut to {length}"
+        )
+    return cache

@@ -1,0 +1,94 @@
+"""Finds out, when a model is loaded, which of its layers can use our ragged caches.
+
+Most of mlx-lm's models can. Some compute with what the cache returns, or call another attention;
+their layers keep mlx-lm's own caches. Rather than list models, a few tokens are run both ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx_lm.models.cache import make_prompt_cache
+
+from semantic.adapters.mlx import ragged_attention
+from semantic.adapters.mlx.kv_buffer import LayerShape
+from semantic.adapters.mlx.layer_caches import LayerCaches
+from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec
+
+_PROMPTS = ((3, 1, 4), (1, 5, 9, 2, 6, 5, 3))
+_STEPS = ((2, 7), (1, 8), (2, 8))
+"""Two sequences of different lengths, and the tokens they go on with, all in any vocabulary."""
+
+_TOLERANCE = {mx.float32: 1e-3}
+_TOLERANCE_HALF = 5e-2
+"""Largest difference of a logit, relative to the largest logit."""
+
+# What a model does to a handle that it takes for an array.
+_NOT_AN_ARRAY = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)
+
+
+class _Merges(Protocol):
+    def merge(self, caches: Sequence[object]) -> object: ...
+
+
+def choose_layers(
+    model: Module, spec: ModelCacheSpec, shapes: Sequence[LayerShape | None]
+) -> tuple[bool, ...]:
+    """For each layer whether it can use our cache.
+
+    All at once if that works, else each layer that works when it is alone.
+    """
+    ragged_attention.install(model)
+    expected = _solo(model)
+
+    def works(ragged: Sequence[bool]) -> bool:
+        try:
+            return _agree(_batched(model, LayerCaches(model, spec, shapes, ragged)), expected)
+        except _NOT_AN_ARRAY:
+            return False
+
+    everything = tuple(shape is not None for shape in shapes)
+    if not any(everything) or works(everything):
+        return everything
+    alone = tuple(
+        possible and works([i == layer for i in range(spec.n_layers)])
+        for layer, possible in enumerate(everything)
+    )
+    return alone if works(alone) else (False,) * spec.n_layers
+
+
+def _solo(model: Module) -> list[mx.array]:
+    """Logits (2, vocab) of each step, each sequence alone with mlx-lm's own caches."""
+    columns: list[list[mx.array]] = []
+    for row, prompt in enumerate(_PROMPTS):
+        caches = make_prompt_cache(model)
+        logits = [model(mx.array([prompt]), cache=caches)[:, -1]]
+        logits += [model(mx.array([[step[row]]]), cache=caches)[:, -1] for step in _STEPS]
+        mx.eval(logits)
+        columns.append(logits[1:])
+    return [mx.concatenate(list(step)) for step in zip(*columns, strict=True)]
+
+
+def _batched(model: Module, layers: LayerCaches) -> list[mx.array]:
+    """The same, both sequences in one batch."""
+    sequences = [layers.empty(BLOCK_TOKENS) for _ in _PROMPTS]
+    for caches, prompt in zip(sequences, _PROMPTS, strict=True):
+        model(mx.array([prompt]), cache=caches)
+        mx.eval([cache.state for cache in caches])
+    batch = [cast(_Merges, column[0]).merge(column) for column in zip(*sequences, strict=True)]
+    logits = [model(mx.array(step)[:, None], cache=batch)[:, -1] for step in _STEPS]
+    mx.eval(logits)
+    return logits
+
+
+def _agree(found: Sequence[mx.array], expected: Sequence[mx.array]) -> bool:
+    tolerance = _TOLERANCE.get(expected[0].dtype, _TOLERANCE_HALF)
+    for ours, theirs in zip(found, expected, strict=True):
+        difference = mx.abs(ours.astype(mx.float32) - theirs.astype(mx.float32)).max()
+        # Written so that a NaN anywhere is a disagreement.
+        if not (difference <= tolerance * mx.abs(theirs.astype(mx.float32)).max()).item():
+            return False
+    return True

@@ -1,0 +1,135 @@
+"""Finds a model, loads it with mlx-lm and wraps it for the engine.
+
+Knows folders, the hub's cache and how a model is named; not what it is used for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from pathlib import Path
+from typing import cast
+
+import mlx.core as mx
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from mlx.nn.layers.base import Module
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load
+
+from semantic.adapters.mlx.backend import MLXBackend
+from semantic.adapters.mlx.probe import choose_layers
+from semantic.adapters.mlx.spec_reader import read_shapes, read_spec
+from semantic.adapters.mlx.tokenizer import HuggingFaceTokenizer, MLXTokenizer
+from semantic.domain.errors import InvalidRequestError, ModelNotFoundError
+from semantic.domain.value_objects import ModelCacheSpec
+
+EMBEDDED_MODEL = "semantic-tiny"
+_MODELS = Path(__file__).parents[2] / "models"
+
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "*.txt"]
+_SAMPLE = 1 << 20
+
+# What mlx-lm, transformers and the safetensors reader raise for a folder that is not a model.
+_BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
+
+
+class MLXModelProvider:
+    """Implements `ModelProviderPort`."""
+
+    def load_model(self, model_id: str = EMBEDDED_MODEL) -> tuple[MLXBackend, MLXTokenizer]:
+        """See `ModelProviderPort.load_model`.
+
+        On a CPU the weights become fp32, the only type that is fast there.
+        """
+        folder = find_folder(model_id)
+        try:
+            loaded = load(str(folder))
+        except _BROKEN as error:
+            raise ModelNotFoundError(f"cannot load the model in {folder}: {error}") from error
+        model, tokenizer = cast(Module, loaded[0]), cast(HuggingFaceTokenizer, loaded[1])
+        if mx.default_device() == mx.Device(mx.cpu):
+            model.set_dtype(mx.float32)
+        return wrap_model(model, fingerprint(folder)), MLXTokenizer(tokenizer)
+
+    def extract_spec(self, model: MLXBackend) -> ModelCacheSpec:
+        """See `ModelProviderPort.extract_spec`."""
+        return model.cache_spec()
+
+
+def wrap_model(model: Module, model_id: str | None = None) -> MLXBackend:
+    """A backend for an mlx-lm model that is already in memory.
+
+    Without a `model_id` it gets one of its own: no other model's cache will ever fit it.
+    """
+    spec = read_spec(model)
+    if spec is None:
+        raise InvalidRequestError(f"expected an mlx-lm model, got {type(model).__name__}")
+    shapes = read_shapes(model)
+    ragged = choose_layers(model, spec, shapes)
+    logits = model(mx.zeros((1, 1), dtype=mx.int32), cache=make_prompt_cache(model))
+    model_id = model_id or f"unsaved:{uuid.uuid4().hex}"
+    return MLXBackend(model, model_id, spec, shapes, ragged, logits.shape[-1])
+
+
+def find_folder(model_id: str) -> Path:
+    """The folder that `model_id` names: the embedded model, a path, or a hub id.
+
+    A hub id is looked up in the hub's local cache and downloaded only when it is not there and
+    HF_HUB_OFFLINE is not set. Raises ModelNotFoundError.
+    """
+    if model_id == EMBEDDED_MODEL:
+        return _MODELS / EMBEDDED_MODEL
+    folder = Path(model_id).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelNotFoundError(f"{folder} is no model folder: it has no config.json")
+        return folder
+    if folder.exists() or model_id.count("/") != 1 or model_id.startswith((".", "/", "~")):
+        raise ModelNotFoundError(
+            f"no model folder {model_id!r}; expected a folder with config.json and "
+            f"*.safetensors, a hub id like org/name, or {EMBEDDED_MODEL!r}"
+        )
+    return _hub_folder(model_id)
+
+
+def _hub_folder(hub_id: str) -> Path:
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES, local_files_only=True))
+    except HFValidationError as error:
+        raise ModelNotFoundError(f"{hub_id!r} is not a hub id: {error}") from error
+    except LocalEntryNotFoundError:
+        pass
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ModelNotFoundError(
+            f"{hub_id!r} is neither a folder nor in the hub's cache, "
+            f"and it could not be downloaded: {reason}"
+        ) from error
+
+
+def fingerprint(folder: Path) -> str:
+    """Names a model by content: its configuration, and header, size and ends of each weight file.
+
+    Moving the folder changes nothing; other weights under the same name do.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.json")) + sorted(folder.glob("*.safetensors")):
+        data = path.read_bytes() if path.suffix == ".json" else _sample(path)
+        for part in (path.name.encode(), data):
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(part)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _sample(path: Path) -> bytes:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+        parts = [size.to_bytes(8, "little"), file.read(min(header, size))]
+        for at in (8 + header, (8 + header + size) // 2, size - _SAMPLE):
+            file.seek(max(0, min(at, size)))
+            parts.append(file.read(_SAMPLE))
+    return b"".join(parts)

@@ -1,0 +1,82 @@
+"""Sampling parameters as mlx-lm's samplers and logits processors.
+
+A seeded draw depends on the seed and the position in the answer alone, so it is the same in any
+batch and after a suspension. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import mlx.core as mx
+from mlx_lm.sample_utils import (
+    apply_min_p,
+    apply_top_k,
+    apply_top_p,
+    greedy_sampler,
+    make_logits_processors,
+)
+
+from semantic.domain.value_objects import SamplingParams, TokenLogprob
+
+_SEED_STRIDE = 0x9E3779B97F4A7C15
+"""Keeps the keys of neighbouring seeds apart: 2**64 divided by the golden ratio."""
+
+Sampler = Callable[[mx.array], mx.array]
+LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
+
+
+def make_sampler(params: SamplingParams, drawn: int) -> Sampler:
+    """A sampler of log-probabilities (1, vocab) for the answer's token `drawn` and those after.
+
+    Called once per token. All greedy requests share one, so that a batch is sampled in one call.
+    """
+    if params.greedy:
+        return greedy_sampler
+    if params.seed is None:
+        raise ValueError("a sampled request needs a seed")
+    first = params.seed * _SEED_STRIDE + drawn
+    inverse_temperature = 1.0 / params.temperature
+    calls = 0
+
+    def sample(logprobs: mx.array) -> mx.array:
+        nonlocal calls
+        key = mx.random.key((first + calls) % 2**63)
+        calls += 1
+        return mx.random.categorical(_filter(logprobs, params) * inverse_temperature, key=key)
+
+    return sample
+
+
+def make_processors(params: SamplingParams) -> list[LogitsProcessor]:
+    """mlx-lm's logits processors for the penalties and biases asked for."""
+    processors: list[LogitsProcessor] = make_logits_processors(
+        logit_bias=dict(params.logit_bias) or None,
+        repetition_penalty=params.repetition_penalty,
+        repetition_context_size=params.repetition_context,
+    )
+    return processors
+
+
+def read_logprob(logprobs: mx.array, token: int, n_top: int) -> TokenLogprob:
+    """The log-probability of `token` and the `n_top` likeliest, from (vocab,)."""
+    top: tuple[tuple[int, float], ...] = ()
+    if n_top:
+        n_top = min(n_top, logprobs.shape[-1])
+        indices = mx.argpartition(-logprobs, kth=n_top - 1)[:n_top]
+        values = cast(list[float], logprobs[indices].astype(mx.float32).tolist())
+        pairs = zip(cast(list[int], indices.tolist()), values, strict=True)
+        top = tuple(sorted(pairs, key=lambda pair: (-pair[1], pair[0])))
+    return TokenLogprob(token, cast(float, logprobs[token].item()), top)
+
+
+def _filter(logprobs: mx.array, params: SamplingParams) -> mx.array:
+    """mlx-lm's filters in mlx-lm's order."""
+    if 0 < params.top_p < 1:
+        logprobs = apply_top_p(logprobs, params.top_p)
+    if params.min_p > 0:
+        logprobs = apply_min_p(logprobs, params.min_p)
+    if 0 < params.top_k < logprobs.shape[-1]:
+        logprobs = apply_top_k(logprobs, params.top_k)
+    return logprobs

@@ -1,0 +1,153 @@
+"""One request on its way: what was asked, how far it is, what it has said so far.
+
+State is counts and token lists from which the rest follows. Knows no pool, backend or clock;
+the engine moves it from phase to phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Generic, TypeVar
+
+from semantic.application.detokenizer import StreamingDetokenizer
+from semantic.domain.entities import AgentBlocks, KVBlock
+from semantic.domain.stop_strings import StopStrings
+from semantic.domain.value_objects import (
+    BLOCK_TOKENS,
+    FinishReason,
+    SampledToken,
+    SamplingParams,
+    SequenceId,
+    TokenLogprob,
+)
+
+KV = TypeVar("KV")
+
+
+class Phase(Enum):
+    """Where a request is."""
+
+    WAITING = "waiting"
+    """Holds no blocks: just arrived, or suspended."""
+    PREFILL = "prefill"
+    """Holds blocks for its tokens; not all of them are computed."""
+    DECODE = "decode"
+    """Takes part in every decode step."""
+    FINISHED = "finished"
+
+
+def capacity_for(n_tokens: int) -> int:
+    """`n_tokens` rounded up to whole blocks."""
+    return -(-n_tokens // BLOCK_TOKENS) * BLOCK_TOKENS
+
+
+@dataclass(slots=True)
+class Restore(Generic[KV]):
+    """A cache to begin with: the first `length` tokens of `blocks`.
+
+    `exclusive`: nobody else holds the blocks, the request owns them. Otherwise they are only
+    pinned until they have been copied.
+    """
+
+    blocks: AgentBlocks[KV]
+    length: int
+    exclusive: bool
+
+
+@dataclass(slots=True, eq=False)
+class Request(Generic[KV]):
+    """A submitted request. `number` is its place in the order of arrival."""
+
+    uid: str
+    number: int
+    agent_id: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    params: SamplingParams
+    eos_token_ids: frozenset[int]
+    decode: Callable[[Sequence[int]], str]
+    given_cache: AgentBlocks[KV] | None = None
+
+    phase: Phase = Phase.WAITING
+    generated: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    blocks: list[list[KVBlock[KV]]] = field(default_factory=list)
+    capacity: int = 0
+    restore: Restore[KV] | None = None
+    sequence: SequenceId | None = None
+    computed: int = 0
+    cached_tokens: int = 0
+    suspensions: int = 0
+    cancel_requested: bool = False
+    _text: list[str] = field(default_factory=list)
+    _detokenizer: StreamingDetokenizer = field(init=False)
+    _stop: StopStrings = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._detokenizer = StreamingDetokenizer(self.decode)
+        self._stop = StopStrings(self.params.stop)
+
+    # Tokens:  prompt            generated
+    #         |0 ......... p-1 | p ....... p+g-1 |
+    #         | computed: in the cache  | the last token runs in the next decode step
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Prompt and generated tokens."""
+        return (*self.prompt, *self.generated)
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.prompt) + len(self.generated)
+
+    @property
+    def to_prefill(self) -> int:
+        """Tokens to compute before it can decode: all but the last, which gives the logits."""
+        return max(0, self.n_tokens - 1 - self.computed)
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens its cache may ever hold."""
+        return len(self.prompt) + self.max_tokens
+
+    @property
+    def text(self) -> str:
+        """The answer so far."""
+        return "".join(self._text)
+
+    def next_chunk(self, limit: int) -> tuple[int, ...]:
+        """The next tokens to prefill, at most `limit`."""
+        stop = min(self.computed + limit, self.n_tokens - 1)
+        return self.tokens[self.computed : stop]
+
+    def accept(self, sampled: SampledToken) -> tuple[str, FinishReason | None]:
+        """Take one generated token; the text it made certain, and why it was the last, if so."""
+        self.generated.append(sampled.token)
+        self.computed = self.n_tokens
+        if sampled.logprob is not None:
+            self.logprobs.append(sampled.logprob)
+        text, reason = self._next_text(sampled.token)
+        self._text.append(text)
+        return text, reason
+
+    def end_text(self) -> str:
+        """What was held back, when the answer ends without a word from the model."""
+        text = self._rest()
+        self._text.append(text)
+        return text
+
+    def _next_text(self, token: int) -> tuple[str, FinishReason | None]:
+        if token in self.eos_token_ids:
+            return self._rest(), "stop"
+        text = self._stop.push(self._detokenizer.push(token))
+        if self._stop.stopped:
+            return text, "stop"
+        if len(self.generated) < self.max_tokens:
+            return text, None
+        text += self._rest()
+        return text, "stop" if self._stop.stopped else "length"
+
+    def _rest(self) -> str:
+        text = self._stop.push(self._detokenizer.flush())
+        return text + self._stop.flush()

@@ -1,0 +1,56 @@
+"""How much of an agent's cache a new prompt can use.
+
+The answer never depends on where the cache came from: a token counts only if it is the same
+token at the same position, and only if every layer can be cut back to there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from semantic.domain.entities import AgentBlocks
+from semantic.domain.value_objects import LayerKind, LayerSpec, ModelCacheSpec
+
+KV = TypeVar("KV")
+
+
+def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    limit = min(len(left), len(right))
+    if tuple(left[:limit]) == tuple(right[:limit]):
+        return limit
+    return next(i for i in range(limit) if left[i] != right[i])
+
+
+def earliest_cut(layer: LayerSpec, held: range, total: int) -> int:
+    """The shortest length that a layer holding positions `held` of `total` can be cut to.
+
+    A window layer cut to n tokens must still see the window before the token at n.
+    """
+    if layer.kind is LayerKind.STATE:
+        return total
+    if held.start == 0:
+        return 0
+    if layer.window is None:
+        return total
+    return min(total, held.start + layer.window - 1)
+
+
+def reusable_prefix(
+    spec: ModelCacheSpec, blocks: AgentBlocks[KV] | None, prompt: Sequence[int]
+) -> int:
+    """Tokens of `prompt` that need no computing, given `blocks`.
+
+    At most all but one: the last token must run to give the logits of the next.
+    """
+    if blocks is None or blocks.retired:
+        return 0
+    length = min(common_prefix(blocks.token_ids, prompt), len(prompt) - 1)
+    if length < 1:
+        return 0
+    earliest = max(
+        earliest_cut(layer, blocks.token_range(layer_id), blocks.total_tokens)
+        for layer_id, layer in enumerate(spec.layers)
+    )
+    return length if length >= earliest else 0

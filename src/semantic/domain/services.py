@@ -1,0 +1,281 @@
+"""The block pool: who holds which block of which layer, inside one budget.
+
+It counts blocks and bytes; it does not know what a block contains, where it lies or when a
+request runs. One lock makes every call atomic, so it may be used from any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Generic, TypeVar
+
+from semantic.domain.entities import BlockId, KVBlock
+from semantic.domain.errors import IntegrityError, InvalidRequestError, PoolExhaustedError
+from semantic.domain.value_objects import ModelCacheSpec, PoolView
+
+KV = TypeVar("KV")
+
+
+class BlockPool(Generic[KV]):
+    """Blocks of one model, given to agents and taken back.
+
+    The budget is a number of blocks, a number of bytes, or both; a block of any layer counts
+    one block and its own layer's bytes. A block may have several holders (`share`) and returns
+    to the budget when the last of them frees it.
+    """
+
+    def __init__(
+        self,
+        spec: ModelCacheSpec,
+        total_blocks: int | None = None,
+        *,
+        max_bytes: int | None = None,
+    ) -> None:
+        if total_blocks is None and max_bytes is None:
+            raise InvalidRequestError("a pool needs total_blocks or max_bytes")
+        if total_blocks is not None and total_blocks < 1:
+            raise InvalidRequestError(f"total_blocks must be at least 1, got {total_blocks}")
+        if max_bytes is not None and max_bytes < 1:
+            raise InvalidRequestError(f"max_bytes must be at least 1, got {max_bytes}")
+        self.spec = spec
+        self._block_bytes = tuple(layer.bytes_per_block for layer in spec.layers)
+        self._total_blocks = total_blocks
+        self._max_bytes = max_bytes
+        self._lock = threading.RLock()
+        self._next_id = 0
+        self._references: dict[BlockId, int] = {}
+        self._held: dict[str, dict[BlockId, int]] = defaultdict(dict)
+        self._layer_of: dict[BlockId, int] = {}
+        self._used_bytes = 0
+
+    # What is there
+
+    @property
+    def total_blocks(self) -> int | None:
+        """The budget in blocks, or None when only bytes are limited."""
+        return self._total_blocks
+
+    @property
+    def max_bytes(self) -> int | None:
+        """The budget in bytes, or None when only blocks are limited."""
+        return self._max_bytes
+
+    @property
+    def used_blocks(self) -> int:
+        """Blocks that somebody holds; a shared block counts once."""
+        return len(self._references)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the blocks that somebody holds."""
+        return self._used_bytes
+
+    @property
+    def available_blocks(self) -> int:
+        """Blocks that can still be given; by bytes, of the largest layer's size."""
+        with self._lock:
+            by_count = (
+                None if self._total_blocks is None else self._total_blocks - len(self._references)
+            )
+            by_bytes = (
+                None
+                if self._max_bytes is None
+                else (self._max_bytes - self._used_bytes) // max(1, *self._block_bytes)
+            )
+        return min(limit for limit in (by_count, by_bytes) if limit is not None)
+
+    def can_allocate(
+        self, counts: Sequence[int], *, after_freeing: Iterable[KVBlock[KV]] = ()
+    ) -> bool:
+        """Whether `counts[layer]` blocks of every layer could be given now.
+
+        `after_freeing` are blocks whose holder would free each of them once before.
+        """
+        with self._lock:
+            gone = {b.block_id for b in after_freeing if self._references.get(b.block_id) == 1}
+            gone_bytes = sum(self._block_bytes[self._layer_of[block]] for block in gone)
+            return self._fits(
+                counts, len(self._references) - len(gone), self._used_bytes - gone_bytes
+            )
+
+    def fits_alone(self, counts: Sequence[int], *, beside: Iterable[str] = ()) -> bool:
+        """Whether `counts` would fit if only the agents `beside` held anything."""
+        with self._lock:
+            held = {block for agent in beside for block in self._held.get(agent, ())}
+            used_bytes = sum(self._block_bytes[self._layer_of[block]] for block in held)
+            return self._fits(counts, len(held), used_bytes)
+
+    def holders(self) -> tuple[str, ...]:
+        """The agents that hold at least one block."""
+        with self._lock:
+            return tuple(agent for agent, blocks in self._held.items() if blocks)
+
+    def view(self, agent_id: str) -> PoolView:
+        """What `agent_id` holds."""
+        with self._lock:
+            per_layer = Counter(self._layer_of[block] for block in self._held.get(agent_id, ()))
+        counts = tuple(per_layer[layer] for layer in range(self.spec.n_layers))
+        n_bytes = sum(n * size for n, size in zip(counts, self._block_bytes, strict=True))
+        return PoolView(agent_id, counts, n_bytes)
+
+    def is_live(self, blocks: Iterable[KVBlock[KV]]) -> bool:
+        """Whether somebody still holds every one of `blocks`."""
+        with self._lock:
+            return all(block.block_id in self._references for block in blocks)
+
+    def is_exclusive(self, blocks: Iterable[KVBlock[KV]], agent_id: str) -> bool:
+        """Whether `agent_id` is the only holder, once, of every one of `blocks`."""
+        with self._lock:
+            held = self._held.get(agent_id, {})
+            return all(
+                held.get(block.block_id) == 1 and self._references[block.block_id] == 1
+                for block in blocks
+            )
+
+    # Giving and taking
+
+    def allocate(self, n_blocks: int, layer_id: int, agent_id: str) -> list[KVBlock[KV]]:
+        """Give `agent_id` `n_blocks` empty blocks of one layer.
+
+        Raises InvalidRequestError for a negative count or an unknown layer, and
+        PoolExhaustedError, having changed nothing, when the budget does not allow it.
+        """
+        if not 0 <= layer_id < self.spec.n_layers:
+            raise InvalidRequestError(
+                f"layer_id must be between 0 and {self.spec.n_layers - 1}, got {layer_id}"
+            )
+        counts = [0] * self.spec.n_layers
+        counts[layer_id] = n_blocks
+        return self.allocate_layers(counts, agent_id)[layer_id]
+
+    def allocate_layers(self, counts: Sequence[int], agent_id: str) -> list[list[KVBlock[KV]]]:
+        """Give `agent_id` `counts[layer]` empty blocks of each layer: all of them, or none.
+
+        Raises as `allocate`.
+        """
+        if len(counts) != self.spec.n_layers:
+            raise InvalidRequestError(
+                f"expected a count for each of {self.spec.n_layers} layers, got {len(counts)}"
+            )
+        if any(count < 0 for count in counts):
+            raise InvalidRequestError(f"block counts must not be negative, got {list(counts)}")
+        with self._lock:
+            if not self._fits(counts, len(self._references), self._used_bytes):
+                raise PoolExhaustedError(self._refusal(counts))
+            return [self._give(count, layer_id, agent_id) for layer_id, count in enumerate(counts)]
+
+    def share(self, blocks: Iterable[KVBlock[KV]], agent_id: str) -> None:
+        """Make `agent_id` one more holder of every one of `blocks`.
+
+        Raises InvalidRequestError, having changed nothing, when one of them is free.
+        """
+        with self._lock:
+            ids = [block.block_id for block in blocks]
+            self._require_known(ids, self._references, "nobody holds it")
+            held = self._held[agent_id]
+            for block_id in ids:
+                self._references[block_id] += 1
+                held[block_id] = held.get(block_id, 0) + 1
+
+    def free(self, blocks: Iterable[KVBlock[KV]], agent_id: str) -> None:
+        """Take `blocks` from `agent_id`; each returns to the budget with its last holder.
+
+        Raises InvalidRequestError, having changed nothing, when the agent does not hold one.
+        """
+        with self._lock:
+            ids = Counter(block.block_id for block in blocks)
+            held = self._held.get(agent_id, {})
+            missing = [i for i, times in ids.items() if held.get(i, 0) < times]
+            if missing:
+                raise InvalidRequestError(
+                    f"cannot free block {missing[0]}: agent {agent_id!r} does not hold it"
+                )
+            for block_id, times in ids.items():
+                self._release(block_id, times, held)
+            if not held:
+                self._held.pop(agent_id, None)
+
+    def free_agent(self, agent_id: str) -> int:
+        """Take everything from `agent_id`; returns how many blocks it held."""
+        with self._lock:
+            held = self._held.pop(agent_id, {})
+            blocks = list(held.items())
+            for block_id, times in blocks:
+                self._release(block_id, times, held)
+            return len(blocks)
+
+    # Checking
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError unless references, holders, layers and bytes agree."""
+        with self._lock:
+            counted: Counter[BlockId] = Counter()
+            for held in self._held.values():
+                counted.update(held)
+            used = sum(self._block_bytes[self._layer_of[block]] for block in self._references)
+            problems = []
+            if dict(counted) != self._references:
+                problems.append("holders and references differ")
+            if self._layer_of.keys() != self._references.keys():
+                problems.append("layers are known for other blocks than those in use")
+            if used != self._used_bytes:
+                problems.append(f"used_bytes is {self._used_bytes}, blocks sum to {used}")
+            if self._total_blocks is not None and len(self._references) > self._total_blocks:
+                problems.append("more blocks in use than the budget")
+            if self._max_bytes is not None and self._used_bytes > self._max_bytes:
+                problems.append("more bytes in use than the budget")
+            if problems:
+                raise IntegrityError("block pool: " + "; ".join(problems))
+
+    # Inside
+
+    def _fits(self, counts: Sequence[int], used_blocks: int, used_bytes: int) -> bool:
+        if self._total_blocks is not None and used_blocks + sum(counts) > self._total_blocks:
+            return False
+        if self._max_bytes is None:
+            return True
+        extra = sum(n * size for n, size in zip(counts, self._block_bytes, strict=True))
+        return used_bytes + extra <= self._max_bytes
+
+    def _refusal(self, counts: Sequence[int]) -> str:
+        n_bytes = sum(n * size for n, size in zip(counts, self._block_bytes, strict=True))
+        budget = []
+        if self._total_blocks is not None:
+            budget.append(f"{self._total_blocks - len(self._references)} of {self._total_blocks}")
+        if self._max_bytes is not None:
+            budget.append(f"{self._max_bytes - self._used_bytes} of {self._max_bytes} bytes")
+        return (
+            f"Cannot allocate {sum(counts)} blocks ({n_bytes} bytes): "
+            f"{' and '.join(budget)} are free"
+        )
+
+    def _give(self, count: int, layer_id: int, agent_id: str) -> list[KVBlock[KV]]:
+        if not count:
+            return []
+        first = self._next_id
+        self._next_id += count
+        ids = [BlockId(i) for i in range(first, first + count)]
+        held = self._held[agent_id]
+        for block_id in ids:
+            self._references[block_id] = 1
+            self._layer_of[block_id] = layer_id
+            held[block_id] = 1
+        self._used_bytes += count * self._block_bytes[layer_id]
+        return [KVBlock(block_id, layer_id) for block_id in ids]
+
+    def _release(self, block_id: BlockId, times: int, held: dict[BlockId, int]) -> None:
+        held[block_id] -= times
+        if not held[block_id]:
+            del held[block_id]
+        self._references[block_id] -= times
+        if not self._references[block_id]:
+            del self._references[block_id]
+            self._used_bytes -= self._block_bytes[self._layer_of.pop(block_id)]
+
+    @staticmethod
+    def _require_known(ids: Iterable[BlockId], known: dict[BlockId, int], why_not: str) -> None:
+        for block_id in ids:
+            if block_id not in known:
+                raise InvalidRequestError(f"cannot share block {block_id}: {why_not}")

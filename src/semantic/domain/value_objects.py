@@ -1,0 +1,319 @@
+"""Values of the domain: what a model caches, how to sample, what a request asked and got.
+
+Everything here is immutable and compares by content. Nothing here knows arrays, a framework
+or where a model is stored; sizes are plain integers (tokens, bytes).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import ClassVar, Generic, Literal, NewType, Protocol, TypeVar, runtime_checkable
+
+from semantic.domain.entities import AgentBlocks
+from semantic.domain.errors import InvalidRequestError
+
+KV = TypeVar("KV")
+
+SequenceId = NewType("SequenceId", int)
+"""One running sequence inside a backend; a number so that it cannot be mistaken for a request."""
+
+BLOCK_TOKENS = 256
+"""Tokens per block. MLX's own caches grow in steps of 256, so blocks and arrays end together."""
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+class LayerKind(StrEnum):
+    """What a layer remembers. The values are the words of configuration files and reports."""
+
+    FULL = "global"
+    """Every past token."""
+    SLIDING_WINDOW = "sliding_window"
+    """The last `window` tokens."""
+    STATE = "state"
+    """A state after the last token that cannot be cut back (recurrent, latent, mixed)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """What one layer keeps per sequence.
+
+    `kv_heads`, `k_head_dim` and `v_head_dim` are 0 for a STATE layer, whose size is
+    `state_bytes`: bytes per sequence, or per block when `state_grows`.
+    """
+
+    kind: LayerKind
+    kv_heads: int = 0
+    k_head_dim: int = 0
+    v_head_dim: int = 0
+    itemsize: int = 0
+    window: int | None = None
+    state_bytes: int = 0
+    state_grows: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.kind is LayerKind.SLIDING_WINDOW) != (self.window is not None):
+            raise ValueError(f"a {self.kind} layer got window={self.window}")
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window must be at least 1 token, got {self.window}")
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block of this layer: K and V of 256 tokens, or the state."""
+        if self.kind is LayerKind.STATE:
+            return self.state_bytes
+        per_token = self.kv_heads * (self.k_head_dim + self.v_head_dim) * self.itemsize
+        return per_token * BLOCK_TOKENS
+
+    @property
+    def max_blocks(self) -> int | None:
+        """The most blocks a sequence ever owns here; None when it grows with the sequence.
+
+        A window owns the blocks that hold it, and one more when those leave less than half a
+        block of room: tokens are appended there and the window is moved to the front only when
+        the room is used up, so the cost of moving it is spread over many steps.
+        """
+        if self.kind is LayerKind.STATE:
+            return None if self.state_grows else 1
+        if self.window is None:
+            return None
+        blocks = math.ceil(self.window / BLOCK_TOKENS)
+        room = blocks * BLOCK_TOKENS - self.window
+        return blocks if room >= BLOCK_TOKENS // 2 else blocks + 1
+
+    def blocks_for(self, n_tokens: int) -> int:
+        """Blocks this layer needs for a sequence of `n_tokens`."""
+        needed = math.ceil(n_tokens / BLOCK_TOKENS)
+        return needed if self.max_blocks is None else min(needed, self.max_blocks)
+
+
+@runtime_checkable
+class DescribesCache(Protocol):
+    """Any model object that can say what it caches."""
+
+    def cache_spec(self) -> ModelCacheSpec: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCacheSpec:
+    """What a model keeps per sequence, layer by layer. Source: the model's own `make_cache()`."""
+
+    layers: tuple[LayerSpec, ...]
+
+    readers: ClassVar[list[Callable[[object], ModelCacheSpec | None]]] = []
+    """How foreign model objects are read; the composition root adds one per framework."""
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise ValueError("a model needs at least one layer")
+
+    @classmethod
+    def from_model(cls, model: object) -> ModelCacheSpec:
+        """The spec of `model`: one that describes itself, or a framework's bare model.
+
+        Raises InvalidRequestError when nothing knows how to read it.
+        """
+        if isinstance(model, DescribesCache):
+            return model.cache_spec()
+        for reader in cls.readers:
+            spec = reader(model)
+            if spec is not None:
+                return spec
+        raise InvalidRequestError(
+            f"expected a loaded model (see semantic.load), got {type(model).__name__}"
+        )
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def block_tokens(self) -> int:
+        return BLOCK_TOKENS
+
+    @property
+    def layer_types(self) -> tuple[LayerKind, ...]:
+        return tuple(layer.kind for layer in self.layers)
+
+    @property
+    def n_kv_heads(self) -> int:
+        """KV heads of the widest layer."""
+        return max(layer.kv_heads for layer in self.layers)
+
+    @property
+    def head_dim(self) -> int:
+        """Key head size of the widest layer."""
+        return max(layer.k_head_dim for layer in self.layers)
+
+    @property
+    def sliding_window_size(self) -> int | None:
+        """The largest window, or None when no layer has one."""
+        return max((layer.window for layer in self.layers if layer.window), default=None)
+
+    def bytes_per_block(self, layer_id: int) -> int:
+        """Bytes of one block of layer `layer_id`."""
+        return self.layers[layer_id].bytes_per_block
+
+    def blocks_for(self, n_tokens: int) -> tuple[int, ...]:
+        """Blocks per layer for a sequence of `n_tokens`."""
+        return tuple(layer.blocks_for(n_tokens) for layer in self.layers)
+
+    def bytes_for(self, n_tokens: int) -> int:
+        """Bytes of all blocks of a sequence of `n_tokens`."""
+        return sum(layer.blocks_for(n_tokens) * layer.bytes_per_block for layer in self.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheKey:
+    """Names one agent's cache: an agent of one model. Two models never share a key."""
+
+    model_id: str
+    agent_id: str
+
+
+def _require(ok: bool, message: str) -> None:
+    if not ok:
+        raise InvalidRequestError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen. The defaults are greedy decoding.
+
+    `top_p`, `top_k` and `min_p` of 0 (`top_p` also of 1) mean off, as in mlx-lm. `seed` fixes
+    the draw of every position, so it holds in any batch and over a suspension; None draws one.
+    `logprobs` is None for none, else the number of alternatives to report beside each token.
+    `logit_bias` maps token ids to what is added to their logits.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 0.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float | None = None
+    repetition_context: int = 20
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        finite = math.isfinite(self.temperature)
+        _require(
+            finite and self.temperature >= 0,
+            f"temperature must be 0 or more, got {self.temperature}",
+        )
+        _require(0 <= self.top_p <= 1, f"top_p must be between 0 and 1, got {self.top_p}")
+        _require(0 <= self.min_p <= 1, f"min_p must be between 0 and 1, got {self.min_p}")
+        _require(self.top_k >= 0, f"top_k must be 0 or more, got {self.top_k}")
+        penalty = self.repetition_penalty
+        _require(
+            penalty is None or (math.isfinite(penalty) and penalty > 0),
+            f"repetition_penalty must be above 0, got {penalty}",
+        )
+        _require(
+            self.repetition_context >= 1,
+            f"repetition_context must be at least 1 token, got {self.repetition_context}",
+        )
+        _require(
+            all(math.isfinite(bias) for bias in self.logit_bias.values()),
+            "logit_bias values must be finite numbers",
+        )
+        _require(not isinstance(self.stop, str), "stop must be a tuple of strings, got a string")
+        _require(all(self.stop), "stop strings must not be empty")
+        _require(
+            self.logprobs is None or self.logprobs >= 0,
+            f"logprobs must be 0 or more, got {self.logprobs}",
+        )
+        _require(
+            self.seed is None or 0 <= self.seed < 2**63,
+            f"seed must be between 0 and 2**63 - 1, got {self.seed}",
+        )
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token's log-probability (natural log) and those of the likeliest alternatives."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """What a backend chose for one sequence in one decode step."""
+
+    sequence: SequenceId
+    token: int
+    logprob: TokenLogprob | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """A token of a running request, and the text that became certain with it.
+
+    `text` may be empty: a character or a possible stop string is still incomplete.
+    """
+
+    uid: str
+    agent_id: str
+    token: int
+    text: str
+    logprob: TokenLogprob | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillEvent:
+    """Prompt tokens of a request that are now in its cache, of all it has to have there."""
+
+    uid: str
+    agent_id: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedGeneration(Generic[KV]):
+    """A request's end.
+
+    `text` is the answer without end token and stop string; `tokens` are all tokens generated,
+    the end token included. `blocks` is the agent's cache, valid until the agent's next request
+    begins or the pool needs the room; passing it to a later request is always safe.
+    `cached_tokens` of the `prompt_tokens` were not computed again.
+    """
+
+    uid: str
+    agent_id: str
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    prompt_tokens: int
+    cached_tokens: int
+    blocks: AgentBlocks[KV] | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    error: str | None = None
+
+    @property
+    def generated_tokens(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """What one agent holds in the pool: blocks per layer and bytes (shared blocks counted)."""
+
+    agent_id: str
+    blocks_per_layer: tuple[int, ...]
+    n_bytes: int
+
+    @property
+    def n_blocks(self) -> int:
+        return sum(self.blocks_per_layer)

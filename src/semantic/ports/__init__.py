@@ -1,0 +1,1 @@
+"""What the application offers (inbound) and what it needs (outbound), as protocols."""

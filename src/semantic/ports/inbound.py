@@ -1,0 +1,62 @@
+"""What the engine offers to those who drive it: the command line, a server, a test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol, TypeVar
+
+from semantic.domain.entities import AgentBlocks
+from semantic.domain.value_objects import (
+    CompletedGeneration,
+    PrefillEvent,
+    SamplingParams,
+    TokenEvent,
+)
+
+KV = TypeVar("KV")
+
+EngineEvent = TokenEvent | PrefillEvent | CompletedGeneration[KV]
+
+
+class GenerationEnginePort(Protocol[KV]):
+    """Runs requests of many agents together.
+
+    `submit` and `cancel` may be called from any thread; `step` and `step_once` from one.
+    """
+
+    def submit(
+        self,
+        agent_id: str,
+        prompt: str | Sequence[int],
+        cache: AgentBlocks[KV] | None = None,
+        max_tokens: int = 256,
+        *,
+        sampling: SamplingParams | None = None,
+        append: bool = False,
+    ) -> str:
+        """Queue a request and return its uid.
+
+        `prompt` is the whole prompt, as text or token ids; what `cache`, or the cache kept for
+        this agent, shares with its beginning is not computed again. With `append` the prompt
+        follows the cached tokens instead.
+
+        Raises InvalidRequestError (empty prompt, max_tokens below 1, a token id the model does
+        not have, `append` without a cache), CacheReconstructionError (another model's cache) and
+        PoolExhaustedError (could not fit even alone), before any state changes.
+        """
+        ...
+
+    def cancel(self, uid: str) -> bool:
+        """End a request at the next step; False when it is not running (any more)."""
+        ...
+
+    def step(self) -> Iterator[CompletedGeneration[KV]]:
+        """Run until nothing is left, yielding each generation as it completes.
+
+        The caller may submit more between two completions, or stop iterating and call again.
+        """
+        ...
+
+    def step_once(self) -> list[EngineEvent[KV]]:
+        """Run exactly one step: one token for every running request, and one prefill chunk."""
+        ...

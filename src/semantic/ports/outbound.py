@@ -1,0 +1,186 @@
+"""What the engine needs from the outside: a model that runs, its tokenizer, a store, a clock.
+
+Each docstring is a contract that every implementation, fakes included, is tested against.
+`KV` is whatever a backend puts into a block; nothing on this side looks inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeVar
+
+from semantic.domain.entities import AgentBlocks, KVBlock
+from semantic.domain.value_objects import (
+    CacheKey,
+    ModelCacheSpec,
+    SampledToken,
+    SamplingParams,
+    SequenceId,
+)
+
+KV = TypeVar("KV")
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back. Stateless: the same text always gives the same ids."""
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; `add_special_tokens` adds what a prompt's start needs (BOS)."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of `tokens`. Bytes that are no complete character become U+FFFD."""
+        ...
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Token ids of a conversation ({"role", "content"} each), by the model's chat template.
+
+        Raises InvalidRequestError when there is no template or it refuses the messages.
+        """
+        ...
+
+
+class BatchBackend(Protocol[KV]):
+    """A loaded model that runs many sequences, each with a cache of its own.
+
+    A sequence is opened empty or restored, prefilled in chunks, started, and then takes part in
+    every `decode` until it is closed. One thread makes all calls. Every call either succeeds or
+    raises BackendError and leaves the other sequences as they were.
+    """
+
+    @property
+    def model_id(self) -> str:
+        """Names what computes the cache: equal ids give equal keys and values."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+        ...
+
+    def cache_spec(self) -> ModelCacheSpec:
+        """What the model keeps per sequence."""
+        ...
+
+    def open(self, capacity: int) -> SequenceId:
+        """A new empty sequence with room for `capacity` tokens, a multiple of 256."""
+        ...
+
+    def restore(
+        self, blocks: AgentBlocks[KV], length: int, capacity: int, *, exclusive: bool
+    ) -> SequenceId:
+        """A sequence that begins with the first `length` tokens of `blocks`.
+
+        `exclusive` says that nobody else will read `blocks` again: their memory may be taken
+        over, and `capacity` then counts it. Otherwise they are copied and stay as they are.
+        Raises CacheReconstructionError when `blocks` cannot give those tokens.
+        """
+        ...
+
+    def reserve(self, sequence: SequenceId, capacity: int) -> None:
+        """Make room for `capacity` tokens (a multiple of 256); never less than there is."""
+        ...
+
+    def length(self, sequence: SequenceId) -> int:
+        """Tokens in its cache."""
+        ...
+
+    def prefill(self, sequence: SequenceId, tokens: Sequence[int]) -> None:
+        """Compute `tokens` after what the sequence holds; returns when they are in its cache."""
+        ...
+
+    def start(
+        self,
+        sequence: SequenceId,
+        last_token: int,
+        history: Sequence[int],
+        params: SamplingParams,
+        drawn: int,
+    ) -> None:
+        """Let a prefilled sequence take part in decoding, beginning with `last_token`.
+
+        `history` are the tokens before it and `drawn` how many tokens were sampled for this
+        request before, so that penalties and seeds go on as if it had never been interrupted.
+        `params.seed` is set unless the request is greedy.
+        """
+        ...
+
+    def decode(self) -> list[SampledToken]:
+        """One step: one new token for each sequence that was started before the last step.
+
+        A sequence that was just started may be silent once. With nothing started, no tokens.
+        After a token is returned the cache holds it, so before every call each started
+        sequence must have room for one token more than it holds.
+        """
+        ...
+
+    def extract(
+        self, sequence: SequenceId, blocks: Sequence[Sequence[KVBlock[KV]]]
+    ) -> list[KVBlock[KV]]:
+        """Close `sequence` and put its cache into `blocks` (its blocks, per layer, in order).
+
+        Sets `start`, `token_count` and `layer_data`. Returns the blocks that were not needed;
+        no memory is held for them. Copies nothing when every block was needed.
+        """
+        ...
+
+    def close(self, sequence: SequenceId) -> None:
+        """Drop `sequence` and its memory, at any time after it was opened."""
+        ...
+
+
+class CacheStorePort(Protocol[KV]):
+    """Keeps the caches of agents that are not running.
+
+    Whoever `put`s a cache gives it away; `take` gives it back and forgets it. A store may lose
+    any cache at any time: a miss costs time, never an answer.
+    """
+
+    def get(self, key: CacheKey) -> AgentBlocks[KV] | None:
+        """The agent's cache, or None. It stays in the store: read it, do not change it."""
+        ...
+
+    def put(self, key: CacheKey, blocks: AgentBlocks[KV]) -> None:
+        """Keep `blocks` as the agent's cache, instead of an older one."""
+        ...
+
+    def take(self, key: CacheKey) -> AgentBlocks[KV] | None:
+        """The agent's cache, now the caller's, or None."""
+        ...
+
+    def evict(self) -> bool:
+        """Drop the cache that was used longest ago; False when there is none."""
+        ...
+
+    def oldest_first(self) -> tuple[CacheKey, ...]:
+        """Whose caches are kept, the one used longest ago first."""
+        ...
+
+
+class ModelProviderPort(Protocol[KV]):
+    """Finds models and loads them."""
+
+    def load_model(self, model_id: str) -> tuple[BatchBackend[KV], Tokenizer]:
+        """The model and tokenizer that `model_id` (a folder or a hub id) names.
+
+        Raises ModelNotFoundError when there is none or it is broken, UnsupportedModelError when
+        its cache cannot be managed.
+        """
+        ...
+
+    def extract_spec(self, model: BatchBackend[KV]) -> ModelCacheSpec:
+        """What `model` keeps per sequence."""
+        ...
+
+
+class Clock(Protocol):
+    """Seconds from an arbitrary start, never going back."""
+
+    def __call__(self) -> float: ...

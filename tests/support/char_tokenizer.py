@@ -1,0 +1,33 @@
+"""A tokenizer without training: one character a token. A fake of the `Tokenizer` port."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from semantic.domain.errors import InvalidRequestError
+
+_FIRST = 32
+
+
+class CharTokenizer:
+    """Token i is the character 32 + i; `eos` end an answer."""
+
+    def __init__(self, eos: frozenset[int] = frozenset()) -> None:
+        self._eos = eos
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return self._eos
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        del add_special_tokens  # it has none
+        return [ord(character) - _FIRST for character in text]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(chr(_FIRST + token) for token in tokens)
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        del messages, add_generation_prompt
+        raise InvalidRequestError("this model has no chat template; send a plain prompt")

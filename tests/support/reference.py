@@ -1,0 +1,22 @@
+"""What plain mlx-lm answers: the reference that every path through the engine must equal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import semantic.adapters.mlx  # noqa: F401  loads OpenBLAS before MLX
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx_lm.generate import generate_step
+
+
+def generate(
+    model: Module, prompt: Sequence[int], max_tokens: int, eos: frozenset[int] = frozenset()
+) -> list[int]:
+    """Greedy tokens of mlx-lm's own generation loop, with its own caches; the EOS included."""
+    tokens = []
+    for token, _ in generate_step(mx.array(list(prompt)), model, max_tokens=max_tokens):
+        tokens.append(int(token))
+        if token in eos:
+            break
+    return tokens
