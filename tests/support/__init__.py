@@ -1,0 +1,1 @@
+"""What the tests share: tiny models, the reference, fakes at our own ports."""

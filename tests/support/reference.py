@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import semantic.adapters.mlx  # noqa: F401  loads OpenBLAS before MLX
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.generate import generate_step
+
+import semantic.adapters.mlx  # noqa: F401  loads OpenBLAS before MLX
 
 
 def generate(

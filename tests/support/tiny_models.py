@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import cast
 
-import semantic.adapters.mlx  # noqa: F401  loads OpenBLAS before MLX
 import mlx.core as mx
-import mlx.nn as nn
 from mlx.nn.layers.base import Module
+from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_map
 from mlx_lm.models import gemma3_text, gpt_oss, llama, qwen2, qwen2_moe, qwen3
+
+import semantic.adapters.mlx  # noqa: F401  loads OpenBLAS before MLX
 
 VOCAB = 96
 
@@ -145,7 +147,7 @@ def _quantized() -> Module:
         )
     )
     _randomize(model)
-    nn.quantize(model, group_size=64, bits=4)
+    quantize(model, group_size=64, bits=4)
     return model
 
 
@@ -166,11 +168,16 @@ def _randomize(model: Module) -> None:
     mx.random.seed(7)
 
     def draw(weight: mx.array) -> mx.array:
+        noise = mx.random.normal(weight.shape)
         if weight.ndim < 2:
-            return weight + 0.1 * mx.random.normal(weight.shape)
-        return mx.random.normal(weight.shape) * (2.0 / weight.shape[-1] ** 0.5)
+            return mx.add(weight, 0.1 * noise)
+        return mx.multiply(noise, 2.0 / weight.shape[-1] ** 0.5)
 
-    model.update(tree_map(draw, model.parameters()))
+    model.update(tree_map(draw, _parameters(model)))
+
+
+def _parameters(model: Module) -> dict[str, object]:
+    return cast(Callable[[], dict[str, object]], model.parameters)()
 
 
 @functools.cache
@@ -180,5 +187,5 @@ def tiny_model(name: str) -> Module:
     if name != "quantized":
         _randomize(model)
     model.eval()
-    mx.eval(model.parameters())
+    mx.eval(_parameters(model))
     return model

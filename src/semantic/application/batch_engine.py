@@ -6,15 +6,14 @@ caches. Knows no framework, no transport and no chat format.
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Generic, TypeVar
 
 from semantic.application.block_ledger import BlockLedger
+from semantic.application.intake import Intake
 from semantic.application.prefill_budget import PrefillBudget
 from semantic.application.request import Phase, Request
 from semantic.application.resident_store import ResidentStore
@@ -80,10 +79,10 @@ class BlockPoolBatchEngine(Generic[KV]):
         if max_batch < 1:
             raise InvalidRequestError(f"max_batch must be at least 1, got {max_batch}")
         self._model = model
-        self._tokenizer = tokenizer
         self._pool = pool
         self._spec = spec
         self._store = store if store is not None else ResidentStore(pool)
+        self._intake = Intake(model, tokenizer)
         self._ledger = BlockLedger(pool, spec, self._store, model.model_id)
         self._budget = budget if budget is not None else PrefillBudget()
         self._max_batch = max_batch
@@ -111,24 +110,16 @@ class BlockPoolBatchEngine(Generic[KV]):
         append: bool = False,
     ) -> str:
         """See `GenerationEnginePort.submit`."""
-        if not isinstance(agent_id, str) or not agent_id:
-            raise InvalidRequestError(f"agent_id must be a non-empty string, got {agent_id!r}")
-        if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
-            raise InvalidRequestError(f"max_tokens must be at least 1, got {max_tokens!r}")
-        params = self._checked_sampling(sampling or SamplingParams())
-        self._check_cache(cache)
         with self._lock:
-            tokens = self._prompt_tokens(agent_id, prompt, cache, append=append)
-            request = Request(
-                uid=f"request-{self._next_number}",
+            request = self._intake.accept(
+                agent_id,
+                prompt,
+                cache,
+                max_tokens,
+                sampling=sampling or SamplingParams(),
+                append=append,
+                kept=self._store.get(self._ledger.key(agent_id)) if append else None,
                 number=self._next_number,
-                agent_id=agent_id,
-                prompt=tokens,
-                max_tokens=max_tokens,
-                params=params,
-                eos_token_ids=self._tokenizer.eos_token_ids,
-                decode=self._tokenizer.decode,
-                given_cache=cache,
             )
             self._ledger.require_room(request, self._agents())
             self._next_number += 1
@@ -195,53 +186,6 @@ class BlockPoolBatchEngine(Generic[KV]):
 
     def _agents(self) -> set[str]:
         return {request.agent_id for request in (*self._waiting, *self._running)}
-
-    def _checked_sampling(self, params: SamplingParams) -> SamplingParams:
-        beyond = [token for token in params.logit_bias if not 0 <= token < self._model.vocab_size]
-        if beyond:
-            raise InvalidRequestError(
-                f"logit_bias names token {beyond[0]}; the model has {self._model.vocab_size}"
-            )
-        if params.greedy or params.seed is not None:
-            return params
-        return replace(params, seed=secrets.randbits(62))
-
-    def _check_cache(self, cache: AgentBlocks[KV] | None) -> None:
-        if cache is None or cache.model_id == self._model.model_id:
-            return
-        raise CacheReconstructionError(
-            f"the cache of agent {cache.agent_id!r} was computed by model "
-            f"{cache.model_id or '(unnamed)'}, this engine runs {self._model.model_id}"
-        )
-
-    def _prompt_tokens(
-        self,
-        agent_id: str,
-        prompt: str | Sequence[int],
-        cache: AgentBlocks[KV] | None,
-        *,
-        append: bool,
-    ) -> tuple[int, ...]:
-        before: tuple[int, ...] = ()
-        if append:
-            source = cache if cache is not None else self._store.get(self._ledger.key(agent_id))
-            if source is None:
-                raise InvalidRequestError(f"append: agent {agent_id!r} has no cache to append to")
-            before = source.token_ids
-        if isinstance(prompt, str):
-            own = tuple(self._tokenizer.encode(prompt, add_special_tokens=not append))
-        else:
-            own = tuple(prompt)
-        if not own:
-            raise InvalidRequestError("prompt must not be empty")
-        for token in own:
-            if isinstance(token, bool) or not isinstance(token, int):
-                raise InvalidRequestError(f"prompt must be text or token ids, got {token!r}")
-            if not 0 <= token < self._model.vocab_size:
-                raise InvalidRequestError(
-                    f"token id {token} is not in the model's vocabulary of {self._model.vocab_size}"
-                )
-        return before + own
 
     # Admitting and growing (under the lock)
 

@@ -11,12 +11,17 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
-from semantic.application.request import Request, Restore, capacity_for
+from semantic.application.request import Request, Restore
 from semantic.domain.entities import AgentBlocks, BlockId, KVBlock
 from semantic.domain.errors import IntegrityError, PoolExhaustedError
 from semantic.domain.prefix import reusable_prefix
 from semantic.domain.services import BlockPool
-from semantic.domain.value_objects import BLOCK_TOKENS, CacheKey, ModelCacheSpec
+from semantic.domain.value_objects import (
+    BLOCK_TOKENS,
+    CacheKey,
+    ModelCacheSpec,
+    whole_blocks,
+)
 from semantic.ports.outbound import CacheStorePort
 
 KV = TypeVar("KV")
@@ -56,7 +61,7 @@ class BlockLedger(Generic[KV]):
         What others than the engine's `agents` hold is not the engine's to give.
         """
         ours = {*agents, *(key.agent_id for key in self._store.oldest_first())}
-        counts = self._spec.blocks_for(capacity_for(request.most_tokens))
+        counts = self._spec.blocks_for(whole_blocks(request.most_tokens))
         others = [holder for holder in self._pool.holders() if holder not in ours]
         if not self._pool.fits_alone(counts, beside=others):
             n_bytes = sum(
@@ -79,17 +84,17 @@ class BlockLedger(Generic[KV]):
         spare = headroom * BLOCK_TOKENS
         restore = self._find_cache(request)
         if restore is None:
-            return self._extend(request, capacity_for(request.n_tokens), spare)
+            return self._extend(request, whole_blocks(request.n_tokens), spare)
         if self._admit_with(request, restore, spare):
             return True
         # With the pool to itself a request must be able to start, if need be without the cache.
-        return headroom == 0 and self._extend(request, capacity_for(request.n_tokens))
+        return headroom == 0 and self._extend(request, whole_blocks(request.n_tokens))
 
     def grow(self, request: Request[KV]) -> bool:
         """Give a decoding request room for one token more than it has; False if there is none."""
         if request.n_tokens < request.capacity:
             return True
-        return self._extend(request, capacity_for(request.n_tokens + 1))
+        return self._extend(request, whole_blocks(request.n_tokens + 1))
 
     def unpin(self, request: Request[KV]) -> None:
         """The backend has copied what `request` begins with: let go of the source."""
@@ -177,11 +182,11 @@ class BlockLedger(Generic[KV]):
             request.blocks = [
                 list(source.blocks_for_layer(layer)) for layer in range(self._spec.n_layers)
             ]
-            request.capacity = capacity_for(source.total_tokens)
+            request.capacity = whole_blocks(source.total_tokens)
         else:
             self._pool.share(source.all_blocks(), request.agent_id)
         restore.blocks = source.snapshot()
-        if self._extend(request, capacity_for(request.n_tokens), spare):
+        if self._extend(request, whole_blocks(request.n_tokens), spare):
             request.restore = restore
             if restore.exclusive:
                 source.retire()

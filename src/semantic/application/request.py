@@ -15,7 +15,6 @@ from semantic.application.detokenizer import StreamingDetokenizer
 from semantic.domain.entities import AgentBlocks, KVBlock
 from semantic.domain.stop_strings import StopStrings
 from semantic.domain.value_objects import (
-    BLOCK_TOKENS,
     FinishReason,
     SampledToken,
     SamplingParams,
@@ -36,11 +35,6 @@ class Phase(Enum):
     DECODE = "decode"
     """Takes part in every decode step."""
     FINISHED = "finished"
-
-
-def capacity_for(n_tokens: int) -> int:
-    """`n_tokens` rounded up to whole blocks."""
-    return -(-n_tokens // BLOCK_TOKENS) * BLOCK_TOKENS
 
 
 @dataclass(slots=True)
@@ -145,8 +139,11 @@ class Request(Generic[KV]):
             return text, "stop"
         if len(self.generated) < self.max_tokens:
             return text, None
-        text += self._rest()
-        return text, "stop" if self._stop.stopped else "length"
+        return text + self._rest(), self._reason_at_length()
+
+    def _reason_at_length(self) -> FinishReason:
+        # The last characters, held back until now, may have completed a stop string.
+        return "stop" if self._stop.stopped else "length"
 
     def _rest(self) -> str:
         text = self._stop.push(self._detokenizer.flush())

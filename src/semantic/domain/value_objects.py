@@ -23,6 +23,12 @@ SequenceId = NewType("SequenceId", int)
 BLOCK_TOKENS = 256
 """Tokens per block. MLX's own caches grow in steps of 256, so blocks and arrays end together."""
 
+
+def whole_blocks(n_tokens: int) -> int:
+    """`n_tokens` rounded up to the tokens of whole blocks."""
+    return -(-n_tokens // BLOCK_TOKENS) * BLOCK_TOKENS
+
+
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 

@@ -19,7 +19,13 @@ from semantic.adapters.mlx.kv_buffer import BufferRange, KVBuffer, LayerShape, j
 from semantic.adapters.mlx.sequence_cache import FullCache, SequenceCache, WindowCache
 from semantic.domain.entities import AgentBlocks, KVBlock
 from semantic.domain.errors import CacheReconstructionError
-from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, LayerSpec, ModelCacheSpec
+from semantic.domain.value_objects import (
+    BLOCK_TOKENS,
+    LayerKind,
+    LayerSpec,
+    ModelCacheSpec,
+    whole_blocks,
+)
 
 
 class OwnCache(Protocol):
@@ -168,7 +174,7 @@ class LayerCaches:
             room = self._room(layer, capacity)
             buffer = _take_over(ranges) if exclusive else None
             if buffer is None:
-                buffer = KVBuffer.gather(ranges, max(room, _whole(len(held))))
+                buffer = KVBuffer.gather(ranges, max(room, whole_blocks(len(held))))
             cache = _ours(layer, buffer, offset=held.stop, held=len(held))
             cache.trim(length)
             cache.reserve(room)
@@ -185,10 +191,6 @@ class LayerCaches:
             found = LayerShape(k.shape[1], k.shape[3], v.shape[3], k.dtype)
             if found != shape:
                 raise CacheReconstructionError(f"layer {i}: expected {shape}, got {found}")
-
-
-def _whole(n_tokens: int) -> int:
-    return -(-n_tokens // BLOCK_TOKENS) * BLOCK_TOKENS
 
 
 def _ours(layer: LayerSpec, buffer: KVBuffer, *, offset: int, held: int) -> SequenceCache:

@@ -16,8 +16,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models import base
 
-from semantic.adapters.mlx.ragged_batch import RaggedKeys
-from semantic.adapters.mlx.sequence_cache import Mask
+from semantic.adapters.mlx.ragged_batch import Mask, RaggedKeys
 
 HOOKED_NAME = "scaled_dot_product_attention"
 

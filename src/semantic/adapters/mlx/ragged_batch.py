@@ -8,11 +8,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 
-from semantic.adapters.mlx.sequence_cache import Mask, SequenceCache
+Mask = mx.array | str | None
+
+
+class Row(Protocol):
+    """One sequence's cache of one layer, as a batch uses it."""
+
+    @property
+    def offset(self) -> int:
+        """Position of the sequence's next token."""
+        ...
+
+    @property
+    def state(self) -> tuple[mx.array, mx.array]:
+        """The arrays to evaluate."""
+        ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def append(self, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
+        """Add tokens, (1, kv_heads, n, head_dim) each; returns all that they may attend to."""
+        ...
+
+    def mask_for(self, n: int) -> Mask:
+        """Mask for the next `n` tokens over what `append` will return for them."""
+        ...
+
+    def size(self) -> int:
+        """Tokens held."""
+        ...
+
+    def empty(self) -> bool: ...
 
 
 class RowKeys(NamedTuple):
@@ -59,7 +90,7 @@ _positions = _Positions()
 class RaggedBatch:
     """One layer's caches of the sequences in a batch; mlx-lm's batch cache interface."""
 
-    def __init__(self, rows: list[SequenceCache]) -> None:
+    def __init__(self, rows: list[Row]) -> None:
         self.rows = rows
         self._left: list[int] | None = None  # real tokens left per row, while right-padded
 
@@ -120,7 +151,7 @@ class RaggedBatch:
         """Add the rows of `other`."""
         self.rows = [*self.rows, *other.rows]
 
-    def extract(self, idx: int) -> SequenceCache:
+    def extract(self, idx: int) -> Row:
         """Row `idx`, as it is."""
         return self.rows[idx]
 
@@ -146,7 +177,7 @@ def _rows_of(x: mx.array) -> list[mx.array]:
     return list(mx.split(x, x.shape[0])) if x.shape[0] > 1 else [x]
 
 
-def _append(row: SequenceCache, k: mx.array, v: mx.array, length: int) -> RowKeys:
+def _append(row: Row, k: mx.array, v: mx.array, length: int) -> RowKeys:
     """Append the first `length` tokens of `k` and `v`."""
     if not length:
         return _NO_KEYS

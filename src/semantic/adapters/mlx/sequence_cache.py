@@ -8,17 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 from semantic.adapters.mlx.kv_buffer import BufferRange, KVBuffer
-from semantic.domain.value_objects import BLOCK_TOKENS
-
-if TYPE_CHECKING:
-    from semantic.adapters.mlx.ragged_batch import RaggedBatch
-
-Mask = mx.array | str | None
+from semantic.adapters.mlx.ragged_batch import Mask, RaggedBatch
+from semantic.domain.value_objects import whole_blocks
 
 
 def causal_mask(n: int, before: int, window: int | None = None) -> mx.array:
@@ -27,11 +22,6 @@ def causal_mask(n: int, before: int, window: int | None = None) -> mx.array:
     keys = mx.arange(before + n)[None]
     mask = queries >= keys
     return mask if window is None else mask & (queries < keys + window)
-
-
-def whole_blocks(n_tokens: int) -> int:
-    """`n_tokens` rounded up to whole blocks."""
-    return -(-n_tokens // BLOCK_TOKENS) * BLOCK_TOKENS
 
 
 class SequenceCache(ABC):
