@@ -154,6 +154,7 @@ class BlockPoolBatchEngine(Generic[KV]):
             events += self._refuse_stuck()
             self._grow()
         decoding = bool(self._in_phase(Phase.DECODE))
+        events += self._open_admitted()
         events += self._decode()
         prefilled = self._prefill(events, decoding=decoding)
         self._budget.observe(prefilled, self._clock() - started, decoding=decoding)
@@ -257,7 +258,8 @@ class BlockPoolBatchEngine(Generic[KV]):
         """Compute prompt chunks up to the budget; returns how many tokens."""
         budget = left = self._budget.next_chunk(decoding=decoding)
         while left > 0:
-            request = next_to_prefill(self._in_phase(Phase.PREFILL), self._prefill_turn)
+            opened = [r for r in self._in_phase(Phase.PREFILL) if r.sequence is not None]
+            request = next_to_prefill(opened, self._prefill_turn)
             if request is None:
                 break
             self._prefill_turn += 1
@@ -271,7 +273,9 @@ class BlockPoolBatchEngine(Generic[KV]):
         return budget - left
 
     def _prefill_chunk(self, request: Request[KV], limit: int) -> int:
-        sequence = self._open(request)
+        sequence = request.sequence
+        if sequence is None:
+            raise AssertionError("only an opened request is prefilled")
         chunk = request.next_chunk(limit)
         if chunk:
             self._model.prefill(sequence, chunk)
@@ -282,17 +286,22 @@ class BlockPoolBatchEngine(Generic[KV]):
             request.phase = Phase.DECODE
         return len(chunk)
 
-    def _open(self, request: Request[KV]) -> SequenceId:
-        """The request's sequence in the backend, opened or restored on first use."""
-        if request.sequence is not None:
-            return request.sequence
-        sequence = self._restored(request)
-        if sequence is None:
-            sequence = self._model.open(request.capacity)
-        with self._lock:
-            request.sequence = sequence
-            self._by_sequence[sequence] = request
-        return sequence
+    def _open_admitted(self) -> list[EngineEvent[KV]]:
+        """Give newly admitted requests their sequences, so that blocks reserved are arrays held."""
+        events: list[EngineEvent[KV]] = []
+        for request in self._in_phase(Phase.PREFILL):
+            if request.sequence is None:
+                try:
+                    sequence = self._restored(request)
+                    if sequence is None:
+                        sequence = self._model.open(request.capacity)
+                except BackendError as error:
+                    events.append(self._fail(request, error))
+                    continue
+                with self._lock:
+                    request.sequence = sequence
+                    self._by_sequence[sequence] = request
+        return events
 
     def _restored(self, request: Request[KV]) -> SequenceId | None:
         restore = request.restore

@@ -13,7 +13,7 @@ from typing import Generic, NewType, TypeVar
 KV = TypeVar("KV")
 
 BlockId = NewType("BlockId", int)
-"""A block's number. Never given twice by one pool, so a stale reference is always noticed."""
+"""A block's number. Never given twice, so a stale or foreign reference is always noticed."""
 
 
 @dataclass(slots=True)

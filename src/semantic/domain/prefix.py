@@ -26,15 +26,16 @@ def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
 def earliest_cut(layer: LayerSpec, held: range, total: int) -> int:
     """The shortest length that a layer holding positions `held` of `total` can be cut to.
 
-    A window layer cut to n tokens must still see the window before the token at n.
+    A window layer cut to n tokens must still see the window before the token at n. One that
+    lacks tokens which even the whole length needs gets a length that no cache has.
     """
+    if held.stop != total or (held.start > 0 and layer.kind is LayerKind.FULL):
+        return total + 1
     if layer.kind is LayerKind.STATE:
         return total
-    if held.start == 0:
+    if held.start == 0 or layer.window is None:
         return 0
-    if layer.window is None:
-        return total
-    return min(total, held.start + layer.window - 1)
+    return held.start + layer.window - 1
 
 
 def reusable_prefix(

@@ -6,6 +6,7 @@ request runs. One lock makes every call atomic, so it may be used from any threa
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,9 @@ from semantic.domain.errors import IntegrityError, InvalidRequestError, PoolExha
 from semantic.domain.value_objects import ModelCacheSpec, PoolView
 
 KV = TypeVar("KV")
+
+_numbers = itertools.count()
+"""Block numbers of all pools, so that a block of one pool is never taken for another's."""
 
 
 class BlockPool(Generic[KV]):
@@ -44,7 +48,6 @@ class BlockPool(Generic[KV]):
         self._total_blocks = total_blocks
         self._max_bytes = max_bytes
         self._lock = threading.RLock()
-        self._next_id = 0
         self._references: dict[BlockId, int] = {}
         self._held: dict[str, dict[BlockId, int]] = defaultdict(dict)
         self._layer_of: dict[BlockId, int] = {}
@@ -214,7 +217,7 @@ class BlockPool(Generic[KV]):
             counted: Counter[BlockId] = Counter()
             for held in self._held.values():
                 counted.update(held)
-            used = sum(self._block_bytes[self._layer_of[block]] for block in self._references)
+            used = sum(self._block_bytes[layer] for layer in self._layer_of.values())
             problems = []
             if dict(counted) != self._references:
                 problems.append("holders and references differ")
@@ -254,9 +257,7 @@ class BlockPool(Generic[KV]):
     def _give(self, count: int, layer_id: int, agent_id: str) -> list[KVBlock[KV]]:
         if not count:
             return []
-        first = self._next_id
-        self._next_id += count
-        ids = [BlockId(i) for i in range(first, first + count)]
+        ids = [BlockId(number) for number in itertools.islice(_numbers, count)]
         held = self._held[agent_id]
         for block_id in ids:
             self._references[block_id] = 1

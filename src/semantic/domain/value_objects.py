@@ -286,7 +286,7 @@ class PrefillEvent:
     total: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: on 3.11 they break `CompletedGeneration[KV](...)`
 class CompletedGeneration(Generic[KV]):
     """A request's end.
 

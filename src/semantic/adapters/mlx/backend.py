@@ -82,6 +82,11 @@ class MLXBackend:
         """Which layers use our caches; the others use mlx-lm's own."""
         return self._layers.ragged
 
+    @property
+    def stream(self) -> mx.Stream:
+        """Where everything is computed; `mx.synchronize` it to wait for what is under way."""
+        return cast(mx.Stream, self._generator.stream)
+
     def cache_spec(self) -> ModelCacheSpec:
         """See `BatchBackend.cache_spec`."""
         return self._spec

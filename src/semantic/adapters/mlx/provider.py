@@ -18,11 +18,13 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load
 
 from semantic.adapters.mlx.backend import MLXBackend
+from semantic.adapters.mlx.layer_caches import LayerData
 from semantic.adapters.mlx.probe import choose_layers
 from semantic.adapters.mlx.spec_reader import read_shapes, read_spec
 from semantic.adapters.mlx.tokenizer import HuggingFaceTokenizer, MLXTokenizer
 from semantic.domain.errors import InvalidRequestError, ModelNotFoundError
 from semantic.domain.value_objects import ModelCacheSpec
+from semantic.ports.outbound import BatchBackend
 
 EMBEDDED_MODEL = "semantic-tiny"
 _MODELS = Path(__file__).parents[2] / "models"
@@ -52,7 +54,7 @@ class MLXModelProvider:
             model.set_dtype(mx.float32)
         return wrap_model(model, fingerprint(folder)), MLXTokenizer(tokenizer)
 
-    def extract_spec(self, model: MLXBackend) -> ModelCacheSpec:
+    def extract_spec(self, model: BatchBackend[LayerData]) -> ModelCacheSpec:
         """See `ModelProviderPort.extract_spec`."""
         return model.cache_spec()
 

@@ -8,8 +8,9 @@ that name's place. It passes everything on to mlx-lm's own unless the keys are o
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import mlx.core as mx
@@ -76,6 +77,7 @@ def _decode_on_cpu(queries: mx.array, batch: RaggedKeys, scale: float) -> mx.arr
     """One query per sequence, all query heads of a KV head in one matrix product.
 
     MLX's CPU attention multiplies each query head by itself and reads the keys once for each;
+    MLX's CPU attention multiplies each query head by itself and reads the keys once for each;
     grouped, a long sequence is read once. Keys on the left because a product with few columns
     reads its left side in order, and a transposed right side would be packed first.
     """
@@ -84,11 +86,34 @@ def _decode_on_cpu(queries: mx.array, batch: RaggedKeys, scale: float) -> mx.arr
     kv_heads = kv[0][0].shape[1]
     grouped = (queries * scale).reshape(n_rows, kv_heads, n_heads // kv_heads, head_dim)
     columns = mx.contiguous(grouped.swapaxes(-1, -2))  # (rows, kv_heads, head_dim, group)
+    streams = _two_streams([k.shape[2] for k, _ in kv])
     rows = []
-    for query, (k, v) in zip(
-        mx.split(columns, n_rows) if n_rows > 1 else [columns], kv, strict=True
+    for query, (k, v), stream in zip(
+        mx.split(columns, n_rows) if n_rows > 1 else [columns], kv, streams, strict=True
     ):
-        scores = (k @ query).swapaxes(-1, -2)  # (1, kv_heads, group, tokens)
-        rows.append(mx.softmax(scores, axis=-1, precise=True) @ v)
+        with mx.stream(stream):
+            scores = (k @ query).swapaxes(-1, -2)  # (1, kv_heads, group, tokens)
+            rows.append(mx.softmax(scores, axis=-1, precise=True) @ v)
     out = rows[0] if n_rows == 1 else mx.concatenate(rows, axis=0)
     return out.reshape(n_rows, n_heads, 1, out.shape[-1])
+
+
+def _two_streams(lengths: Sequence[int]) -> list[mx.Stream]:
+    """A stream for each row, so that two threads get about the same number of tokens.
+
+    MLX computes a CPU stream on one thread, and one row's attention is too little to be divided.
+    """
+    here = mx.default_stream(mx.Device(mx.cpu))
+    load = [0, 0]
+    chosen = [here] * len(lengths)
+    for i in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+        other = load[1] < load[0]
+        load[other] += lengths[i]
+        if other:
+            chosen[i] = _second_stream()
+    return chosen
+
+
+@functools.cache
+def _second_stream() -> mx.Stream:
+    return mx.new_stream(mx.Device(mx.cpu))

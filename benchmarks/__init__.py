@@ -1,0 +1,1 @@
+"""Benchmarks: both sides of every claim in one run. Not part of the package."""

@@ -1,0 +1,123 @@
+"""Puts agents of any length into an engine, or into mlx-lm's own caches, without prefilling.
+
+Keys and values are random: what a decode step costs depends on how many there are, not on what
+they say.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import semantic.adapters.mlx  # isort: skip  # noqa: F401  loads OpenBLAS before MLX
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx_lm.generate import BatchGenerator
+from mlx_lm.models.cache import KVCache
+
+from semantic import AgentBlocks, BlockPool, BlockPoolBatchEngine
+from semantic.adapters.mlx.backend import MLXBackend
+from semantic.adapters.mlx.kv_buffer import BufferRange, KVBuffer
+from semantic.adapters.mlx.layer_caches import LayerData
+from semantic.adapters.mlx.provider import wrap_model
+from semantic.application.prefill_budget import PrefillBudget
+from semantic.application.resident_store import ResidentStore
+from semantic.domain.value_objects import BLOCK_TOKENS, CacheKey, ModelCacheSpec, whole_blocks
+from tests.support.char_tokenizer import CharTokenizer
+
+
+@dataclass
+class Rig:
+    """An engine and what belongs to it."""
+
+    backend: MLXBackend
+    spec: ModelCacheSpec
+    pool: BlockPool[LayerData]
+    store: ResidentStore[LayerData]
+    engine: BlockPoolBatchEngine[LayerData]
+
+    @classmethod
+    def build(cls, model: Module, *, target_gap: float = 0.25) -> Rig:
+        """An engine around `model` whose pool is never short."""
+        backend = wrap_model(model)
+        spec = backend.cache_spec()
+        pool: BlockPool[LayerData] = BlockPool(spec, max_bytes=1 << 40)
+        store = ResidentStore(pool)
+        engine = BlockPoolBatchEngine(
+            backend, CharTokenizer(), pool, spec, store=store, budget=PrefillBudget(target_gap)
+        )
+        return cls(backend, spec, pool, store, engine)
+
+    def add_idle_agent(self, agent_id: str, n_tokens: int) -> tuple[int, ...]:
+        """Give `agent_id` an idle cache of `n_tokens` random tokens; returns their ids."""
+        tokens = tuple(i % 90 for i in range(n_tokens))
+        blocks: AgentBlocks[LayerData] = AgentBlocks(
+            agent_id, token_ids=tokens, model_id=self.backend.model_id
+        )
+        chains = self.pool.allocate_layers(self.spec.blocks_for(n_tokens), agent_id)
+        for layer, chain in zip(self.spec.layers, chains, strict=True):
+            shape = (1, layer.kv_heads, len(chain) * BLOCK_TOKENS)
+            buffer = KVBuffer(
+                mx.random.normal((*shape, layer.k_head_dim)),
+                mx.random.normal((*shape, layer.v_head_dim)),
+            )
+            mx.eval(buffer.k, buffer.v)
+            for i, block in enumerate(chain):
+                block.start = i * BLOCK_TOKENS
+                stop = min(block.start + BLOCK_TOKENS, n_tokens)
+                block.token_count = stop - block.start
+                block.layer_data = BufferRange(buffer, block.start, stop)
+                blocks.add_block(block)
+        self.store.put(CacheKey(self.backend.model_id, agent_id), blocks)
+        return tokens
+
+    def start_agents(self, lengths: list[int], *, max_tokens: int = 100_000) -> None:
+        """Agents of these lengths, all decoding."""
+        for i, length in enumerate(lengths):
+            tokens = self.add_idle_agent(f"agent-{i}", length)
+            self.engine.submit(f"agent-{i}", (*tokens, 1), max_tokens=max_tokens)
+        self.settle(2)
+
+    def settle(self, steps: int) -> None:
+        """Run some steps that are not measured."""
+        for _ in range(steps):
+            self.step()
+
+    def step(self) -> float:
+        """Seconds of one engine step, with everything that it started finished."""
+        started = time.perf_counter()
+        self.engine.step_once()
+        mx.synchronize(self.backend.stream)
+        return time.perf_counter() - started
+
+
+class PaddedBatch:
+    """mlx-lm's BatchGenerator with its own caches, holding sequences of given lengths."""
+
+    def __init__(self, model: Module, spec: ModelCacheSpec) -> None:
+        self._generator = BatchGenerator(model, completion_batch_size=64, prefill_batch_size=64)
+        self._spec = spec
+
+    def add(self, lengths: list[int], *, max_tokens: int = 100_000) -> None:
+        """Insert sequences with random caches of these lengths."""
+        caches = [self._caches(length) for length in lengths]
+        self._generator.insert([[1]] * len(lengths), [max_tokens] * len(lengths), caches=caches)
+
+    def step(self) -> float:
+        """Seconds of one step, with everything that it started finished."""
+        started = time.perf_counter()
+        self._generator.next()
+        mx.synchronize(self._generator.stream)
+        return time.perf_counter() - started
+
+    def _caches(self, n_tokens: int) -> list[KVCache]:
+        caches = []
+        for layer in self._spec.layers:
+            cache = KVCache()
+            shape = (1, layer.kv_heads, whole_blocks(n_tokens))
+            cache.keys = mx.random.normal((*shape, layer.k_head_dim))
+            cache.values = mx.random.normal((*shape, layer.v_head_dim))
+            cache.offset = n_tokens
+            mx.eval(cache.keys, cache.values)
+            caches.append(cache)
+        return caches

@@ -1,0 +1,155 @@
+"""Whatever agents do together, each answer is the one that plain mlx-lm gives it alone.
+
+A hypothesis state machine drives a real engine on real mlx-lm models in pools so small that idle
+caches are dropped and running requests suspended, and compares every answer token by token.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import ClassVar
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from semantic import CompletedGeneration
+from tests.support.reference import generate
+from tests.support.rig import Done, Rig
+from tests.support.tiny_models import ARCHITECTURES, VOCAB, tiny_model
+
+_MOST_NEW = 40
+
+lengths = st.sampled_from([1, 2, 3, 17, 100, 255, 256, 257, 300, 511, 513, 700])
+agents = st.sampled_from(["ann", "bob", "cat", "dan"])
+new_tokens = st.integers(1, _MOST_NEW)
+
+
+@functools.lru_cache(maxsize=None)
+def solo(architecture: str, prompt: tuple[int, ...]) -> tuple[int, ...]:
+    """What mlx-lm alone answers."""
+    return tuple(generate(tiny_model(architecture), prompt, _MOST_NEW))
+
+
+@functools.lru_cache(maxsize=None)
+def text(seed: int, n: int) -> tuple[int, ...]:
+    """`n` tokens; the same seed gives texts that begin alike."""
+    return tuple((seed * 7919 + i * i * 31 + i // 7 * 13) % VOCAB for i in range(n))
+
+
+class Machine(RuleBasedStateMachine):
+    """Agents that submit, continue, repeat, edit, fork, cancel and forget at random times."""
+
+    architecture: ClassVar[str] = "llama"
+
+    @initialize(columns=st.sampled_from([6, 8, 40]), chunk=st.sampled_from([7, 64, 300, 5000]))
+    def build(self, columns: int, chunk: int) -> None:
+        self.rig = Rig(self.architecture, columns=columns, chunk=chunk)
+        self.waiting: dict[str, tuple[tuple[int, ...], int]] = {}
+        self.cancelled: set[str] = set()
+        self.done: list[tuple[tuple[int, ...], Done]] = []
+
+    def _submit(self, agent: str, prompt: tuple[int, ...], n: int, done: Done | None) -> None:
+        prompt = prompt[:900]
+        uid = self.rig.engine.submit(
+            agent, prompt, cache=done.blocks if done else None, max_tokens=n
+        )
+        self.waiting[uid] = (prompt, n)
+
+    @rule(agent=agents, seed=st.integers(0, 3), length=lengths, n=new_tokens)
+    def fresh(self, agent: str, seed: int, length: int, n: int) -> None:
+        self._submit(agent, text(seed, length), n, None)
+
+    @precondition(lambda self: self.done)
+    @rule(
+        data=st.data(),
+        n=new_tokens,
+        give_cache=st.booleans(),
+        tail=st.integers(0, 30),
+        how=st.sampled_from(["extend", "repeat", "edit"]),
+    )
+    def go_on(self, data: st.DataObject, n: int, give_cache: bool, tail: int, how: str) -> None:
+        prompt, done = data.draw(st.sampled_from(self.done))
+        whole = (*prompt, *done.tokens)
+        if how == "extend":
+            prompt = (*whole, *text(5, tail + 1))
+        elif how == "edit":
+            cut = data.draw(st.integers(0, len(whole) - 1))
+            prompt = (*whole[:cut], (whole[cut] + 1) % VOCAB, *text(6, tail))
+        agent = data.draw(st.sampled_from([done.agent_id, "eve"]))
+        self._submit(agent, prompt, n, done if give_cache else None)
+
+    @precondition(lambda self: any(done.blocks for _, done in self.done))
+    @rule(data=st.data(), n=new_tokens)
+    def append(self, data: st.DataObject, n: int) -> None:
+        done = data.draw(st.sampled_from([done for _, done in self.done if done.blocks]))
+        assert done.blocks is not None
+        added = text(9, 5)
+        prompt = (*done.blocks.token_ids, *added)
+        if len(prompt) > 900:
+            return
+        uid = self.rig.engine.submit(
+            done.agent_id, added, cache=done.blocks, max_tokens=n, append=True
+        )
+        self.waiting[uid] = (prompt, n)
+
+    @rule(steps=st.integers(1, 25))
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            for event in self.rig.engine.step_once():
+                if isinstance(event, CompletedGeneration):
+                    self._check(event)
+            self.rig.check()
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        uid = data.draw(st.sampled_from(sorted(self.waiting)))
+        assert self.rig.engine.cancel(uid)
+        self.cancelled.add(uid)
+
+    @rule(agent=agents)
+    def forget(self, agent: str) -> None:
+        self.rig.engine.forget(agent)
+
+    @invariant()
+    def accounts_agree(self) -> None:
+        self.rig.engine.check_integrity()
+
+    def _check(self, done: Done) -> None:
+        prompt, n = self.waiting.pop(done.uid)
+        expected = solo(self.architecture, prompt)[:n]
+        if done.uid in self.cancelled:
+            assert done.finish_reason == "cancelled"
+            assert done.tokens == expected[: len(done.tokens)]
+        else:
+            assert done.finish_reason == "length"
+            assert done.tokens == expected, (len(prompt), done.cached_tokens)
+        self.done.append((prompt, done))
+
+    def teardown(self) -> None:
+        if not hasattr(self, "rig"):
+            return
+        for done in self.rig.engine.step():
+            self._check(done)
+            self.rig.check()
+        assert not self.waiting
+        self.rig.forget_all()
+        assert self.rig.pool.used_blocks == 0
+        assert self.rig.backend.cache_nbytes() == 0
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_answer_is_that_of_mlx_lm_alone(architecture: str) -> None:
+    machine = type(f"Machine_{architecture}", (Machine,), {"architecture": architecture})
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=12, stateful_step_count=20, deadline=None)
+    )

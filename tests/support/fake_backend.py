@@ -1,0 +1,508 @@
+"""A model in plain Python behind the `BatchBackend` port.
+
+Its next token depends on every number that its caches hold, and each number on those before it:
+a missing, stale or foreign token anywhere changes the answer. Whatever breaks the port's contract
+raises `ContractViolationError`. Memory is what is still referred to, as with real arrays.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from weakref import WeakSet
+
+from semantic.domain.entities import AgentBlocks, KVBlock
+from semantic.domain.errors import BackendError, CacheReconstructionError
+from semantic.domain.value_objects import (
+    BLOCK_TOKENS,
+    LayerKind,
+    LayerSpec,
+    ModelCacheSpec,
+    SampledToken,
+    SamplingParams,
+    SequenceId,
+    TokenLogprob,
+)
+from tests.support.fake_clock import FakeClock
+
+VOCAB = 96
+
+FULL = LayerSpec(LayerKind.FULL, kv_heads=1, k_head_dim=1, v_head_dim=1, itemsize=2)
+STATE = LayerSpec(LayerKind.STATE, state_bytes=100)
+GROWING_STATE = LayerSpec(LayerKind.STATE, state_bytes=30, state_grows=True)
+
+
+def window(size: int) -> LayerSpec:
+    """A layer that sees the last `size` tokens; its blocks are half as large as those of FULL."""
+    return LayerSpec(
+        LayerKind.SLIDING_WINDOW, kv_heads=1, k_head_dim=1, v_head_dim=1, itemsize=1, window=size
+    )
+
+
+class ContractViolationError(AssertionError):
+    """A caller broke the port's contract."""
+
+
+def _require(ok: bool, message: str) -> None:
+    if not ok:
+        raise ContractViolationError(message)
+
+
+# The model: numbers from numbers
+
+
+def _digest(numbers: Sequence[int]) -> int:
+    return zlib.crc32(array("q", numbers).tobytes())
+
+
+def _sees_past(layer: LayerSpec) -> bool:
+    return layer.window is None or layer.window > 1
+
+
+def _choose(seen: Sequence[int], history: Sequence[int], params: SamplingParams, drawn: int) -> int:
+    """A large number that says which token comes next."""
+    numbers = [*seen]
+    if not params.greedy:
+        _require(params.seed is not None, "a sampled request was started without a seed")
+        numbers += [params.seed or 0, drawn]
+    if params.repetition_penalty is not None:
+        numbers += history[-params.repetition_context :]
+    numbers += [token for token, bias in params.logit_bias.items() if bias > 0]
+    return _digest(numbers)
+
+
+def solo_answer(
+    spec: ModelCacheSpec,
+    prompt: Sequence[int],
+    max_tokens: int,
+    params: SamplingParams | None = None,
+    *,
+    vocab_size: int = VOCAB,
+    eos: frozenset[int] = frozenset(),
+) -> list[int]:
+    """What the model answers to `prompt` alone and without any cache, the EOS included."""
+    params = params or SamplingParams()
+    tokens: list[int] = []
+    values: list[int] = []
+    for token in prompt:
+        _solo_append(spec, tokens, values, token)
+    for drawn in range(max_tokens):
+        seen = [_solo_seen(layer, values) for layer in spec.layers]
+        token = _choose(seen, tokens, params, drawn) % vocab_size
+        _solo_append(spec, tokens, values, token)
+        if token in eos:
+            break
+    return tokens[len(prompt) :]
+
+
+def _solo_append(spec: ModelCacheSpec, tokens: list[int], values: list[int], token: int) -> None:
+    before = values[-1] if values else 0
+    past = [before if _sees_past(layer) else 0 for layer in spec.layers]
+    values.append(_digest([*past, token, len(tokens)]))
+    tokens.append(token)
+
+
+def _solo_seen(layer: LayerSpec, values: Sequence[int]) -> int:
+    if layer.kind is LayerKind.STATE:
+        return values[-1]
+    return _digest(values if layer.window is None else values[-layer.window :])
+
+
+# Its caches
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class FakeMemory:
+    """What one layer of one sequence keeps: a number for each token held, or one state."""
+
+    layer: LayerSpec
+    n_blocks: int
+    values: array[int] = field(default_factory=lambda: array("q"))
+    owner: SequenceId | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.n_blocks * self.layer.bytes_per_block
+
+
+@dataclass(frozen=True, slots=True)
+class FakeData:
+    """What a block holds: numbers `start` to `stop` of a memory, or its state as a whole."""
+
+    memory: FakeMemory
+    start: int
+    stop: int
+
+
+class _LayerCache:
+    """One layer of one sequence, after `offset` tokens."""
+
+    def __init__(self, memory: FakeMemory, offset: int = 0) -> None:
+        self.memory = memory
+        self.layer = memory.layer
+        self.offset = offset
+
+    @property
+    def held(self) -> range:
+        if self.layer.kind is LayerKind.STATE:
+            return range(self.offset)
+        return range(self.offset - len(self.memory.values), self.offset)
+
+    def past(self) -> int:
+        """What the next token learns from the one before it."""
+        values = self.memory.values
+        return values[-1] if self.offset and _sees_past(self.layer) else 0
+
+    def seen(self) -> int:
+        """What the last token sees."""
+        values = self.memory.values
+        if self.layer.kind is LayerKind.STATE:
+            return values[-1]
+        _require(
+            len(values) >= min(self.offset, self.layer.window or self.offset),
+            f"a {self.layer.kind} layer holds {len(values)} of {self.offset} tokens",
+        )
+        return _digest(values if self.layer.window is None else values[-self.layer.window :])
+
+    def append(self, value: int) -> None:
+        values = self.memory.values
+        if self.layer.kind is LayerKind.STATE:
+            del values[:]
+        elif len(values) == self.memory.n_blocks * BLOCK_TOKENS:
+            _require(self.layer.window is not None, "no room for a token")
+            del values[: len(values) - (self.layer.window or 0)]
+        values.append(value)
+        self.offset += 1
+
+    def reserve(self, capacity: int) -> None:
+        self.memory.n_blocks = max(self.memory.n_blocks, self.layer.blocks_for(capacity))
+
+    def fill(self, blocks: Sequence[KVBlock[FakeData]]) -> int:
+        """Put it into the first of `blocks`; returns how many it took."""
+        if self.layer.kind is LayerKind.STATE:
+            needed = self.layer.blocks_for(self.offset)
+        else:
+            needed = -(-len(self.memory.values) // BLOCK_TOKENS)
+        _require(
+            needed <= self.memory.n_blocks <= len(blocks),
+            f"{len(blocks)} blocks given for a {self.layer.kind} layer that takes {needed} "
+            f"and has memory for {self.memory.n_blocks}",
+        )
+        first = self.held.start
+        for i, block in enumerate(blocks[:needed]):
+            stop = len(self.held) if i == needed - 1 else (i + 1) * BLOCK_TOKENS
+            start = i * BLOCK_TOKENS
+            block.start, block.token_count = first + start, stop - start
+            block.layer_data = FakeData(self.memory, start, stop)
+        self.memory.n_blocks = needed
+        self.memory.owner = None
+        return needed
+
+
+@dataclass(slots=True, eq=False)
+class _Sequence:
+    caches: list[_LayerCache]
+    capacity: int
+    tokens: list[int]
+    started: bool = False
+    joined: bool = False
+    lost: bool = False
+    last_token: int = -1
+    params: SamplingParams = field(default_factory=SamplingParams)
+    drawn: int = 0
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    def run(self, token: int) -> None:
+        """Compute one token into every layer's cache."""
+        _require(self.length < self.capacity, f"token {self.length} does not fit its capacity")
+        value = _digest([*(cache.past() for cache in self.caches), token, self.length])
+        for cache in self.caches:
+            cache.append(value)
+        self.tokens.append(token)
+
+
+class FakeBackend:
+    """Implements `BatchBackend`.
+
+    `fail_next` makes the next call of a method raise. With a `clock`, computing takes time:
+    `seconds_per_token` of prefill and `seconds_per_step` of decoding.
+    """
+
+    def __init__(
+        self,
+        spec: ModelCacheSpec,
+        *,
+        vocab_size: int = VOCAB,
+        model_id: str = "fake",
+        clock: FakeClock | None = None,
+        seconds_per_token: float = 0.001,
+        seconds_per_step: float = 0.02,
+    ) -> None:
+        self.calls: Counter[str] = Counter()
+        self.prefilled_tokens = 0
+        self.failures = 0
+        self._spec = spec
+        self._vocab_size = vocab_size
+        self._model_id = model_id
+        self._clock = clock
+        self._seconds_per_token = seconds_per_token
+        self._seconds_per_step = seconds_per_step
+        self._sequences: dict[SequenceId, _Sequence] = {}
+        self._memories: WeakSet[FakeMemory] = WeakSet()
+        self._next_id = 0
+        self._broken: dict[str, BackendError | CacheReconstructionError] = {}
+
+    # Beyond the port
+
+    def fail_next(
+        self, method: str, error: BackendError | CacheReconstructionError | None = None
+    ) -> None:
+        """Let the next call of `method` raise `error`, half-way through its work."""
+        self._broken[method] = error or BackendError(f"injected into {method}")
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of every cache that somebody still refers to, running or idle."""
+        return sum(memory.nbytes for memory in self._memories)
+
+    @property
+    def n_open(self) -> int:
+        """Sequences that were neither extracted nor closed."""
+        return len(self._sequences)
+
+    # The port
+
+    @property
+    def model_id(self) -> str:
+        return self._model_id
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    def cache_spec(self) -> ModelCacheSpec:
+        return self._spec
+
+    def open(self, capacity: int) -> SequenceId:
+        self._enter("open")
+        self._check_capacity(capacity)
+        memories = [self._memory(layer, capacity) for layer in self._spec.layers]
+        return self._add([_LayerCache(memory) for memory in memories], capacity, [])
+
+    def restore(
+        self, blocks: AgentBlocks[FakeData], length: int, capacity: int, *, exclusive: bool
+    ) -> SequenceId:
+        self._check_capacity(capacity)
+        _require(0 < length <= capacity, f"restoring {length} tokens into room for {capacity}")
+        self._enter("restore")
+        for i, layer in enumerate(self._spec.layers):
+            _check_layer(layer, blocks.blocks_for_layer(i), length, blocks.total_tokens)
+        make = self._take_over if exclusive else self._copy
+        caches = [
+            make(layer, blocks.blocks_for_layer(i), length, capacity)
+            for i, layer in enumerate(self._spec.layers)
+        ]
+        return self._add(caches, capacity, list(blocks.token_ids[:length]))
+
+    def reserve(self, sequence: SequenceId, capacity: int) -> None:
+        self._enter("reserve")
+        self._check_capacity(capacity)
+        state = self._get(sequence)
+        for cache in state.caches:
+            cache.reserve(capacity)
+        state.capacity = max(state.capacity, capacity)
+
+    def length(self, sequence: SequenceId) -> int:
+        return self._get(sequence).length
+
+    def prefill(self, sequence: SequenceId, tokens: Sequence[int]) -> None:
+        state = self._get(sequence)
+        _require(not state.started, "prefill after start")
+        _require(len(tokens) > 0, "prefill of no tokens")
+        for token in tokens[: len(tokens) // 2]:
+            state.run(token)
+        self._enter("prefill")
+        for token in tokens[len(tokens) // 2 :]:
+            state.run(token)
+        self.prefilled_tokens += len(tokens)
+        self._spend(len(tokens) * self._seconds_per_token)
+
+    def start(
+        self,
+        sequence: SequenceId,
+        last_token: int,
+        history: Sequence[int],
+        params: SamplingParams,
+        drawn: int,
+    ) -> None:
+        state = self._get(sequence)
+        _require(not state.started, "started twice")
+        _require(list(history) == state.tokens, "history differs from what was computed")
+        _require(params.greedy or params.seed is not None, "sampled, but without a seed")
+        self._enter("start")
+        state.started = True
+        state.last_token, state.params, state.drawn = last_token, params, drawn
+
+    def decode(self) -> list[SampledToken]:
+        running = [(i, s) for i, s in self._sequences.items() if s.started and not s.lost]
+        for i, state in running:
+            needed = state.length + (1 if state.joined else 2)
+            _require(needed <= state.capacity, f"sequence {i} has no room for its next token")
+        if not running:
+            return []
+        try:
+            self._enter("decode")
+        except BackendError:
+            for _, state in running:
+                state.lost = True
+            raise
+        self._spend(self._seconds_per_step)
+        return self._advance(running) or self._advance(running)
+
+    def extract(
+        self, sequence: SequenceId, blocks: Sequence[Sequence[KVBlock[FakeData]]]
+    ) -> list[KVBlock[FakeData]]:
+        state = self._get(sequence)
+        del self._sequences[sequence]
+        self._enter("extract")
+        _require(not state.lost, "extracting a sequence that a failed step left half written")
+        _require(len(blocks) == self._spec.n_layers, f"blocks of {len(blocks)} layers")
+        unused: list[KVBlock[FakeData]] = []
+        for cache, mine in zip(state.caches, blocks, strict=True):
+            unused += mine[cache.fill(mine) :]
+        return unused
+
+    def close(self, sequence: SequenceId) -> None:
+        self._get(sequence)
+        del self._sequences[sequence]
+        self._enter("close")
+
+    # Inside
+
+    def _enter(self, method: str) -> None:
+        self.calls[method] += 1
+        error = self._broken.pop(method, None)
+        if error is not None:
+            self.failures += 1
+            raise error.with_traceback(None)
+
+    def _spend(self, seconds: float) -> None:
+        if self._clock is not None:
+            self._clock.advance(seconds)
+
+    def _get(self, sequence: SequenceId) -> _Sequence:
+        _require(sequence in self._sequences, f"sequence {sequence} is not open")
+        return self._sequences[sequence]
+
+    @staticmethod
+    def _check_capacity(capacity: int) -> None:
+        _require(
+            capacity > 0 and capacity % BLOCK_TOKENS == 0,
+            f"capacity {capacity} is not a multiple of {BLOCK_TOKENS}",
+        )
+
+    def _memory(self, layer: LayerSpec, capacity: int) -> FakeMemory:
+        memory = FakeMemory(layer, layer.blocks_for(capacity))
+        self._memories.add(memory)
+        return memory
+
+    def _add(self, caches: list[_LayerCache], capacity: int, tokens: list[int]) -> SequenceId:
+        sequence = SequenceId(self._next_id)
+        self._next_id += 1
+        for cache in caches:
+            cache.memory.owner = sequence
+        self._sequences[sequence] = _Sequence(caches, capacity, tokens)
+        return sequence
+
+    def _advance(self, running: Sequence[tuple[SequenceId, _Sequence]]) -> list[SampledToken]:
+        """A token from each that has joined; then newcomers take their place."""
+        sampled = [self._sample(i, state) for i, state in running if state.joined]
+        for _, state in running:
+            if not state.joined:
+                state.run(state.last_token)
+                state.joined = True
+        return sampled
+
+    def _sample(self, sequence: SequenceId, state: _Sequence) -> SampledToken:
+        seen = [cache.seen() for cache in state.caches]
+        number = _choose(seen, state.tokens, state.params, state.drawn)
+        token = number % self._vocab_size
+        state.run(token)
+        state.drawn += 1
+        if state.params.logprobs is None:
+            return SampledToken(sequence, token)
+        others = range(token, token + state.params.logprobs)
+        top = tuple((other % self._vocab_size, -0.5 - other) for other in others)
+        return SampledToken(sequence, token, TokenLogprob(token, -0.5 - token, top))
+
+    def _take_over(
+        self, layer: LayerSpec, chain: Sequence[KVBlock[FakeData]], length: int, capacity: int
+    ) -> _LayerCache:
+        memory = _data(chain[0]).memory
+        if any(_data(block).memory is not memory for block in chain):
+            cache = self._copy(layer, chain, length, capacity)
+            for block in chain:
+                block.layer_data = None
+            return cache
+        cache = _LayerCache(memory, chain[-1].stop)
+        surplus = cache.offset - length
+        if surplus:
+            del memory.values[len(memory.values) - surplus :]
+            cache.offset = length
+        cache.reserve(capacity)
+        return cache
+
+    def _copy(
+        self, layer: LayerSpec, chain: Sequence[KVBlock[FakeData]], length: int, capacity: int
+    ) -> _LayerCache:
+        memory = self._memory(layer, capacity)
+        if layer.kind is LayerKind.STATE:
+            memory.values.extend(_data(chain[0]).memory.values)
+            return _LayerCache(memory, length)
+        numbers = array("q")
+        for block in chain:
+            data = _data(block)
+            numbers.extend(data.memory.values[data.start : data.stop])
+        del numbers[len(numbers) - (chain[-1].stop - length) :]
+        room = memory.n_blocks * BLOCK_TOKENS
+        memory.values.extend(numbers if len(numbers) <= room else numbers[-(layer.window or 0) :])
+        return _LayerCache(memory, length)
+
+
+def _data(block: KVBlock[FakeData]) -> FakeData:
+    if block.layer_data is None:
+        raise CacheReconstructionError(f"block {block.block_id} is empty")
+    return block.layer_data
+
+
+def _check_layer(
+    layer: LayerSpec, chain: Sequence[KVBlock[FakeData]], length: int, total: int
+) -> None:
+    """Raise unless `chain` can give the first `length` of `total` tokens."""
+    if not chain:
+        raise CacheReconstructionError(f"a {layer.kind} layer has no blocks")
+    for block in chain:
+        data = _data(block)
+        if data.memory.layer != layer:
+            raise CacheReconstructionError(f"expected {layer}, got {data.memory.layer}")
+        _require(data.memory.owner is None, "these blocks belong to a running sequence")
+        _require(
+            layer.kind is LayerKind.STATE or data.stop <= len(data.memory.values),
+            "stale blocks: their memory was cut or used again",
+        )
+    for left, right in itertools.pairwise(chain):
+        if left.stop != right.start:
+            raise CacheReconstructionError(f"tokens {left.stop} to {right.start} are missing")
+    held = range(chain[0].start, chain[-1].stop)
+    first = 0 if layer.window is None else max(0, length - layer.window + 1)
+    if layer.kind is LayerKind.STATE and not length == held.stop == total:
+        raise CacheReconstructionError(f"a state after {held.stop} tokens cannot give {length}")
+    if held.stop < length or (held.start > first and first < length):
+        raise CacheReconstructionError(f"{held} cannot give tokens {first} to {length}")

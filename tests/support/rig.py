@@ -1,0 +1,98 @@
+"""An engine on a tiny model, with the means to look at what it really holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from semantic import AgentBlocks, BlockPool, BlockPoolBatchEngine, CompletedGeneration
+from semantic.adapters.mlx.backend import MLXBackend
+from semantic.adapters.mlx.kv_buffer import BufferRange
+from semantic.adapters.mlx.layer_caches import LayerData
+from semantic.adapters.mlx.provider import wrap_model
+from semantic.application.prefill_budget import PrefillBudget
+from semantic.application.resident_store import ResidentStore
+from semantic.domain.value_objects import ModelCacheSpec
+from tests.support.char_tokenizer import CharTokenizer
+from tests.support.tiny_models import tiny_model
+
+Done = CompletedGeneration[LayerData]
+
+
+class Rig:
+    """One engine and its parts."""
+
+    def __init__(
+        self,
+        architecture: str,
+        *,
+        columns: int = 200,
+        chunk: int | None = None,
+        eos: frozenset[int] = frozenset(),
+        max_batch: int = 32,
+    ) -> None:
+        """`columns` is the pool's size in blocks of every layer; `chunk` fixes the prefill chunk."""
+        self.model = tiny_model(architecture)
+        self.backend: MLXBackend = wrap_model(self.model, f"tiny:{architecture}")
+        self.spec: ModelCacheSpec = self.backend.cache_spec()
+        self.pool: BlockPool[LayerData] = BlockPool(self.spec, columns * self.spec.n_layers)
+        self.store: ResidentStore[LayerData] = ResidentStore(self.pool)
+        self.tokenizer = CharTokenizer(eos)
+        budget = PrefillBudget() if chunk is None else FixedBudget(chunk)
+        self.engine: BlockPoolBatchEngine[LayerData] = BlockPoolBatchEngine(
+            self.backend,
+            self.tokenizer,
+            self.pool,
+            self.spec,
+            store=self.store,
+            budget=budget,
+            max_batch=max_batch,
+        )
+
+    def run(self) -> dict[str, Done]:
+        """Run until nothing is left; completions by uid."""
+        return {done.uid: done for done in self.engine.step()}
+
+    def answer(
+        self,
+        agent_id: str,
+        prompt: Sequence[int],
+        max_tokens: int,
+        cache: AgentBlocks[LayerData] | None = None,
+    ) -> Done:
+        """One request, alone."""
+        uid = self.engine.submit(agent_id, prompt, cache=cache, max_tokens=max_tokens)
+        return self.run()[uid]
+
+    def held_bytes(self) -> int:
+        """Bytes of the arrays of running sequences and idle caches."""
+        idle = {
+            id(block.layer_data.buffer): block.layer_data.buffer
+            for key in self.store.oldest_first()
+            for block in getattr(self.store.get(key), "all_blocks", list)()
+            if isinstance(block.layer_data, BufferRange)
+        }
+        return self.backend.cache_nbytes() + sum(buffer.nbytes for buffer in idle.values())
+
+    def check(self) -> None:
+        """Every account agrees with every other, and with the arrays."""
+        self.engine.check_integrity()
+        held, counted = self.held_bytes(), self.pool.used_bytes
+        assert abs(held - counted) <= 0.02 * max(held, counted), (held, counted)
+
+    def forget_all(self) -> None:
+        """Drop every idle cache."""
+        for key in self.store.oldest_first():
+            self.engine.forget(key.agent_id)
+
+
+class FixedBudget(PrefillBudget):
+    """Chunks of a fixed size, so that a test does not depend on the clock."""
+
+    def __init__(self, chunk: int) -> None:
+        super().__init__()
+        self._chunk = chunk
+
+    def next_chunk(self, *, decoding: bool) -> int:
+        """The fixed size."""
+        del decoding
+        return self._chunk
