@@ -30,9 +30,12 @@ class Rig:
         eos: frozenset[int] = frozenset(),
         max_batch: int = 32,
     ) -> None:
-        """`columns` is the pool's size in blocks of every layer; `chunk` fixes the prefill chunk."""
+        """The pool holds `columns` blocks of every layer; `chunk` fixes the prefill chunk."""
         self.model = tiny_model(architecture)
         self.backend: MLXBackend = wrap_model(self.model, f"tiny:{architecture}")
+        # The probe gives a layer that disagrees back to mlx-lm: answers would be right, and ours
+        # untested.
+        assert all(self.backend.ragged_layers), "a layer does not use our cache"
         self.spec: ModelCacheSpec = self.backend.cache_spec()
         self.pool: BlockPool[LayerData] = BlockPool(self.spec, columns * self.spec.n_layers)
         self.store: ResidentStore[LayerData] = ResidentStore(self.pool)

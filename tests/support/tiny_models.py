@@ -13,7 +13,7 @@ from typing import cast
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.quantized import quantize
-from mlx.utils import tree_map
+from mlx.utils import tree_map_with_path
 from mlx_lm.models import gemma3_text, gpt_oss, llama, qwen2, qwen2_moe, qwen3
 
 import semantic.adapters.mlx  # noqa: F401  loads OpenBLAS before MLX
@@ -164,16 +164,31 @@ _BUILDERS: dict[str, Callable[[], Module]] = {
 ARCHITECTURES = tuple(_BUILDERS)
 
 
+# How much wider than usual a weight is drawn. Attention has to be sharp and to outweigh the
+# token itself: in a model drawn evenly the next token hardly depends on what came before, and a
+# cache could be wrong without anybody noticing.
+_GAIN = {
+    "q_proj": 3.0,
+    "k_proj": 3.0,
+    "q_norm": 2.0,
+    "k_norm": 2.0,
+    "v_proj": 2.0,
+    "o_proj": 2.0,
+    "embed_tokens": 0.5,
+}
+
+
 def _randomize(model: Module) -> None:
     mx.random.seed(7)
 
-    def draw(weight: mx.array) -> mx.array:
+    def draw(path: str, weight: mx.array) -> mx.array:
         noise = mx.random.normal(weight.shape)
+        gain = next((g for name, g in _GAIN.items() if name in path), 1.0)
         if weight.ndim < 2:
-            return mx.add(weight, 0.1 * noise)
-        return mx.multiply(noise, 2.0 / weight.shape[-1] ** 0.5)
+            return mx.multiply(mx.add(weight, 0.1 * noise), gain)
+        return mx.multiply(noise, gain * 1.5 / weight.shape[-1] ** 0.5)
 
-    model.update(tree_map(draw, _parameters(model)))
+    model.update(tree_map_with_path(draw, _parameters(model)))
 
 
 def _parameters(model: Module) -> dict[str, object]:

@@ -6,6 +6,7 @@ caches. Knows no framework, no transport and no chat format.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import deque
@@ -96,6 +97,7 @@ class BlockPoolBatchEngine(Generic[KV]):
         self._outbox: deque[CompletedGeneration[KV]] = deque()
         self._next_number = 0
         self._prefill_turn = 0
+        self.suspensions = 0  # how often a running request was suspended, since the start
 
     # The port
 
@@ -233,6 +235,7 @@ class BlockPoolBatchEngine(Generic[KV]):
         request.phase = Phase.WAITING
         request.computed = 0
         request.suspensions += 1
+        self.suspensions += 1
         self._waiting = deque(sorted((*self._waiting, request), key=lambda other: other.number))
 
     # Running
@@ -312,6 +315,8 @@ class BlockPoolBatchEngine(Generic[KV]):
                 restore.blocks, restore.length, request.capacity, exclusive=restore.exclusive
             )
         except CacheReconstructionError:
+            for block in itertools.chain(*request.blocks):
+                block.layer_data = None  # of no use, and its memory is needed for the new
             return None
         finally:
             with self._lock:

@@ -76,7 +76,7 @@ class BlockLedger(Generic[KV]):
             )
 
     def admit(self, request: Request[KV], headroom: int = 0) -> bool:
-        """Give `request` the blocks for the tokens it has, with what can be reused of a cache.
+        """Give `request` blocks for the tokens it has and one more, reusing what it can of a cache.
 
         `headroom` are blocks per growing layer that must stay free after that. Drops idle caches
         to make room; False, with nothing changed, when that is not enough.
@@ -84,11 +84,11 @@ class BlockLedger(Generic[KV]):
         spare = headroom * BLOCK_TOKENS
         restore = self._find_cache(request)
         if restore is None:
-            return self._extend(request, whole_blocks(request.n_tokens), spare)
+            return self._extend(request, whole_blocks(request.n_tokens + 1), spare)
         if self._admit_with(request, restore, spare):
             return True
         # With the pool to itself a request must be able to start, if need be without the cache.
-        return headroom == 0 and self._extend(request, whole_blocks(request.n_tokens))
+        return headroom == 0 and self._extend(request, whole_blocks(request.n_tokens + 1))
 
     def grow(self, request: Request[KV]) -> bool:
         """Give a decoding request room for one token more than it has; False if there is none."""
@@ -186,7 +186,7 @@ class BlockLedger(Generic[KV]):
         else:
             self._pool.share(source.all_blocks(), request.agent_id)
         restore.blocks = source.snapshot()
-        if self._extend(request, whole_blocks(request.n_tokens), spare):
+        if self._extend(request, whole_blocks(request.n_tokens + 1), spare):
             request.restore = restore
             if restore.exclusive:
                 source.retire()

@@ -179,6 +179,10 @@ class MLXBackend:
         """Bytes of the caches of all open sequences, as their arrays say."""
         return sum(cache.nbytes for state in self._sequences.values() for cache in state.caches)
 
+    def sequences(self) -> list[list[LayerCache]]:
+        """The caches of all open sequences, per layer, the one opened first at the front."""
+        return [state.caches for state in self._sequences.values()]
+
     # Inside
 
     def _new_generator(self) -> BatchGenerator:

@@ -1,0 +1,236 @@
+"""Greedy tokens equal those of mlx-lm alone: the cases that must never break, one by one."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from semantic import CompletedGeneration, SamplingParams
+from semantic.domain.value_objects import BLOCK_TOKENS
+from tests.support.reference import generate
+from tests.support.rig import Rig
+from tests.support.tiny_models import ARCHITECTURES, VOCAB, tiny_model
+
+every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
+
+
+def prompts(*lengths: int, seed: int = 1) -> list[list[int]]:
+    draw = random.Random(seed)
+    return [[draw.randrange(VOCAB) for _ in range(length)] for length in lengths]
+
+
+@every_architecture
+def test_a_batch_of_eight_from_1_to_3000_tokens(architecture: str) -> None:
+    rig = Rig(architecture)
+    asked = prompts(1, 2, 255, 256, 257, 700, 1500, 3000)
+    n_new = [60, 1, 20, 40, 300, 25, 20, 10]
+    uids = [
+        rig.engine.submit(f"agent-{i}", prompt, max_tokens=n)
+        for i, (prompt, n) in enumerate(zip(asked, n_new, strict=True))
+    ]
+    done = rig.run()
+    for uid, prompt, n in zip(uids, asked, n_new, strict=True):
+        assert list(done[uid].tokens) == generate(rig.model, prompt, n), len(prompt)
+
+
+@every_architecture
+def test_joining_and_leaving_at_random_steps(architecture: str) -> None:
+    rig = Rig(architecture, chunk=100)
+    draw = random.Random(3)
+    asked = prompts(*(draw.choice([1, 30, 256, 400]) for _ in range(12)), seed=4)
+    done: dict[str, CompletedGeneration[object]] = {}
+    wanted: dict[str, list[int]] = {}
+    while len(done) < len(asked):
+        if len(wanted) < len(asked):
+            prompt, n = asked[len(wanted)], draw.randrange(1, 50)
+            uid = rig.engine.submit(f"agent-{len(wanted)}", prompt, max_tokens=n)
+            wanted[uid] = generate(rig.model, prompt, n)
+        for _ in range(draw.randrange(1, 12)):
+            for event in rig.engine.step_once():
+                if isinstance(event, CompletedGeneration):
+                    done[event.uid] = event
+            rig.check()
+    assert {uid: list(end.tokens) for uid, end in done.items()} == wanted
+
+
+@every_architecture
+def test_a_conversation_continues_without_computing_its_past_again(architecture: str) -> None:
+    rig = Rig(architecture)
+    (prompt, *turns) = prompts(600, 20, 300, 1, seed=5)
+    for turn in ([], *turns):
+        prompt = prompt + turn
+        end = rig.answer("ann", prompt, 30)
+        assert list(end.tokens) == generate(rig.model, prompt, 30)
+        assert end.cached_tokens == (len(prompt) - len(turn) if turn else 0)
+        prompt = prompt + list(end.tokens)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "moe", "quantized"])
+def test_a_repeated_prompt_computes_one_token_and_an_edited_one_from_the_edit(
+    architecture: str,
+) -> None:
+    rig = Rig(architecture)
+    (prompt,) = prompts(700, seed=6)
+    cold = rig.answer("ann", prompt, 30)
+    again = rig.answer("ann", prompt, 30)
+    assert again.tokens == cold.tokens
+    assert again.cached_tokens == len(prompt) - 1
+    edited = [*prompt[:400], (prompt[400] + 1) % VOCAB, *prompt[401:]]
+    changed = rig.answer("ann", edited, 30)
+    assert list(changed.tokens) == generate(rig.model, edited, 30)
+    assert changed.cached_tokens == 400
+
+
+@every_architecture
+def test_a_cancelled_request_leaves_what_it_computed_and_the_others_alone(
+    architecture: str,
+) -> None:
+    rig = Rig(architecture, chunk=128)
+    first, second = prompts(900, 50, seed=7)
+    cancelled = rig.engine.submit("ann", first, max_tokens=50)
+    other = rig.engine.submit("bob", second, max_tokens=80)
+    for _ in range(5):
+        rig.engine.step_once()
+    assert rig.engine.cancel(cancelled)
+    done = rig.run()
+    rig.check()
+    assert done[cancelled].finish_reason == "cancelled"
+    assert list(done[other].tokens) == generate(rig.model, second, 80)
+    retried = rig.answer("ann", first, 50)
+    assert list(retried.tokens) == generate(rig.model, first, 50)
+    assert retried.cached_tokens > 0
+
+
+@every_architecture
+def test_requests_suspended_for_want_of_blocks_go_on_with_the_same_tokens(
+    architecture: str,
+) -> None:
+    rig = Rig(architecture, columns=6)
+    asked = prompts(500, 400, 260, seed=8)
+    uids = [rig.engine.submit(f"agent-{i}", p, max_tokens=300) for i, p in enumerate(asked)]
+    done = {}
+    while rig.engine.has_work:
+        for event in rig.engine.step_once():
+            if isinstance(event, CompletedGeneration):
+                done[event.uid] = event
+        rig.check()
+    assert rig.engine.suspensions > 0
+    for uid, prompt in zip(uids, asked, strict=True):
+        assert list(done[uid].tokens) == generate(rig.model, prompt, 300)
+
+
+@every_architecture
+def test_another_agent_may_begin_with_a_cache_that_stays_where_it_is(architecture: str) -> None:
+    rig = Rig(architecture)
+    (prompt,) = prompts(520, seed=9)
+    first = rig.answer("ann", prompt, 20)
+    whole = [*prompt, *first.tokens]
+    branches = [[*whole, *tail] for tail in prompts(3, 40, seed=10)]
+    uids = [
+        rig.engine.submit(f"fork-{i}", branch, cache=first.blocks, max_tokens=30)
+        for i, branch in enumerate(branches)
+    ]
+    done = rig.run()
+    rig.check()
+    for uid, branch in zip(uids, branches, strict=True):
+        assert list(done[uid].tokens) == generate(rig.model, branch, 30)
+        assert done[uid].cached_tokens == len(whole)
+    # The original was read, not used up.
+    onward = [*whole, 1, 2]
+    last = rig.answer("ann", onward, 20)
+    assert list(last.tokens) == generate(rig.model, onward, 20)
+    assert last.cached_tokens == len(whole)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_append_follows_the_cached_tokens(architecture: str) -> None:
+    rig = Rig(architecture)
+    prompt, more = prompts(300, 12, seed=11)
+    first = rig.answer("ann", prompt, 10)
+    uid = rig.engine.submit("ann", more, cache=first.blocks, max_tokens=20, append=True)
+    whole = [*prompt, *first.tokens, *more]
+    end = rig.run()[uid]
+    assert end.prompt_tokens == len(whole)
+    assert list(end.tokens) == generate(rig.model, whole, 20)
+
+
+def test_an_answer_ends_at_an_end_token_which_is_not_text() -> None:
+    (prompt,) = prompts(40, seed=12)
+    free = generate(tiny_model("llama"), prompt, 40)
+    eos = next(token for token in free[3:] if free.index(token) >= 3)
+    rig = Rig("llama", eos=frozenset({eos}))
+    end = rig.answer("ann", prompt, 40)
+    expected = free[: free.index(eos) + 1]
+    assert list(end.tokens) == expected
+    assert end.finish_reason == "stop"
+    assert end.text == rig.tokenizer.decode(expected[:-1])
+
+
+def test_a_stop_string_over_two_tokens_is_never_emitted() -> None:
+    rig = Rig("llama")
+    (prompt,) = prompts(40, seed=13)
+    text = rig.tokenizer.decode(generate(rig.model, prompt, 40))
+    stop = text[10:13]
+    uid = rig.engine.submit(
+        "ann", prompt, max_tokens=40, sampling=SamplingParams(stop=("never", stop))
+    )
+    emitted, end = "", None
+    while end is None:
+        for event in rig.engine.step_once():
+            if isinstance(event, CompletedGeneration):
+                end = event
+            else:
+                emitted += getattr(event, "text", "")
+    assert end.uid == uid
+    assert end.text == emitted == text[: text.index(stop)]
+    assert end.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt_oss"])
+def test_a_seed_gives_the_same_tokens_alone_in_a_batch_and_suspended(architecture: str) -> None:
+    params = SamplingParams(temperature=0.9, top_p=0.95, top_k=40, min_p=0.01, seed=42)
+    asked = prompts(500, 400, 260, seed=14)
+
+    def tokens(rig: Rig) -> list[tuple[int, ...]]:
+        uids = [
+            rig.engine.submit(f"agent-{i}", p, max_tokens=150, sampling=params)
+            for i, p in enumerate(asked)
+        ]
+        done = rig.run()
+        return [done[uid].tokens for uid in uids]
+
+    alone = [tokens_of(Rig(architecture), prompt, params, 150) for prompt in asked]
+    assert tokens(Rig(architecture)) == alone
+    small = Rig(architecture, columns=5)
+    assert tokens(small) == alone
+    assert small.engine.suspensions > 0
+    other = tokens_of(Rig(architecture), asked[0], SamplingParams(temperature=0.9, seed=43), 150)
+    assert other != alone[0]
+
+
+def tokens_of(
+    rig: Rig, prompt: list[int], params: SamplingParams, max_tokens: int
+) -> tuple[int, ...]:
+    uid = rig.engine.submit("ann", prompt, max_tokens=max_tokens, sampling=params)
+    return rig.run()[uid].tokens
+
+
+def test_the_cache_covers_exactly_the_tokens_it_says() -> None:
+    rig = Rig("gemma3")
+    (prompt,) = prompts(700, seed=15)
+    end = rig.answer("ann", prompt, 100)
+    blocks = end.blocks
+    assert blocks is not None
+    assert blocks.token_ids == (*prompt, *end.tokens)
+    for layer_id, layer in enumerate(rig.spec.layers):
+        held = blocks.token_range(layer_id)
+        chain = blocks.blocks_for_layer(layer_id)
+        assert held.stop == 800
+        assert all(b.start == a.stop for a, b in itertools.pairwise(chain))
+        if layer.window is None:
+            assert held.start == 0
+            assert [block.token_count for block in chain] == [256, 256, 256, 32]
+        else:
+            assert layer.window <= len(held) <= layer.window + BLOCK_TOKENS

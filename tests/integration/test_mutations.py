@@ -1,0 +1,64 @@
+"""The suite must notice what could go wrong: three faults, each put in on purpose and caught.
+
+Each of them is the kind that gives a fluent wrong answer and no error.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from semantic.adapters.mlx.kv_buffer import KVBuffer
+from semantic.adapters.mlx.ragged_batch import RaggedBatch, _positions
+from semantic.adapters.mlx.sequence_cache import FullCache, WindowCache
+from tests.integration import test_exactness
+
+
+def test_a_window_mask_off_by_one_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = WindowCache.append
+
+    def one_too_many(self: WindowCache, k: object, v: object) -> object:
+        self.window += 1
+        try:
+            return right(self, k, v)  # type: ignore[arg-type]
+        finally:
+            self.window -= 1
+
+    monkeypatch.setattr(WindowCache, "append", one_too_many)
+    with pytest.raises(AssertionError):
+        test_exactness.test_a_batch_of_eight_from_1_to_3000_tokens("gemma3")
+
+
+def test_a_stale_block_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    write = KVBuffer.write
+
+    def lost_when_a_block_begins(self: KVBuffer, at: int, k: object, v: object) -> None:
+        if at % 256 or not at:
+            write(self, at, k, v)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(KVBuffer, "write", lost_when_a_block_begins)
+    with pytest.raises(AssertionError):
+        test_exactness.test_a_batch_of_eight_from_1_to_3000_tokens("llama")
+
+
+def test_a_wrong_offset_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_late(self: RaggedBatch) -> object:
+        return _positions(tuple(row.offset + 1 for row in self.rows))
+
+    monkeypatch.setattr(RaggedBatch, "offset", property(one_late))
+    with pytest.raises(AssertionError):
+        test_exactness.test_a_batch_of_eight_from_1_to_3000_tokens("llama")
+
+
+def test_a_prefix_cut_one_token_late_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    trim = FullCache.trim
+
+    def one_more(self: FullCache, length: int) -> None:
+        trim(self, length + 1)
+        self.offset = min(self.offset, length)
+        self.buffer.k = self.buffer.k.at[..., length - 1, :].add(1.0)
+
+    monkeypatch.setattr(FullCache, "trim", one_more)
+    with pytest.raises(AssertionError):
+        test_exactness.test_a_repeated_prompt_computes_one_token_and_an_edited_one_from_the_edit(
+            "llama"
+        )
