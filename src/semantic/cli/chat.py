@@ -1,0 +1,179 @@
+"""`semantic chat`: a conversation with one agent, whose cache stays in the engine between turns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Generic, TypeVar
+
+import typer
+
+from semantic.bootstrap import App
+from semantic.cli.conversation import Conversation, has_chat_template
+from semantic.cli.driving import Driver, Timing, succeeded
+from semantic.cli.edge import EXIT_INTERRUPTED, print_error
+from semantic.cli.jobs import require_text
+from semantic.cli.options import EngineOptions, MaxTokens, SamplingOptions
+from semantic.cli.progress import ProgressBar
+from semantic.cli.report import show_bytes, show_seconds
+from semantic.cli.terminal import is_interactive, on_interrupt, stdin_lines, write
+from semantic.domain.errors import InvalidRequestError, SemanticError
+from semantic.domain.value_objects import CompletedGeneration, SamplingParams, TokenEvent
+
+KV = TypeVar("KV")
+
+_HELP = """\
+/usage   blocks, bytes, cached tokens and time to first token
+/reset   forget the conversation and its cache
+/exit    leave; so does Ctrl-D
+Ctrl-C   stop the answer
+"""
+
+
+def chat(
+    engine: EngineOptions,
+    sampling: SamplingOptions,
+    agent: Annotated[str, typer.Option(help="The agent's name.")] = "agent",
+    system: Annotated[
+        str | None, typer.Option(help="A system message to begin with.", show_default=False)
+    ] = None,
+    max_tokens: MaxTokens = 512,
+) -> None:
+    """Talk with an agent. Only what is new in a turn is prefilled.
+
+    Commands are /usage, /reset, /help and /exit; Ctrl-C stops an answer. From a pipe each line
+    is one turn, and the first one that fails ends the conversation.
+    """
+    params = sampling.params()
+    with ProgressBar() as progress:
+        app = progress.load(engine.settings())
+    if not has_chat_template(app.tokenizer):
+        raise InvalidRequestError(
+            "this model has no chat template; `semantic run` sends it plain text"
+        )
+    conversation = Conversation(app.tokenizer, None if system is None else require_text(system))
+    talk = Talk(app, agent, conversation, max_tokens, params)
+    if is_interactive():
+        write("/help lists the commands.\n")
+        _converse(talk)
+    else:
+        for line in stdin_lines():
+            if not talk.take(line):
+                break
+
+
+class Talk(Generic[KV]):
+    """What a line typed by the user does."""
+
+    def __init__(
+        self,
+        app: App[KV],
+        agent: str,
+        conversation: Conversation,
+        max_tokens: int,
+        sampling: SamplingParams,
+    ) -> None:
+        self.agent = agent
+        self._app = app
+        self._conversation = conversation
+        self._max_tokens = max_tokens
+        self._sampling = sampling
+        self._driver = Driver(app.engine)
+        self._last: tuple[CompletedGeneration[KV], Timing] | None = None
+
+    def take(self, line: str) -> bool:
+        """Do what `line` says; False when it says to leave.
+
+        Raises SemanticError when the turn fails; the conversation is then as it was before.
+        """
+        match line.strip():
+            case "":
+                pass
+            case "/exit":
+                return False
+            case "/help":
+                write(_HELP)
+            case "/reset":
+                self.reset()
+            case "/usage":
+                write("\n".join(self.usage()) + "\n")
+            case command if command.startswith("/"):
+                raise InvalidRequestError(f"unknown command {command!r}; /help lists them")
+            case _:
+                self._answer(line)
+        return True
+
+    def cancel(self) -> None:
+        """End the answer that is being written, at the next step."""
+        self._driver.cancel_all()
+
+    def reset(self) -> None:
+        """Begin again with nothing but the system message."""
+        self._conversation.reset()
+        self._app.engine.forget(self.agent)
+        self._last = None
+
+    def usage(self) -> Iterator[str]:
+        """What the agent holds, and what its last turn cost."""
+        view = self._app.pool.view(self.agent)
+        yield f"{self.agent}: {view.n_blocks} blocks, {show_bytes(view.n_bytes)}"
+        if self._last is None:
+            yield "no turn yet"
+            return
+        done, timing = self._last
+        new = done.prompt_tokens - done.cached_tokens
+        yield (
+            f"last turn: {done.prompt_tokens} prompt tokens, {done.cached_tokens} cached, "
+            f"{new} prefilled; {done.generated_tokens} generated"
+        )
+        rate = "-" if timing.decode_rate is None else f"{timing.decode_rate:.0f}"
+        yield f"TTFT {show_seconds(timing.ttft)}, then {rate} tokens/s"
+
+    def _answer(self, question: str) -> None:
+        prompt = self._conversation.ask(require_text(question))
+        uid = self._driver.submit(self.agent, prompt, self._max_tokens, self._sampling)
+        done = self._stream(uid)
+        self._last = succeeded(done), self._driver.timings.pop(uid)
+        # A turn cancelled before its first token never happened.
+        if done.tokens:
+            self._conversation.answered(question, done.text, done.tokens)
+
+    def _stream(self, uid: str) -> CompletedGeneration[KV]:
+        """Write the answer as it comes; its end."""
+        written = ""
+        for events in self._driver.steps():
+            for event in events:
+                if isinstance(event, TokenEvent):
+                    write(event.text)
+                    written += event.text
+                elif isinstance(event, CompletedGeneration) and event.uid == uid:
+                    mark = " [cancelled]" if event.finish_reason == "cancelled" else ""
+                    write(f"{event.text.removeprefix(written)}{mark}\n")
+                    return event
+        raise KeyError(uid)
+
+
+def _converse(talk: Talk[KV]) -> None:
+    """Turns of a person at a terminal, until they leave."""
+    import readline  # noqa: F401  gives `input` editing and a history
+
+    interrupted = False
+    while True:
+        try:
+            line = input("> ")
+        except EOFError:
+            write("\n")
+            return
+        except KeyboardInterrupt as interrupt:
+            write("\n")
+            if interrupted:
+                raise typer.Exit(EXIT_INTERRUPTED) from interrupt
+            interrupted = True
+            write("Ctrl-C again, or /exit, leaves.\n")
+            continue
+        interrupted = False
+        try:
+            with on_interrupt(talk.cancel):
+                if not talk.take(line):
+                    return
+        except SemanticError as error:
+            print_error(error)

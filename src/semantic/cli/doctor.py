@@ -1,0 +1,199 @@
+"""`semantic doctor`: what this machine has, whether it is supported, and whether it works."""
+
+from __future__ import annotations
+
+import itertools
+import platform
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
+
+import typer
+
+from semantic import __version__
+from semantic.bootstrap import (
+    DEFAULT_MODEL,
+    Settings,
+    blas_status,
+    build_engine,
+    load,
+    make_pool,
+    read_device,
+)
+from semantic.cli.conversation import message
+from semantic.cli.driving import Driver
+from semantic.cli.edge import EXIT_CHECK_FAILED
+from semantic.cli.options import AsJson, EngineOptions
+from semantic.cli.report import Json, show_bytes, show_seconds, to_line
+from semantic.domain.errors import SemanticError
+from semantic.domain.services import BlockPool
+from semantic.domain.value_objects import ModelCacheSpec
+
+Verdict = Literal["ok", "warning", "failed"]
+
+SUPPORTED = {"mlx": ((0, 32, 4), (0, 33)), "mlx-lm": ((0, 32, 2), (0, 33))}
+"""From this version on, and below that one."""
+
+_NAME = "Ada"
+_QUESTION = (
+    message("user", f"My name is {_NAME}."),
+    message("assistant", f"Nice to meet you, {_NAME}."),
+    message("user", "What is my name?"),
+)
+_ANSWER_TOKENS = 32
+_MARKS: dict[Verdict, str] = {"ok": "ok  ", "warning": "warn", "failed": "FAIL"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at: how it is, and what to do when that is not good."""
+
+    name: str
+    verdict: Verdict
+    detail: str
+    advice: str = ""
+
+
+def doctor(engine: EngineOptions, as_json: AsJson = False) -> None:
+    """Say what this machine has and whether everything works; exits with 1 when not."""
+    findings = []
+    for finding in examine(engine.settings()):
+        findings.append(finding)
+        if not as_json:
+            typer.echo("\n".join(_lines(finding)))
+    if as_json:
+        typer.echo(to_line(to_json(findings)))
+    if any(finding.verdict == "failed" for finding in findings):
+        raise typer.Exit(EXIT_CHECK_FAILED)
+
+
+def examine(settings: Settings) -> Iterator[Finding]:
+    """Everything, one after the other."""
+    yield Finding("semantic", "ok", __version__)
+    yield Finding("python", "ok", platform.python_version())
+    yield Finding("platform", "ok", f"{platform.system()} {platform.machine()}")
+    yield from (check_version(package) for package in SUPPORTED)
+    try:
+        yield check_device()
+        yield check_blas()
+    except SemanticError as error:
+        yield Finding("device", "failed", str(error))
+        return
+    yield check_embedded_model()
+    yield from check_model(settings)
+
+
+def check_version(package: str) -> Finding:
+    """Whether an installed package is one that this version was tested with."""
+    first, below = SUPPORTED[package]
+    wanted = f">={_dotted(first)},<{_dotted(below)}"
+    try:
+        installed = version(package)
+    except PackageNotFoundError:
+        return Finding(package, "failed", "not installed", f"install {package}{wanted}")
+    if first <= _numbers(installed) < below:
+        return Finding(package, "ok", f"{installed} (supported: {wanted})")
+    return Finding(package, "warning", installed, f"not supported; install {package}{wanted}")
+
+
+def check_device() -> Finding:
+    """What models run on. Raises OperatorError when MLX is not usable."""
+    device = read_device()
+    return Finding(
+        "device", "ok", f"{device.kind}, {device.name}, {show_bytes(device.memory_bytes)} of memory"
+    )
+
+
+def check_blas() -> Finding:
+    """Which BLAS the CPU computes with."""
+    status = blas_status()
+    if status == "missing":
+        return Finding(
+            "blas",
+            "warning",
+            "OpenBLAS is missing",
+            "install it (Debian, Ubuntu: libopenblas0-pthread); without it matrix products in "
+            "fp32 are up to 20 times slower on a CPU",
+        )
+    if status == "too late":
+        return Finding(
+            "blas",
+            "warning",
+            "MLX was imported before semantic, so OpenBLAS could not be loaded",
+            "import semantic.adapters.mlx first",
+        )
+    return Finding("blas", "ok", status)
+
+
+def check_embedded_model() -> Finding:
+    """Whether the model inside the package is there and answers a question."""
+    name = "embedded model"
+    try:
+        app = build_engine(Settings())
+        driver = Driver(app.engine)
+        uid = driver.submit("doctor", app.tokenizer.render_chat(_QUESTION), _ANSWER_TOKENS)
+        done = driver.finish(uid)
+    except SemanticError as error:
+        return Finding(name, "failed", str(error), "install the package again")
+    said = f"{DEFAULT_MODEL} says {done.text!r}"
+    if _NAME not in done.text:
+        return Finding(name, "failed", f"{said}, expected {_NAME!r}", "install the package again")
+    return Finding(name, "ok", f"{said} after {show_seconds(driver.timings[uid].total)}")
+
+
+def check_model(settings: Settings) -> Iterator[Finding]:
+    """Whether the model asked for can be loaded, how its layers are cached, and how many."""
+    try:
+        model, _ = load(settings.model)
+        spec = model.cache_spec()
+        pool: BlockPool[object] = make_pool(settings, spec)
+    except SemanticError as error:
+        yield Finding("model", "failed", str(error))
+        return
+    yield Finding("model", "ok", f"{settings.model}, {spec.n_layers} layers")
+    yield Finding("ragged caches", "ok", _ragged(model.ragged_layers))
+    yield Finding("pool", "ok", _budget(pool, spec))
+
+
+def to_json(findings: Sequence[Finding]) -> Json:
+    """All findings as one document."""
+    return {
+        "passed": all(finding.verdict != "failed" for finding in findings),
+        "findings": [asdict(finding) for finding in findings],
+    }
+
+
+def _lines(finding: Finding) -> list[str]:
+    lines = [f"{_MARKS[finding.verdict]}  {finding.name:<15} {finding.detail}"]
+    return [*lines, f"{'':<22}{finding.advice}"] if finding.advice else lines
+
+
+def _ragged(layers: Sequence[bool]) -> str:
+    """Which layers use our caches; the others use mlx-lm's own, with padding."""
+    if all(layers):
+        return f"all {len(layers)} layers"
+    if not any(layers):
+        return f"none of {len(layers)} layers; mlx-lm's own caches are used"
+    others = ", ".join(str(layer) for layer, ragged in enumerate(layers) if not ragged)
+    return f"{sum(layers)} of {len(layers)} layers; mlx-lm's own caches for layers {others}"
+
+
+def _budget(pool: BlockPool[object], spec: ModelCacheSpec) -> str:
+    limits = []
+    if pool.max_bytes is not None:
+        limits.append(show_bytes(pool.max_bytes))
+    if pool.total_blocks is not None:
+        limits.append(f"{pool.total_blocks} blocks")
+    block = sum(spec.bytes_per_block(layer) for layer in range(spec.n_layers))
+    return f"{' and '.join(limits)}; 256 tokens take {show_bytes(block)} over all layers"
+
+
+def _numbers(installed: str) -> tuple[int, ...]:
+    """The leading numbers of a version: (0, 32, 4) of 0.32.4.dev1."""
+    parts = itertools.takewhile(str.isdecimal, installed.split("."))
+    return tuple(int(part) for part in parts)
+
+
+def _dotted(numbers: Sequence[int]) -> str:
+    return ".".join(map(str, numbers))

@@ -1,0 +1,109 @@
+"""Runs requests to their end and measures what their users wait for.
+
+Knows the engine by its port alone, and neither text on a screen nor what a request is about.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from semantic.domain.errors import BackendError
+from semantic.domain.value_objects import CompletedGeneration, SamplingParams, TokenEvent
+from semantic.ports.inbound import EngineEvent, GenerationEnginePort
+from semantic.ports.outbound import Clock
+
+KV = TypeVar("KV")
+
+
+@dataclass(slots=True)
+class Timing:
+    """When a request was submitted, gave its first token, and ended."""
+
+    submitted: float
+    first_token: float | None = None
+    ended: float | None = None
+    n_tokens: int = 0
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds to the first token; None when there was none."""
+        return None if self.first_token is None else self.first_token - self.submitted
+
+    @property
+    def total(self) -> float | None:
+        """Seconds from submit to the end."""
+        return None if self.ended is None else self.ended - self.submitted
+
+    @property
+    def decode_rate(self) -> float | None:
+        """Tokens per second after the first; None below two tokens."""
+        if self.first_token is None or self.ended is None or self.n_tokens < 2:  # noqa: PLR2004
+            return None
+        return (self.n_tokens - 1) / max(self.ended - self.first_token, 1e-9)
+
+
+class Driver(Generic[KV]):
+    """Submits requests to an engine and steps it until all of them have ended."""
+
+    def __init__(self, engine: GenerationEnginePort[KV], clock: Clock = time.perf_counter) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._open: set[str] = set()
+        self.timings: dict[str, Timing] = {}
+
+    def submit(
+        self,
+        agent_id: str,
+        prompt: Sequence[int],
+        max_tokens: int,
+        sampling: SamplingParams | None = None,
+    ) -> str:
+        """Queue a request; raises as `GenerationEnginePort.submit`."""
+        started = self._clock()
+        uid = self._engine.submit(agent_id, prompt, max_tokens=max_tokens, sampling=sampling)
+        self.timings[uid] = Timing(started)
+        self._open.add(uid)
+        return uid
+
+    def cancel_all(self) -> None:
+        """End every open request at the next step."""
+        for uid in tuple(self._open):
+            self._engine.cancel(uid)
+
+    def steps(self) -> Iterator[list[EngineEvent[KV]]]:
+        """The events of each step; more may be submitted between two."""
+        while self._open:
+            events = self._engine.step_once()
+            for event in events:
+                self._note(event)
+            yield events
+
+    def finish(self, uid: str) -> CompletedGeneration[KV]:
+        """Step until `uid` has ended. Raises BackendError when it failed."""
+        for events in self.steps():
+            for event in events:
+                if isinstance(event, CompletedGeneration) and event.uid == uid:
+                    return succeeded(event)
+        raise KeyError(uid)
+
+    def _note(self, event: EngineEvent[KV]) -> None:
+        timing = self.timings.get(event.uid)
+        if timing is None:
+            return
+        if isinstance(event, TokenEvent):
+            timing.n_tokens += 1
+            if timing.first_token is None:
+                timing.first_token = self._clock()
+        elif isinstance(event, CompletedGeneration):
+            timing.ended = self._clock()
+            self._open.discard(event.uid)
+
+
+def succeeded(done: CompletedGeneration[KV]) -> CompletedGeneration[KV]:
+    """`done`, unless the engine had to give it up: then BackendError says why."""
+    if done.finish_reason == "error":
+        raise BackendError(done.error or "the model failed")
+    return done

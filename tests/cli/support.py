@@ -1,0 +1,85 @@
+"""How the tests here call the program: in this process, or as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from semantic.bootstrap import App, Settings, assemble
+from semantic.cli.main import app
+from semantic.domain.value_objects import ModelCacheSpec
+from semantic.ports.outbound import BatchBackend, Tokenizer
+from tests.support.fake_backend import FULL, FakeBackend, FakeData
+from tests.support.fake_tokenizer import ByteTokenizer
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": str(ROOT / "src"),
+    "HF_HUB_OFFLINE": "1",
+    "COLUMNS": "100",
+    "TERM": "dumb",
+}
+
+
+class Ran:
+    """What a command printed and how it ended."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code = code
+        self.out = out
+        self.err = err
+
+    @property
+    def error_lines(self) -> list[str]:
+        return self.err.splitlines()
+
+
+def semantic(*arguments: str, stdin: str | bytes = "") -> Ran:
+    """Run a command in this process, with pipes."""
+    result = CliRunner().invoke(app, arguments, input=stdin, prog_name="semantic")
+    return Ran(result.exit_code, result.stdout, result.stderr)
+
+
+def process(*arguments: str, stdin: str = "") -> Ran:
+    """Run `python -m semantic` with pipes."""
+    done = subprocess.run(
+        command_line(*arguments),
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=ENVIRONMENT,
+        timeout=60,
+    )
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def command_line(*arguments: str) -> Sequence[str]:
+    return [sys.executable, "-m", "semantic", *arguments]
+
+
+class FakeProvider:
+    """Implements `ModelProviderPort` with a model in plain Python."""
+
+    def __init__(self) -> None:
+        self.tokenizer = ByteTokenizer()
+        self.model = FakeBackend(ModelCacheSpec((FULL,)), vocab_size=self.tokenizer.vocab_size)
+
+    def load_model(self, model_id: str) -> tuple[BatchBackend[FakeData], Tokenizer]:
+        del model_id  # there is only one
+        return self.model, self.tokenizer
+
+    def extract_spec(self, model: BatchBackend[FakeData]) -> ModelCacheSpec:
+        return model.cache_spec()
+
+
+def fake_app(pool_blocks: int = 100) -> tuple[App[FakeData], FakeBackend]:
+    """An engine around the fake model, and that model."""
+    provider = FakeProvider()
+    return assemble(Settings(pool_blocks=pool_blocks), provider), provider.model

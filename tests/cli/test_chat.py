@@ -1,0 +1,247 @@
+"""`semantic chat`: turns from a pipe and at a terminal, memory, and what a turn computes."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from semantic.bootstrap import Settings, build_engine
+from semantic.cli import chat
+from semantic.cli.chat import Talk
+from semantic.cli.conversation import Conversation
+from semantic.domain.errors import BackendError, InvalidRequestError, PoolExhaustedError
+from semantic.domain.value_objects import SamplingParams
+from tests.cli.support import ENVIRONMENT, command_line, fake_app, process, semantic
+from tests.support.fake_backend import FakeBackend, FakeData
+
+USAGE = re.compile(
+    r"(?P<agent>\w+): (?P<blocks>\d+) blocks, (?P<bytes>.+)\n"
+    r"last turn: (?P<prompt>\d+) prompt tokens, (?P<cached>\d+) cached, "
+    r"(?P<new>\d+) prefilled; (?P<generated>\d+) generated\n"
+    r"TTFT .+, then .+ tokens/s\n"
+)
+
+
+def fake_talk(pool_blocks: int = 100) -> tuple[Talk[FakeData], FakeBackend]:
+    app, model = fake_app(pool_blocks)
+    return Talk(app, "a", Conversation(app.tokenizer), 8, SamplingParams()), model
+
+
+# From a pipe
+
+
+def test_each_line_is_a_turn_that_remembers_the_ones_before() -> None:
+    ran = process("chat", stdin="My name is Kai.\n\nWhat is my name?\n")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out == "Nice to meet you, Kai.\nYour name is Kai.\n"
+
+
+def test_a_turn_prefills_only_what_is_new() -> None:
+    stdin = "My name is Kai.\nCount to 30.\n/usage\nWhat is my name?\n/usage\n"
+    ran = semantic("chat", "--agent", "kai", stdin=stdin)
+    before, after = USAGE.finditer(ran.out)
+    assert before["agent"] == "kai"
+    # All of the turn before, its end token included: the model's own tokens, not a new encoding.
+    assert int(after["cached"]) == int(before["prompt"]) + int(before["generated"])
+    assert int(after["new"]) < 12
+    assert int(after["blocks"]) == 5
+
+
+def test_reset_forgets_the_conversation_and_its_cache() -> None:
+    ran = semantic("chat", stdin="My name is Kai.\n/reset\n/usage\nWhat is my name?\n")
+    assert "agent: 0 blocks, 0 bytes\nno turn yet\n" in ran.out
+    assert ran.out.endswith("You have not told me your name.\n")
+
+
+def test_a_system_message_is_part_of_the_conversation() -> None:
+    ran = semantic("chat", "--system", "The user's name is Zoe.", stdin="What is my name?\n")
+    assert ran.out == "Your name is Zoe.\n"
+
+
+@pytest.mark.parametrize("end", ["/exit\nHello!\n", ""])
+def test_the_conversation_ends_with_exit_or_the_input(end: str) -> None:
+    ran = semantic("chat", stdin="What is 3 plus 4?\n" + end)
+    assert (ran.code, ran.out) == (0, "3 plus 4 is 7.\n")
+
+
+def test_from_a_pipe_the_first_turn_that_fails_is_the_last() -> None:
+    ran = semantic("chat", stdin="What is 3 plus 4?\n/nonsense\nHello!\n")
+    assert (ran.code, ran.out) == (2, "3 plus 4 is 7.\n")
+    assert ran.err == "error: unknown command '/nonsense'; /help lists them\n"
+
+
+def test_a_conversation_that_outgrows_the_pool_is_a_matter_of_capacity() -> None:
+    ran = semantic("chat", "--pool-blocks", "4", stdin="Hello!\n")
+    assert (ran.code, ran.out) == (3, "")
+    assert ran.err.startswith("error: Cannot allocate ")
+
+
+def test_the_options_are_checked_before_the_first_turn() -> None:
+    assert semantic("chat", "--top-p", "2", stdin="Hello!\n").code == 2
+    assert semantic("chat", "--system", "", stdin="Hello!\n").code == 2
+
+
+# What a line does, on a model that fails on demand
+
+
+def test_a_turn_that_failed_never_happened(capsys: pytest.CaptureFixture[str]) -> None:
+    talk, model = fake_talk()
+    model.fail_next("prefill")
+    with pytest.raises(BackendError):
+        talk.take("one")
+    talk.take("two")
+    other, _ = fake_talk()
+    capsys.readouterr()
+    other.take("two")
+    expected = capsys.readouterr().out
+    talk.take("/reset")
+    talk.take("two")
+    assert capsys.readouterr().out == expected
+
+
+def test_every_turn_but_the_first_is_cached(capsys: pytest.CaptureFixture[str]) -> None:
+    talk, model = fake_talk()
+    for turn in range(4):
+        before = model.prefilled_tokens
+        talk.take(f"turn {turn}")
+        assert model.prefilled_tokens - before < 60
+    assert "/usage" in (talk.take("/help"), capsys.readouterr().out)[1]
+
+
+def test_errors_leave_the_conversation_usable(capsys: pytest.CaptureFixture[str]) -> None:
+    talk, _ = fake_talk(pool_blocks=1)
+    with pytest.raises(PoolExhaustedError):
+        talk.take("x" * 300)
+    with pytest.raises(InvalidRequestError):
+        talk.take("/what")
+    assert talk.take("short")
+    assert capsys.readouterr().out
+
+
+# At a terminal
+
+
+class Terminal:
+    """The screen of a program that runs on a pseudo-terminal."""
+
+    def __init__(self, process: subprocess.Popen[bytes], master: int) -> None:
+        self.process = process
+        self._master = master
+        self._shown = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def interrupt_reading(self) -> None:
+        """Ctrl-C as a person is able to: readline shows the prompt before it listens."""
+        time.sleep(0.5)
+        self.process.send_signal(signal.SIGINT)
+
+    def wait_for(self, text: str, seconds: float = 30) -> str:
+        """What was shown up to and with `text`."""
+        end = time.monotonic() + seconds
+        while text not in self._shown:
+            left = end - time.monotonic()
+            if left <= 0 or not select.select([self._master], [], [], left)[0]:
+                raise TimeoutError(f"{text!r} was not shown, but {self._shown!r}")
+            self._shown += os.read(self._master, 4096).decode()
+        before, _, self._shown = self._shown.partition(text)
+        return before + text
+
+
+@contextmanager
+def terminal(*arguments: str, kind: str = "dumb") -> Iterator[Terminal]:
+    master, slave = pty.openpty()
+    with subprocess.Popen(
+        command_line(*arguments),
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env={**ENVIRONMENT, "TERM": kind},
+        start_new_session=True,
+    ) as running:
+        os.close(slave)
+        try:
+            yield Terminal(running, master)
+        finally:
+            running.kill()
+            os.close(master)
+
+
+def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = build_engine(Settings())
+    talk = Talk(app, "kai", Conversation(app.tokenizer), 500, SamplingParams())
+    typed = iter(["My name is Kai.", "Count to 99.", "/what", "What is my name?", "/usage"])
+
+    def write(text: str) -> None:
+        print(text, end="")  # noqa: T201
+        if text == "3":
+            signal.raise_signal(signal.SIGINT)
+
+    def read(prompt: str) -> str:
+        del prompt
+        try:
+            return next(typed)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr(chat, "write", write)
+    monkeypatch.setattr("builtins.input", read)
+    chat._converse(talk)
+    shown = capsys.readouterr()
+    assert re.search(r"1, 2, 3,? \[cancelled\]\nYour name is Kai.\n", shown.out)
+    assert shown.err == "error: unknown command '/what'; /help lists them\n"
+    usage = USAGE.search(shown.out)
+    assert usage is not None
+    assert int(usage["new"]) < 15
+    app.engine.check_integrity()
+
+
+def test_ctrl_c_at_a_terminal_goes_to_the_answer() -> None:
+    # So hot, and with such a seed, that it goes on for more than a thousand tokens.
+    with terminal("chat", "--max-tokens", "4000", "--temperature", "100", "--seed", "2") as screen:
+        screen.wait_for("> ")
+        screen.type("Go on.\n")
+        screen.wait_for("Go on.\r\n")
+        time.sleep(0.3)
+        screen.process.send_signal(signal.SIGINT)
+        screen.wait_for(" [cancelled]\r\n> ")
+        screen.type("/usage\n")
+        screen.wait_for("last turn")
+        screen.wait_for("> ")
+        screen.type("/exit\n")
+        assert screen.process.wait(30) == 0
+
+
+def test_ctrl_c_at_the_prompt_leaves_when_it_is_meant() -> None:
+    with terminal("chat") as screen:
+        screen.wait_for("> ")
+        screen.interrupt_reading()
+        screen.wait_for("Ctrl-C again, or /exit, leaves.")
+        screen.wait_for("> ")
+        screen.interrupt_reading()
+        assert screen.process.wait(30) == 130
+
+
+def test_the_end_of_the_input_leaves() -> None:
+    with terminal("chat") as screen:
+        screen.wait_for("> ")
+        screen.type("\x04")
+        assert screen.process.wait(30) == 0
+
+
+def test_loading_is_shown_to_a_person_only() -> None:
+    with terminal("run", "What is 3 plus 4?", kind="xterm") as screen:
+        assert "loading semantic-tiny" in screen.wait_for("3 plus 4 is 7.")
+        assert screen.process.wait(30) == 0

@@ -1,0 +1,116 @@
+"""`semantic demo`: it shows what it promises, and notices when it does not hold."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from semantic.cli import demo as module
+from semantic.cli.demo import Recall
+from semantic.cli.demo_script import CAST, script
+from semantic.cli.demo_view import LineView, Row, TableView, View
+from tests.cli.support import process, semantic
+from tests.support.fake_tokenizer import ByteTokenizer
+
+
+def recall(missing: tuple[str, ...] = (), *, same_tokens: bool = True) -> Recall:
+    return Recall(
+        agent="ada",
+        told="My name is Vera.",
+        question="What is my name?",
+        answer="Your name is Vera.",
+        cold_answer="Your name is Kai.",
+        missing=missing,
+        same_tokens=same_tokens,
+        prompt_tokens=300,
+        cached_tokens=290,
+        blocks=10,
+        n_bytes=1000,
+        ttft_cold_seconds=1.0,
+        ttft_resumed_seconds=0.1,
+    )
+
+
+def test_it_ends_well_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CAST", (CAST[0], replace(CAST[1], tokens=200)))
+    monkeypatch.setattr(module, "LATE", "ben")
+    ran = semantic("demo")
+    assert (ran.code, ran.err) == (0, "")
+    assert "2 agents decoded in one batch; ben joined late." in ran.out
+    assert "ben: prefill" in ran.out.split("ada: decode")[1]
+    assert "ada: resumed" in ran.out
+    for word in (*CAST[0].expected, *CAST[1].expected):
+        assert word in ran.out.split("in one batch")[1]
+    assert "every answer equals the one without a cache" in ran.out
+
+
+def test_as_a_program_it_prints_one_document_with_every_number() -> None:
+    ran = process("demo", "--json")
+    assert (ran.code, ran.err) == (0, "")
+    document = json.loads(ran.out)
+    assert document["passed"] is True
+    assert document["failures"] == []
+    assert document["decoded_together"] == 3
+    lengths = [agent["prompt_tokens"] for agent in document["agents"]]
+    assert lengths[0] < 400 < lengths[1] < 1500
+    assert lengths[2] > 2000
+    for agent in document["agents"]:
+        assert agent["same_tokens"]
+        assert agent["missing"] == []
+        assert agent["prompt_tokens"] - agent["cached_tokens"] < 30
+        assert agent["blocks"] * 64 * 2 * 2 * 256 * 4 == agent["n_bytes"]
+        assert agent["ttft_resumed_seconds"] > 0
+        assert agent["ttft_cold_seconds"] > 0
+
+
+def test_an_agent_that_forgot_or_depends_on_its_cache_is_named() -> None:
+    assert recall().failures == []
+    assert recall(("Vera",)).failures == ["ada was told Vera and did not say so"]
+    (difference,) = recall(same_tokens=False).failures
+    assert "ada answered differently without a cache: Your name is Kai." in difference
+
+
+def test_it_fails_when_an_agent_forgot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CAST", (replace(CAST[0], expected=("Basel",)),))
+    monkeypatch.setattr(module, "LATE", "nobody")
+    ran = semantic("demo")
+    assert ran.code == 1
+    assert "FAILED: ada was told Basel and did not say so" in ran.out
+
+
+def test_expected_words_are_found_in_any_case() -> None:
+    assert CAST[0].misses("your name is VERA, of lisbon") == ("parrot",)
+
+
+def test_a_script_is_as_long_as_its_role_says_and_says_the_facts_first() -> None:
+    tokenizer = ByteTokenizer()
+    for role in CAST:
+        said = script(role, tokenizer)
+        assert said[0]["content"] == role.told
+        assert role.tokens <= len(tokenizer.render_chat(said)) < 1.5 * role.tokens + 200
+        assert [one["role"] for one in said] == ["user", "assistant"] * (len(said) // 2)
+
+
+def test_a_pipe_gets_a_line_when_a_state_changes(capsys: pytest.CaptureFixture[str]) -> None:
+    row = Row("ada")
+    with LineView() as view:
+        view.update([row])
+        row.state, row.prompt_tokens = "decode", 7
+        view.update([row])
+        view.update([row])
+        row.state, row.text = "done", "Hello!"
+        view.update([row])
+    assert capsys.readouterr().out == "ada: decode, 7 prompt tokens\nada: answered: Hello!\n"
+
+
+def test_a_terminal_gets_a_table_with_the_end_of_a_long_answer(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    view: View = TableView()
+    with view:
+        view.update([Row("ada", "decode", 7, 5, 3, "[first] " + "word " * 100 + "[last]")])
+    shown = capsys.readouterr().out
+    assert "[last]" in shown
+    assert "[first]" not in shown

@@ -1,0 +1,167 @@
+"""`semantic doctor` and the memory budget: what is there, what is wrong, what to do about it."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from semantic import bootstrap
+from semantic.adapters.mlx import device
+from semantic.bootstrap import Settings, assemble, default_pool_bytes
+from semantic.cli import doctor
+from semantic.cli.doctor import SUPPORTED, check_blas, check_version
+from tests.cli.support import ROOT, FakeProvider, process, semantic
+
+NAMES = [
+    "semantic", "python", "platform", "mlx", "mlx-lm", "device", "blas", "embedded model",
+    "model", "ragged caches", "pool",
+]  # fmt: skip
+GIB = 1 << 30
+
+
+def verdicts(output: str) -> Mapping[str, str]:
+    document = json.loads(output)
+    return {finding["name"]: finding["verdict"] for finding in document["findings"]}
+
+
+def test_everything_works_here() -> None:
+    ran = process("doctor")
+    assert (ran.code, ran.err) == (0, "")
+    assert "'Your name is Ada.'" in ran.out
+    assert "all 5 layers" in ran.out
+
+
+def test_json_lists_every_finding() -> None:
+    ran = semantic("doctor", "--json", "--pool-blocks", "40")
+    document = json.loads(ran.out)
+    assert [finding["name"] for finding in document["findings"]] == NAMES
+    assert all(set(f) == {"name", "verdict", "detail", "advice"} for f in document["findings"])
+    assert document["passed"] is True
+    assert document["findings"][-1]["detail"].startswith("40 blocks; ")
+
+
+def test_a_model_that_does_not_load_is_a_finding_and_no_success() -> None:
+    ran = semantic("doctor", "--json", "--model", "./nowhere")
+    assert ran.code == 1
+    assert verdicts(ran.out)["embedded model"] == "ok"
+    assert verdicts(ran.out)["model"] == "failed"
+
+
+def test_without_mlx_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def no_mlx(
+        name: str,
+        globals: Mapping[str, object] | None = None,  # noqa: A002
+        locals: Mapping[str, object] | None = None,  # noqa: A002
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> object:
+        if name == "semantic.adapters.mlx.provider":
+            raise ImportError("libmlx.so: no such file")
+        return real(name, globals, locals, fromlist or (), level)
+
+    monkeypatch.setattr(builtins, "__import__", no_mlx)
+    ran = semantic("doctor", "--json")
+    assert ran.code == 1
+    assert verdicts(ran.out)["device"] == "failed"
+    ran = semantic("run", "Hello!")
+    assert ran.code == 4
+    assert "On Linux install semantic[cpu] or semantic[cuda]" in ran.err
+
+
+def test_the_supported_versions_are_those_that_are_installed_with_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for package, (first, below) in SUPPORTED.items():
+        wanted = f"{package}>={'.'.join(map(str, first))},<{'.'.join(map(str, below))}"
+        assert wanted in project["dependencies"]
+
+
+@pytest.mark.parametrize(
+    ("installed", "verdict"),
+    [("0.32.4", "ok"), ("0.32.9.dev1", "ok"), ("0.32.3", "warning"), ("0.33.0", "warning")],
+)
+def test_another_version_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, installed: str, verdict: str
+) -> None:
+    monkeypatch.setattr(doctor, "version", lambda _: installed)
+    assert check_version("mlx").verdict == verdict
+
+
+def test_a_missing_package_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SUPPORTED, "no-such-package", ((1,), (2,)))
+    finding = check_version("no-such-package")
+    assert (finding.verdict, finding.advice) == ("failed", "install no-such-package>=1,<2")
+
+
+@pytest.mark.parametrize(
+    ("status", "verdict", "advice"),
+    [
+        ("openblas", "ok", ""),
+        ("not needed", "ok", ""),
+        ("missing", "warning", "libopenblas0-pthread.* up to 20 times slower"),
+        ("too late", "warning", "import semantic.adapters.mlx first"),
+    ],
+)
+def test_a_slow_blas_is_a_warning_with_advice(
+    monkeypatch: pytest.MonkeyPatch, status: str, verdict: str, advice: str
+) -> None:
+    monkeypatch.setattr(doctor, "blas_status", lambda: status)
+    finding = check_blas()
+    assert finding.verdict == verdict
+    assert re.search(advice, finding.advice)
+
+
+def test_the_layers_that_keep_mlx_lms_caches_are_named() -> None:
+    assert doctor._ragged([True, True]) == "all 2 layers"
+    assert doctor._ragged([False]) == "none of 1 layers; mlx-lm's own caches are used"
+    assert doctor._ragged([True, False, False]).endswith("caches for layers 1, 2")
+
+
+# The budget
+
+
+@pytest.mark.parametrize(
+    ("memory", "weights", "expected"),
+    [(16 * GIB, GIB, 4 * GIB), (16 * GIB, 14 * GIB, 2 * GIB), (GIB, 2 * GIB, 64 << 20)],
+)
+def test_the_pool_gets_a_quarter_at_most_what_is_left_and_never_nothing(
+    memory: int, weights: int, expected: int
+) -> None:
+    assert default_pool_bytes(memory, weights) == expected
+
+
+def test_a_limit_that_was_given_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "read_device", lambda: pytest.fail("nobody asked"))
+    assert assemble(Settings(pool_blocks=9), FakeProvider()).pool.max_bytes is None
+    assert assemble(Settings(pool_bytes=99), FakeProvider()).pool.max_bytes == 99
+
+
+def test_without_a_limit_the_device_gives_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = device.Device("CPU", "test", memory_bytes=8 * GIB, used_bytes=GIB)
+    monkeypatch.setattr(bootstrap, "read_device", lambda: found)
+    assert assemble(Settings(), FakeProvider()).pool.max_bytes == 2 * GIB
+
+
+def test_a_container_may_use_less_than_the_machine_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit, unlimited = tmp_path / "limit", tmp_path / "max"
+    limit.write_text("1000000\n", encoding="ascii")
+    unlimited.write_text("max\n", encoding="ascii")
+    monkeypatch.setattr(device, "_CGROUP_LIMITS", (unlimited, tmp_path / "none"))
+    everything = device.physical_memory()
+    monkeypatch.setattr(device, "_CGROUP_LIMITS", (unlimited, limit))
+    assert device.physical_memory() == 1_000_000 < everything
+
+
+def test_the_device_says_what_it_is() -> None:
+    found = device.read_device()
+    assert found.kind in {"CPU", "Metal", "CUDA"}
+    assert found.memory_bytes > 0

@@ -1,0 +1,69 @@
+"""Everything that can be typed explains itself, and asking for help loads no framework."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from typer.main import get_command
+
+from semantic import __version__
+from semantic.cli.main import COMMANDS, app
+from tests.cli.support import ENVIRONMENT, process, semantic
+
+
+def parameters() -> list[tuple[str, str, str]]:
+    """(command, parameter, help) of every option and argument."""
+    group = get_command(app)
+    commands = {"semantic": group, **{name: group.commands[name] for name in COMMANDS}}  # type: ignore[attr-defined]  # a group
+    return [
+        (name, parameter.name or "", getattr(parameter, "help", "") or "")
+        for name, command in commands.items()
+        for parameter in command.params
+    ]
+
+
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_every_command_explains_itself(command: str) -> None:
+    ran = semantic(command, "--help")
+    assert ran.code == 0
+    words = " ".join((COMMANDS[command].__doc__ or "").split("\n")[0].split())
+    assert words.split(".")[0].split(";")[0] in " ".join(ran.out.split())
+
+
+def test_the_group_lists_every_command() -> None:
+    listed = semantic("--help").out
+    assert [name for name in COMMANDS if name not in listed] == []
+
+
+def test_every_option_has_a_help_text() -> None:
+    found = parameters()
+    assert [(command, name) for command, name, text in found if not text] == []
+    assert {"model", "pool_gb", "pool_blocks"} <= {name for _, name, _ in found}
+
+
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_the_model_and_the_budget_can_be_given_to_every_command(command: str) -> None:
+    names = {name for owner, name, _ in parameters() if owner == command}
+    assert {"model", "pool_gb", "pool_blocks"} <= names
+
+
+def test_the_version_is_printed() -> None:
+    ran = process("--version")
+    assert (ran.code, ran.out) == (0, f"semantic {__version__}\n")
+
+
+def test_no_arguments_print_the_help() -> None:
+    assert "Usage" in semantic().out + semantic().err
+
+
+def test_help_loads_neither_a_framework_nor_a_model() -> None:
+    code = (
+        "import sys; import semantic.cli.main; "
+        "print([m for m in ('mlx', 'mlx_lm', 'transformers', 'numpy') if m in sys.modules])"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=ENVIRONMENT
+    )
+    assert ran.stdout == "[]\n"
