@@ -85,7 +85,7 @@ class BlockPoolBatchEngine(Generic[KV]):
         self._store = store if store is not None else ResidentStore(pool)
         self._intake = Intake(model, tokenizer)
         self._ledger = BlockLedger(pool, spec, self._store, model.model_id)
-        self._budget = budget if budget is not None else PrefillBudget()
+        self._budget = budget or PrefillBudget(largest=model.best_chunk)
         self._max_batch = max_batch
         self._clock = clock
         # Guards what `submit` and `cancel` share with the stepping thread: the queues, the store
@@ -232,9 +232,7 @@ class BlockPoolBatchEngine(Generic[KV]):
         self._drop_sequence(request)
         self._ledger.release(request)
         self._running.remove(request)
-        request.phase = Phase.WAITING
-        request.computed = 0
-        request.suspensions += 1
+        request.suspend()
         self.suspensions += 1
         self._waiting = deque(sorted((*self._waiting, request), key=lambda other: other.number))
 
@@ -389,17 +387,7 @@ class BlockPoolBatchEngine(Generic[KV]):
         if not length:
             request.blocks = []
             return None
-        gone = {block.block_id for block in unused}
-        blocks = AgentBlocks[KV](
-            request.agent_id,
-            token_ids=request.tokens[:length],
-            model_id=self._model.model_id,
-        )
-        for layer in request.blocks:
-            for block in layer:
-                if block.block_id not in gone:
-                    blocks.add_block(block)
-        return blocks
+        return request.as_cache(length, unused, self._model.model_id)
 
     def _forget_sequence(self, request: Request[KV]) -> None:
         if request.sequence is not None:

@@ -53,7 +53,7 @@ class Intake(Generic[KV]):
         tokens = self._tokens(prompt, add_special_tokens=not append)
         if append:
             before = cache if cache is not None else kept
-            if before is None:
+            if before is None or not before.token_ids:
                 raise InvalidRequestError(f"append: agent {agent_id!r} has no cache to append to")
             tokens = before.token_ids + tokens
         return Request(

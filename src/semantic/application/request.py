@@ -115,6 +115,24 @@ class Request(Generic[KV]):
         stop = min(self.computed + limit, self.n_tokens - 1)
         return self.tokens[self.computed : stop]
 
+    def suspend(self) -> None:
+        """Back to waiting, with its tokens and without anything computed."""
+        self.phase = Phase.WAITING
+        self.computed = 0
+        self.suspensions += 1
+
+    def as_cache(
+        self, length: int, unused: Sequence[KVBlock[KV]], model_id: str
+    ) -> AgentBlocks[KV]:
+        """Its blocks without the `unused` ones, as a cache of its first `length` tokens."""
+        gone = {block.block_id for block in unused}
+        cache = AgentBlocks[KV](self.agent_id, token_ids=self.tokens[:length], model_id=model_id)
+        for layer in self.blocks:
+            for block in layer:
+                if block.block_id not in gone:
+                    cache.add_block(block)
+        return cache
+
     def accept(self, sampled: SampledToken) -> tuple[str, FinishReason | None]:
         """Take one generated token; the text it made certain, and why it was the last, if so."""
         self.generated.append(sampled.token)

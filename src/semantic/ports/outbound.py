@@ -65,6 +65,11 @@ class BatchBackend(Protocol[KV]):
         """Token ids are below this."""
         ...
 
+    @property
+    def best_chunk(self) -> int:
+        """Tokens of one `prefill` beyond which it gets no faster per token."""
+        ...
+
     def cache_spec(self) -> ModelCacheSpec:
         """What the model keeps per sequence."""
         ...
@@ -115,7 +120,7 @@ class BatchBackend(Protocol[KV]):
     def decode(self) -> list[SampledToken]:
         """One step: one new token for each sequence that was started before the last step.
 
-        A sequence that was just started may be silent once. With nothing started, no tokens.
+        One that was just started may be silent at first. With nothing started, no tokens.
         After a token is returned the cache holds it, so before every call each started
         sequence must have room for one token more than it holds.
         """

@@ -16,6 +16,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from semantic.adapters.mlx import ragged_attention
 from semantic.adapters.mlx.kv_buffer import LayerShape
 from semantic.adapters.mlx.layer_caches import LayerCaches
+from semantic.domain.errors import UnsupportedModelError
 from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec
 
 _PROMPTS = ((3, 1, 4), (1, 5, 9, 2, 6, 5, 3))
@@ -25,6 +26,10 @@ _STEPS = ((2, 7), (1, 8), (2, 8))
 _TOLERANCE = {mx.float32: 1e-3}
 _TOLERANCE_HALF = 5e-2
 """Largest difference of a logit, relative to the largest logit."""
+
+_MOST_STRAYS_HALF = 2
+"""Of the six logit vectors compared, how many may differ in half precision: rounding can send a
+token of a mixture of experts to another expert. A layer that is wrong is wrong in all of them."""
 
 # What a model does to a handle that it takes for an array.
 _NOT_AN_ARRAY = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)
@@ -39,7 +44,8 @@ def choose_layers(
 ) -> tuple[bool, ...]:
     """For each layer whether it can use our cache.
 
-    All at once if that works, else each layer that works when it is alone.
+    All at once if that works, else each layer that works when it is alone. Raises
+    UnsupportedModelError when not even mlx-lm's own caches give a batch the right answers.
     """
     ragged_attention.install(model)
     expected = _solo(model)
@@ -57,7 +63,14 @@ def choose_layers(
         possible and works([i == layer for i in range(spec.n_layers)])
         for layer, possible in enumerate(everything)
     )
-    return alone if works(alone) else (False,) * spec.n_layers
+    nothing = (False,) * spec.n_layers
+    for ragged in (alone, nothing):
+        if works(ragged):
+            return ragged
+    raise UnsupportedModelError(
+        f"{type(model).__module__} gives other answers in a batch than alone, "
+        "also with mlx-lm's own caches"
+    )
 
 
 def _solo(model: Module) -> list[mx.array]:
@@ -85,10 +98,13 @@ def _batched(model: Module, layers: LayerCaches) -> list[mx.array]:
 
 
 def _agree(found: Sequence[mx.array], expected: Sequence[mx.array]) -> bool:
+    exact = expected[0].dtype in _TOLERANCE
     tolerance = _TOLERANCE.get(expected[0].dtype, _TOLERANCE_HALF)
+    agreeing = 0
     for ours, theirs in zip(found, expected, strict=True):
-        difference = mx.abs(ours.astype(mx.float32) - theirs.astype(mx.float32)).max()
-        # Written so that a NaN anywhere is a disagreement.
-        if not (difference <= tolerance * mx.abs(theirs.astype(mx.float32)).max()).item():
-            return False
-    return True
+        wanted = theirs.astype(mx.float32)
+        difference = mx.abs(ours.astype(mx.float32) - wanted).max(axis=-1)
+        # A NaN agrees with nothing.
+        agreeing += cast(int, (difference <= tolerance * mx.abs(wanted).max(axis=-1)).sum().item())
+    compared = len(_STEPS) * len(_PROMPTS)
+    return agreeing >= (compared if exact else compared - _MOST_STRAYS_HALF)
