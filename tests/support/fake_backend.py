@@ -210,6 +210,7 @@ class _Sequence:
     tokens: list[int]
     started: bool = False
     joined: bool = False
+    silent: int = 0
     lost: bool = False
     last_token: int = -1
     params: SamplingParams = field(default_factory=SamplingParams)
@@ -232,7 +233,8 @@ class FakeBackend:
     """Implements `BatchBackend`.
 
     `fail_next` makes the next call of a method raise. With a `clock`, computing takes time:
-    `seconds_per_token` of prefill and `seconds_per_step` of decoding.
+    `seconds_per_token` of prefill and `seconds_per_step` of decoding. A sequence that was just
+    started is silent for `silent_steps` steps more than it must, while others speak.
     """
 
     def __init__(
@@ -244,6 +246,7 @@ class FakeBackend:
         clock: FakeClock | None = None,
         seconds_per_token: float = 0.001,
         seconds_per_step: float = 0.02,
+        silent_steps: int = 0,
     ) -> None:
         self.calls: Counter[str] = Counter()
         self.prefilled_tokens = 0
@@ -254,18 +257,19 @@ class FakeBackend:
         self._clock = clock
         self._seconds_per_token = seconds_per_token
         self._seconds_per_step = seconds_per_step
+        self._silent_steps = silent_steps
         self._sequences: dict[SequenceId, _Sequence] = {}
         self._memories: WeakSet[FakeMemory] = WeakSet()
         self._next_id = 0
-        self._broken: dict[str, BackendError | CacheReconstructionError] = {}
+        self._broken: dict[str, type[BackendError | CacheReconstructionError]] = {}
 
     # Beyond the port
 
     def fail_next(
-        self, method: str, error: BackendError | CacheReconstructionError | None = None
+        self, method: str, kind: type[BackendError | CacheReconstructionError] = BackendError
     ) -> None:
-        """Let the next call of `method` raise `error`, half-way through its work."""
-        self._broken[method] = error or BackendError(f"injected into {method}")
+        """Let the next call of `method` raise, half-way through its work."""
+        self._broken[method] = kind
 
     @property
     def held_bytes(self) -> int:
@@ -286,6 +290,10 @@ class FakeBackend:
     @property
     def vocab_size(self) -> int:
         return self._vocab_size
+
+    @property
+    def best_chunk(self) -> int:
+        return 512
 
     def cache_spec(self) -> ModelCacheSpec:
         return self._spec
@@ -348,6 +356,7 @@ class FakeBackend:
         _require(params.greedy or params.seed is not None, "sampled, but without a seed")
         self._enter("start")
         state.started = True
+        state.silent = self._silent_steps
         state.last_token, state.params, state.drawn = last_token, params, drawn
 
     def decode(self) -> list[SampledToken]:
@@ -364,7 +373,10 @@ class FakeBackend:
                 state.lost = True
             raise
         self._spend(self._seconds_per_step)
-        return self._advance(running) or self._advance(running)
+        sampled: list[SampledToken] = []
+        while not sampled:
+            sampled = self._advance(running)
+        return sampled
 
     def extract(
         self, sequence: SequenceId, blocks: Sequence[Sequence[KVBlock[FakeData]]]
@@ -388,10 +400,10 @@ class FakeBackend:
 
     def _enter(self, method: str) -> None:
         self.calls[method] += 1
-        error = self._broken.pop(method, None)
-        if error is not None:
+        if method in self._broken:
             self.failures += 1
-            raise error.with_traceback(None)
+            # No variable holds the error: its traceback would keep caches alive in a cycle.
+            raise self._broken.pop(method)(f"injected into {method}")
 
     def _spend(self, seconds: float) -> None:
         if self._clock is not None:
@@ -425,7 +437,9 @@ class FakeBackend:
         """A token from each that has joined; then newcomers take their place."""
         sampled = [self._sample(i, state) for i, state in running if state.joined]
         for _, state in running:
-            if not state.joined:
+            if state.silent:
+                state.silent -= 1
+            elif not state.joined:
                 state.run(state.last_token)
                 state.joined = True
         return sampled

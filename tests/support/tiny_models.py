@@ -146,7 +146,7 @@ def _quantized() -> Module:
             tie_word_embeddings=False,
         )
     )
-    _randomize(model)
+    randomize(model)
     quantize(model, group_size=64, bits=4)
     return model
 
@@ -178,7 +178,8 @@ _GAIN = {
 }
 
 
-def _randomize(model: Module) -> None:
+def randomize(model: Module) -> None:
+    """Draw all weights anew, the same each time."""
     mx.random.seed(7)
 
     def draw(path: str, weight: mx.array) -> mx.array:
@@ -200,7 +201,7 @@ def tiny_model(name: str) -> Module:
     """The model of that architecture; the same object each time."""
     model = _BUILDERS[name]()
     if name != "quantized":
-        _randomize(model)
+        randomize(model)
     model.eval()
     mx.eval(_parameters(model))
     return model

@@ -1,0 +1,141 @@
+"""Finding and loading models: folders, hub ids, and everything that is not a model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from semantic import BlockPool, BlockPoolBatchEngine, load
+from semantic.adapters.mlx.layer_caches import LayerData
+from semantic.adapters.mlx.provider import EMBEDDED_MODEL, find_folder, fingerprint
+from semantic.domain.errors import ModelNotFoundError
+from tests.support.reference import generate
+
+_THIRD_PARTY = Path(__file__).parents[3] / "shared" / "models" / "stories260K"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the embedded model, to be broken."""
+    return Path(shutil.copytree(find_folder(EMBEDDED_MODEL), tmp_path / "model"))
+
+
+def test_the_embedded_model_is_found_loads_in_fp32_on_a_cpu_and_answers() -> None:
+    model, tokenizer = load()
+    if mx.default_device() == mx.Device(mx.cpu):
+        assert {layer.itemsize for layer in model.cache_spec().layers} == {4}
+    assert all(model.ragged_layers)
+    assert model.vocab_size > 1000
+    assert tokenizer.eos_token_ids
+
+
+def test_a_folder_is_a_model_wherever_it_lies(folder: Path) -> None:
+    here, _ = load(str(folder))
+    there, _ = load()
+    assert here.model_id == there.model_id
+
+
+def test_other_weights_under_the_same_name_are_another_model(folder: Path) -> None:
+    before = fingerprint(folder)
+    weights = folder / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-100] ^= 1
+    weights.write_bytes(data)
+    assert fingerprint(folder) != before
+
+
+def test_a_folder_without_configuration_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"no model folder: it has no config\.json"):
+        load(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "missing", ["model.safetensors", "tokenizer.json"], ids=["weights", "tokenizer"]
+)
+def test_a_folder_with_a_part_missing_is_refused(folder: Path, missing: str) -> None:
+    (folder / missing).unlink()
+    with pytest.raises(ModelNotFoundError, match="cannot load the model in"):
+        load(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", b"{"),
+        ("config.json", b'{"model_type": "no_such_architecture"}'),
+        ("config.json", b"{}"),
+        ("model.safetensors", b"\x00" * 100),
+        ("tokenizer.json", b"{}"),
+    ],
+)
+def test_a_broken_folder_is_refused_with_one_message(
+    folder: Path, file: str, content: bytes
+) -> None:
+    (folder / file).write_bytes(content)
+    with pytest.raises(ModelNotFoundError, match="cannot load the model in"):
+        load(str(folder))
+
+
+def test_weights_of_another_shape_are_refused(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["hidden_size"] //= 2
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelNotFoundError, match="cannot load the model in"):
+        load(str(folder))
+
+
+@pytest.mark.parametrize("name", ["nowhere", "./nowhere", "/no/where", "a/b/c", ""])
+def test_what_is_neither_folder_nor_hub_id_is_refused(name: str) -> None:
+    with pytest.raises(ModelNotFoundError):
+        load(name)
+
+
+def test_a_hub_id_offline_says_that_it_is_not_in_the_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ModelNotFoundError, match="neither a folder nor in the hub's cache"):
+        load("some-org/some-model")
+
+
+def test_a_hub_id_in_the_cache_needs_no_network(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    commit = "0" * 40
+    repo = tmp_path / "models--org--tiny"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text(commit)
+    shutil.copytree(find_folder(EMBEDDED_MODEL), repo / "snapshots" / commit)
+    assert find_folder("org/tiny") == repo / "snapshots" / commit
+
+
+@pytest.mark.skipif(not _THIRD_PARTY.is_dir(), reason=f"no {_THIRD_PARTY.name} beside the project")
+def test_real_trained_weights_of_others_answer_as_under_mlx_lm() -> None:
+    model, tokenizer = load(str(_THIRD_PARTY))
+    spec = model.cache_spec()
+    pool: BlockPool[LayerData] = BlockPool(spec, total_blocks=100)
+    engine = BlockPoolBatchEngine(model, tokenizer, pool, spec)
+    starts = ["Once upon a time", "Tom and his dog", "Lily was sad because", "The"]
+    uids = [engine.submit(f"a{i}", text, max_tokens=150) for i, text in enumerate(starts)]
+    done = {end.uid: end for end in engine.step()}
+    for uid, start in zip(uids, starts, strict=True):
+        prompt = tokenizer.encode(start)
+        expected = generate(model.model, prompt, 150, tokenizer.eos_token_ids)
+        assert list(done[uid].tokens) == expected
+    first = done[uids[0]]
+    assert "Lily" in first.text
+    # The next turn reuses the whole story.
+    more = tokenizer.encode(" She said", add_special_tokens=False)
+    uid = engine.submit("a0", more, cache=first.blocks, max_tokens=30, append=True)
+    again = {end.uid: end for end in engine.step()}[uid]
+    assert first.blocks is not None
+    whole = [*tokenizer.encode(starts[0]), *first.tokens, *more]
+    assert list(again.tokens) == generate(model.model, whole, 30, tokenizer.eos_token_ids)
+    assert again.cached_tokens == len(whole) - len(more)
