@@ -10,7 +10,7 @@ import pytest
 from semantic import CompletedGeneration, SamplingParams
 from semantic.domain.value_objects import BLOCK_TOKENS
 from tests.support.reference import generate
-from tests.support.rig import Rig
+from tests.support.rig import Done, Rig
 from tests.support.tiny_models import ARCHITECTURES, VOCAB, tiny_model
 
 every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -40,7 +40,7 @@ def test_joining_and_leaving_at_random_steps(architecture: str) -> None:
     rig = Rig(architecture, chunk=100)
     draw = random.Random(3)
     asked = prompts(*(draw.choice([1, 30, 256, 400]) for _ in range(12)), seed=4)
-    done: dict[str, CompletedGeneration[object]] = {}
+    done: dict[str, Done] = {}
     wanted: dict[str, list[int]] = {}
     while len(done) < len(asked):
         if len(wanted) < len(asked):

@@ -5,6 +5,7 @@ Each of them is the kind that gives a fluent wrong answer and no error.
 
 from __future__ import annotations
 
+import mlx.core as mx
 import pytest
 
 from semantic.adapters.mlx.kv_buffer import KVBuffer
@@ -16,10 +17,10 @@ from tests.integration import test_exactness
 def test_a_window_mask_off_by_one_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     right = WindowCache.append
 
-    def one_too_many(self: WindowCache, k: object, v: object) -> object:
+    def one_too_many(self: WindowCache, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
         self.window += 1
         try:
-            return right(self, k, v)  # type: ignore[arg-type]
+            return right(self, k, v)
         finally:
             self.window -= 1
 
@@ -31,9 +32,11 @@ def test_a_window_mask_off_by_one_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_stale_block_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     write = KVBuffer.write
 
-    def lost_when_a_block_begins(self: KVBuffer, at: int, k: object, v: object) -> None:
+    def lost_when_a_block_begins(
+        self: KVBuffer, at: int, stop: int, k: mx.array, v: mx.array
+    ) -> None:
         if at % 256 or not at:
-            write(self, at, k, v)  # type: ignore[arg-type]
+            write(self, at, stop, k, v)
 
     monkeypatch.setattr(KVBuffer, "write", lost_when_a_block_begins)
     with pytest.raises(AssertionError):

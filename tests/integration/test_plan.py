@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import cast
 
 import mlx.core as mx
 import pytest
 from mlx_lm import generate
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from semantic import BlockPool, BlockPoolBatchEngine, ModelCacheSpec, load
 from semantic.adapters.mlx.backend import MLXBackend
@@ -55,7 +57,8 @@ def engine(
 
 def reference(loaded: tuple[MLXBackend, MLXTokenizer], prompt: str, max_tokens: int) -> str:
     model, tokenizer = loaded
-    return generate(model.model, tokenizer.inner, prompt, max_tokens=max_tokens)
+    inner = cast(TokenizerWrapper, tokenizer.inner)
+    return generate(model.model, inner, prompt, max_tokens=max_tokens)
 
 
 # The six integration tests
@@ -140,7 +143,8 @@ def test_decoding_takes_a_block_at_each_boundary() -> None:
 
 
 def test_empty_prompt_is_rejected(engine: Engine, pool: BlockPool[LayerData]) -> None:
-    for empty in ("", []):
+    empties: tuple[str | list[int], ...] = ("", [])
+    for empty in empties:
         with pytest.raises(InvalidRequestError, match="prompt must not be empty"):
             engine.submit("agent_1", empty)
     assert not engine.has_work

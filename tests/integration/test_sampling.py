@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import mlx.core as mx
 import pytest
@@ -46,12 +47,12 @@ def test_log_probabilities_are_those_of_mlx_lm() -> None:
     assert len(done.logprobs) == 10
     for found, (token, logprobs) in zip(done.logprobs, expected, strict=True):
         assert found.token == int(token)
-        assert found.logprob == pytest.approx(float(logprobs[int(token)].item()), abs=1e-4)
+        assert found.logprob == pytest.approx(cast(float, logprobs[int(token)].item()), abs=1e-4)
         assert len(found.top) == 3
         assert found.top[0] == (found.token, found.logprob)
         values = [value for _, value in found.top]
         assert values == sorted(values, reverse=True)
-        best = mx.sort(logprobs)[-3:].tolist()
+        best = cast(list[float], mx.sort(logprobs)[-3:].tolist())
         assert values == pytest.approx(sorted(best, reverse=True), abs=1e-4)
 
 
@@ -82,7 +83,7 @@ def test_draws_follow_the_distribution() -> None:
     probabilities = [0.5, 0.3, 0.15, 0.05]
     logprobs = mx.log(mx.array([probabilities]))
     sample = make_sampler(SamplingParams(temperature=1.0, seed=5), 0)
-    drawn = [int(sample(logprobs).item()) for _ in range(4000)]
+    drawn = [cast(int, sample(logprobs).item()) for _ in range(4000)]
     for token, probability in enumerate(probabilities):
         spread = math.sqrt(probability * (1 - probability) / len(drawn))
         assert abs(drawn.count(token) / len(drawn) - probability) < 5 * spread
@@ -99,7 +100,7 @@ def test_draws_follow_the_distribution() -> None:
 def test_filters_leave_out_what_is_unlikely(params: SamplingParams, allowed: set[int]) -> None:
     logprobs = mx.log(mx.array([[0.5, 0.3, 0.15, 0.05]]))
     sample = make_sampler(params, 0)
-    assert {int(sample(logprobs).item()) for _ in range(300)} == allowed
+    assert {cast(int, sample(logprobs).item()) for _ in range(300)} == allowed
 
 
 def test_a_bias_for_a_token_the_model_lacks_is_refused() -> None:

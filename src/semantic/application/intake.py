@@ -88,24 +88,32 @@ class Intake(Generic[KV]):
         )
 
     def _tokens(self, prompt: str | Sequence[int], *, add_special_tokens: bool) -> tuple[int, ...]:
-        if isinstance(prompt, str):
-            # An empty text is an empty prompt, also where a tokenizer would add a BOS token.
-            tokens = self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
-            prompt = tokens if prompt else ()
+        if not _is_sequence(prompt):
+            raise InvalidRequestError(f"prompt must be text or token ids, got {prompt!r}")
+        # Asked before encoding: where a tokenizer adds a BOS token, no text becomes a token.
         if not prompt:
             raise InvalidRequestError("prompt must not be empty")
-        for token in prompt:
+        tokens: Sequence[int] = (
+            self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+            if isinstance(prompt, str)
+            else prompt
+        )
+        for token in tokens:
             if not _is_int(token):
                 raise InvalidRequestError(f"prompt must be text or token ids, got {token!r}")
             if not 0 <= token < self._vocab_size:
                 raise InvalidRequestError(
                     f"token id {token} is not in the model's vocabulary of {self._vocab_size}"
                 )
-        return tuple(prompt)
+        return tuple(tokens)
 
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str)
+
+
+def _is_sequence(value: object) -> bool:
+    return isinstance(value, Sequence)
 
 
 def _is_int(value: object) -> bool:

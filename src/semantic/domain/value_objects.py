@@ -180,6 +180,10 @@ class CacheKey:
     agent_id: str
 
 
+def _is_filled_text(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
 def _require(ok: bool, message: str) -> None:
     if not ok:
         raise InvalidRequestError(message)
@@ -229,7 +233,10 @@ class SamplingParams:
             "logit_bias values must be finite numbers",
         )
         _require(not isinstance(self.stop, str), "stop must be a tuple of strings, got a string")
-        _require(all(self.stop), "stop strings must not be empty")
+        _require(
+            all(map(_is_filled_text, self.stop)),
+            f"stop must hold strings that are not empty, got {self.stop!r}",
+        )
         _require(
             self.logprobs is None or self.logprobs >= 0,
             f"logprobs must be 0 or more, got {self.logprobs}",

@@ -26,14 +26,15 @@ class KVBuffer:
     """Keys (1, kv_heads, capacity, k_head_dim) and values (1, kv_heads, capacity, v_head_dim).
 
     MLX writes in place only while nothing else refers to the array: whoever keeps a part of a
-    buffer keeps a `BufferRange`, never a view.
+    buffer keeps a `BufferRange`, never a view. `capacity` is how many tokens it has room for.
     """
 
-    __slots__ = ("k", "v")
+    __slots__ = ("capacity", "k", "v")
 
     def __init__(self, k: mx.array, v: mx.array) -> None:
         self.k = k
         self.v = v
+        self.capacity = k.shape[2]  # asked for by every layer of every step
 
     @classmethod
     def empty(cls, shape: LayerShape, capacity: int) -> KVBuffer:
@@ -56,22 +57,16 @@ class KVBuffer:
         )
 
     @property
-    def capacity(self) -> int:
-        """Tokens it has room for."""
-        return self.k.shape[2]
-
-    @property
     def nbytes(self) -> int:
         return self.k.nbytes + self.v.nbytes
 
     def resize(self, kept: range, capacity: int) -> None:
         """Move tokens `kept` to the front of new arrays with room for `capacity`."""
         moved = KVBuffer.gather([BufferRange(self, kept.start, kept.stop)], capacity)
-        self.k, self.v = moved.k, moved.v
+        self.k, self.v, self.capacity = moved.k, moved.v, capacity
 
-    def write(self, at: int, k: mx.array, v: mx.array) -> None:
-        """Put the tokens of `k` and `v` at position `at`; there must be room."""
-        stop = at + k.shape[2]
+    def write(self, at: int, stop: int, k: mx.array, v: mx.array) -> None:
+        """Put the tokens of `k` and `v` at positions `at` to `stop`; there must be room."""
         self.k[..., at:stop, :] = k
         self.v[..., at:stop, :] = v
 

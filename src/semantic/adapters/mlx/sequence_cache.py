@@ -108,10 +108,12 @@ class FullCache(SequenceCache):
 
     def append(self, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
         """See `SequenceCache.append`."""
-        self.reserve(self.offset + k.shape[2])
-        self.buffer.write(self.offset, k, v)
-        self.offset += k.shape[2]
-        return self.buffer.read(0, self.offset)
+        stop = self.offset + k.shape[2]
+        if stop > self.buffer.capacity:
+            self.reserve(stop)
+        self.buffer.write(self.offset, stop, k, v)
+        self.offset = stop
+        return self.buffer.read(0, stop)
 
     def mask_for(self, n: int) -> Mask:
         """See `SequenceCache.mask_for`."""
@@ -155,12 +157,12 @@ class WindowCache(SequenceCache):
         self.reserve(self._held + n)
         first = max(0, self._held - (self.window - 1))  # the oldest that the first new one sees
         if self._held + n <= self.buffer.capacity:
-            self.buffer.write(self._held, k, v)
+            self.buffer.write(self._held, self._held + n, k, v)
             self._held += n
             seen = self.buffer.read(first, self._held)
         elif n == 1:
             self.buffer.resize(range(self._held - self.window, self._held), self.buffer.capacity)
-            self.buffer.write(self.window, k, v)
+            self.buffer.write(self.window, self.window + 1, k, v)
             self._held = self.window + 1
             seen = self.buffer.read(1, self._held)
         else:

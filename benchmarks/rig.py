@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import cast
 
 import semantic.adapters.mlx  # isort: skip  # noqa: F401  loads OpenBLAS before MLX
 import mlx.core as mx
@@ -44,7 +45,12 @@ class Rig:
         pool: BlockPool[LayerData] = BlockPool(spec, max_bytes=1 << 40)
         store = ResidentStore(pool)
         engine = BlockPoolBatchEngine(
-            backend, CharTokenizer(), pool, spec, store=store, budget=PrefillBudget(target_gap)
+            backend,
+            CharTokenizer(),
+            pool,
+            spec,
+            store=store,
+            budget=PrefillBudget(target_gap, largest=backend.best_chunk),
         )
         return cls(backend, spec, pool, store, engine)
 
@@ -103,11 +109,24 @@ class PaddedBatch:
         caches = [self._caches(length) for length in lengths]
         self._generator.insert([[1]] * len(lengths), [max_tokens] * len(lengths), caches=caches)
 
+    def add_prompt(self, tokens: list[int]) -> None:
+        """Insert a prompt that has to be computed."""
+        self._generator.insert([tokens], [100])
+
+    @property
+    def stream(self) -> mx.Stream:
+        """Where it computes."""
+        return cast(mx.Stream, self._generator.stream)
+
+    def advance(self) -> int:
+        """One step; how many sequences gave a token."""
+        return len(self._generator.next()[1])
+
     def step(self) -> float:
         """Seconds of one step, with everything that it started finished."""
         started = time.perf_counter()
-        self._generator.next()
-        mx.synchronize(self._generator.stream)
+        self.advance()
+        mx.synchronize(self.stream)
         return time.perf_counter() - started
 
     def _caches(self, n_tokens: int) -> list[KVCache]:
