@@ -189,6 +189,10 @@ def _require(ok: bool, message: str) -> None:
         raise InvalidRequestError(message)
 
 
+def _is_filled_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is chosen. The defaults are greedy decoding.
