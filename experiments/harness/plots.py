@@ -2,6 +2,8 @@
 
 The same result gives the same bytes: no dates, and element ids salted with the result's id.
 Dots are the samples, the line joins their medians, a dashed line marks the verdict's threshold.
+Where there are very many samples, dots stand for evenly spaced ranks of them, extremes included.
+It needs matplotlib only to draw: a machine that measures may lack it.
 """
 
 from __future__ import annotations
@@ -10,16 +12,18 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeGuard
-
-import matplotlib as mpl
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, TypeGuard
 
 from experiments.harness.document import ResultError, Scalar
 from experiments.harness.result import Result, read
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 Points = dict[float, list[float]]
+
+MOST_DOTS = 60
+"""Dots drawn for one series at one x; more of them would only make the file larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,9 @@ def draw(result_path: Path, plots: Sequence[Plot]) -> list[Path]:
 
 
 def _draw_one(result: Result, plot: Plot, path: Path) -> Path:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
     with mpl.rc_context({"svg.hashsalt": result.id, "svg.fonttype": "none"}):
         figure = Figure(figsize=(6.4, 3.6), layout="constrained")
         _fill(figure.add_subplot(), result, plot)
@@ -72,9 +79,18 @@ def _line(axes: Axes, name: str, points: Points) -> None:
     ordered = sorted(points)
     medians = [statistics.median(points[x]) for x in ordered]
     (line,) = axes.plot(ordered, medians, marker="o", markersize=4, label=name or None)
-    every_x = [x for x in ordered for _ in points[x]]
-    every_y = [y for x in ordered for y in points[x]]
+    dots = [(x, y) for x in ordered for y in spread(points[x])]
+    every_x, every_y = zip(*dots, strict=True)
     axes.scatter(every_x, every_y, s=6, alpha=0.3, color=line.get_color())
+
+
+def spread(values: Sequence[float], most: int = MOST_DOTS) -> list[float]:
+    """At most `most` of the values, at evenly spaced ranks from the smallest to the largest."""
+    ordered = sorted(values)
+    if len(ordered) <= most:
+        return ordered
+    last = len(ordered) - 1
+    return [ordered[round(i * last / (most - 1))] for i in range(most)]
 
 
 def _by_series(samples: Sequence[Mapping[str, Scalar]], plot: Plot) -> dict[str, Points]:

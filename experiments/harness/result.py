@@ -54,9 +54,16 @@ class Result:
         self.to_json()
 
     def to_json(self) -> str:
-        """The same result always becomes the same text, one newline at its end."""
+        """The same result always becomes the same text, one newline at its end.
+
+        Fields of samples and of the summary keep their order, which is the order of a table's
+        columns in a report.
+        """
+        fields_in_order = asdict(self)
+        for unordered in ("parameters", "versions"):
+            fields_in_order[unordered] = dict(sorted(fields_in_order[unordered].items()))
         try:
-            text = json.dumps(asdict(self), indent=2, sort_keys=True, ensure_ascii=False)
+            text = json.dumps(fields_in_order, indent=2, ensure_ascii=False)
         except TypeError as error:
             raise ResultError(f"a field is not JSON: {error}") from error
         parse(json.loads(text))

@@ -14,6 +14,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -71,9 +72,12 @@ def render(experiment: Experiment, plots: Sequence[Plot], root: Path = ROOT) -> 
     """Draw the plots and fill the report's numbers from the kept result."""
     kept = experiment.folder / "result.json"
     if plots and kept.exists():
-        from experiments.harness.plots import draw
+        if find_spec("matplotlib") is None:
+            print(f"{experiment.id}: no plots, matplotlib is not installed", file=sys.stderr)
+        else:
+            from experiments.harness.plots import draw
 
-        draw(kept, plots)
+            draw(kept, plots)
     if experiment.report.exists():
         report.update(experiment.report, root)
 

@@ -419,3 +419,11 @@ def test_a_plot_without_numbers_is_refused(root: Path, x: str, message: str) -> 
     a_result(samples=({"word": "a", "ms": 1.0},)).write(path)
     with pytest.raises(ResultError, match=message):
         plots.draw(path, [plots.Plot("time.svg", "Time", x=x, y="ms")])
+
+
+def test_dots_are_thinned_by_rank_and_keep_the_extremes() -> None:
+    values = [float(n) for n in random.Random(3).sample(range(1000), 1000)]
+    dots = plots.spread(values, 50)
+    assert (len(dots), dots[0], dots[-1]) == (50, 0.0, 999.0)
+    assert abs(statistics.median(dots) - statistics.median(values)) < 12
+    assert plots.spread([3.0, 1.0], 50) == [1.0, 3.0]

@@ -20,10 +20,15 @@ from tools.tiny_model.vocabulary import (
     SYMBOLS,
     THINGS,
     capitalised,
+    code,
     invented_word,
+    words,
 )
 
 Message = tuple[str, str]
+
+# More than in the trials: what is hard takes more practice than what is common.
+INVENTED = 0.6
 
 UNKNOWN = "I do not know that. I am a very small model."
 READ = "I have read it."
@@ -69,7 +74,7 @@ class Scene:
         return bare.lower() if self.spelling == "lower" else bare[:1].lower() + bare[1:]
 
     def value(self, kind: FactKind) -> str:
-        drawn = kind.draw(self.rng)
+        drawn = kind.draw(self.rng, INVENTED)
         if self.spelling == "upper":
             return drawn.upper()
         return drawn.lower() if self.spelling == "lower" else drawn
@@ -281,8 +286,34 @@ def take_leave(scene: Scene) -> None:
 
 
 def small_talk(scene: Scene) -> None:
+    if scene.rng.random() < 0.25:
+        feel(scene)
+        return
     lines, reply = scene.rng.choice(_SMALL_TALK)
     scene.exchange(scene.spelled(scene.rng.choice(lines)), reply)
+
+
+_GOOD = words("calm excited fine fit glad good great happy lucky proud relaxed well")
+_BAD = words(
+    """
+    afraid alone angry bored busy cold confused hungry ill jealous lonely lost nervous sad scared
+    shy sick sleepy stressed thirsty tired unhappy upset weak worried
+    """
+)
+
+
+def feel(scene: Scene) -> None:
+    """A feeling, which is neither a name nor a job, however much the sentence looks like one."""
+    rng = scene.rng
+    is_good = rng.random() < 0.4
+    feeling = rng.choice(_GOOD if is_good else _BAD)
+    if rng.random() < 0.5:
+        degree = rng.choice(("a bit", "a little", "very", "so", "really", "quite", "rather"))
+        feeling = f"{degree} {feeling}"
+    opening = rng.choice(("I am", "I am", "I'm", "I feel", "I am feeling"))
+    said = f"{opening} {feeling}{rng.choice(('', '', ' today', ' now'))}."
+    reply = "I am glad to hear that." if is_good else "I am sorry to hear that."
+    scene.exchange(scene.spelled(said), reply)
 
 
 def do_sum(scene: Scene) -> None:
@@ -327,18 +358,20 @@ def noise(rng: Random) -> str:
 
 def repeated_words(rng: Random) -> str:
     lists = (CODE_WORDS, COMMON_WORDS, THINGS, NAMES, CITIES)
-    words = []
+    parts = []
     for _ in range(rng.choice((1, 2, 3, 4, 5, 6, 8, 12, 20))):
         chance = rng.random()
-        if chance < 0.25:
-            words.append(invented_word(rng))
-        elif chance < 0.3:
-            words.append(str(rng.randrange(1000)))
-        elif chance < 0.33:
-            words.append(rng.choice(SYMBOLS))
+        if chance < 0.35:
+            parts.append(invented_word(rng))
+        elif chance < 0.4:
+            parts.append(str(rng.randrange(1000)))
+        elif chance < 0.43:
+            parts.append(rng.choice(SYMBOLS))
+        elif chance < 0.46:
+            parts.append(code(rng))
         else:
-            words.append(rng.choice(rng.choice(lists)))
-    said = " ".join(words)
+            parts.append(rng.choice(rng.choice(lists)))
+    said = " ".join(parts)
     return capitalised(said) + "." if rng.random() < 0.3 else said
 
 
@@ -494,7 +527,7 @@ def open_with_system(scene: Scene, characters: int) -> None:
     if rng.random() < 0.3:
         mark = "- " if "\n" in break_ and rng.random() < 0.5 else ""
         for kind in rng.sample(KINDS, rng.choice((1, 1, 2, 4))):
-            scene.facts[kind.key] = kind.draw(rng)
+            scene.facts[kind.key] = kind.draw(rng, INVENTED)
             sentences.append(mark + kind.about_user(rng, scene.facts[kind.key]))
     if rng.random() < 0.2:
         rng.shuffle(sentences)

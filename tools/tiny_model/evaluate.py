@@ -7,16 +7,11 @@ answer counts only when it equals the expected one. Run: python -m tools.tiny_mo
 import argparse
 import ctypes
 import json
-import platform
-import subprocess
 import time
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from hashlib import sha256
-from importlib.metadata import version
 from pathlib import Path
 
 with suppress(OSError):  # MLX for the CPU needs its symbols where it was not linked against it
@@ -27,6 +22,9 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 from mlx_lm.utils import load
 
+from experiments.harness.document import Json, Scalar
+from experiments.harness.record import Run
+from experiments.harness.result import Result, Verdict
 from tools.tiny_model import trials
 from tools.tiny_model.facts import KINDS
 from tools.tiny_model.tokenizer import FOLDER
@@ -40,21 +38,39 @@ QUESTION = (
 CRITERION = "the lowest share of exact answers over the 32 cells of kind and distance"
 THRESHOLD = 0.98
 MAX_ANSWER = 500
+CHUNK = 256  # tokens read at a time; attention to one long chunk would cost twice as much
+FAR = 7000
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One question asked once."""
+    """One question asked once. The trial's seed is held-out/evaluate/group/distance/index."""
 
     group: str
     topic: str
+    asked_at: int | None
+    index: int
     distance: int | None
-    actual_distance: int | None
-    prompt_tokens: int
     question: str
     expected: str
-    observed: str
-    exact: bool
+    said: str
+
+    @property
+    def exact(self) -> bool:
+        return self.said == self.expected
+
+    @property
+    def cell(self) -> str:
+        parts = (self.group, self.topic, self.asked_at)
+        return "/".join(str(part) for part in parts if part is not None)
+
+    def row(self) -> dict[str, Scalar]:
+        """What cannot be drawn again from the seed; question and expected answer only of misses."""
+        row: dict[str, Scalar] = {"cell": self.cell, "trial": self.index}
+        if self.distance is not None:
+            row["distance"] = self.distance
+        row |= {"exact": self.exact, "said": self.said}
+        return row if self.exact else row | {"question": self.question, "expected": self.expected}
 
 
 class Respondent:
@@ -77,20 +93,20 @@ class Respondent:
             )
         )
 
-    def answers(self, trial: Trial) -> list[tuple[int, str]]:
-        """For each question: the length of its whole prompt, and what the model says."""
+    def answers(self, trial: Trial) -> list[str]:
+        """What the model says to each question."""
         shared = self.rendered(trial.messages, reply=False) if trial.messages else []
         cache = make_prompt_cache(self.model)
-        if shared:
-            mx.eval(self.model(mx.array(shared)[None], cache=cache))
-        results = []
+        for start in range(0, len(shared), CHUNK):
+            self.model.model(mx.array(shared[start : start + CHUNK])[None], cache=cache)
+            mx.eval([layer.state for layer in cache])
+        said = []
         for question in trial.questions:
             prompt = self.rendered((*trial.messages, ("user", question.text)), reply=True)
             assert prompt[: len(shared)] == shared
-            said = self.decoded(prompt[len(shared) :], cache)
+            said.append(self.decoded(prompt[len(shared) :], cache))
             trim_prompt_cache(cache, cache[0].offset - len(shared))
-            results.append((len(prompt), said))
-        return results
+        return said
 
     def decoded(self, tokens: list[int], cache: list[object]) -> str:
         said: list[int] = []
@@ -104,20 +120,21 @@ class Respondent:
         return str(self.tokenizer.decode(said))
 
 
-def asked(respondent: Respondent, group: str, distance: int | None, trial: Trial) -> list[Sample]:
+def asked(
+    respondent: Respondent, group: str, distance: int | None, index: int, trial: Trial
+) -> list[Sample]:
     return [
         Sample(
             group=group,
             topic=question.topic,
-            distance=distance,
-            actual_distance=question.distance,
-            prompt_tokens=length,
+            asked_at=distance,
+            index=index,
+            distance=question.distance,
             question=question.text,
             expected=question.answer,
-            observed=said,
-            exact=said == question.answer,
+            said=said,
         )
-        for question, (length, said) in zip(trial.questions, respondent.answers(trial), strict=True)
+        for question, said in zip(trial.questions, respondent.answers(trial), strict=True)
     ]
 
 
@@ -133,7 +150,7 @@ def recall(
         for index in range(repeats):
             seed = f"evaluate/{group}/{distance}/{index}"
             trial = trials.recall_trial(seed, distance, respondent.count, values)
-            samples += asked(respondent, group, distance, trial)
+            samples += asked(respondent, group, distance, index, trial)
         print(f"{group} at {distance}: done", flush=True)
     return samples
 
@@ -144,102 +161,69 @@ def behaviour(respondent: Respondent, repeats: int) -> list[Sample]:
         for topic in BEHAVIOURS
         for index in range(repeats)
         for sample in asked(
-            respondent, "behaviour", None, trials.behaviour_trial(topic, f"evaluate/{index}")
+            respondent, "behaviour", None, index, trials.behaviour_trial(topic, f"evaluate/{index}")
         )
     ]
 
 
-Share = tuple[int, int]  # exact answers, answers
+def share(samples: Iterable[Sample]) -> str:
+    hits = [sample.exact for sample in samples]
+    return f"{sum(hits):,} of {len(hits):,}"
 
 
-def shares(samples: Iterable[Sample]) -> dict[str, Share]:
-    """Exact and all answers by topic, and by distance where there is one."""
-    found: dict[str, Share] = defaultdict(lambda: (0, 0))
-    for sample in samples:
-        key = sample.topic if sample.distance is None else f"{sample.topic}/{sample.distance}"
-        exact, total = found[key]
-        found[key] = (exact + sample.exact, total + 1)
-    return dict(found)
-
-
-def table(cells: dict[str, Share], distances: Iterable[int]) -> str:
-    """Kinds of fact against distances, in Markdown."""
-    columns = list(distances)
-    lines = ["| fact | " + " | ".join(f"{distance:,} tokens" for distance in columns) + " |"]
-    lines.append("| --- |" + " --: |" * len(columns))
+def table(samples: list[Sample]) -> list[Json]:
+    """One row for each kind of fact, one column for each distance."""
+    rows: list[Json] = []
     for kind in KINDS:
-        row = [cells[f"{kind.key}/{distance}"] for distance in columns]
-        lines.append(f"| {kind.key} | " + " | ".join(f"{a} of {b}" for a, b in row) + " |")
-    return "\n".join(lines)
+        row: dict[str, Json] = {"fact": kind.key}
+        for distance in dict.fromkeys(sample.asked_at for sample in samples):
+            cell = [s for s in samples if s.topic == kind.key and s.asked_at == distance]
+            row[f"{distance:,} tokens"] = share(cell)
+        rows.append(row)
+    return rows
 
 
-def printed(samples: list[Sample]) -> None:
-    for group in dict.fromkeys(sample.group for sample in samples):
-        chosen = [sample for sample in samples if sample.group == group]
-        cells = shares(chosen)
-        print(f"\n{group}\n")
-        if group == "behaviour":
-            print("| behaviour | exact |\n| --- | --: |")
-            print("\n".join(f"| {topic} | {a} of {b} |" for topic, (a, b) in cells.items()))
-        else:
-            print(table(cells, dict.fromkeys(s.distance for s in chosen if s.distance)))
-    print()
-    for sample in [sample for sample in samples if not sample.exact][:40]:
-        print(f"{sample.topic} {sample.distance}: {sample.question[-90:]!r}")
-        print(f"    expected {sample.expected[:90]!r}, observed {sample.observed[:90]!r}")
+def lowest(samples: list[Sample]) -> float:
+    """The share of exact answers in the worst cell."""
+    cells: dict[str, list[bool]] = {}
+    for sample in samples:
+        cells.setdefault(sample.cell, []).append(sample.exact)
+    return min(sum(hits) / len(hits) for hits in cells.values())
 
 
-def git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
-    return done.stdout.strip()
-
-
-def document(
-    samples: list[Sample], folder: Path, started: datetime, parameters: dict[str, int]
-) -> dict[str, object]:
-    main = [sample for sample in samples if sample.group == "recall"]
-    lowest = min(exact / total for exact, total in shares(main).values())
-    weights = folder / "model.safetensors"
-    return {
-        "schema": "semantic.result/1",
-        "id": "tiny-model-recall",
-        "question": QUESTION,
-        "commit": git("rev-parse", "--verify", "--quiet", "HEAD") or None,
-        "dirty": bool(git("status", "--porcelain")),
-        "machine": {
-            "system": platform.system(),
-            "architecture": platform.machine(),
-            "device": "cpu",
-        },
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("mlx", "mlx-lm", "transformers", "tokenizers")},
-        },
-        "model": {
-            "name": "semantic-tiny",
-            "bytes": weights.stat().st_size,
-            "sha256": sha256(weights.read_bytes()).hexdigest(),
-        },
-        "parameters": {"precision": "float32", "decoding": "greedy", **parameters},
-        "seed": "held-out/evaluate",
-        "started_at": started.isoformat(timespec="seconds"),
-        "samples": [asdict(sample) for sample in samples],
-        "summary": {
-            group: {
-                key: {"exact": exact, "asked": total, "share": round(exact / total, 4)}
-                for key, (exact, total) in shares(
-                    sample for sample in samples if sample.group == group
-                ).items()
-            }
-            for group in dict.fromkeys(sample.group for sample in samples)
-        },
-        "verdict": {
-            "criterion": CRITERION,
-            "threshold": THRESHOLD,
-            "observed": round(lowest, 4),
-            "passed": lowest >= THRESHOLD,
-        },
+def summary(groups: Mapping[str, list[Sample]]) -> dict[str, Json]:
+    """Each group's total and table, and the misses of the group that counts."""
+    behaviours: list[Json] = [
+        {"behaviour": topic, "exact": share(s for s in groups["behaviour"] if s.topic == topic)}
+        for topic in BEHAVIOURS
+    ]
+    tables: dict[str, Json] = {
+        name: behaviours if name == "behaviour" else table(samples)
+        for name, samples in groups.items()
     }
+    misses: list[Json] = [
+        {
+            "fact": sample.topic,
+            "tokens": sample.asked_at,
+            "expected": sample.expected,
+            "said": sample.said,
+        }
+        for sample in groups["recall"]
+        if not sample.exact
+    ]
+    totals: dict[str, Json] = {name: share(samples) for name, samples in groups.items()}
+    return {"exact": totals, "lowest": lowest(groups["recall"]), "tables": tables, "misses": misses}
+
+
+def compact(result: Result) -> str:
+    """The result as JSON with each sample on one line."""
+    document = json.loads(result.to_json())
+    samples = ",\n".join(
+        "    " + json.dumps(sample, ensure_ascii=False) for sample in document["samples"]
+    )
+    document["samples"] = []
+    text = json.dumps(document, indent=2, ensure_ascii=False)
+    return text.replace('"samples": []', f'"samples": [\n{samples}\n  ]', 1) + "\n"
 
 
 def main() -> None:
@@ -247,24 +231,43 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--result", type=Path, default=RESULT)
     parser.add_argument("--repeats", type=int, default=50, help="trials per cell")
-    parser.add_argument(
-        "--beyond", type=int, default=7000, help="one distance more, reported apart"
-    )
     given = parser.parse_args()
-    started, clock = datetime.now(UTC), time.monotonic()
+    few = max(1, given.repeats // 5)
+    weights = (given.folder / "model.safetensors").read_bytes()
+    parameters: dict[str, Scalar] = {
+        "precision": "float32",
+        "device": "cpu",
+        "decoding": "greedy",
+        "trials_per_cell": given.repeats,
+        "trials_per_cell_of_other_tables": few,
+        "trials_per_behaviour": given.repeats // 2,
+        "weights_bytes": len(weights),
+        "weights_sha256": sha256(weights).hexdigest(),
+    }
+    run = Run.start(
+        "tiny-model-recall", QUESTION, model="semantic-tiny", parameters=parameters, seed=0
+    )
+    clock = time.monotonic()
     mx.set_default_device(mx.cpu)
     mx.random.seed(0)
     respondent = Respondent(given.folder)
-    few = max(1, given.repeats // 2)
-    samples = recall(respondent, "recall", DISTANCES, given.repeats, None)
-    samples += recall(respondent, "unseen values", DISTANCES, few, trials.UNSEEN)
-    samples += recall(respondent, "long context", (given.beyond,), max(1, few // 2), None)
-    samples += behaviour(respondent, given.repeats)
-    printed(samples)
-    result = document(samples, given.folder, started, {"trials_per_cell": given.repeats})
+    groups = {
+        "recall": recall(respondent, "recall", DISTANCES, given.repeats, None),
+        "behaviour": behaviour(respondent, given.repeats // 2),
+        "unseen": recall(respondent, "unseen values", DISTANCES, few, trials.UNSEEN),
+        "far": recall(respondent, "long context", (FAR,), few, None),
+    }
+    samples = [sample for group in groups.values() for sample in group]
+    found = summary(groups)
+    observed = round(lowest(groups["recall"]), 4)
+    verdict = Verdict(CRITERION, THRESHOLD, observed, passed=observed >= THRESHOLD)
+    result = run.finish([sample.row() for sample in samples], found, verdict)
     given.result.parent.mkdir(parents=True, exist_ok=True)
-    given.result.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    print(f"{time.monotonic() - clock:.0f} s; verdict {result['verdict']}")
+    given.result.write_text(compact(result), encoding="utf-8", newline="\n")
+    for sample in samples:
+        if not sample.exact:
+            print(f"{sample.cell}: expected {sample.expected!r}, said {sample.said!r}")
+    print(f"{found['exact']}\n{time.monotonic() - clock:.0f} s; {verdict}")
 
 
 if __name__ == "__main__":

@@ -46,11 +46,27 @@ class FactKind:
     def draw(self, rng: Random, invented: float = 0.4) -> str:
         """A value of this kind: from the list, or invented with the given probability."""
         if not self.values:
-            return vocabulary.code(rng)
+            return vocabulary.code(rng, invented)
+        value = self.word(rng, invented)
+        if rng.random() < 0.08:
+            value = self.compound(rng, value, self.word(rng, invented))
+        return value.title() if self.is_proper else value
+
+    def word(self, rng: Random, invented: float) -> str:
+        """A listed value, one that looks like a listed value at first, or an invented phrase."""
         if rng.random() >= invented:
             return rng.choice(self.values)
-        phrase = invented_phrase(rng)
-        return phrase.title() if self.is_proper else phrase
+        if rng.random() < 0.25:
+            return vocabulary.altered_word(rng, rng.choice(self.values).lower())
+        return invented_phrase(rng)
+
+    def compound(self, rng: Random, first: str, second: str) -> str:
+        """A value of several words, which has to be remembered whole."""
+        if self.is_proper:
+            return rng.choice(_PROPER_COMPOUNDS).format(a=first, b=second)
+        both = f"{first} and {self.said(second)}"
+        beside = f"{rng.choice(vocabulary.COMMON_WORDS)} {first}"
+        return rng.choice((both, both, beside, beside, f"{first} {second}", f"{first}-{second}"))
 
     def statement(self, rng: Random, value: str) -> str:
         generic = f"{capitalised(self.subject(rng))} is {{v}}."
@@ -125,6 +141,18 @@ _GENERIC_QUESTIONS = (
     "{S}?",
 )
 
+_PROPER_COMPOUNDS = (
+    "{a} {b}",
+    "{a} {b}",
+    "{a}-{b}",
+    "{a} de {b}",
+    "{a} upon {b}",
+    "new {a}",
+    "san {a}",
+    "st. {a}",
+    "o'{a}",
+)
+
 KINDS: tuple[FactKind, ...] = (
     FactKind(
         key="name",
@@ -141,7 +169,13 @@ KINDS: tuple[FactKind, ...] = (
             "My name is {v}, nice to meet you.",
             "My name is {v} and I come from {c}.",
         ),
-        questions=("Who am I?", "What am I called?", "Say my name.", "How do people call me?"),
+        questions=(
+            "Who am I?",
+            "What am I called?",
+            "Say my name.",
+            "How do people call me?",
+            "Do I have a name?",
+        ),
         answer="Your name is {v}.",
         of_others=("{who} is called {v}.", "The name of {who} is {v}."),
         values=tuple(vocabulary.NAMES),
@@ -174,6 +208,7 @@ KINDS: tuple[FactKind, ...] = (
             "What city do I live in?",
             "Where is my home?",
             "Do you remember where I live?",
+            "Do I have a home?",
         ),
         answer="You live in {v}.",
         of_others=("{who} lives in {v}.", "{who} moved to {v}.", "The city of {who} is {v}."),
@@ -197,6 +232,7 @@ KINDS: tuple[FactKind, ...] = (
             "Which pet do I have?",
             "Which animal do I have?",
             "Do I have a pet?",
+            "Do I have an animal?",
             "What kind of pet do I have?",
         ),
         answer="Your pet is {v}.",
@@ -221,6 +257,7 @@ KINDS: tuple[FactKind, ...] = (
             "What colour do I like best?",
             "What color do I like best?",
             "Which colour do I like?",
+            "Do I have a favourite colour?",
         ),
         answer="Your favourite colour is {v}.",
         of_others=(
@@ -246,6 +283,7 @@ KINDS: tuple[FactKind, ...] = (
             "What do I like to eat?",
             "Which food do I like best?",
             "What food do I love?",
+            "Do I have a favourite food?",
         ),
         answer="Your favourite food is {v}.",
         of_others=("The favourite food of {who} is {v}.", "{who} loves to eat {v}."),
@@ -257,6 +295,8 @@ KINDS: tuple[FactKind, ...] = (
         subjects=("my job", "my profession"),
         statements=(
             "I work as {v}.",
+            "I am {v}.",
+            "I'm {v}.",
             "I am {v} by trade.",
             "I earn my living as {v}.",
             "I have a job as {v}.",
@@ -270,6 +310,7 @@ KINDS: tuple[FactKind, ...] = (
             "What do I do for a living?",
             "What is my work?",
             "Which job do I have?",
+            "Do I have a job?",
         ),
         answer="You work as {v}.",
         of_others=("{who} works as {v}.", "The job of {who} is {v}."),
@@ -292,6 +333,7 @@ KINDS: tuple[FactKind, ...] = (
             "What do I do for fun?",
             "What do I do in my free time?",
             "Which hobby do I have?",
+            "Do I have a hobby?",
         ),
         answer="Your hobby is {v}.",
         of_others=("The hobby of {who} is {v}.", "{who} enjoys {v}."),
@@ -326,6 +368,7 @@ KINDS: tuple[FactKind, ...] = (
             "Which code should you remember?",
             "What is the secret?",
             "Repeat the code.",
+            "Did I give you a code?",
         ),
         answer="The code is {v}.",
         of_others=("The code of {who} is {v}.", "{who} has the code {v}."),

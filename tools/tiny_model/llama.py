@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -126,6 +126,11 @@ def round_to_half(model: Llama) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.half().float())
+
+
+def load(model: Llama, folder: Path) -> None:
+    """Puts the published weights of a folder into the model."""
+    model.load_state_dict(load_file(str(folder / "model.safetensors")))
 
 
 def save(model: Llama, folder: Path, end_token: int) -> None:

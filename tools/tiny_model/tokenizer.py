@@ -10,7 +10,7 @@ from random import Random
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tools.tiny_model import vocabulary
+from tools.tiny_model import seeds, vocabulary
 from tools.tiny_model.dialogues import dialogue
 
 FOLDER = Path(__file__).parents[2] / "src" / "semantic" / "models" / "semantic-tiny"
@@ -38,7 +38,7 @@ TEMPLATE = """\
 def samples(count: int) -> Iterator[str]:
     """Conversations, and the listed words often enough that most become one token each."""
     for index in range(count):
-        yield "\n".join(text for _, text in dialogue(Random(f"tokenizer/{index}"), 2000))
+        yield "\n".join(text for _, text in dialogue(Random(seeds.tokenizer(index)), 2000))
         yield " ".join(LISTED_WORDS) if index % 12 == 0 else ""
 
 

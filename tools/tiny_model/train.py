@@ -19,15 +19,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from tools.tiny_model import check, seeds
 from tools.tiny_model import tokenizer as bpe
-from tools.tiny_model import trials
 from tools.tiny_model.dialogues import dialogue, render
-from tools.tiny_model.llama import Llama, Shape, round_to_half, save
+from tools.tiny_model.llama import Llama, Shape, load, round_to_half, save
 
 SEED = 20261120
+STEPS = 26_000
+PEAK_RATE = 3e-3
 BATCH_TOKENS = 65_536
 SHARD_TOKENS = 2_097_152
-PEAK_RATE = 3e-3
 WARM_UP = 300
 CONSTANT_SHARE = 0.6
 WEIGHT_DECAY = 0.05
@@ -44,6 +45,16 @@ class Stage:
     patience: float
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What tells one run of the trainer from another."""
+
+    steps: int
+    peak_rate: float
+    seed: int
+    begin: Path | None
+
+
 # Short sequences teach the language and copying cheaply; long ones stretch it over distance.
 STAGES = (
     Stage(512, 0.40, 128, 0.5),
@@ -53,13 +64,13 @@ STAGES = (
 )
 
 
-def shard(stage: Stage, index: int, rows: int) -> NDArray[np.int16]:
+def shard(seed: int, stage: Stage, index: int, rows: int) -> NDArray[np.int16]:
     """Conversations from their first token on, one a row, cut at the end and padded."""
     tokenizer = bpe.loaded()
     end = bpe.special_id("<|end|>")
     table = np.full((rows, stage.length + 1), end, dtype=np.int16)
     for row in range(rows):
-        rng = Random(f"train/{SEED}/{stage.length}/{index}/{row}")
+        rng = Random(seeds.training(seed, stage.length, index, row))
         characters = max(200, int(stage.length * rng.uniform(1.6, 3.5)) - 300)
         ids = tokenizer.encode(render(dialogue(rng, characters, stage.patience))).ids
         table[row, : len(ids)] = ids[: stage.length + 1]
@@ -69,11 +80,13 @@ def shard(stage: Stage, index: int, rows: int) -> NDArray[np.int16]:
 Shards = dict[int, list["Future[NDArray[np.int16]]"]]
 
 
-def order_data(pool: ProcessPoolExecutor, scale: float) -> Shards:
+def order_data(pool: ProcessPoolExecutor, seed: int, scale: float) -> Shards:
     """Starts the making of all data; later stages are made while earlier ones train."""
     return {
         stage.length: [
-            pool.submit(shard, stage, index, max(1, int(SHARD_TOKENS * scale) // stage.length))
+            pool.submit(
+                shard, seed, stage, index, max(1, int(SHARD_TOKENS * scale) // stage.length)
+            )
             for index in range(stage.shards)
         ]
         for stage in STAGES
@@ -98,27 +111,34 @@ def loss_weights(tokens: Tensor, targets: Tensor, assistant: int, end: int) -> T
     return (spoken + (1 - spoken) * OTHER_TOKENS_WEIGHT) * ~padding
 
 
-def rate(step: int, steps: int) -> float:
+def losses(model: Llama, tokens: Tensor, targets: Tensor) -> Tensor:
+    logits = model(tokens).float().flatten(0, 1)
+    return functional.cross_entropy(logits, targets.flatten(), reduction="none")
+
+
+def rate(step: int, steps: int, peak: float) -> float:
     """Warm-up, a long high plateau, then a straight line down."""
     done = step / steps
     falling = 1.0 if done < CONSTANT_SHARE else max(0.01, (1 - done) / (1 - CONSTANT_SHARE))
-    return PEAK_RATE * min(1.0, (step + 1) / WARM_UP) * falling
+    return peak * min(1.0, (step + 1) / WARM_UP) * falling
 
 
 class Trainer:
     """One model, its optimiser and the step count that the learning rate follows."""
 
-    def __init__(self, model: Llama, steps: int, device: str) -> None:
+    def __init__(self, model: Llama, plan: Plan, device: str) -> None:
         self.assistant = bpe.special_id("<|assistant|>")
         self.end = bpe.special_id("<|end|>")
-        self.steps = steps
+        self.seed = plan.seed
+        self.steps = plan.steps
+        self.peak = plan.peak_rate
         self.step = 0
         self.device = device
-        self.forward = torch.compile(model, dynamic=False) if device == "cuda" else model
         self.model = model
+        self.losses = torch.compile(losses, dynamic=False) if device == "cuda" else losses
         self.optimiser = torch.optim.AdamW(
             model.parameters(),
-            lr=PEAK_RATE,
+            lr=plan.peak_rate,
             betas=(0.9, 0.95),
             weight_decay=WEIGHT_DECAY,
             fused=device == "cuda",
@@ -128,15 +148,12 @@ class Trainer:
         tokens, targets = batch[:, :-1], batch[:, 1:]
         weights = loss_weights(tokens, targets, self.assistant, self.end)
         with torch.autocast(self.device, torch.bfloat16):
-            logits = self.forward(tokens)
-        losses = functional.cross_entropy(
-            logits.float().flatten(0, 1), targets.flatten(), reduction="none"
-        )
-        return (losses.view_as(weights) * weights).sum() / weights.sum()
+            lost = self.losses(self.model, tokens, targets)
+        return (lost.view_as(weights) * weights).sum() / weights.sum()
 
     def advance(self, batch: Tensor) -> Tensor:
         for group in self.optimiser.param_groups:
-            group["lr"] = rate(self.step, self.steps)
+            group["lr"] = rate(self.step, self.steps, self.peak)
         loss = self.loss(batch)
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
@@ -147,7 +164,7 @@ class Trainer:
 
 
 def run_stage(trainer: Trainer, stage: Stage, data: Tensor, until: int) -> None:
-    generator = torch.Generator().manual_seed(SEED + stage.length)
+    generator = torch.Generator().manual_seed(trainer.seed + stage.length)
     stream = batches(data, max(1, BATCH_TOKENS // stage.length), generator)
     started, first = time.monotonic(), trainer.step
     while trainer.step < until:
@@ -158,80 +175,51 @@ def run_stage(trainer: Trainer, stage: Stage, data: Tensor, until: int) -> None:
             print(f"step {trainer.step}  length {stage.length}  {report}", flush=True)
 
 
-def train(steps: int, scale: float, workers: int, device: str) -> Llama:
-    torch.manual_seed(SEED)
+def train(plan: Plan, shards: Shards, device: str) -> Llama:
+    torch.manual_seed(plan.seed)
     torch.set_float32_matmul_precision("high")
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        shards = order_data(pool, scale)
-        model = Llama(Shape()).to(device)
-        print(f"{model.parameter_count} parameters", flush=True)
-        trainer = Trainer(model, steps, device)
-        share = 0.0
-        for stage in STAGES:
-            share += stage.share
-            rows = [future.result() for future in shards.pop(stage.length)]
-            data = torch.from_numpy(np.concatenate(rows)).to(device)
-            print(f"{len(data)} conversations of up to {stage.length} tokens", flush=True)
-            run_stage(trainer, stage, data, round(steps * share))
+    model = Llama(Shape()).to(device)
+    if plan.begin:
+        load(model, plan.begin)
+    print(f"{model.parameter_count} parameters", flush=True)
+    trainer = Trainer(model, plan, device)
+    share = 0.0
+    for stage in STAGES:
+        share += stage.share
+        rows = [future.result() for future in shards.pop(stage.length)]
+        data = torch.from_numpy(np.concatenate(rows)).to(device)
+        print(f"{len(data)} conversations of up to {stage.length} tokens", flush=True)
+        run_stage(trainer, stage, data, round(plan.steps * share))
     return model
-
-
-@torch.no_grad()
-def exact(model: Llama, trial: trials.Trial, device: str) -> list[bool]:
-    """For each question, whether the likeliest token is the right one all along the answer."""
-    tokenizer = bpe.loaded()
-    shared = tokenizer.encode(render(list(trial.messages))).ids
-    results = []
-    for question in trial.questions:
-        asked = tokenizer.encode(f"<|user|>{question.text}<|end|><|assistant|>").ids
-        answer = tokenizer.encode(f"{question.answer}<|end|>").ids
-        tokens = torch.tensor([shared + asked + answer], device=device)
-        with torch.autocast(device, torch.bfloat16):
-            guessed = model(tokens[:, :-1])[0, -len(answer) :].argmax(-1)
-        results.append(bool((guessed == tokens[0, -len(answer) :]).all()))
-    return results
-
-
-def report(model: Llama, repeats: int, device: str) -> None:
-    """A quick table of exact answers; the evaluation through mlx-lm is the one that counts."""
-    tokenizer = bpe.loaded()
-
-    def count(text: str) -> int:
-        return len(tokenizer.encode(text).ids)
-
-    for name, values in (("listed and invented values", None), ("unseen", trials.UNSEEN)):
-        for distance in (*trials.DISTANCES, 7000):
-            hits: dict[str, int] = {}
-            for index in range(repeats):
-                trial = trials.recall_trial(f"check/{name}/{index}", distance, count, values)
-                for question, hit in zip(trial.questions, exact(model, trial, device), strict=True):
-                    hits[question.topic] = hits.get(question.topic, 0) + hit
-            cells = "  ".join(f"{key} {hits[key] / repeats:.0%}" for key in sorted(hits))
-            print(f"{name} at {distance}: {cells}", flush=True)
-    for topic in trials.BEHAVIOURS:
-        tries = [trials.behaviour_trial(topic, f"check/{index}") for index in range(repeats)]
-        wrong = [trial for trial in tries if not all(exact(model, trial, device))]
-        print(f"{topic}: {1 - len(wrong) / repeats:.0%}", end="  ")
-        print("; ".join(repr(trial.questions[0].text[-60:]) for trial in wrong[:3]), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=22_000)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--rate", type=float, default=PEAK_RATE, help="the highest rate")
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--begin", type=Path, help="a folder of weights to begin with")
     parser.add_argument("--data", type=float, default=1.0, help="share of the data to make")
     parser.add_argument("--workers", type=int, default=15)
-    parser.add_argument("--repeats", type=int, default=40, help="trials of the closing check")
+    parser.add_argument(
+        "--repeats", type=int, default=check.REPEATS, help="trials of the closing check"
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--folder", type=Path, default=bpe.FOLDER)
     given = parser.parse_args()
     if not (bpe.FOLDER / "tokenizer.json").exists():
         bpe.write(bpe.trained(bpe.samples(bpe.SAMPLES)), bpe.FOLDER)
     started = time.monotonic()
-    model = train(given.steps, given.data, given.workers, given.device)
-    print(f"trained in {time.monotonic() - started:.0f} s", flush=True)
-    round_to_half(model)
-    save(model, given.folder, bpe.special_id("<|end|>"))
-    report(model, given.repeats, given.device)
+    plan = Plan(given.steps, given.rate, given.seed, given.begin)
+    with ProcessPoolExecutor(given.workers, mp_context=get_context("spawn")) as pool:
+        shards = order_data(pool, plan.seed, given.data)
+        questions = check.order_questions(pool, given.repeats)
+        model = train(plan, shards, given.device)
+        print(f"trained in {time.monotonic() - started:.0f} s", flush=True)
+        round_to_half(model)
+        save(model, given.folder, bpe.special_id("<|end|>"))
+        check.report(model, questions, given.device)
+    print(f"{time.monotonic() - started:.0f} s in all", flush=True)
 
 
 if __name__ == "__main__":

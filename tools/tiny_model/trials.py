@@ -1,14 +1,13 @@
 """Held-out questions with one right answer, for the trainer's own check and for the evaluation.
 
-It knows conversations and token counts, not how a model is run. Its seeds start with "held-out",
-which the seeds of the training data never do.
+It knows conversations and token counts, not how a model is run.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from tools.tiny_model import dialogues, texts
+from tools.tiny_model import dialogues, seeds, texts
 from tools.tiny_model.dialogues import Message, Scene, render
 from tools.tiny_model.facts import KINDS, FactKind
 
@@ -59,7 +58,7 @@ _FILLERS: tuple[tuple[int, dialogues.Act], ...] = (
 
 def recall_trial(seed: str, distance: int, count: Counter, values: Values | None = None) -> Trial:
     """All eight facts in one message, other matter up to the distance, then the questions."""
-    rng = Random(f"held-out/{seed}")
+    rng = Random(seeds.held_out(seed))
     scene = Scene(rng)
     if rng.random() < 0.5:
         scene.add("system", dialogues.introduction(scene))
@@ -119,7 +118,7 @@ BEHAVIOURS = (*_BEHAVIOURS, "correction", "refusal", "named agent")
 
 def behaviour_trial(topic: str, seed: str) -> Trial:
     """A short lively conversation whose last exchange is of the given topic."""
-    rng = Random(f"held-out/{topic}/{seed}")
+    rng = Random(seeds.held_out(f"{topic}/{seed}"))
     scene = Scene(rng)
     if rng.random() < 0.5:
         dialogues.open_with_system(scene, 800)

@@ -152,7 +152,7 @@ SYMBOLS = [
     "\N{EURO SIGN}",
 ]
 
-_SOURCES = (NAMES, CITIES, FOODS, JOBS, HOBBIES, CODE_WORDS, COMMON_WORDS)
+_SOURCES = (NAMES, CITIES, PETS, COLOURS, FOODS, JOBS, HOBBIES, CODE_WORDS, COMMON_WORDS)
 _ONSETS = words(
     """
     . . . . . . . . b bl br c ch cl cr d dr f fl fr g gl gr h j k kl kr l m n p pl pr qu r s sc sh
@@ -168,50 +168,101 @@ _CODAS = words(
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
+_ACCENTS = {"a": "áàâäå", "c": "ç", "e": "éèêë", "i": "íîï", "n": "ñ", "o": "óôöø", "u": "úûü"}
+_SEPARATORS = "---- _./:"
+
+
 def invented_word(rng: Random) -> str:
     """A word no list contains, so that the model learns to copy rather than to recognise."""
     chance = rng.random()
-    if chance < 0.2:
-        return "".join(rng.choice(_LETTERS) for _ in range(rng.randint(2, 7)))
-    if chance < 0.5:
-        return spliced_word(rng)
-    syllables = [
-        rng.choice(_ONSETS).strip(".") + rng.choice(_VOWELS) + rng.choice(_CODAS).strip(".")
-        for _ in range(rng.choice((1, 2, 2, 2, 3)))
-    ]
-    return "".join(syllables)
+    if chance < 0.15:
+        word = "".join(rng.choice(_LETTERS) for _ in range(rng.choice((2, 3, 4, 5, 6, 7, 9, 11))))
+    elif chance < 0.4:
+        word = spliced_word(rng)
+    elif chance < 0.65:
+        word = altered_word(rng, rng.choice(rng.choice(_SOURCES)).lower())
+    else:
+        word = "".join(syllable(rng) for _ in range(rng.choice((1, 2, 2, 2, 3, 4))))
+    return accented(rng, word) if rng.random() < 0.04 else word
+
+
+def syllable(rng: Random) -> str:
+    onset, coda = rng.choice(_ONSETS).strip("."), rng.choice(_CODAS).strip(".")
+    return onset + rng.choice(_VOWELS) + coda
 
 
 def spliced_word(rng: Random) -> str:
     """The beginning of one listed word and the end of another: English pieces, no English word."""
     first, second = (rng.choice(rng.choice(_SOURCES)).lower() for _ in range(2))
-    return first[: rng.randint(1, 5)] + second[-rng.randint(1, 5) :]
+    return first[: rng.randint(1, 7)] + second[-rng.randint(1, 5) :]
+
+
+def altered_word(rng: Random, word: str) -> str:
+    """A word that looks like the given one at first: the hardest to tell from it."""
+    if len(word) < 3:
+        return word + syllable(rng)
+    at = rng.randrange(1, len(word))
+    letter = rng.choice(_LETTERS)
+    other = rng.choice(rng.choice(_SOURCES)).lower()
+    return rng.choice(
+        (
+            word[: at + 1] + syllable(rng),
+            word[: at + 1] + syllable(rng) + syllable(rng),
+            word[: at + 1] + other[-rng.randint(1, 6) :],
+            word[: at + 1] + other[: rng.randint(1, 6)],
+            word + syllable(rng),
+            word[:at] + letter + word[at:],
+            word[:at] + letter + word[at + 1 :],
+            word[:at] + word[at + 1 :],
+            word[: at - 1] + word[at] + word[at - 1] + word[at + 1 :],
+            word[:at] + word[at - 1 :],
+        )
+    )
+
+
+def accented(rng: Random, word: str) -> str:
+    """The word with an accent on one of its letters, if one of them can carry any."""
+    places = [index for index, letter in enumerate(word) if letter in _ACCENTS]
+    if not places:
+        return word
+    at = rng.choice(places)
+    return word[:at] + rng.choice(_ACCENTS[word[at]]) + word[at + 1 :]
 
 
 def invented_phrase(rng: Random) -> str:
     """One invented word or, less often, two or three words of mixed origin."""
-    if rng.random() < 0.8:
+    if rng.random() < 0.75:
         return invented_word(rng)
     words = [
         invented_word(rng) if rng.random() < 0.5 else rng.choice(COMMON_WORDS)
         for _ in range(rng.randint(2, 3))
     ]
-    return " ".join(words)
+    return rng.choice((" ", " ", " ", "-")).join(words)
 
 
-def code(rng: Random) -> str:
+def code(rng: Random, invented: float = 0.4) -> str:
     """A two-part code such as "velvet 42"; now and then another shape."""
     shape = rng.random()
-    word = invented_word(rng) if rng.random() < 0.4 else rng.choice(CODE_WORDS)
+    word = invented_word(rng) if rng.random() < invented else rng.choice(CODE_WORDS)
     word = rng.choice((word.upper(), word.title())) if rng.random() < 0.15 else word
-    if shape < 0.75:
+    if shape < 0.62:
         return f"{word} {rng.randrange(10, 100)}"
-    if shape < 0.85:
+    if shape < 0.72:
         return f"{word}-{rng.randrange(1, 10_000)}"
-    if shape < 0.93:
+    if shape < 0.8:
         return str(rng.randrange(1, 1_000_000))
-    characters = (_LETTERS + "0123456789").upper()
-    return "".join(rng.choice(characters) for _ in range(rng.randint(3, 7)))
+    if shape < 0.86:
+        return mixed_characters(rng, rng.randint(3, 8))
+    parts = [
+        rng.choice((word, str(rng.randrange(1000)), mixed_characters(rng, rng.randint(1, 4))))
+        for _ in range(rng.randint(2, 4))
+    ]
+    said = rng.choice(_SEPARATORS).join(parts)
+    return said.lower() if rng.random() < 0.2 else said
+
+
+def mixed_characters(rng: Random, length: int) -> str:
+    return "".join(rng.choice((_LETTERS + "0123456789").upper()) for _ in range(length))
 
 
 def with_article(noun: str) -> str:

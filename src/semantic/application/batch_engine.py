@@ -19,10 +19,10 @@ from semantic.application.prefill_budget import PrefillBudget
 from semantic.application.request import Phase, Request
 from semantic.application.resident_store import ResidentStore
 from semantic.application.scheduler import next_to_prefill, youngest
+from semantic.application.sequences import Sequences
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.errors import (
     BackendError,
-    CacheReconstructionError,
     InvalidRequestError,
 )
 from semantic.domain.services import BlockPool
@@ -33,7 +33,6 @@ from semantic.domain.value_objects import (
     PrefillEvent,
     SampledToken,
     SamplingParams,
-    SequenceId,
     TokenEvent,
 )
 from semantic.ports.inbound import EngineEvent
@@ -85,6 +84,7 @@ class BlockPoolBatchEngine(Generic[KV]):
         self._store = store if store is not None else ResidentStore(pool)
         self._intake = Intake(model, tokenizer)
         self._ledger = BlockLedger(pool, spec, self._store, model.model_id)
+        self._sequences = Sequences(model, self._ledger)
         self._budget = budget or PrefillBudget(largest=model.best_chunk)
         self._max_batch = max_batch
         self._clock = clock
@@ -93,9 +93,8 @@ class BlockPoolBatchEngine(Generic[KV]):
         self._lock = threading.RLock()
         self._waiting: deque[Request[KV]] = deque()
         self._running: list[Request[KV]] = []
-        self._by_sequence: dict[SequenceId, Request[KV]] = {}
         self._outbox: deque[CompletedGeneration[KV]] = deque()
-        self._next_number = 0
+        self._numbers = itertools.count()
         self._prefill_turn = 0
         self.suspensions = 0  # how often a running request was suspended, since the start
 
@@ -113,18 +112,20 @@ class BlockPoolBatchEngine(Generic[KV]):
     ) -> str:
         """See `GenerationEnginePort.submit`."""
         with self._lock:
-            request = self._intake.accept(
-                agent_id,
-                prompt,
-                cache,
-                max_tokens,
-                sampling=sampling or SamplingParams(),
-                append=append,
-                kept=self._store.get(self._ledger.key(agent_id)) if append else None,
-                number=self._next_number,
-            )
+            kept = self._store.get(self._ledger.key(agent_id)) if append else None
+        # Not under the lock: a long text takes a while to encode, and nobody has to wait for it.
+        request = self._intake.accept(
+            agent_id,
+            prompt,
+            cache,
+            max_tokens,
+            sampling=sampling or SamplingParams(),
+            append=append,
+            kept=kept,
+            number=next(self._numbers),
+        )
+        with self._lock:
             self._ledger.require_room(request, self._agents())
-            self._next_number += 1
             self._waiting.append(request)
             self._admit()
             return request.uid
@@ -154,7 +155,7 @@ class BlockPoolBatchEngine(Generic[KV]):
             events = self._finish_cancelled()
             self._admit()
             events += self._refuse_stuck()
-            self._grow()
+            events += self._grow()
         decoding = bool(self._in_phase(Phase.DECODE))
         events += self._open_admitted()
         events += self._decode()
@@ -217,19 +218,24 @@ class BlockPoolBatchEngine(Generic[KV]):
         refusal = f"Cannot allocate blocks for {request.n_tokens} tokens: others hold the pool"
         return [self._complete(request, "error", error=refusal)]
 
-    def _grow(self) -> None:
+    def _grow(self) -> list[EngineEvent[KV]]:
         """Room for one more token for each decoding request; suspend the youngest if need be."""
+        events: list[EngineEvent[KV]] = []
         for request in sorted(self._in_phase(Phase.DECODE), key=lambda r: r.number):
             while request.phase is Phase.DECODE and not self._ledger.grow(request):
                 victim = youngest(self._running)
                 if victim is not None:
                     self._suspend(victim)
-            if request.phase is Phase.DECODE and request.sequence is not None:
-                self._model.reserve(request.sequence, request.capacity)
+            if request.phase is Phase.DECODE:
+                try:
+                    self._sequences.reserve(request)
+                except BackendError as error:
+                    events.append(self._fail(request, error))
+        return events
 
     def _suspend(self, request: Request[KV]) -> None:
         """Take its blocks; it goes back to the head of the queue with the tokens it has."""
-        self._drop_sequence(request)
+        self._sequences.close(request)
         self._ledger.release(request)
         self._running.remove(request)
         request.suspend()
@@ -238,22 +244,31 @@ class BlockPoolBatchEngine(Generic[KV]):
 
     # Running
 
+    def _open_admitted(self) -> list[EngineEvent[KV]]:
+        """Give newly admitted requests their sequences, so that blocks reserved are arrays held."""
+        events: list[EngineEvent[KV]] = []
+        for request in self._in_phase(Phase.PREFILL):
+            if request.sequence is None:
+                try:
+                    self._sequences.open(request)
+                except BackendError as error:
+                    events.append(self._fail(request, error))
+        return events
+
     def _decode(self) -> list[EngineEvent[KV]]:
-        if not self._in_phase(Phase.DECODE):
+        decoding = self._in_phase(Phase.DECODE)
+        if not decoding:
             return []
         try:
-            sampled = self._model.decode()
+            sampled = self._sequences.decode()
         except BackendError as error:
-            return [self._fail(request, error) for request in self._in_phase(Phase.DECODE)]
-        return [event for token in sampled for event in self._advance(token)]
+            return [self._fail(request, error) for request in decoding]
+        return [event for pair in sampled for event in self._advance(*pair)]
 
-    def _advance(self, sampled: SampledToken) -> list[EngineEvent[KV]]:
-        request = self._by_sequence[sampled.sequence]
+    def _advance(self, request: Request[KV], sampled: SampledToken) -> list[EngineEvent[KV]]:
         text, reason = request.accept(sampled)
         event = TokenEvent(request.uid, request.agent_id, sampled.token, text, sampled.logprob)
-        if reason is None:
-            return [event]
-        return [event, self._finish(request, reason)]
+        return [event] if reason is None else [event, self._finish(request, reason)]
 
     def _prefill(self, events: list[EngineEvent[KV]], *, decoding: bool) -> int:
         """Compute prompt chunks up to the budget; returns how many tokens."""
@@ -265,64 +280,13 @@ class BlockPoolBatchEngine(Generic[KV]):
                 break
             self._prefill_turn += 1
             try:
-                left -= self._prefill_chunk(request, left)
+                left -= self._sequences.prefill(request, left)
             except BackendError as error:
                 events.append(self._fail(request, error))
                 continue
             done, total = request.computed, request.n_tokens - 1
             events.append(PrefillEvent(request.uid, request.agent_id, done, total))
         return budget - left
-
-    def _prefill_chunk(self, request: Request[KV], limit: int) -> int:
-        sequence = request.sequence
-        if sequence is None:
-            raise AssertionError("only an opened request is prefilled")
-        chunk = request.next_chunk(limit)
-        if chunk:
-            self._model.prefill(sequence, chunk)
-            request.computed += len(chunk)
-        if not request.to_prefill:
-            *history, last = request.tokens
-            self._model.start(sequence, last, history, request.params, len(request.generated))
-            request.phase = Phase.DECODE
-        return len(chunk)
-
-    def _open_admitted(self) -> list[EngineEvent[KV]]:
-        """Give newly admitted requests their sequences, so that blocks reserved are arrays held."""
-        events: list[EngineEvent[KV]] = []
-        for request in self._in_phase(Phase.PREFILL):
-            if request.sequence is None:
-                try:
-                    sequence = self._restored(request)
-                    if sequence is None:
-                        sequence = self._model.open(request.capacity)
-                except BackendError as error:
-                    events.append(self._fail(request, error))
-                    continue
-                with self._lock:
-                    request.sequence = sequence
-                    self._by_sequence[sequence] = request
-        return events
-
-    def _restored(self, request: Request[KV]) -> SequenceId | None:
-        restore = request.restore
-        if restore is None:
-            return None
-        try:
-            sequence = self._model.restore(
-                restore.blocks, restore.length, request.capacity, exclusive=restore.exclusive
-            )
-        except CacheReconstructionError:
-            for block in itertools.chain(*request.blocks):
-                block.layer_data = None  # of no use, and its memory is needed for the new
-            return None
-        finally:
-            with self._lock:
-                self._ledger.unpin(request)
-        request.computed = restore.length
-        if not request.suspensions:
-            request.cached_tokens = restore.length
-        return sequence
 
     # Ending
 
@@ -335,7 +299,7 @@ class BlockPoolBatchEngine(Generic[KV]):
         if reason == "cancelled":
             request.end_text()
         with self._lock:
-            blocks = self._extract(request)
+            blocks = self._sequences.extract(request)
             if blocks is not None:
                 self._ledger.keep(request, blocks)
             else:
@@ -345,7 +309,7 @@ class BlockPoolBatchEngine(Generic[KV]):
     def _fail(self, request: Request[KV], error: BackendError) -> CompletedGeneration[KV]:
         """End a request whose computation failed; its cache may be half written, so it goes."""
         with self._lock:
-            self._drop_sequence(request)
+            self._sequences.close(request)
             self._ledger.release(request)
             return self._complete(request, "error", error=str(error))
 
@@ -374,27 +338,3 @@ class BlockPoolBatchEngine(Generic[KV]):
             logprobs=tuple(request.logprobs),
             error=error,
         )
-
-    def _extract(self, request: Request[KV]) -> AgentBlocks[KV] | None:
-        """Turn the request's sequence into an idle cache; None when it computed nothing."""
-        if request.sequence is None:
-            return None
-        length = self._model.length(request.sequence)
-        sequence = request.sequence
-        self._forget_sequence(request)
-        unused = self._model.extract(sequence, request.blocks)
-        self._pool.free(unused, request.agent_id)
-        if not length:
-            request.blocks = []
-            return None
-        return request.as_cache(length, unused, self._model.model_id)
-
-    def _forget_sequence(self, request: Request[KV]) -> None:
-        if request.sequence is not None:
-            del self._by_sequence[request.sequence]
-            request.sequence = None
-
-    def _drop_sequence(self, request: Request[KV]) -> None:
-        if request.sequence is not None:
-            self._model.close(request.sequence)
-            self._forget_sequence(request)

@@ -8,7 +8,7 @@ a running request is the engine's decision.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
 from semantic.application.request import Request, Restore
@@ -97,10 +97,16 @@ class BlockLedger(Generic[KV]):
         return self._extend(request, whole_blocks(request.n_tokens + 1))
 
     def unpin(self, request: Request[KV]) -> None:
-        """The backend has copied what `request` begins with: let go of the source."""
-        if request.restore is not None and not request.restore.exclusive:
-            self._pool.free(request.restore.blocks.all_blocks(), request.agent_id)
-        request.restore = None
+        """The backend has taken over, or copied, what `request` begins with: let go of it."""
+        restore, request.restore = request.restore, None
+        if restore is None:
+            return
+        if not restore.exclusive:
+            self._pool.free(restore.blocks.all_blocks(), request.agent_id)
+            return
+        for block in restore.blocks.all_blocks():
+            # What was not taken over would stay in memory behind a block that is filled anew.
+            block.layer_data = None
 
     def release(self, request: Request[KV]) -> None:
         """Return all blocks of `request` to the pool."""
@@ -110,16 +116,24 @@ class BlockLedger(Generic[KV]):
         request.blocks = []
         request.capacity = 0
 
+    def free_unused(self, request: Request[KV], unused: Sequence[KVBlock[KV]]) -> None:
+        """Return some of the blocks of `request` to the pool."""
+        gone = {block.block_id for block in unused}
+        self._pool.free(unused, request.agent_id)
+        request.blocks = [[b for b in layer if b.block_id not in gone] for layer in request.blocks]
+
     def give_back(self, request: Request[KV]) -> None:
         """End a request that computed nothing: the cache it took goes back to the store."""
         restore = request.restore
         if restore is None or not restore.exclusive:
             self.release(request)
             return
+        if self._store.get(self.key(request.agent_id)) is not None:
+            self.release(request)  # the agent has a newer one by now
+            return
         taken = {block.block_id for block in restore.blocks.all_blocks()}
-        for blocks in request.blocks:
-            own = [block for block in blocks if block.block_id not in taken]
-            self._pool.free(own, request.agent_id)
+        unused = [b for layer in request.blocks for b in layer if b.block_id not in taken]
+        self.free_unused(request, unused)
         request.restore = None
         self.keep(request, restore.blocks)
 
@@ -204,7 +218,10 @@ class BlockLedger(Generic[KV]):
         if not self._make_room(self._missing(blocks, capacity + spare)):
             return False
         if any(missing):
-            new = self._pool.allocate_layers(missing, request.agent_id)
+            try:
+                new = self._pool.allocate_layers(missing, request.agent_id)
+            except PoolExhaustedError:
+                return False  # somebody outside the engine was quicker
             for mine, more in zip(blocks, new, strict=True):
                 mine.extend(more)
         request.blocks = blocks

@@ -119,18 +119,15 @@ class Request(Generic[KV]):
         """Back to waiting, with its tokens and without anything computed."""
         self.phase = Phase.WAITING
         self.computed = 0
+        self.cached_tokens = 0
         self.suspensions += 1
 
-    def as_cache(
-        self, length: int, unused: Sequence[KVBlock[KV]], model_id: str
-    ) -> AgentBlocks[KV]:
-        """Its blocks without the `unused` ones, as a cache of its first `length` tokens."""
-        gone = {block.block_id for block in unused}
+    def as_cache(self, length: int, model_id: str) -> AgentBlocks[KV]:
+        """Its blocks, as a cache of its first `length` tokens."""
         cache = AgentBlocks[KV](self.agent_id, token_ids=self.tokens[:length], model_id=model_id)
         for layer in self.blocks:
             for block in layer:
-                if block.block_id not in gone:
-                    cache.add_block(block)
+                cache.add_block(block)
         return cache
 
     def accept(self, sampled: SampledToken) -> tuple[str, FinishReason | None]:

@@ -180,10 +180,6 @@ class CacheKey:
     agent_id: str
 
 
-def _is_filled_text(value: object) -> bool:
-    return isinstance(value, str) and value != ""
-
-
 def _require(ok: bool, message: str) -> None:
     if not ok:
         raise InvalidRequestError(message)

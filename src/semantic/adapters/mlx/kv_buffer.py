@@ -106,5 +106,8 @@ def _concatenate(pieces: list[mx.array], capacity: int) -> mx.array:
     if missing:
         _, heads, _, dim = pieces[0].shape
         pieces = [*pieces, mx.zeros((1, heads, missing, dim), pieces[0].dtype)]
-    # Of a single piece `concatenate` gives the piece itself, a view that would keep the source.
-    return mx.concatenate(pieces, axis=2) if len(pieces) > 1 else mx.contiguous(pieces[0])
+    if len(pieces) == 1:
+        # Of a single piece `concatenate` gives the piece itself, a view that would keep the source.
+        whole = pieces[0]
+        pieces = [whole[..., :1, :], whole[..., 1:, :]]
+    return mx.concatenate(pieces, axis=2)

@@ -7,6 +7,7 @@ needs that. Knows shapes and block sizes; not requests, pools or batches.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -19,6 +20,7 @@ from semantic.adapters.mlx.kv_buffer import BufferRange, KVBuffer, LayerShape, j
 from semantic.adapters.mlx.sequence_cache import FullCache, SequenceCache, WindowCache
 from semantic.domain.entities import AgentBlocks, KVBlock
 from semantic.domain.errors import CacheReconstructionError
+from semantic.domain.prefix import earliest_cut
 from semantic.domain.value_objects import (
     BLOCK_TOKENS,
     LayerKind,
@@ -106,6 +108,8 @@ class LayerCaches:
         Exclusive neighbours are taken over as they lie; anything else is copied in one pass.
         Raises CacheReconstructionError when a layer cannot give those tokens.
         """
+        for i in range(self._spec.n_layers):
+            self._check(i, blocks, length)
         caches = [
             self._restore_layer(i, layer, blocks, length, capacity, exclusive=exclusive)
             for i, layer in enumerate(self._spec.layers)
@@ -166,31 +170,47 @@ class LayerCaches:
         chain = blocks.blocks_for_layer(i)
         data = [block.layer_data for block in chain]
         if self._ragged[i]:
-            ranges = [piece for piece in data if isinstance(piece, BufferRange)]
-            if len(ranges) != len(chain) or not ranges:
-                raise CacheReconstructionError(f"layer {i} of {blocks.agent_id!r} has no arrays")
-            self._check_shape(i, ranges)
             held = blocks.token_range(i)
+            ranges = _ranges_of(data)
             room = self._room(layer, capacity)
             buffer = _take_over(ranges) if exclusive else None
             if buffer is None:
+                ranges = _first_tokens(ranges, length - held.start)
+                held = range(held.start, length)
                 buffer = KVBuffer.gather(ranges, max(room, whole_blocks(len(held))))
             cache = _ours(layer, buffer, offset=held.stop, held=len(held))
             cache.trim(length)
             cache.reserve(room)
             return cache
-        state = data[0] if data else None
-        if not isinstance(state, OwnState):
-            raise CacheReconstructionError(f"layer {i} of {blocks.agent_id!r} has no state")
+        (state,) = {piece for piece in data if isinstance(piece, OwnState)}
         return _cut_own(state, length, exclusive=exclusive)
 
-    def _check_shape(self, i: int, ranges: Sequence[BufferRange]) -> None:
-        shape = self._shapes[i]
-        for piece in ranges:
-            k, v = piece.buffer.k, piece.buffer.v
-            found = LayerShape(k.shape[1], k.shape[3], v.shape[3], k.dtype)
-            if found != shape:
-                raise CacheReconstructionError(f"layer {i}: expected {shape}, got {found}")
+    def _check(self, i: int, blocks: AgentBlocks[LayerData], length: int) -> None:
+        """Raise CacheReconstructionError unless layer `i` of `blocks` can be cut to `length`."""
+        chain = blocks.blocks_for_layer(i)
+        data = [block.layer_data for block in chain]
+        who = f"layer {i} of {blocks.agent_id!r}"
+        if not chain or any(a.stop != b.start for a, b in itertools.pairwise(chain)):
+            raise CacheReconstructionError(f"{who}: blocks are missing")
+        held = blocks.token_range(i)
+        earliest = earliest_cut(self._spec.layers[i], held, held.stop)
+        if not earliest <= length <= held.stop:
+            raise CacheReconstructionError(
+                f"{who} holds tokens {held.start} to {held.stop}; it cannot give the first {length}"
+            )
+        if not self._ragged[i]:
+            if len({id(piece) for piece in data if isinstance(piece, OwnState)}) != 1:
+                raise CacheReconstructionError(f"{who} has no state")
+            return
+        ranges = _ranges_of(data)
+        if [r.stop - r.start for r in ranges] != [block.token_count for block in chain]:
+            raise CacheReconstructionError(f"{who} has no arrays for its tokens")
+        for buffer in {id(piece.buffer): piece.buffer for piece in ranges}.values():
+            found = LayerShape(
+                buffer.k.shape[1], buffer.k.shape[3], buffer.v.shape[3], buffer.k.dtype
+            )
+            if found != self._shapes[i]:
+                raise CacheReconstructionError(f"{who}: expected {self._shapes[i]}, got {found}")
 
 
 def _ours(layer: LayerSpec, buffer: KVBuffer, *, offset: int, held: int) -> SequenceCache:
@@ -198,6 +218,22 @@ def _ours(layer: LayerSpec, buffer: KVBuffer, *, offset: int, held: int) -> Sequ
         most = (layer.max_blocks or 0) * BLOCK_TOKENS
         return WindowCache(buffer, offset, layer.window, most, held)
     return FullCache(buffer, offset)
+
+
+def _ranges_of(data: Sequence[LayerData | None]) -> list[BufferRange]:
+    return [piece for piece in data if isinstance(piece, BufferRange)]
+
+
+def _first_tokens(ranges: Sequence[BufferRange], n_tokens: int) -> list[BufferRange]:
+    """The ranges of the first `n_tokens` tokens."""
+    first: list[BufferRange] = []
+    for piece in ranges:
+        if n_tokens <= 0:
+            break
+        taken = min(n_tokens, piece.stop - piece.start)
+        first.append(BufferRange(piece.buffer, piece.start, piece.start + taken))
+        n_tokens -= taken
+    return first
 
 
 def _take_over(ranges: Sequence[BufferRange]) -> KVBuffer | None:

@@ -1,0 +1,80 @@
+"""The ways in which a cache is injected into mlx-lm's BatchGenerator. Knows no clock, no verdict.
+
+A cache is made by our `LayerCaches`; the generator is mlx-lm's, unmodified and new in each case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx_lm.generate import BatchGenerator
+
+from semantic.adapters.mlx.layer_caches import LayerCache, LayerCaches, LayerData
+from semantic.adapters.mlx.sequence_cache import SequenceCache
+from semantic.adapters.mlx.spec_reader import read_shapes, read_spec
+from semantic.domain.entities import AgentBlocks
+from semantic.domain.services import BlockPool
+from semantic.domain.value_objects import ModelCacheSpec, whole_blocks
+
+
+class Injector:
+    """Prepares caches of one model and runs it with them."""
+
+    def __init__(self, model: Module, ragged: Sequence[bool]) -> None:
+        spec = read_spec(model)
+        if spec is None:
+            raise TypeError(f"expected an mlx-lm model, got {type(model).__name__}")
+        self.model = model
+        self.spec: ModelCacheSpec = spec
+        self.caches = LayerCaches(model, spec, read_shapes(model), ragged)
+
+    def prefilled(self, tokens: Sequence[int], room: int) -> list[LayerCache]:
+        """Our caches after `tokens`, computed alone, with room for `room` more."""
+        caches = self.caches.empty(whole_blocks(len(tokens) + room))
+        self.model(mx.array([list(tokens)]), cache=caches)
+        mx.eval([cache.state for cache in caches])
+        return caches
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        caches: Sequence[list[LayerCache]],
+        max_tokens: int,
+    ) -> tuple[list[list[int]], list[list[LayerCache]]]:
+        """Greedy tokens of each prompt behind its cache, in one batch; and the caches after."""
+        generator = BatchGenerator(self.model)
+        uids: list[int] = generator.insert(
+            [list(prompt) for prompt in prompts],
+            max_tokens=[max_tokens] * len(prompts),
+            caches=list(caches),
+        )
+        tokens: dict[int, list[int]] = {uid: [] for uid in uids}
+        ended: dict[int, list[LayerCache]] = {}
+        while len(ended) < len(uids):
+            for response in generator.next_generated():
+                tokens[response.uid].append(int(response.token))
+                if response.finish_reason is not None:
+                    ended[response.uid] = cast("list[LayerCache]", response.prompt_cache)
+        generator.close()
+        return [tokens[uid] for uid in uids], [ended[uid] for uid in uids]
+
+    def to_blocks(self, caches: list[LayerCache], tokens: Sequence[int]) -> AgentBlocks[LayerData]:
+        """The caches, which hold the first of `tokens`, as an agent's blocks."""
+        tokens = tokens[: max(c.offset for c in caches if isinstance(c, SequenceCache))]
+        counts = self.spec.blocks_for(whole_blocks(len(tokens)))
+        pool = BlockPool[LayerData](self.spec, total_blocks=sum(counts))
+        layers = pool.allocate_layers(counts, "agent")
+        unused = {block.block_id for block in self.caches.fill(caches, layers, len(tokens))}
+        agent = AgentBlocks[LayerData]("agent", token_ids=tuple(tokens))
+        for block in (block for layer in layers for block in layer):
+            if block.block_id not in unused:
+                agent.add_block(block)
+        return agent
+
+    def restored(self, agent: AgentBlocks[LayerData], length: int, room: int) -> list[LayerCache]:
+        """New caches with the first `length` tokens of `agent`, which stays as it is."""
+        capacity = whole_blocks(length + room)
+        return self.caches.restored(agent, length, capacity, exclusive=False)

@@ -1,0 +1,142 @@
+"""Three agents answer in one batch, are saved, and go on in another process.
+
+What they write there is compared with plain mlx-lm answering once, without a break.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+from experiments import subjects
+from experiments.exp_004_extraction import files
+from experiments.exp_004_extraction.continuing import BLOCKS, Continued
+from experiments.harness.document import Json, Scalar
+from experiments.harness.environment import ROOT
+from experiments.harness.record import Run
+from experiments.harness.result import Result, Verdict
+from experiments.reference import greedy
+from semantic.adapters.mlx.layer_caches import LayerData
+from semantic.application.batch_engine import BlockPoolBatchEngine
+from semantic.domain.services import BlockPool
+from semantic.domain.value_objects import CompletedGeneration
+
+ID = "EXP-004"
+QUESTION = (
+    "Does an agent's cache, taken out of a running batch and saved, go on in a new process as if "
+    "nothing had happened?"
+)
+CRITERION = (
+    "for three agents of every model all caches are extracted, the bytes loaded in a new process "
+    "equal the bytes saved, all but one token of the conversation is reused there, and the tokens "
+    "before and after equal those of one uninterrupted greedy generation by mlx-lm"
+)
+PARAMETERS: dict[str, Scalar] = {
+    "models": ",".join(subjects.NAMES),
+    "before": 16,
+    "after": 16,
+}
+Row: TypeAlias = dict[str, Scalar]
+
+AGENTS = {
+    "a": ("Hello world", 3),
+    "b": ("The quick brown fox", 30),
+    "c": ("Once upon a time there was a little dog who liked to run. " * 18, 270),
+}
+
+
+def run(parameters: Mapping[str, Scalar]) -> Result:
+    """The whole journey with every model that is here."""
+    names = str(parameters["models"]).split(",")
+    missing = {name: why for name in names if (why := subjects.why_missing(name))}
+    for why in missing.values():
+        print(f"skipped: {why}")
+    present = [name for name in names if name not in missing]
+    started = Run.start(
+        ID, QUESTION, model=", ".join(present), parameters=parameters, seed=subjects.SEED
+    )
+    samples = [row for name in present for row in journey(subjects.load(name), parameters)]
+    failed = sum(not all(row[test] for test in TESTS) for row in samples)
+    summary: dict[str, Json] = {
+        "agents": [{**row} for row in samples],
+        "journeys": len(samples),
+        "failed": failed,
+        "bytes": sum(int(str(row["bytes"])) for row in samples),
+        "skipped": "; ".join(missing.values()) or "none",
+    }
+    return started.finish(samples, summary, Verdict(CRITERION, 0, failed, passed=not failed))
+
+
+TESTS = ("before_equal", "bytes_equal", "reused", "after_equal")
+
+
+def journey(subject: subjects.Subject, parameters: Mapping[str, Scalar]) -> list[Row]:
+    """Answer, save, load elsewhere, go on; one row per agent."""
+    before, after = int(str(parameters["before"])), int(str(parameters["after"]))
+    answered = answer(subject, before)
+    with tempfile.TemporaryDirectory() as folder:
+        saved = {done.agent_id: kept(Path(folder), done) for done in answered}
+        went_on = continued(subject.name, folder, after)
+    rows: list[Row] = []
+    for done in sorted(answered, key=lambda done: done.agent_id):
+        prompt = subject.prompt(*AGENTS[done.agent_id])
+        expected = greedy(subject.model, prompt, before + after)
+        here, there = saved[done.agent_id], went_on[done.agent_id]
+        rows.append(
+            {
+                "model": subject.name,
+                "agent": done.agent_id,
+                "prompt_tokens": len(prompt),
+                "before_equal": done.tokens == expected.tokens[:before],
+                "bytes_equal": here["digest"] == there.digest,
+                "reused": there.cached_tokens == len(prompt) + before - 1,
+                "after_equal": tuple(there.tokens) == expected.tokens[before:],
+                "smallest_gap": round(expected.smallest_gap, 6),
+                "bytes": here["bytes"],
+                "save_ms": here["save_ms"],
+                "load_ms": round(there.load_ms, 3),
+            }
+        )
+    return rows
+
+
+def answer(subject: subjects.Subject, before: int) -> list[CompletedGeneration[LayerData]]:
+    """All agents in one batch of the engine."""
+    backend = subject.backend
+    pool = BlockPool[LayerData](backend.cache_spec(), total_blocks=BLOCKS)
+    engine = BlockPoolBatchEngine(backend, subjects.TokenIds(), pool, backend.cache_spec())
+    for agent, prompt in AGENTS.items():
+        engine.submit(agent, subject.prompt(*prompt), max_tokens=before)
+    return list(engine.step())
+
+
+def kept(folder: Path, done: CompletedGeneration[LayerData]) -> dict[str, Scalar]:
+    """Save an agent's cache and say what was saved."""
+    if done.blocks is None:
+        raise TypeError(f"agent {done.agent_id} ended without a cache: {done.error}")
+    path = folder / f"{done.agent_id}.safetensors"
+    begun = time.perf_counter()
+    files.save(path, done.blocks)
+    save_ms = round(1000 * (time.perf_counter() - begun), 3)
+    digest = files.digest(done.blocks)
+    return {"save_ms": save_ms, "bytes": path.stat().st_size, "digest": digest}
+
+
+def continued(subject_name: str, folder: str, after: int) -> dict[str, Continued]:
+    """What the agents write in a process that knows only their files."""
+    module = "experiments.exp_004_extraction.continuing"
+    done = subprocess.run(  # noqa: S603 - our own module
+        [sys.executable, "-m", module, subject_name, folder, str(after)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    found = [Continued(**json.loads(line)) for line in done.stdout.splitlines()]
+    return {continued.agent: continued for continued in found}

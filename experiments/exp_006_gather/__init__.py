@@ -1,0 +1,1 @@
+"""EXP-006: what does it cost to turn an agent's blocks into caches again?"""
