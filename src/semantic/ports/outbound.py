@@ -131,8 +131,9 @@ class BatchBackend(Protocol[KV]):
     ) -> list[KVBlock[KV]]:
         """Close `sequence` and put its cache into `blocks` (its blocks, per layer, in order).
 
-        It is closed also when this fails. Sets `start`, `token_count` and `layer_data`. Returns the blocks that were not needed;
-        no memory is held for them. Copies nothing when every block was needed.
+        It is closed also when this fails. Sets `start`, `token_count` and `layer_data`. Returns
+        the blocks that were not needed; no memory is held for them. Copies nothing when every
+        block was needed.
         """
         ...
 

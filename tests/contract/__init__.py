@@ -1,0 +1,1 @@
+"""One file per port: what every implementation must do, fakes included."""

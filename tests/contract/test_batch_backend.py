@@ -1,0 +1,611 @@
+"""What every `BatchBackend` does: the fake in plain Python and the real one over mlx-lm.
+
+A backend is taken for right about tokens when a sequence that was interrupted in some way goes on
+exactly as one that was not.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NewType, cast
+
+import pytest
+
+from semantic.adapters.mlx.provider import wrap_model
+from semantic.domain.entities import AgentBlocks, KVBlock
+from semantic.domain.errors import CacheReconstructionError
+from semantic.domain.services import BlockPool
+from semantic.domain.value_objects import (
+    LayerKind,
+    ModelCacheSpec,
+    SampledToken,
+    SamplingParams,
+    SequenceId,
+    whole_blocks,
+)
+from semantic.ports.outbound import BatchBackend
+from tests.support.fake_backend import FULL, STATE, FakeBackend, window
+from tests.support.tiny_models import tiny_model
+
+Opaque = NewType("Opaque", object)
+"""What a backend puts into blocks: nobody here looks inside."""
+
+Blocks = list[list[KVBlock[Opaque]]]
+GREEDY = SamplingParams()
+
+
+@dataclass
+class Subject:
+    """A backend under test. `held_bytes` is what its open sequences hold."""
+
+    backend: BatchBackend[Opaque]
+    held_bytes: Callable[[], int]
+    pool: BlockPool[Opaque] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pool = BlockPool(self.spec, 10_000)
+
+    @property
+    def spec(self) -> ModelCacheSpec:
+        return self.backend.cache_spec()
+
+    @property
+    def cuttable(self) -> bool:
+        """Whether its caches can be cut; a state cannot."""
+        return LayerKind.STATE not in self.spec.layer_types
+
+    def tokens(self, n: int, seed: int = 0) -> list[int]:
+        return [(seed + i * i * 7 + i * 3) % self.backend.vocab_size for i in range(n)]
+
+    def blocks_for(self, capacity: int) -> Blocks:
+        return self.pool.allocate_layers(self.spec.blocks_for(capacity), "a")
+
+    def prefilled(self, tokens: Sequence[int], capacity: int, chunk: int = 200) -> SequenceId:
+        sequence = self.backend.open(capacity)
+        self.prefill(sequence, tokens, chunk)
+        return sequence
+
+    def prefill(self, sequence: SequenceId, tokens: Sequence[int], chunk: int = 200) -> None:
+        for i in range(0, len(tokens), chunk):
+            self.backend.prefill(sequence, tokens[i : i + chunk])
+
+    def go_on(
+        self,
+        sequence: SequenceId,
+        tokens: Sequence[int],
+        n: int,
+        params: SamplingParams = GREEDY,
+        drawn: int = 0,
+    ) -> list[int]:
+        """The next `n` tokens of a sequence that holds all of `tokens` but the last."""
+        assert self.backend.length(sequence) == len(tokens) - 1
+        self.backend.start(sequence, tokens[-1], tokens[:-1], params, drawn)
+        return self.decode(sequence, n)
+
+    def decode(self, sequence: SequenceId, n: int) -> list[int]:
+        sampled: list[SampledToken] = []
+        while len(sampled) < n:
+            sampled += [one for one in self.backend.decode() if one.sequence == sequence]
+        return [one.token for one in sampled]
+
+    def answer(self, tokens: Sequence[int], n: int, params: SamplingParams = GREEDY) -> list[int]:
+        """What an uninterrupted sequence of its own answers to `tokens`."""
+        sequence = self.prefilled(tokens[:-1], whole_blocks(len(tokens) + n))
+        said = self.go_on(sequence, tokens, n, params)
+        self.backend.close(sequence)
+        return said
+
+    def cached(self, tokens: Sequence[int]) -> AgentBlocks[Opaque]:
+        """A cache of `tokens`, as an ended sequence leaves it."""
+        capacity = whole_blocks(len(tokens))
+        return self.extract(self.prefilled(tokens, capacity), tokens, self.blocks_for(capacity))
+
+    def extract(
+        self, sequence: SequenceId, tokens: Sequence[int], mine: Blocks
+    ) -> AgentBlocks[Opaque]:
+        unused = self.backend.extract(sequence, mine)
+        self.pool.free(unused, "a")
+        blocks = AgentBlocks[Opaque]("a", token_ids=tuple(tokens), model_id=self.backend.model_id)
+        gone = {block.block_id for block in unused}
+        for layer in mine:
+            for block in layer:
+                if block.block_id not in gone:
+                    blocks.add_block(block)
+        return blocks
+
+
+def fake(*layers: str, silent_steps: int = 0) -> Subject:
+    kinds = {"full": FULL, "state": STATE, "window": window(300), "narrow": window(16)}
+    spec = ModelCacheSpec(tuple(kinds[layer] for layer in layers))
+    backend = FakeBackend(spec, silent_steps=silent_steps)
+    return Subject(cast("BatchBackend[Opaque]", backend), lambda: backend.held_bytes)
+
+
+def real(architecture: str) -> Subject:
+    backend = wrap_model(tiny_model(architecture))
+    return Subject(cast("BatchBackend[Opaque]", backend), backend.cache_nbytes)
+
+
+SUBJECTS: dict[str, Callable[[], Subject]] = {
+    "fake full": lambda: fake("full", "full"),
+    "fake windows": lambda: fake("window", "full", "narrow", silent_steps=1),
+    "fake state": lambda: fake("full", "state"),
+    "mlx llama": lambda: real("llama"),
+    "mlx gemma3": lambda: real("gemma3"),
+}
+
+
+@pytest.fixture(params=list(SUBJECTS))
+def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
+    made = SUBJECTS[cast(str, request.param)]()
+    yield made
+    made.pool.check_integrity()
+
+
+def only(*names: str) -> pytest.MarkDecorator:
+    """Run a test for these subjects."""
+    return pytest.mark.parametrize("subject", names, indirect=True)
+
+
+FULL_ALONE = ("fake full", "mlx llama")
+WINDOWED = ("fake windows", "mlx gemma3")
+STATEFUL = ("fake state",)
+CUTTABLE = (*FULL_ALONE, *WINDOWED)
+
+
+# Opening
+
+
+def test_a_new_sequence_is_empty(subject: Subject) -> None:
+    sequence = subject.backend.open(512)
+    assert subject.backend.length(sequence) == 0
+
+
+def test_sequences_are_told_apart(subject: Subject) -> None:
+    assert len({subject.backend.open(256) for _ in range(5)}) == 5
+
+
+def test_the_model_describes_itself_alike_each_time(subject: Subject) -> None:
+    assert subject.backend.cache_spec() == subject.backend.cache_spec()
+    assert subject.backend.model_id
+    assert subject.backend.model_id == subject.backend.model_id
+    assert subject.backend.vocab_size > 1
+    assert subject.backend.best_chunk >= 1
+
+
+# Memory
+
+
+@pytest.mark.parametrize("capacity", [256, 512, 1024])
+def test_an_open_sequence_holds_the_bytes_of_its_capacity(subject: Subject, capacity: int) -> None:
+    sequence = subject.prefilled(subject.tokens(250), capacity)
+    assert subject.held_bytes() == subject.spec.bytes_for(capacity)
+    subject.backend.close(sequence)
+    assert subject.held_bytes() == 0
+
+
+def test_reserving_grows_and_never_shrinks(subject: Subject) -> None:
+    tokens = subject.tokens(250)
+    expected = subject.answer(tokens, 40)
+    sequence = subject.prefilled(tokens[:-1], 256)
+    for capacity in (768, 256, 512):
+        subject.backend.reserve(sequence, capacity)
+        assert subject.held_bytes() == subject.spec.bytes_for(768)
+    assert subject.go_on(sequence, tokens, 40) == expected
+    assert subject.held_bytes() == subject.spec.bytes_for(768)
+
+
+def test_reserving_while_decoding_changes_no_token(subject: Subject) -> None:
+    tokens = subject.tokens(251)
+    expected = subject.answer(tokens, 20)
+    sequence = subject.prefilled(tokens[:-1], 256)
+    said = subject.go_on(sequence, tokens, 5)
+    subject.backend.reserve(sequence, 512)
+    assert said + subject.decode(sequence, 15) == expected
+
+
+@only(*CUTTABLE)
+def test_a_copied_sequence_holds_the_bytes_of_its_own_capacity(subject: Subject) -> None:
+    tokens = subject.tokens(1000)
+    blocks = subject.cached(tokens[:400])
+    before = subject.held_bytes()
+    subject.backend.restore(blocks, 399, 512, exclusive=False)
+    subject.backend.restore(blocks, 399, 1024, exclusive=False)
+    added = subject.held_bytes() - before
+    assert added == subject.spec.bytes_for(512) + subject.spec.bytes_for(1024)
+
+
+@only(*FULL_ALONE)
+def test_a_copy_of_a_short_beginning_holds_no_bytes_for_the_rest(subject: Subject) -> None:
+    blocks = subject.cached(subject.tokens(1000))
+    before = subject.held_bytes()
+    subject.backend.restore(blocks, 100, 256, exclusive=False)
+    assert subject.held_bytes() - before == subject.spec.bytes_for(256)
+
+
+# Prefilling and decoding
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64, 300])
+def test_chunks_of_any_size_give_the_same_answer(subject: Subject, chunk: int) -> None:
+    tokens = subject.tokens(330)
+    expected = subject.answer(tokens, 8)
+    sequence = subject.backend.open(512)
+    subject.prefill(sequence, tokens[:-1], chunk)
+    assert subject.backend.length(sequence) == 329
+    assert subject.go_on(sequence, tokens, 8) == expected
+
+
+def test_a_single_token_needs_no_prefill(subject: Subject) -> None:
+    expected = subject.answer([5], 6)
+    sequence = subject.backend.open(256)
+    assert subject.go_on(sequence, [5], 6) == expected
+
+
+def test_the_cache_holds_every_token_that_was_returned(subject: Subject) -> None:
+    tokens = subject.tokens(20)
+    sequence = subject.prefilled(tokens[:-1], 256)
+    subject.backend.start(sequence, tokens[-1], tokens[:-1], GREEDY, 0)
+    said = 0
+    for _ in range(6):
+        said += len(subject.backend.decode())
+        assert subject.backend.length(sequence) == 20 + said
+    assert said == 6, "alone, it has no reason to be silent"
+
+
+def test_nothing_started_gives_no_tokens(subject: Subject) -> None:
+    assert subject.backend.decode() == []
+    subject.prefilled(subject.tokens(9), 256)
+    assert subject.backend.decode() == []
+
+
+def test_a_newcomer_is_silent_at_first_and_then_never(subject: Subject) -> None:
+    heard: set[SequenceId] = set()
+    for n in (3, 40, 7):
+        tokens = subject.tokens(n, seed=n)
+        sequence = subject.prefilled(tokens[:-1], 256)
+        subject.backend.start(sequence, tokens[-1], tokens[:-1], GREEDY, 0)
+        for _ in range(4):
+            sampled = [one.sequence for one in subject.backend.decode()]
+            assert len(sampled) == len(set(sampled)), "two tokens of one sequence in one step"
+            assert heard <= set(sampled), "somebody fell silent"
+            heard.update(sampled)
+        assert sequence in heard
+
+
+def test_a_batch_answers_as_each_alone(subject: Subject) -> None:
+    prompts = [subject.tokens(n, seed=n) for n in (2, 60, 310)]
+    expected = [subject.answer(prompt, 10) for prompt in prompts]
+    said: dict[SequenceId, list[int]] = {}
+    for prompt in prompts:
+        sequence = subject.prefilled(prompt[:-1], whole_blocks(len(prompt) + 12))
+        subject.backend.start(sequence, prompt[-1], prompt[:-1], GREEDY, 0)
+        said[sequence] = []
+        for one in subject.backend.decode():
+            said[one.sequence].append(one.token)
+    while min(map(len, said.values())) < 10:
+        for one in subject.backend.decode():
+            said[one.sequence].append(one.token)
+    assert [tokens[:10] for tokens in said.values()] == expected
+
+
+def test_others_go_on_when_one_is_closed(subject: Subject) -> None:
+    first, second = subject.tokens(30), subject.tokens(50, seed=3)
+    expected = subject.answer(first, 10)
+    one = subject.prefilled(first[:-1], 256)
+    other = subject.prefilled(second[:-1], 256)
+    subject.backend.start(other, second[-1], second[:-1], GREEDY, 0)
+    said = subject.go_on(one, first, 4)
+    subject.backend.close(other)
+    assert said + subject.decode(one, 6) == expected
+
+
+@pytest.mark.parametrize("when", ["opened", "prefilled", "started", "decoded"])
+def test_a_sequence_can_be_closed_at_any_time(subject: Subject, when: str) -> None:
+    tokens = subject.tokens(20)
+    sequence = subject.backend.open(256)
+    if when != "opened":
+        subject.backend.prefill(sequence, tokens[:-1])
+    if when in ("started", "decoded"):
+        subject.backend.start(sequence, tokens[-1], tokens[:-1], GREEDY, 0)
+    if when == "decoded":
+        subject.backend.decode()
+    subject.backend.close(sequence)
+    assert subject.backend.decode() == []
+    assert subject.held_bytes() == 0
+
+
+# Sampling
+
+
+def test_a_seed_fixes_the_answer_in_any_company(subject: Subject) -> None:
+    params = SamplingParams(temperature=1.0, seed=7)
+    tokens, others = subject.tokens(20), subject.tokens(33, seed=5)
+    expected = subject.answer(tokens, 12, params)
+    company = subject.prefilled(others[:-1], 256)
+    subject.backend.start(company, others[-1], others[:-1], replace(params, seed=8), 0)
+    subject.backend.decode()
+    sequence = subject.prefilled(tokens[:-1], 256)
+    assert subject.go_on(sequence, tokens, 12, params) == expected
+
+
+def test_another_seed_gives_another_answer(subject: Subject) -> None:
+    tokens = subject.tokens(20)
+    answers = [
+        subject.answer(tokens, 12, SamplingParams(temperature=1.5, seed=seed)) for seed in (1, 2, 3)
+    ]
+    assert len(set(map(tuple, answers))) > 1
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=1.0, seed=7),
+        SamplingParams(temperature=0.8, seed=2**63 - 1, top_k=20),
+        SamplingParams(repetition_penalty=1.5, repetition_context=30),
+    ],
+    ids=["seed", "largest seed", "penalty"],
+)
+def test_an_answer_computed_again_from_its_middle_goes_on_as_before(
+    subject: Subject, params: SamplingParams
+) -> None:
+    tokens = subject.tokens(20)
+    expected = subject.answer(tokens, 12, params)
+    half = [*tokens, *expected[:5]]
+    sequence = subject.prefilled(half[:-1], 256)
+    assert subject.go_on(sequence, half, 7, params, drawn=5) == expected[5:]
+
+
+def test_a_bias_forbids_a_token(subject: Subject) -> None:
+    tokens = subject.tokens(20)
+    wanted = subject.answer(tokens, 1)[0] ^ 1
+    params = SamplingParams(logit_bias={wanted: 1e9})
+    if isinstance(subject.backend, FakeBackend):
+        assert subject.answer(tokens, 12, params) != subject.answer(tokens, 12)
+    else:
+        assert subject.answer(tokens, 3, params) == [wanted] * 3
+
+
+@pytest.mark.parametrize("n_top", [0, 3])
+def test_log_probabilities_come_when_asked_for(subject: Subject, n_top: int) -> None:
+    tokens = subject.tokens(20)
+    sequence = subject.prefilled(tokens[:-1], 256)
+    params = SamplingParams(logprobs=n_top)
+    subject.backend.start(sequence, tokens[-1], tokens[:-1], params, 0)
+    (sampled,) = subject.backend.decode() or subject.backend.decode()
+    assert sampled.logprob is not None
+    assert sampled.logprob.token == sampled.token
+    assert sampled.logprob.logprob <= 0
+    assert len(sampled.logprob.top) == n_top
+    assert list(sampled.logprob.top) == sorted(sampled.logprob.top, key=lambda pair: -pair[1])
+    if n_top:
+        assert sampled.logprob.top[0][0] == sampled.token
+
+
+def test_no_log_probabilities_come_unasked(subject: Subject) -> None:
+    tokens = subject.tokens(20)
+    sequence = subject.prefilled(tokens[:-1], 256)
+    subject.backend.start(sequence, tokens[-1], tokens[:-1], GREEDY, 0)
+    (sampled,) = subject.backend.decode() or subject.backend.decode()
+    assert sampled.logprob is None
+
+
+# Extracting
+
+
+@pytest.mark.parametrize("n", [1, 255, 256, 257, 600])
+def test_blocks_say_which_tokens_they_hold(subject: Subject, n: int) -> None:
+    tokens = subject.tokens(n)
+    blocks = subject.cached(tokens)
+    for i, layer in enumerate(subject.spec.layers):
+        chain = blocks.blocks_for_layer(i)
+        assert all(block.layer_data is not None and block.token_count for block in chain)
+        assert all(block.layer_id == i for block in chain)
+        assert all(left.stop == right.start for left, right in itertools.pairwise(chain))
+        held = blocks.token_range(i)
+        assert held.stop == n
+        assert held.start <= max(0, n - (layer.window or n) + 1)
+        assert layer.window is not None or held.start == 0
+
+
+def test_blocks_that_were_not_needed_come_back(subject: Subject) -> None:
+    tokens = subject.tokens(100)
+    sequence = subject.prefilled(tokens, 768)
+    mine = subject.blocks_for(768)
+    given = {block.block_id for layer in mine for block in layer}
+    unused = subject.backend.extract(sequence, mine)
+    needed = {layer[0].block_id for layer in mine}
+    assert {block.block_id for block in unused} == given - needed
+
+
+def test_an_empty_sequence_needs_no_block(subject: Subject) -> None:
+    sequence = subject.backend.open(512)
+    mine = subject.blocks_for(512)
+    unused = subject.backend.extract(sequence, mine)
+    assert {b.block_id for b in unused} == {b.block_id for layer in mine for b in layer}
+
+
+def test_an_extracted_sequence_is_closed(subject: Subject) -> None:
+    tokens = subject.tokens(30)
+    sequence = subject.prefilled(tokens[:-1], 256)
+    subject.backend.start(sequence, tokens[-1], tokens[:-1], GREEDY, 0)
+    said = subject.decode(sequence, 3)
+    subject.extract(sequence, [*tokens, *said], subject.blocks_for(256))
+    assert subject.backend.decode() == []
+
+
+def test_a_sequence_extracted_before_its_first_step_holds_what_was_prefilled(
+    subject: Subject,
+) -> None:
+    tokens = subject.tokens(30)
+    expected = subject.answer(tokens, 6)
+    sequence = subject.prefilled(tokens[:-1], 256)
+    subject.backend.start(sequence, tokens[-1], tokens[:-1], GREEDY, 0)
+    assert subject.backend.length(sequence) == 29
+    blocks = subject.extract(sequence, tokens[:-1], subject.blocks_for(256))
+    again = subject.backend.restore(blocks, 29, 256, exclusive=True)
+    assert subject.go_on(again, tokens, 6) == expected
+
+
+def test_a_silent_newcomer_can_be_extracted(subject: Subject) -> None:
+    others, tokens = subject.tokens(15, seed=4), subject.tokens(30)
+    expected = [*tokens, *subject.answer(tokens, 6)]
+    company = subject.prefilled(others[:-1], 256)
+    subject.go_on(company, others, 2)
+    sequence = subject.prefilled(tokens[:-1], 256)
+    subject.backend.start(sequence, tokens[-1], tokens[:-1], GREEDY, 0)
+    said = sum(one.sequence == sequence for one in subject.backend.decode())
+    length = subject.backend.length(sequence)
+    assert length in (29, 30) if not said else length == 30 + said
+    blocks = subject.extract(sequence, expected[:length], subject.blocks_for(256))
+    again = subject.backend.restore(blocks, length, 256, exclusive=True)
+    assert subject.go_on(again, expected[: length + 1], 4) == expected[length + 1 : length + 5]
+
+
+# Restoring
+
+
+@pytest.mark.parametrize("exclusive", [True, False])
+@pytest.mark.parametrize("n", [1, 60, 256, 301, 600])
+def test_a_restored_sequence_goes_on_as_if_never_interrupted(
+    subject: Subject, n: int, exclusive: bool
+) -> None:
+    tokens = subject.tokens(n)
+    expected = subject.answer(tokens, 25)
+    room = whole_blocks(n + 25)
+    mine = subject.blocks_for(room)
+    sequence = subject.prefilled(tokens[:-1], room)
+    said = subject.go_on(sequence, tokens, 10)
+    whole = [*tokens, *said]
+    blocks = subject.extract(sequence, whole, mine)
+    again = subject.backend.restore(blocks, len(whole), room, exclusive=exclusive)
+    more = [*whole, *expected[10:12]]
+    subject.backend.prefill(again, more[len(whole) : -1])
+    assert subject.go_on(again, more, 13) == expected[12:]
+
+
+@only(*CUTTABLE)
+@pytest.mark.parametrize("exclusive", [True, False])
+@pytest.mark.parametrize(("n", "length"), [(700, 690), (257, 256), (256, 255), (250, 3), (2, 1)])
+def test_a_cache_cut_short_gives_what_it_held_then(
+    subject: Subject, n: int, length: int, exclusive: bool
+) -> None:
+    tokens = subject.tokens(n)
+    edited = [*tokens[:length], *subject.tokens(30, seed=50)]
+    expected = subject.answer(edited, 12)
+    blocks = subject.cached(tokens)
+    room = whole_blocks(len(edited) + 12)
+    sequence = subject.backend.restore(blocks, length, room, exclusive=exclusive)
+    assert subject.backend.length(sequence) == length
+    subject.prefill(sequence, edited[length:-1])
+    assert subject.go_on(sequence, edited, 12) == expected
+
+
+@only(*CUTTABLE)
+def test_a_copied_cache_stays_as_it_is(subject: Subject) -> None:
+    tokens = subject.tokens(420)
+    others = [[*tokens[:400], *subject.tokens(30, seed=seed)] for seed in (1, 2, 3)]
+    expected = [subject.answer(other, 10) for other in others]
+    blocks = subject.cached(tokens)
+    before = [(b.block_id, b.start, b.token_count) for b in blocks.all_blocks()]
+    sequences = [
+        subject.backend.restore(blocks, 400, 512, exclusive=False) for _ in range(len(others))
+    ]
+    for sequence, other in zip(sequences, others, strict=True):
+        subject.prefill(sequence, other[400:-1])
+    said = [
+        subject.go_on(sequence, other, 10)[:10]
+        for sequence, other in zip(sequences, others, strict=True)
+    ]
+    assert said == expected
+    assert [(b.block_id, b.start, b.token_count) for b in blocks.all_blocks()] == before
+    again = subject.backend.restore(blocks, 400, 512, exclusive=True)
+    subject.prefill(again, others[0][400:-1])
+    assert subject.go_on(again, others[0], 10) == expected[0]
+
+
+def test_a_cache_can_be_taken_over_again_and_again(subject: Subject) -> None:
+    tokens = subject.tokens(240)
+    expected = subject.answer(tokens, 61)
+    mine = subject.blocks_for(512)
+    sequence = subject.prefilled(tokens[:-1], 512)
+    whole = [*tokens, *subject.go_on(sequence, tokens, 1)]
+    for done in range(1, 61, 10):
+        blocks = subject.extract(sequence, whole, mine)
+        sequence = subject.backend.restore(blocks, len(whole), 512, exclusive=True)
+        subject.pool.free_agent("a")
+        mine = subject.blocks_for(512)
+        subject.backend.prefill(sequence, [expected[done]])
+        whole = [*whole, expected[done], expected[done + 1]]
+        whole += subject.go_on(sequence, whole, 8)
+    assert whole[240:] == expected[: len(whole) - 240]
+    assert len(whole) == 240 + 61
+
+
+# What cannot be restored
+
+
+def without(blocks: AgentBlocks[Opaque], layer: int, index: int) -> AgentBlocks[Opaque]:
+    """`blocks` without one block of one layer."""
+    rest = AgentBlocks[Opaque]("a", token_ids=blocks.token_ids, model_id=blocks.model_id)
+    lost = blocks.blocks_for_layer(layer)[index]
+    for block in blocks.all_blocks():
+        if block is not lost:
+            rest.add_block(block)
+    return rest
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_a_chain_with_a_missing_block_is_refused(subject: Subject, index: int) -> None:
+    layer = subject.spec.layer_types.index(LayerKind.FULL)
+    blocks = subject.cached(subject.tokens(700))
+    with pytest.raises(CacheReconstructionError):
+        subject.backend.restore(without(blocks, layer, index), 700, 768, exclusive=False)
+
+
+def test_a_layer_without_blocks_is_refused(subject: Subject) -> None:
+    blocks = subject.cached(subject.tokens(100))
+    with pytest.raises(CacheReconstructionError):
+        subject.backend.restore(without(blocks, 0, 0), 100, 256, exclusive=False)
+
+
+def test_more_tokens_than_the_cache_holds_are_refused(subject: Subject) -> None:
+    blocks = subject.cached(subject.tokens(100))
+    with pytest.raises(CacheReconstructionError):
+        subject.backend.restore(blocks, 101, 256, exclusive=False)
+
+
+@only(*WINDOWED)
+def test_a_window_that_slid_past_the_cut_is_refused(subject: Subject) -> None:
+    blocks = subject.cached(subject.tokens(1500))
+    with pytest.raises(CacheReconstructionError):
+        subject.backend.restore(blocks, 700, 768, exclusive=False)
+
+
+@only(*STATEFUL)
+def test_a_state_is_not_restored_in_part(subject: Subject) -> None:
+    blocks = subject.cached(subject.tokens(100))
+    with pytest.raises(CacheReconstructionError):
+        subject.backend.restore(blocks, 99, 256, exclusive=False)
+
+
+def test_empty_blocks_are_refused(subject: Subject) -> None:
+    blocks = AgentBlocks[Opaque]("a", token_ids=tuple(subject.tokens(100)))
+    for layer in subject.blocks_for(256):
+        blocks.add_block(layer[0])
+    with pytest.raises(CacheReconstructionError):
+        subject.backend.restore(blocks, 100, 256, exclusive=False)
+
+
+@only(*CUTTABLE)
+def test_a_refused_cache_is_unharmed(subject: Subject) -> None:
+    tokens = subject.tokens(120)
+    expected = subject.answer(tokens, 6)
+    blocks = subject.cached(tokens[:100])
+    with pytest.raises(CacheReconstructionError):
+        subject.backend.restore(blocks, 101, 256, exclusive=True)
+    sequence = subject.backend.restore(blocks, 100, 256, exclusive=True)
+    subject.prefill(sequence, tokens[100:-1])
+    assert subject.go_on(sequence, tokens, 6) == expected

@@ -1,0 +1,231 @@
+"""Blocks between the pool, requests and idle caches."""
+
+from __future__ import annotations
+
+import pytest
+
+from semantic.application.block_ledger import BlockLedger
+from semantic.application.request import Request
+from semantic.application.resident_store import ResidentStore
+from semantic.domain.entities import AgentBlocks
+from semantic.domain.errors import IntegrityError, PoolExhaustedError
+from semantic.domain.services import BlockPool
+from semantic.domain.value_objects import ModelCacheSpec, SamplingParams
+from tests.support.fake_backend import FULL, window
+
+
+class Desk:
+    """A ledger with its pool and store, and requests made of plain numbers."""
+
+    def __init__(self, total_blocks: int) -> None:
+        self.spec = ModelCacheSpec((FULL, window(300)))
+        self.pool = BlockPool[str](self.spec, total_blocks)
+        self.store = ResidentStore(self.pool)
+        self.ledger = BlockLedger(self.pool, self.spec, self.store, "m")
+        self.n_requests = 0
+
+    def request(
+        self, agent: str, n: int, *, max_tokens: int = 10, cache: AgentBlocks[str] | None = None
+    ) -> Request[str]:
+        self.n_requests += 1
+        return Request(
+            uid=f"request-{self.n_requests}",
+            number=self.n_requests,
+            agent_id=agent,
+            prompt=tuple(range(n)),
+            max_tokens=max_tokens,
+            params=SamplingParams(),
+            eos_token_ids=frozenset(),
+            decode=str,
+            given_cache=cache,
+        )
+
+    def idle(self, agent: str, n: int) -> AgentBlocks[str]:
+        """An idle cache of the tokens 0 to n, put into the store."""
+        blocks = AgentBlocks[str](agent, token_ids=tuple(range(n)), model_id="m")
+        for layer in self.pool.allocate_layers(self.spec.blocks_for(n), agent):
+            first = max(0, n - 256 * len(layer))
+            for i, block in enumerate(layer):
+                block.start = first + i * 256
+                block.token_count = min(256, n - block.start)
+                blocks.add_block(block)
+        self.store.put(self.ledger.key(agent), blocks)
+        return blocks
+
+    def agents(self) -> list[str]:
+        return [key.agent_id for key in self.store.oldest_first()]
+
+
+def test_a_request_gets_blocks_for_its_tokens_and_the_next() -> None:
+    desk = Desk(20)
+    for n, columns in [(1, 1), (255, 1), (256, 2), (511, 2), (512, 3)]:
+        request = desk.request(f"agent {n}", n)
+        assert desk.ledger.admit(request)
+        assert [len(layer) for layer in request.blocks] == [columns, min(columns, 2)]
+        assert request.capacity == columns * 256
+        desk.ledger.release(request)
+    assert desk.pool.used_blocks == 0
+
+
+def test_growing_takes_a_block_only_at_a_boundary() -> None:
+    desk = Desk(20)
+    request = desk.request("a", 250)
+    desk.ledger.admit(request)
+    taken = []
+    for _ in range(8):
+        assert desk.ledger.grow(request)
+        taken.append(desk.pool.used_blocks)
+        request.generated.append(0)
+    assert taken == [2, 2, 2, 2, 2, 2, 4, 4]
+
+
+def test_growing_without_room_changes_nothing() -> None:
+    desk = Desk(3)
+    request = desk.request("a", 255)
+    desk.ledger.admit(request)
+    request.generated.append(0)
+    assert not desk.ledger.grow(request)
+    assert (desk.pool.used_blocks, request.capacity) == (2, 256)
+    assert [len(layer) for layer in request.blocks] == [1, 1]
+
+
+def test_an_idle_cache_of_its_own_is_taken_over() -> None:
+    desk = Desk(20)
+    idle = desk.idle("a", 300)
+    mine = {block.block_id for block in idle.all_blocks()}
+    request = desk.request("a", 310)
+    assert desk.ledger.admit(request)
+    assert request.restore is not None
+    assert (request.restore.length, request.restore.exclusive) == (300, True)
+    assert {block.block_id for layer in request.blocks for block in layer} == mine
+    assert idle.retired
+    assert desk.agents() == []
+    desk.ledger.unpin(request)
+    assert desk.pool.used_blocks == len(mine)
+
+
+def test_of_two_caches_that_share_alike_its_own_is_taken_over() -> None:
+    desk = Desk(20)
+    desk.idle("a", 300)
+    request = desk.request("a", 310, cache=desk.idle("b", 300))
+    assert desk.ledger.admit(request)
+    assert request.restore is not None
+    assert request.restore.exclusive
+    assert desk.agents() == ["b"]
+
+
+def test_the_cache_of_another_is_pinned_until_it_is_copied() -> None:
+    desk = Desk(20)
+    idle = desk.idle("a", 300)
+    request = desk.request("b", 310, cache=idle)
+    assert desk.ledger.admit(request)
+    assert request.restore is not None
+    assert not request.restore.exclusive
+    assert desk.pool.view("b").n_blocks == 8
+    desk.store.evict()
+    assert idle.retired
+    assert desk.pool.is_live(request.restore.blocks.all_blocks())
+    desk.ledger.unpin(request)
+    assert desk.pool.view("b").n_blocks == 4
+    assert desk.pool.used_blocks == 4
+
+
+def test_a_kept_cache_that_somebody_shares_is_copied() -> None:
+    desk = Desk(20)
+    idle = desk.idle("a", 300)
+    desk.pool.share(idle.all_blocks(), "somebody")
+    request = desk.request("a", 310)
+    assert desk.ledger.admit(request)
+    assert request.restore is not None
+    assert not request.restore.exclusive
+    assert desk.agents() == ["a"]
+
+
+def test_a_request_that_did_nothing_gives_its_cache_back() -> None:
+    desk = Desk(20)
+    desk.idle("a", 300)
+    request = desk.request("a", 600)
+    desk.ledger.admit(request)
+    desk.ledger.give_back(request)
+    assert desk.agents() == ["a"]
+    kept = desk.store.get(desk.ledger.key("a"))
+    assert kept is not None
+    assert kept.token_ids == tuple(range(300))
+    assert desk.pool.used_blocks == 4
+    desk.ledger.check_integrity([])
+
+
+def test_idle_caches_are_kept_when_dropping_all_would_not_do() -> None:
+    desk = Desk(8)
+    desk.idle("a", 100)
+    desk.idle("b", 100)
+    running = desk.request("c", 300)
+    assert desk.ledger.admit(running)
+    assert desk.pool.available_blocks == 0
+    assert not desk.ledger.admit(desk.request("d", 600))
+    assert desk.agents() == ["a", "b"]
+
+
+def test_no_more_idle_caches_are_dropped_than_needed() -> None:
+    desk = Desk(6)
+    for agent in "abc":
+        desk.idle(agent, 100)
+    assert desk.ledger.admit(desk.request("d", 300))
+    assert desk.agents() == ["c"]
+
+
+def test_headroom_stays_free_for_the_others() -> None:
+    desk = Desk(6)
+    request = desk.request("a", 100)
+    assert not desk.ledger.admit(request, headroom=2 * 2)
+    assert not any(request.blocks)
+    assert desk.pool.used_blocks == 0
+    assert desk.ledger.admit(request, headroom=1)
+
+
+def test_a_cache_that_leaves_no_room_is_given_up() -> None:
+    desk = Desk(7)
+    shared = desk.idle("a", 500)
+    desk.pool.allocate(1, 0, "somebody")
+    request = desk.request("b", 400, cache=shared)
+    assert desk.ledger.admit(request)
+    assert request.restore is None
+    assert desk.agents() == []
+
+
+def test_a_refused_admission_puts_an_own_cache_back() -> None:
+    desk = Desk(6)
+    idle = desk.idle("a", 300)
+    desk.pool.allocate(2, 0, "somebody")
+    request = desk.request("a", 513)
+    assert not desk.ledger.admit(request)
+    assert desk.store.get(desk.ledger.key("a")) is idle
+    assert not idle.retired
+    desk.ledger.check_integrity([request])
+
+
+def test_what_cannot_end_alone_is_refused() -> None:
+    desk = Desk(5)
+    desk.ledger.require_room(desk.request("a", 700, max_tokens=68), [])
+    with pytest.raises(PoolExhaustedError, match=r"^Cannot allocate 6 blocks .*has 5 blocks$"):
+        desk.ledger.require_room(desk.request("a", 700, max_tokens=69), [])
+
+
+def test_an_account_that_lost_a_block_is_noticed() -> None:
+    desk = Desk(20)
+    request = desk.request("a", 300)
+    desk.ledger.admit(request)
+    desk.ledger.check_integrity([request])
+    request.blocks[0].pop()
+    with pytest.raises(IntegrityError, match="agent 'a' holds 4 blocks, 3 are known"):
+        desk.ledger.check_integrity([request])
+
+
+def test_a_cache_given_back_does_not_replace_a_newer_one() -> None:
+    desk = Desk(20)
+    desk.idle("a", 300)
+    cancelled = desk.request("a", 310)
+    desk.ledger.admit(cancelled)
+    newer = desk.idle("a", 600)
+    desk.ledger.give_back(cancelled)
+    assert desk.store.get(desk.ledger.key("a")) is newer

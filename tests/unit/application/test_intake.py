@@ -1,0 +1,164 @@
+"""Each bad input: one clear error, before anything changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from semantic.application.intake import Intake
+from semantic.application.request import Request
+from semantic.domain.entities import AgentBlocks
+from semantic.domain.errors import CacheReconstructionError, InvalidRequestError
+from semantic.domain.value_objects import ModelCacheSpec, SamplingParams
+from tests.support.char_tokenizer import CharTokenizer
+from tests.support.fake_backend import FULL, VOCAB, FakeBackend, FakeData
+from tests.support.fake_tokenizer import BOS, ByteTokenizer
+
+Cache = AgentBlocks[FakeData]
+
+
+def accept(
+    agent_id: str = "a",
+    prompt: object = (1, 2, 3),
+    *,
+    cache: Cache | None = None,
+    max_tokens: int = 5,
+    sampling: SamplingParams | None = None,
+    append: bool = False,
+    kept: Cache | None = None,
+    number: int = 7,
+) -> Request[FakeData]:
+    backend = FakeBackend(ModelCacheSpec((FULL,)))
+    return Intake(backend, CharTokenizer(frozenset({3}))).accept(
+        agent_id,
+        cast("str | list[int]", prompt),
+        cache,
+        max_tokens,
+        sampling=sampling or SamplingParams(),
+        append=append,
+        kept=kept,
+        number=number,
+    )
+
+
+def cache(*tokens: int, model_id: str = "fake") -> Cache:
+    return Cache("a", token_ids=tokens, model_id=model_id)
+
+
+def test_a_request_knows_what_was_asked() -> None:
+    given = cache(1)
+    request = accept("ann", [4, 5], cache=given, max_tokens=9)
+    assert (request.agent_id, request.prompt, request.max_tokens) == ("ann", (4, 5), 9)
+    assert (request.uid, request.number) == ("request-7", 7)
+    assert request.eos_token_ids == {3}
+    assert request.given_cache is given
+
+
+def test_text_becomes_tokens() -> None:
+    assert accept(prompt="AB").prompt == (33, 34)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (lambda: accept(""), "agent_id must be a non-empty string, got ''"),
+        (lambda: accept(cast(str, None)), "agent_id must be a non-empty string, got None"),
+        (lambda: accept(prompt=""), "prompt must not be empty"),
+        (lambda: accept(prompt=[]), "prompt must not be empty"),
+        (lambda: accept(prompt=()), "prompt must not be empty"),
+        (lambda: accept(prompt=None), "prompt must be text or token ids, got None"),
+        (lambda: accept(prompt=5), "prompt must be text or token ids, got 5"),
+        (lambda: accept(prompt=iter([1])), "prompt must be text or token ids"),
+        (lambda: accept(prompt=["a"]), "prompt must be text or token ids, got 'a'"),
+        (lambda: accept(prompt=[1.0]), r"prompt must be text or token ids, got 1\.0"),
+        (lambda: accept(prompt=[True]), "prompt must be text or token ids, got True"),
+        (lambda: accept(prompt=[1, VOCAB]), "token id 96 is not in the model's vocabulary of 96"),
+        (lambda: accept(prompt=[-1]), "token id -1 is not in the model's vocabulary of 96"),
+        (lambda: accept(max_tokens=0), "max_tokens must be at least 1, got 0"),
+        (lambda: accept(max_tokens=-3), "max_tokens must be at least 1, got -3"),
+        (lambda: accept(max_tokens=cast(int, 1.5)), r"max_tokens must be at least 1, got 1\.5"),
+        (lambda: accept(max_tokens=cast(int, "9")), "max_tokens must be at least 1, got '9'"),
+        (lambda: accept(max_tokens=True), "max_tokens must be at least 1, got True"),
+        (lambda: accept(append=True), "append: agent 'a' has no cache to append to"),
+        (
+            lambda: accept(append=True, cache=cache()),
+            "append: agent 'a' has no cache to append to",
+        ),
+        (
+            lambda: accept(sampling=SamplingParams(logit_bias={VOCAB: 1.0})),
+            "logit_bias names token 96; token ids are below 96",
+        ),
+        (
+            lambda: accept(sampling=SamplingParams(logit_bias={-1: 1.0})),
+            "logit_bias names token -1; token ids are below 96",
+        ),
+    ],
+)
+def test_a_bad_field_is_named_with_what_was_expected(
+    bad: Callable[[], object], message: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        bad()
+
+
+@pytest.mark.parametrize(("model_id", "named"), [("other", "other"), ("", r"\(unnamed\)")])
+def test_a_cache_of_another_model_is_refused(model_id: str, named: str) -> None:
+    with pytest.raises(CacheReconstructionError, match=f"computed by model {named}, .* runs fake"):
+        accept(cache=cache(1, model_id=model_id))
+
+
+def test_a_cache_is_checked_also_when_it_is_retired() -> None:
+    old = cache(1, model_id="other")
+    old.retire()
+    with pytest.raises(CacheReconstructionError):
+        accept(cache=old)
+
+
+def test_appended_tokens_follow_the_kept_cache() -> None:
+    assert accept(prompt=[9], append=True, kept=cache(1, 2)).prompt == (1, 2, 9)
+
+
+def test_the_cache_given_goes_before_the_kept_one() -> None:
+    request = accept(prompt=[9], append=True, cache=cache(5), kept=cache(1, 2))
+    assert request.prompt == (5, 9)
+
+
+def test_without_append_the_prompt_is_whole() -> None:
+    assert accept(prompt=[9], cache=cache(5), kept=cache(1, 2)).prompt == (9,)
+
+
+def test_only_the_beginning_of_a_conversation_gets_special_tokens() -> None:
+    tokenizer = ByteTokenizer()
+    backend = FakeBackend(ModelCacheSpec((FULL,)), vocab_size=tokenizer.vocab_size)
+    intake = Intake(backend, tokenizer)
+    prompts = [
+        intake.accept(
+            "a", "hi", None, 1, sampling=SamplingParams(), append=append, kept=cache(4), number=0
+        ).prompt
+        for append in (False, True)
+    ]
+    assert prompts == [(BOS, 104, 105), (4, 104, 105)]
+
+
+def test_an_empty_text_is_an_empty_prompt_also_where_a_tokenizer_adds_tokens() -> None:
+    backend = FakeBackend(ModelCacheSpec((FULL,)), vocab_size=999)
+    with pytest.raises(InvalidRequestError, match="prompt must not be empty"):
+        Intake(backend, ByteTokenizer()).accept(
+            "a", "", None, 1, sampling=SamplingParams(), append=False, kept=None, number=0
+        )
+
+
+def test_a_seed_is_drawn_only_when_one_is_needed() -> None:
+    assert accept().params.seed is None
+    assert accept(sampling=SamplingParams(temperature=1.0, seed=5)).params.seed == 5
+    sampled = SamplingParams(temperature=1.0)
+    seeds = {accept(sampling=sampled).params.seed for _ in range(20)}
+    assert None not in seeds
+    assert len(seeds) == 20
+
+
+def test_a_stop_that_is_no_text_never_reaches_a_step() -> None:
+    with pytest.raises(InvalidRequestError, match="stop must hold strings"):
+        SamplingParams(stop=cast("tuple[str, ...]", (5,)))

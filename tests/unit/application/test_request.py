@@ -1,0 +1,157 @@
+"""A request alone: its tokens, its text and its end."""
+
+from __future__ import annotations
+
+import pytest
+
+from semantic.application.request import Phase, Request
+from semantic.domain.value_objects import (
+    FinishReason,
+    SampledToken,
+    SamplingParams,
+    SequenceId,
+    TokenLogprob,
+)
+from tests.support.fake_tokenizer import EOS, ByteTokenizer
+
+
+def request(
+    prompt: str = "prompt", max_tokens: int = 100, stop: tuple[str, ...] = ()
+) -> Request[None]:
+    tokenizer = ByteTokenizer()
+    return Request(
+        uid="u",
+        number=0,
+        agent_id="a",
+        prompt=tuple(tokenizer.encode(prompt, add_special_tokens=False)),
+        max_tokens=max_tokens,
+        params=SamplingParams(stop=stop),
+        eos_token_ids=tokenizer.eos_token_ids,
+        decode=tokenizer.decode,
+    )
+
+
+def say(of: Request[None], token: int) -> tuple[str, FinishReason | None]:
+    return of.accept(SampledToken(SequenceId(0), token))
+
+
+def say_all(of: Request[None], text: str) -> tuple[list[str], FinishReason | None]:
+    """Feed `text` byte by byte, until the end."""
+    pieces: list[str] = []
+    for token in text.encode():
+        piece, reason = say(of, token)
+        pieces.append(piece)
+        if reason is not None:
+            return pieces, reason
+    return pieces, None
+
+
+def test_a_new_request_waits_and_has_said_nothing() -> None:
+    of = request()
+    assert (of.phase, of.text, of.generated, of.n_tokens) == (Phase.WAITING, "", [], 6)
+    assert (of.to_prefill, of.most_tokens) == (5, 106)
+
+
+def test_all_tokens_but_the_last_are_prefilled_in_chunks() -> None:
+    of = request("abcdef")
+    chunks = []
+    while of.to_prefill:
+        chunk = of.next_chunk(2)
+        chunks.append(bytes(chunk).decode())
+        of.computed += len(chunk)
+    assert chunks == ["ab", "cd", "e"]
+    assert of.next_chunk(2) == ()
+
+
+def test_a_suspended_request_prefills_what_it_said_too() -> None:
+    of = request("ab")
+    say_all(of, "xyz")
+    assert (of.computed, of.to_prefill) == (5, 0)
+    of.computed = 0
+    assert bytes(of.next_chunk(99)) == b"abxy"
+    assert bytes(of.tokens) == b"abxyz"
+
+
+def test_text_comes_token_by_token() -> None:
+    of = request()
+    assert say_all(of, "hi!") == (["h", "i", "!"], None)
+    assert of.text == "hi!"
+
+
+def test_a_character_comes_when_it_is_whole() -> None:
+    of = request()
+    assert say_all(of, "é😀") == (["", "é", "", "", "", "😀"], None)
+
+
+def test_an_end_token_ends_the_answer_without_text() -> None:
+    of = request()
+    say_all(of, "hi")
+    assert say(of, EOS) == ("", "stop")
+    assert (of.text, of.generated[-1]) == ("hi", EOS)
+
+
+def test_the_last_token_allowed_ends_the_answer_at_its_length() -> None:
+    of = request(max_tokens=3)
+    assert say_all(of, "abcdef") == (["a", "b", "c"], "length")
+
+
+def test_an_end_token_at_the_last_place_is_an_end() -> None:
+    of = request(max_tokens=2)
+    say(of, 97)
+    assert say(of, EOS) == ("", "stop")
+
+
+def test_a_stop_string_over_several_tokens_is_cut_out() -> None:
+    of = request(stop=("END",))
+    assert say_all(of, "one END two") == (["o", "n", "e", " ", "", "", ""], "stop")
+    assert of.text == "one "
+
+
+def test_text_held_back_comes_with_the_end_token() -> None:
+    of = request(stop=("END",))
+    say_all(of, "one EN")
+    assert of.text == "one "
+    assert say(of, EOS) == ("EN", "stop")
+    assert of.text == "one EN"
+
+
+def test_text_held_back_comes_at_the_length() -> None:
+    of = request(stop=("END",), max_tokens=4)
+    assert say_all(of, "abEN") == (["a", "b", "", "EN"], "length")
+
+
+def test_text_held_back_comes_when_a_request_is_cut_off() -> None:
+    of = request(stop=("END",))
+    say_all(of, "abEN")
+    assert of.end_text() == "EN"
+    assert of.text == "abEN"
+
+
+def test_half_a_character_at_the_length_becomes_a_replacement() -> None:
+    of = request(max_tokens=2)
+    assert say_all(of, "aé") == (["a", "�"], "length")
+
+
+def test_half_a_character_before_an_end_token_becomes_a_replacement() -> None:
+    of = request()
+    say(of, "é".encode()[0])
+    assert say(of, EOS) == ("�", "stop")
+
+
+def test_a_stop_string_that_only_the_end_completes_still_cuts() -> None:
+    of = request(max_tokens=3, stop=("b�",))
+    assert say_all(of, "abé") == (["a", "", ""], "stop")
+    assert of.text == "a"
+
+
+@pytest.mark.parametrize("prompt", ["a", "ab"])
+def test_a_request_that_said_nothing_has_no_end_text(prompt: str) -> None:
+    assert request(prompt).end_text() == ""
+
+
+def test_log_probabilities_are_kept_in_order() -> None:
+    of = request()
+    told = [TokenLogprob(97, -0.1), TokenLogprob(98, -0.2, ((98, -0.2),))]
+    for one in told:
+        of.accept(SampledToken(SequenceId(0), one.token, one))
+    assert of.logprobs == told

@@ -1,0 +1,1 @@
+"""Blocks, prefixes and values, alone."""
