@@ -389,7 +389,7 @@ class CrowdedEngineMachine(EngineMachine):
             self.somebody_gives_back()
 
 
-EngineMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50)
-CrowdedEngineMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50)
+EngineMachine.TestCase.settings = settings(max_examples=90, stateful_step_count=50)
+CrowdedEngineMachine.TestCase.settings = settings(max_examples=90, stateful_step_count=50)
 TestEveryAnswerIsTheSoloAnswer = EngineMachine.TestCase
 TestEveryAnswerIsTheSoloAnswerInACrowd = CrowdedEngineMachine.TestCase
