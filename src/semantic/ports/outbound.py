@@ -84,7 +84,8 @@ class BatchBackend(Protocol[KV]):
         """A sequence that begins with the first `length` tokens of `blocks`.
 
         `exclusive` says that nobody else will read `blocks` again: their memory may be taken
-        over, and `capacity` then counts it. Otherwise they are copied and stay as they are.
+        over, and `capacity` then counts it; whatever the blocks still refer to afterwards is the
+        caller's to drop. Otherwise they are copied and stay as they are.
         Raises CacheReconstructionError when `blocks` cannot give those tokens.
         """
         ...
@@ -122,7 +123,8 @@ class BatchBackend(Protocol[KV]):
 
         One that was just started may be silent at first. With nothing started, no tokens.
         After a token is returned the cache holds it, so before every call each started
-        sequence must have room for one token more than it holds.
+        sequence must have room for one token more than it holds, and one that was just started
+        for two: its last prompt token and the first new one.
         """
         ...
 
