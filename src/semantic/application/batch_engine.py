@@ -78,9 +78,7 @@ class BlockPoolBatchEngine(Generic[KV]):
             raise InvalidRequestError("model, spec and pool must describe the same cache")
         if max_batch < 1:
             raise InvalidRequestError(f"max_batch must be at least 1, got {max_batch}")
-        self._model = model
         self._pool = pool
-        self._spec = spec
         self._store = store if store is not None else ResidentStore(pool)
         self._intake = Intake(model, tokenizer)
         self._ledger = BlockLedger(pool, spec, self._store, model.model_id)
@@ -222,11 +220,12 @@ class BlockPoolBatchEngine(Generic[KV]):
         """Room for one more token for each decoding request; suspend the youngest if need be."""
         events: list[EngineEvent[KV]] = []
         for request in sorted(self._in_phase(Phase.DECODE), key=lambda r: r.number):
+            before = request.capacity
             while request.phase is Phase.DECODE and not self._ledger.grow(request):
                 victim = youngest(self._running)
                 if victim is not None:
                     self._suspend(victim)
-            if request.phase is Phase.DECODE:
+            if request.phase is Phase.DECODE and request.capacity > before:
                 try:
                     self._sequences.reserve(request)
                 except BackendError as error:

@@ -64,12 +64,8 @@ class BlockLedger(Generic[KV]):
         counts = self._spec.blocks_for(whole_blocks(request.most_tokens))
         others = [holder for holder in self._pool.holders() if holder not in ours]
         if not self._pool.fits_alone(counts, beside=others):
-            n_bytes = sum(
-                n * layer.bytes_per_block
-                for n, layer in zip(counts, self._spec.layers, strict=True)
-            )
             raise PoolExhaustedError(
-                f"Cannot allocate {sum(counts)} blocks ({n_bytes} bytes) for "
+                f"Cannot allocate {sum(counts)} blocks ({self._spec.bytes_of(counts)} bytes) for "
                 f"{len(request.prompt)} prompt and {request.max_tokens} new tokens: "
                 f"the pool has {self._budget()}"
                 + (f", {len(others)} others hold part of it" if others else "")

@@ -7,7 +7,7 @@ or where a model is stored; sizes are plain integers (tokens, bytes).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, Generic, Literal, NewType, Protocol, TypeVar, runtime_checkable
@@ -169,7 +169,12 @@ class ModelCacheSpec:
 
     def bytes_for(self, n_tokens: int) -> int:
         """Bytes of all blocks of a sequence of `n_tokens`."""
-        return sum(layer.blocks_for(n_tokens) * layer.bytes_per_block for layer in self.layers)
+        return self.bytes_of(self.blocks_for(n_tokens))
+
+    def bytes_of(self, counts: Sequence[int]) -> int:
+        """Bytes of `counts[layer]` blocks of each layer."""
+        sizes = (layer.bytes_per_block for layer in self.layers)
+        return sum(n * size for n, size in zip(counts, sizes, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
