@@ -1,7 +1,7 @@
 # Every target builds the virtual environment it needs, once. `make` alone lists the targets.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test check lint fmt type imports unit bench experiments lock clean
+.PHONY: help setup demo test check lint fmt type imports unit test-clients bench experiments lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -32,7 +32,7 @@ BLAS_HINT = test "$$(uname)" != Linux \
 	|| echo "Hint: with OpenBLAS (Debian, Ubuntu: libopenblas0-pthread) MLX on a CPU is much faster."
 
 help:  ## list the targets
-	@awk -F ':.*  ## ' '/^[a-z]+:.*  ## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(VENV)/.created:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed and was not found."; exit 1; }
@@ -82,6 +82,9 @@ imports: $(VENV)/.dev  ## which layer may import what
 unit: $(VENV)/.dev  ## tests; domain and application covered to 95 %
 	@$(BIN)/python -m pytest --cov --cov-fail-under=95 $(ARGS)
 
+test-clients: $(VENV)/.dev  ## other makers' clients, in .clients: ARGS=names, or --pin
+	@$(BIN)/python -m tests.clients $(ARGS)
+
 bench: $(VENV)/.dev  ## benchmarks: BENCH=module ARGS=flags
 	@$(BIN)/python -m $(BENCH) $(ARGS)
 
@@ -95,6 +98,6 @@ lock: $(VENV)/.dev  ## pin every dependency anew
 	@$(LOCK) --upgrade -c requirements.txt --group dev --output-file requirements-dev.txt >/dev/null
 
 clean:  ## remove the virtual environment, caches and build output
-	@rm -rf $(VENV) build dist htmlcov .coverage .hypothesis .import_linter_cache
+	@rm -rf $(VENV) .clients build dist htmlcov .coverage .hypothesis .import_linter_cache
 	@rm -rf .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -8,11 +8,37 @@ from __future__ import annotations
 
 import argparse
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks import decode, gap, join, resume
+from benchmarks import (
+    decode,
+    gap,
+    join,
+    many_agents,
+    restart,
+    restore,
+    resume,
+    saving,
+    server,
+    server_load,
+    turns,
+)
 
-BENCHMARKS = {"decode": decode.run, "gap": gap.run, "join": join.run, "resume": resume.run}
+BENCHMARKS = {
+    "decode": decode.run,
+    "gap": gap.run,
+    "join": join.run,
+    "many_agents": many_agents.run,
+    "restart": restart.run,
+    "restore": restore.run,
+    "resume": resume.run,
+    "saving": saving.run,
+    "server": server.run,
+    "server_load": server_load.run,
+    "turns": turns.run,
+}
+PLOTS = {"many_agents": many_agents.PLOTS, "server": server.PLOTS, "turns": turns.PLOTS}
 
 
 def main() -> int:
@@ -26,6 +52,7 @@ def main() -> int:
     for name in arguments.names or BENCHMARKS:
         result = BENCHMARKS[name]()
         result.write(arguments.output / f"{name}.json")
+        draw_plots(name, arguments.output)
         verdict = result.verdict
         print(json.dumps(result.summary, indent=2))
         print(
@@ -33,6 +60,14 @@ def main() -> int:
         )
         missed += not verdict.passed
     return int(missed > 0)
+
+
+def draw_plots(name: str, folder: Path) -> None:
+    """Draw what the benchmark shows, beside its result, where there is something to draw with."""
+    if name in PLOTS and find_spec("matplotlib") is not None:
+        from experiments.harness.plots import draw
+
+        draw(folder / f"{name}.json", PLOTS[name])
 
 
 if __name__ == "__main__":

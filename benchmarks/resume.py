@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import time
 
 from benchmarks.rig import Rig
 from benchmarks.shapes import smollm2_135m
 from experiments.harness.document import Json, Scalar
 from experiments.harness.record import Run
 from experiments.harness.result import Result, Verdict
-from semantic.domain.value_objects import TokenEvent
 
 QUESTION = "How long does an agent of 2,000 tokens wait for its first token when it comes back?"
 CRITERION = "median time to first token, resumed with 8 new tokens, at most 3 decode steps"
@@ -29,13 +27,15 @@ def run() -> Result:
     )
     rig = Rig.build(smollm2_135m())
     tokens = rig.add_idle_agent("ann", LENGTH)
-    first_token(rig, "ann", (*tokens, 1))  # everything that is set up once, is set up now
+    rig.first_token("ann", (*tokens, 1))  # everything that is set up once, is set up now
     samples: list[dict[str, Scalar]] = []
     for i in range(ROUNDS):
         for new in NEW_TOKENS:
-            ttft, step = first_token(rig, "ann", (*tokens, *[i + 2] * new))
-            samples.append({"new_tokens": new, "ttft_ms": ttft * 1e3, "step_ms": step * 1e3})
-    cold, _ = first_token(rig, "cold", (*tokens, 1))
+            found = rig.first_token("ann", (*tokens, *[i + 2] * new))
+            samples.append(
+                {"new_tokens": new, "ttft_ms": found.ttft * 1e3, "step_ms": found.step * 1e3}
+            )
+    cold = rig.first_token("cold", (*tokens, 1)).ttft
     table = [row(new, samples) for new in NEW_TOKENS]
     observed = next(float(str(r["decode_steps"])) for r in table if r["new_tokens"] == 8)
     resumed = float(str(table[0]["ttft_ms"]))
@@ -46,20 +46,6 @@ def run() -> Result:
     }
     verdict = Verdict(CRITERION, LIMIT, observed, passed=observed <= LIMIT)
     return started.finish(samples, summary, verdict)
-
-
-def first_token(rig: Rig, agent: str, prompt: tuple[int, ...]) -> tuple[float, float]:
-    """Seconds to the first token, and seconds of a decode step after it."""
-    begin = time.perf_counter()
-    uid = rig.engine.submit(agent, prompt, max_tokens=1000)
-    while not any(isinstance(event, TokenEvent) for event in rig.engine.step_once()):
-        pass
-    ttft = time.perf_counter() - begin
-    rig.step()
-    step = statistics.median(rig.step() for _ in range(3))
-    rig.engine.cancel(uid)
-    rig.settle(1)
-    return ttft, step
 
 
 def row(new: int, samples: list[dict[str, Scalar]]) -> dict[str, Scalar]:

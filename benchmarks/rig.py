@@ -6,7 +6,9 @@ they say.
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -23,8 +25,24 @@ from semantic.adapters.mlx.layer_caches import LayerData
 from semantic.adapters.mlx.provider import wrap_model
 from semantic.application.prefill_budget import PrefillBudget
 from semantic.application.resident_store import ResidentStore
-from semantic.domain.value_objects import BLOCK_TOKENS, CacheKey, ModelCacheSpec, whole_blocks
+from semantic.domain.value_objects import (
+    BLOCK_TOKENS,
+    CacheKey,
+    ModelCacheSpec,
+    TokenEvent,
+    whole_blocks,
+)
+from semantic.ports.store import CacheStorePort
 from tests.support.char_tokenizer import CharTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """An agent's first token, the seconds to it, and the seconds of a decode step after it."""
+
+    token: int
+    ttft: float
+    step: float
 
 
 @dataclass
@@ -38,12 +56,21 @@ class Rig:
     engine: BlockPoolBatchEngine[LayerData]
 
     @classmethod
-    def build(cls, model: Module, *, target_gap: float = 0.25) -> Rig:
-        """An engine around `model` whose pool is never short."""
-        backend = wrap_model(model)
+    def build(
+        cls,
+        model: Module,
+        *,
+        target_gap: float = 0.25,
+        store: CacheStorePort | None = None,
+        model_id: str | None = None,
+    ) -> Rig:
+        """An engine around `model` whose pool is never short.
+
+        What it keeps in `store` is found by another rig only with the same `model_id`.
+        """
+        backend = wrap_model(model, model_id)
         spec = backend.cache_spec()
         pool: BlockPool[LayerData] = BlockPool(spec, max_bytes=1 << 40)
-        store = ResidentStore(pool)
         engine = BlockPoolBatchEngine(
             backend,
             CharTokenizer(),
@@ -52,11 +79,14 @@ class Rig:
             store=store,
             budget=PrefillBudget(target_gap, largest=backend.best_chunk),
         )
-        return cls(backend, spec, pool, store, engine)
+        return cls(backend, spec, pool, engine.resident, engine)
 
-    def add_idle_agent(self, agent_id: str, n_tokens: int) -> tuple[int, ...]:
-        """Give `agent_id` an idle cache of `n_tokens` random tokens; returns their ids."""
-        tokens = tuple(i % 90 for i in range(n_tokens))
+    def add_idle_agent(self, agent_id: str, n_tokens: int, *, first: int = 0) -> tuple[int, ...]:
+        """Give `agent_id` an idle cache of `n_tokens` tokens; returns their ids.
+
+        Agents with another `first` token, below 90, have no prefix in common.
+        """
+        tokens = tuple((first + i) % 90 for i in range(n_tokens))
         blocks: AgentBlocks[LayerData] = AgentBlocks(
             agent_id, token_ids=tokens, model_id=self.backend.model_id
         )
@@ -83,6 +113,20 @@ class Rig:
             tokens = self.add_idle_agent(f"agent-{i}", length)
             self.engine.submit(f"agent-{i}", (*tokens, 1), max_tokens=max_tokens)
         self.settle(2)
+
+    def first_token(self, agent_id: str, prompt: Sequence[int]) -> FirstToken:
+        """Let the agent say something, and measure decode steps after that; then it is gone."""
+        begin = time.perf_counter()
+        uid = self.engine.submit(agent_id, prompt, max_tokens=1000)
+        said: list[TokenEvent] = []
+        while not said:
+            said = [e for e in self.engine.step_once() if isinstance(e, TokenEvent)]
+        ttft = time.perf_counter() - begin
+        self.step()
+        step = statistics.median(self.step() for _ in range(3))
+        self.engine.cancel(uid)
+        self.settle(1)
+        return FirstToken(said[0].token, ttft, step)
 
     def settle(self, steps: int) -> None:
         """Run some steps that are not measured."""

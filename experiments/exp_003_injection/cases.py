@@ -12,12 +12,26 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.generate import BatchGenerator
 
+from experiments import subjects
 from semantic.adapters.mlx.layer_caches import LayerCache, LayerCaches, LayerData
 from semantic.adapters.mlx.sequence_cache import SequenceCache
 from semantic.adapters.mlx.spec_reader import read_shapes, read_spec
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import ModelCacheSpec, whole_blocks
+
+TEXTS = {
+    "short": ("The quick brown fox", 5),
+    "long": ("Once upon a time there was a fox. " * 30, 280),
+}
+"""Text of each prompt, and its length in tokens for a model without a tokenizer."""
+
+
+def prompts_of(subject: subjects.Subject, new: int) -> dict[str, tuple[int, ...]]:
+    """The prompts of `subject`, short enough for answers of `new` tokens."""
+    return {
+        name: subject.prompt(*text)[: subject.context - 2 * new] for name, text in TEXTS.items()
+    }
 
 
 class Injector:

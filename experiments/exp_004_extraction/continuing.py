@@ -1,6 +1,7 @@
 """Loads agents that another process saved and lets them go on, all in one batch.
 
-Prints one JSON object per agent. Run: python -m ...continuing SUBJECT FOLDER NEW_TOKENS
+Prints one JSON object per agent. Run: python -m ...continuing WAY SUBJECT FOLDER NEW_TOKENS,
+where WAY is "files" or "store".
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ from experiments import subjects
 from experiments.exp_004_extraction import files
 from semantic.adapters.mlx.layer_caches import LayerData
 from semantic.application.batch_engine import BlockPoolBatchEngine
-from semantic.application.resident_store import ResidentStore
+from semantic.bootstrap import Settings, open_store
 from semantic.domain.services import BlockPool
-from semantic.domain.value_objects import CacheKey
+from semantic.domain.value_objects import CacheKey, CompletedGeneration, TokenEvent
 
 BLOCKS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class Continued:
-    """What an agent wrote after it was loaded, and what loading found."""
+    """What an agent wrote after it was loaded, and what loading found.
+
+    `load_ms` is the time of reading a file; from the store, that to the agent's first token.
+    """
 
     agent: str
     tokens: list[int]
@@ -34,21 +38,18 @@ class Continued:
     digest: str
 
 
-def main(subject_name: str, folder: str, new_tokens: int) -> None:
+def from_files(subject_name: str, folder: str, new_tokens: int) -> None:
     """Every agent goes on from the last token it has."""
     backend = subjects.load(subject_name).backend
     pool = BlockPool[LayerData](backend.cache_spec(), total_blocks=BLOCKS)
-    store = ResidentStore(pool)
-    engine = BlockPoolBatchEngine(
-        backend, subjects.TokenIds(), pool, backend.cache_spec(), store=store
-    )
+    engine = BlockPoolBatchEngine(backend, subjects.TokenIds(), pool, backend.cache_spec())
     loaded: dict[str, tuple[float, str]] = {}
     for path in sorted(Path(folder).glob("*.safetensors")):
         begun = time.perf_counter()
         agent = files.load(path, pool)
         load_ms = 1000 * (time.perf_counter() - begun)
         loaded[agent.agent_id] = load_ms, files.digest(agent)
-        store.put(CacheKey(backend.model_id, agent.agent_id), agent)
+        engine.resident.put(CacheKey(backend.model_id, agent.agent_id), agent)
         engine.submit(agent.agent_id, agent.token_ids, max_tokens=new_tokens)
     for done in engine.step():
         continued = Continued(
@@ -61,5 +62,40 @@ def main(subject_name: str, folder: str, new_tokens: int) -> None:
         print(json.dumps(asdict(continued)))
 
 
+def from_store(subject_name: str, folder: str, new_tokens: int) -> None:
+    """The same with the store alone: who there is and what they said is read from it, too.
+
+    What was loaded is looked at where it lies when the answer is complete: the first tokens of
+    the agent's cache, which nothing computed here.
+    """
+    backend = subjects.load(subject_name).backend
+    pool = BlockPool[LayerData](backend.cache_spec(), total_blocks=BLOCKS)
+    store = open_store(Settings(use_disk=True, store=Path(folder)))
+    engine = BlockPoolBatchEngine(
+        backend, subjects.TokenIds(), pool, backend.cache_spec(), store=store
+    )
+    begun = time.perf_counter()
+    for manifest in store.manifests():
+        engine.submit(manifest.agent_id, manifest.token_ids, max_tokens=new_tokens)
+    first: dict[str, float] = {}
+    while engine.has_work:
+        for event in engine.step_once():
+            if isinstance(event, TokenEvent):
+                first.setdefault(event.agent_id, 1000 * (time.perf_counter() - begun))
+            if isinstance(event, CompletedGeneration) and event.blocks is not None:
+                continued = Continued(
+                    event.agent_id,
+                    list(event.tokens),
+                    event.cached_tokens,
+                    event.prompt_tokens,
+                    first[event.agent_id],
+                    files.digest_of_first(event.blocks, event.cached_tokens),
+                )
+                print(json.dumps(asdict(continued)))
+    engine.close()
+
+
+WAYS = {"files": from_files, "store": from_store}
+
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    WAYS[sys.argv[1]](sys.argv[2], sys.argv[3], int(sys.argv[4]))

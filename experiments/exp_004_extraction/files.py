@@ -70,3 +70,21 @@ def digest(agent: AgentBlocks[LayerData]) -> str:
             for array in piece.buffer.read(piece.start, piece.stop):
                 found.update(cast("bytes", memoryview(cast("bytes", mx.contiguous(array)))))
     return found.hexdigest()
+
+
+def digest_of_first(agent: AgentBlocks[LayerData], n_tokens: int) -> str:
+    """SHA-256 of the keys and values of the first tokens, layer by layer.
+
+    However they are cut into blocks, and whatever follows them.
+    """
+    found = hashlib.sha256()
+    for layer in sorted({block.layer_id for block in agent.all_blocks()}):
+        for side in (0, 1):
+            pieces = [
+                block.layer_data.buffer.read(block.layer_data.start, block.layer_data.stop)[side]
+                for block in agent.blocks_for_layer(layer)
+                if isinstance(block.layer_data, BufferRange)
+            ]
+            tokens = mx.concatenate(pieces, axis=2)[:, :, :n_tokens]
+            found.update(cast("bytes", memoryview(cast("bytes", mx.contiguous(tokens)))))
+    return found.hexdigest()

@@ -1,6 +1,7 @@
 """Three agents answer in one batch, are saved, and go on in another process.
 
-What they write there is compared with plain mlx-lm answering once, without a break.
+Saved once as files of this experiment's own, and once by the engine through the block store. What
+they write there is compared with plain mlx-lm answering once, without a break.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from experiments.harness.result import Result, Verdict
 from experiments.reference import greedy
 from semantic.adapters.mlx.layer_caches import LayerData
 from semantic.application.batch_engine import BlockPoolBatchEngine
+from semantic.bootstrap import Settings, open_store
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import CompletedGeneration
+from semantic.ports.store import CacheStorePort
 
 ID = "EXP-004"
 QUESTION = (
@@ -61,13 +64,22 @@ def run(parameters: Mapping[str, Scalar]) -> Result:
     started = Run.start(
         ID, QUESTION, model=", ".join(present), parameters=parameters, seed=subjects.SEED
     )
-    samples = [row for name in present for row in journey(subjects.load(name), parameters)]
+    by_file: list[Row] = []
+    by_store: list[Row] = []
+    for subject in map(subjects.load, present):
+        by_file += journey(subject, parameters)
+        by_store += stored_journey(subject, parameters)
+    samples = [
+        *({"saved_as": "files", **row} for row in by_file),
+        *({"saved_as": "blocks", **row} for row in by_store),
+    ]
     failed = sum(not all(row[test] for test in TESTS) for row in samples)
     summary: dict[str, Json] = {
-        "agents": [{**row} for row in samples],
+        "agents": [{**row} for row in by_file],
+        "stored": [{**row} for row in by_store],
         "journeys": len(samples),
         "failed": failed,
-        "bytes": sum(int(str(row["bytes"])) for row in samples),
+        "bytes": sum(int(str(row["bytes"])) for row in by_file),
         "skipped": "; ".join(missing.values()) or "none",
     }
     return started.finish(samples, summary, Verdict(CRITERION, 0, failed, passed=not failed))
@@ -82,22 +94,13 @@ def journey(subject: subjects.Subject, parameters: Mapping[str, Scalar]) -> list
     answered = answer(subject, before)
     with tempfile.TemporaryDirectory() as folder:
         saved = {done.agent_id: kept(Path(folder), done) for done in answered}
-        went_on = continued(subject.name, folder, after)
+        went_on = continued("files", subject.name, folder, after)
     rows: list[Row] = []
     for done in sorted(answered, key=lambda done: done.agent_id):
-        prompt = subject.prompt(*AGENTS[done.agent_id])
-        expected = greedy(subject.model, prompt, before + after)
         here, there = saved[done.agent_id], went_on[done.agent_id]
         rows.append(
             {
-                "model": subject.name,
-                "agent": done.agent_id,
-                "prompt_tokens": len(prompt),
-                "before_equal": done.tokens == expected.tokens[:before],
-                "bytes_equal": here["digest"] == there.digest,
-                "reused": there.cached_tokens == len(prompt) + before - 1,
-                "after_equal": tuple(there.tokens) == expected.tokens[before:],
-                "smallest_gap": round(expected.smallest_gap, 6),
+                **compared(subject, done, there, str(here["digest"]), after),
                 "bytes": here["bytes"],
                 "save_ms": here["save_ms"],
                 "load_ms": round(there.load_ms, 3),
@@ -106,14 +109,67 @@ def journey(subject: subjects.Subject, parameters: Mapping[str, Scalar]) -> list
     return rows
 
 
-def answer(subject: subjects.Subject, before: int) -> list[CompletedGeneration[LayerData]]:
+def stored_journey(subject: subjects.Subject, parameters: Mapping[str, Scalar]) -> list[Row]:
+    """The same with nothing but the engine's store between the two processes."""
+    before, after = int(str(parameters["before"])), int(str(parameters["after"]))
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent) / "store"
+        store = open_store(Settings(use_disk=True, store=folder))
+        answered = answer(subject, before, store)
+        digests = {done.agent_id: reusable_digest(subject, done) for done in answered}
+        store.close()
+        went_on = continued("store", subject.name, str(folder), after)
+    return [
+        {
+            **compared(subject, done, went_on[done.agent_id], digests[done.agent_id], after),
+            "first_token_ms": round(went_on[done.agent_id].load_ms, 3),
+        }
+        for done in sorted(answered, key=lambda done: done.agent_id)
+    ]
+
+
+def compared(
+    subject: subjects.Subject,
+    here: CompletedGeneration[LayerData],
+    there: Continued,
+    digest: str,
+    after: int,
+) -> Row:
+    """One agent's answers in both processes beside the uninterrupted one."""
+    prompt, before = subject.prompt(*AGENTS[here.agent_id]), len(here.tokens)
+    expected = greedy(subject.model, prompt, before + after)
+    return {
+        "model": subject.name,
+        "agent": here.agent_id,
+        "prompt_tokens": len(prompt),
+        "before_equal": here.tokens == expected.tokens[:before],
+        "bytes_equal": digest == there.digest,
+        "reused": there.cached_tokens == len(prompt) + before - 1,
+        "after_equal": tuple(there.tokens) == expected.tokens[before:],
+        "smallest_gap": round(expected.smallest_gap, 6),
+    }
+
+
+def answer(
+    subject: subjects.Subject, before: int, store: CacheStorePort | None = None
+) -> list[CompletedGeneration[LayerData]]:
     """All agents in one batch of the engine."""
     backend = subject.backend
     pool = BlockPool[LayerData](backend.cache_spec(), total_blocks=BLOCKS)
-    engine = BlockPoolBatchEngine(backend, subjects.TokenIds(), pool, backend.cache_spec())
+    engine = BlockPoolBatchEngine(
+        backend, subjects.TokenIds(), pool, backend.cache_spec(), store=store
+    )
     for agent, prompt in AGENTS.items():
         engine.submit(agent, subject.prompt(*prompt), max_tokens=before)
     return list(engine.step())
+
+
+def reusable_digest(subject: subjects.Subject, done: CompletedGeneration[LayerData]) -> str:
+    """What the cache holds of the tokens that another process can reuse: all but the last."""
+    if done.blocks is None:
+        raise TypeError(f"agent {done.agent_id} ended without a cache: {done.error}")
+    n_tokens = len(subject.prompt(*AGENTS[done.agent_id])) + len(done.tokens) - 1
+    return files.digest_of_first(done.blocks, n_tokens)
 
 
 def kept(folder: Path, done: CompletedGeneration[LayerData]) -> dict[str, Scalar]:
@@ -128,11 +184,11 @@ def kept(folder: Path, done: CompletedGeneration[LayerData]) -> dict[str, Scalar
     return {"save_ms": save_ms, "bytes": path.stat().st_size, "digest": digest}
 
 
-def continued(subject_name: str, folder: str, after: int) -> dict[str, Continued]:
-    """What the agents write in a process that knows only their files."""
+def continued(way: str, subject_name: str, folder: str, after: int) -> dict[str, Continued]:
+    """What the agents write in a process that knows only their files, or their store."""
     module = "experiments.exp_004_extraction.continuing"
     done = subprocess.run(  # noqa: S603 - our own module
-        [sys.executable, "-m", module, subject_name, folder, str(after)],
+        [sys.executable, "-m", module, way, subject_name, folder, str(after)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,

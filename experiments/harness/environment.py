@@ -24,6 +24,7 @@ WRITTEN_BY_RUNS = (
     ":(exclude)*.md",
     ":(exclude)experiments/*/result*.json",
     ":(exclude)experiments/*/*.svg",
+    ":(exclude)benchmarks/results/*",
 )
 
 

@@ -5,14 +5,20 @@ Adapters are imported when they are needed: importing `semantic` loads no framew
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from semantic.application.batch_engine import BlockPoolBatchEngine
-from semantic.domain.errors import OperatorError
+from semantic.domain.errors import InvalidRequestError, OperatorError, StoreError
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import ModelCacheSpec
 from semantic.ports.outbound import BatchBackend, ModelProviderPort, Tokenizer
+from semantic.ports.store import CacheStorePort
 
 if TYPE_CHECKING:
     from semantic.adapters.mlx.backend import MLXBackend
@@ -21,6 +27,7 @@ if TYPE_CHECKING:
     from semantic.adapters.mlx.layer_caches import LayerData
     from semantic.adapters.mlx.provider import MLXModelProvider
     from semantic.adapters.mlx.tokenizer import MLXTokenizer
+    from semantic.adapters.stores.disk.store import DiskStore
 
 KV = TypeVar("KV")
 
@@ -32,14 +39,45 @@ _SHARE = 4
 everybody else on the machine need the rest."""
 _LEAST_POOL_BYTES = 64 << 20
 
+_WARM_SHARE = 16
+"""One part in this many of the memory goes to blocks that were saved or read lately."""
+_LEAST_WARM_BYTES = 64 << 20
+_QUEUE_SHARE = 4
+"""Blocks that wait to be written may take one part in this many of what the warm ones may."""
+_LEAST_QUEUE_BYTES = 64 << 20
+
+_MOST_DISK_BYTES = 32 << 30
+_FREE_SHARE = 10
+"""The store on disk takes at most one part in this many of what is free there."""
+
+_FILE_BYTES = 8 << 10
+"""What a file takes beside its bytes: the rest of its last page, its name, its row in an index."""
+_INDEX_BYTES = 4 << 20
+"""What an open index takes beside its rows."""
+
+STORE_VARIABLE = "SEMANTIC_STORE"
+"""Environment variable that names the store's folder."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What to build. With neither limit the pool gets `default_pool_bytes`."""
+    """What to build. With neither limit the pool gets `default_pool_bytes`.
+
+    At most `max_batch` requests decode together.
+
+    The store keeps blocks in memory, and on disk only when `use_disk` asks for it: in the folder
+    `store`, or `default_store_folder`. Without limits `disk_bytes` is `default_disk_bytes` and
+    `memory_bytes` is `default_warm_bytes`.
+    """
 
     model: str = DEFAULT_MODEL
     pool_bytes: int | None = None
     pool_blocks: int | None = None
+    use_disk: bool = False
+    store: Path | None = None
+    disk_bytes: int | None = None
+    memory_bytes: int | None = None
+    max_batch: int = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +89,77 @@ class App(Generic[KV]):
     tokenizer: Tokenizer
     pool: BlockPool[KV]
     spec: ModelCacheSpec
+    store: CacheStorePort
+    settings: Settings
 
 
-def build_engine(settings: Settings) -> App[LayerData]:
-    """Load the model and put an engine around it.
+StoreOff = Callable[[StoreError], None]
+"""Told that the disk cannot be used; caches are then kept in memory only."""
 
-    Raises as `load`, and InvalidRequestError for a pool without room.
+
+def build_engine(settings: Settings, store_off: StoreOff | None = None) -> App[LayerData]:
+    """Load the model and put an engine around it; `engine.close` ends the store's threads.
+
+    Raises as `load`, InvalidRequestError for a pool without room, and StoreError when the store
+    cannot be opened and nobody is there to be told.
     """
-    return assemble(settings, _provider())
+    return assemble(settings, _provider(), store_off)
 
 
-def assemble(settings: Settings, provider: ModelProviderPort[KV]) -> App[KV]:
+def assemble(
+    settings: Settings, provider: ModelProviderPort[KV], store_off: StoreOff | None = None
+) -> App[KV]:
     """An engine around the model that `provider` finds. Raises as `build_engine`."""
     model, tokenizer = provider.load_model(settings.model)
     spec = provider.extract_spec(model)
     pool: BlockPool[KV] = make_pool(settings, spec)
-    return App(BlockPoolBatchEngine(model, tokenizer, pool, spec), model, tokenizer, pool, spec)
+    try:
+        store = open_store(settings)
+    except StoreError as error:
+        if store_off is None:
+            raise
+        store_off(error)
+        store = open_store(replace(settings, use_disk=False))
+    return _around(model, tokenizer, pool, store, settings)
+
+
+def rebuilt(app: App[LayerData]) -> App[LayerData]:
+    """Another engine for one that failed: with a pool as large, around the same weights and the
+    same open store, where every idle agent still is.
+
+    The old engine is not used afterwards. Raises InvalidRequestError for a model of another kind
+    than `load` gives.
+    """
+    from semantic.adapters.mlx.backend import MLXBackend
+    from semantic.adapters.mlx.provider import wrap_model
+    from semantic.adapters.mlx.tokenizer import MLXTokenizer
+
+    if not (isinstance(app.model, MLXBackend) and isinstance(app.tokenizer, MLXTokenizer)):
+        raise InvalidRequestError(f"expected a loaded model, got {type(app.model).__name__}")
+    model = wrap_model(app.model.model, app.model.model_id, app.tokenizer)
+    pool: BlockPool[LayerData] = BlockPool(
+        app.spec, app.pool.total_blocks, max_bytes=app.pool.max_bytes
+    )
+    return _around(model, app.tokenizer, pool, app.store, app.settings)
+
+
+def _around(
+    model: BatchBackend[KV],
+    tokenizer: Tokenizer,
+    pool: BlockPool[KV],
+    store: CacheStorePort,
+    settings: Settings,
+) -> App[KV]:
+    engine = BlockPoolBatchEngine(
+        model,
+        tokenizer,
+        pool,
+        pool.spec,
+        store=store,
+        max_batch=settings.max_batch,
+        model_name=settings.model,
+    )
+    return App(engine, model, tokenizer, pool, pool.spec, store, settings)
 
 
 def make_pool(settings: Settings, spec: ModelCacheSpec) -> BlockPool[KV]:
@@ -86,12 +179,89 @@ def default_pool_bytes(memory: int, weights: int) -> int:
     return max(_LEAST_POOL_BYTES, min(memory // _SHARE, memory - weights))
 
 
+def open_store(settings: Settings) -> CacheStorePort:
+    """The store that `settings` describe. Raises StoreError when its folder cannot be used."""
+    from semantic.adapters.stores.background import BackgroundStore
+    from semantic.adapters.stores.memory import MemoryStore
+    from semantic.adapters.stores.tiered import TieredStore
+
+    warm_bytes = settings.memory_bytes
+    if warm_bytes is None:
+        warm_bytes = default_warm_bytes(read_device().memory_bytes)
+    if not settings.use_disk:
+        return MemoryStore(warm_bytes)
+    disk = open_disk(settings)
+    queue_bytes = max(_LEAST_QUEUE_BYTES, warm_bytes // _QUEUE_SHARE)
+    warm = MemoryStore(warm_bytes, secret=disk.secret)
+    return TieredStore(warm, BackgroundStore(disk, queue_bytes))
+
+
+def open_disk(settings: Settings) -> DiskStore:
+    """The part of the store that is on disk. Raises StoreError when its folder cannot be used."""
+    from semantic.adapters.stores.disk.store import DiskStore
+
+    folder = store_folder(settings)
+    disk_bytes = settings.disk_bytes
+    if disk_bytes is None:
+        disk_bytes = default_disk_bytes(_free_bytes(folder), _held_bytes(folder))
+    return DiskStore.open(folder, disk_bytes)
+
+
+def store_folder(settings: Settings) -> Path:
+    """Where the store of `settings` is. Raises StoreError when nobody has a home folder."""
+    return default_store_folder() if settings.store is None else settings.store
+
+
+def default_store_folder() -> Path:
+    """$SEMANTIC_STORE, else "semantic/store" where the user's caches are.
+
+    Raises StoreError when nothing says where that is.
+    """
+    given = os.environ.get(STORE_VARIABLE)
+    if given:
+        return Path(given)
+    caches = os.environ.get("XDG_CACHE_HOME")
+    if caches:
+        return Path(caches) / "semantic" / "store"
+    try:
+        home = Path.home()
+    except RuntimeError as error:
+        raise StoreError(f"there is no home folder: set {STORE_VARIABLE}") from error
+    user = home / "Library" / "Caches" if sys.platform == "darwin" else home / ".cache"
+    return user / "semantic" / "store"
+
+
+def default_disk_bytes(free: int, held: int) -> int:
+    """The budget of a store that takes `held` bytes on a file system with `free` more.
+
+    A tenth of what is free beside what it has, at most 32 GiB. Never less than it has: nothing
+    is deleted because a limit was left out.
+    """
+    return max(held, min(_MOST_DISK_BYTES, free // _FREE_SHARE + held))
+
+
+def default_warm_bytes(memory: int) -> int:
+    """What blocks saved or read lately may take of a memory of that size: a sixteenth.
+
+    At least 64 MiB. The pool holds what agents use; this saves a reading after an eviction.
+    """
+    return max(_LEAST_WARM_BYTES, memory // _WARM_SHARE)
+
+
 def load(model_id: str = DEFAULT_MODEL) -> tuple[MLXBackend, MLXTokenizer]:
     """A model and its tokenizer, from a folder, a hub id or the embedded model.
 
     Raises ModelNotFoundError or UnsupportedModelError, and OperatorError when MLX is not usable.
     """
     return _provider().load_model(model_id)
+
+
+def load_tokenizer(model_id: str) -> MLXTokenizer:
+    """A model's tokenizer without its weights. Raises as `load`."""
+    _provider()
+    from semantic.adapters.mlx.tokenizer_loader import load_tokenizer
+
+    return load_tokenizer(model_id)
 
 
 def read_device() -> Device:
@@ -130,3 +300,24 @@ def _provider() -> MLXModelProvider:
             f"MLX cannot be loaded: {error}. On Linux install semantic[cpu] or semantic[cuda]"
         ) from error
     return MLXModelProvider()
+
+
+def _free_bytes(folder: Path) -> int:
+    """Bytes free where `folder` is or will be. Raises StoreError when that cannot be told."""
+    there = next((path for path in (folder, *folder.absolute().parents) if path.exists()), folder)
+    try:
+        return shutil.disk_usage(there).free
+    except OSError as error:
+        raise StoreError(f"cannot use {folder}: {error.strerror}") from error
+
+
+def _held_bytes(folder: Path) -> int:
+    """Bytes that a store in `folder` takes, rather too many; what cannot be read counts nothing."""
+    total = 0
+    for parent, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            try:
+                total += Path(parent, name).lstat().st_size + _FILE_BYTES
+            except OSError:
+                continue  # gone meanwhile
+    return total + _INDEX_BYTES if total else 0

@@ -175,10 +175,11 @@ def test_every_module_opens_with_what_it_is() -> None:
     assert [_short(path) for path in MODULES if not ast.get_docstring(_tree(path))] == []
 
 
-def test_only_the_command_line_may_catch_everything() -> None:
+def test_only_the_command_line_and_one_place_in_the_core_may_catch_everything() -> None:
     found = {_short(path): broad_handlers(_tree(path)) for path in MODULES}
-    broad = {name: lines for name, lines in found.items() if lines}
-    assert {name: lines for name, lines in broad.items() if not name.startswith("cli/")} == {}
+    broad = {name: len(lines) for name, lines in found.items() if lines}
+    inside = {name: n for name, n in broad.items() if not name.startswith("cli/")}
+    assert inside == {"application/attempt.py": 1}
 
 
 def test_no_file_names_a_registry_or_a_path_of_one_machine() -> None:

@@ -18,13 +18,17 @@ from tests.support.fake_backend import FULL, FakeBackend, FakeData
 from tests.support.fake_tokenizer import ByteTokenizer
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": str(ROOT / "src"),
-    "HF_HUB_OFFLINE": "1",
-    "COLUMNS": "100",
-    "TERM": "dumb",
-}
+
+
+def environment() -> dict[str, str]:
+    """What a process of our own is started with, this test's folders included."""
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "src"),
+        "HF_HUB_OFFLINE": "1",
+        "COLUMNS": "100",
+        "TERM": "dumb",
+    }
 
 
 class Ran:
@@ -54,7 +58,7 @@ def process(*arguments: str, stdin: str = "") -> Ran:
         capture_output=True,
         text=True,
         check=False,
-        env=ENVIRONMENT,
+        env=environment(),
         timeout=60,
     )
     return Ran(done.returncode, done.stdout, done.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -11,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +22,8 @@ from semantic.cli.chat import Talk
 from semantic.cli.conversation import Conversation
 from semantic.domain.errors import BackendError, InvalidRequestError, PoolExhaustedError
 from semantic.domain.value_objects import SamplingParams
-from tests.cli.support import ENVIRONMENT, command_line, fake_app, process, semantic
+from tests.cli.stocked import changed
+from tests.cli.support import Ran, command_line, environment, fake_app, process, semantic
 from tests.support.fake_backend import FakeBackend, FakeData
 
 USAGE = re.compile(
@@ -88,6 +91,105 @@ def test_a_conversation_that_outgrows_the_pool_is_a_matter_of_capacity() -> None
 def test_the_options_are_checked_before_the_first_turn() -> None:
     assert semantic("chat", "--top-p", "2", stdin="Hello!\n").code == 2
     assert semantic("chat", "--system", "", stdin="Hello!\n").code == 2
+
+
+# After a restart
+
+
+def chat_with(agent: str, *lines: str, options: tuple[str, ...] = ()) -> Ran:
+    """A conversation with an engine of its own, which is closed at the end."""
+    return semantic("chat", "--agent", agent, *options, stdin="\n".join(lines) + "\n")
+
+
+def test_a_conversation_goes_on_in_another_process() -> None:
+    process("chat", "--agent", "kai", stdin="My name is Kai.\nWhat is 3 plus 4?\n")
+    ran = process("chat", "--agent", "kai", stdin="What is my name?\n/usage\n")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.startswith("Your name is Kai.\n")
+    usage = USAGE.search(ran.out)
+    assert usage is not None
+    assert int(usage["cached"]) > 20
+    assert int(usage["new"]) < 12
+    for tier in ("store, memory: ", "store, disk: agents 1, "):
+        assert tier in ran.out
+    assert chat_with("zoe", "What is my name?").out == "You have not told me your name.\n"
+
+
+def test_a_fork_and_an_import_go_on_as_well(tmp_path: Path) -> None:
+    chat_with("kai", "My name is Kai.")
+    assert semantic("agents", "fork", "kai", "twin").code == 0
+    assert semantic("agents", "export", "twin", str(tmp_path / "twin")).code == 0
+    assert semantic("agents", "rm", "kai").code == 0
+    assert chat_with("twin", "What is my name?").out == "Your name is Kai.\n"
+    assert chat_with("kai", "What is my name?").out == "You have not told me your name.\n"
+    there = ("--store", str(tmp_path / "other"))
+    assert semantic("agents", "import", str(tmp_path / "twin"), "--as", "far", *there).code == 0
+    ran = chat_with("far", "What is my name?", "/usage", options=there)
+    assert ran.out.startswith("Your name is Kai.\n")
+    usage = USAGE.search(ran.out)
+    assert usage is not None
+    assert int(usage["cached"]) > 10
+
+
+def test_new_and_reset_forget_for_good() -> None:
+    chat_with("kai", "My name is Kai.")
+    unknown = "You have not told me your name.\n"
+    assert chat_with("kai", "What is my name?", options=("--new",)).out == unknown
+    chat_with("kai", "/reset", "My name is Zoe.", "/reset")
+    assert semantic("agents", "ls").out == "no agents\n"
+    assert chat_with("kai", "What is my name?").out == unknown
+
+
+def test_without_a_store_nothing_goes_on() -> None:
+    chat_with("kai", "My name is Kai.", options=("--no-store",))
+    assert chat_with("kai", "What is my name?").out == "You have not told me your name.\n"
+
+
+@pytest.mark.parametrize("note", ["", "nonsense", '{"messages": "x"}'])
+def test_a_note_that_cannot_be_read_is_no_history(note: str) -> None:
+    chat_with("kai", "My name is Kai.")
+    changed("kai", note=note)
+    ran = chat_with("kai", "What is my name?")
+    assert (ran.code, ran.out) == (0, "You have not told me your name.\n")
+    assert ran.err == "what kai was told cannot be read; it begins without a history\n"
+
+
+def test_a_system_message_is_for_the_beginning() -> None:
+    system = ("--system", "The user's name is Zoe.")
+    chat_with("zoe", "What is 3 plus 4?", options=system)
+    assert chat_with("zoe", "What is my name?", options=system).out == "Your name is Zoe.\n"
+    assert chat_with("zoe", "What is my name?").out == "Your name is Zoe.\n"
+    ran = chat_with("zoe", "Hello!", options=("--system", "Be brief."))
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == "error: it began with another system message; --new begins afresh\n"
+
+
+def test_a_person_is_told_where_the_conversation_was() -> None:
+    chat_with("kai", "My name is Kai.")
+    with terminal("chat", "--agent", "kai") as screen:
+        assert "resuming kai: " in screen.wait_for("last said 'Nice to meet you, Kai.'")
+        screen.wait_for("> ")
+        screen.type("What is my name?\n")
+        screen.wait_for("Your name is Kai.")
+        screen.wait_for("> ")
+        screen.type("/exit\n")
+        assert screen.process.wait(30) == 0
+
+
+def test_why_compares_the_next_turn_with_what_is_there() -> None:
+    chat_with("kai", "My name is Kai.")
+    ran = semantic("agents", "why", "kai", "--prompt", "What is my name?", "--json")
+    document = json.loads(ran.out)["prompt"]
+    assert set(document) == {
+        "prompt_tokens", "agent_tokens", "common_tokens", "expected", "got", "present",
+        "stored_tokens", "n_missing", "expected_text", "got_text",
+    }  # fmt: skip
+    assert document["common_tokens"] == document["stored_tokens"] == document["agent_tokens"]
+    assert (document["present"], document["n_missing"]) == ([True], 0)
+    shown = semantic("agents", "why", "kai", "--prompt", "-", stdin="What is my name?\n").out
+    assert "all 1 blocks that hold them are there" in shown
+    raw = semantic("agents", "why", "kai", "--raw", "--prompt", "<|user|>My dog is Kai.").out
+    assert re.search(r"At position \d+ the agent had token \d+ \('.+'\), the prompt has", raw)
 
 
 # What a line does, on a model that fails on demand
@@ -166,7 +268,7 @@ def terminal(*arguments: str, kind: str = "dumb") -> Iterator[Terminal]:
         stdin=slave,
         stdout=slave,
         stderr=slave,
-        env={**ENVIRONMENT, "TERM": kind},
+        env={**environment(), "TERM": kind},
         start_new_session=True,
     ) as running:
         os.close(slave)

@@ -8,9 +8,11 @@ import pytest
 
 from semantic.bootstrap import load
 from semantic.cli.conversation import Conversation, has_chat_template, message
+from semantic.domain.block_hash import Scope
 from semantic.domain.errors import InvalidRequestError
+from semantic.domain.stored import Manifest
 from tests.support.char_tokenizer import CharTokenizer
-from tests.support.fake_tokenizer import BOS, ByteTokenizer
+from tests.support.fake_tokenizer import BOS, EOS, ByteTokenizer
 
 TWO_LETTERS = 258
 """The token that is "ab" at once, which the tokenizer itself never gives."""
@@ -89,6 +91,63 @@ def test_reset_leaves_the_system_message() -> None:
     talk.answered("one", "abc", tuple(b"abc"))
     talk.reset()
     assert talk.ask("one") == first
+
+
+# From a note
+
+
+def saved(talk: Conversation, question: str, answer: tuple[int, ...], note: str = "") -> Manifest:
+    """The agent of a conversation after a turn, as an engine keeps it."""
+    prompt = talk.ask(question)
+    return Manifest(
+        Scope(b"n" * 32, b"t" * 32),
+        "a",
+        (*prompt, *answer),
+        prompt_tokens=len(prompt),
+        note=note or talk.note(question),
+    )
+
+
+@pytest.mark.parametrize("system", [None, "be brief"])
+def test_a_resumed_conversation_goes_on_as_if_it_had_never_ended(system: str | None) -> None:
+    tokenizer = PlainTokenizer([b"ab"])
+    talk = Conversation(tokenizer, system)
+    talk.ask("one")
+    talk.answered("one", "x", tuple(b"x"))
+    answer = (TWO_LETTERS, ord("c"), EOS)
+    manifest = saved(talk, "two", answer)
+    talk.answered("two", "abc", answer)
+    again = Conversation(tokenizer)
+    assert again.resume(manifest)
+    assert again.messages == talk.messages
+    assert again.ask("three") == talk.ask("three")
+    again.reset()
+    assert again.ask("one") == Conversation(tokenizer, system).ask("one")
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        "null", "{", "[]", "{}", "[" * 100_000, '{"messages": 1}', '{"messages": []}',
+        '{"messages": [1]}', '{"messages": [{"role": "user"}]}',
+        '{"messages": [{"role": "user", "content": 1}]}',
+        '{"messages": [{"role": "user", "content": "a", "more": "b"}]}',
+        '{"messages": [{"role": "assistant", "content": "a"}]}',
+    ],
+)  # fmt: skip
+def test_a_note_of_another_shape_is_no_history(note: str) -> None:
+    talk = Conversation(PlainTokenizer())
+    manifest = saved(Conversation(PlainTokenizer()), "one", tuple(b"abc"), note)
+    assert not talk.resume(manifest)
+    assert talk.messages == []
+    assert talk.ask("two") == Conversation(PlainTokenizer()).ask("two")
+
+
+def test_a_conversation_cannot_go_on_with_another_system_message() -> None:
+    manifest = saved(Conversation(PlainTokenizer(), "be brief"), "one", tuple(b"abc"))
+    assert Conversation(PlainTokenizer(), "be brief").resume(manifest)
+    with pytest.raises(InvalidRequestError, match="another system message"):
+        Conversation(PlainTokenizer(), "be long").resume(manifest)
 
 
 def test_the_embedded_model_has_a_template_whose_conversations_only_grow() -> None:

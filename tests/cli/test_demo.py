@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from semantic.bootstrap import default_store_folder
 from semantic.cli import demo as module
+from semantic.cli.conversation import message
 from semantic.cli.demo import Recall
+from semantic.cli.demo_restart import Restart, Survival, Worker, to_text
 from semantic.cli.demo_script import CAST, script
 from semantic.cli.demo_view import LineView, Row, TableView, View
+from semantic.cli.demo_worker import Question, Setup
+from semantic.domain.errors import BackendError
 from tests.cli.support import process, semantic
 from tests.support.fake_tokenizer import ByteTokenizer
 
@@ -43,10 +49,66 @@ def test_it_ends_well_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ada: resumed" in ran.out
     for word in (*CAST[0].expected, *CAST[1].expected):
         assert word in ran.out.split("in one batch")[1]
-    assert "every answer equals the one without a cache" in ran.out
+    assert "every answer equals one without a cache" in ran.out
 
 
-def test_as_a_program_it_prints_one_document_with_every_number() -> None:
+def survival(
+    missing: tuple[str, ...] = (), *, same_tokens: bool = True, restored: int = 290
+) -> Survival:
+    return Survival(
+        agent="ada",
+        question="What is my name?",
+        answer="Your name is Vera.",
+        cold_answer="Your name is Kai.",
+        missing=missing,
+        same_tokens=same_tokens,
+        prompt_tokens=300,
+        restored_tokens=restored,
+        source="disk" if restored else "none",
+        ttft_cold_seconds=1.0,
+        ttft_restored_seconds=0.1,
+    )
+
+
+def test_what_a_restart_lost_is_named() -> None:
+    assert Restart("1, 2,", (survival(), survival())).failures == []
+    assert survival(("Vera",)).failures == ["ada forgot Vera in the restart"]
+    (difference,) = survival(same_tokens=False).failures
+    assert "than without a cache: Your name is Kai." in difference
+    assert survival(restored=0).failures == ["nothing of ada was restored from disk"]
+    assert "restored: 290 of 300 prompt tokens from disk; 10 prefilled" in "\n".join(
+        to_text(survival())
+    )
+
+
+def test_a_worker_that_ends_by_itself_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("", encoding="ascii")
+    setup = Setup("semantic-tiny", str(tmp_path))
+    with Worker(setup) as worker, pytest.raises(BackendError, match="the worker process ended"):
+        worker.ask(Question("ada", "Hello!", 4))
+
+
+def test_a_killed_worker_forgets_nothing_that_was_said_before(tmp_path: Path) -> None:
+    setup = Setup("semantic-tiny", str(tmp_path / "store"), pool_blocks=100)
+    history = [message("user", "My name is Kai."), message("assistant", "Nice to meet you, Kai.")]
+    with Worker(setup) as worker:
+        first = worker.ask(Question("kai", "What is 3 plus 4?", 64, history))
+        replies = worker.replies(Question("kai", "Count to 99.", 400))
+        assert "1" in str(next(replies))
+        worker.kill()
+    with Worker(setup) as worker:
+        second = worker.ask(Question("kai", "What is my name?", 64))
+    assert second.text == "Your name is Kai."
+    assert second.source == "disk"
+    before = [*first.prompt, *first.tokens]
+    assert second.prompt[: len(before)] == before
+    assert second.cached_tokens == len(before)
+
+
+def test_as_a_program_it_prints_one_document_with_every_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     ran = process("demo", "--json")
     assert (ran.code, ran.err) == (0, "")
     document = json.loads(ran.out)
@@ -63,6 +125,15 @@ def test_as_a_program_it_prints_one_document_with_every_number() -> None:
         assert agent["blocks"] * 64 * 2 * 2 * 256 * 4 == agent["n_bytes"]
         assert agent["ttft_resumed_seconds"] > 0
         assert agent["ttft_cold_seconds"] > 0
+    assert document["restart"]["interrupted"].startswith("1, 2,")
+    assert [agent["agent"] for agent in document["restart"]["agents"]] == ["ada", "ben", "cleo"]
+    for agent in document["restart"]["agents"]:
+        assert agent["same_tokens"]
+        assert agent["missing"] == []
+        assert agent["source"] == "disk"
+        assert agent["prompt_tokens"] - agent["restored_tokens"] < 30
+    assert not default_store_folder().exists()
+    assert list(tmp_path.glob("semantic-demo-*")) == []
 
 
 def test_an_agent_that_forgot_or_depends_on_its_cache_is_named() -> None:

@@ -19,7 +19,7 @@ from semantic.cli.doctor import SUPPORTED, check_blas, check_version
 from tests.cli.support import ROOT, FakeProvider, process, semantic
 
 NAMES = [
-    "semantic", "python", "platform", "mlx", "mlx-lm", "device", "blas", "embedded model",
+    "semantic", "python", "platform", "mlx", "mlx-lm", "device", "blas", "store", "embedded model",
     "model", "ragged caches", "pool",
 ]  # fmt: skip
 GIB = 1 << 30
@@ -139,8 +139,13 @@ def test_the_pool_gets_a_quarter_at_most_what_is_left_and_never_nothing(
 
 def test_a_limit_that_was_given_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bootstrap, "read_device", lambda: pytest.fail("nobody asked"))
-    assert assemble(Settings(pool_blocks=9), FakeProvider()).pool.max_bytes is None
-    assert assemble(Settings(pool_bytes=99), FakeProvider()).pool.max_bytes == 99
+    assert (
+        assemble(Settings(pool_blocks=9, memory_bytes=1 << 20), FakeProvider()).pool.max_bytes
+        is None
+    )
+    assert (
+        assemble(Settings(pool_bytes=99, memory_bytes=1 << 20), FakeProvider()).pool.max_bytes == 99
+    )
 
 
 def test_without_a_limit_the_device_gives_one(monkeypatch: pytest.MonkeyPatch) -> None:

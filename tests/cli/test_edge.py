@@ -14,7 +14,7 @@ from semantic.cli.edge import exit_code, print_error, process_edge
 from semantic.cli.report import show_bytes, show_seconds
 from semantic.domain import errors
 from semantic.domain.errors import SemanticError
-from tests.cli.support import ENVIRONMENT, command_line
+from tests.cli.support import command_line, environment
 
 
 def leaves(kind: type[SemanticError]) -> list[type[SemanticError]]:
@@ -24,9 +24,9 @@ def leaves(kind: type[SemanticError]) -> list[type[SemanticError]]:
 
 @pytest.mark.parametrize("kind", leaves(SemanticError))
 def test_every_error_of_the_tree_has_an_exit_code(kind: type[SemanticError]) -> None:
-    branches = [errors.RequestError, errors.CapacityError, errors.OperatorError]
+    branches = [errors.AnswerError, errors.RequestError, errors.CapacityError, errors.OperatorError]
     (branch,) = (number for number, one in enumerate(branches) if one in kind.__mro__)
-    assert exit_code(kind("x")) == 2 + branch
+    assert exit_code(kind.__new__(kind)) == 1 + branch
 
 
 def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,7 +61,7 @@ def test_ctrl_c_ends_a_run_quietly_with_130() -> None:
         command_line(*endless, "--temperature", "5", "--pool-gb", "8"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=ENVIRONMENT,
+        env=environment(),
     ) as running:
         assert running.stdout is not None
         assert running.stderr is not None

@@ -9,14 +9,17 @@ import pytest
 from typer.main import get_command
 
 from semantic import __version__
-from semantic.cli.main import COMMANDS, app
-from tests.cli.support import ENVIRONMENT, process, semantic
+from semantic.cli.main import COMMANDS, GROUPS, app
+from tests.cli.support import environment, process, semantic
 
 
 def parameters() -> list[tuple[str, str, str]]:
     """(command, parameter, help) of every option and argument."""
     group = get_command(app)
     commands = {"semantic": group, **{name: group.commands[name] for name in COMMANDS}}  # type: ignore[attr-defined]  # a group
+    for word, (_, below) in GROUPS.items():
+        part = group.commands[word]  # type: ignore[attr-defined]  # a group
+        commands |= {f"{word} {name}": part.commands[name] for name in below}
     return [
         (name, parameter.name or "", getattr(parameter, "help", "") or "")
         for name, command in commands.items()
@@ -34,7 +37,10 @@ def test_every_command_explains_itself(command: str) -> None:
 
 def test_the_group_lists_every_command() -> None:
     listed = semantic("--help").out
-    assert [name for name in COMMANDS if name not in listed] == []
+    assert [name for name in (*COMMANDS, *GROUPS) if name not in listed] == []
+    for word, (words, below) in GROUPS.items():
+        assert words in listed
+        assert [name for name in below if name not in semantic(word, "--help").out] == []
 
 
 def test_every_option_has_a_help_text() -> None:
@@ -64,6 +70,6 @@ def test_help_loads_neither_a_framework_nor_a_model() -> None:
         "print([m for m in ('mlx', 'mlx_lm', 'transformers', 'numpy') if m in sys.modules])"
     )
     ran = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=ENVIRONMENT
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment()
     )
     assert ran.stdout == "[]\n"

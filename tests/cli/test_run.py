@@ -14,7 +14,7 @@ from semantic.cli.progress import ProgressBar
 from semantic.cli.run import answer
 from semantic.domain.errors import BackendError
 from semantic.domain.value_objects import SamplingParams
-from tests.cli.support import ENVIRONMENT, command_line, fake_app, process, semantic
+from tests.cli.support import command_line, environment, fake_app, process, semantic
 
 SUM = "What is 3 plus 4?"
 ANSWER = "3 plus 4 is 7."
@@ -40,7 +40,11 @@ def test_json_holds_everything_about_the_answer() -> None:
     ran = semantic("run", SUM, "--json", "--max-tokens", "5")
     document = json.loads(ran.out)
     assert set(document) == {
-        "agent", "model", "text", "tokens", "finish_reason", "error", "usage", "timings"
+        "agent", "model", "text", "tokens", "finish_reason", "error", "usage", "timings", "match"
+    }  # fmt: skip
+    assert set(document["match"]) == {
+        "prompt_tokens", "reused_tokens", "end", "source", "differs_at", "expected", "got",
+        "seconds", "computed_tokens",
     }  # fmt: skip
     assert document["finish_reason"] == "length"
     assert len(document["tokens"]) == document["usage"]["generated_tokens"] == 5
@@ -191,7 +195,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
         command_line("run", "Tell me a long story about a fox."),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=ENVIRONMENT,
+        env=environment(),
     ) as running:
         assert running.stdout is not None
         assert running.stderr is not None

@@ -9,13 +9,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NewType, cast
+from typing import Literal, NewType, cast
 
 import pytest
 
 from semantic.adapters.mlx.provider import wrap_model
+from semantic.domain.block_hash import Part
 from semantic.domain.entities import AgentBlocks, KVBlock
-from semantic.domain.errors import CacheReconstructionError
+from semantic.domain.errors import BackendError, CacheReconstructionError, InvalidRequestError
+from semantic.domain.grammar import Grammar
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import (
     LayerKind,
@@ -23,6 +25,7 @@ from semantic.domain.value_objects import (
     SampledToken,
     SamplingParams,
     SequenceId,
+    TokenLogprob,
     whole_blocks,
 )
 from semantic.ports.outbound import BatchBackend
@@ -136,10 +139,24 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "mlx gemma3": lambda: real("gemma3"),
 }
 
+# Models whose sequences are only saved and loaded here: all kinds of layers, and half precision.
+SAVED: dict[str, Callable[[], Subject]] = {
+    **SUBJECTS,
+    "fake state alone": lambda: fake("state"),
+    "mlx llama bf16": lambda: real("llama bf16"),
+    "mlx gemma3 bf16": lambda: real("gemma3 bf16"),
+    "mlx gpt_oss": lambda: real("gpt_oss"),
+    "mlx lfm2": lambda: real("lfm2"),
+    "mlx recurrent_gemma": lambda: real("recurrent_gemma"),
+    "mlx stablelm": lambda: real("stablelm"),
+    "mlx falcon_h1": lambda: real("falcon_h1"),
+    "mlx windows": lambda: real("windows"),
+}
+
 
 @pytest.fixture(params=list(SUBJECTS))
 def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
-    made = SUBJECTS[cast(str, request.param)]()
+    made = SAVED[cast(str, request.param)]()
     yield made
     made.pool.check_integrity()
 
@@ -345,8 +362,9 @@ def test_another_seed_gives_another_answer(subject: Subject) -> None:
         SamplingParams(temperature=1.0, seed=7),
         SamplingParams(temperature=0.8, seed=2**63 - 1, top_k=20),
         SamplingParams(repetition_penalty=1.5, repetition_context=30),
+        SamplingParams(presence_penalty=1.5, frequency_penalty=0.5),
     ],
-    ids=["seed", "largest seed", "penalty"],
+    ids=["seed", "largest seed", "penalty", "penalties of the answer"],
 )
 def test_an_answer_computed_again_from_its_middle_goes_on_as_before(
     subject: Subject, params: SamplingParams
@@ -390,6 +408,61 @@ def test_no_log_probabilities_come_unasked(subject: Subject) -> None:
     subject.backend.start(sequence, tokens[-1], tokens[:-1], GREEDY, 0)
     (sampled,) = subject.backend.decode() or subject.backend.decode()
     assert sampled.logprob is None
+
+
+# Scoring
+
+
+def score(subject: Subject, tokens: Sequence[int], *chunks: int) -> list[TokenLogprob]:
+    """All scores of `tokens`, in chunks of these sizes, with another sequence beside it."""
+    subject.prefilled(subject.tokens(30, seed=9), 256)
+    sequence = subject.backend.open(whole_blocks(len(tokens)))
+    scores: list[TokenLogprob] = []
+    for chunk in chunks:
+        scores += subject.backend.score(sequence, tokens[len(scores) : len(scores) + chunk + 1], 3)
+    assert subject.backend.length(sequence) == len(tokens) - 1 == sum(chunks)
+    return scores
+
+
+def test_every_token_but_the_first_is_scored(subject: Subject) -> None:
+    tokens = subject.tokens(80)
+    scores = score(subject, tokens, 40, 39)
+    assert [one.token for one in scores] == tokens[1:]
+    assert all(one.logprob <= 0 and len(one.top) == 3 for one in scores)
+    assert all(one.top == tuple(sorted(one.top, key=lambda pair: -pair[1])) for one in scores)
+
+
+def test_scores_are_the_same_bits_each_time(subject: Subject) -> None:
+    tokens = subject.tokens(300)
+    first = score(subject, tokens, 128, 128, 43)
+    assert score(subject, tokens, 128, 128, 43) == first
+    other = [*tokens[:-1], (tokens[-1] + 1) % subject.backend.vocab_size]
+    assert score(subject, other, 128, 128, 43)[:-1] == first[:-1]
+
+
+def test_a_sequence_that_was_scored_goes_on_as_one_that_was_prefilled(subject: Subject) -> None:
+    tokens = subject.tokens(60)
+    expected = subject.answer(tokens, 8)
+    sequence = subject.backend.open(256)
+    subject.backend.score(sequence, tokens[:31], 0)
+    subject.backend.score(sequence, tokens[30:], 0)
+    assert subject.go_on(sequence, tokens, 8) == expected
+
+
+def test_a_sequence_that_decodes_is_not_scored(subject: Subject) -> None:
+    tokens = subject.tokens(20)
+    sequence = subject.prefilled(tokens[:-1], 256)
+    subject.backend.start(sequence, tokens[-1], tokens[:-1], GREEDY, 0)
+    with pytest.raises(BackendError, match="pause it first"):
+        subject.backend.score(sequence, tokens, 0)
+
+
+@pytest.mark.parametrize("kind", ["json_schema", "lark"])
+def test_without_texts_no_grammar_can_be_enforced(
+    subject: Subject, kind: Literal["json_schema", "lark"]
+) -> None:
+    with pytest.raises(InvalidRequestError, match="grammar"):
+        subject.backend.check_grammar(Grammar(kind, "{}"))
 
 
 # Extracting
@@ -609,3 +682,335 @@ def test_a_refused_cache_is_unharmed(subject: Subject) -> None:
     sequence = subject.backend.restore(blocks, 100, 256, exclusive=True)
     subject.prefill(sequence, tokens[100:-1])
     assert subject.go_on(sequence, tokens, 6) == expected
+
+
+# Bodies
+
+
+@dataclass
+class Saved:
+    """A sequence as bodies: FULL ones of all its blocks, WINDOW ones where it needs them."""
+
+    length: int
+    full: list[bytes]
+    window: list[bytes]
+    window_start: int
+    checkpoint: bytes | None
+
+
+def block_ranges(start: int, stop: int) -> list[tuple[int, int]]:
+    return [(at, min(at + 256, stop)) for at in range(start, stop, 256)]
+
+
+def save(subject: Subject, sequence: SequenceId) -> Saved:
+    backend, layout = subject.backend, subject.backend.layout()
+    length = backend.length(sequence)
+    first = max(0, length - (layout.window_tokens or 1) + 1)
+    window_start = whole_blocks(first)
+    return Saved(
+        length,
+        [backend.export_block(sequence, Part.FULL, *r) for r in block_ranges(0, length)],
+        [
+            backend.export_block(sequence, Part.WINDOW, *r)
+            for r in block_ranges(window_start, length)
+            if layout.window
+        ],
+        window_start,
+        backend.export_checkpoint(sequence) if layout.needs_checkpoint else None,
+    )
+
+
+def fill(views: Sequence[Sequence[memoryview]], bodies: Sequence[bytes]) -> None:
+    """Write each body where it belongs, as a store does, and let go of the memory."""
+    assert len(views) == len(bodies)
+    for targets, body in zip(views, bodies, strict=True):
+        at, room = 0, sum(map(len, targets))
+        for target in targets:
+            n_bytes = len(target) * len(body) // room
+            target[:n_bytes] = body[at : at + n_bytes]
+            target.release()
+            at += n_bytes
+        assert at == len(body)
+
+
+def load_saved(subject: Subject, saved: Saved, capacity: int) -> SequenceId:
+    backend = subject.backend
+    sequence = backend.open(capacity)
+    fill(backend.loading(sequence, Part.FULL, 0, saved.length), saved.full)
+    if saved.window:
+        views = backend.loading(sequence, Part.WINDOW, saved.window_start, saved.length)
+        fill(views, saved.window)
+    backend.loaded(sequence, saved.length, saved.checkpoint)
+    return sequence
+
+
+EVERYTHING = tuple(SAVED)
+NO_CHECKPOINT = ("fake full", "mlx llama", "mlx llama bf16", "mlx stablelm")
+WITH_CHECKPOINT = tuple(name for name in SAVED if name not in NO_CHECKPOINT)
+
+# Around a block's edge and, of the windows of 16, 128 and 300 tokens, around the window's.
+LENGTHS = (1, 15, 17, 127, 128, 129, 255, 256, 257, 299, 300, 301, 555, 556, 811, 775)
+
+
+@only(*EVERYTHING)
+def test_a_loaded_sequence_goes_on_and_is_saved_as_the_same_bytes(subject: Subject) -> None:
+    room = whole_blocks(max(LENGTHS) + 12)
+    for length in LENGTHS:
+        tokens = subject.tokens(length + 1)
+        sequence = subject.prefilled(tokens[:-1], room)
+        saved = save(subject, sequence)
+        expected = subject.go_on(sequence, tokens, 8)
+        subject.backend.close(sequence)
+        again = load_saved(subject, saved, room)
+        assert subject.backend.length(again) == length
+        assert save(subject, again) == saved
+        assert subject.go_on(again, tokens, 8) == expected, f"{length} tokens"
+        subject.backend.close(again)
+
+
+@only(*EVERYTHING)
+def test_bodies_are_as_long_as_the_layout_says(subject: Subject) -> None:
+    layout = subject.backend.layout()
+    assert layout == subject.backend.layout()
+    assert layout.name
+    saved = save(subject, subject.prefilled(subject.tokens(700), 768))
+    full = [layout.body_bytes(Part.FULL, n) for n in (256, 256, 188)]
+    assert [len(body) for body in saved.full] == full
+    sizes = [
+        layout.body_bytes(Part.WINDOW, stop - start)
+        for start, stop in block_ranges(saved.window_start, 700)
+        if layout.window
+    ]
+    assert [len(body) for body in saved.window] == sizes
+    assert layout.needs_checkpoint == (saved.checkpoint is not None)
+
+
+@only(*EVERYTHING)
+def test_what_was_decoded_is_saved_too(subject: Subject) -> None:
+    tokens = subject.tokens(250)
+    sequence = subject.prefilled(tokens[:-1], 512)
+    whole = [*tokens, *subject.go_on(sequence, tokens, 20)]
+    subject.backend.pause(sequence)
+    assert subject.backend.length(sequence) == len(whole)
+    again = load_saved(subject, save(subject, sequence), 512)
+    more = [*whole, 5, 6]
+    expected = subject.answer(more, 8)
+    for each in (sequence, again):
+        subject.prefill(each, [5])
+        assert subject.go_on(each, more, 8) == expected
+
+
+@only(*EVERYTHING)
+def test_a_loaded_sequence_decodes_in_company_and_can_be_extracted(subject: Subject) -> None:
+    tokens, others = subject.tokens(300), subject.tokens(40, seed=3)
+    expected = subject.answer(tokens, 10)
+    company = subject.prefilled(others[:-1], 256)
+    subject.backend.start(company, others[-1], others[:-1], GREEDY, 0)
+    saved = save(subject, subject.prefilled(tokens[:-1], 512))
+    sequence = load_saved(subject, saved, 512)
+    whole = [*tokens, *subject.go_on(sequence, tokens, 5)]
+    assert whole[300:] == expected[:5]
+    blocks = subject.extract(sequence, whole, subject.blocks_for(512))
+    again = subject.backend.restore(blocks, len(whole), 512, exclusive=True)
+    subject.prefill(again, [expected[5]])
+    assert subject.go_on(again, [*whole, *expected[5:7]], 3) == expected[7:]
+
+
+@only(*EVERYTHING)
+def test_others_decode_while_a_sequence_is_loaded(subject: Subject) -> None:
+    tokens, others = subject.tokens(301), subject.tokens(40, seed=3)
+    expected, theirs = subject.answer(tokens, 6), subject.answer(others, 12)
+    saved = save(subject, subject.prefilled(tokens[:-1], 512))
+    company = subject.prefilled(others[:-1], 256)
+    said = subject.go_on(company, others, 4)
+    sequence = subject.backend.open(512)
+    full = subject.backend.loading(sequence, Part.FULL, 0, 300)
+    window = []
+    if saved.window:
+        window = subject.backend.loading(sequence, Part.WINDOW, saved.window_start, 300)
+    said += subject.decode(company, 4)
+    fill(full, saved.full)
+    fill(window, saved.window)
+    del full, window
+    said += subject.decode(company, 4)
+    subject.backend.loaded(sequence, 300, saved.checkpoint)
+    assert said == theirs
+    assert subject.go_on(sequence, tokens, 6) == expected
+
+
+@only(*EVERYTHING)
+def test_a_load_can_be_given_up(subject: Subject) -> None:
+    tokens = subject.tokens(30)
+    expected = subject.answer(tokens, 5)
+    sequence = subject.backend.open(512)
+    fill(subject.backend.loading(sequence, Part.FULL, 0, 300), [b""] * 2)
+    subject.backend.loaded(sequence, 0)
+    assert subject.backend.length(sequence) == 0
+    subject.prefill(sequence, tokens[:-1])
+    assert subject.go_on(sequence, tokens, 5) == expected
+    other = subject.backend.open(512)
+    views = subject.backend.loading(other, Part.FULL, 0, 300)
+    subject.backend.close(other)
+    for target in itertools.chain(*views):
+        target[:] = bytes(len(target))
+
+
+@only(*NO_CHECKPOINT)
+@pytest.mark.parametrize("good", [0, 256, 511, 512, 600])
+def test_what_was_not_proven_is_computed(subject: Subject, good: int) -> None:
+    tokens = subject.tokens(640)
+    expected = subject.answer(tokens, 6)
+    saved = save(subject, subject.prefilled(tokens[:-1], 768))
+    sequence = subject.backend.open(768)
+    bodies = [body if i * 256 < good else b"\xff" * len(body) for i, body in enumerate(saved.full)]
+    fill(subject.backend.loading(sequence, Part.FULL, 0, 639), bodies)
+    subject.backend.loaded(sequence, good)
+    assert subject.backend.length(sequence) == good
+    subject.prefill(sequence, tokens[good:-1])
+    assert subject.go_on(sequence, tokens, 6) == expected
+
+
+@only(*NO_CHECKPOINT)
+def test_a_sequence_is_loaded_in_portions(subject: Subject) -> None:
+    tokens = subject.tokens(800)
+    expected = subject.answer(tokens, 6)
+    saved = save(subject, subject.prefilled(tokens[:-1], 1024))
+    sequence = subject.prefilled(tokens[:256], 1024)
+    for start, stop in ((256, 512), (512, 799)):
+        views = subject.backend.loading(sequence, Part.FULL, start, stop)
+        fill(views, saved.full[start // 256 : -(-stop // 256)])
+        subject.backend.loaded(sequence, stop)
+    assert subject.go_on(sequence, tokens, 6) == expected
+
+
+@only(*NO_CHECKPOINT)
+def test_the_beginning_of_a_longer_block_can_be_used(subject: Subject) -> None:
+    tokens = subject.tokens(400)
+    edited = [*tokens[:300], *subject.tokens(9, seed=60)]
+    expected = subject.answer(edited, 6)
+    saved = save(subject, subject.prefilled(tokens[:-1], 512))
+    sequence = subject.backend.open(512)
+    fill(subject.backend.loading(sequence, Part.FULL, 0, 399), saved.full)
+    subject.backend.loaded(sequence, 300)
+    subject.prefill(sequence, edited[300:-1])
+    assert subject.go_on(sequence, edited, 6) == expected
+
+
+@only(*EVERYTHING)
+@pytest.mark.parametrize("part", [Part.FULL, Part.WINDOW, Part.CHECKPOINT])
+def test_a_body_that_belongs_elsewhere_changes_the_answer(subject: Subject, part: Part) -> None:
+    tokens, others = subject.tokens(331), subject.tokens(331, seed=9)
+    saved = save(subject, subject.prefilled(tokens[:-1], 512))
+    foreign = save(subject, subject.prefilled(others[:-1], 512))
+    expected = subject.answer(tokens, 30)
+    if part is Part.FULL:
+        mixed = replace(saved, full=[*saved.full[:-1], foreign.full[-1]])
+    elif part is Part.WINDOW:
+        mixed = replace(saved, window=foreign.window)
+    else:
+        mixed = replace(saved, checkpoint=foreign.checkpoint)
+    if mixed == saved:
+        pytest.skip(f"this model needs no {part} here")
+    sequence = load_saved(subject, mixed, 512)
+    assert subject.go_on(sequence, tokens, 30) != expected
+
+
+@only(*EVERYTHING)
+def test_a_sequence_is_loaded_and_saved_only_at_rest(subject: Subject) -> None:
+    backend, tokens = subject.backend, subject.tokens(30)
+    sequence = subject.prefilled(tokens[:-1], 256)
+    backend.start(sequence, tokens[-1], tokens[:-1], GREEDY, 0)
+    for _ in range(2):
+        with pytest.raises(BackendError, match="decoding"):
+            backend.export_block(sequence, Part.FULL, 0, 20)
+        with pytest.raises(BackendError, match="decoding"):
+            backend.export_checkpoint(sequence)
+        with pytest.raises(BackendError, match="decoding"):
+            backend.loading(sequence, Part.FULL, 0, 256)
+        backend.decode()
+
+
+@only(*EVERYTHING)
+@pytest.mark.parametrize(
+    ("start", "stop"), [(0, 0), (0, 257), (255, 257), (-1, 5), (256, 401), (20, 10), (512, 513)]
+)
+def test_what_is_no_block_of_the_sequence_is_not_saved(
+    subject: Subject, start: int, stop: int
+) -> None:
+    sequence = subject.prefilled(subject.tokens(400), 512)
+    with pytest.raises(BackendError):
+        subject.backend.export_block(sequence, Part.FULL, start, stop)
+
+
+@only(*EVERYTHING)
+def test_an_empty_sequence_has_nothing_to_save(subject: Subject) -> None:
+    sequence = subject.backend.open(256)
+    with pytest.raises(BackendError):
+        subject.backend.export_block(sequence, Part.FULL, 0, 1)
+    with pytest.raises(BackendError):
+        subject.backend.export_checkpoint(sequence)
+
+
+@only("fake windows", "mlx gemma3", "mlx gpt_oss")
+def test_a_window_that_slid_on_is_not_saved(subject: Subject) -> None:
+    sequence = subject.prefilled(subject.tokens(1500), 1536)
+    with pytest.raises(BackendError):
+        subject.backend.export_block(sequence, Part.WINDOW, 0, 256)
+
+
+@only(*EVERYTHING)
+@pytest.mark.parametrize(("start", "stop"), [(1, 200), (256, 300), (0, 0), (-256, 10)])
+def test_a_load_begins_where_the_sequence_ends(subject: Subject, start: int, stop: int) -> None:
+    sequence = subject.backend.open(512)
+    with pytest.raises(BackendError):
+        subject.backend.loading(sequence, Part.FULL, start, stop)
+    assert subject.backend.length(sequence) == 0
+
+
+@only("fake full", "fake windows", "mlx llama", "mlx gemma3")
+def test_a_load_needs_room(subject: Subject) -> None:
+    sequence = subject.backend.open(512)
+    with pytest.raises(BackendError, match="room"):
+        subject.backend.loading(sequence, Part.FULL, 0, 513)
+
+
+@only(*WITH_CHECKPOINT)
+def test_a_checkpoint_fits_its_position_only(subject: Subject) -> None:
+    tokens = subject.tokens(331)
+    expected = subject.answer(tokens, 6)
+    room = 512
+    saved = save(subject, subject.prefilled(tokens[:-1], room))
+    shorter = save(subject, subject.prefilled(tokens[:-2], room))
+    hostile: list[bytes | None] = [None, b"", b"\0" * 8, shorter.checkpoint]
+    assert saved.checkpoint is not None
+    size = len(saved.checkpoint)
+    hostile += [saved.checkpoint[:n] for n in (1, 8, size // 2, size - 1)]
+    hostile += [saved.checkpoint + b"\0", b"\xff" * size]
+    for checkpoint in hostile:
+        with pytest.raises(CacheReconstructionError):
+            load_saved(subject, replace(saved, checkpoint=checkpoint), room)
+    sequence = subject.backend.open(room)
+    fill(subject.backend.loading(sequence, Part.FULL, 0, 330), saved.full)
+    with pytest.raises(CacheReconstructionError):
+        subject.backend.loaded(sequence, 330, shorter.checkpoint)
+    assert subject.backend.length(sequence) == 0
+    subject.prefill(sequence, tokens[:-1])
+    assert subject.go_on(sequence, tokens, 6) == expected
+
+
+# Pausing
+
+
+@only(*EVERYTHING)
+def test_a_pause_before_the_first_step_changes_nothing(subject: Subject) -> None:
+    tokens = subject.tokens(30)
+    expected = subject.answer(tokens, 5)
+    sequence = subject.backend.open(256)
+    subject.backend.pause(sequence)
+    subject.prefill(sequence, tokens[:-1])
+    subject.backend.pause(sequence)
+    subject.backend.start(sequence, tokens[-1], tokens[:-1], GREEDY, 0)
+    subject.backend.pause(sequence)
+    assert subject.backend.decode() == []
+    assert subject.backend.length(sequence) == 29
+    assert subject.go_on(sequence, tokens, 5) == expected

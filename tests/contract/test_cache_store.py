@@ -1,175 +1,865 @@
-"""What every `CacheStorePort` does: give back what it was given, or nothing."""
+"""What every `CacheStorePort` does: give back exactly what it was given, or nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from semantic.application.resident_store import ResidentStore
-from semantic.domain.entities import AgentBlocks
-from semantic.domain.services import BlockPool
-from semantic.domain.value_objects import CacheKey, ModelCacheSpec
-from semantic.ports.outbound import CacheStorePort
-from tests.support.fake_backend import FULL
+from semantic.adapters.stores.background import BackgroundStore
+from semantic.adapters.stores.disk import DiskStore
+from semantic.adapters.stores.memory import MemoryStore
+from semantic.adapters.stores.tiered import TieredStore
+from semantic.domain.block_hash import BlockHash, BlockKey, BlockLink, Part, Scope
+from semantic.domain.stored import BlockHeader, BlockLayout, Manifest, StoredBlock
+from semantic.ports.store import CacheStorePort
+from tests.support.store_blocks import (
+    LAYOUT,
+    SCOPE,
+    Room,
+    block,
+    blocks,
+    chain,
+    header,
+    keys,
+    manifest,
+    scope_of,
+    text,
+)
 
-Store = CacheStorePort[str]
-Pool = BlockPool[str]
+Make = Callable[[Path, int], CacheStorePort]
 
-STORES: dict[str, Callable[[Pool], Store]] = {
-    "resident": ResidentStore,
+AMPLE = 1 << 28
+BIG = BlockLayout("test: 64 KiB", full=(256,))
+"""Its bodies are large beside what a store adds to them."""
+BIG_BYTES = 80 * 1024
+"""More than a store counts for a block of `BIG`, and less than twice its body."""
+
+
+def background(inner: CacheStorePort) -> CacheStorePort:
+    return BackgroundStore(inner, AMPLE)
+
+
+def tiered(cold: CacheStorePort, max_bytes: int) -> CacheStorePort:
+    return TieredStore(MemoryStore(max_bytes, secret=cold.secret), cold)
+
+
+def memory(_folder: Path, max_bytes: int) -> CacheStorePort:
+    return MemoryStore(max_bytes)
+
+
+@cache
+def empty_disk_bytes() -> int:
+    """What the folder of a store on disk takes before anything is in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = DiskStore.open(Path(folder) / "store", AMPLE)
+        [tier] = store.stats()
+        store.close()
+    return tier.n_bytes
+
+
+def disk(folder: Path, max_bytes: int) -> CacheStorePort:
+    """With `max_bytes` for blocks and manifests, beside what an empty folder takes."""
+    return DiskStore.open(folder / "store", max_bytes + empty_disk_bytes())
+
+
+def disk_in_background(folder: Path, max_bytes: int) -> CacheStorePort:
+    return background(disk(folder, max_bytes))
+
+
+VOLATILE: dict[str, Make] = {
+    "memory": memory,
+    "background(memory)": lambda folder, size: background(memory(folder, size)),
 }
+LASTING: dict[str, Make] = {
+    "disk": disk,
+    "background(disk)": disk_in_background,
+    "tiered(memory, disk)": lambda folder, size: tiered(disk(folder, size), size),
+    "tiered(memory, background(disk))": lambda folder, size: tiered(
+        disk_in_background(folder, size), size
+    ),
+}
+STORES = VOLATILE | LASTING
 
 
-class Shelf:
-    """A store, the pool its caches lie in, and a way to make caches."""
-
-    def __init__(self, name: str) -> None:
-        self.pool = Pool(ModelCacheSpec((FULL,)), 100)
-        self.store = STORES[name](self.pool)
-
-    def cache(self, agent: str, *tokens: int) -> AgentBlocks[str]:
-        blocks = AgentBlocks[str](agent, token_ids=tokens, model_id="m")
-        for block in self.pool.allocate(2, 0, agent):
-            block.layer_data = f"{agent} {tokens}"
-            blocks.add_block(block)
-        return blocks
-
-    def put(self, agent: str, *tokens: int, model: str = "m") -> AgentBlocks[str]:
-        blocks = self.cache(agent, *tokens)
-        self.store.put(CacheKey(model, agent), blocks)
-        return blocks
-
-    def agents(self) -> list[str]:
-        return [key.agent_id for key in self.store.oldest_first()]
+@contextmanager
+def opened(make: Make, folder: Path, max_bytes: int = AMPLE) -> Iterator[CacheStorePort]:
+    store = make(folder, max_bytes)
+    try:
+        yield store
+    finally:
+        store.close()
 
 
 @pytest.fixture(params=list(STORES))
-def shelf(request: pytest.FixtureRequest) -> Shelf:
-    return Shelf(str(request.param))
+def make(request: pytest.FixtureRequest) -> Make:
+    return STORES[str(request.param)]
 
 
-def key(agent: str, model: str = "m") -> CacheKey:
-    return CacheKey(model, agent)
+@pytest.fixture
+def store(make: Make, tmp_path: Path) -> Iterator[CacheStorePort]:
+    with opened(make, tmp_path) as one:
+        yield one
 
 
-def test_an_empty_store_has_nothing(shelf: Shelf) -> None:
-    assert shelf.store.get(key("a")) is None
-    assert shelf.store.take(key("a")) is None
-    assert shelf.store.oldest_first() == ()
-    assert shelf.store.evict() is False
+@pytest.fixture
+def eager_threads() -> Iterator[None]:
+    """Threads change places after every few instructions."""
+    kept = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(kept)
 
 
-def test_a_cache_comes_back_with_its_tokens_and_data(shelf: Shelf) -> None:
-    shelf.put("a", 1, 2, 3)
-    found = shelf.store.get(key("a"))
-    assert found is not None
-    assert not found.retired
-    assert (found.agent_id, found.token_ids, found.model_id) == ("a", (1, 2, 3), "m")
-    assert [block.layer_data for block in found.all_blocks()] == ["a (1, 2, 3)"] * 2
+def total(store: CacheStorePort, name: str) -> int:
+    return sum(tier.counts[name] for tier in store.stats())
 
 
-def test_looking_leaves_a_cache_where_it_is(shelf: Shelf) -> None:
-    shelf.put("a", 1)
-    assert shelf.store.get(key("a")) is not None
-    assert shelf.store.get(key("a")) is not None
-    assert shelf.agents() == ["a"]
+def n_blocks(store: CacheStorePort) -> int:
+    return sum(tier.n_blocks for tier in store.stats())
 
 
-def test_taking_forgets_the_cache_but_not_its_blocks(shelf: Shelf) -> None:
-    shelf.put("a", 1)
-    taken = shelf.store.take(key("a"))
-    assert taken is not None
-    assert not taken.retired
-    assert shelf.store.get(key("a")) is None
-    assert shelf.pool.is_live(taken.all_blocks())
-    assert shelf.pool.view("a").n_blocks == 2
+def is_within_budget(store: CacheStorePort) -> bool:
+    return all(tier.n_bytes <= tier.max_bytes for tier in store.stats())
 
 
-def test_a_newer_cache_replaces_the_older_and_its_blocks_return(shelf: Shelf) -> None:
-    older = shelf.put("a", 1)
-    shelf.put("a", 1, 2)
-    found = shelf.store.get(key("a"))
-    assert found is not None
-    assert found.token_ids == (1, 2)
-    assert older.retired
-    assert shelf.pool.used_blocks == 2
-    assert shelf.agents() == ["a"]
+def put_all(store: CacheStorePort, many: Sequence[StoredBlock]) -> None:
+    kept = [store.put(one) for one in many]
+    assert all(kept)
 
 
-def test_putting_the_same_cache_again_keeps_it(shelf: Shelf) -> None:
-    blocks = shelf.put("a", 1)
-    shelf.store.put(key("a"), blocks)
-    assert not blocks.retired
-    assert shelf.pool.used_blocks == 2
+def n_found(store: CacheStorePort, links: Sequence[BlockLink]) -> int:
+    """How many of the chain are there, of which none may be behind a gap."""
+    found = store.find(keys(links))
+    there = [link.key(Part.FULL) in found for link in links]
+    assert there == sorted(there, reverse=True)
+    return sum(there)
 
 
-def test_models_do_not_share_caches(shelf: Shelf) -> None:
-    shelf.put("a", 1, model="m")
-    shelf.put("a", 2, model="n")
-    ours, theirs = shelf.store.get(key("a")), shelf.store.get(key("a", "n"))
-    assert ours is not None
-    assert theirs is not None
-    assert (ours.token_ids, theirs.token_ids) == ((1,), (2,))
-    assert shelf.store.take(key("a", "n")) is theirs
-    assert shelf.store.get(key("a")) is ours
+def press(store: CacheStorePort, seeds: Sequence[int]) -> None:
+    """One large block of each of other chains, used once."""
+    for seed in seeds:
+        [link] = chain(256, seed)
+        store.put(block(link, layout=BIG))
+        store.touch(keys([link]))
+        store.flush()
+        assert is_within_budget(store)
 
 
-def test_the_cache_used_longest_ago_goes_first(shelf: Shelf) -> None:
-    caches = [shelf.put(agent, 1) for agent in "abc"]
-    shelf.put("a", 1, 2)
-    assert shelf.agents() == ["b", "c", "a"]
-    assert shelf.store.evict()
-    assert shelf.agents() == ["c", "a"]
-    assert caches[1].retired
-    assert not caches[2].retired
-    assert shelf.pool.view("b").n_blocks == 0
+# Blocks
 
 
-def test_a_store_can_be_emptied(shelf: Shelf) -> None:
-    for agent in "abc":
-        shelf.put(agent, 1)
-    assert [shelf.store.evict() for _ in range(4)] == [True, True, True, False]
-    assert shelf.pool.used_blocks == 0
+def test_an_empty_store_has_nothing(store: CacheStorePort) -> None:
+    [link] = chain(256)
+    assert store.find([link.key(Part.FULL)]) == {}
+    assert store.children(SCOPE.root, Part.FULL) == []
+    assert store.read(header(link)) is None
+    assert store.read_into([Room(header(link)).read]) == [False]
+    assert store.manifest(SCOPE, "a") is None
+    assert store.manifests() == []
+    assert store.remove(SCOPE, "a") is False
+    assert n_blocks(store) == 0
+    store.touch([link.key(Part.FULL)])
+    store.flush()
 
 
-def test_an_evicted_cache_whose_blocks_others_hold_leaves_them(shelf: Shelf) -> None:
-    blocks = shelf.put("a", 1)
-    held = list(blocks.all_blocks())
-    shelf.pool.share(held, "b")
-    shelf.store.evict()
-    assert shelf.pool.is_live(held)
-    assert shelf.pool.holders() == ("b",)
+@pytest.mark.parametrize("n_tokens", [1, 255, 256])
+@pytest.mark.parametrize("part", Part)
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_body_comes_back_byte_for_byte(
+    store: CacheStorePort, n_tokens: int, part: Part, flushed: bool
+) -> None:
+    [link] = chain(n_tokens)
+    given = block(link, part)
+    assert store.put(given)
+    if flushed:
+        store.flush()
+    assert store.read(given.header) == given.body
+    assert store.find([link.key(part)])[link.key(part)].n_bytes == len(given.body)
 
 
-commands = st.tuples(st.sampled_from(["put", "take", "evict", "get"]), st.sampled_from("abc"))
+@pytest.mark.parametrize("n_tokens", [1, 255, 256])
+@pytest.mark.parametrize("part", [Part.FULL, Part.WINDOW])
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_body_is_read_into_the_front_of_its_targets(
+    store: CacheStorePort, n_tokens: int, part: Part, flushed: bool
+) -> None:
+    [link] = chain(n_tokens)
+    given = block(link, part)
+    assert store.put(given)
+    if flushed:
+        store.flush()
+    room = Room(given.header)
+    assert store.read_into([room.read]) == [True]
+    assert room.body == given.body
+    assert room.rest_is_untouched
 
 
-@settings(max_examples=50)
-@given(name=st.sampled_from(sorted(STORES)), todo=st.lists(commands, max_size=30))
-def test_a_store_is_a_dictionary_in_order_of_use(name: str, todo: list[tuple[str, str]]) -> None:
-    shelf = Shelf(name)
-    expected: dict[str, tuple[int, ...]] = {}
-    for i, (command, agent) in enumerate(todo):
-        match command:
-            case "put":
-                shelf.put(agent, i)
-                expected.pop(agent, None)
-                expected[agent] = (i,)
-            case "take":
-                taken = shelf.store.take(key(agent))
-                assert (taken and taken.token_ids) == expected.pop(agent, None)
-                if taken is not None:
-                    shelf.pool.free(taken.all_blocks(), agent)
-            case "evict":
-                assert shelf.store.evict() == bool(expected)
-                if expected:
-                    del expected[next(iter(expected))]
-            case _:
-                found = shelf.store.get(key(agent))
-                assert (found and found.token_ids) == expected.get(agent)
-        assert shelf.agents() == list(expected)
-        assert shelf.pool.used_blocks == 2 * len(expected)
-        shelf.pool.check_integrity()
+def test_an_empty_body_is_a_body(store: CacheStorePort) -> None:
+    empty = BlockLayout("test: no full layers")
+    [link] = chain(200)
+    assert store.put(block(link, layout=empty))
+    store.flush()
+    assert store.find(keys([link]))[link.key(Part.FULL)].n_bytes == 0
+    assert store.read(header(link, layout=empty)) == b""
+    assert store.read_into([Room(header(link, layout=empty), empty).read]) == [True]
+
+
+@pytest.mark.parametrize("n_tokens", [3, 256])
+def test_a_body_may_have_many_segments(store: CacheStorePort, n_tokens: int) -> None:
+    many = BlockLayout("test: 1,300 segments", full=tuple(2 + i % 3 for i in range(1300)))
+    [link] = chain(n_tokens)
+    given = block(link, layout=many)
+    assert store.put(given)
+    store.flush()
+    room = Room(given.header, many)
+    assert store.read_into([room.read]) == [True]
+    assert room.body == given.body
+    assert room.rest_is_untouched
+
+
+def test_many_reads_at_once_keep_their_order(store: CacheStorePort) -> None:
+    links = chain(20 * 256 + 7)
+    there = [link for i, link in enumerate(links) if i % 3]
+    put_all(store, blocks(there))
+    store.flush()
+    rooms = [Room(header(link)) for link in links]
+    assert store.read_into([room.read for room in rooms]) == [i % 3 > 0 for i in range(len(links))]
+    assert [rooms[link.start // 256].body for link in there] == [one.body for one in blocks(there)]
+
+
+def test_the_parts_of_a_block_are_kept_apart(store: CacheStorePort) -> None:
+    [link] = chain(256)
+    put_all(store, [block(link, Part.FULL), block(link, Part.CHECKPOINT)])
+    store.flush()
+    assert set(store.find([link.key(part) for part in Part])) == {
+        link.key(Part.FULL),
+        link.key(Part.CHECKPOINT),
+    }
+    assert store.read(header(link, Part.WINDOW)) is None
+    assert store.read(header(link, Part.CHECKPOINT)) == block(link, Part.CHECKPOINT).body
+
+
+def test_what_is_lacking_is_what_was_not_put(store: CacheStorePort) -> None:
+    links = chain(4 * 256)
+    asked = keys(links)
+    assert store.lacking(asked) == frozenset(asked)
+    put_all(store, blocks(links[:2]))
+    assert store.lacking(asked) == frozenset(asked[2:])
+    store.flush()
+    assert store.lacking(asked) == frozenset(asked[2:])
+
+
+def test_finding_says_what_is_there_in_any_order(store: CacheStorePort) -> None:
+    links = chain(4 * 256)
+    put_all(store, blocks(links[:2]))
+    asked = keys([links[3], links[1], links[0], links[1]])
+    assert set(store.find(asked)) == set(keys(links[:2]))
+    store.flush()
+    assert set(store.find(asked)) == set(keys(links[:2]))
+    assert store.find([]) == {}
+
+
+WRONG: dict[str, Callable[[BlockLink], BlockLink]] = {
+    "namespace": lambda link: replace(link, scope=Scope(b"n" * 32, SCOPE.tenant)),
+    "tenant": lambda link: replace(link, scope=Scope(SCOPE.namespace, b"t" * 32)),
+    "hash": lambda link: replace(link, hash=BlockHash(b"h" * 32)),
+    "parent": lambda link: replace(link, parent=BlockHash(b"p" * 32)),
+    "start": lambda link: replace(link, start=link.start + 256),
+    "tokens": lambda link: replace(link, tokens=(*link.tokens[:-1], link.tokens[-1] ^ 1)),
+    "fewer tokens": lambda link: replace(link, tokens=link.tokens[:-1]),
+}
+WRONG_HEADERS: dict[str, Callable[[BlockHeader], BlockHeader]] = {
+    "part": lambda one: replace(one, part=Part.WINDOW),
+    "layout": lambda one: replace(one, layout="test: another"),
+}
+
+
+def wrong_in(field: str, one: BlockHeader) -> BlockHeader:
+    """The header with another value in one field, of its link or its own."""
+    if field in WRONG:
+        return replace(one, link=WRONG[field](one.link))
+    return WRONG_HEADERS[field](one)
+
+
+@pytest.mark.parametrize("field", [*WRONG, *WRONG_HEADERS])
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_body_is_given_only_to_who_asks_for_it_in_every_field(
+    store: CacheStorePort, field: str, flushed: bool
+) -> None:
+    link = chain(2 * 256)[1]
+    wide = BlockLayout(LAYOUT.name, full=LAYOUT.full, window=LAYOUT.full)
+    given = block(link)
+    assert store.put(given)
+    if flushed:
+        store.flush()
+    wrong = wrong_in(field, given.header)
+    assert wrong != given.header
+    assert store.read(wrong) is None
+    assert store.read_into([Room(wrong, wide).read]) == [False]
+    assert total(store, "misses") > 0
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_what_was_asked_for_wrongly_is_still_there(store: CacheStorePort, flushed: bool) -> None:
+    given = block(chain(2 * 256)[1])
+    assert store.put(given)
+    if flushed:
+        store.flush()
+    same = BlockHeader(chain(2 * 256)[1], Part.FULL, LAYOUT.name)
+    assert store.read(same) == given.body
+    room = Room(same)
+    assert store.read_into([room.read]) == [True]
+    assert room.body == given.body
+    assert total(store, "hits") == 2
+
+
+@pytest.mark.parametrize("full", [(8, 2), (8, 2, 4, 1), (8, 2, 5)])
+def test_targets_of_another_shape_are_a_miss(store: CacheStorePort, full: tuple[int, ...]) -> None:
+    given = block(chain(256)[0])
+    assert store.put(given)
+    store.flush()
+    other = BlockLayout(LAYOUT.name, full=full)
+    assert store.read_into([Room(given.header, other).read]) == [False]
+
+
+def test_children_are_the_blocks_that_follow(store: CacheStorePort) -> None:
+    first, second = chain(300)
+    [shorter] = SCOPE.chain(second.tokens[:20], parent=first.hash, start=256)
+    [other] = chain(256, seed=1)
+    put_all(store, blocks([first, second, shorter, other]))
+    assert store.put(block(second, Part.CHECKPOINT))
+
+    def following(parent: BlockHash, part: Part = Part.FULL) -> set[BlockKey]:
+        return {one.key for one in store.children(parent, part)}
+
+    for _ in range(2):
+        assert following(SCOPE.root) == set(keys([first, other]))
+        assert following(first.hash) == set(keys([second, shorter]))
+        assert following(first.hash, Part.CHECKPOINT) == {second.key(Part.CHECKPOINT)}
+        assert following(second.hash) == set()
+        assert following(scope_of(tenant="other").root) == set()
+        assert len(store.children(first.hash, Part.FULL)) == 2
+        store.flush()
+    assert header(second) in store.children(first.hash, Part.FULL)
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_children_can_be_asked_for_by_how_they_begin(store: CacheStorePort, flushed: bool) -> None:
+    numbers = [*range(100, 200)]
+    variants = {
+        "same": numbers,
+        "shorter": numbers[:20],
+        "few": numbers[:3],
+        "differs late": [*numbers[:16], 1, *numbers[17:]],
+        "differs early": [*numbers[:15], 1, *numbers[16:]],
+        "few others": [numbers[0], 1],
+    }
+    links = {name: next(SCOPE.chain(tokens)) for name, tokens in variants.items()}
+    put_all(store, blocks(list(links.values())))
+    if flushed:
+        store.flush()
+
+    def found(like: Sequence[int]) -> set[str]:
+        keys = {one.key for one in store.children(SCOPE.root, Part.FULL, like)}
+        return {name for name, link in links.items() if link.key(Part.FULL) in keys}
+
+    assert found(numbers) == {"same", "shorter", "few", "differs late"}
+    assert found(numbers[:16]) == {"same", "shorter", "few", "differs late"}
+    assert found(numbers[:15]) == {"same", "shorter", "few", "differs late", "differs early"}
+    assert found(numbers[:1]) == set(variants)
+    assert found([]) == set()
+    assert len(store.children(SCOPE.root, Part.FULL)) == len(links)
+
+
+def test_a_block_that_is_there_is_not_written_again(store: CacheStorePort) -> None:
+    links = chain(600)
+    put_all(store, blocks(links))
+    store.flush()
+    written, n_bytes = total(store, "written"), [tier.n_bytes for tier in store.stats()]
+    assert written >= len(links)
+    put_all(store, blocks(links))
+    store.flush()
+    assert total(store, "written") == written
+    assert [tier.n_bytes for tier in store.stats()] == n_bytes
+
+
+# Room
+
+
+def test_of_a_chain_the_tail_goes_first(make: Make, tmp_path: Path) -> None:
+    with opened(make, tmp_path, 8 * BIG_BYTES) as store:
+        links = chain(4 * 256)
+        put_all(store, [block(link, layout=BIG) for link in links])
+        store.touch(keys(links))
+        store.flush()
+        assert n_found(store, links) == 4
+        seen = []
+        for seed in range(1, 30):
+            press(store, [seed])
+            seen.append(n_found(store, links))
+        assert seen == sorted(seen, reverse=True)
+        assert seen[0] == 4
+        assert seen[-1] == 0
+        assert total(store, "evicted") > 0
+
+
+def test_what_was_used_last_stays(make: Make, tmp_path: Path) -> None:
+    with opened(make, tmp_path, 8 * BIG_BYTES) as store:
+        links = chain(3 * 256)
+        put_all(store, [block(link, layout=BIG) for link in links])
+        store.flush()
+        for seed in range(1, 30):
+            store.touch(keys(links))
+            press(store, [seed])
+            assert n_found(store, links) == 3
+            assert n_found(store, chain(256, seed)) == 1
+
+
+def test_a_block_larger_than_the_budget_is_not_kept(make: Make, tmp_path: Path) -> None:
+    with opened(make, tmp_path, 8 * BIG_BYTES) as store:
+        small, large = chain(256, 1)[0], chain(256, 2)[0]
+        assert store.put(block(small, layout=BIG))
+        store.flush()
+        store.put(StoredBlock(header(large, layout=BIG), bytes(10 * BIG_BYTES)))
+        store.flush()
+        assert store.read(header(large, layout=BIG)) is None
+        assert n_found(store, [small]) == 1
+        assert is_within_budget(store)
+
+
+def test_pinned_agents_survive_pressure_until_they_are_unpinned(make: Make, tmp_path: Path) -> None:
+    with opened(make, tmp_path, 12 * BIG_BYTES) as store:
+        links = chain(3 * 256)
+        put_all(store, [block(link, layout=BIG) for link in links])
+        put_all(store, [StoredBlock(header(links[-1], Part.CHECKPOINT, BIG), b"state")])
+        assert store.save(manifest("a", 3 * 256, pinned=True))
+        store.flush()
+        assert all(tier.pinned_bytes > 3 * 65536 for tier in store.stats() if tier.n_agents)
+        press(store, range(1, 30))
+        assert n_found(store, links) == 3
+        assert store.read(header(links[-1], Part.CHECKPOINT, BIG)) == b"state"
+        assert store.manifest(SCOPE, "a") is not None
+        assert store.save(manifest("a", 3 * 256))
+        store.flush()
+        press(store, range(30, 60))
+        assert n_found(store, links) == 0
+
+
+def test_pins_may_leave_no_room_but_the_budget_holds(make: Make, tmp_path: Path) -> None:
+    with opened(make, tmp_path, 8 * BIG_BYTES) as store:
+        links = chain(20 * 256)
+        for link in links:
+            store.put(block(link, layout=BIG))
+            store.flush()
+        there = [link for link in links if link.key(Part.FULL) in store.find(keys(links))]
+        store.save(manifest("a", 20 * 256, pinned=True))
+        store.flush()
+        there = [link for link in there if link.key(Part.FULL) in store.find(keys(there))]
+        press(store, range(1, 20))
+        assert set(store.find(keys(links))) == set(keys(there))
+        assert total(store, "dropped") > 0
+
+
+# Agents
+
+
+STRANGE = [
+    "",
+    " ",
+    ".",
+    "../../etc/passwd",
+    "a/b\\c:d",
+    "nul\0byte",
+    "line\nbreak",
+    "\ud800 half a pair",
+    "é",
+    "e\u0301",
+    "A",
+    "a",
+    "🦜" * 300,
+    "x" * 10_000,
+]
+
+
+def test_an_agent_is_kept_as_it_was_saved(store: CacheStorePort) -> None:
+    given = replace(manifest("a", 300, pinned=True, parent="b"), model="a model", saved_at=1234.5)
+    assert store.save(given)
+    for _ in range(2):
+        kept = store.manifest(SCOPE, "a")
+        assert kept is not None
+        assert kept == replace(given, generation=kept.generation)
+        assert kept.generation > 0
+        assert store.manifests() == [kept]
+        store.flush()
+
+
+def test_generations_rise(store: CacheStorePort) -> None:
+    seen = []
+    for n_tokens in (10, 300, 300, 20):
+        assert store.save(replace(manifest("a", n_tokens), generation=77))
+        store.flush()
+        kept = store.manifest(SCOPE, "a")
+        assert kept is not None
+        assert len(kept.token_ids) == n_tokens
+        seen.append(kept.generation)
+    assert seen == list(range(seen[0], seen[0] + 4))
+
+
+def test_the_newest_manifest_is_seen_at_once(store: CacheStorePort) -> None:
+    for n_tokens in range(1, 50):
+        assert store.save(manifest("a", n_tokens))
+        kept = store.manifest(SCOPE, "a")
+        assert kept is not None
+        assert len(kept.token_ids) == n_tokens
+        assert [len(one.token_ids) for one in store.manifests()] == [n_tokens]
+
+
+def test_agents_are_listed_last_saved_first(store: CacheStorePort) -> None:
+    for agent in ("a", "b", "c", "a"):
+        assert store.save(manifest(agent, 10))
+    assert [one.agent_id for one in store.manifests()] == ["a", "c", "b"]
+    store.flush()
+    assert [one.agent_id for one in store.manifests()] == ["a", "c", "b"]
+
+
+def test_a_removed_agent_is_gone_and_its_blocks_stay(store: CacheStorePort) -> None:
+    links = chain(300)
+    put_all(store, blocks(links))
+    for flushed in (False, True):
+        assert store.save(manifest("a", 300))
+        assert store.save(manifest("b", 300))
+        if flushed:
+            store.flush()
+        assert store.remove(SCOPE, "a") is True
+        assert store.remove(SCOPE, "a") is False
+        assert store.manifest(SCOPE, "a") is None
+        store.flush()
+        assert store.manifest(SCOPE, "a") is None
+        assert [one.agent_id for one in store.manifests()] == ["b"]
+        assert n_found(store, links) == 2
+
+
+def test_any_text_names_an_agent_and_no_two_are_one(store: CacheStorePort) -> None:
+    for i, agent in enumerate(STRANGE):
+        assert store.save(manifest(agent, 10 + i))
+    store.flush()
+    assert [one.agent_id for one in store.manifests()] == STRANGE[::-1]
+    for i, agent in enumerate(STRANGE):
+        kept = store.manifest(SCOPE, agent)
+        assert kept is not None
+        assert len(kept.token_ids) == 10 + i
+    for i, agent in enumerate(STRANGE):
+        assert store.remove(SCOPE, agent)
+        assert len(store.manifests()) == len(STRANGE) - i - 1
+
+
+def test_models_and_tenants_do_not_see_each_other(store: CacheStorePort) -> None:
+    scopes = [scope_of(model, tenant) for model in "mn" for tenant in "tu"]
+    for i, scope in enumerate(scopes):
+        assert store.save(manifest("a", 10 + i, scope=scope))
+    [ours] = chain(256, scope=scopes[0])
+    assert store.put(block(ours))
+    store.flush()
+    for i, scope in enumerate(scopes):
+        kept = store.manifest(scope, "a")
+        assert kept is not None
+        assert (kept.scope, len(kept.token_ids)) == (scope, 10 + i)
+        assert bool(store.find(keys(chain(256, scope=scope)))) == (i == 0)
+        assert bool(store.children(scope.root, Part.FULL)) == (i == 0)
+    assert store.remove(scopes[1], "a")
+    assert store.manifest(scopes[0], "a") is not None
+    assert len(store.manifests()) == 3
+
+
+def test_a_fork_stores_no_further_blocks(store: CacheStorePort) -> None:
+    put_all(store, blocks(chain(700)))
+    assert store.save(manifest("a", 700))
+    store.flush()
+    before = total(store, "written"), n_blocks(store)
+    put_all(store, blocks(chain(700)))
+    assert store.save(manifest("b", 700, parent="a"))
+    store.flush()
+    assert (total(store, "written"), n_blocks(store)) == before
+    forked = store.manifest(SCOPE, "b")
+    assert forked is not None
+    assert forked.parent == "a"
+    assert store.remove(SCOPE, "a")
+    store.flush()
+    assert n_found(store, chain(700)) == 3
+
+
+def test_a_tail_that_a_longer_one_replaces_is_dropped(store: CacheStorePort) -> None:
+    first, tail = chain(300)
+    put_all(store, [*blocks([first, tail]), block(tail, Part.CHECKPOINT)])
+    assert store.save(manifest("a", 300))
+    longer = chain(400)[1]
+    assert store.put(block(longer))
+    assert store.save(manifest("a", 400))
+    store.flush()
+    assert set(store.find(keys([first, tail, longer]))) == set(keys([first, longer]))
+    assert store.find([tail.key(Part.CHECKPOINT)])
+
+
+def test_a_tail_that_another_agent_needs_is_kept(store: CacheStorePort) -> None:
+    first, tail = chain(300)
+    longer, other = chain(400)[1], chain(400, seed=1)[1]
+    [unlike] = SCOPE.chain(other.tokens, parent=first.hash, start=256)
+    put_all(store, blocks([first, tail]))
+    assert store.save(manifest("a", 300))
+    assert store.save(manifest("b", 300))
+    put_all(store, blocks([longer, unlike]))
+    assert store.save(manifest("a", 400))
+    store.flush()
+    assert len(store.find(keys([first, tail, longer, unlike]))) == 4
+    assert store.save(manifest("b", 400))
+    store.flush()
+    assert len(store.find(keys([first, tail, longer, unlike]))) == 3
+
+
+# Life
+
+
+def test_the_secret_stays_the_same(store: CacheStorePort) -> None:
+    assert len(store.secret) == 32
+    assert store.secret == store.secret
+
+
+def test_no_two_stores_have_the_same_secret(make: Make, tmp_path: Path) -> None:
+    with opened(make, tmp_path / "a") as one, opened(make, tmp_path / "b") as other:
+        assert one.secret != other.secret
+
+
+def test_statistics_name_what_everybody_asks_for(store: CacheStorePort) -> None:
+    asked = {"hits", "misses", "written", "dropped", "evicted", "damaged", "write_errors"}
+    assert store.stats()
+    for tier in store.stats():
+        assert asked <= set(tier.counts)
+        assert tier.max_bytes > 0
+
+
+@pytest.mark.parametrize("name", list(LASTING))
+def test_closing_keeps_all_that_was_accepted(name: str, tmp_path: Path) -> None:
+    links = chain(30 * 256 + 5)
+    with opened(LASTING[name], tmp_path) as store:
+        secret = store.secret
+        put_all(store, blocks(links))
+        assert store.save(manifest("a", 30 * 256 + 5))
+    with opened(LASTING[name], tmp_path) as store:
+        assert store.secret == secret
+        kept = store.manifest(SCOPE, "a")
+        assert kept is not None
+        assert kept.token_ids == text(30 * 256 + 5)
+        assert [store.read(header(link)) for link in links] == [one.body for one in blocks(links)]
+
+
+@pytest.mark.usefixtures("eager_threads")
+def test_several_threads_may_use_it(store: CacheStorePort) -> None:
+    wrong: list[str] = []
+
+    def use(number: int) -> None:
+        random = Random(number)
+        for turn in range(1, 12):
+            links = chain(256 * random.randint(1, 4), seed=random.randrange(3))
+            for link in links:
+                store.put(block(link))
+            rooms = [Room(header(link)) for link in links]
+            done = store.read_into([room.read for room in rooms])
+            for link, room, filled in zip(links, rooms, done, strict=True):
+                if not filled or room.body != block(link).body:
+                    wrong.append(f"thread {number}, turn {turn}: block {link.start}")
+            store.touch(keys(links))
+            store.save(manifest(f"agent {number}", 10 * turn))
+            kept = store.manifest(SCOPE, f"agent {number}")
+            if kept is None or len(kept.token_ids) != 10 * turn:
+                wrong.append(f"thread {number}, turn {turn}: manifest")
+            store.remove(SCOPE, f"agent {(number + 10) % 13}")
+            store.manifests()
+            store.children(SCOPE.root, Part.FULL)
+            store.stats()
+
+    threads = [threading.Thread(target=use, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert wrong == []
+    store.flush()
+    assert len(store.manifests()) == 3
+    assert is_within_budget(store)
+
+
+# Anything in any order
+
+LENGTHS = (1, 100, 256, 300, 512, 600)
+links_of = st.builds(
+    chain,
+    st.sampled_from(LENGTHS),
+    st.integers(0, 2),
+    st.sampled_from([SCOPE, scope_of(tenant="other")]),
+)
+parts = st.sampled_from(list(Part))
+agents = st.sampled_from(["a", "b", "\ud800"])
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """A store against dictionaries of all that was ever put into it."""
+
+    make: Make
+
+    @initialize(max_bytes=st.sampled_from([25_000, 60_000, 150_000, AMPLE]))
+    def open(self, max_bytes: int) -> None:
+        self.folder = Path(tempfile.mkdtemp())
+        self.store = type(self).make(self.folder, max_bytes)
+        self.is_ample = max_bytes == AMPLE
+        self.known: dict[BlockKey, StoredBlock] = {}
+        self.saved: dict[str, list[Manifest]] = {}
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            self.store.close()
+            shutil.rmtree(self.folder)
+
+    def must_have(self, key: BlockKey) -> bool:
+        """Whether the block cannot be missing; a tail that a longer one replaces may."""
+        if not self.is_ample or key not in self.known:
+            return False
+        link = self.known[key].header.link
+        others = [one.header.link for one in self.known.values() if one.header.part is key.part]
+        return not any(
+            other.parent == link.parent
+            and len(other.tokens) > len(link.tokens)
+            and other.tokens[: len(link.tokens)] == link.tokens
+            for other in others
+        )
+
+    @rule(links=links_of, part=parts)
+    def put(self, links: list[BlockLink], part: Part) -> None:
+        for given in blocks(links, part):
+            kept = self.store.put(given)
+            if kept:
+                self.known[given.header.key] = given
+            assert kept or not self.is_ample
+
+    @rule(links=links_of, part=parts)
+    def read(self, links: list[BlockLink], part: Part) -> None:
+        for link in links:
+            body = self.store.read(header(link, part))
+            assert body is None or body == self.known[link.key(part)].body
+            assert body is not None or not self.must_have(link.key(part))
+
+    @rule(links=links_of, part=st.sampled_from([Part.FULL, Part.WINDOW]))
+    def read_into(self, links: list[BlockLink], part: Part) -> None:
+        rooms = [Room(header(link, part)) for link in links]
+        done = self.store.read_into([room.read for room in rooms])
+        for link, room, filled in zip(links, rooms, done, strict=True):
+            assert not filled or room.body == self.known[link.key(part)].body
+            assert filled or not self.must_have(link.key(part))
+
+    @rule(links=links_of, part=parts)
+    def find(self, links: list[BlockLink], part: Part) -> None:
+        found = self.store.find(keys(links, part))
+        assert all(found[key].n_bytes == len(self.known[key].body) for key in found)
+        assert all(key in found for key in keys(links, part) if self.must_have(key))
+
+    @rule(links=links_of, part=parts)
+    def children(self, links: list[BlockLink], part: Part) -> None:
+        parent = links[-1].parent
+        found = self.store.children(parent, part)
+        assert all(one == self.known[one.key].header for one in found)
+        assert all((one.link.parent, one.part) == (parent, part) for one in found)
+        assert len({one.key for one in found}) == len(found)
+        keys_there = {one.key for one in found}
+        for key, one in self.known.items():
+            if key.part is part and one.header.link.parent == parent and self.must_have(key):
+                assert key in keys_there
+
+    @rule(links=links_of, part=parts)
+    def touch(self, links: list[BlockLink], part: Part) -> None:
+        self.store.touch(keys(links, part))
+
+    @rule(
+        agent=agents,
+        n_tokens=st.sampled_from(LENGTHS),
+        seed=st.integers(0, 2),
+        pinned=st.booleans(),
+    )
+    def save(self, agent: str, n_tokens: int, seed: int, pinned: bool) -> None:
+        given = manifest(agent, n_tokens, seed, pinned=pinned)
+        kept = self.store.save(given)
+        if kept:
+            self.saved.setdefault(agent, []).append(given)
+        assert kept or not self.is_ample
+
+    @rule(agent=agents)
+    def remove(self, agent: str) -> None:
+        removed = self.store.remove(SCOPE, agent)
+        assert self.store.manifest(SCOPE, agent) is None
+        known = self.saved.pop(agent, None)
+        assert known is not None or not removed
+        assert removed or not (self.is_ample and known)
+
+    @rule()
+    def flush(self) -> None:
+        self.store.flush()
+
+    @invariant()
+    def budget_holds_and_agents_are_as_saved(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        assert is_within_budget(self.store)
+        listed = [replace(one, generation=0) for one in self.store.manifests()]
+        assert len({one.agent_id for one in listed}) == len(listed)
+        assert all(one in self.saved[one.agent_id] for one in listed)
+        if self.is_ample:
+            newest = {agent: many[-1] for agent, many in self.saved.items()}
+            assert {one.agent_id: one for one in listed} == newest
+
+
+class MemoryMachine(StoreMachine):
+    make = staticmethod(STORES["memory"])
+
+
+class BackgroundMemoryMachine(StoreMachine):
+    make = staticmethod(STORES["background(memory)"])
+
+
+class DiskMachine(StoreMachine):
+    make = staticmethod(STORES["disk"])
+
+
+class BackgroundDiskMachine(StoreMachine):
+    make = staticmethod(STORES["background(disk)"])
+
+
+class TieredMachine(StoreMachine):
+    make = staticmethod(STORES["tiered(memory, disk)"])
+
+
+class TieredBackgroundMachine(StoreMachine):
+    make = staticmethod(STORES["tiered(memory, background(disk))"])
+
+
+for machine in StoreMachine.__subclasses__():
+    n_examples = 60 if machine in (MemoryMachine, BackgroundMemoryMachine) else 15
+    machine.TestCase.settings = settings(max_examples=n_examples, stateful_step_count=30)
+
+TestMemory = MemoryMachine.TestCase
+TestBackgroundMemory = BackgroundMemoryMachine.TestCase
+TestDisk = DiskMachine.TestCase
+TestBackgroundDisk = BackgroundDiskMachine.TestCase
+TestTiered = TieredMachine.TestCase
+TestTieredBackground = TieredBackgroundMachine.TestCase

@@ -5,15 +5,22 @@ from __future__ import annotations
 import inspect
 from importlib.metadata import version
 from pathlib import Path
+from typing import cast
 
+import mlx.core as mx
 import mlx_lm.models
+from llguidance import LLMatcher
+from llguidance.hf import from_tokenizer
 from mlx_lm.generate import BatchGenerator, GenerationBatch, PromptProcessingBatch
 from mlx_lm.models import base, cache, llama
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from transformers import PreTrainedTokenizerFast
 
 from semantic.adapters.mlx import ragged_attention
 from semantic.adapters.mlx.ragged_batch import RaggedBatch
 from semantic.adapters.mlx.sequence_cache import SequenceCache
-from tests.support.tiny_models import tiny_model
+from tests.support.text_tokenizer import text_tokenizer
+from tests.support.tiny_models import VOCAB, tiny_model
 
 
 def test_the_versions_are_the_ones_this_was_read_from() -> None:
@@ -73,3 +80,56 @@ def test_caches_have_the_fields_that_tell_their_kind() -> None:
     window = cache.RotatingKVCache(max_size=8)
     assert (window.max_size, window.keep) == (8, 0)
     assert cache.KVCache.step == 256
+
+
+def test_a_processor_is_called_once_for_each_token_with_all_tokens_before_it() -> None:
+    calls: list[list[int]] = []
+
+    def watch(tokens: mx.array, logits: mx.array) -> mx.array:
+        calls.append(cast("list[int]", tokens.tolist()))
+        assert logits.shape == (1, VOCAB)
+        return logits
+
+    model = tiny_model("llama")
+    generator = BatchGenerator(model, max_tokens=100)
+    with mx.stream(generator.stream):
+        caches = cache.make_prompt_cache(model)
+        model(mx.array([[5, 6, 7]]), cache=caches)
+        (uid,) = generator.insert(
+            [[8]], caches=[caches], all_tokens=[[5, 6, 7]], logits_processors=[[watch]]
+        )
+        said: list[int] = []
+        while len(said) < 4:
+            said += [response.token for response in generator.next()[1]]
+        generator.remove([uid])
+    # One step ahead: the call for the token after the last one was made already.
+    assert calls == [[5, 6, 7, 8, *said[:n]] for n in range(5)]
+
+
+def test_the_tokenizer_is_wrapped_under_the_name_we_unwrap() -> None:
+    wrapper = text_tokenizer().inner
+    assert isinstance(wrapper, TokenizerWrapper)
+    assert isinstance(wrapper._tokenizer, PreTrainedTokenizerFast)
+
+
+def test_masks_are_bits_of_token_ids_in_order_that_end_tokens_close() -> None:
+    assert version("llguidance").startswith("1.9.")
+    texts = text_tokenizer()
+    inner = cast(TokenizerWrapper, texts.inner)._tokenizer
+    trie = from_tokenizer(inner, n_vocab=200, eos_token=[95, 7])
+    matcher = LLMatcher(trie, LLMatcher.grammar_from_lark("start: /[ab]/"), log_level=0)
+
+    def allowed() -> list[int]:
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        return [token for token in range(200) if mask >> token & 1]
+
+    a, b = texts.encode("ab")
+    assert allowed() == [a, b]
+    assert matcher.consume_token(a)
+    assert matcher.is_accepting()
+    assert allowed() == [7, 95]
+    # A wrong token is an error for good; nothing is raised, and masks go on.
+    assert not matcher.consume_token(b)
+    assert matcher.is_error()
+    assert matcher.get_error()
+    matcher.compute_bitmask()

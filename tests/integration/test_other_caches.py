@@ -9,7 +9,6 @@ import mlx.core as mx
 import pytest
 from mlx.nn.layers.base import Module
 from mlx_lm.models import cache as mlx_caches
-from mlx_lm.models import gemma2, lfm2, recurrent_gemma, stablelm
 
 from semantic import BlockPool, BlockPoolBatchEngine
 from semantic.adapters.mlx.layer_caches import LayerData
@@ -20,107 +19,21 @@ from semantic.domain.value_objects import LayerKind
 from tests.integration.test_exactness import prompts
 from tests.support.char_tokenizer import CharTokenizer
 from tests.support.reference import generate
-from tests.support.tiny_models import VOCAB, randomize
-
-_COMMON = {
-    "hidden_size": 32,
-    "num_hidden_layers": 4,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": VOCAB,
-    "max_position_embeddings": 4096,
-    "rope_theta": 10000.0,
-}
-
-
-def _lfm2() -> Module:
-    return lfm2.Model(
-        lfm2.ModelArgs.from_dict(
-            _COMMON
-            | {
-                "model_type": "lfm2",
-                "norm_eps": 1e-5,
-                "conv_bias": False,
-                "conv_L_cache": 3,
-                "block_dim": 32,
-                "block_ff_dim": 64,
-                "block_multiple_of": 8,
-                "block_ffn_dim_multiplier": 1.0,
-                "block_auto_adjust_ff_dim": False,
-                "full_attn_idxs": [1, 3],
-            }
-        )
-    )
-
-
-def _recurrent_gemma() -> Module:
-    return recurrent_gemma.Model(
-        recurrent_gemma.ModelArgs.from_dict(
-            _COMMON
-            | {
-                "model_type": "recurrent_gemma",
-                "rms_norm_eps": 1e-5,
-                "attention_bias": False,
-                "conv1d_width": 4,
-                "lru_width": 32,
-                "attention_window_size": 300,
-                "embeddings_scale_by_sqrt_dim": True,
-                "logits_soft_cap": 30.0,
-                "block_types": ["recurrent", "attention"],
-                "_block_types": ["recurrent", "attention"],
-            }
-        )
-    )
-
-
-def _stablelm() -> Module:
-    return stablelm.Model(
-        stablelm.ModelArgs.from_dict(
-            _COMMON
-            | {
-                "model_type": "stablelm",
-                "use_qkv_bias": False,
-                "partial_rotary_factor": 0.25,
-                "layer_norm_eps": 1e-5,
-                "norm_eps": 1e-5,
-            }
-        )
-    )
-
-
-def _gemma2() -> Module:
-    return gemma2.Model(
-        gemma2.ModelArgs.from_dict(
-            _COMMON
-            | {
-                "model_type": "gemma2",
-                "head_dim": 16,
-                "rms_norm_eps": 1e-5,
-                "query_pre_attn_scalar": 16.0,
-            }
-        )
-    )
-
-
-def _random(model: Module) -> Module:
-    randomize(model)
-    return model
+from tests.support.tiny_models import VOCAB, build, tiny_model
 
 
 @pytest.mark.parametrize(
     ("model", "kinds", "ragged"),
     [
-        (_lfm2, "state global state global", (False, True, False, True)),
-        (_recurrent_gemma, "state sliding_window " * 2, (False, True, False, True)),
-        (_stablelm, "global " * 4, (False,) * 4),
+        ("lfm2", "state global state global", (False, True, False, True)),
+        ("recurrent_gemma", "state sliding_window " * 2, (False, True, False, True)),
+        ("stablelm", "global " * 4, (False,) * 4),
     ],
-    ids=["lfm2", "recurrent_gemma", "stablelm"],
 )
 def test_layers_that_need_it_keep_mlx_lms_caches_and_answers_stay_exact(
-    model: Callable[[], Module], kinds: str, ragged: tuple[bool, ...]
+    model: str, kinds: str, ragged: tuple[bool, ...]
 ) -> None:
-    built = _random(model())
+    built = tiny_model(model)
     backend = wrap_model(built)
     spec = backend.cache_spec()
     assert [kind.value for kind in spec.layer_types] == kinds.split()
@@ -143,7 +56,7 @@ def test_layers_that_need_it_keep_mlx_lms_caches_and_answers_stay_exact(
 
 
 def test_an_edited_prompt_is_computed_anew_where_a_state_cannot_go_back() -> None:
-    built = _random(_lfm2())
+    built = tiny_model("lfm2")
     backend = wrap_model(built)
     spec = backend.cache_spec()
     pool: BlockPool[LayerData] = BlockPool(spec, total_blocks=400)
@@ -160,7 +73,7 @@ def test_an_edited_prompt_is_computed_anew_where_a_state_cannot_go_back() -> Non
 
 def test_a_model_that_no_cache_can_batch_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedModelError, match="gemma2 gives other answers in a batch"):
-        wrap_model(_random(_gemma2()))
+        wrap_model(tiny_model("gemma2"))
 
 
 def test_an_unknown_kind_of_cache_is_named() -> None:
@@ -178,7 +91,7 @@ def test_an_unknown_kind_of_cache_is_named() -> None:
 
 def test_reading_a_spec_computes_nothing() -> None:
     before = mx.get_active_memory()
-    spec = read_spec(_lfm2())
+    spec = read_spec(build("lfm2"))
     assert spec is not None
     assert spec.layers[0].kind is LayerKind.STATE
     assert mx.get_active_memory() - before < 4096

@@ -10,8 +10,9 @@ import mlx.core as mx
 import pytest
 
 from semantic import BlockPool, BlockPoolBatchEngine, load
+from semantic.adapters.mlx.fingerprint import fingerprint
 from semantic.adapters.mlx.layer_caches import LayerData
-from semantic.adapters.mlx.provider import EMBEDDED_MODEL, find_folder, fingerprint
+from semantic.adapters.mlx.provider import EMBEDDED_MODEL, find_folder
 from semantic.domain.errors import ModelNotFoundError
 from tests.support.reference import generate
 

@@ -15,8 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from weakref import WeakSet
 
+from semantic.domain.block_hash import Part
 from semantic.domain.entities import AgentBlocks, KVBlock
-from semantic.domain.errors import BackendError, CacheReconstructionError
+from semantic.domain.errors import BackendError, CacheReconstructionError, InvalidRequestError
+from semantic.domain.grammar import Grammar
+from semantic.domain.stored import BlockLayout
 from semantic.domain.value_objects import (
     BLOCK_TOKENS,
     LayerKind,
@@ -26,6 +29,7 @@ from semantic.domain.value_objects import (
     SamplingParams,
     SequenceId,
     TokenLogprob,
+    whole_blocks,
 )
 from tests.support.fake_clock import FakeClock
 
@@ -71,6 +75,8 @@ def _choose(seen: Sequence[int], history: Sequence[int], params: SamplingParams,
         numbers += [params.seed or 0, drawn]
     if params.repetition_penalty is not None:
         numbers += history[-params.repetition_context :]
+    if params.presence_penalty or params.frequency_penalty:
+        numbers += history[len(history) - drawn :]
     numbers += [token for token, bias in params.logit_bias.items() if bias > 0]
     return _digest(numbers)
 
@@ -203,6 +209,69 @@ class _LayerCache:
         return needed
 
 
+# Its bodies
+
+_NUMBER = array("q").itemsize
+"""Bytes of one token in each segment."""
+_UNKNOWN = -1
+"""A token that came with a body: what it was, only who starts the sequence knows."""
+
+
+class _Layers:
+    """Which layers go into which part."""
+
+    def __init__(self, spec: ModelCacheSpec) -> None:
+        sizes = Counter(layer.window for layer in spec.layers if layer.window is not None)
+        self.window_tokens = sizes.most_common(1)[0][0] if sizes else None
+        kinds = list(enumerate(spec.layers))
+        self.full = [i for i, layer in kinds if layer.kind is LayerKind.FULL]
+        self.window = [
+            i
+            for i, layer in kinds
+            if layer.window is not None and layer.window == self.window_tokens
+        ]
+        self.others = [i for i, _ in kinds if i not in (*self.full, *self.window)]
+        self.layout = BlockLayout(
+            name=f"fake {spec.layers}",
+            full=(_NUMBER,) * len(self.full),
+            window=(_NUMBER,) * len(self.window),
+            window_tokens=self.window_tokens,
+            needs_checkpoint=bool(self.window or self.others),
+        )
+        self.number = zlib.crc32(self.layout.name.encode())
+
+    def of(self, part: Part) -> list[int]:
+        _require(part is not Part.CHECKPOINT, "a checkpoint is no block")
+        return self.full if part is Part.FULL else self.window
+
+    def edge(self, length: int) -> range:
+        """Tokens at the window's beginning that are no block of their own."""
+        first = max(0, length - (self.window_tokens or 1) + 1)
+        return range(first, min(whole_blocks(first), length))
+
+
+@dataclass(slots=True)
+class _Landing:
+    """Where bodies are being written to: bytes per layer, from position `start` on."""
+
+    start: int
+    stop: int
+    data: dict[int, bytearray]
+
+    def numbers(self, layer: int, tokens: range) -> array[int]:
+        at = _NUMBER * (tokens.start - self.start)
+        found = array("q")
+        found.frombytes(self.data[layer][at : at + _NUMBER * len(tokens)])
+        return found
+
+    def check_released(self) -> None:
+        for data in self.data.values():
+            try:
+                data.append(0)
+            except BufferError:
+                _require(False, "somebody still has a view of what was loaded")
+
+
 @dataclass(slots=True, eq=False)
 class _Sequence:
     caches: list[_LayerCache]
@@ -215,6 +284,7 @@ class _Sequence:
     last_token: int = -1
     params: SamplingParams = field(default_factory=SamplingParams)
     drawn: int = 0
+    landings: dict[Part, _Landing] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
@@ -227,6 +297,12 @@ class _Sequence:
         for cache in self.caches:
             cache.append(value)
         self.tokens.append(token)
+
+    def knows(self, history: Sequence[int]) -> bool:
+        """Whether `history` may be what was computed or loaded."""
+        return len(history) == self.length and all(
+            known in (_UNKNOWN, told) for known, told in zip(self.tokens, history, strict=True)
+        )
 
 
 class FakeBackend:
@@ -252,6 +328,7 @@ class FakeBackend:
         self.prefilled_tokens = 0
         self.failures = 0
         self._spec = spec
+        self._layers = _Layers(spec)
         self._vocab_size = vocab_size
         self._model_id = model_id
         self._clock = clock
@@ -323,6 +400,7 @@ class FakeBackend:
         self._enter("reserve")
         self._check_capacity(capacity)
         state = self._get(sequence)
+        _require(not state.landings, "a sequence that is being loaded cannot move")
         for cache in state.caches:
             cache.reserve(capacity)
         state.capacity = max(state.capacity, capacity)
@@ -331,8 +409,7 @@ class FakeBackend:
         return self._get(sequence).length
 
     def prefill(self, sequence: SequenceId, tokens: Sequence[int]) -> None:
-        state = self._get(sequence)
-        _require(not state.started, "prefill after start")
+        state = self._resting(sequence)
         _require(len(tokens) > 0, "prefill of no tokens")
         for token in tokens[: len(tokens) // 2]:
             state.run(token)
@@ -342,6 +419,22 @@ class FakeBackend:
         self.prefilled_tokens += len(tokens)
         self._spend(len(tokens) * self._seconds_per_token)
 
+    def score(self, sequence: SequenceId, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:
+        state = self._resting(sequence)
+        _require(len(tokens) > 1, "scoring of no tokens")
+        self._enter("score")
+        scores = []
+        for token, following in itertools.pairwise(tokens):
+            state.run(token)
+            number = _digest([cache.seen() for cache in state.caches])
+            scores.append(self._logprob(following, number, n_top))
+        self.prefilled_tokens += len(scores)
+        self._spend(len(scores) * self._seconds_per_token)
+        return scores
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        raise InvalidRequestError(f"grammar: tokens here have no text to be {grammar.kind}")
+
     def start(
         self,
         sequence: SequenceId,
@@ -350,12 +443,14 @@ class FakeBackend:
         params: SamplingParams,
         drawn: int,
     ) -> None:
-        state = self._get(sequence)
-        _require(not state.started, "started twice")
-        _require(list(history) == state.tokens, "history differs from what was computed")
+        state = self._resting(sequence)
+        _require(state.knows(history), "history differs from what was computed")
         _require(params.greedy or params.seed is not None, "sampled, but without a seed")
+        _require(params.grammar is None, "started with a grammar that was refused")
         self._enter("start")
+        state.tokens = list(history)
         state.started = True
+        state.joined = False
         state.silent = self._silent_steps
         state.last_token, state.params, state.drawn = last_token, params, drawn
 
@@ -396,6 +491,82 @@ class FakeBackend:
         del self._sequences[sequence]
         self._enter("close")
 
+    def layout(self) -> BlockLayout:
+        return self._layers.layout
+
+    def pause(self, sequence: SequenceId) -> None:
+        state = self._get(sequence)
+        _require(not state.lost, "pausing a sequence that a failed step left half written")
+        self._enter("pause")
+        state.started = state.joined = False
+
+    def export_block(self, sequence: SequenceId, part: Part, start: int, stop: int) -> bytes:
+        state = self._resting(sequence)
+        if not 0 <= start < stop <= min(whole_blocks(start + 1), state.length):
+            raise BackendError(f"no tokens {start} to {stop} of one block")
+        self._enter("export_block")
+        tokens = range(start, stop)
+        return b"".join(_export(state.caches[i], tokens) for i in self._layers.of(part))
+
+    def export_checkpoint(self, sequence: SequenceId) -> bytes:
+        state = self._resting(sequence)
+        if not state.length:
+            raise BackendError("an empty sequence has no checkpoint")
+        self._enter("export_checkpoint")
+        numbers = array("q", [self._layers.number, state.length])
+        edge = self._layers.edge(state.length)
+        parts = [_export(state.caches[i], edge) for i in self._layers.window]
+        parts += [_export_state(state.caches[i]) for i in self._layers.others]
+        numbers.extend(len(part) // _NUMBER for part in parts)
+        return b"".join([numbers.tobytes(), *parts])
+
+    def loading(
+        self, sequence: SequenceId, part: Part, start: int, stop: int
+    ) -> list[list[memoryview]]:
+        state = self._get(sequence) if self._get(sequence).landings else self._resting(sequence)
+        if start % BLOCK_TOKENS or not 0 <= start < stop or part in state.landings:
+            raise BackendError(f"cannot load {part} tokens {start} to {stop}")
+        if whole_blocks(stop) > state.capacity:
+            raise BackendError(f"there is room for {state.capacity} tokens, not for {stop}")
+        if part is Part.FULL and start != state.length:
+            raise BackendError(f"loading from {start} into a sequence of {state.length}")
+        if state.length and self._layers.layout.needs_checkpoint:
+            raise BackendError("this model's caches can be loaded into an empty sequence only")
+        self._enter("loading")
+        size = _NUMBER * (whole_blocks(stop) - start)
+        landing = _Landing(start, stop, {i: bytearray(size) for i in self._layers.of(part)})
+        state.landings[part] = landing
+        block = _NUMBER * BLOCK_TOKENS
+        return [
+            [memoryview(data)[at : at + block] for data in landing.data.values()]
+            for at in range(0, size, block)
+        ]
+
+    def loaded(self, sequence: SequenceId, length: int, checkpoint: bytes | None = None) -> None:
+        state = self._get(sequence)
+        landings, state.landings = state.landings, {}
+        for landing in landings.values():
+            landing.check_released()
+        if not length:
+            for cache in state.caches:
+                del cache.memory.values[:]
+                cache.offset = 0
+            state.tokens = []
+            return
+        full = landings.get(Part.FULL)
+        if full is None or not state.length <= length <= full.stop:
+            raise CacheReconstructionError(f"{length} tokens were not loaded")
+        if checkpoint is None and self._layers.layout.needs_checkpoint and length > state.length:
+            raise CacheReconstructionError(f"{length} tokens were loaded without a checkpoint")
+        self._enter("loaded")
+        values = {i: full.numbers(i, range(full.start, length)) for i in self._layers.full}
+        if checkpoint is not None:
+            values |= self._checkpointed(landings.get(Part.WINDOW), length, checkpoint)
+        for i, numbers in values.items():
+            state.caches[i].memory.values.extend(numbers)
+            state.caches[i].offset = length
+        state.tokens += [_UNKNOWN] * (length - state.length)
+
     # Inside
 
     def _enter(self, method: str) -> None:
@@ -412,6 +583,42 @@ class FakeBackend:
     def _get(self, sequence: SequenceId) -> _Sequence:
         _require(sequence in self._sequences, f"sequence {sequence} is not open")
         return self._sequences[sequence]
+
+    def _resting(self, sequence: SequenceId) -> _Sequence:
+        """A sequence that neither decodes nor is being loaded."""
+        state = self._get(sequence)
+        if state.started:
+            raise BackendError("the sequence is decoding; pause it first")
+        if state.landings:
+            raise BackendError("the sequence is being loaded")
+        return state
+
+    def _checkpointed(
+        self, window: _Landing | None, length: int, checkpoint: bytes
+    ) -> dict[int, array[int]]:
+        """What a checkpoint and the bodies of its window say the layers hold."""
+        layers = [*self._layers.window, *self._layers.others]
+        edge = self._layers.edge(length)
+        sizes = [len(edge)] * len(self._layers.window)
+        sizes += [len(_kept(self._spec.layers[i], length)) for i in self._layers.others]
+        head = [self._layers.number, length, *sizes]
+        numbers = array("q")
+        if len(checkpoint) != _NUMBER * (len(head) + sum(sizes)):
+            raise CacheReconstructionError("a checkpoint of another size")
+        numbers.frombytes(checkpoint)
+        if list(numbers[: len(head)]) != head:
+            raise CacheReconstructionError("a checkpoint of another model or position")
+        values: dict[int, array[int]] = {}
+        at = len(head)
+        for i, size in zip(layers, sizes, strict=True):
+            values[i] = numbers[at : at + size]
+            at += size
+        if edge.stop < length:
+            if window is None or not window.start <= edge.stop < length <= window.stop:
+                raise CacheReconstructionError(f"the window needs {edge.stop} to {length}")
+            for i in self._layers.window:
+                values[i] += window.numbers(i, range(edge.stop, length))
+        return values
 
     @staticmethod
     def _check_capacity(capacity: int) -> None:
@@ -452,9 +659,13 @@ class FakeBackend:
         state.drawn += 1
         if state.params.logprobs is None:
             return SampledToken(sequence, token)
-        others = range(token, token + state.params.logprobs)
-        top = tuple((other % self._vocab_size, -0.5 - other) for other in others)
-        return SampledToken(sequence, token, TokenLogprob(token, -0.5 - token, top))
+        return SampledToken(sequence, token, self._logprob(token, token, state.params.logprobs))
+
+    def _logprob(self, token: int, number: int, n_top: int) -> TokenLogprob:
+        """Figures that tell `token` and what `number` was made of."""
+        likeliest = [(number + i) % self._vocab_size for i in range(n_top)]
+        top = tuple((other, -0.5 - i) for i, other in enumerate(likeliest))
+        return TokenLogprob(token, -0.5 - (token + number) % 1000, top)
 
     def _take_over(
         self, layer: LayerSpec, chain: Sequence[KVBlock[FakeData]], length: int, capacity: int
@@ -488,6 +699,26 @@ class FakeBackend:
         room = memory.n_blocks * BLOCK_TOKENS
         memory.values.extend(numbers if len(numbers) <= room else numbers[-(layer.window or 0) :])
         return _LayerCache(memory, length)
+
+
+def _export(cache: _LayerCache, tokens: range) -> bytes:
+    held = cache.held
+    if tokens and not held.start <= tokens.start < tokens.stop <= held.stop:
+        raise BackendError(f"{held} does not hold {tokens}")
+    at = tokens.start - held.start
+    return cache.memory.values[at : at + len(tokens)].tobytes()
+
+
+def _kept(layer: LayerSpec, length: int) -> range:
+    """The tokens whose numbers a checkpoint holds; of a state, that after the last one."""
+    first = length - 1 if layer.window is None else max(0, length - layer.window + 1)
+    return range(first, length)
+
+
+def _export_state(cache: _LayerCache) -> bytes:
+    if cache.layer.kind is LayerKind.STATE:
+        return cache.memory.values.tobytes()
+    return _export(cache, _kept(cache.layer, cache.offset))
 
 
 def _data(block: KVBlock[FakeData]) -> FakeData:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -21,3 +22,10 @@ def generate(
         if token in eos:
             break
     return tokens
+
+
+def logit_gap(model: Module, tokens: Sequence[int], rivals: tuple[int, int]) -> float:
+    """How far apart two next tokens are for the model alone, relative to the largest logit."""
+    logits = model(mx.array([list(tokens)]))[0, -1].astype(mx.float32)
+    gap = mx.abs(logits[rivals[0]] - logits[rivals[1]]) / mx.abs(logits).max()
+    return cast(float, gap.item())

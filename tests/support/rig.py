@@ -9,9 +9,12 @@ from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.kv_buffer import BufferRange
 from semantic.adapters.mlx.layer_caches import LayerData
 from semantic.adapters.mlx.provider import wrap_model
+from semantic.adapters.mlx.tokenizer import MLXTokenizer
 from semantic.application.prefill_budget import PrefillBudget
 from semantic.application.resident_store import ResidentStore
-from semantic.domain.value_objects import ModelCacheSpec
+from semantic.domain.value_objects import ModelCacheSpec, SamplingParams
+from semantic.ports.outbound import Tokenizer
+from semantic.ports.store import CacheStorePort
 from tests.support.char_tokenizer import CharTokenizer
 from tests.support.tiny_models import tiny_model
 
@@ -29,27 +32,36 @@ class Rig:
         chunk: int | None = None,
         eos: frozenset[int] = frozenset(),
         max_batch: int = 32,
+        archive: CacheStorePort | None = None,
+        texts: MLXTokenizer | None = None,
     ) -> None:
-        """The pool holds `columns` blocks of every layer; `chunk` fixes the prefill chunk."""
+        """The pool holds `columns` blocks of every layer; `chunk` fixes the prefill chunk.
+
+        With `texts` its tokens are what this tokenizer says, and answers can be held to grammars.
+        """
         self.model = tiny_model(architecture)
-        self.backend: MLXBackend = wrap_model(self.model, f"tiny:{architecture}")
+        self.backend: MLXBackend = wrap_model(self.model, f"tiny:{architecture}", texts)
         # The probe gives a layer that disagrees back to mlx-lm: answers would be right, and ours
         # untested.
         assert all(self.backend.ragged_layers), "a layer does not use our cache"
         self.spec: ModelCacheSpec = self.backend.cache_spec()
         self.pool: BlockPool[LayerData] = BlockPool(self.spec, columns * self.spec.n_layers)
-        self.store: ResidentStore[LayerData] = ResidentStore(self.pool)
-        self.tokenizer = CharTokenizer(eos)
+        self.tokenizer: Tokenizer = texts or CharTokenizer(eos)
         budget = PrefillBudget() if chunk is None else FixedBudget(chunk)
         self.engine: BlockPoolBatchEngine[LayerData] = BlockPoolBatchEngine(
             self.backend,
             self.tokenizer,
             self.pool,
             self.spec,
-            store=self.store,
+            store=archive,
             budget=budget,
             max_batch=max_batch,
         )
+
+    @property
+    def store(self) -> ResidentStore[LayerData]:
+        """The idle caches in the pool."""
+        return self.engine.resident
 
     def run(self) -> dict[str, Done]:
         """Run until nothing is left; completions by uid."""
@@ -61,9 +73,12 @@ class Rig:
         prompt: Sequence[int],
         max_tokens: int,
         cache: AgentBlocks[LayerData] | None = None,
+        sampling: SamplingParams | None = None,
     ) -> Done:
         """One request, alone."""
-        uid = self.engine.submit(agent_id, prompt, cache=cache, max_tokens=max_tokens)
+        uid = self.engine.submit(
+            agent_id, prompt, cache=cache, max_tokens=max_tokens, sampling=sampling
+        )
         return self.run()[uid]
 
     def held_bytes(self) -> int:

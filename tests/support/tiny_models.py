@@ -12,13 +12,32 @@ from typing import cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.normalization import RMSNorm
+from mlx.nn.layers.positional_encoding import RoPE
 from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_map_with_path
-from mlx_lm.models import gemma3_text, gpt_oss, llama, qwen2, qwen2_moe, qwen3
+from mlx_lm.models import cache as mlx_caches
+from mlx_lm.models import (
+    falcon_h1,
+    gemma2,
+    gemma3_text,
+    gpt_oss,
+    lfm2,
+    llama,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    recurrent_gemma,
+    stablelm,
+)
+from mlx_lm.models.base import scaled_dot_product_attention
 
 import semantic.adapters.mlx  # noqa: F401  loads OpenBLAS before MLX
 
 VOCAB = 96
+_SEED = 7
 
 
 def _llama() -> Module:
@@ -151,6 +170,156 @@ def _quantized() -> Module:
     return model
 
 
+_COMMON = {
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 4096,
+    "rope_theta": 10000.0,
+}
+
+
+def _lfm2() -> Module:
+    return lfm2.Model(
+        lfm2.ModelArgs.from_dict(
+            _COMMON
+            | {
+                "model_type": "lfm2",
+                "norm_eps": 1e-5,
+                "conv_bias": False,
+                "conv_L_cache": 3,
+                "block_dim": 32,
+                "block_ff_dim": 64,
+                "block_multiple_of": 8,
+                "block_ffn_dim_multiplier": 1.0,
+                "block_auto_adjust_ff_dim": False,
+                "full_attn_idxs": [1, 3],
+            }
+        )
+    )
+
+
+def _recurrent_gemma() -> Module:
+    return recurrent_gemma.Model(
+        recurrent_gemma.ModelArgs.from_dict(
+            _COMMON
+            | {
+                "model_type": "recurrent_gemma",
+                "rms_norm_eps": 1e-5,
+                "attention_bias": False,
+                "conv1d_width": 4,
+                "lru_width": 32,
+                "attention_window_size": 300,
+                "embeddings_scale_by_sqrt_dim": True,
+                "logits_soft_cap": 30.0,
+                "block_types": ["recurrent", "attention"],
+                "_block_types": ["recurrent", "attention"],
+            }
+        )
+    )
+
+
+def _stablelm() -> Module:
+    return stablelm.Model(
+        stablelm.ModelArgs.from_dict(
+            _COMMON
+            | {
+                "model_type": "stablelm",
+                "use_qkv_bias": False,
+                "partial_rotary_factor": 0.25,
+                "layer_norm_eps": 1e-5,
+                "norm_eps": 1e-5,
+            }
+        )
+    )
+
+
+def _gemma2() -> Module:
+    return gemma2.Model(
+        gemma2.ModelArgs.from_dict(
+            _COMMON
+            | {
+                "model_type": "gemma2",
+                "head_dim": 16,
+                "rms_norm_eps": 1e-5,
+                "query_pre_attn_scalar": 16.0,
+            }
+        )
+    )
+
+
+def _falcon_h1() -> Module:
+    return falcon_h1.Model(
+        falcon_h1.ModelArgs.from_dict(
+            _COMMON
+            | {
+                "model_type": "falcon_h1",
+                "num_hidden_layers": 2,
+                "head_dim": 8,
+                "mamba_d_conv": 4,
+                "mamba_d_head": 8,
+                "mamba_d_ssm": 32,
+                "mamba_d_state": 8,
+                "mamba_expand": 1,
+                "mamba_n_groups": 1,
+                "mamba_n_heads": 4,
+                "mamba_chunk_size": 16,
+                "rms_norm_eps": 1e-5,
+            }
+        )
+    )
+
+
+class _Attention(Module):
+    """One attention layer of 2 query heads and 1 KV head of 16."""
+
+    def __init__(self) -> None:
+        cast(Callable[[], None], super().__init__)()
+        self.q_proj = Linear(32, 32, bias=False)
+        self.k_proj = Linear(32, 16, bias=False)
+        self.v_proj = Linear(32, 16, bias=False)
+        self.o_proj = Linear(32, 32, bias=False)
+        self.rope = RoPE(16)
+
+    def __call__(self, x: mx.array, cache: mlx_caches.KVCache) -> mx.array:
+        rows, n, _ = x.shape
+        q = self.q_proj(x).reshape(rows, n, 2, 16).swapaxes(1, 2)
+        k = self.k_proj(x).reshape(rows, n, 1, 16).swapaxes(1, 2)
+        v = self.v_proj(x).reshape(rows, n, 1, 16).swapaxes(1, 2)
+        mask = cache.make_mask(n, return_array=False, window_size=None)
+        q, k = self.rope(q, offset=cache.offset), self.rope(k, offset=cache.offset)
+        k, v = cache.update_and_fetch(k, v)
+        out = scaled_dot_product_attention(q, k, v, cache=cache, scale=0.25, mask=mask)
+        return self.o_proj(out.swapaxes(1, 2).reshape(rows, n, -1))
+
+
+class _Windows(Module):
+    """Layers with windows of several sizes; None is full attention. No model of mlx-lm has them."""
+
+    def __init__(self, *windows: int | None) -> None:
+        cast(Callable[[], None], super().__init__)()
+        self.windows = windows
+        self.embed_tokens = Embedding(VOCAB, 32)
+        self.layers = [_Attention() for _ in windows]
+        self.norms = [RMSNorm(32) for _ in windows]
+        self.norm = RMSNorm(32)
+
+    def make_cache(self) -> list[object]:
+        return [
+            mlx_caches.KVCache() if size is None else mlx_caches.RotatingKVCache(size)
+            for size in self.windows
+        ]
+
+    def __call__(self, inputs: mx.array, cache: list[mlx_caches.KVCache]) -> mx.array:
+        x = self.embed_tokens(inputs)
+        for layer, norm, own in zip(self.layers, self.norms, cache, strict=True):
+            x = x + layer(norm(x), own)
+        return mx.matmul(self.norm(x), self.embed_tokens.weight.T)
+
+
 _BUILDERS: dict[str, Callable[[], Module]] = {
     "llama": _llama,
     "qwen2": _qwen2,
@@ -162,6 +331,20 @@ _BUILDERS: dict[str, Callable[[], Module]] = {
 }
 
 ARCHITECTURES = tuple(_BUILDERS)
+
+_OTHERS: dict[str, Callable[[], Module]] = {
+    "lfm2": _lfm2,
+    "recurrent_gemma": _recurrent_gemma,
+    "stablelm": _stablelm,
+    "falcon_h1": _falcon_h1,
+    "gemma2": _gemma2,
+    "windows": functools.partial(_Windows, 300, 40, None, 300),
+    "gemma3 narrow": functools.partial(_gemma3, 24),
+    "gemma3 wide": functools.partial(_gemma3, 700),
+}
+"""Models that need mlx-lm's own caches in some layer, keep other windows, or are refused."""
+
+_HALF = " bf16"
 
 
 # How much wider than usual a weight is drawn. Attention has to be sharp and to outweigh the
@@ -179,8 +362,8 @@ _GAIN = {
 
 
 def randomize(model: Module) -> None:
-    """Draw all weights anew, the same each time."""
-    mx.random.seed(7)
+    """Draw all weights anew, the same each time for the same `model`."""
+    mx.random.seed(_SEED)
 
     def draw(path: str, weight: mx.array) -> mx.array:
         noise = mx.random.normal(weight.shape)
@@ -196,12 +379,24 @@ def _parameters(model: Module) -> dict[str, object]:
     return cast(Callable[[], dict[str, object]], model.parameters)()
 
 
+def build(name: str) -> Module:
+    """The model of that architecture as mlx-lm draws it, not computed yet; the same each time."""
+    # A Linear draws its bias when it is built, and `randomize` only adds to that.
+    mx.random.seed(_SEED)
+    return (_BUILDERS | _OTHERS)[name]()
+
+
 @functools.cache
 def tiny_model(name: str) -> Module:
-    """The model of that architecture; the same object each time."""
-    model = _BUILDERS[name]()
+    """The model of that architecture, perhaps with " bf16"; the same object each time.
+
+    Its weights are the same in every process, whatever was built before it.
+    """
+    model = build(name.removesuffix(_HALF))
     if name != "quantized":
         randomize(model)
+    if name.endswith(_HALF):
+        model.set_dtype(mx.bfloat16)
     model.eval()
     mx.eval(_parameters(model))
     return model

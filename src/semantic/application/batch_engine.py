@@ -13,19 +13,23 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
 
+from semantic.application.agents import Agents
+from semantic.application.archive import Archive
 from semantic.application.block_ledger import BlockLedger
+from semantic.application.completion import completion
+from semantic.application.engine_load import EngineLoad
+from semantic.application.fair_queue import FairQueue
 from semantic.application.intake import Intake
 from semantic.application.prefill_budget import PrefillBudget
 from semantic.application.request import Phase, Request
 from semantic.application.resident_store import ResidentStore
-from semantic.application.scheduler import next_to_prefill, youngest
+from semantic.application.scheduler import PrefillTurns, youngest
 from semantic.application.sequences import Sequences
+from semantic.application.submission import Submission
 from semantic.domain.entities import AgentBlocks
-from semantic.domain.errors import (
-    BackendError,
-    InvalidRequestError,
-)
+from semantic.domain.errors import BackendError, InvalidRequestError
 from semantic.domain.services import BlockPool
+from semantic.domain.stored import Manifest
 from semantic.domain.value_objects import (
     CompletedGeneration,
     FinishReason,
@@ -36,9 +40,13 @@ from semantic.domain.value_objects import (
     TokenEvent,
 )
 from semantic.ports.inbound import EngineEvent
-from semantic.ports.outbound import BatchBackend, CacheStorePort, Clock, Tokenizer
+from semantic.ports.outbound import BatchBackend, Clock, Tokenizer
+from semantic.ports.store import CacheStorePort
 
 KV = TypeVar("KV")
+
+_LOAD_WAIT = 0.02
+"""Seconds of a step in which nothing happens but reading; it ends early when something is read."""
 
 
 class BlockPoolBatchEngine(Generic[KV]):
@@ -65,12 +73,16 @@ class BlockPoolBatchEngine(Generic[KV]):
         pool: BlockPool[KV],
         spec: ModelCacheSpec,
         *,
-        store: CacheStorePort[KV] | None = None,
+        store: CacheStorePort | None = None,
         budget: PrefillBudget | None = None,
         max_batch: int = 32,
         clock: Clock = time.perf_counter,
+        model_name: str = "",
     ) -> None:
-        """`max_batch` is how many requests decode together; `store` keeps idle caches.
+        """`max_batch` is how many requests decode together.
+
+        Idle caches stay in the pool while there is room; with a `store` they outlive that, and
+        the process if the store does. `model_name` is written beside what is saved.
 
         Raises InvalidRequestError when model, spec and pool do not belong together.
         """
@@ -79,21 +91,27 @@ class BlockPoolBatchEngine(Generic[KV]):
         if max_batch < 1:
             raise InvalidRequestError(f"max_batch must be at least 1, got {max_batch}")
         self._pool = pool
-        self._store = store if store is not None else ResidentStore(pool)
+        self._resident = ResidentStore(pool)
         self._intake = Intake(model, tokenizer)
-        self._ledger = BlockLedger(pool, spec, self._store, model.model_id)
-        self._sequences = Sequences(model, self._ledger)
         self._budget = budget or PrefillBudget(largest=model.best_chunk)
+        self._archive = None
+        if store is not None:
+            self._archive = Archive(
+                model, store, prefill_rate=lambda: self._budget.rate, model_name=model_name
+            )
+        self._ledger = BlockLedger(pool, spec, self._resident, model.model_id, self._archive)
+        self._sequences = Sequences(model, self._ledger, self._archive)
         self._max_batch = max_batch
         self._clock = clock
         # Guards what `submit` and `cancel` share with the stepping thread: the queues, the store
         # and the blocks of waiting requests. Never held while the model computes.
         self._lock = threading.RLock()
-        self._waiting: deque[Request[KV]] = deque()
+        self._known = Agents(self._ledger, self._archive, self._lock)
+        self._waiting: FairQueue[KV] = FairQueue()
         self._running: list[Request[KV]] = []
         self._outbox: deque[CompletedGeneration[KV]] = deque()
         self._numbers = itertools.count()
-        self._prefill_turn = 0
+        self._prefill_turns: PrefillTurns[KV] = PrefillTurns()
         self.suspensions = 0  # how often a running request was suspended, since the start
 
     # The port
@@ -107,24 +125,21 @@ class BlockPoolBatchEngine(Generic[KV]):
         *,
         sampling: SamplingParams | None = None,
         append: bool = False,
+        tenant: str = "",
+        note: str = "",
     ) -> str:
         """See `GenerationEnginePort.submit`."""
-        with self._lock:
-            kept = self._store.get(self._ledger.key(agent_id)) if append else None
-        # Not under the lock: a long text takes a while to encode, and nobody has to wait for it.
-        request = self._intake.accept(
-            agent_id,
-            prompt,
-            cache,
-            max_tokens,
-            sampling=sampling or SamplingParams(),
-            append=append,
-            kept=kept,
-            number=next(self._numbers),
+        sampling = sampling or SamplingParams()
+        asked = Submission(
+            agent_id, prompt, cache, max_tokens, sampling, append=append, tenant=tenant, note=note
         )
+        # Not under the lock: a long text takes a while to encode, and nobody has to wait for it.
+        self._intake.check(asked)
+        archived = self._known.recall(agent_id, tenant)
+        request = self._intake.accept(asked, archived, next(self._numbers))
         with self._lock:
-            self._ledger.require_room(request, self._agents())
-            self._waiting.append(request)
+            self._ledger.require_room(request, [r.owner for r in (*self._waiting, *self._running)])
+            self._waiting.push(request)
             self._admit()
             return request.uid
 
@@ -148,14 +163,15 @@ class BlockPoolBatchEngine(Generic[KV]):
 
     def step_once(self) -> list[EngineEvent[KV]]:
         """See `GenerationEnginePort.step_once`."""
-        started = self._clock()
         with self._lock:
             events = self._finish_cancelled()
             self._admit()
             events += self._refuse_stuck()
             events += self._grow()
-        decoding = bool(self._in_phase(Phase.DECODE))
         events += self._open_admitted()
+        events += self._finish_loads()
+        started = self._clock()
+        decoding = bool(self._in_phase(Phase.DECODE))
         events += self._decode()
         prefilled = self._prefill(events, decoding=decoding)
         self._budget.observe(prefilled, self._clock() - started, decoding=decoding)
@@ -164,19 +180,52 @@ class BlockPoolBatchEngine(Generic[KV]):
     # Beyond the port
 
     @property
+    def resident(self) -> ResidentStore[KV]:
+        """The idle caches that are in the pool; to be looked at only."""
+        return self._resident
+
+    @property
+    def load(self) -> EngineLoad[KV]:
+        """How much there is to do, and what the pool has for it."""
+        return EngineLoad(self._waiting, self._running, self._pool, self.suspensions)
+
+    @property
     def has_work(self) -> bool:
         """Whether a request is waiting or running."""
         return bool(self._waiting or self._running)
 
-    def forget(self, agent_id: str) -> bool:
-        """Drop the idle cache of an agent; False when there is none. Running requests go on."""
-        with self._lock:
-            blocks = self._store.take(self._ledger.key(agent_id))
-            if blocks is None:
-                return False
-            self._pool.free(blocks.all_blocks(), agent_id)
-            blocks.retire()
-            return True
+    def forget(self, agent_id: str, *, tenant: str = "") -> bool:
+        """Drop an agent's idle cache and what was saved of it; False when there is neither.
+
+        Running requests go on.
+        """
+        return self._known.forget(agent_id, tenant)
+
+    def fork(self, agent_id: str, new_agent_id: str, *, tenant: str = "") -> None:
+        """Let a new agent begin with all that `agent_id` has; copies no keys and values.
+
+        Raises InvalidRequestError when `agent_id` is not known or `new_agent_id` is.
+        """
+        self._known.fork(agent_id, new_agent_id, tenant)
+
+    def manifest(self, agent_id: str, *, tenant: str = "") -> Manifest | None:
+        """The agent as it was saved after its last turn; None when it was not."""
+        return self._known.manifest(agent_id, tenant)
+
+    def open_to_all(self, tokens: Sequence[int]) -> None:
+        """Let every tenant begin with what PUBLIC_TENANT's agents have of `tokens`."""
+        if self._archive is not None:
+            self._archive.open_to_all(tokens)
+
+    def flush(self) -> None:
+        """Return when all that was kept is as safe as the store can make it."""
+        if self._archive is not None:
+            self._archive.flush()
+
+    def close(self, *, keep_store: bool = False) -> None:
+        """End the engine; flush and close the store, unless it is kept for another engine."""
+        if self._archive is not None:
+            self._archive.close(keep_store=keep_store)
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless pool, requests and store agree on every block."""
@@ -184,35 +233,32 @@ class BlockPoolBatchEngine(Generic[KV]):
             self._pool.check_integrity()
             self._ledger.check_integrity((*self._waiting, *self._running))
 
-    # Submitting
-
-    def _agents(self) -> set[str]:
-        return {request.agent_id for request in (*self._waiting, *self._running)}
-
     # Admitting and growing (under the lock)
 
     def _in_phase(self, phase: Phase) -> list[Request[KV]]:
         return [request for request in tuple(self._running) if request.phase is phase]
 
     def _admit(self) -> None:
-        """Give blocks to waiting requests, strictly in order, while there is room."""
-        while self._waiting and len(self._running) < self._max_batch:
-            request = self._waiting[0]
-            # A suspended request comes back only when the others can grow beside it, else it
-            # would be suspended again at the next block.
-            headroom = len(self._running) if request.suspensions else 0
-            if not self._ledger.admit(request, headroom):
+        """Give blocks to waiting requests, each in its turn, while there is room."""
+        while len(self._running) < self._max_batch:
+            request = self._waiting.take(self._running, self._give_blocks)
+            if request is None:
                 return
-            self._waiting.popleft()
             request.phase = Phase.PREFILL
             self._running.append(request)
+
+    def _give_blocks(self, request: Request[KV]) -> bool:
+        # A suspended request comes back only when the others can grow beside it, else it would
+        # be suspended again at the next block.
+        headroom = len(self._running) if request.suspensions else 0
+        return self._ledger.admit(request, headroom)
 
     def _refuse_stuck(self) -> list[EngineEvent[KV]]:
         """End the first waiting request when nothing runs and there is still no room for it:
         since it was submitted somebody outside the engine took blocks of the pool."""
         if self._running or not self._waiting:
             return []
-        request = self._waiting[0]
+        request = self._waiting.first(self._running)
         refusal = f"Cannot allocate blocks for {request.n_tokens} tokens: others hold the pool"
         return [self._complete(request, "error", error=refusal)]
 
@@ -234,12 +280,12 @@ class BlockPoolBatchEngine(Generic[KV]):
 
     def _suspend(self, request: Request[KV]) -> None:
         """Take its blocks; it goes back to the head of the queue with the tokens it has."""
-        self._sequences.close(request)
+        self._sequences.suspend(request)
         self._ledger.release(request)
         self._running.remove(request)
         request.suspend()
         self.suspensions += 1
-        self._waiting = deque(sorted((*self._waiting, request), key=lambda other: other.number))
+        self._waiting.push(request)
 
     # Running
 
@@ -250,6 +296,20 @@ class BlockPoolBatchEngine(Generic[KV]):
             if request.sequence is None:
                 try:
                     self._sequences.open(request)
+                except BackendError as error:
+                    events.append(self._fail(request, error))
+        return events
+
+    def _finish_loads(self) -> list[EngineEvent[KV]]:
+        """Let those go on whose blocks have been read; wait only when nobody can do anything."""
+        loading = self._in_phase(Phase.LOAD)
+        if self._archive is not None and len(loading) == len(self._running):
+            self._archive.wait([r.archived.load for r in loading if r.archived.load], _LOAD_WAIT)
+        events: list[EngineEvent[KV]] = []
+        for request in loading:
+            if request.archived.load is None or request.archived.load.done:
+                try:
+                    self._sequences.finish_load(request)
                 except BackendError as error:
                     events.append(self._fail(request, error))
         return events
@@ -273,16 +333,19 @@ class BlockPoolBatchEngine(Generic[KV]):
         """Compute prompt chunks up to the budget; returns how many tokens."""
         budget = left = self._budget.next_chunk(decoding=decoding)
         while left > 0:
-            opened = [r for r in self._in_phase(Phase.PREFILL) if r.sequence is not None]
-            request = next_to_prefill(opened, self._prefill_turn)
+            ready = filter(self._sequences.may_prefill, self._in_phase(Phase.PREFILL))
+            request = self._prefill_turns.next(list(ready))
             if request is None:
                 break
-            self._prefill_turn += 1
+            started = self._clock()
             try:
-                left -= self._sequences.prefill(request, left)
+                n_tokens = self._sequences.prefill(request, left)
             except BackendError as error:
                 events.append(self._fail(request, error))
                 continue
+            left -= n_tokens
+            self._prefill_turns.give(request, n_tokens)
+            request.archived.prefill_seconds += self._clock() - started
             done, total = request.computed, request.n_tokens - 1
             events.append(PrefillEvent(request.uid, request.agent_id, done, total))
         return budget - left
@@ -325,15 +388,4 @@ class BlockPoolBatchEngine(Generic[KV]):
             self._running.remove(request)
         elif request in self._waiting:
             self._waiting.remove(request)
-        return CompletedGeneration(
-            uid=request.uid,
-            agent_id=request.agent_id,
-            text=request.text,
-            tokens=tuple(request.generated),
-            finish_reason=reason,
-            prompt_tokens=len(request.prompt),
-            cached_tokens=request.cached_tokens,
-            blocks=blocks,
-            logprobs=tuple(request.logprobs),
-            error=error,
-        )
+        return completion(request, reason, blocks, error)

@@ -11,7 +11,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
+from semantic.application.archive import Archive
 from semantic.application.request import Request, Restore
+from semantic.application.resident_store import ResidentStore
 from semantic.domain.entities import AgentBlocks, BlockId, KVBlock
 from semantic.domain.errors import IntegrityError, PoolExhaustedError
 from semantic.domain.prefix import reusable_prefix
@@ -22,7 +24,6 @@ from semantic.domain.value_objects import (
     ModelCacheSpec,
     whole_blocks,
 )
-from semantic.ports.outbound import CacheStorePort
 
 KV = TypeVar("KV")
 
@@ -43,24 +44,26 @@ class BlockLedger(Generic[KV]):
         self,
         pool: BlockPool[KV],
         spec: ModelCacheSpec,
-        store: CacheStorePort[KV],
+        store: ResidentStore[KV],
         model_id: str,
+        archive: Archive[KV] | None = None,
     ) -> None:
         self._pool = pool
+        self._archive = archive
         self._spec = spec
         self._store = store
         self._model_id = model_id
 
-    def key(self, agent_id: str) -> CacheKey:
+    def key(self, agent_id: str, tenant: str = "") -> CacheKey:
         """Under what the agent's cache is kept."""
-        return CacheKey(self._model_id, agent_id)
+        return CacheKey(self._model_id, agent_id, tenant)
 
     def require_room(self, request: Request[KV], agents: Iterable[str]) -> None:
         """Raise PoolExhaustedError when `request` could not end even with the pool to itself.
 
         What others than the engine's `agents` hold is not the engine's to give.
         """
-        ours = {*agents, *(key.agent_id for key in self._store.oldest_first())}
+        ours = {*agents, *(key.owner for key in self._store.oldest_first())}
         counts = self._spec.blocks_for(whole_blocks(request.most_tokens))
         others = [holder for holder in self._pool.holders() if holder not in ours]
         if not self._pool.fits_alone(counts, beside=others):
@@ -78,7 +81,11 @@ class BlockLedger(Generic[KV]):
         to make room; False, with nothing changed, when that is not enough.
         """
         spare = headroom * BLOCK_TOKENS
+        if request.scoring:
+            return self._extend(request, whole_blocks(request.n_tokens + 1), spare)
         restore = self._find_cache(request)
+        if self._is_longer_stored(request, restore):
+            restore = None
         if restore is None:
             return self._extend(request, whole_blocks(request.n_tokens + 1), spare)
         if self._admit_with(request, restore, spare):
@@ -98,7 +105,7 @@ class BlockLedger(Generic[KV]):
         if restore is None:
             return
         if not restore.exclusive:
-            self._pool.free(restore.blocks.all_blocks(), request.agent_id)
+            self._pool.free(restore.blocks.all_blocks(), request.owner)
             return
         for block in restore.blocks.all_blocks():
             # What was not taken over would stay in memory behind a block that is filled anew.
@@ -108,14 +115,14 @@ class BlockLedger(Generic[KV]):
         """Return all blocks of `request` to the pool."""
         self.unpin(request)
         for blocks in request.blocks:
-            self._pool.free(blocks, request.agent_id)
+            self._pool.free(blocks, request.owner)
         request.blocks = []
         request.capacity = 0
 
     def free_unused(self, request: Request[KV], unused: Sequence[KVBlock[KV]]) -> None:
         """Return some of the blocks of `request` to the pool."""
         gone = {block.block_id for block in unused}
-        self._pool.free(unused, request.agent_id)
+        self._pool.free(unused, request.owner)
         request.blocks = [[b for b in layer if b.block_id not in gone] for layer in request.blocks]
 
     def give_back(self, request: Request[KV]) -> None:
@@ -124,7 +131,7 @@ class BlockLedger(Generic[KV]):
         if restore is None or not restore.exclusive:
             self.release(request)
             return
-        if self._store.get(self.key(request.agent_id)) is not None:
+        if self._store.get(self.key(request.agent_id, request.tenant)) is not None:
             self.release(request)  # the agent has a newer one by now
             return
         taken = {block.block_id for block in restore.blocks.all_blocks()}
@@ -133,30 +140,54 @@ class BlockLedger(Generic[KV]):
         request.restore = None
         self.keep(request, restore.blocks)
 
+    def idle_tokens(self, agent_id: str, tenant: str) -> tuple[int, ...] | None:
+        """The tokens of the agent's idle cache; None when it has none in the pool."""
+        kept = self._store.get(self.key(agent_id, tenant))
+        return None if kept is None else kept.token_ids
+
+    def drop_idle(self, agent_id: str, tenant: str) -> bool:
+        """Return the agent's idle cache to the pool; False when there is none."""
+        kept = self._store.take(self.key(agent_id, tenant))
+        if kept is None:
+            return False
+        self._pool.free(kept.all_blocks(), kept.owner)
+        kept.retire()
+        return True
+
+    def fork(self, agent_id: str, new_agent_id: str, tenant: str) -> bool:
+        """Let a new agent hold the idle cache of another one too; False when there is none."""
+        kept = self._store.get(self.key(agent_id, tenant))
+        if kept is None:
+            return False
+        key = self.key(new_agent_id, tenant)
+        self._pool.share(kept.all_blocks(), key.owner)
+        self._store.put(key, kept.snapshot(new_agent_id, key.owner))
+        return True
+
     def check_integrity(self, requests: Iterable[Request[KV]]) -> None:
         """Raise IntegrityError unless each agent holds in the pool just what is known here."""
         expected: dict[str, set[BlockId]] = defaultdict(set)
         for key in self._store.oldest_first():
             kept = self._store.get(key)
             if kept is not None:
-                expected[kept.agent_id].update(block.block_id for block in kept.all_blocks())
+                expected[kept.owner].update(block.block_id for block in kept.all_blocks())
         for request in requests:
-            own = expected[request.agent_id]
+            own = expected[request.owner]
             own.update(block.block_id for layer in request.blocks for block in layer)
             if request.restore is not None:
                 own.update(block.block_id for block in request.restore.blocks.all_blocks())
-        for agent_id, blocks in expected.items():
-            held = self._pool.view(agent_id).n_blocks
+        for owner, blocks in expected.items():
+            held = self._pool.view(owner).n_blocks
             if held != len(blocks):
                 raise IntegrityError(
-                    f"agent {agent_id!r} holds {held} blocks, {len(blocks)} are known"
+                    f"agent {owner!r} holds {held} blocks, {len(blocks)} are known"
                 )
 
     def keep(self, request: Request[KV], blocks: AgentBlocks[KV]) -> None:
         """Hand the blocks of an ended request to the store as its agent's cache."""
         request.blocks = []
         request.capacity = 0
-        self._store.put(self.key(request.agent_id), blocks)
+        self._store.put(self.key(request.agent_id, request.tenant), blocks)
 
     def _budget(self) -> str:
         parts = []
@@ -168,7 +199,7 @@ class BlockLedger(Generic[KV]):
 
     def _find_cache(self, request: Request[KV]) -> Restore[KV] | None:
         """The longest usable prefix among the cache given and the one kept for the agent."""
-        kept = self._store.get(self.key(request.agent_id))
+        kept = self._store.get(self.key(request.agent_id, request.tenant))
         best: Restore[KV] | None = None
         for blocks in (kept, request.given_cache):
             length = reusable_prefix(self._spec, blocks, request.tokens)
@@ -176,10 +207,20 @@ class BlockLedger(Generic[KV]):
                 continue
             if self._pool.is_live(blocks.all_blocks()):
                 mine = blocks is kept and self._pool.is_exclusive(
-                    blocks.all_blocks(), request.agent_id
+                    blocks.all_blocks(), request.owner
                 )
                 best = Restore(blocks, length, exclusive=mine)
         return best
+
+    def _is_longer_stored(self, request: Request[KV], restore: Restore[KV] | None) -> bool:
+        """Whether the store has more of the request's tokens than the pool, by a block at least."""
+        prefix = None if self._archive is None else self._archive.find(request)
+        if prefix is None or restore is None:
+            return prefix is not None
+        if prefix.length >= restore.length + BLOCK_TOKENS:
+            return True
+        request.archived.prefix = None
+        return False
 
     def _admit_with(self, request: Request[KV], restore: Restore[KV], spare: int) -> bool:
         """Admit `request` on top of a cache, or change nothing.
@@ -188,13 +229,13 @@ class BlockLedger(Generic[KV]):
         """
         source = restore.blocks
         if restore.exclusive:
-            self._store.take(self.key(request.agent_id))
+            self._store.take(self.key(request.agent_id, request.tenant))
             request.blocks = [
                 list(source.blocks_for_layer(layer)) for layer in range(self._spec.n_layers)
             ]
             request.capacity = whole_blocks(source.total_tokens)
         else:
-            self._pool.share(source.all_blocks(), request.agent_id)
+            self._pool.share(source.all_blocks(), request.owner)
         restore.blocks = source.snapshot()
         if self._extend(request, whole_blocks(request.n_tokens + 1), spare):
             request.restore = restore
@@ -204,7 +245,7 @@ class BlockLedger(Generic[KV]):
         if restore.exclusive:
             self.keep(request, source)
         else:
-            self._pool.free(restore.blocks.all_blocks(), request.agent_id)
+            self._pool.free(restore.blocks.all_blocks(), request.owner)
         return False
 
     def _extend(self, request: Request[KV], capacity: int, spare: int = 0) -> bool:
@@ -215,7 +256,7 @@ class BlockLedger(Generic[KV]):
             return False
         if any(missing):
             try:
-                new = self._pool.allocate_layers(missing, request.agent_id)
+                new = self._pool.allocate_layers(missing, request.owner)
             except PoolExhaustedError:
                 return False  # somebody outside the engine was quicker
             for mine, more in zip(blocks, new, strict=True):

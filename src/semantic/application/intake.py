@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Generic, TypeVar
 
+from semantic.application.archive_state import ArchiveState
 from semantic.application.request import Request
+from semantic.application.submission import Submission
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.errors import CacheReconstructionError, InvalidRequestError
 from semantic.domain.value_objects import SamplingParams
@@ -19,53 +21,65 @@ from semantic.ports.outbound import BatchBackend, Tokenizer
 
 KV = TypeVar("KV")
 
+_MOST_ALTERNATIVES = 100
+"""Of each token's log-probabilities: a request for all of them would fill the memory."""
+_LONGEST_NOTE = 1 << 20
+"""Characters; a note is saved with each turn."""
+
 
 class Intake(Generic[KV]):
     """Makes requests for one model."""
 
     def __init__(self, model: BatchBackend[KV], tokenizer: Tokenizer) -> None:
+        self._model = model
         self._model_id = model.model_id
         self._vocab_size = model.vocab_size
         self._tokenizer = tokenizer
 
-    def accept(
-        self,
-        agent_id: str,
-        prompt: str | Sequence[int],
-        cache: AgentBlocks[KV] | None,
-        max_tokens: int,
-        *,
-        sampling: SamplingParams,
-        append: bool,
-        kept: AgentBlocks[KV] | None,
-        number: int,
-    ) -> Request[KV]:
-        """The request; `kept` is the agent's cache, to append to when no `cache` is given.
+    def check(self, asked: Submission[KV]) -> None:
+        """Raise as `GenerationEnginePort.submit` unless the simple fields are right."""
+        if not _is_text(asked.agent_id) or not asked.agent_id:
+            raise InvalidRequestError(
+                f"agent_id must be a non-empty string, got {asked.agent_id!r}"
+            )
+        if not _is_int(asked.max_tokens) or asked.max_tokens < 1:
+            raise InvalidRequestError(f"max_tokens must be at least 1, got {asked.max_tokens!r}")
+        if not _is_text(asked.tenant):
+            raise InvalidRequestError(f"tenant must be a string, got {asked.tenant!r}")
+        if not _is_text(asked.note) or len(asked.note) > _LONGEST_NOTE:
+            raise InvalidRequestError(
+                f"note must be a string of at most {_LONGEST_NOTE} characters"
+            )
+        self._check_cache(asked.cache)
+
+    def accept(self, asked: Submission[KV], archived: ArchiveState, number: int) -> Request[KV]:
+        """The request; `archived` says what the agent had, to append to when no cache is given.
 
         Raises as `GenerationEnginePort.submit`.
         """
-        if not _is_text(agent_id) or not agent_id:
-            raise InvalidRequestError(f"agent_id must be a non-empty string, got {agent_id!r}")
-        if not _is_int(max_tokens) or max_tokens < 1:
-            raise InvalidRequestError(f"max_tokens must be at least 1, got {max_tokens!r}")
-        self._check_cache(cache)
-        params = self._checked(sampling)
-        tokens = self._tokens(prompt, add_special_tokens=not append)
-        if append:
-            before = cache if cache is not None else kept
-            if before is None or not before.token_ids:
-                raise InvalidRequestError(f"append: agent {agent_id!r} has no cache to append to")
-            tokens = before.token_ids + tokens
+        self.check(asked)
+        params = self._checked(asked.sampling)
+        tokens = self._tokens(asked.prompt, add_special_tokens=not asked.append)
+        if asked.append:
+            before = asked.cache.token_ids if asked.cache is not None else archived.history
+            if not before:
+                raise InvalidRequestError(
+                    f"append: agent {asked.agent_id!r} has no cache to append to"
+                )
+            tokens = before + tokens
         return Request(
             uid=f"request-{number}",
             number=number,
-            agent_id=agent_id,
+            agent_id=asked.agent_id,
             prompt=tokens,
-            max_tokens=max_tokens,
+            max_tokens=asked.max_tokens,
             params=params,
-            eos_token_ids=self._tokenizer.eos_token_ids,
+            eos_token_ids=frozenset() if params.ignore_eos else self._tokenizer.eos_token_ids,
             decode=self._tokenizer.decode,
-            given_cache=cache,
+            given_cache=asked.cache,
+            tenant=asked.tenant,
+            note=asked.note,
+            archived=archived,
         )
 
     def _checked(self, params: SamplingParams) -> SamplingParams:
@@ -75,6 +89,17 @@ class Intake(Generic[KV]):
                 raise InvalidRequestError(
                     f"logit_bias names token {token}; token ids are below {self._vocab_size}"
                 )
+        for name in ("logprobs", "prompt_logprobs"):
+            if (getattr(params, name) or 0) > _MOST_ALTERNATIVES:
+                raise InvalidRequestError(
+                    f"{name} must be at most {_MOST_ALTERNATIVES}, got {getattr(params, name)}"
+                )
+        if params.grammar is not None:
+            if params.ignore_eos:
+                raise InvalidRequestError(
+                    "ignore_eos cannot be combined with a grammar, which says where an answer ends"
+                )
+            self._model.check_grammar(params.grammar)
         if params.greedy or params.seed is not None:
             return params
         return replace(params, seed=secrets.randbits(62))

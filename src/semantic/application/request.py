@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, TypeVar
 
+from semantic.application.archive_state import ArchiveState
 from semantic.application.detokenizer import StreamingDetokenizer
 from semantic.domain.entities import AgentBlocks, KVBlock
 from semantic.domain.stop_strings import StopStrings
 from semantic.domain.value_objects import (
+    CacheKey,
     FinishReason,
     SampledToken,
     SamplingParams,
@@ -25,11 +27,18 @@ from semantic.domain.value_objects import (
 KV = TypeVar("KV")
 
 
+_SCORED_CHUNK = 128
+"""Prompt tokens that are scored at once. Figures depend on it in their last bits, so it depends
+on nothing; and there are log-probabilities of a whole vocabulary for each of them in memory."""
+
+
 class Phase(Enum):
     """Where a request is."""
 
     WAITING = "waiting"
     """Holds no blocks: just arrived, or suspended."""
+    LOAD = "load"
+    """Holds blocks; waits until what a store has of it is read into them."""
     PREFILL = "prefill"
     """Holds blocks for its tokens; not all of them are computed."""
     DECODE = "decode"
@@ -63,10 +72,14 @@ class Request(Generic[KV]):
     eos_token_ids: frozenset[int]
     decode: Callable[[Sequence[int]], str]
     given_cache: AgentBlocks[KV] | None = None
+    tenant: str = ""
+    note: str = ""
 
     phase: Phase = Phase.WAITING
     generated: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    scores: list[TokenLogprob | None] = field(default_factory=list)
+    error: str | None = None
     blocks: list[list[KVBlock[KV]]] = field(default_factory=list)
     capacity: int = 0
     restore: Restore[KV] | None = None
@@ -75,6 +88,7 @@ class Request(Generic[KV]):
     cached_tokens: int = 0
     suspensions: int = 0
     cancel_requested: bool = False
+    archived: ArchiveState = field(default_factory=ArchiveState)
     _text: list[str] = field(default_factory=list)
     _detokenizer: StreamingDetokenizer = field(init=False)
     _stop: StopStrings = field(init=False)
@@ -82,6 +96,7 @@ class Request(Generic[KV]):
     def __post_init__(self) -> None:
         self._detokenizer = StreamingDetokenizer(self.decode)
         self._stop = StopStrings(self.params.stop)
+        self._drop_scores()
 
     # Tokens:  prompt            generated
     #         |0 ......... p-1 | p ....... p+g-1 |
@@ -106,25 +121,56 @@ class Request(Generic[KV]):
         return len(self.prompt) + self.max_tokens
 
     @property
+    def scoring(self) -> bool:
+        """Whether log-probabilities of the prompt are still to come."""
+        return self.params.prompt_logprobs is not None and len(self.scores) < len(self.prompt)
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the answer, if one did."""
+        return self._stop.matched
+
+    @property
+    def owner(self) -> str:
+        """In whose name the pool holds its blocks."""
+        return CacheKey("", self.agent_id, self.tenant).owner
+
+    @property
     def text(self) -> str:
         """The answer so far."""
         return "".join(self._text)
 
     def next_chunk(self, limit: int) -> tuple[int, ...]:
-        """The next tokens to prefill, at most `limit`."""
+        """The next tokens to prefill, at most `limit`; not beyond a junction."""
         stop = min(self.computed + limit, self.n_tokens - 1)
+        junction = self.archived.junction
+        if junction is not None and junction > self.computed:
+            stop = min(stop, junction)
         return self.tokens[self.computed : stop]
+
+    def next_scored(self) -> tuple[int, ...]:
+        """The next tokens to score, and the one before them."""
+        stop = min(self.computed + _SCORED_CHUNK, len(self.prompt) - 1)
+        return self.prompt[self.computed : stop + 1]
 
     def suspend(self) -> None:
         """Back to waiting, with its tokens and without anything computed."""
+        if self.scoring:
+            self._drop_scores()
         self.phase = Phase.WAITING
         self.computed = 0
         self.cached_tokens = 0
         self.suspensions += 1
+        self.archived.wait_again()
 
     def as_cache(self, length: int, model_id: str) -> AgentBlocks[KV]:
         """Its blocks, as a cache of its first `length` tokens."""
-        cache = AgentBlocks[KV](self.agent_id, token_ids=self.tokens[:length], model_id=model_id)
+        cache = AgentBlocks[KV](
+            self.agent_id,
+            token_ids=self.tokens[:length],
+            model_id=model_id,
+            owner=self.owner,
+        )
         for layer in self.blocks:
             for block in layer:
                 cache.add_block(block)
@@ -137,6 +183,8 @@ class Request(Generic[KV]):
         if sampled.logprob is not None:
             self.logprobs.append(sampled.logprob)
         text, reason = self._next_text(sampled.token)
+        if sampled.error is not None:
+            self.error, reason = sampled.error, "error"
         self._text.append(text)
         return text, reason
 
@@ -145,6 +193,10 @@ class Request(Generic[KV]):
         text = self._rest()
         self._text.append(text)
         return text
+
+    def _drop_scores(self) -> None:
+        """Nothing is scored yet but the first token, which follows nothing."""
+        self.scores = [] if self.params.prompt_logprobs is None else [None]
 
     def _next_text(self, token: int) -> tuple[str, FinishReason | None]:
         if token in self.eos_token_ids:

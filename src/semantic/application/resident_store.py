@@ -1,6 +1,6 @@
 """Idle caches that stay in the pool, in the memory where they were computed.
 
-Implements `CacheStorePort`. Knows the pool, to give blocks back; not how a cache is computed.
+Knows the pool, to give blocks back; not how a cache is computed.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ class ResidentStore(Generic[KV]):
         self._caches: OrderedDict[CacheKey, AgentBlocks[KV]] = OrderedDict()
 
     def get(self, key: CacheKey) -> AgentBlocks[KV] | None:
-        """See `CacheStorePort.get`."""
+        """The agent's cache, or None. It stays here: read it, do not change it."""
         return self._caches.get(key)
 
     def put(self, key: CacheKey, blocks: AgentBlocks[KV]) -> None:
-        """See `CacheStorePort.put`."""
+        """Keep `blocks` as the agent's cache, instead of an older one."""
         older = self._caches.pop(key, None)
         if older is not None and older is not blocks:
             self._drop(older)
         self._caches[key] = blocks
 
     def take(self, key: CacheKey) -> AgentBlocks[KV] | None:
-        """See `CacheStorePort.take`."""
+        """The agent's cache, now the caller's, or None."""
         return self._caches.pop(key, None)
 
     def evict(self) -> bool:
-        """See `CacheStorePort.evict`."""
+        """Drop the cache that was used longest ago; False when there is none."""
         if not self._caches:
             return False
         _, blocks = self._caches.popitem(last=False)
@@ -50,9 +50,9 @@ class ResidentStore(Generic[KV]):
         return True
 
     def oldest_first(self) -> tuple[CacheKey, ...]:
-        """See `CacheStorePort.oldest_first`."""
+        """Whose caches are kept, the one used longest ago first."""
         return tuple(self._caches)
 
     def _drop(self, blocks: AgentBlocks[KV]) -> None:
-        self._pool.free(blocks.all_blocks(), blocks.agent_id)
+        self._pool.free(blocks.all_blocks(), blocks.owner)
         blocks.retire()

@@ -1,30 +1,56 @@
-"""Which request computes its prompt next.
+"""Which request computes its prompt next, and which is suspended.
 
-A pure function of the requests' state: no pool, no backend, no clock.
+Decided by the requests' state and what their agents were given; no pool, no backend, no clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from semantic.application.request import Request
 
 KV = TypeVar("KV")
 
-_OLDEST_EVERY = 4
-"""One chunk in this many goes to the oldest prompt, so that a stream of short ones cannot
-starve it."""
+_LONGEST_WAITING_EVERY = 4
+"""One chunk in this many goes to the agent that waits longest for one, so that a stream of short
+prompts cannot starve a long one."""
 
 
-def next_to_prefill(requests: Sequence[Request[KV]], turn: int) -> Request[KV] | None:
-    """The request whose prompt gets chunk number `turn`: the one with the least left to do, so
-    that a short prompt does not wait for a long one; every fourth time the oldest."""
-    if not requests:
-        return None
-    if turn % _OLDEST_EVERY == _OLDEST_EVERY - 1:
-        return min(requests, key=lambda request: request.number)
-    return min(requests, key=lambda request: (request.to_prefill, request.number))
+class PrefillTurns(Generic[KV]):
+    """Gives the chunks of prefill to agents.
+
+    The next chunk is the one's whose agent will have had the least when its prompt is computed:
+    a short prompt does not wait for a long one, and who sends many short ones has them counted
+    together. An agent that has nothing left to compute is forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._turn = 0
+        self._given: dict[str, int] = {}  # tokens
+        self._waits_since: dict[str, int] = {}  # turns
+
+    def next(self, requests: Sequence[Request[KV]]) -> Request[KV] | None:
+        """Whose prompt gets the next chunk; None when there is nobody."""
+        owners = {request.number: request.owner for request in requests}
+        here = set(owners.values())
+        self._given = {owner: self._given.get(owner, 0) for owner in here}
+        self._waits_since = {owner: self._waits_since.get(owner, self._turn) for owner in here}
+
+        def longest_waiting(request: Request[KV]) -> tuple[int, int]:
+            return self._waits_since[owners[request.number]], request.number
+
+        def least_given(request: Request[KV]) -> tuple[int, int]:
+            return self._given[owners[request.number]] + request.to_prefill, request.number
+
+        self._turn += 1
+        by_age = self._turn % _LONGEST_WAITING_EVERY == 0
+        return min(requests, key=longest_waiting if by_age else least_given, default=None)
+
+    def give(self, request: Request[KV], n_tokens: int) -> None:
+        """`request` has had its turn and computed `n_tokens`."""
+        self._given[request.owner] = self._given.get(request.owner, 0) + n_tokens
+        self._waits_since[request.owner] = self._turn
 
 
 def youngest(requests: Sequence[Request[KV]]) -> Request[KV] | None:

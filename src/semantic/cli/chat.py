@@ -1,8 +1,12 @@
-"""`semantic chat`: a conversation with one agent, whose cache stays in the engine between turns."""
+"""`semantic chat`: a conversation with one agent, which goes on after a restart.
+
+Its cache stays in the engine between turns, and in the store between runs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Annotated, Generic, TypeVar
 
 import typer
@@ -10,11 +14,11 @@ import typer
 from semantic.bootstrap import App
 from semantic.cli.conversation import Conversation, has_chat_template
 from semantic.cli.driving import Driver, Timing, succeeded
-from semantic.cli.edge import EXIT_INTERRUPTED, print_error
+from semantic.cli.edge import EXIT_INTERRUPTED, print_error, print_notice
 from semantic.cli.jobs import require_text
 from semantic.cli.options import EngineOptions, MaxTokens, SamplingOptions
 from semantic.cli.progress import ProgressBar
-from semantic.cli.report import show_bytes, show_seconds
+from semantic.cli.report import show_bytes, show_name, show_seconds, store_lines
 from semantic.cli.terminal import is_interactive, on_interrupt, stdin_lines, write
 from semantic.domain.errors import InvalidRequestError, SemanticError
 from semantic.domain.value_objects import CompletedGeneration, SamplingParams, TokenEvent
@@ -22,8 +26,8 @@ from semantic.domain.value_objects import CompletedGeneration, SamplingParams, T
 KV = TypeVar("KV")
 
 _HELP = """\
-/usage   blocks, bytes, cached tokens and time to first token
-/reset   forget the conversation and its cache
+/usage   blocks, bytes, cached tokens, time to first token, and the store
+/reset   forget the conversation and its cache, on disk too
 /exit    leave; so does Ctrl-D
 Ctrl-C   stop the answer
 """
@@ -37,8 +41,13 @@ def chat(
         str | None, typer.Option(help="A system message to begin with.", show_default=False)
     ] = None,
     max_tokens: MaxTokens = 512,
+    new: Annotated[
+        bool, typer.Option("--new", help="Forget what was said before, and begin afresh.")
+    ] = False,
 ) -> None:
     """Talk with an agent. Only what is new in a turn is prefilled.
+
+    An agent that was talked with before goes on where it stopped, unless --no-store keeps nothing.
 
     Commands are /usage, /reset, /help and /exit; Ctrl-C stops an answer. From a pipe each line
     is one turn, and the first one that fails ends the conversation.
@@ -46,19 +55,28 @@ def chat(
     params = sampling.params()
     with ProgressBar() as progress:
         app = progress.load(engine.settings())
+    with closing(app.engine):
+        talk = Talk(app, agent, begin(app, system), max_tokens, params)
+        if new:
+            talk.reset()
+        else:
+            talk.resume()
+        if is_interactive():
+            write("/help lists the commands.\n")
+            _converse(talk)
+        else:
+            for line in stdin_lines():
+                if not talk.take(line):
+                    break
+
+
+def begin(app: App[KV], system: str | None) -> Conversation:
+    """A conversation without a history. Raises InvalidRequestError for a model that has none."""
     if not has_chat_template(app.tokenizer):
         raise InvalidRequestError(
             "this model has no chat template; `semantic run` sends it plain text"
         )
-    conversation = Conversation(app.tokenizer, None if system is None else require_text(system))
-    talk = Talk(app, agent, conversation, max_tokens, params)
-    if is_interactive():
-        write("/help lists the commands.\n")
-        _converse(talk)
-    else:
-        for line in stdin_lines():
-            if not talk.take(line):
-                break
+    return Conversation(app.tokenizer, None if system is None else require_text(system))
 
 
 class Talk(Generic[KV]):
@@ -112,10 +130,30 @@ class Talk(Generic[KV]):
         self._app.engine.forget(self.agent)
         self._last = None
 
+    def resume(self) -> None:
+        """Go on where the agent stopped, if it is known; a person is told what was said last.
+
+        Raises InvalidRequestError when it began with another system message.
+        """
+        manifest = self._app.engine.manifest(self.agent)
+        if manifest is None:
+            return
+        name = show_name(self.agent)
+        if not self._conversation.resume(manifest):
+            print_notice(f"what {name} was told cannot be read; it begins without a history")
+            return
+        if is_interactive():
+            last = show_name(self._conversation.messages[-1]["content"])
+            write(f"resuming {name}: {len(manifest.token_ids)} tokens, last said {last!r}\n")
+
     def usage(self) -> Iterator[str]:
-        """What the agent holds, and what its last turn cost."""
+        """What the agent holds, what its last turn cost, and what the store has."""
         view = self._app.pool.view(self.agent)
-        yield f"{self.agent}: {view.n_blocks} blocks, {show_bytes(view.n_bytes)}"
+        yield f"{show_name(self.agent)}: {view.n_blocks} blocks, {show_bytes(view.n_bytes)}"
+        yield from self._last_turn()
+        yield from store_lines(self._app.store.stats())
+
+    def _last_turn(self) -> Iterator[str]:
         if self._last is None:
             yield "no turn yet"
             return
@@ -130,7 +168,13 @@ class Talk(Generic[KV]):
 
     def _answer(self, question: str) -> None:
         prompt = self._conversation.ask(require_text(question))
-        uid = self._driver.submit(self.agent, prompt, self._max_tokens, self._sampling)
+        uid = self._driver.submit(
+            self.agent,
+            prompt,
+            self._max_tokens,
+            self._sampling,
+            note=self._conversation.note(question),
+        )
         done = self._stream(uid)
         self._last = succeeded(done), self._driver.timings.pop(uid)
         # A turn cancelled before its first token never happened.

@@ -6,12 +6,16 @@ said. Knows the chat template through the tokenizer; neither engine nor screen.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from semantic.domain.errors import InvalidRequestError
+from semantic.domain.stored import Manifest
 from semantic.ports.outbound import Tokenizer
 
 Message = dict[str, str]
+
+_MESSAGES = "messages"
 
 
 class Conversation:
@@ -44,6 +48,33 @@ class Conversation:
         self.messages += [message("user", question), message("assistant", answer)]
         self._seen = (*self._prompt, *tokens)
 
+    def note(self, question: str) -> str:
+        """What to keep with the prompt of `question`, for `resume` to begin with."""
+        return json.dumps({_MESSAGES: [*self.messages, message("user", question)]})
+
+    def resume(self, manifest: Manifest) -> bool:
+        """Go on where an agent stopped; False, and nothing changes, when its note is no `note`.
+
+        The note holds the messages up to the last question; the answer is what the tokens after
+        its prompt say. Raises InvalidRequestError when it has another system message than this
+        conversation, which was given one.
+        """
+        messages = _read_note(manifest.note)
+        if messages is None:
+            return False
+        system = messages[0]["content"] if messages[0]["role"] == "system" else None
+        if self._system not in (None, system):
+            raise InvalidRequestError("it began with another system message; --new begins afresh")
+        self._system = system
+        answer = [
+            token
+            for token in manifest.token_ids[manifest.prompt_tokens :]
+            if token not in self._tokenizer.eos_token_ids
+        ]
+        self.messages = [*messages, message("assistant", self._tokenizer.decode(answer))]
+        self._seen = manifest.token_ids
+        return True
+
     def _on_top_of_seen(self, rendered: Sequence[int]) -> tuple[int, ...]:
         """The rendered conversation, in the tokens already seen as far as its text is the same.
 
@@ -75,3 +106,23 @@ def has_chat_template(tokenizer: Tokenizer) -> bool:
     except InvalidRequestError:
         return False
     return True
+
+
+def _read_note(note: str) -> list[Message] | None:
+    """The messages of `Conversation.note`, the last one a question; None for any other text."""
+    try:
+        fields = json.loads(note)
+    except (ValueError, RecursionError):
+        return None
+    messages = fields.get(_MESSAGES) if isinstance(fields, dict) else None
+    if not isinstance(messages, list) or not all(map(_is_message, messages)):
+        return None
+    return messages if messages and messages[-1]["role"] == "user" else None
+
+
+def _is_message(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and set(value) == {"role", "content"}
+        and all(isinstance(text, str) for text in value.values())
+    )

@@ -1,15 +1,22 @@
-"""`semantic demo`: three agents in one batch, suspended, resumed, and compared with cold runs."""
+"""`semantic demo`: three agents in one batch, suspended, resumed, and compared with cold runs.
+
+Then all of it again across a process that is killed: see `demo_restart`.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
 from typing import Generic, TypeVar
 
 import typer
 
 from semantic.bootstrap import App
-from semantic.cli.conversation import Conversation, has_chat_template
+from semantic.cli.conversation import Conversation, Message, has_chat_template
+from semantic.cli.demo_restart import Restart, restart
+from semantic.cli.demo_restart import to_text as survival_text
 from semantic.cli.demo_script import CAST, LATE, Role, script
 from semantic.cli.demo_view import Row, View, choose_view
 from semantic.cli.driving import Driver, succeeded
@@ -17,7 +24,7 @@ from semantic.cli.edge import EXIT_CHECK_FAILED
 from semantic.cli.options import AsJson, EngineOptions
 from semantic.cli.progress import ProgressBar
 from semantic.cli.report import Json, show_bytes, show_seconds, to_line
-from semantic.domain.errors import InvalidRequestError
+from semantic.domain.errors import IntegrityError, InvalidRequestError
 from semantic.domain.value_objects import CompletedGeneration, PrefillEvent, TokenEvent
 from semantic.ports.inbound import EngineEvent
 
@@ -28,7 +35,7 @@ _ANSWER_TOKENS = 64
 _LATE_BY = 4
 """Tokens that the first agent has written when the late one joins."""
 _COLD = "cold run"
-"""Agent id of the runs to compare with; its cache is dropped after each."""
+"""Agent and tenant of the runs to compare with: a tenant each, so that they share no block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,23 +72,34 @@ def demo(engine: EngineOptions, as_json: AsJson = False) -> None:
 
     All three answer in one batch, one of them joining late. Then each is idle, its cache in the
     pool; it is resumed and asked what it was told, and the same prompt is run without a cache
-    to compare. Exits with 1 when an answer is wrong or depends on the cache.
+    to compare. Then they talk on in a process that is killed in the middle of an answer, and are
+    asked again in a new one. Exits with 1 when an answer is wrong or depends on the cache.
+
+    It keeps its caches in a temporary folder; the store is left alone. The other process loads the
+    model as well.
     """
+    settings = replace(engine.settings(), use_disk=False)
     with ProgressBar() as progress:
-        app = progress.load(engine.settings())
-    if not has_chat_template(app.tokenizer):
-        raise InvalidRequestError("the demonstration needs a model with a chat template")
-    with choose_view(quiet=as_json) as view:
-        stage = Stage(app, view)
-        together = stage.tell_stories()
-        recalls = [stage.recall(role) for role in CAST]
-    failures = [failure for recall in recalls for failure in recall.failures]
+        app = progress.load(settings)
+    with closing(app.engine):
+        if not has_chat_template(app.tokenizer):
+            raise InvalidRequestError("the demonstration needs a model with a chat template")
+        with choose_view(quiet=as_json) as view:
+            stage = Stage(app, view)
+            together = stage.tell_stories()
+            recalls = [stage.recall(role) for role in CAST]
+        say = _silent if as_json else typer.echo
+        if not as_json:
+            typer.echo(f"\n{together} agents decoded in one batch; {LATE} joined late.")
+            for recall in recalls:
+                typer.echo("\n".join(to_text(recall)))
+        played = restart(settings, stage.histories(), CAST, stage.cold_run, say)
+    failures = [failure for recall in recalls for failure in recall.failures] + played.failures
     if as_json:
-        typer.echo(to_line(to_json(engine.model, together, recalls, failures)))
+        typer.echo(to_line(to_json(engine.model, together, recalls, played, failures)))
     else:
-        typer.echo(f"\n{together} agents decoded in one batch; {LATE} joined late.")
-        for recall in recalls:
-            typer.echo("\n".join(to_text(recall)))
+        for survival in played.agents:
+            typer.echo("\n".join(survival_text(survival)))
         typer.echo("\n" + "\n".join(_verdict(failures)))
     if failures:
         raise typer.Exit(EXIT_CHECK_FAILED)
@@ -94,6 +112,7 @@ class Stage(Generic[KV]):
         self._app = app
         self._view = view
         self._driver = Driver(app.engine)
+        self._cold_runs = itertools.count()
         self._rows = {role.agent: Row(role.agent) for role in CAST}
         self._talks = {role.agent: Conversation(app.tokenizer) for role in CAST}
         for role in CAST:
@@ -126,8 +145,7 @@ class Stage(Generic[KV]):
         row.state, row.tokens, row.text = "cold run", len(done.tokens), done.text
         row.blocks = view.n_blocks
         self._show()
-        cold, ttft_cold = self._measure(_COLD, prompt)
-        self._app.engine.forget(_COLD)
+        cold, ttft_cold = self._measure_cold(prompt)
         row.state = "done"
         self._show()
         return Recall(
@@ -137,7 +155,7 @@ class Stage(Generic[KV]):
             answer=done.text,
             cold_answer=cold.text,
             missing=role.misses(done.text),
-            same_tokens=done.tokens == cold.tokens and cold.cached_tokens == 0,
+            same_tokens=done.tokens == cold.tokens,
             prompt_tokens=done.prompt_tokens,
             cached_tokens=done.cached_tokens,
             blocks=view.n_blocks,
@@ -145,6 +163,15 @@ class Stage(Generic[KV]):
             ttft_cold_seconds=ttft_cold,
             ttft_resumed_seconds=ttft,
         )
+
+    def histories(self) -> dict[str, list[Message]]:
+        """What was said to each agent, its story included."""
+        return {agent: talk.messages for agent, talk in self._talks.items()}
+
+    def cold_run(self, prompt: Sequence[int]) -> tuple[Sequence[int], str, float]:
+        """The answer to `prompt` without a cache, and the seconds to its first token."""
+        done, ttft = self._measure_cold(prompt)
+        return done.tokens, done.text, ttft
 
     def _show(self) -> None:
         self._view.update(tuple(self._rows.values()))
@@ -170,9 +197,20 @@ class Stage(Generic[KV]):
         task = next(role.task for role in CAST if role.agent == done.agent_id)
         self._talks[done.agent_id].answered(task, done.text, done.tokens)
 
-    def _measure(self, agent: str, prompt: Sequence[int]) -> tuple[CompletedGeneration[KV], float]:
+    def _measure_cold(self, prompt: Sequence[int]) -> tuple[CompletedGeneration[KV], float]:
+        """`_measure`, with nothing that was cached. Raises IntegrityError when something was."""
+        tenant = f"{_COLD} {next(self._cold_runs)}"
+        done, ttft = self._measure(_COLD, prompt, tenant)
+        if done.cached_tokens:
+            raise IntegrityError(f"a tenant of its own found {done.cached_tokens} cached tokens")
+        self._app.engine.forget(_COLD, tenant=tenant)
+        return done, ttft
+
+    def _measure(
+        self, agent: str, prompt: Sequence[int], tenant: str = ""
+    ) -> tuple[CompletedGeneration[KV], float]:
         """Answer alone; the answer and the seconds to its first token."""
-        uid = self._driver.submit(agent, prompt, _ANSWER_TOKENS)
+        uid = self._driver.submit(agent, prompt, _ANSWER_TOKENS, tenant=tenant)
         done = self._driver.finish(uid)
         return done, self._driver.timings[uid].ttft or 0.0
 
@@ -193,18 +231,30 @@ def to_text(recall: Recall) -> list[str]:
     ]
 
 
-def to_json(model: str, together: int, recalls: Sequence[Recall], failures: Sequence[str]) -> Json:
+def to_json(
+    model: str,
+    together: int,
+    recalls: Sequence[Recall],
+    played: Restart,
+    failures: Sequence[str],
+) -> Json:
     """The whole demonstration as one document."""
     return {
         "model": model,
         "decoded_together": together,
         "agents": [asdict(recall) for recall in recalls],
+        "restart": asdict(played),
         "failures": list(failures),
         "passed": not failures,
     }
 
 
+def _silent(said: str) -> None:
+    """For a reader who wants JSON alone."""
+    del said
+
+
 def _verdict(failures: Sequence[str]) -> list[str]:
     if failures:
         return [f"FAILED: {failure}" for failure in failures]
-    return ["Every agent remembered, and every answer equals the one without a cache."]
+    return ["Every agent remembered, also after the kill; every answer equals one without a cache."]

@@ -61,6 +61,10 @@ CAST = (
         tokens=2000,
     ),
 )
+SMALL_TALK = "What is 3 plus 4?"
+"""What all are asked before the restart."""
+INTERRUPTED = "Count to 99."
+"""The answer that a restart cuts off."""
 LATE = "cleo"
 """The agent that joins when the others are already answering."""
 

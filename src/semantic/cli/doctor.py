@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import platform
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
@@ -19,14 +20,16 @@ from semantic.bootstrap import (
     build_engine,
     load,
     make_pool,
+    open_disk,
     read_device,
+    store_folder,
 )
 from semantic.cli.conversation import message
 from semantic.cli.driving import Driver
 from semantic.cli.edge import EXIT_CHECK_FAILED
 from semantic.cli.options import AsJson, EngineOptions
 from semantic.cli.report import Json, show_bytes, show_seconds, to_line
-from semantic.domain.errors import SemanticError
+from semantic.domain.errors import SemanticError, StoreError
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import ModelCacheSpec
 
@@ -80,6 +83,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     except SemanticError as error:
         yield Finding("device", "failed", str(error))
         return
+    yield check_store(settings)
     yield check_embedded_model()
     yield from check_model(settings)
 
@@ -126,6 +130,20 @@ def check_blas() -> Finding:
     return Finding("blas", "ok", status)
 
 
+def check_store(settings: Settings) -> Finding:
+    """Whether the disk can keep caches, and how much of its room they take."""
+    if not settings.use_disk:
+        return Finding("store", "ok", "not on disk: caches end with the program")
+    try:
+        with closing(open_disk(settings)) as disk:
+            (tier,) = disk.stats()
+    except StoreError as error:
+        advice = "caches are kept in memory only; --store names another folder"
+        return Finding("store", "warning", str(error), advice)
+    room = f"{show_bytes(tier.n_bytes)} of {show_bytes(tier.max_bytes)}"
+    return Finding("store", "ok", f"{store_folder(settings)}, agents {tier.n_agents}, {room}")
+
+
 def check_embedded_model() -> Finding:
     """Whether the model inside the package is there and answers a question."""
     name = "embedded model"
@@ -134,6 +152,7 @@ def check_embedded_model() -> Finding:
         driver = Driver(app.engine)
         uid = driver.submit("doctor", app.tokenizer.render_chat(_QUESTION), _ANSWER_TOKENS)
         done = driver.finish(uid)
+        app.engine.close()
     except SemanticError as error:
         return Finding(name, "failed", str(error), "install the package again")
     said = f"{DEFAULT_MODEL} says {done.text!r}"

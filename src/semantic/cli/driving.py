@@ -60,10 +60,20 @@ class Driver(Generic[KV]):
         prompt: Sequence[int],
         max_tokens: int,
         sampling: SamplingParams | None = None,
+        *,
+        tenant: str = "",
+        note: str = "",
     ) -> str:
         """Queue a request; raises as `GenerationEnginePort.submit`."""
         started = self._clock()
-        uid = self._engine.submit(agent_id, prompt, max_tokens=max_tokens, sampling=sampling)
+        uid = self._engine.submit(
+            agent_id,
+            prompt,
+            max_tokens=max_tokens,
+            sampling=sampling,
+            tenant=tenant,
+            note=note,
+        )
         self.timings[uid] = Timing(started)
         self._open.add(uid)
         return uid

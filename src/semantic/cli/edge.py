@@ -16,12 +16,23 @@ from contextlib import contextmanager
 
 import typer
 
-from semantic.domain.errors import CapacityError, OperatorError, RequestError, SemanticError
+from semantic.domain.errors import (
+    AnswerError,
+    CapacityError,
+    OperatorError,
+    RequestError,
+    SemanticError,
+)
 
 EXIT_CHECK_FAILED = 1
 EXIT_INTERRUPTED = 130
 
-_EXIT_CODES: dict[type[SemanticError], int] = {RequestError: 2, CapacityError: 3, OperatorError: 4}
+_EXIT_CODES: dict[type[SemanticError], int] = {
+    AnswerError: EXIT_CHECK_FAILED,
+    RequestError: 2,
+    CapacityError: 3,
+    OperatorError: 4,
+}
 _EXIT_BUG = 70
 _SHOW_TRACEBACK = "SEMANTIC_TRACEBACK"
 
@@ -34,6 +45,11 @@ def exit_code(error: SemanticError) -> int:
 def print_error(message: object) -> None:
     """One line on stderr, however many the message has."""
     typer.echo(f"error: {' '.join(str(message).split())}", err=True)
+
+
+def print_notice(message: object) -> None:
+    """One line on stderr about what is not as wished, while the command goes on."""
+    typer.echo(" ".join(str(message).split()), err=True)
 
 
 @contextmanager

@@ -14,19 +14,30 @@ from typing import Annotated
 import typer
 
 from semantic import __version__
+from semantic.cli.agents import AGENT_COMMANDS
+from semantic.cli.cache import CACHE_COMMANDS
 from semantic.cli.chat import chat
+from semantic.cli.config import CONFIG_COMMANDS
 from semantic.cli.demo import demo
 from semantic.cli.doctor import doctor
 from semantic.cli.options import EngineOptions, command
 from semantic.cli.run import run
+from semantic.cli.serve import serve
 from semantic.cli.terminal import print_any_character
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo,
     "run": run,
     "chat": chat,
+    "serve": serve,
     "doctor": doctor,
 }
+GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
+    "agents": ("The agents that the store keeps: list, show, fork, pin, move.", AGENT_COMMANDS),
+    "cache": ("The store on disk: what it has, whether it is sound, making room.", CACHE_COMMANDS),
+    "config": ("What a server is set to: every value, and where it is from.", CONFIG_COMMANDS),
+}
+"""Commands that stand below another word, and what it says of itself."""
 
 app = typer.Typer(
     name="semantic",
@@ -55,16 +66,28 @@ def group(
 ) -> None:
     """Many LLM agents share one local model, and no token is computed twice.
 
-    --model and the --pool options may stand before or after the command.
+    The options below may stand before or after the command.
     """
     del version
-    given = {name: value for name, value in asdict(engine).items() if value is not None}
-    ctx.default_map = dict.fromkeys(COMMANDS, given)
+    given = {name: value for name, value in asdict(engine).items() if _is_given(ctx, name)}
+    below = {name: dict.fromkeys(commands, given) for name, (_, commands) in GROUPS.items()}
+    ctx.default_map = {**dict.fromkeys(COMMANDS, given), **below}
+
+
+def _is_given(ctx: typer.Context, name: str) -> bool:
+    """Whether an option stands on the command line: a default must not hide other sources."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 app.callback()(group)
 for name, function in COMMANDS.items():
     app.command(name)(command(function))
+for word, (words, commands) in GROUPS.items():
+    part = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
+    for name, function in commands.items():
+        part.command(name)(command(function))
+    app.add_typer(part, name=word, help=words)
 
 
 def main() -> None:

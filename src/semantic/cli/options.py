@@ -10,26 +10,47 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import Annotated, get_type_hints
 
 import typer
 
-from semantic.bootstrap import DEFAULT_MODEL, Settings
+from semantic.bootstrap import DEFAULT_MODEL, STORE_VARIABLE, Settings
 from semantic.cli.edge import process_edge
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.value_objects import SamplingParams
 
 _GIB = 1 << 30
 _ENGINE = "Model and memory"
+_STORE = "Store"
 _SAMPLING = "Sampling"
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of text.")]
 MaxTokens = Annotated[int, typer.Option(help="The most tokens an answer may have.")]
+StoreFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--store",
+        help=f"The folder that keeps caches. Else ${STORE_VARIABLE}, else one among the user's "
+        "caches.",
+        show_default=False,
+        rich_help_panel=_STORE,
+    ),
+]
+DiskGb = Annotated[
+    float | None,
+    typer.Option(
+        help="GiB that the store may take on disk. Without a limit: a tenth of what is free "
+        "beside what it has, at most 32.",
+        show_default=False,
+        rich_help_panel=_STORE,
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Which model, and how much memory its caches may take."""
+    """Which model, how much memory its caches may take, and where they are kept."""
 
     model: Annotated[
         str,
@@ -55,17 +76,61 @@ class EngineOptions:
             rich_help_panel=_ENGINE,
         ),
     ] = None
+    store: StoreFolder = None
+    no_store: Annotated[
+        bool,
+        typer.Option(
+            "--no-store",
+            help="Keep nothing on disk: caches end with the program.",
+            rich_help_panel=_STORE,
+        ),
+    ] = False
+    disk_gb: DiskGb = None
+    ram_gb: Annotated[
+        float | None,
+        typer.Option(
+            help="GiB of memory for blocks saved or read lately, beside the pool. Without a "
+            "limit: a sixteenth of the memory.",
+            show_default=False,
+            rich_help_panel=_STORE,
+        ),
+    ] = None
 
     def settings(self) -> Settings:
-        """What bootstrap needs. Raises InvalidRequestError for a pool without room."""
-        n_bytes = None if self.pool_gb is None else self.pool_gb * _GIB
-        if n_bytes is not None and not 1 <= n_bytes < float("inf"):
-            raise InvalidRequestError(f"--pool-gb must be above 0, got {self.pool_gb}")
+        """What bootstrap needs. Raises InvalidRequestError for a budget without room."""
+        if self.no_store and self.store is not None:
+            raise InvalidRequestError("expected either --store or --no-store")
         return Settings(
             self.model,
-            pool_bytes=None if n_bytes is None else int(n_bytes),
+            pool_bytes=gib("--pool-gb", self.pool_gb),
             pool_blocks=self.pool_blocks,
+            use_disk=not self.no_store,
+            store=self.store,
+            disk_bytes=gib("--disk-gb", self.disk_gb),
+            memory_bytes=gib("--ram-gb", self.ram_gb),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """Which store on disk."""
+
+    store: StoreFolder = None
+    disk_gb: DiskGb = None
+
+    def settings(self) -> Settings:
+        """What bootstrap needs. Raises InvalidRequestError for a budget without room."""
+        return Settings(use_disk=True, store=self.store, disk_bytes=gib("--disk-gb", self.disk_gb))
+
+
+def gib(option: str, given: float | None) -> int | None:
+    """The bytes that an option gives in GiB. Raises InvalidRequestError for no room at all."""
+    if given is None:
+        return None
+    n_bytes = given * _GIB
+    if not 1 <= n_bytes < float("inf"):
+        raise InvalidRequestError(f"{option} must be above 0, got {given}")
+    return int(n_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from semantic.bootstrap import App, Settings, build_engine
+from semantic.cli.edge import print_notice
+from semantic.domain.errors import StoreError
 from semantic.domain.value_objects import PrefillEvent, TokenEvent
 from semantic.ports.inbound import EngineEvent
 
@@ -30,7 +32,7 @@ class ProgressBar:
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
-            self._progress = _new_progress()
+            self._progress = new_progress()
             self._progress.start()
         return self
 
@@ -43,9 +45,12 @@ class ProgressBar:
         self.hide()
 
     def load(self, settings: Settings) -> App[LayerData]:
-        """`build_engine`, with a bar. Raises as it does."""
+        """`build_engine`, with a bar, and without a disk when that cannot be used.
+
+        Raises as it does otherwise.
+        """
         self._show(f"loading {settings.model}", 0, None)
-        app = build_engine(settings)
+        app = build_engine(settings, say_that_the_disk_is_off)
         self._show("ready", 0, None)
         return app
 
@@ -84,7 +89,13 @@ class ProgressBar:
         self._progress.update(self._task, description=words, completed=done, total=total)
 
 
-def _new_progress() -> Progress:
+def say_that_the_disk_is_off(error: StoreError) -> None:
+    """What goes on without a disk, and why."""
+    print_notice(f"the disk store is off: {error}; caches are kept in memory only")
+
+
+def new_progress() -> Progress:
+    """Bars on stderr that leave nothing behind."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 

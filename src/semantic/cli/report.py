@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import TypeVar
 
 from semantic.cli.driving import Timing
+from semantic.domain.match import MatchReport
+from semantic.domain.stored import StoreStats
 from semantic.domain.value_objects import CompletedGeneration, PoolView
 
 KV = TypeVar("KV")
@@ -14,6 +19,8 @@ Json = dict[str, object]
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _STEP = 1024
+_SPANS = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
+_LONGEST_NAME = 60
 
 
 def show_bytes(n_bytes: float) -> str:
@@ -30,6 +37,33 @@ def show_seconds(seconds: float | None) -> str:
     if seconds is None:
         return "-"
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"
+
+
+def show_age(since: float) -> str:
+    """3 hours ago, of a moment in seconds since 1970; a clock that was set back is no error."""
+    seconds = time.time() - since
+    for unit, span in _SPANS:
+        if seconds >= 2 * span:
+            return f"{seconds // span:.0f} {unit} ago"
+    return "now"
+
+
+def show_name(name: str, *, whole: bool = False) -> str:
+    """A name that somebody gave: no control characters reach the terminal, and it ends somewhere.
+
+    It ends after 60 characters unless `whole`.
+    """
+    plain = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
+    return plain if whole or len(plain) <= _LONGEST_NAME else f"{plain[:_LONGEST_NAME]}…"
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines, with each column as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 def answer_json(model: str, done: CompletedGeneration[KV], timing: Timing, view: PoolView) -> Json:
@@ -53,7 +87,44 @@ def answer_json(model: str, done: CompletedGeneration[KV], timing: Timing, view:
             "total_seconds": timing.total,
             "decode_tokens_per_second": timing.decode_rate,
         },
+        "match": match_json(done.match),
     }
+
+
+def match_json(match: MatchReport | None) -> Json | None:
+    """How much of a prompt was reused; None when nobody looked."""
+    if match is None:
+        return None
+    return {**asdict(match), "end": match.end.value, "computed_tokens": match.computed_tokens}
+
+
+def store_json(tiers: Sequence[StoreStats]) -> list[Json]:
+    """What each tier of a store has, and how often what happened."""
+    return [
+        {
+            "tier": stats.tier.value,
+            "agents": stats.n_agents,
+            "blocks": stats.n_blocks,
+            "bytes": stats.n_bytes,
+            "max_bytes": stats.max_bytes,
+            "pinned_bytes": stats.pinned_bytes,
+            "counts": dict(stats.counts),
+        }
+        for stats in tiers
+    ]
+
+
+def store_lines(tiers: Sequence[StoreStats]) -> Iterator[str]:
+    """The same for people: what never happened is left out."""
+    for stats in tiers:
+        room = f"{show_bytes(stats.n_bytes)} of {show_bytes(stats.max_bytes)}"
+        yield (
+            f"store, {stats.tier}: agents {stats.n_agents}, blocks {stats.n_blocks}, {room}, "
+            f"pinned {show_bytes(stats.pinned_bytes)}"
+        )
+        happened = [f"{name} {count}" for name, count in stats.counts.items() if count]
+        if happened:
+            yield f"  since it was opened: {', '.join(happened)}"
 
 
 def to_line(document: Json) -> str:

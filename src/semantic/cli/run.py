@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -58,10 +59,11 @@ def run(
     settings = engine.settings()
     with ProgressBar() as progress:
         app = progress.load(settings)
-        if chat is None:
-            chat = has_chat_template(app.tokenizer)
         output: Output = JsonLines(settings.model) if as_json else PlainText()
-        answer(app, jobs, output, progress, chat=chat)
+        with closing(app.engine):
+            if chat is None:
+                chat = has_chat_template(app.tokenizer)
+            answer(app, jobs, output, progress, chat=chat)
 
 
 def read_jobs(prompt: str | None, file: Path | None, defaults: Job) -> list[Job]:

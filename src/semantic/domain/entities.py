@@ -41,7 +41,8 @@ class AgentBlocks(Generic[KV]):
     """One agent's cache: the tokens it covers and, per layer, the blocks that hold them.
 
     Layers may hold different ranges: a sliding-window layer holds only the last tokens.
-    `model_id` names the model that computed it. A retired one has handed its blocks on (to the
+    `model_id` names the model that computed it, `owner` in whose name the pool holds its blocks
+    (the agent's id when nothing else is said). A retired one has handed its blocks on (to the
     agent's next request, or back to the pool) and is empty; it may still be passed as a cache,
     it just saves nothing.
     """
@@ -50,10 +51,12 @@ class AgentBlocks(Generic[KV]):
     total_tokens: int = 0
     token_ids: tuple[int, ...] = ()
     model_id: str = ""
+    owner: str = ""
     retired: bool = False
     _layers: dict[int, list[KVBlock[KV]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.owner = self.owner or self.agent_id
         if self.token_ids:
             if self.total_tokens not in (0, len(self.token_ids)):
                 raise ValueError(
@@ -83,9 +86,18 @@ class AgentBlocks(Generic[KV]):
     def n_blocks(self) -> int:
         return sum(len(blocks) for blocks in self._layers.values())
 
-    def snapshot(self) -> AgentBlocks[KV]:
-        """The same blocks in a chain of their own, untouched when this one retires."""
-        copy = AgentBlocks[KV](self.agent_id, self.total_tokens, self.token_ids, self.model_id)
+    def snapshot(self, agent_id: str | None = None, owner: str | None = None) -> AgentBlocks[KV]:
+        """The same blocks in a chain of their own, untouched when this one retires.
+
+        In another agent's name when there is one.
+        """
+        copy = AgentBlocks[KV](
+            self.agent_id if agent_id is None else agent_id,
+            self.total_tokens,
+            self.token_ids,
+            self.model_id,
+            self.owner if owner is None else owner,
+        )
         for block in self.all_blocks():
             copy.add_block(block)
         return copy

@@ -3,13 +3,19 @@
     SemanticError
     ├── RequestError                 change the request
     │   ├── InvalidRequestError          a field is wrong
+    │   ├── ContextOverflowError         longer than the model's context
+    │   ├── AgentNotFoundError           no agent of that name
     │   ├── ModelNotFoundError           no such model, or its folder is broken
     │   └── CacheReconstructionError     the cache given does not belong to this model
     ├── CapacityError                retry later, or ask for less
+    │   ├── OverloadedError              the queue is full
     │   └── PoolExhaustedError           the block pool cannot hold it
+    ├── AnswerError                  ask again: the answer is of no use
+    │   └── ToolCallError                it calls a tool in a way that cannot be read
     └── OperatorError                a person must act
         ├── UnsupportedModelError        the model keeps a cache that we cannot manage
         ├── BackendError                 the model failed while running
+        ├── StoreError                   the store's folder cannot be used as it is
         └── IntegrityError               an internal account is wrong: a bug
 
 Each class also derives from the built-in exception that a caller without this module would
@@ -29,6 +35,19 @@ class InvalidRequestError(RequestError, ValueError):
     """A field of the request is wrong; the message names it and what was expected."""
 
 
+class ContextOverflowError(RequestError, ValueError):
+    """The prompt and what may be answered are longer than the model's context."""
+
+    def __init__(self, message: str, *, prompt_tokens: int, limit: int) -> None:
+        super().__init__(message)
+        self.prompt_tokens = prompt_tokens
+        self.limit = limit
+
+
+class AgentNotFoundError(RequestError, LookupError):
+    """There is no agent of that name, or it is another tenant's."""
+
+
 class ModelNotFoundError(RequestError, LookupError):
     """No model is where the request says, or what is there cannot be loaded."""
 
@@ -45,6 +64,22 @@ class PoolExhaustedError(CapacityError, ValueError):
     """The block pool cannot give the blocks asked for, even when idle caches are dropped."""
 
 
+class OverloadedError(CapacityError):
+    """The queue has no room; `retry_after` is when to come again, in seconds."""
+
+    def __init__(self, message: str, *, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class AnswerError(SemanticError):
+    """What the model wrote is of no use; asked again it may write something else."""
+
+
+class ToolCallError(AnswerError, ValueError):
+    """The model wrote a tool call that cannot be read; the message says what is wrong with it."""
+
+
 class OperatorError(SemanticError):
     """Only a person can mend this."""
 
@@ -55,6 +90,10 @@ class UnsupportedModelError(OperatorError, NotImplementedError):
 
 class BackendError(OperatorError, RuntimeError):
     """The model failed while running; the message is the framework's own."""
+
+
+class StoreError(OperatorError, OSError):
+    """A store cannot be opened: not ours, not safe, or of a newer format. Nothing was changed."""
 
 
 class IntegrityError(OperatorError, RuntimeError):

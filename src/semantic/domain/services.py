@@ -94,10 +94,11 @@ class BlockPool(Generic[KV]):
     ) -> bool:
         """Whether `counts[layer]` blocks of every layer could be given now.
 
-        `after_freeing` are blocks whose holder would free each of them once before.
+        `after_freeing` are blocks that would be freed before, each as often as it is in there.
         """
         with self._lock:
-            gone = {b.block_id for b in after_freeing if self._references.get(b.block_id) == 1}
+            freed = Counter(block.block_id for block in after_freeing)
+            gone = {i for i, times in freed.items() if 0 < self._references.get(i, 0) <= times}
             gone_bytes = sum(self._block_bytes[self._layer_of[block]] for block in gone)
             return self._fits(
                 counts, len(self._references) - len(gone), self._used_bytes - gone_bytes

@@ -28,16 +28,21 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._pending = ""
-        self.stopped = False
+        self.matched: str | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has cut the text; `matched` says which."""
+        return self.matched is not None
 
     def push(self, text: str) -> str:
-        """The text that may be emitted now; sets `stopped` when a stop string is complete."""
+        """The text that may be emitted now; sets `matched` when a stop string is complete."""
         if self.stopped or not self._stops:
             return "" if self.stopped else text
         self._pending += text
-        cut = self._first_cut()
-        if cut is not None:
-            self.stopped = True
+        first = self._first()
+        if first is not None:
+            cut, self.matched = first
             emitted, self._pending = self._pending[:cut], ""
             return emitted
         keep = _held_back(self._pending, self._stops)
@@ -50,11 +55,11 @@ class StopStrings:
         text, self._pending = self._pending, ""
         return text
 
-    def _first_cut(self) -> int | None:
-        """Where the stop string that is complete first begins."""
+    def _first(self) -> tuple[int, str] | None:
+        """Where the stop string that is complete first begins, and which it is."""
         found = []
         for stop in self._stops:
             start = self._pending.find(stop)
             if start >= 0:
-                found.append((start + len(stop), start))
-        return min(found)[1] if found else None
+                found.append((start + len(stop), start, stop))
+        return min(found)[1:] if found else None

@@ -12,8 +12,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, Generic, Literal, NewType, Protocol, TypeVar, runtime_checkable
 
+from semantic.domain.digest import digest
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.errors import InvalidRequestError
+from semantic.domain.grammar import Grammar
+from semantic.domain.match import MatchReport
 
 KV = TypeVar("KV")
 
@@ -179,10 +182,26 @@ class ModelCacheSpec:
 
 @dataclass(frozen=True, slots=True)
 class CacheKey:
-    """Names one agent's cache: an agent of one model. Two models never share a key."""
+    """Names one agent's cache: an agent of one model and tenant. None of them share a key."""
 
     model_id: str
     agent_id: str
+    tenant: str = ""
+
+    @property
+    def owner(self) -> str:
+        """In whose name the pool holds the agent's blocks: the agent's id, unless it has a tenant.
+
+        A tenant cannot choose an id that is another's: its agents' names are hashed.
+        """
+        if not self.tenant:
+            return self.agent_id
+        return f"tenant:{digest('owner-v1', _utf8(self.tenant), _utf8(self.agent_id)).hex()}"
+
+
+def _utf8(text: str) -> bytes:
+    """`text` in bytes, whatever it holds."""
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _require(ok: bool, message: str) -> None:
@@ -194,6 +213,10 @@ def _is_filled_text(value: object) -> bool:
     return isinstance(value, str) and bool(value)
 
 
+_MOST_PENALTY = 2
+"""As in OpenAI's interface: a logit is changed by at most this for each time."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is chosen. The defaults are greedy decoding.
@@ -201,7 +224,11 @@ class SamplingParams:
     `top_p`, `top_k` and `min_p` of 0 (`top_p` also of 1) mean off, as in mlx-lm. `seed` fixes
     the draw of every position, so it holds in any batch and over a suspension; None draws one.
     `logprobs` is None for none, else the number of alternatives to report beside each token.
-    `logit_bias` maps token ids to what is added to their logits.
+    `logit_bias` maps token ids to what is added to their logits. The penalties of presence and
+    frequency are taken from the logits of tokens that the answer has already, once or for each
+    time. With `ignore_eos` an answer goes on behind the model's end tokens. `grammar` is what the
+    text has to be in. `prompt_logprobs` is to the prompt's tokens what `logprobs` is to the
+    answer's; the prompt is computed as a whole then, whatever is cached of it.
     """
 
     temperature: float = 0.0
@@ -210,10 +237,15 @@ class SamplingParams:
     min_p: float = 0.0
     repetition_penalty: float | None = None
     repetition_context: int = 20
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    ignore_eos: bool = False
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         finite = math.isfinite(self.temperature)
@@ -233,6 +265,12 @@ class SamplingParams:
             self.repetition_context >= 1,
             f"repetition_context must be at least 1 token, got {self.repetition_context}",
         )
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _require(
+                abs(value) <= _MOST_PENALTY,
+                f"{name} must be between -{_MOST_PENALTY} and {_MOST_PENALTY}, got {value}",
+            )
         _require(
             all(math.isfinite(bias) for bias in self.logit_bias.values()),
             "logit_bias values must be finite numbers",
@@ -242,10 +280,9 @@ class SamplingParams:
             all(map(_is_filled_text, self.stop)),
             f"stop must hold strings that are not empty, got {self.stop!r}",
         )
-        _require(
-            self.logprobs is None or self.logprobs >= 0,
-            f"logprobs must be 0 or more, got {self.logprobs}",
-        )
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            _require(value is None or value >= 0, f"{name} must be 0 or more, got {value}")
         _require(
             self.seed is None or 0 <= self.seed < 2**63,
             f"seed must be between 0 and 2**63 - 1, got {self.seed}",
@@ -267,11 +304,15 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """What a backend chose for one sequence in one decode step."""
+    """What a backend chose for one sequence in one decode step.
+
+    `error` says why `token` is not what was asked for: then this sequence cannot go on.
+    """
 
     sequence: SequenceId
     token: int
     logprob: TokenLogprob | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +346,9 @@ class CompletedGeneration(Generic[KV]):
     `text` is the answer without end token and stop string; `tokens` are all tokens generated,
     the end token included. `blocks` is the agent's cache, valid until the agent's next request
     begins or the pool needs the room; passing it to a later request is always safe.
-    `cached_tokens` of the `prompt_tokens` were not computed again.
+    `cached_tokens` of the `prompt_tokens` were not computed again; `match` says why not more.
+    `stop_string` is the one that ended the answer, if one did. `prompt_logprobs` has an entry for
+    each prompt token when it was asked for; the first is None.
     """
 
     uid: str
@@ -318,6 +361,9 @@ class CompletedGeneration(Generic[KV]):
     blocks: AgentBlocks[KV] | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     error: str | None = None
+    match: MatchReport | None = None
+    stop_string: str | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
 
     @property
     def generated_tokens(self) -> int:

@@ -33,12 +33,15 @@ class GenerationEnginePort(Protocol[KV]):
         *,
         sampling: SamplingParams | None = None,
         append: bool = False,
+        tenant: str = "",
+        note: str = "",
     ) -> str:
         """Queue a request and return its uid.
 
         `prompt` is the whole prompt, as text or token ids; what `cache`, or the cache kept for
         this agent, shares with its beginning is not computed again. With `append` the prompt
-        follows the cached tokens instead.
+        follows the cached tokens instead. Agents of different tenants never share anything, also
+        under the same name. `note` is saved with the agent, for its client to find again.
 
         Raises InvalidRequestError (empty prompt, max_tokens below 1, a token id the model does
         not have, `append` without a cache), CacheReconstructionError (another model's cache) and

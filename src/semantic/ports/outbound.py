@@ -1,4 +1,4 @@
-"""What the engine needs from the outside: a model that runs, its tokenizer, a store, a clock.
+"""What the engine needs from the outside: a model that runs, its tokenizer, a clock.
 
 Each docstring is a contract that every implementation, fakes included, is tested against.
 `KV` is whatever a backend puts into a block; nothing on this side looks inside.
@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
 
+from semantic.domain.block_hash import Part
 from semantic.domain.entities import AgentBlocks, KVBlock
+from semantic.domain.grammar import Grammar
+from semantic.domain.stored import BlockLayout
 from semantic.domain.value_objects import (
-    CacheKey,
     ModelCacheSpec,
     SampledToken,
     SamplingParams,
     SequenceId,
+    TokenLogprob,
 )
 
 KV = TypeVar("KV")
@@ -102,6 +105,22 @@ class BatchBackend(Protocol[KV]):
         """Compute `tokens` after what the sequence holds; returns when they are in its cache."""
         ...
 
+    def score(self, sequence: SequenceId, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:
+        """Prefill all of `tokens` (two or more) but the last, and say how likely they were.
+
+        The log-probability of each of them but the first, after all those before it, and the
+        `n_top` likeliest in its place. The same calls on an empty sequence give the same bits,
+        whatever else is open.
+        """
+        ...
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        """Raise InvalidRequestError, naming what is wrong, unless `grammar` can be enforced.
+
+        Any thread may call it.
+        """
+        ...
+
     def start(
         self,
         sequence: SequenceId,
@@ -114,7 +133,7 @@ class BatchBackend(Protocol[KV]):
 
         `history` are the tokens before it and `drawn` how many tokens were sampled for this
         request before, so that penalties and seeds go on as if it had never been interrupted.
-        `params.seed` is set unless the request is greedy.
+        `params.seed` is set unless the request is greedy; `params.grammar` was checked.
         """
         ...
 
@@ -124,7 +143,8 @@ class BatchBackend(Protocol[KV]):
         One that was just started may be silent at first. With nothing started, no tokens.
         After a token is returned the cache holds it, so before every call each started
         sequence must have room for one token more than it holds, and one that was just started
-        for two: its last prompt token and the first new one.
+        for two: its last prompt token and the first new one. A sequence whose grammar fails gets
+        a token with an error; the others go on.
         """
         ...
 
@@ -143,32 +163,54 @@ class BatchBackend(Protocol[KV]):
         """Drop `sequence` and its memory, at any time after it was opened."""
         ...
 
+    # Bodies of blocks: bytes that a store keeps. Not for a sequence that is decoding.
 
-class CacheStorePort(Protocol[KV]):
-    """Keeps the caches of agents that are not running.
-
-    Whoever `put`s a cache gives it away; `take` gives it back and forgets it. A store may lose
-    any cache at any time: a miss costs time, never an answer.
-    """
-
-    def get(self, key: CacheKey) -> AgentBlocks[KV] | None:
-        """The agent's cache, or None. It stays in the store: read it, do not change it."""
+    def layout(self) -> BlockLayout:
+        """How a sequence's cache is cut into bodies."""
         ...
 
-    def put(self, key: CacheKey, blocks: AgentBlocks[KV]) -> None:
-        """Keep `blocks` as the agent's cache, instead of an older one."""
+    def pause(self, sequence: SequenceId) -> None:
+        """Take `sequence` out of decoding; it stays open with all that it holds.
+
+        It can be exported then, prefilled with what comes next, and started again after that. The
+        token that comes after the last one it holds is lost.
+        """
         ...
 
-    def take(self, key: CacheKey) -> AgentBlocks[KV] | None:
-        """The agent's cache, now the caller's, or None."""
+    def export_block(self, sequence: SequenceId, part: Part, start: int, stop: int) -> bytes:
+        """The body of tokens `start` to `stop`, all of one block, in bytes of the caller's own.
+
+        `part` is FULL or WINDOW. Raises BackendError when the layers do not hold those tokens
+        (any more).
+        """
         ...
 
-    def evict(self) -> bool:
-        """Drop the cache that was used longest ago; False when there is none."""
+    def export_checkpoint(self, sequence: SequenceId) -> bytes:
+        """What is needed, beside the bodies of its blocks, to go on from where `sequence` is.
+
+        Of the WINDOW part those blocks are needed that lie wholly inside the window before its
+        next token; where the window begins inside a block, the checkpoint holds that edge.
+        """
         ...
 
-    def oldest_first(self) -> tuple[CacheKey, ...]:
-        """Whose caches are kept, the one used longest ago first."""
+    def loading(
+        self, sequence: SequenceId, part: Part, start: int, stop: int
+    ) -> list[list[memoryview]]:
+        """Memory for tokens `start` to `stop`: for each block, for each segment, 256 tokens of it.
+
+        `start` is a multiple of 256, and for FULL it is where the sequence ends now. There must
+        be room. Any thread may write there until `loaded`; nothing reads it before. Let go of
+        the views before calling `loaded`.
+        """
+        ...
+
+    def loaded(self, sequence: SequenceId, length: int, checkpoint: bytes | None = None) -> None:
+        """What `loading` gave is filled up to `length` tokens: the sequence holds them now.
+
+        `checkpoint` is what was exported at that length, where the layout needs one. Raises
+        CacheReconstructionError, leaving the sequence as it was before `loading`, when it
+        does not belong to this model or position.
+        """
         ...
 
 

@@ -51,6 +51,44 @@ variants = st.integers(0, len(VARIANTS) - 1)
 seeds = st.integers(0, 1)
 
 
+@dataclass(frozen=True)
+class Setup:
+    """What the machine runs on."""
+
+    kind: str
+    spare: int
+    by_bytes: bool
+    max_batch: int
+    largest_chunk: int
+    silent_steps: int
+
+    def world(self) -> World:
+        """A pool in which the longest request just fits."""
+        spec = ModelCacheSpec(SPECS[self.kind])
+        tokens = whole_blocks(LONGEST + MOST_NEW)
+        n_bytes = spec.bytes_for(tokens) + self.spare * spec.bytes_per_block(0)
+        return World(
+            spec,
+            None if self.by_bytes else sum(spec.blocks_for(tokens)) + self.spare,
+            n_bytes if self.by_bytes else None,
+            max_batch=self.max_batch,
+            eos=EOS,
+            silent_steps=self.silent_steps,
+            largest_chunk=self.largest_chunk,
+        )
+
+
+setups = st.builds(
+    Setup,
+    kind=st.sampled_from(sorted(SPECS)),
+    spare=st.integers(0, 5),
+    by_bytes=st.booleans(),
+    max_batch=st.sampled_from([1, 2, 3, 8]),
+    largest_chunk=st.sampled_from([64, 200, 512]),
+    silent_steps=st.integers(0, 2),
+)
+
+
 @dataclass
 class Asked:
     """A request that was submitted, and what was heard of it."""
@@ -69,34 +107,9 @@ class EngineMachine(RuleBasedStateMachine):
 
     world: World
 
-    @initialize(
-        kind=st.sampled_from(sorted(SPECS)),
-        spare=st.integers(0, 5),
-        by_bytes=st.booleans(),
-        max_batch=st.sampled_from([1, 2, 3, 8]),
-        largest_chunk=st.sampled_from([64, 200, 512]),
-        silent_steps=st.integers(0, 2),
-    )
-    def make(
-        self,
-        kind: str,
-        spare: int,
-        by_bytes: bool,
-        max_batch: int,
-        largest_chunk: int,
-        silent_steps: int,
-    ) -> None:
-        spec = ModelCacheSpec(SPECS[kind])
-        tokens = whole_blocks(LONGEST + MOST_NEW)
-        self.world = World(
-            spec,
-            None if by_bytes else sum(spec.blocks_for(tokens)) + spare,
-            spec.bytes_for(tokens) + spare * spec.bytes_per_block(0) if by_bytes else None,
-            max_batch=max_batch,
-            eos=EOS,
-            silent_steps=silent_steps,
-            largest_chunk=largest_chunk,
-        )
+    @initialize(setup=setups)
+    def make(self, setup: Setup) -> None:
+        self.world = setup.world()
         self.asked: dict[str, Asked] = {}
         self.done: dict[str, Done] = {}
         self.steps = 0

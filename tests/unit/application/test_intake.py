@@ -7,10 +7,13 @@ from typing import cast
 
 import pytest
 
+from semantic.application.archive_state import ArchiveState
 from semantic.application.intake import Intake
 from semantic.application.request import Request
+from semantic.application.submission import Submission
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.errors import CacheReconstructionError, InvalidRequestError
+from semantic.domain.grammar import Grammar
 from semantic.domain.value_objects import ModelCacheSpec, SamplingParams
 from tests.support.char_tokenizer import CharTokenizer
 from tests.support.fake_backend import FULL, VOCAB, FakeBackend, FakeData
@@ -27,19 +30,24 @@ def accept(
     max_tokens: int = 5,
     sampling: SamplingParams | None = None,
     append: bool = False,
-    kept: Cache | None = None,
+    history: tuple[int, ...] | None = None,
+    tenant: object = "",
+    note: object = "",
     number: int = 7,
 ) -> Request[FakeData]:
     backend = FakeBackend(ModelCacheSpec((FULL,)))
-    return Intake(backend, CharTokenizer(frozenset({3}))).accept(
+    asked = Submission(
         agent_id,
         cast("str | list[int]", prompt),
         cache,
         max_tokens,
-        sampling=sampling or SamplingParams(),
+        sampling or SamplingParams(),
         append=append,
-        kept=kept,
-        number=number,
+        tenant=cast(str, tenant),
+        note=cast(str, note),
+    )
+    return Intake(backend, CharTokenizer(frozenset({3}))).accept(
+        asked, ArchiveState(history=history), number
     )
 
 
@@ -117,16 +125,16 @@ def test_a_cache_is_checked_also_when_it_is_retired() -> None:
 
 
 def test_appended_tokens_follow_the_kept_cache() -> None:
-    assert accept(prompt=[9], append=True, kept=cache(1, 2)).prompt == (1, 2, 9)
+    assert accept(prompt=[9], append=True, history=(1, 2)).prompt == (1, 2, 9)
 
 
 def test_the_cache_given_goes_before_the_kept_one() -> None:
-    request = accept(prompt=[9], append=True, cache=cache(5), kept=cache(1, 2))
+    request = accept(prompt=[9], append=True, cache=cache(5), history=(1, 2))
     assert request.prompt == (5, 9)
 
 
 def test_without_append_the_prompt_is_whole() -> None:
-    assert accept(prompt=[9], cache=cache(5), kept=cache(1, 2)).prompt == (9,)
+    assert accept(prompt=[9], cache=cache(5), history=(1, 2)).prompt == (9,)
 
 
 def test_only_the_beginning_of_a_conversation_gets_special_tokens() -> None:
@@ -135,7 +143,9 @@ def test_only_the_beginning_of_a_conversation_gets_special_tokens() -> None:
     intake = Intake(backend, tokenizer)
     prompts = [
         intake.accept(
-            "a", "hi", None, 1, sampling=SamplingParams(), append=append, kept=cache(4), number=0
+            Submission("a", "hi", None, 1, SamplingParams(), append=append),
+            ArchiveState(history=(4,)),
+            0,
         ).prompt
         for append in (False, True)
     ]
@@ -146,7 +156,7 @@ def test_an_empty_text_is_an_empty_prompt_also_where_a_tokenizer_adds_tokens() -
     backend = FakeBackend(ModelCacheSpec((FULL,)), vocab_size=999)
     with pytest.raises(InvalidRequestError, match="prompt must not be empty"):
         Intake(backend, ByteTokenizer()).accept(
-            "a", "", None, 1, sampling=SamplingParams(), append=False, kept=None, number=0
+            Submission("a", "", None, 1, SamplingParams()), ArchiveState(), 0
         )
 
 
@@ -162,3 +172,33 @@ def test_a_seed_is_drawn_only_when_one_is_needed() -> None:
 def test_a_stop_that_is_no_text_never_reaches_a_step() -> None:
     with pytest.raises(InvalidRequestError, match="stop must hold strings"):
         SamplingParams(stop=cast("tuple[str, ...]", (5,)))
+
+
+def test_tenant_and_note_are_strings() -> None:
+    with pytest.raises(InvalidRequestError, match="tenant must be a string"):
+        accept(tenant=3)
+    for note in (None, "x" * (1 << 21)):
+        with pytest.raises(InvalidRequestError, match="note must be a string"):
+            accept(note=note)
+
+
+def test_end_tokens_are_ignored_when_asked() -> None:
+    assert accept().eos_token_ids == {3}
+    assert accept(sampling=SamplingParams(ignore_eos=True)).eos_token_ids == frozenset()
+
+
+def test_alternatives_are_bounded() -> None:
+    with pytest.raises(InvalidRequestError, match=r"^logprobs must be at most 100, got 101"):
+        accept(sampling=SamplingParams(logprobs=101))
+    with pytest.raises(InvalidRequestError, match="prompt_logprobs must be at most 100, got 101"):
+        accept(sampling=SamplingParams(prompt_logprobs=101))
+    most = SamplingParams(logprobs=100, prompt_logprobs=100)
+    assert accept(sampling=most).params == most
+
+
+def test_a_grammar_is_checked_and_goes_with_no_ignored_end() -> None:
+    grammar = Grammar("json_schema", "{}")
+    with pytest.raises(InvalidRequestError, match="tokens here have no text"):
+        accept(sampling=SamplingParams(grammar=grammar))
+    with pytest.raises(InvalidRequestError, match="ignore_eos cannot be combined"):
+        accept(sampling=SamplingParams(grammar=grammar, ignore_eos=True))

@@ -155,3 +155,47 @@ def test_log_probabilities_are_kept_in_order() -> None:
     for one in told:
         of.accept(SampledToken(SequenceId(0), one.token, one))
     assert of.logprobs == told
+
+
+def test_it_tells_which_stop_string_ended_the_answer() -> None:
+    of = request(stop=("end", "halt"))
+    assert say_all(of, "go on halt")[1] == "stop"
+    assert of.stop_string == "halt"
+    other = request(stop=("end", "halt"))
+    assert say(other, EOS)[1] == "stop"
+    assert other.stop_string is None
+
+
+def test_a_token_with_an_error_is_the_last() -> None:
+    of = request()
+    say(of, ord("a"))
+    assert of.accept(SampledToken(SequenceId(0), EOS, error="it failed")) == ("", "error")
+    assert (of.text, of.error, of.generated) == ("a", "it failed", [ord("a"), EOS])
+
+
+@pytest.mark.parametrize(
+    ("n", "chunks"), [(1, []), (2, [2]), (129, [129]), (130, [129, 2]), (300, [129, 129, 44])]
+)
+def test_a_prompt_is_scored_in_chunks_that_nothing_changes(n: int, chunks: list[int]) -> None:
+    of = request("x" * n)
+    plain = Request[None](
+        uid="u",
+        number=0,
+        agent_id="a",
+        prompt=of.prompt,
+        max_tokens=1,
+        params=SamplingParams(prompt_logprobs=0),
+        eos_token_ids=frozenset(),
+        decode=of.decode,
+    )
+    found = []
+    for _ in range(len(chunks)):
+        assert plain.scoring
+        chunk = plain.next_scored()
+        found.append(len(chunk))
+        plain.scores += [TokenLogprob(token, -1.0) for token in chunk[1:]]
+        plain.computed += len(chunk) - 1
+    assert found == chunks
+    assert not plain.scoring
+    assert (len(plain.scores), plain.to_prefill) == (n, 0)
+    assert plain.scores[0] is None

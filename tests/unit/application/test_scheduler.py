@@ -3,61 +3,129 @@
 from __future__ import annotations
 
 from semantic.application.request import Request
-from semantic.application.scheduler import next_to_prefill, youngest
+from semantic.application.scheduler import PrefillTurns, youngest
 from semantic.domain.value_objects import SamplingParams
 
 
-def request(number: int, left: int) -> Request[None]:
+def request(number: int, left: int, agent: str = "a", tenant: str = "") -> Request[None]:
     """A request with `left` tokens to prefill."""
     return Request(
         uid=f"request-{number}",
         number=number,
-        agent_id="a",
+        agent_id=agent,
         prompt=(0,) * (left + 1),
         max_tokens=1,
         params=SamplingParams(),
         eos_token_ids=frozenset(),
         decode=str,
+        tenant=tenant,
     )
 
 
+def turns_without_progress(requests: list[Request[None]], n: int) -> list[int]:
+    """The numbers of those chosen, while nobody gets on."""
+    turns: PrefillTurns[None] = PrefillTurns()
+    chosen = []
+    for _ in range(n):
+        one = turns.next(requests)
+        assert one is not None
+        turns.give(one, 0)
+        chosen.append(one.number)
+    return chosen
+
+
+def give(turns: PrefillTurns[None], requests: list[Request[None]], chunk: int) -> Request[None]:
+    """One chunk; whose it was."""
+    one = turns.next([request for request in requests if request.to_prefill])
+    assert one is not None
+    n_tokens = len(one.next_chunk(chunk))
+    one.computed += n_tokens
+    turns.give(one, n_tokens)
+    return one
+
+
 def test_nobody_waits_when_there_is_nobody() -> None:
-    assert next_to_prefill([], 0) is None
-    assert next_to_prefill([], 3) is None
+    turns: PrefillTurns[None] = PrefillTurns()
+    assert [turns.next([]) for _ in range(5)] == [None] * 5
     assert youngest([]) is None
 
 
 def test_the_prompt_with_the_least_left_goes_first() -> None:
     requests = [request(0, 900), request(1, 30), request(2, 500)]
-    assert [next_to_prefill(requests, turn) for turn in range(3)] == [requests[1]] * 3
+    assert turns_without_progress(requests, 3) == [1, 1, 1]
 
 
 def test_what_is_left_counts_and_not_how_long_it_was() -> None:
     requests = [request(0, 900), request(1, 30)]
     requests[0].computed = 890
-    assert next_to_prefill(requests, 0) is requests[0]
+    assert turns_without_progress(requests, 1) == [0]
 
 
 def test_of_two_alike_the_older_goes_first() -> None:
-    requests = [request(5, 30), request(4, 30)]
-    assert next_to_prefill(requests, 0) is requests[1]
+    assert turns_without_progress([request(5, 30), request(4, 30)], 1) == [4]
 
 
 def test_every_fourth_chunk_is_the_oldest_prompts() -> None:
     requests = [request(3, 30), request(1, 9000), request(2, 10)]
-    turns = [next_to_prefill(requests, turn) for turn in range(8)]
-    assert [one.number for one in turns if one] == [2, 2, 2, 1, 2, 2, 2, 1]
+    assert turns_without_progress(requests, 8) == [2, 2, 2, 1, 2, 2, 2, 1]
 
 
 def test_a_stream_of_short_prompts_cannot_starve_a_long_one() -> None:
-    long = request(0, 5000)
-    turns = 0
-    while long.to_prefill:
-        chosen = next_to_prefill([long, request(turns + 1, 20)], turns)
-        assert chosen is not None
-        chosen.computed += len(chosen.next_chunk(100))
-        turns += 1
-    assert turns <= 4 * 50
+    for agent in ("a", "another"):
+        turns: PrefillTurns[None] = PrefillTurns()
+        long, n = request(0, 5000), 0
+        while long.to_prefill:
+            n += 1
+            give(turns, [long, request(n, 20, agent)], 100)
+        assert n <= 4 * 50
+
+
+def test_no_stream_of_newcomers_can_starve_anybody() -> None:
+    turns: PrefillTurns[None] = PrefillTurns()
+    long, n = [request(0, 2000, "a"), request(1, 3000, "b")], 2
+    while any(one.to_prefill for one in long):
+        n += 1
+        give(turns, [*long, request(n, 20, f"newcomer {n}")], 100)
+    assert n <= 2 + 4 * (20 + 30) * 2
+
+
+def test_agents_with_long_prompts_share_what_a_stream_of_short_ones_leaves() -> None:
+    turns: PrefillTurns[None] = PrefillTurns()
+    ann, bob = request(0, 2000, "ann"), request(1, 2000, "bob")
+    for n in range(2, 60):
+        give(turns, [ann, bob, request(n, 20, f"newcomer {n}")], 100)
+        assert abs(ann.computed - bob.computed) <= 100
+    assert ann.computed >= 600
+
+
+def test_many_short_prompts_of_one_agent_count_together() -> None:
+    """By its prompts alone the flood would be first, all of the three turns of four."""
+    turns: PrefillTurns[None] = PrefillTurns()
+    ann, flood, n = request(0, 500, "ann"), [request(i, 100, "flood") for i in range(1, 5)], 5
+    while ann.to_prefill:
+        one = give(turns, [ann, *flood], 100)
+        if one is not ann:
+            flood = [*(other for other in flood if other is not one), request(n, 100, "flood")]
+            n += 1
+    given_to_flood = n - 5
+    assert given_to_flood <= 5
+
+
+def test_a_short_prompt_is_not_behind_what_its_tenants_others_had() -> None:
+    turns: PrefillTurns[None] = PrefillTurns()
+    flood = [request(i, 300, "flood", "t") for i in range(4)]
+    for _ in range(6):
+        give(turns, flood, 100)
+    ann = request(9, 100, "ann", "t")
+    assert give(turns, [ann, *flood], 100) is ann
+
+
+def test_agents_of_the_same_name_of_two_tenants_are_two() -> None:
+    turns: PrefillTurns[None] = PrefillTurns()
+    mine, theirs = request(0, 250, "ann", "me"), request(1, 260, "ann", "you")
+    chosen = [give(turns, [mine, theirs], 100) for _ in range(3)]
+    assert chosen == [mine, mine, mine]
+    assert give(turns, [mine, theirs], 100) is theirs
 
 
 def test_the_last_to_arrive_is_the_youngest() -> None:

@@ -19,6 +19,7 @@ from semantic.domain.value_objects import (
     SamplingParams,
 )
 from semantic.ports.inbound import EngineEvent
+from semantic.ports.store import CacheStorePort
 from tests.support.char_tokenizer import CharTokenizer
 from tests.support.fake_backend import (
     FULL,
@@ -112,21 +113,26 @@ class World:
     largest_chunk: int = 256
     silent_steps: int = 0
     clock: FakeClock = field(default_factory=FakeClock)
+    archive: CacheStorePort | None = None
 
     def __post_init__(self) -> None:
         self.backend = FakeBackend(self.spec, clock=self.clock, silent_steps=self.silent_steps)
         self.pool = BlockPool[FakeData](self.spec, self.total_blocks, max_bytes=self.max_bytes)
-        self.store = ResidentStore(self.pool)
         self.engine = BlockPoolBatchEngine(
             self.backend,
             CharTokenizer(self.eos),
             self.pool,
             self.spec,
-            store=self.store,
+            store=self.archive,
             budget=PrefillBudget(largest=self.largest_chunk),
             max_batch=self.max_batch,
             clock=self.clock,
         )
+
+    @property
+    def store(self) -> ResidentStore[FakeData]:
+        """The idle caches in the pool."""
+        return self.engine.resident
 
     def key(self, agent: str) -> CacheKey:
         return CacheKey(self.backend.model_id, agent)

@@ -240,6 +240,14 @@ def test_what_would_be_freed_counts_only_if_nobody_else_holds_it() -> None:
     assert of.can_allocate([2, 0], after_freeing=[*mine, *mine, stranger()])
 
 
+def test_a_block_that_all_its_holders_would_free_counts_as_freed() -> None:
+    of = pool(2)
+    both = of.allocate(2, 0, "a")
+    of.share(both, "b")
+    assert not of.can_allocate([1, 0], after_freeing=both)
+    assert of.can_allocate([2, 0], after_freeing=[*both, *both])
+
+
 def test_freed_bytes_count_too() -> None:
     of = pool(None, max_bytes=2 * WIDE_BYTES)
     wide = of.allocate(2, 0, "a")

@@ -123,7 +123,8 @@ class PoolMachine(RuleBasedStateMachine):
         if self.known:
             blocks = self.some(data)
             times = Counter(block for _, block in self.holds)
-            gone = {int(b.block_id) for b in blocks if times[b.block_id] == 1}
+            freed = Counter(int(b.block_id) for b in blocks)
+            gone = {block for block, n_times in freed.items() if times[block] <= n_times}
             left = self.held(*AGENTS) - gone
             assert self.pool.can_allocate(n, after_freeing=blocks) == self.fits(n, left)
 

@@ -90,3 +90,24 @@ def test_after_a_stop_nothing_comes_any_more() -> None:
 @pytest.mark.parametrize("pieces", [["a", "", "b"], ["\n\n", "é"]])
 def test_without_stop_strings_all_text_passes_at_once(pieces: list[str]) -> None:
     assert feed(pieces, []) == ([*pieces, ""], False)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stops", "matched"),
+    [
+        (["xaab"], ["b", "aab"], "aab"),
+        (["xabc"], ["abcd", "b"], "b"),
+        (["go st", "op"], ["stop", "end"], "stop"),
+        (["go st", "ay"], ["stop", "end"], None),
+        (["anything"], [], None),
+    ],
+)
+def test_it_tells_which_stop_string_matched(
+    pieces: list[str], stops: list[str], matched: str | None
+) -> None:
+    cutter = StopStrings(stops)
+    for piece in pieces:
+        cutter.push(piece)
+    cutter.flush()
+    assert cutter.matched == matched
+    assert cutter.stopped is (matched is not None)

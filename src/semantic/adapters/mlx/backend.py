@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import mlx.core as mx
@@ -16,16 +16,29 @@ from mlx.nn.layers.base import Module
 from mlx_lm.generate import BatchGenerator, GenerationBatch
 
 from semantic.adapters.mlx import ragged_attention
+from semantic.adapters.mlx.bodies import Bodies, Landing
+from semantic.adapters.mlx.grammar import Grammars
+from semantic.adapters.mlx.grammar_mask import GrammarMask
 from semantic.adapters.mlx.kv_buffer import LayerShape
 from semantic.adapters.mlx.layer_caches import LayerCache, LayerCaches, LayerData
-from semantic.adapters.mlx.sampling import make_processors, make_sampler, read_logprob
+from semantic.adapters.mlx.logprobs import read_logprob, score_tokens
+from semantic.adapters.mlx.sampling import LogitsProcessor, make_processors, make_sampler
+from semantic.domain.block_hash import Part
 from semantic.domain.entities import AgentBlocks, KVBlock
-from semantic.domain.errors import BackendError, SemanticError
+from semantic.domain.errors import (
+    BackendError,
+    CacheReconstructionError,
+    InvalidRequestError,
+    SemanticError,
+)
+from semantic.domain.grammar import Grammar
+from semantic.domain.stored import BlockLayout
 from semantic.domain.value_objects import (
     ModelCacheSpec,
     SampledToken,
     SamplingParams,
     SequenceId,
+    TokenLogprob,
 )
 
 _UNLIMITED = 1 << 30
@@ -34,13 +47,19 @@ _UNLIMITED = 1 << 30
 
 @dataclass(slots=True)
 class _Sequence:
-    """A sequence: its caches, how many tokens they hold, and its place in the batch."""
+    """A sequence: its caches, how many tokens they hold, and its place in the batch.
+
+    `mask` holds its answer to a grammar. `landing` is the memory that bodies are being written to.
+    """
 
     caches: list[LayerCache]
     length: int = 0
+    capacity: int = 0
     uid: int | None = None
     joined: bool = False
-    n_logprobs: int | None = None
+    params: SamplingParams = field(default_factory=SamplingParams)
+    mask: GrammarMask | None = None
+    landing: Landing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +70,12 @@ class _Start:
     history: list[int]
     params: SamplingParams
     drawn: int
+    mask: GrammarMask | None
+
+    def processors(self) -> list[LogitsProcessor]:
+        """What changes the logits, in order; a grammar has the last word."""
+        processors = make_processors(self.params, len(self.history) + 1 - self.drawn)
+        return processors if self.mask is None else [*processors, self.mask]
 
 
 class MLXBackend:
@@ -64,13 +89,19 @@ class MLXBackend:
         shapes: Sequence[LayerShape | None],
         ragged: Sequence[bool],
         vocab_size: int,
+        grammars: Grammars | None = None,
     ) -> None:
-        """`ragged[i]` says whether layer i uses our cache; see `probe.choose_layers`."""
+        """`ragged[i]` says whether layer i uses our cache; see `probe.choose_layers`.
+
+        Without `grammars` no answer can be held to one.
+        """
         self.model = model
         self._model_id = model_id
         self._spec = spec
         self._vocab_size = vocab_size
+        self.grammars = grammars or Grammars(None, (), vocab_size)
         self._layers = LayerCaches(model, spec, shapes, ragged)
+        self._bodies = Bodies(model, spec, shapes, self._layers)
         self._sequences: dict[SequenceId, _Sequence] = {}
         self._by_uid: dict[int, SequenceId] = {}
         self._starting: dict[SequenceId, _Start] = {}
@@ -110,7 +141,7 @@ class MLXBackend:
 
     def open(self, capacity: int) -> SequenceId:
         """See `BatchBackend.open`."""
-        return self._add(_Sequence(self._layers.empty(capacity)))
+        return self._add(_Sequence(self._layers.empty(capacity), capacity=capacity))
 
     def restore(
         self, blocks: AgentBlocks[LayerData], length: int, capacity: int, *, exclusive: bool
@@ -118,12 +149,16 @@ class MLXBackend:
         """See `BatchBackend.restore`."""
         with self._computing():
             caches = self._layers.restored(blocks, length, capacity, exclusive=exclusive)
-        return self._add(_Sequence(caches, length))
+        return self._add(_Sequence(caches, length, capacity))
 
     def reserve(self, sequence: SequenceId, capacity: int) -> None:
         """See `BatchBackend.reserve`."""
+        state = self._sequences[sequence]
+        if state.landing is not None:
+            raise BackendError("a sequence that is being loaded cannot move")
         with self._computing():
-            self._layers.reserve(self._sequences[sequence].caches, capacity)
+            self._layers.reserve(state.caches, capacity)
+        state.capacity = max(state.capacity, capacity)
 
     def length(self, sequence: SequenceId) -> int:
         """See `BatchBackend.length`."""
@@ -131,12 +166,27 @@ class MLXBackend:
 
     def prefill(self, sequence: SequenceId, tokens: Sequence[int]) -> None:
         """See `BatchBackend.prefill`."""
-        state = self._sequences[sequence]
+        state = self._resting(sequence)
         with self._computing():
             self.model(mx.array([list(tokens)]), cache=state.caches)
             # Only the caches: of the last layer no more is computed than its keys and values.
             mx.eval([cache.state for cache in state.caches])
         state.length += len(tokens)
+
+    def score(self, sequence: SequenceId, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:
+        """See `BatchBackend.score`."""
+        state = self._resting(sequence)
+        given = list(tokens[:-1])
+        with self._computing():
+            logits = self.model(mx.array([given]), cache=state.caches)[0]
+            scores = score_tokens(logits, tokens[1:], n_top)
+            mx.eval([cache.state for cache in state.caches])
+        state.length += len(given)
+        return scores
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        """See `BatchBackend.check_grammar`."""
+        self.grammars.check(grammar)
 
     def start(
         self,
@@ -147,8 +197,14 @@ class MLXBackend:
         drawn: int,
     ) -> None:
         """See `BatchBackend.start`."""
-        start = _Start(last_token, list(history), params, drawn)
-        self._starting[sequence] = start
+        self._resting(sequence)
+        mask = None
+        if params.grammar is not None:
+            try:
+                mask = self.grammars.mask(params.grammar, len(history) + 1 - drawn)
+            except InvalidRequestError as error:
+                raise BackendError(str(error)) from error
+        self._starting[sequence] = _Start(last_token, list(history), params, drawn, mask)
 
     def decode(self) -> list[SampledToken]:
         """See `BatchBackend.decode`."""
@@ -157,8 +213,7 @@ class MLXBackend:
         try:
             with self._computing():
                 self._insert_starting()
-                responses = self._advance() or self._advance()
-                return [self._read(response) for response in responses]
+                return self._advance() or self._advance()
         except BackendError:
             # A step that failed half-way leaves the batch in no known state; its sequences are
             # lost, all others were never part of it.
@@ -173,15 +228,69 @@ class MLXBackend:
         """See `BatchBackend.extract`."""
         state = self._sequences.pop(sequence)
         with self._computing():
-            caches = self._leave(sequence, state)
+            self._leave(sequence, state)
             if not state.length:
                 return [block for layer in blocks for block in layer]
-            return self._layers.fill(caches, blocks, state.length)
+            return self._layers.fill(state.caches, blocks, state.length)
 
     def close(self, sequence: SequenceId) -> None:
         """See `BatchBackend.close`."""
         with self._computing():
             self._leave(sequence, self._sequences.pop(sequence))
+
+    def layout(self) -> BlockLayout:
+        """See `BatchBackend.layout`."""
+        return self._bodies.layout
+
+    def pause(self, sequence: SequenceId) -> None:
+        """See `BatchBackend.pause`."""
+        state = self._sequences[sequence]
+        uid = state.uid
+        if uid is not None and uid not in self._by_uid:
+            raise BackendError("a step that failed left the sequence half written")
+        with self._computing():
+            self._leave(sequence, state)
+            mx.eval([cache.state for cache in state.caches])
+
+    def export_block(self, sequence: SequenceId, part: Part, start: int, stop: int) -> bytes:
+        """See `BatchBackend.export_block`."""
+        state = self._resting(sequence)
+        with self._computing():
+            return self._bodies.export_block(state.caches, state.length, part, start, stop)
+
+    def export_checkpoint(self, sequence: SequenceId) -> bytes:
+        """See `BatchBackend.export_checkpoint`."""
+        state = self._resting(sequence)
+        if not state.length:
+            raise BackendError("an empty sequence has no checkpoint")
+        with self._computing():
+            return self._bodies.export_checkpoint(state.caches, state.length)
+
+    def loading(
+        self, sequence: SequenceId, part: Part, start: int, stop: int
+    ) -> list[list[memoryview]]:
+        """See `BatchBackend.loading`."""
+        state = self._sequences[sequence]
+        landing = state.landing
+        if landing is None:
+            landing = Landing(self._resting(sequence).length)
+        with self._computing():
+            views = self._bodies.loading(state.caches, landing, part, start, stop)
+        state.landing = landing
+        return views
+
+    def loaded(self, sequence: SequenceId, length: int, checkpoint: bytes | None = None) -> None:
+        """See `BatchBackend.loaded`."""
+        state = self._sequences[sequence]
+        landing, state.landing = state.landing, None
+        if landing is None:
+            raise CacheReconstructionError("nothing was loaded into this sequence")
+        with self._computing():
+            if not length:
+                state.caches = self._layers.empty(state.capacity)
+            elif length > landing.length or checkpoint is not None:
+                state.caches = self._bodies.loaded(state.caches, landing, length, checkpoint)
+        state.length = length
 
     def cache_nbytes(self) -> int:
         """Bytes of the caches of all open sequences, as their arrays say."""
@@ -218,24 +327,28 @@ class MLXBackend:
         self._sequences[sequence] = state
         return sequence
 
-    def _advance(self) -> list[GenerationBatch.Response]:
+    def _advance(self) -> list[SampledToken]:
         """One step of the generator: a token from each member, then newcomers take their place."""
         responses = cast(list[GenerationBatch.Response], self._generator.next()[1])
+        sampled = [
+            self._read(self._by_uid[response.uid], response.token, response.logprobs)
+            for response in responses
+        ]
         for sequence in self._by_uid.values():
             state = self._sequences[sequence]
             if not state.joined:
                 state.joined = True
                 state.length += 1
-        return responses
+        return sampled
 
-    def _read(self, response: GenerationBatch.Response) -> SampledToken:
-        sequence = self._by_uid[response.uid]
+    def _read(self, sequence: SequenceId, token: int, logprobs: mx.array) -> SampledToken:
+        """A token that is in the cache now, as it is told."""
         state = self._sequences[sequence]
+        error = None if state.mask is None else state.mask.failure_at(state.length)
         state.length += 1
-        if state.n_logprobs is None:
-            return SampledToken(sequence, response.token)
-        logprob = read_logprob(response.logprobs, response.token, state.n_logprobs)
-        return SampledToken(sequence, response.token, logprob)
+        n_logprobs = state.params.logprobs
+        found = None if n_logprobs is None else read_logprob(logprobs, token, n_logprobs)
+        return SampledToken(sequence, token, found, error)
 
     def _insert_starting(self) -> None:
         """Let those who wait for it join the batch.
@@ -252,17 +365,26 @@ class MLXBackend:
                 caches=[state.caches],
                 all_tokens=[start.history],
                 samplers=[make_sampler(start.params, start.drawn)],
-                logits_processors=[make_processors(start.params)],
+                logits_processors=[start.processors()],
             )
             state.uid = uid
-            state.n_logprobs = start.params.logprobs
+            state.params, state.mask = start.params, start.mask
             self._by_uid[uid] = sequence
 
-    def _leave(self, sequence: SequenceId, state: _Sequence) -> list[LayerCache]:
-        """Take a sequence out of the batch, if it is in it; its caches as they are then."""
+    def _leave(self, sequence: SequenceId, state: _Sequence) -> None:
+        """Take a sequence out of the batch, if it is in it, with its caches as they are then."""
         self._starting.pop(sequence, None)
-        if state.uid is None or self._by_uid.pop(state.uid, None) is None:
-            return state.caches
-        removed = self._generator.remove([state.uid], return_prompt_caches=True)
-        caches, _ = removed[state.uid]
-        return cast(list[LayerCache], caches)
+        uid, state.uid, state.joined = state.uid, None, False
+        if uid is None or self._by_uid.pop(uid, None) is None:
+            return
+        removed = self._generator.remove([uid], return_prompt_caches=True)
+        state.caches = cast(list[LayerCache], removed[uid][0])
+
+    def _resting(self, sequence: SequenceId) -> _Sequence:
+        """A sequence that is neither decoding nor being loaded; BackendError for another."""
+        state = self._sequences[sequence]
+        if state.uid is not None or sequence in self._starting:
+            raise BackendError("the sequence is decoding; pause it first")
+        if state.landing is not None:
+            raise BackendError("the sequence is being loaded")
+        return state

@@ -90,7 +90,7 @@ class LayerCaches:
             shape = self._shapes[i]
             if self._ragged[i] and shape is not None:
                 buffer = KVBuffer.empty(shape, self._room(layer, capacity))
-                caches.append(_ours(layer, buffer, offset=0, held=0))
+                caches.append(cache_of(layer, buffer, offset=0, held=0))
             else:
                 caches.append(own[i])
         return caches
@@ -178,7 +178,7 @@ class LayerCaches:
                 ranges = _first_tokens(ranges, length - held.start)
                 held = range(held.start, length)
                 buffer = KVBuffer.gather(ranges, max(room, whole_blocks(len(held))))
-            cache = _ours(layer, buffer, offset=held.stop, held=len(held))
+            cache = cache_of(layer, buffer, offset=held.stop, held=len(held))
             cache.trim(length)
             cache.reserve(room)
             return cache
@@ -213,7 +213,8 @@ class LayerCaches:
                 raise CacheReconstructionError(f"{who}: expected {self._shapes[i]}, got {found}")
 
 
-def _ours(layer: LayerSpec, buffer: KVBuffer, *, offset: int, held: int) -> SequenceCache:
+def cache_of(layer: LayerSpec, buffer: KVBuffer, *, offset: int, held: int) -> SequenceCache:
+    """Our cache of a layer after `offset` tokens, the last `held` at the front of `buffer`."""
     if layer.kind is LayerKind.SLIDING_WINDOW and layer.window is not None:
         most = (layer.max_blocks or 0) * BLOCK_TOKENS
         return WindowCache(buffer, offset, layer.window, most, held)

@@ -23,12 +23,13 @@ _PROMPTS = ((3, 1, 4), (1, 5, 9, 2, 6, 5, 3))
 _STEPS = ((2, 7), (1, 8), (2, 8))
 """Two sequences of different lengths, and the tokens they go on with, all in any vocabulary."""
 
-_TOLERANCE = {mx.float32: 1e-3}
-_TOLERANCE_HALF = 5e-2
-"""Largest difference of a logit, relative to the largest logit."""
+_TOLERANCE = 1e-3
+_TOLERANCE_ROUNDED = 5e-2
+"""Largest difference of a logit, relative to the largest logit: in fp32 on a CPU, and elsewhere. A
+GPU multiplies fp32 with the mantissa of half precision (TF32)."""
 
-_MOST_STRAYS_HALF = 2
-"""Of the six logit vectors compared, how many may differ in half precision: rounding can send a
+_MOST_STRAYS = 2
+"""Of the six logit vectors compared, how many may differ where numbers are rounded: that can send a
 token of a mixture of experts to another expert. A layer that is wrong is wrong in all of them."""
 
 # What a model does to a handle that it takes for an array.
@@ -98,8 +99,8 @@ def _batched(model: Module, layers: LayerCaches) -> list[mx.array]:
 
 
 def _agree(found: Sequence[mx.array], expected: Sequence[mx.array]) -> bool:
-    exact = expected[0].dtype in _TOLERANCE
-    tolerance = _TOLERANCE.get(expected[0].dtype, _TOLERANCE_HALF)
+    exact = expected[0].dtype == mx.float32 and mx.default_device() == mx.Device(mx.cpu)
+    tolerance = _TOLERANCE if exact else _TOLERANCE_ROUNDED
     agreeing = 0
     for ours, theirs in zip(found, expected, strict=True):
         wanted = theirs.astype(mx.float32)
@@ -107,4 +108,4 @@ def _agree(found: Sequence[mx.array], expected: Sequence[mx.array]) -> bool:
         # A NaN agrees with nothing.
         agreeing += cast(int, (difference <= tolerance * mx.abs(wanted).max(axis=-1)).sum().item())
     compared = len(_STEPS) * len(_PROMPTS)
-    return agreeing >= (compared if exact else compared - _MOST_STRAYS_HALF)
+    return agreeing >= (compared if exact else compared - _MOST_STRAYS)

@@ -5,7 +5,6 @@ Knows folders, the hub's cache and how a model is named; not what it is used for
 
 from __future__ import annotations
 
-import hashlib
 import uuid
 from pathlib import Path
 from typing import cast
@@ -18,6 +17,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load
 
 from semantic.adapters.mlx.backend import MLXBackend
+from semantic.adapters.mlx.fingerprint import fingerprint
+from semantic.adapters.mlx.grammar import Grammars
 from semantic.adapters.mlx.layer_caches import LayerData
 from semantic.adapters.mlx.probe import choose_layers
 from semantic.adapters.mlx.spec_reader import read_shapes, read_spec
@@ -30,7 +31,6 @@ EMBEDDED_MODEL = "semantic-tiny"
 _MODELS = Path(__file__).parents[2] / "models"
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "*.txt"]
-_SAMPLE = 1 << 20
 
 # What mlx-lm, transformers and the safetensors reader raise for a folder that is not a model.
 _BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
@@ -47,22 +47,27 @@ class MLXModelProvider:
         folder = find_folder(model_id)
         try:
             loaded = load(str(folder))
+            name = fingerprint(folder)
         except _BROKEN as error:
             raise ModelNotFoundError(f"cannot load the model in {folder}: {error}") from error
         model, tokenizer = cast(Module, loaded[0]), cast(HuggingFaceTokenizer, loaded[1])
         if mx.default_device() == mx.Device(mx.cpu):
             model.set_dtype(mx.float32)
-        return wrap_model(model, fingerprint(folder)), MLXTokenizer(tokenizer)
+        wrapped = MLXTokenizer(tokenizer)
+        return wrap_model(model, name, wrapped), wrapped
 
     def extract_spec(self, model: BatchBackend[LayerData]) -> ModelCacheSpec:
         """See `ModelProviderPort.extract_spec`."""
         return model.cache_spec()
 
 
-def wrap_model(model: Module, model_id: str | None = None) -> MLXBackend:
+def wrap_model(
+    model: Module, model_id: str | None = None, tokenizer: MLXTokenizer | None = None
+) -> MLXBackend:
     """A backend for an mlx-lm model that is already in memory.
 
-    Without a `model_id` it gets one of its own: no other model's cache will ever fit it.
+    Without a `model_id` it gets one of its own: no other model's cache will ever fit it. Answers
+    can be held to a grammar only with the `tokenizer`.
     """
     spec = read_spec(model)
     if spec is None:
@@ -71,7 +76,11 @@ def wrap_model(model: Module, model_id: str | None = None) -> MLXBackend:
     ragged = choose_layers(model, spec, shapes)
     logits = model(mx.zeros((1, 1), dtype=mx.int32), cache=make_prompt_cache(model))
     model_id = model_id or f"unsaved:{uuid.uuid4().hex}"
-    return MLXBackend(model, model_id, spec, shapes, ragged, logits.shape[-1])
+    size = logits.shape[-1]
+    grammars = None
+    if tokenizer is not None:
+        grammars = Grammars(tokenizer.inner, tokenizer.eos_token_ids, size)
+    return MLXBackend(model, model_id, spec, shapes, ragged, size, grammars)
 
 
 def find_folder(model_id: str) -> Path:
@@ -110,28 +119,3 @@ def _hub_folder(hub_id: str) -> Path:
             f"{hub_id!r} is neither a folder nor in the hub's cache, "
             f"and it could not be downloaded: {reason}"
         ) from error
-
-
-def fingerprint(folder: Path) -> str:
-    """Names a model by content: its configuration, and header, size and ends of each weight file.
-
-    Moving the folder changes nothing; other weights under the same name do.
-    """
-    digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.json")) + sorted(folder.glob("*.safetensors")):
-        data = path.read_bytes() if path.suffix == ".json" else _sample(path)
-        for part in (path.name.encode(), data):
-            digest.update(len(part).to_bytes(8, "little"))
-            digest.update(part)
-    return f"sha256:{digest.hexdigest()}"
-
-
-def _sample(path: Path) -> bytes:
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        header = int.from_bytes(file.read(8), "little")
-        parts = [size.to_bytes(8, "little"), file.read(min(header, size))]
-        for at in (8 + header, (8 + header + size) // 2, size - _SAMPLE):
-            file.seek(max(0, min(at, size)))
-            parts.append(file.read(_SAMPLE))
-    return b"".join(parts)

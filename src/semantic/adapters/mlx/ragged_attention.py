@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -110,10 +111,16 @@ def _two_streams(lengths: Sequence[int]) -> list[mx.Stream]:
         other = load[1] < load[0]
         load[other] += lengths[i]
         if other:
-            chosen[i] = _second_stream()
+            chosen[i] = _streams.second
     return chosen
 
 
-@functools.cache
-def _second_stream() -> mx.Stream:
-    return mx.new_stream(mx.Device(mx.cpu))
+class _Streams(threading.local):
+    """Each thread's own: MLX lets no other thread use a stream."""
+
+    @functools.cached_property
+    def second(self) -> mx.Stream:
+        return mx.new_stream(mx.Device(mx.cpu))
+
+
+_streams = _Streams()

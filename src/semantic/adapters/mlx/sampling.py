@@ -7,7 +7,6 @@ batch and after a suspension. Knows nothing of requests.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
 import mlx.core as mx
 from mlx_lm.sample_utils import (
@@ -18,7 +17,7 @@ from mlx_lm.sample_utils import (
     make_logits_processors,
 )
 
-from semantic.domain.value_objects import SamplingParams, TokenLogprob
+from semantic.domain.value_objects import SamplingParams
 
 _SEED_STRIDE = 0x9E3779B97F4A7C15
 """Keeps the keys of neighbouring seeds apart: 2**64 divided by the golden ratio."""
@@ -49,26 +48,42 @@ def make_sampler(params: SamplingParams, drawn: int) -> Sampler:
     return sample
 
 
-def make_processors(params: SamplingParams) -> list[LogitsProcessor]:
-    """mlx-lm's logits processors for the penalties and biases asked for."""
+def make_processors(params: SamplingParams, n_prompt: int) -> list[LogitsProcessor]:
+    """Logits processors for the penalties and biases asked for.
+
+    mlx-lm calls them with the tokens so far and the logits (1, vocab) of the next one, once for
+    each token. The first `n_prompt` tokens are no part of the answer.
+    """
     processors: list[LogitsProcessor] = make_logits_processors(
         logit_bias=dict(params.logit_bias) or None,
         repetition_penalty=params.repetition_penalty,
         repetition_context_size=params.repetition_context,
     )
+    if params.presence_penalty or params.frequency_penalty:
+        processors.append(_penalty(params.presence_penalty, params.frequency_penalty, n_prompt))
     return processors
 
 
-def read_logprob(logprobs: mx.array, token: int, n_top: int) -> TokenLogprob:
-    """The log-probability of `token` and the `n_top` likeliest, from (vocab,)."""
-    top: tuple[tuple[int, float], ...] = ()
-    if n_top:
-        n_top = min(n_top, logprobs.shape[-1])
-        indices = mx.argpartition(-logprobs, kth=n_top - 1)[:n_top]
-        values = cast(list[float], logprobs[indices].astype(mx.float32).tolist())
-        pairs = zip(cast(list[int], indices.tolist()), values, strict=True)
-        top = tuple(sorted(pairs, key=lambda pair: (-pair[1], pair[0])))
-    return TokenLogprob(token, cast(float, logprobs[token].item()), top)
+def _penalty(presence: float, frequency: float, n_prompt: int) -> LogitsProcessor:
+    """OpenAI's penalties: of presence for a token that the answer has, of frequency for each time.
+
+    mlx-lm's own count the prompt's tokens too, and only the last ones. The counts are kept from
+    step to step; the first call counts all that was said before, so a suspension changes nothing.
+    """
+    counts: mx.array | None = None
+    counted = n_prompt
+
+    def penalize(tokens: mx.array, logits: mx.array) -> mx.array:
+        nonlocal counts, counted
+        if counts is None:
+            counts = mx.zeros((logits.shape[-1],), mx.float32)
+        if tokens.size > counted:
+            counts = counts.at[tokens[counted:]].add(1)
+            counted = tokens.size
+        cost = frequency * counts + presence * (counts > 0)
+        return logits - cost.astype(logits.dtype)
+
+    return penalize
 
 
 def _filter(logprobs: mx.array, params: SamplingParams) -> mx.array:

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from jinja2 import TemplateError
 
 from semantic.domain.errors import InvalidRequestError
 
+NO_TEMPLATE = "this model has no chat template; send a plain prompt"
+
+
+class AddedToken(Protocol):
+    """A token that stands for one text as a whole; a `special` one is no text."""
+
+    content: str
+    special: bool
+
 
 class HuggingFaceTokenizer(Protocol):
-    """The part of a transformers tokenizer (or mlx-lm's wrapper of one) that is used here."""
+    """The part of mlx-lm's wrapper of a transformers tokenizer that is used here."""
 
     bos_token: str | None
     chat_template: object
     eos_token_ids: Iterable[int]
+    added_tokens_decoder: Mapping[int, AddedToken]
+    has_chat_template: bool
+    think_start: str | None
+    think_end: str | None
+    tool_call_start: str | None
+    tool_call_end: str | None
+    tool_parser: Callable[[str, list[dict[str, object]]], object] | None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
@@ -23,19 +40,25 @@ class HuggingFaceTokenizer(Protocol):
 
     def apply_chat_template(
         self,
-        conversation: list[dict[str, str]],
+        conversation: Sequence[Mapping[str, object]],
         *,
         tokenize: bool = True,
         add_generation_prompt: bool = False,
+        **options: object,
     ) -> str | list[int]: ...
 
 
 class MLXTokenizer:
-    """Implements `Tokenizer`; text in, token ids out, as mlx-lm does it."""
+    """Implements `Tokenizer`; text in, token ids out, as mlx-lm does it. Any thread may call it.
+
+    Encoding sets the tokenizer up before it runs, so one thread at a time does it. Decoding only
+    reads and waits for nobody: the engine does it for every token.
+    """
 
     def __init__(self, inner: HuggingFaceTokenizer) -> None:
         self.inner = inner
         self._eos = frozenset(inner.eos_token_ids)
+        self._encoding = threading.Lock()
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -47,7 +70,12 @@ class MLXTokenizer:
         bos = self.inner.bos_token
         if bos is not None and text.startswith(bos):
             add_special_tokens = False
-        return list(self.inner.encode(text, add_special_tokens=add_special_tokens))
+        with self._encoding:
+            return list(self.inner.encode(text, add_special_tokens=add_special_tokens))
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Tokens of what a template wrote: it writes its own special tokens."""
+        return self.encode(text, add_special_tokens=False)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """See `Tokenizer.decode`."""
@@ -57,8 +85,8 @@ class MLXTokenizer:
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
     ) -> list[int]:
         """See `Tokenizer.render_chat`."""
-        if self.inner.chat_template is None:
-            raise InvalidRequestError("this model has no chat template; send a plain prompt")
+        if not self.inner.has_chat_template:
+            raise InvalidRequestError(NO_TEMPLATE)
         try:
             text = self.inner.apply_chat_template(
                 [dict(message) for message in messages],
@@ -69,5 +97,4 @@ class MLXTokenizer:
             raise InvalidRequestError(f"the chat template refused the messages: {error}") from error
         if not isinstance(text, str):
             raise TypeError(f"expected a rendered template, got {type(text).__name__}")
-        # A template writes its own special tokens.
-        return self.encode(text, add_special_tokens=False)
+        return self.encode_rendered(text)

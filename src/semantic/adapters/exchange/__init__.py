@@ -1,0 +1,1 @@
+"""Agents as files that are carried from one store to another."""

@@ -1,0 +1,1 @@
+"""The HTTP edge: a served model behind the wires that agents speak. Knows no model framework."""

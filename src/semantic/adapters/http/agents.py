@@ -1,0 +1,150 @@
+"""/v1/agents: what the server knows of each agent, and what may be done with it.
+
+An agent's name is the client's own text: it stands percent-encoded in the path, slashes included.
+One of another tenant is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Path, Request
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+from starlette.responses import JSONResponse, Response
+
+from semantic.adapters.http.bodies import read_json, validated
+from semantic.adapters.http.context import agents_of, serving_of, tenant_of
+from semantic.application.match_reasons import REASONS
+from semantic.domain.match import MatchReport
+from semantic.ports.agents import AgentSummary
+from semantic.ports.serving import ServingPort
+
+router = APIRouter(prefix="/v1/agents", tags=["Agents"])
+
+AgentId = Annotated[str, Path(description="The agent's name, percent-encoded.")]
+
+
+class Fork(BaseModel):
+    """The name of a new agent that begins with all that another one has."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    new_id: str
+
+
+class Pin(BaseModel):
+    """Whether an agent's blocks are kept whatever else needs the room."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    pinned: bool
+
+
+_FORK: Final = TypeAdapter(Fork)
+_PIN: Final = TypeAdapter(Pin)
+
+
+def _takes(model: type[BaseModel]) -> dict[str, object]:
+    """The description of a body that is read by hand, within the limits of all bodies."""
+    content = {"application/json": {"schema": model.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+@router.get("")
+async def list_agents(request: Request) -> Response:
+    """All agents: first those that have a request, then the last used first."""
+    found = await agents_of(request).list(tenant_of(request))
+    return JSONResponse({"object": "list", "data": [_summary(one) for one in found]})
+
+
+# The longer paths come first: `{agent_id:path}` takes slashes too.
+
+
+@router.get("/{agent_id:path}/why")
+async def why(request: Request, agent_id: AgentId) -> Response:
+    """How much of the agent's last prompt was not computed again, and why not more."""
+    if not request.scope["raw_path"].endswith(b"/why"):
+        return await show(request, f"{agent_id}/why")  # the slash was encoded: part of a name
+    detail = await agents_of(request).show(agent_id, tenant_of(request))
+    match = None if detail.match is None else await _match(detail.match, serving_of(request))
+    return JSONResponse({"object": "agent.match", "id": agent_id, "match": match})
+
+
+@router.post("/{agent_id:path}/fork", openapi_extra=_takes(Fork))
+async def fork(request: Request, agent_id: AgentId) -> Response:
+    """Let a new agent begin with all that this one had after its last turn; copies nothing."""
+    body = validated(_FORK, await read_json(request))
+    forked = await agents_of(request).fork(agent_id, body.new_id, tenant_of(request))
+    return JSONResponse(_summary(forked))
+
+
+@router.post("/{agent_id:path}/pin", openapi_extra=_takes(Pin))
+async def pin(request: Request, agent_id: AgentId) -> Response:
+    """Keep the agent's blocks whatever else needs the room, or let them be evicted again."""
+    body = validated(_PIN, await read_json(request))
+    tenant = tenant_of(request)
+    return JSONResponse(
+        _summary(await agents_of(request).pin(agent_id, tenant, pinned=body.pinned))
+    )
+
+
+@router.get("/{agent_id:path}")
+async def show(request: Request, agent_id: AgentId) -> Response:
+    """The agent with its blocks in order."""
+    detail = await agents_of(request).show(agent_id, tenant_of(request))
+    blocks = [asdict(block) for block in detail.blocks]
+    return JSONResponse({**_summary(detail.summary), "chain": blocks})
+
+
+@router.delete("/{agent_id:path}")
+async def forget(request: Request, agent_id: AgentId) -> Response:
+    """Forget the agent; its blocks go when room is needed."""
+    await agents_of(request).forget(agent_id, tenant_of(request))
+    return JSONResponse({"object": "agent.deleted", "id": agent_id, "deleted": True})
+
+
+def _summary(agent: AgentSummary) -> Mapping[str, object]:
+    """An agent as one entry of a list."""
+    share = None
+    if agent.last_prompt is not None and agent.last_cached is not None:
+        share = agent.last_cached / agent.last_prompt
+    return {
+        "object": "agent",
+        "id": agent.id,
+        "model": agent.model,
+        "parent": agent.parent,
+        "state": agent.state,
+        "tokens": agent.tokens,
+        "blocks": {place: agent.blocks.get(place, 0) for place in _PLACES},
+        "bytes": agent.n_bytes,
+        "shared_bytes": agent.shared_bytes,
+        "pool_bytes": agent.pool_bytes,
+        "pinned": agent.pinned,
+        "turns": agent.turns,
+        "last_turn": {
+            "prompt_tokens": agent.last_prompt,
+            "cached_tokens": agent.last_cached,
+            "cached_share": share,
+        },
+        "last_used": agent.last_used,
+    }
+
+
+_PLACES: Final = ("pool", "memory", "disk", "missing")
+
+
+async def _match(match: MatchReport, serving: ServingPort) -> Mapping[str, object]:
+    """A report with its reason in words, and with the tokens that differ as texts."""
+    return {
+        **asdict(match),
+        "computed_tokens": match.computed_tokens,
+        "reason": REASONS[match.end],
+        "expected_text": await _text(match.expected, serving),
+        "got_text": await _text(match.got, serving),
+    }
+
+
+async def _text(token: int | None, serving: ServingPort) -> str | None:
+    return None if token is None else (await serving.token_texts([token]))[0]

@@ -1,0 +1,189 @@
+"""Anthropic's messages to messages as every wire means them.
+
+A text and a list with one text block are the same, `cache_control` says nothing, and messages of
+role "system" stay where they stand: what was sent before stays the beginning of what is sent next.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from semantic.adapters.http.anthropic.sdk_types import SdkTypes, checked, list_at, object_at
+from semantic.adapters.http.anthropic.thinking import thought_of
+from semantic.adapters.http.errors import FieldError
+from semantic.domain.chat import Message, ToolCall
+
+_BILLING: Final = "x-anthropic-billing-header:"
+"""Clients put a line before their system prompt that changes between versions and requests."""
+
+_BETWEEN_BLOCKS: Final = "\n\n"
+_FAILED: Final = "Error: "
+"""Before the result of a tool that failed: templates have no other place to say so."""
+
+
+class ConversationReader:
+    """Reads the messages of one body."""
+
+    def __init__(self, sdk: SdkTypes) -> None:
+        self._sdk = sdk
+        self._called: dict[str, str] = {}  # names of tools by the ids of their calls
+        self.effort: str | None = None  # what the last system message asks for, if one does
+
+    def read(self, body: Mapping[str, object]) -> tuple[Message, ...]:
+        """System prompt and messages in order. Raises FieldError naming what is wrong."""
+        found = list(self._system_prompt(body.get("system")))
+        messages = list_at(body.get("messages"), "messages")
+        last_user = max((i for i, one in enumerate(messages) if _role(one) == "user"), default=-1)
+        for number, message in enumerate(messages):
+            path = f"messages[{number}]"
+            found += self._message(object_at(message, path), path, passed=number < last_user)
+        if not messages:
+            raise FieldError("messages: expected at least one message", param="messages")
+        if _role(messages[-1]) == "assistant":
+            raise FieldError(
+                f"messages[{len(messages) - 1}]: the last message must not be the assistant's; "
+                "an answer cannot be continued",
+                param="messages",
+            )
+        return tuple(found)
+
+    def _system_prompt(self, system: object) -> Iterator[Message]:
+        if system is None:
+            return
+        blocks = _as_blocks(system, "system")
+        texts = [self._text(block, f"system[{i}]") for i, block in enumerate(blocks)]
+        kept = [text for text in map(_without_billing, texts) if text]
+        if kept:
+            yield Message("system", _BETWEEN_BLOCKS.join(kept))
+
+    def _message(
+        self, message: Mapping[str, object], path: str, *, passed: bool
+    ) -> Iterator[Message]:
+        """What one message becomes; `passed` says that a message of the user comes later."""
+        role = message.get("role")
+        match role:
+            case "user":
+                yield from self._from_user(_content(message, path), path)
+            case "assistant":
+                yield self._from_assistant(_content(message, path), path)
+            case "system":
+                yield from self._from_system(message, path, passed=passed)
+            case _:
+                raise FieldError(
+                    f"{path}.role: expected user, assistant or system, got {role!r:.80}",
+                    param=f"{path}.role",
+                )
+
+    def _from_system(
+        self, message: Mapping[str, object], path: str, *, passed: bool
+    ) -> Iterator[Message]:
+        output = message.get("output_config")
+        if output is not None:
+            at = f"{path}.output_config"
+            self.effort = checked(self._sdk.turn_output, output, at).get("effort") or self.effort
+        clear_at = message.get("clear_at")
+        if clear_at not in (None, "never", "next_user_message"):
+            raise FieldError(
+                f"{path}.clear_at: expected never or next_user_message", param=f"{path}.clear_at"
+            )
+        if message.get("content") is None or (passed and clear_at == "next_user_message"):
+            return
+        blocks = _content(message, path)
+        texts = [self._text(block, f"{path}.content[{i}]") for i, block in enumerate(blocks)]
+        yield Message("system", _BETWEEN_BLOCKS.join(texts))
+
+    def _from_user(self, blocks: Sequence[object], path: str) -> Iterator[Message]:
+        """Results of tools and what the user says, in the order in which they stand."""
+        texts: list[str] = []
+        for number, block in enumerate(blocks):
+            at = f"{path}.content[{number}]"
+            if _type(block) != "tool_result":
+                texts.append(self._text(block, at, other=" or tool_result"))
+                continue
+            if texts:
+                yield Message("user", _BETWEEN_BLOCKS.join(texts))
+                texts = []
+            yield self._tool_result(block, at)
+        if texts:
+            yield Message("user", _BETWEEN_BLOCKS.join(texts))
+
+    def _tool_result(self, block: object, path: str) -> Message:
+        result = checked(self._sdk.tool_result, block, path)
+        content = object_at(block, path).get("content")
+        inner = [] if content is None else _as_blocks(content, f"{path}.content")
+        texts = [self._text(one, f"{path}.content[{i}]") for i, one in enumerate(inner)]
+        text = _BETWEEN_BLOCKS.join(texts)
+        call = result["tool_use_id"]
+        return Message(
+            "tool",
+            _FAILED + text if result.get("is_error") else text,
+            tool_call_id=call,
+            name=self._called.get(call),
+        )
+
+    def _from_assistant(self, blocks: Sequence[object], path: str) -> Message:
+        """One message: texts are joined as they were written, without anything between."""
+        texts: list[str] = []
+        thoughts: list[str] = []
+        calls: list[ToolCall] = []
+        for number, block in enumerate(blocks):
+            at = f"{path}.content[{number}]"
+            match _type(block):
+                case "thinking":
+                    thought = checked(self._sdk.thinking, block, at)
+                    thoughts.append(thought_of(thought["thinking"], thought["signature"]))
+                case "redacted_thinking":
+                    checked(self._sdk.redacted_thinking, block, at)
+                case "tool_use":
+                    calls.append(self._tool_use(block, at))
+                case _:
+                    texts.append(
+                        self._text(block, at, other=", thinking, redacted_thinking or tool_use")
+                    )
+        return Message("assistant", "".join(texts), "".join(thoughts), tuple(calls))
+
+    def _tool_use(self, block: object, path: str) -> ToolCall:
+        call = checked(self._sdk.tool_use, block, path)
+        self._called[call["id"]] = call["name"]
+        return ToolCall(call["id"], call["name"], json.dumps(call["input"], ensure_ascii=False))
+
+    def _text(self, block: object, path: str, other: str = "") -> str:
+        """The text of a text block. Raises FieldError for another one; `other` may stand there."""
+        kind = _type(block)
+        if isinstance(block, dict) and kind != "text":
+            raise FieldError(
+                f"{path}: expected a block of type text{other}, got {kind!r:.80}; "
+                "this model reads text only",
+                param=path,
+            )
+        return checked(self._sdk.text, block, path)["text"]
+
+
+def _content(message: Mapping[str, object], path: str) -> Sequence[object]:
+    return _as_blocks(message.get("content"), f"{path}.content")
+
+
+def _as_blocks(content: object, path: str) -> Sequence[object]:
+    """Blocks, of which a text alone is one. Raises FieldError."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise FieldError(f"{path}: expected a text or a list of blocks", param=path)
+    return content
+
+
+def _without_billing(text: str) -> str:
+    """`text` without the line that only says who is asking with which version."""
+    if not text.startswith(_BILLING):
+        return text
+    return text.partition("\n")[2].lstrip("\n")
+
+
+def _type(block: object) -> object:
+    return block.get("type") if isinstance(block, dict) else None
+
+
+def _role(message: object) -> object:
+    return message.get("role") if isinstance(message, dict) else None

@@ -1,0 +1,225 @@
+"""An answer as Anthropic's clients read it: events of a stream, and the message they add up to.
+
+Both are made of the same blocks, so they cannot differ. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic_core import from_json
+
+from semantic.adapters.http.anthropic.thinking import seal, sealed_text
+from semantic.adapters.http.anthropic.usage import usage_at_start, usage_of
+from semantic.adapters.http.errors import RETRY_SECONDS, WireError
+from semantic.domain.answer import (
+    AnswerEnd,
+    AnswerEvent,
+    AnswerReason,
+    AnswerStarted,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallFailed,
+    ToolCallStarted,
+)
+
+logger = logging.getLogger("semantic.server")
+
+Json = dict[str, object]
+
+
+@dataclass(slots=True)
+class _Block:
+    """A content block as it grows. `id` and `name` are a tool call's."""
+
+    kind: Literal["text", "thinking", "tool_use"]
+    id: str = ""
+    name: str = ""
+    parts: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How an answer is to be told.
+
+    An answer may have `max_tokens`, 0 to compute the prompt only: what the model wrote is left
+    out then. See `Wanted` for the others.
+    """
+
+    max_tokens: int
+
+    thoughts_omitted: bool = False
+    edits_context: bool = False
+
+    @property
+    def prompt_only(self) -> bool:
+        return self.max_tokens == 0
+
+
+class MessageWriter:
+    """Writes one message. `write` takes an answer's events in order and returns those to send."""
+
+    def __init__(self, message_id: str, model: str, manner: Manner) -> None:
+        self._manner = manner
+        self._blocks: list[_Block] = []
+        self._open = False  # whether the last block may still grow
+        self._problem = ""
+        self._message: Json = {
+            "id": message_id,
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {},
+        }
+
+    def write(self, event: AnswerEvent) -> list[Json]:
+        """The events to send for `event`; each has its name as "type".
+
+        Raises WireError when the answer failed.
+        """
+        match event:
+            case AnswerStarted():
+                self._message["usage"] = usage_at_start(event.prompt_tokens)
+                return [{"type": "message_start", "message": dict(self._message)}]
+            case AnswerEnd():
+                return self._end(event)
+            case ToolCallFailed():
+                self._problem = event.problem
+                return []
+        return [] if self._manner.prompt_only else self._piece(event)
+
+    def message(self) -> Json:
+        """The whole message; only after the end was written."""
+        return {**self._message, "content": [self._content(block) for block in self._blocks]}
+
+    # Pieces
+
+    def _piece(self, event: AnswerEvent) -> list[Json]:
+        match event:
+            case TextDelta(text) if text:
+                return [*self._block("text"), *self._grow(text, "text_delta", "text")]
+            case ReasoningDelta(text) if text:
+                opened = self._block("thinking")
+                return [*opened, *self._grow(text, "thinking_delta", "thinking")]
+            case ToolCallStarted():
+                return self._begin(_Block("tool_use", event.id, event.name))
+            case ToolCallDelta():
+                return self._grow(event.arguments, "input_json_delta", "partial_json")
+        return []
+
+    def _block(self, kind: Literal["text", "thinking"]) -> list[Json]:
+        """Go on with a block of that kind, or begin one."""
+        if self._open and self._blocks[-1].kind == kind:
+            return []
+        return self._begin(_Block(kind))
+
+    def _begin(self, block: _Block) -> list[Json]:
+        stopped = self._stop_block()
+        self._blocks.append(block)
+        self._open = True
+        empty = _empty(block)
+        return [*stopped, self._event("content_block_start", content_block=empty)]
+
+    def _grow(self, text: str, delta: str, key: str) -> list[Json]:
+        block = self._blocks[-1]
+        block.parts.append(text)
+        if block.kind == "thinking" and self._manner.thoughts_omitted:
+            return []
+        return [self._event("content_block_delta", delta={"type": delta, key: text})]
+
+    def _stop_block(self) -> list[Json]:
+        if not self._open:
+            return []
+        self._open = False
+        stop = self._event("content_block_stop")
+        if self._blocks[-1].kind != "thinking":
+            return [stop]
+        delta = {"type": "signature_delta", "signature": self._signature(self._blocks[-1])}
+        return [self._event("content_block_delta", delta=delta), stop]
+
+    def _event(self, kind: str, **fields: object) -> Json:
+        return {"type": kind, "index": len(self._blocks) - 1, **fields}
+
+    # The end
+
+    def _end(self, end: AnswerEnd) -> list[Json]:
+        _require_success(end, self._problem)
+        stop_reason = self._stop_reason(end)
+        stop_sequence = end.stop_string if stop_reason == "stop_sequence" else None
+        usage = usage_of(end.usage, answered=not self._manner.prompt_only)
+        self._message |= {
+            "stop_reason": stop_reason,
+            "stop_sequence": stop_sequence,
+            "usage": usage,
+        }
+        delta: Json = {
+            "type": "message_delta",
+            "delta": {"stop_reason": stop_reason, "stop_sequence": stop_sequence},
+            "usage": usage,
+        }
+        if self._manner.edits_context:
+            edits: Json = {"context_management": {"applied_edits": []}}
+            self._message |= edits
+            delta |= edits
+        return [*self._stop_block(), delta, {"type": "message_stop"}]
+
+    def _stop_reason(self, end: AnswerEnd) -> str:
+        if self._manner.prompt_only:
+            return "max_tokens"
+        if end.reason == "stop":
+            return "end_turn" if end.stop_string is None else "stop_sequence"
+        if end.reason == "length" and end.usage.completion < self._manner.max_tokens:
+            return "model_context_window_exceeded"  # there was no room for more
+        return _STOP_REASONS[end.reason]
+
+    def _content(self, block: _Block) -> Json:
+        match block.kind:
+            case "text":
+                return {"type": "text", "text": block.text}
+            case "thinking":
+                shown = "" if self._manner.thoughts_omitted else block.text
+                signature = self._signature(block)
+                return {"type": "thinking", "thinking": shown, "signature": signature}
+            case "tool_use":
+                # A call that was cut off is told as far as it goes, as streaming clients read it.
+                arguments = from_json(block.text or "{}", allow_partial=True)
+                return {**_empty(block), "input": arguments}
+
+    def _signature(self, block: _Block) -> str:
+        return sealed_text(block.text) if self._manner.thoughts_omitted else seal(block.text)
+
+
+_STOP_REASONS: dict[AnswerReason, str] = {"length": "max_tokens", "tool_calls": "tool_use"}
+
+
+def _empty(block: _Block) -> Json:
+    """The block before anything was written to it."""
+    match block.kind:
+        case "text":
+            return {"type": "text", "text": ""}
+        case "thinking":
+            return {"type": "thinking", "thinking": "", "signature": ""}
+        case "tool_use":
+            return {"type": "tool_use", "id": block.id, "name": block.name, "input": {}}
+
+
+def _require_success(end: AnswerEnd, problem: str) -> None:
+    """Raise unless the answer ended as it should; `problem` is of a call that cannot be read."""
+    if problem:
+        raise WireError(500, f"the model wrote a tool call that cannot be read: {problem}")
+    if end.reason == "cancelled":
+        raise WireError(503, "the server cancelled this request", retry_after=RETRY_SECONDS)
+    if end.reason == "error":
+        # What went wrong may tell of the machine; only the log gets it.
+        logger.error("an answer failed: %s", end.error)
+        raise WireError(500, "the model failed while it answered")

@@ -1,0 +1,118 @@
+"""POST /v1/messages and /v1/messages/count_tokens.
+
+Reads what is asked for, lets the served model answer, and tells it as Anthropic's clients expect.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
+
+from anyio import to_thread
+from fastapi import APIRouter, Request
+from sse_starlette import ServerSentEvent
+from starlette.responses import JSONResponse, Response
+
+from semantic.adapters.http.anthropic import sdk_types
+from semantic.adapters.http.anthropic.description import described
+from semantic.adapters.http.anthropic.message_writer import Json, Manner, MessageWriter
+from semantic.adapters.http.anthropic.wanted import read_chat, read_wanted
+from semantic.adapters.http.bodies import read_json
+from semantic.adapters.http.context import agent_of, serving_of, tenant_of
+from semantic.adapters.http.errors import (
+    FieldError,
+    WireError,
+    anthropic_error,
+    problem_of,
+    request_id_of,
+)
+from semantic.adapters.http.streaming import Begun, begin, event_stream, sent, until_disconnect
+from semantic.adapters.http.told_once import Warnings
+from semantic.domain.answer import AnswerEvent
+from semantic.domain.errors import ModelNotFoundError, SemanticError
+from semantic.ports.serving import Ask, ServedModel
+
+logger = logging.getLogger("semantic.server")
+
+router = APIRouter(tags=["Anthropic"])
+_warnings = Warnings()
+
+
+@router.post(
+    "/v1/messages",
+    openapi_extra=described("The message, or a stream of events.", "max_tokens", streams=True),
+)
+async def create_message(request: Request) -> Response:
+    """Answer a conversation, as a message or, with `stream`, as events."""
+    serving = serving_of(request)
+    body = await read_json(request)
+    _require_model(body, serving.model)
+    sdk = await to_thread.run_sync(sdk_types.load)
+    wanted = read_wanted(sdk, body, serving.model.sampling, _warnings)
+    ask = Ask(
+        wanted.chat,
+        wanted.sampling,
+        max(1, wanted.max_tokens),
+        agent_of(request, body),
+        tenant_of(request),
+    )
+    begun = await begin(request, serving.answer(ask))
+    manner = Manner(wanted.max_tokens, wanted.thoughts_omitted, wanted.edits_context)
+    writer = MessageWriter(f"msg_{uuid.uuid4().hex}", serving.model.id, manner)
+    if wanted.stream:
+        return event_stream(request, _events(request, begun, writer), _ping)
+    return JSONResponse(await until_disconnect(request, _message(begun, writer)))
+
+
+@router.post("/v1/messages/count_tokens", openapi_extra=described("How many tokens."))
+async def count_tokens(request: Request) -> Response:
+    """How many tokens a conversation has as a prompt."""
+    serving = serving_of(request)
+    body = await read_json(request)
+    _require_model(body, serving.model)
+    sdk = await to_thread.run_sync(sdk_types.load)
+    chat = read_chat(sdk, body, _warnings)
+    tokens = await until_disconnect(request, serving.tokenize(chat))
+    return JSONResponse({"input_tokens": len(tokens)})
+
+
+def _require_model(body: Mapping[str, object], model: ServedModel) -> None:
+    name = body.get("model")
+    if not isinstance(name, str):
+        raise FieldError("model: expected a model's name", param="model")
+    if name not in model.names:
+        raise ModelNotFoundError(
+            f"model: {name!r:.200} is not served here; these are: {', '.join(model.names)}"
+        )
+
+
+async def _message(begun: Begun[AnswerEvent], writer: MessageWriter) -> Json:
+    async with aclosing(begun):
+        async for event in begun:
+            writer.write(event)
+    return writer.message()
+
+
+async def _events(
+    request: Request, begun: Begun[AnswerEvent], writer: MessageWriter
+) -> AsyncGenerator[ServerSentEvent, None]:
+    async with aclosing(begun):
+        try:
+            async for event in _written(begun, writer):
+                yield sent(event, str(event["type"]))
+        except (SemanticError, WireError) as error:
+            request_id = request_id_of(request.scope)
+            logger.warning("request %s failed in its stream: %s", request_id, error)
+            yield sent(anthropic_error(problem_of(error), request_id), "error")
+
+
+async def _written(begun: Begun[AnswerEvent], writer: MessageWriter) -> AsyncIterator[Json]:
+    async for answer_event in begun:
+        for event in writer.write(answer_event):
+            yield event
+
+
+def _ping() -> ServerSentEvent:
+    return sent({"type": "ping"}, "ping")

@@ -1,0 +1,96 @@
+"""The shapes of Anthropic's requests, taken from its own SDK and built when first needed.
+
+Importing the SDK takes seconds, so nothing here does before `load` is called; call it off the
+event loop. Knows shapes only; not what a field means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, TypeVar
+
+from pydantic import TypeAdapter
+
+from semantic.adapters.http.bodies import validated
+from semantic.adapters.http.errors import FieldError
+
+if TYPE_CHECKING:
+    from anthropic.types.beta import (
+        BetaRedactedThinkingBlockParam,
+        BetaSystemMessageOutputConfigParam,
+        BetaTextBlockParam,
+        BetaThinkingBlockParam,
+        BetaToolParam,
+        BetaToolResultBlockParam,
+        BetaToolUseBlockParam,
+    )
+    from anthropic.types.beta.message_count_tokens_params import MessageCountTokensParams
+    from anthropic.types.beta.message_create_params import MessageCreateParamsBase
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class SdkTypes:
+    """One adapter for each shape that is read. The SDK's lists are not looked into by those of
+    whole bodies: their elements are checked one by one, so that an error names the element."""
+
+    create: TypeAdapter[MessageCreateParamsBase]
+    count: TypeAdapter[MessageCountTokensParams]
+    text: TypeAdapter[BetaTextBlockParam]
+    thinking: TypeAdapter[BetaThinkingBlockParam]
+    redacted_thinking: TypeAdapter[BetaRedactedThinkingBlockParam]
+    tool_use: TypeAdapter[BetaToolUseBlockParam]
+    tool_result: TypeAdapter[BetaToolResultBlockParam]
+    tool: TypeAdapter[BetaToolParam]
+    turn_output: TypeAdapter[BetaSystemMessageOutputConfigParam]
+
+
+@cache
+def load() -> SdkTypes:
+    """Import the SDK's types and build their adapters: seconds the first time, then nothing."""
+    from anthropic.types import beta
+    from anthropic.types.beta.beta_system_message_output_config_param import (
+        BetaSystemMessageOutputConfigParam,
+    )
+    from anthropic.types.beta.message_count_tokens_params import MessageCountTokensParams
+    from anthropic.types.beta.message_create_params import MessageCreateParamsBase
+
+    return SdkTypes(
+        create=TypeAdapter(MessageCreateParamsBase),
+        count=TypeAdapter(MessageCountTokensParams),
+        text=TypeAdapter(beta.BetaTextBlockParam),
+        thinking=TypeAdapter(beta.BetaThinkingBlockParam),
+        redacted_thinking=TypeAdapter(beta.BetaRedactedThinkingBlockParam),
+        tool_use=TypeAdapter(beta.BetaToolUseBlockParam),
+        tool_result=TypeAdapter(beta.BetaToolResultBlockParam),
+        tool=TypeAdapter(beta.BetaToolParam),
+        turn_output=TypeAdapter(BetaSystemMessageOutputConfigParam),
+    )
+
+
+def checked(adapter: TypeAdapter[T], value: object, path: str) -> T:
+    """`value`, which stands at `path` of a body, as `adapter` knows it. Raises FieldError."""
+    found = object_at(value, path)
+    try:
+        return validated(adapter, found)
+    except FieldError as error:
+        inner = f".{error}" if error.param else f": {error}"
+        param = f"{path}.{error.param}" if error.param else path
+        raise FieldError(f"{path}{inner}", param=param) from error
+
+
+def object_at(value: object, path: str) -> Mapping[str, object]:
+    """`value` as the object that must stand at `path`. Raises FieldError."""
+    if not isinstance(value, dict):
+        raise FieldError(f"{path}: expected an object", param=path)
+    return value
+
+
+def list_at(value: object, path: str) -> list[object]:
+    """`value` as the list that must stand at `path`. Raises FieldError."""
+    if not isinstance(value, list):
+        raise FieldError(f"{path}: expected a list", param=path)
+    return value

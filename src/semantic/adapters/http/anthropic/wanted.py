@@ -1,0 +1,182 @@
+"""What a body of POST /v1/messages asks for, in the terms of every wire.
+
+Translates; decides nothing about models. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from semantic.adapters.http.anthropic.conversation import ConversationReader
+from semantic.adapters.http.anthropic.fields import check_fields
+from semantic.adapters.http.anthropic.sdk_types import SdkTypes, object_at
+from semantic.adapters.http.anthropic.tools import read_choice, read_tools
+from semantic.adapters.http.bodies import validated
+from semantic.adapters.http.errors import FieldError
+from semantic.adapters.http.told_once import Warnings
+from semantic.domain.chat import AnswerFormat, Chat
+from semantic.domain.value_objects import SamplingParams
+
+if TYPE_CHECKING:
+    from anthropic.types.beta import BetaThinkingConfigParam
+    from anthropic.types.beta.message_count_tokens_params import MessageCountTokensParams
+    from anthropic.types.beta.message_create_params import MessageCreateParamsBase
+
+_LEAST_TOP_P: Final = 1e-9
+"""Of 0 the likeliest token alone is meant; in `SamplingParams` 0 means off."""
+_LEAST_BUDGET: Final = 1024
+_EFFORTS: Final = {"xhigh": "high", "max": "high"}
+"""Templates know no more than high."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A message that was asked for.
+
+    `max_tokens` is 0 when only the prompt is to be computed. `thoughts_omitted`: the client
+    wants to know that there were thoughts, not what they were. `edits_context`: it asked for
+    edits of the context and wants to be told which were applied.
+    """
+
+    chat: Chat
+    sampling: SamplingParams
+    max_tokens: int
+    stream: bool
+    thoughts_omitted: bool = False
+    edits_context: bool = False
+
+
+def read_wanted(
+    sdk: SdkTypes, body: Mapping[str, object], sampling: SamplingParams, warnings: Warnings
+) -> Wanted:
+    """What `body` asks for; what it does not say is as in `sampling`.
+
+    Raises InvalidRequestError naming the first field that is wrong.
+    """
+    check_fields(body, warnings)
+    params = validated(sdk.create, body)
+    max_tokens = params["max_tokens"]
+    if max_tokens < 0:
+        raise FieldError(f"max_tokens: expected 0 or more, got {max_tokens}", param="max_tokens")
+    thinking = params.get("thinking")
+    _check_budget(thinking)
+    return Wanted(
+        _chat(sdk, body, params, warnings),
+        _sampling(body, tuple(params.get("stop_sequences") or ()), sampling),
+        max_tokens,
+        _stream(body),
+        thoughts_omitted=thinking is not None and thinking.get("display") == "omitted",
+        edits_context=params.get("context_management") is not None,
+    )
+
+
+def read_chat(sdk: SdkTypes, body: Mapping[str, object], warnings: Warnings) -> Chat:
+    """The conversation of a body of POST /v1/messages/count_tokens. Raises as `read_wanted`."""
+    check_fields(body, warnings)
+    return _chat(sdk, body, validated(sdk.count, body), warnings)
+
+
+def _chat(
+    sdk: SdkTypes,
+    body: Mapping[str, object],
+    params: MessageCreateParamsBase | MessageCountTokensParams,
+    warnings: Warnings,
+) -> Chat:
+    tools = read_tools(sdk, body.get("tools"), warnings)
+    choice, parallel = read_choice(params.get("tool_choice"), tools)
+    reader = ConversationReader(sdk)
+    messages = reader.read(body)
+    output = params.get("output_config") or {}
+    return Chat(
+        messages,
+        tools,
+        choice,
+        parallel,
+        _answer_format(body),
+        _template_options(params.get("thinking"), reader.effort or output.get("effort")),
+    )
+
+
+def _template_options(
+    thinking: BetaThinkingConfigParam | None, effort: str | None
+) -> Mapping[str, object]:
+    options: dict[str, object] = {}
+    if thinking is not None:
+        options["enable_thinking"] = thinking["type"] != "disabled"
+    if effort is not None:
+        options["reasoning_effort"] = _EFFORTS.get(effort, effort)
+    return options
+
+
+def _check_budget(thinking: BetaThinkingConfigParam | None) -> None:
+    """A budget is a hint to the model; one that is documented to be refused is refused."""
+    if thinking is not None and thinking["type"] == "enabled":
+        budget = thinking["budget_tokens"]
+        if budget < _LEAST_BUDGET:
+            raise FieldError(
+                f"thinking.budget_tokens: expected at least {_LEAST_BUDGET}, got {budget}",
+                param="thinking.budget_tokens",
+            )
+
+
+def _answer_format(body: Mapping[str, object]) -> AnswerFormat | None:
+    """What `output_config.format`, or `output_format` of older clients, asks for."""
+    output = body.get("output_config")
+    path = "output_format"
+    wanted = body.get(path)
+    if wanted is None and output is not None:
+        path = "output_config.format"
+        wanted = object_at(output, "output_config").get("format")
+    if wanted is None:
+        return None
+    found = object_at(wanted, path)
+    if found.get("type") != "json_schema":
+        raise FieldError(f"{path}.type: expected json_schema", param=f"{path}.type")
+    return AnswerFormat(object_at(found.get("schema"), f"{path}.schema"))
+
+
+def _sampling(
+    body: Mapping[str, object], stop: tuple[str, ...], sampling: SamplingParams
+) -> SamplingParams:
+    """`sampling` with what the body says. The SDK's newest types do not name all of it."""
+    if "" in stop:
+        raise FieldError(
+            "stop_sequences: expected texts that are not empty", param="stop_sequences"
+        )
+    temperature = _number(body, "temperature")
+    top_p = _number(body, "top_p")
+    top_k = _whole(body, "top_k")
+    return replace(
+        sampling,
+        stop=stop or sampling.stop,
+        temperature=sampling.temperature if temperature is None else temperature,
+        top_p=sampling.top_p if top_p is None else max(top_p, _LEAST_TOP_P),
+        top_k=sampling.top_k if top_k is None else top_k,
+    )
+
+
+def _number(body: Mapping[str, object], name: str) -> float | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise FieldError(f"{name}: expected a number from 0 to 1, got {value!r:.80}", param=name)
+    return float(value)
+
+
+def _whole(body: Mapping[str, object], name: str) -> int | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise FieldError(f"{name}: expected a whole number, got {value!r:.80}", param=name)
+    return value
+
+
+def _stream(body: Mapping[str, object]) -> bool:
+    value = body.get("stream")
+    if value is not None and not isinstance(value, bool):
+        raise FieldError(f"stream: expected true or false, got {value!r:.80}", param="stream")
+    return bool(value)

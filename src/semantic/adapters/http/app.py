@@ -1,0 +1,101 @@
+"""The application: middleware in the order in which a request meets it, and all routes.
+
+Knows which parts there are; each part is told only what it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from fastapi import FastAPI
+from fastapi.responses import HTMLResponse
+from fastapi.telemetry import TelemetryConfig
+from starlette.middleware import Middleware
+
+from semantic.adapters.http import agents, anthropic, health, models, openai, tokens
+from semantic.adapters.http.auth import Auth
+from semantic.adapters.http.context import ServerContext
+from semantic.adapters.http.errors import add_error_handlers
+from semantic.adapters.http.hosts import Hosts
+from semantic.adapters.http.keys import ApiKeys
+from semantic.adapters.http.lifecycle import Lifecycle
+from semantic.adapters.http.limits import Limits
+from semantic.adapters.http.metrics import Metrics
+from semantic.adapters.http.observed import Observer
+from semantic.adapters.http.openapi import AnthropicError, OpenAIError, describe, documented, page
+from semantic.adapters.http.progress import LoggedProgress
+from semantic.adapters.http.request_log import RequestLog
+from semantic.adapters.http.settings import ServerSettings
+from semantic.ports.serving import ServingPort
+
+_NO_TELEMETRY: Final[TelemetryConfig] = {
+    "tracing": False,
+    "metrics": False,
+    "logs": False,
+    "operation_spans": False,
+    "auto_configure": False,
+}
+"""The framework's own may hold what requests had, and could be sent elsewhere."""
+
+
+def create_app(
+    serving: ServingPort | None = None,
+    settings: ServerSettings | None = None,
+    *,
+    lifecycle: Lifecycle | None = None,
+    context: ServerContext | None = None,
+    progress: Observer | None = None,
+) -> FastAPI:
+    """A server's application around `serving`, or around what `lifecycle` brings up.
+
+    `context` is the one that `lifecycle` fills; `progress` shows prefills, else the log does.
+    """
+    settings = settings or ServerSettings()
+    context = context or ServerContext(serving)
+    context.settings = settings
+    name = (*settings.served_model_name, settings.model)[0]
+    metrics = Metrics(name, lambda: context.figures() if context.figures else None)
+    context.observers += [metrics, progress or LoggedProgress()]
+    app = FastAPI(
+        title="semantic",
+        version=context.version,
+        middleware=_middleware(settings, name),
+        lifespan=lifecycle.lifespan if lifecycle is not None else None,
+        openapi_url="/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        telemetry=_NO_TELEMETRY,
+    )
+    app.state.context = context
+    app.state.metrics = metrics
+    add_error_handlers(app)
+    _add_routes(app)
+    describe(app, version=context.version, with_keys=bool(settings.api_keys))
+    return app
+
+
+def _middleware(settings: ServerSettings, model: str) -> Sequence[Middleware]:
+    """Outermost first. The last resort against a bug stands before them all: see `errors`."""
+    keys = ApiKeys(key.get_secret_value() for key in settings.api_keys)
+    return (
+        Middleware(RequestLog, model=model),
+        Middleware(Limits, settings=settings),
+        Middleware(
+            Hosts,
+            bound=settings.host,
+            names=settings.allowed_hosts,
+            origins=settings.allowed_origins,
+        ),
+        Middleware(Auth, keys=keys),
+    )
+
+
+def _add_routes(app: FastAPI) -> None:
+    for module in (health, models, tokens, openai, agents):
+        app.include_router(module.router, responses=documented(OpenAIError))
+    app.include_router(anthropic.router, responses=documented(AnthropicError))
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return page(app)

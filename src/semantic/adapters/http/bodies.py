@@ -1,0 +1,127 @@
+"""Request bodies: bytes to a JSON object, and a JSON object to what a wire asked for.
+
+Knows limits and JSON; not what any field means.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, TypeVar
+
+from anyio import to_thread
+from fastapi import Request
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
+from starlette.requests import ClientDisconnect
+
+from semantic.adapters.http.errors import ClientGoneError, FieldError, TooLargeError
+from semantic.domain.errors import InvalidRequestError
+
+T = TypeVar("T")
+
+DEEPEST: Final = 64
+"""So many objects and lists may stand within each other."""
+
+MOST_VALUES: Final = 2_000_000
+"""Values take many times the memory of their text: this many must be enough for one request."""
+
+_LONG: Final = 1 << 20
+"""Bytes from which on a body is read beside the event loop, where it holds up nobody."""
+
+
+async def read_json(request: Request) -> dict[str, object]:
+    """The body as a JSON object; {} for an empty one is an error.
+
+    Raises InvalidRequestError for what is no UTF-8, no JSON, no object or nested deeper than
+    `DEEPEST`; TooLargeError for too many bytes or values; ClientGoneError when the client leaves.
+    """
+    data = bytearray()
+    try:
+        async for piece in request.stream():
+            data += piece
+    except ClientDisconnect as error:
+        raise ClientGoneError from error
+    if len(data) < _LONG:
+        return parse_object(bytes(data))
+    return await to_thread.run_sync(parse_object, bytes(data))
+
+
+def parse_object(data: bytes) -> dict[str, object]:
+    """The JSON object that `data` is. Raises InvalidRequestError and TooLargeError."""
+    if sum(data.count(mark) for mark in (b",", b"[", b"{")) > MOST_VALUES:
+        raise TooLargeError(f"the body has more than {MOST_VALUES} values")
+    try:
+        found: object = from_json(data, allow_inf_nan=False, cache_strings="keys")
+    except ValueError as error:
+        raise InvalidRequestError(f"the body is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise InvalidRequestError(
+            f"expected a JSON object as the body, got {_KINDS.get(type(found), 'a number')}"
+        )
+    _check_values(found)
+    return found
+
+
+def validated(adapter: TypeAdapter[T], body: Mapping[str, object]) -> T:
+    """`body` as `adapter` knows it. Raises InvalidRequestError for the first wrong field.
+
+    Of a union the branch that got furthest is told: its errors lie deepest.
+    """
+    try:
+        return adapter.validate_python(body)
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_context=False, include_input=False)
+        first = problems[0]
+        path = _path(first["loc"], body)
+        message = f"{path}: {first['msg']}" if path else first["msg"]
+        raise FieldError(message, param=path) from error
+
+
+_KINDS: Final[dict[type, str]] = {
+    list: "a list",
+    str: "a text",
+    bool: "a truth value",
+    type(None): "null",
+}
+
+
+def _check_values(body: dict[str, object]) -> None:
+    """Raises InvalidRequestError for deep nesting, and for numbers that are written finite but
+    are too large to be: JSON could not be written with them again."""
+    level: list[object] = [body]
+    for _ in range(DEEPEST):
+        below: list[object] = []
+        for outer in level:
+            for child in _children(outer):
+                if isinstance(child, (dict, list)):
+                    below.append(child)
+                elif isinstance(child, float) and not math.isfinite(child):
+                    raise InvalidRequestError("the body has a number that is too large")
+        if not below:
+            return
+        level = below
+    raise InvalidRequestError(f"the body is nested deeper than {DEEPEST} levels")
+
+
+def _children(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _path(parts: Sequence[int | str], body: object) -> str:
+    """`messages[0].content`: the parts of a location that exist in the body, and one beyond.
+
+    A location also has the names of a union's branches, which no client wrote.
+    """
+    path = ""
+    at = body
+    for part in parts:
+        if isinstance(part, int) and isinstance(at, list):
+            path += f"[{part}]"
+            at = at[part] if part < len(at) else None
+        elif isinstance(part, str) and isinstance(at, dict) and (part in at or part == parts[-1]):
+            path += f".{part}" if path else part
+            at = at.get(part)
+    return path

@@ -1,0 +1,262 @@
+"""Every error that leaves over HTTP: its status, and its body in the shape of the wire asked.
+
+Knows the error tree and the two shapes; not what a route does. Only a fixed text is told of what
+we did not expect: the trace goes to the log, under the id that the client got.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
+from starlette.types import Scope
+
+from semantic.domain.errors import (
+    AgentNotFoundError,
+    CapacityError,
+    ContextOverflowError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    OverloadedError,
+    RequestError,
+)
+
+logger = logging.getLogger("semantic.server")
+
+RETRY_SECONDS: Final = 5
+"""When to come again, where nothing better is known."""
+
+_ANTHROPIC_PATHS: Final = "/v1/messages"
+_INTERNAL: Final = "internal error; the server's log has the details under this request's id"
+
+_CLIENT_GONE: Final = 499
+"""Nobody reads it; it only tells the log how the request ended."""
+
+_METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+
+_CLOSING: Final = frozenset({408, 431, 505})
+"""After these the rest of the request is not waited for."""
+
+_ANTHROPIC_TYPES: Final = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    421: "permission_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+class WireError(Exception):
+    """An answer that is an error, from the edge itself: its HTTP status and one clear message."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+
+
+class TooLargeError(WireError):
+    """The body is larger than the server takes."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, code="request_too_large")
+
+
+class ClientGoneError(Exception):
+    """The client left before its answer was complete; nobody is there to be told anything."""
+
+
+class FieldError(InvalidRequestError):
+    """A field of the body is wrong; `param` is its path, as in `messages[0].content`."""
+
+    def __init__(self, message: str, *, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An error as a wire tells it. `tokens` is (asked for, limit) of a context overflow."""
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after: int | None = None
+    tokens: tuple[int, int] | None = None
+
+
+def problem_of(error: BaseException) -> Problem:
+    """What a client is told of `error`: a fixed text unless it was raised on purpose."""
+    match error:
+        case WireError():
+            found = Problem(error.status, str(error), error.param, error.code, error.retry_after)
+        case HTTPException():
+            found = Problem(error.status_code, error.detail)
+        case RequestValidationError():
+            found = _wrong_parameter(error)
+        case RequestError():
+            found = _wrong_request(error)
+        case CapacityError():
+            later = error.retry_after if isinstance(error, OverloadedError) else RETRY_SECONDS
+            found = Problem(503, str(error), code="overloaded", retry_after=later)
+        case _:
+            found = Problem(500, _INTERNAL, code="internal_error")
+    return found
+
+
+def _wrong_request(error: RequestError) -> Problem:
+    match error:
+        case ContextOverflowError():
+            tokens = (error.prompt_tokens, error.limit)
+            code = "context_length_exceeded"
+            return Problem(400, str(error), "messages", code, tokens=tokens)
+        case AgentNotFoundError():
+            return Problem(404, str(error), code="agent_not_found")
+        case ModelNotFoundError():
+            return Problem(404, str(error), "model", "model_not_found")
+        case FieldError():
+            return Problem(400, str(error), error.param)
+        case _:
+            return Problem(400, str(error))
+
+
+def _wrong_parameter(error: RequestValidationError) -> Problem:
+    first = error.errors()[0]
+    param = ".".join(str(part) for part in first["loc"][1:])
+    return Problem(400, f"{param}: {first['msg']}", param)
+
+
+def openai_error(problem: Problem) -> dict[str, object]:
+    """The body of an error as OpenAI's clients read it."""
+    message = problem.message
+    if problem.tokens is not None:
+        # Clients that shorten their history know this error by its first words alone.
+        message = "This model's maximum context length is {1} tokens; the prompt has {0}".format(
+            *problem.tokens
+        )
+    ours = problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    kind = "server_error" if ours else "invalid_request_error"
+    return {
+        "error": {
+            "message": message,
+            "type": kind,
+            "param": problem.param,
+            "code": problem.code,
+        }
+    }
+
+
+def anthropic_error(problem: Problem, request_id: str | None = None) -> dict[str, object]:
+    """The body of an error as Anthropic's clients read it."""
+    message = problem.message
+    if problem.tokens is not None:
+        # Clients read both numbers out of exactly this text, and compact their history.
+        message = "prompt is too long: {} tokens > {} maximum".format(*problem.tokens)
+    ours = problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    fallback = "api_error" if ours else "invalid_request_error"
+    kind = _ANTHROPIC_TYPES.get(problem.status, fallback)
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": message},
+        "request_id": request_id,
+    }
+
+
+def problem_response(scope: Scope, problem: Problem) -> Response:
+    """The answer to the request of `scope`, in the shape of the wire that it asked."""
+    if is_anthropic(scope["path"]):
+        body = anthropic_error(problem, request_id_of(scope))
+    else:
+        body = openai_error(problem)
+    headers = id_headers(request_id_of(scope))
+    if problem.retry_after is not None:
+        headers["retry-after"] = str(problem.retry_after)
+    if problem.status == HTTPStatus.UNAUTHORIZED:
+        headers["www-authenticate"] = "Bearer"
+    if problem.status in _CLOSING:
+        headers["connection"] = "close"
+    return JSONResponse(body, problem.status, headers)
+
+
+def is_anthropic(path: str) -> bool:
+    """Whether errors below `path` have Anthropic's shape."""
+    return path == _ANTHROPIC_PATHS or path.startswith(_ANTHROPIC_PATHS + "/")
+
+
+def id_headers(request_id: str | None) -> dict[str, str]:
+    """A request's id under the names that both families of clients look for."""
+    return {} if request_id is None else {"x-request-id": request_id, "request-id": request_id}
+
+
+def request_id_of(scope: Scope) -> str | None:
+    """The id that the request of `scope` got at the edge."""
+    state: Mapping[str, object] = scope.get("state", {})
+    found = state.get("request_id")
+    return found if isinstance(found, str) else None
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Answer in a wire's shape for everything that a route may raise."""
+    for kind in (WireError, RequestError, CapacityError, HTTPException, RequestValidationError):
+        app.add_exception_handler(kind, _expected)
+    app.add_exception_handler(ClientGoneError, _nobody_there)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+def _expected(request: Request, error: Exception) -> Response:
+    response = problem_response(request.scope, problem_of(error))
+    if isinstance(error, HTTPException):
+        response.headers.update(error.headers or {})
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            response.headers["allow"] = ", ".join(_allowed_methods(request))
+    return response
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """All that the path can be asked with: the router tells those of its first route only."""
+    return [
+        method
+        for method in _METHODS
+        if any(
+            route.matches({**request.scope, "method": method})[0] is Match.FULL
+            for route in request.app.routes
+        )
+    ]
+
+
+def _nobody_there(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=_CLIENT_GONE)
+
+
+def _unexpected(request: Request, error: Exception) -> Response:
+    request_id = request_id_of(request.scope)
+    logger.error("request %s failed", request_id, exc_info=error)
+    response = problem_response(request.scope, problem_of(error))
+    response.headers["connection"] = "close"  # uvicorn closes it: no client may count on it
+    if request_id is not None:
+        # This stands before all middleware, so nobody else gives the answer its id.
+        response.headers.update({"request-id": request_id, "x-request-id": request_id})
+    return response

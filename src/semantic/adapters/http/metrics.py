@@ -1,0 +1,241 @@
+"""What Prometheus reads: vLLM's names where they mean the same, `semantic_*` for the rest.
+
+Keeps counts of answers; asks the engine for its figures when it is asked itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from semantic.adapters.http.observed import AnswerRecord
+from semantic.application.engine_state import EngineFigures
+from semantic.application.observing import Figures
+
+_MODEL: Final = "model_name"
+_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900)
+_TOKENS: Final = (1, 10, 100, 1_000, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000)
+
+_RESTORED: Final = ("memory", "disk")
+"""Where restored tokens come from; what the pool still had was never away."""
+
+
+class Metrics:
+    """Implements `Observer`: counts every answer of one model."""
+
+    def __init__(self, model: str, figures: Callable[[], Figures | None]) -> None:
+        self.registry = CollectorRegistry()
+        self._model = model
+        self._waiting: set[str] = set()
+        self._running: set[str] = set()
+        self._prefill = _Rate()
+        self._prompt = self._counter("vllm:prompt_tokens", "Prompt tokens, cached ones too.")
+        self._generated = self._counter("vllm:generation_tokens", "Tokens generated.")
+        self._queries = self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up.")
+        self._hits = self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the cache.")
+        self._success = Counter(
+            "vllm:request_success",
+            "Answers that came to their end, by why.",
+            (_MODEL, "finished_reason"),
+            registry=self.registry,
+        )
+        self._failed = Counter(
+            "semantic_requests_failed",
+            "Answers without a good end: error, cancelled, refused.",
+            (_MODEL, "finished_reason"),
+            registry=self.registry,
+        )
+        self._restores = self._counter_from("semantic_restores", "Answers begun by reading.")
+        self._restored = self._counter_from("semantic_restored_tokens", "Prompt tokens read.")
+        self._saved = self._counter(
+            "semantic_prefill_seconds_saved",
+            "Seconds that cached prompt tokens would have taken at the mean speed so far.",
+        )
+        self._times = {
+            name: self._histogram(f"vllm:{name}_seconds", words, _SECONDS)
+            for name, words in _TIMES.items()
+        }
+        self._sizes = {
+            name: self._histogram(f"vllm:{name}", words, _TOKENS) for name, words in _SIZES.items()
+        }
+        self.registry.register(_Now(model, self._waiting, self._running, figures))
+
+    def text(self) -> bytes:
+        """All of it, as Prometheus reads it."""
+        return generate_latest(self.registry)
+
+    def taken_in(self, uid: str, agent: str, prompt_tokens: int) -> None:
+        """See `Observer.taken_in`."""
+        del agent, prompt_tokens
+        self._waiting.add(uid)
+
+    def prefilled(self, uid: str, done: int, total: int) -> None:
+        """See `Observer.prefilled`."""
+        del done, total
+        self._runs(uid)
+
+    def writes(self, uid: str) -> None:
+        """See `Observer.writes`."""
+        self._runs(uid)
+
+    def ended(self, uid: str | None, record: AnswerRecord) -> None:
+        """See `Observer.ended`."""
+        self._waiting.discard(uid or "")
+        self._running.discard(uid or "")
+        good = record.finish in ("stop", "length", "tool_calls")
+        (self._success if good else self._failed).labels(self._model, record.finish).inc()
+        if uid is not None:
+            self._count_tokens(record)
+            self._count_times(record)
+
+    def _runs(self, uid: str) -> None:
+        self._waiting.discard(uid)
+        self._running.add(uid)
+
+    def _count_tokens(self, record: AnswerRecord) -> None:
+        usage = record.usage
+        self._prompt.labels(self._model).inc(usage.prompt)
+        self._queries.labels(self._model).inc(usage.prompt)
+        self._hits.labels(self._model).inc(usage.cached)
+        self._generated.labels(self._model).inc(usage.completion)
+        self._sizes["request_prompt_tokens"].labels(self._model).observe(usage.prompt)
+        self._sizes["request_generation_tokens"].labels(self._model).observe(usage.completion)
+        if record.match is not None:
+            self._prefill.add(record.match.computed_tokens, record.match.seconds)
+            if record.match.source in _RESTORED:
+                self._restores.labels(self._model, record.match.source).inc()
+                self._restored.labels(self._model, record.match.source).inc(usage.cached)
+        self._saved.labels(self._model).inc(usage.cached * self._prefill.seconds_per_token)
+
+    def _count_times(self, record: AnswerRecord) -> None:
+        def observe(name: str, seconds: float) -> None:
+            self._times[name].labels(self._model).observe(seconds)
+
+        observe("e2e_request_latency", record.total)
+        if record.first is None:
+            return
+        observe("time_to_first_token", record.first)
+        observe("request_prefill_time", record.prefill)
+        observe("request_queue_time", record.waited)
+        observe("request_decode_time", record.decode)
+        for gap in record.gaps:
+            observe("inter_token_latency", gap)
+
+    def _counter(self, name: str, words: str) -> Counter:
+        return Counter(name, words, (_MODEL,), registry=self.registry)
+
+    def _counter_from(self, name: str, words: str) -> Counter:
+        return Counter(name, words, (_MODEL, "source"), registry=self.registry)
+
+    def _histogram(self, name: str, words: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, words, (_MODEL,), buckets=buckets, registry=self.registry)
+
+
+_TIMES: Final = {
+    "time_to_first_token": "Seconds from the request to its first piece.",
+    "inter_token_latency": "Seconds between two pieces of an answer.",
+    "e2e_request_latency": "Seconds from the request to its end.",
+    "request_queue_time": "Seconds before the first piece that nothing was computed.",
+    "request_prefill_time": "Seconds that the prompt was computed.",
+    "request_decode_time": "Seconds from the first piece to the end.",
+}
+_SIZES: Final = {
+    "request_prompt_tokens": "Prompt tokens of a request.",
+    "request_generation_tokens": "Tokens generated for a request.",
+}
+
+
+class _Rate:
+    """The mean time that a prompt token takes to be computed."""
+
+    def __init__(self) -> None:
+        self._tokens = 0
+        self._seconds = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        self._tokens += tokens
+        self._seconds += seconds
+
+    @property
+    def seconds_per_token(self) -> float:
+        return self._seconds / self._tokens if self._tokens else 0.0
+
+
+class _Now(Collector):
+    """What is true at the moment of the question."""
+
+    def __init__(
+        self,
+        model: str,
+        waiting: set[str],
+        running: set[str],
+        figures: Callable[[], Figures | None],
+    ) -> None:
+        self._model = model
+        self._waiting = waiting
+        self._running = running
+        self._figures = figures
+
+    def collect(self) -> Iterator[Metric]:
+        figures = self._figures()
+        running, waiting = len(self._running), len(self._waiting)
+        if figures is not None:
+            running = figures.engine.running
+            waiting = figures.engine.inbox + figures.engine.waiting
+        yield self._gauge("vllm:num_requests_running", "Requests being computed.", running)
+        yield self._gauge("vllm:num_requests_waiting", "Requests that wait.", waiting)
+        if figures is not None:
+            yield from self._of_engine(figures.engine)
+            yield from self._of_stores(figures)
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: to be registered must not ask the engine."""
+        yield from ()
+
+    def _of_engine(self, engine: EngineFigures) -> Iterator[Metric]:
+        used, most = engine.pool_used_bytes, engine.pool_bytes
+        yield self._gauge(
+            "vllm:kv_cache_usage_perc", "Share of the pool in use, 1 is all.", used / (most or 1)
+        )
+        yield self._gauge("semantic_pool_used_bytes", "Bytes of the pool in use.", used)
+        yield self._gauge("semantic_pool_max_bytes", "Bytes that the pool may use.", most)
+        yield self._count(
+            "vllm:num_preemptions", "Requests that gave their blocks back.", engine.suspensions
+        )
+        yield self._count(
+            "semantic_engine_rebuilds", "Engines made for one that failed.", engine.rebuilds
+        )
+
+    def _of_stores(self, figures: Figures) -> Iterator[Metric]:
+        blocks = _tiers("semantic_store_blocks", "Blocks in a tier of the store.")
+        used = _tiers("semantic_store_bytes", "Bytes in a tier of the store.")
+        most = _tiers("semantic_store_max_bytes", "Bytes that a tier of the store may take.")
+        events = CounterMetricFamily(
+            "semantic_store_events", "Blocks by what happened to them.", labels=("tier", "event")
+        )
+        for stats in figures.stores:
+            blocks.add_metric((stats.tier,), stats.n_blocks)
+            used.add_metric((stats.tier,), stats.n_bytes)
+            most.add_metric((stats.tier,), stats.max_bytes)
+            for event, count in stats.counts.items():
+                events.add_metric((stats.tier, event), count)
+        yield from (blocks, used, most, events)
+
+    def _gauge(self, name: str, words: str, value: float) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(name, words, labels=(_MODEL,))
+        family.add_metric((self._model,), value)
+        return family
+
+    def _count(self, name: str, words: str, value: float) -> CounterMetricFamily:
+        family = CounterMetricFamily(name, words, labels=(_MODEL,))
+        family.add_metric((self._model,), value)
+        return family
+
+
+def _tiers(name: str, words: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, words, labels=("tier",))

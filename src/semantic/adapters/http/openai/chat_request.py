@@ -1,0 +1,126 @@
+"""The body of a chat completion as what is asked of the served model.
+
+Everything is checked before anything is asked. Knows the wire's fields; not how answers come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from semantic.adapters.http.bodies import validated
+from semantic.adapters.http.errors import FieldError
+from semantic.adapters.http.openai.answer_format import answer_format_of
+from semantic.adapters.http.openai.caller import Caller
+from semantic.adapters.http.openai.chat_messages import messages_of
+from semantic.adapters.http.openai.chat_tools import choice_among, tools_of
+from semantic.adapters.http.openai.choices import asks_for, number_of_choices
+from semantic.adapters.http.openai.fields import CHAT_FIELDS, known_fields
+from semantic.adapters.http.openai.limits import at_least_one, check_model
+from semantic.adapters.http.openai.sampling import sampling_of
+from semantic.adapters.http.openai.stream_options import StreamOptions, stream_options
+from semantic.domain.chat import Chat
+from semantic.domain.value_objects import SamplingParams
+from semantic.ports.serving import Ask, ServedModel
+
+if TYPE_CHECKING:
+    from semantic.adapters.http.openai.body_types import ChatBody
+
+_MOST_TOP_LOGPROBS: Final = 20
+
+_QUIET_EFFORTS: Final = frozenset({"none", "minimal"})
+"""Efforts at which a model that can do without a thought does without."""
+
+_RESERVED_OPTIONS: Final = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "documents",
+        "max_length",
+        "messages",
+        "padding",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+"""Names by which a template gets the conversation itself, or by which it would be another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A request for a chat completion: an ask for each choice, and how to reply."""
+
+    asks: tuple[Ask, ...]
+    options: StreamOptions
+
+
+def chat_request(body: Mapping[str, object], model: ServedModel, caller: Caller) -> ChatRequest:
+    """What `body` asks of `model`. Raises InvalidRequestError and ModelNotFoundError."""
+    from semantic.adapters.http.openai.body_types import chat_adapter, plain_fields
+
+    known = known_fields(body, CHAT_FIELDS)
+    checked = validated(chat_adapter(), plain_fields(known))
+    check_model(checked["model"], model)
+    sampling = sampling_of(checked, known.get("stop"), model.sampling)
+    sampling = _with_logprobs(sampling, checked)
+    asks = asks_for(
+        [_chat(checked, known)],
+        number_of_choices(checked.get("n")),
+        sampling,
+        _max_tokens(checked),
+        caller,
+    )
+    return ChatRequest(asks, stream_options(known, force_usage=caller.force_usage))
+
+
+def _chat(checked: ChatBody, known: Mapping[str, object]) -> Chat:
+    """The conversation; what is read part by part is in `known`."""
+    tools = tools_of(known.get("tools", []))
+    tools, choice = choice_among(tools, known.get("tool_choice"))
+    return Chat(
+        messages_of(known["messages"]),
+        tools,
+        choice,
+        parallel_tool_calls=checked.get("parallel_tool_calls", True),
+        answer_format=answer_format_of(known.get("response_format")),
+        template_options=_template_options(checked),
+    )
+
+
+def _template_options(body: ChatBody) -> dict[str, object]:
+    options: dict[str, object] = {}
+    effort = body.get("reasoning_effort")
+    if effort is not None:
+        options = {"reasoning_effort": effort, "enable_thinking": effort not in _QUIET_EFFORTS}
+    own = body.get("chat_template_kwargs", {})
+    for name in own:
+        if name in _RESERVED_OPTIONS or name.startswith("return_"):
+            path = "chat_template_kwargs"
+            raise FieldError(f"{path}: {name!r} is not the client's to set", param=path)
+    return options | own
+
+
+def _max_tokens(body: ChatBody) -> int | None:
+    older = at_least_one("max_tokens", body.get("max_tokens"))
+    newer = at_least_one("max_completion_tokens", body.get("max_completion_tokens"))
+    return older if newer is None else newer
+
+
+def _with_logprobs(sampling: SamplingParams, body: ChatBody) -> SamplingParams:
+    top = body.get("top_logprobs")
+    if not body.get("logprobs"):
+        if top:
+            raise FieldError("top_logprobs: expected logprobs to be true", param="top_logprobs")
+        return sampling
+    top = 0 if top is None else top
+    if not 0 <= top <= _MOST_TOP_LOGPROBS:
+        raise FieldError(
+            f"top_logprobs must be between 0 and {_MOST_TOP_LOGPROBS}, got {top}",
+            param="top_logprobs",
+        )
+    return replace(sampling, logprobs=top)

@@ -1,0 +1,143 @@
+"""The description of the API: every status that may come, and a page for people.
+
+Nothing is loaded from elsewhere: the page is one piece of HTML without scripts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from html import escape
+from typing import Annotated, Final, Literal, TypedDict
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import HTMLResponse
+from pydantic import BaseModel, Field
+
+from semantic.adapters.http.auth import OPEN_PATHS
+
+
+class OpenAIErrorFacts(BaseModel):
+    """What went wrong; `param` is the field, where one is to blame."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class OpenAIError(BaseModel):
+    """An error as OpenAI's clients read it."""
+
+    error: OpenAIErrorFacts
+
+
+class AnthropicErrorFacts(BaseModel):
+    """What went wrong."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(BaseModel):
+    """An error as Anthropic's clients read it."""
+
+    type: Literal["error"]
+    error: AnthropicErrorFacts
+    request_id: Annotated[str | None, Field(default=None)]
+
+
+class Documented(TypedDict):
+    """A status in the form that FastAPI takes."""
+
+    model: type[BaseModel]
+    description: str
+
+
+STATUSES: Final[Mapping[int, str]] = {
+    400: "A field is wrong; the message names it and what was expected.",
+    401: "No key, or none of ours.",
+    403: "Sent by a web page that is not allowed.",
+    404: "There is nothing of that name.",
+    405: "Not with this method.",
+    408: "The request did not come in time.",
+    413: "The body is too large.",
+    421: "The Host header names a host that is not allowed.",
+    431: "Too many headers, or too large ones.",
+    500: "A bug; the server's log has the details.",
+    503: "No room now, or the model is being loaded; Retry-After says when to come again.",
+}
+
+
+def documented(model: type[BaseModel]) -> dict[int | str, dict[str, object]]:
+    """Every status that any route may have, with a body of `model`."""
+    return {status: {"model": model, "description": words} for status, words in STATUSES.items()}
+
+
+def describe(app: FastAPI, *, version: str, with_keys: bool) -> None:
+    """Let `app` describe itself, with the keys it asks for."""
+
+    def openapi() -> dict[str, object]:
+        if not app.openapi_schema:
+            schema = get_openapi(
+                title="semantic",
+                version=version,
+                description="Agents that share one local model.",
+                routes=app.routes,
+            )
+            _drop_unused_status(schema["paths"])
+            if with_keys:
+                schema["components"]["securitySchemes"] = _KEYS
+                schema["security"] = [{name: []} for name in _KEYS]
+                for path in OPEN_PATHS & schema["paths"].keys():
+                    for operation in schema["paths"][path].values():
+                        operation["security"] = []
+            app.openapi_schema = schema
+        return app.openapi_schema
+
+    app.__dict__["openapi"] = openapi  # the way FastAPI has for it
+
+
+def page(app: FastAPI) -> HTMLResponse:
+    """The routes of `app` as a list to read."""
+    rows = "\n".join(_row(*operation) for operation in _operations(app.openapi()))
+    return HTMLResponse(_PAGE.format(version=escape(app.version), rows=rows))
+
+
+_KEYS: Final = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+
+_PAGE: Final = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>semantic: the API</title><style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto }}
+td {{ padding: .4rem 1rem .4rem 0; vertical-align: top }} code {{ white-space: nowrap }}
+</style></head><body><h1>semantic {version}</h1>
+<p>The whole description, with every field and status, is <a href="/openapi.json">openapi.json</a>.
+</p><table>
+{rows}
+</table></body></html>
+"""
+
+
+def _operations(schema: Mapping[str, object]) -> Iterator[tuple[str, str, str]]:
+    """(method, path, description) of every route."""
+    paths = schema.get("paths")
+    for path, methods in paths.items() if isinstance(paths, dict) else ():
+        for method, operation in methods.items():
+            yield method.upper(), path, operation.get("description", operation.get("summary", ""))
+
+
+def _row(method: str, path: str, words: str) -> str:
+    return (
+        f"<tr><td>{escape(method)}</td><td><code>{escape(path)}</code></td>"
+        f"<td>{escape(words)}</td></tr>"
+    )
+
+
+def _drop_unused_status(paths: Mapping[str, Mapping[str, dict[str, dict[str, object]]]]) -> None:
+    """FastAPI adds 422 to routes with parameters; a wrong one is a 400 here."""
+    for methods in paths.values():
+        for operation in methods.values():
+            operation["responses"].pop("422", None)

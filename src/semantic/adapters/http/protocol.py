@@ -1,0 +1,154 @@
+"""A connection that cannot be held open by sending slowly, not reading, or saying nonsense.
+
+uvicorn has no deadline for headers and none for a client that stops reading. Knows bytes, clocks
+and connections; no routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import ClassVar, Final
+
+import h11
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from semantic.adapters.http.errors import RETRY_SECONDS, Problem, openai_error, problem_response
+
+DRAIN_SECONDS: Final = 10.0
+"""How long the rest of a body that nobody wants may come in: a client that reads its answer only
+after it has sent everything must find it, not a broken connection."""
+
+_HARD_LIMIT: Final = 4
+"""Beyond this many times the connections allowed there is not even an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Seconds that headers may take to come and written bytes to be read, and how many
+    connections there may be; more get a 503."""
+
+    header_timeout: float
+    send_timeout: float
+    most: int
+
+
+class GuardedProtocol(H11Protocol):
+    """HTTP/1.1 with a deadline for each part of a connection's life in which a client must act.
+
+    One timer at a time waits for the client: for headers, for the rest of a body after its
+    answer, or for the end of a connection that we have closed. Another waits for written bytes.
+    """
+
+    limits: ClassVar[ConnectionLimits]
+
+    _idle = False
+    _waiting: asyncio.TimerHandle | None = None
+    _stalled: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
+        super().connection_made(transport)
+        open_now = len(self.connections)
+        if open_now > self.limits.most * _HARD_LIMIT:
+            transport.abort()
+        elif open_now > self.limits.most:
+            self.app = _busy
+        self._wait(self.limits.header_timeout, self._headers_are_late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._wait(None)
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        before = self.cycle
+        if self._idle and self._waiting is None:
+            self._wait(self.limits.header_timeout, self._headers_are_late)
+        super().data_received(data)
+        if self.cycle is not before:
+            self._idle = False
+            self._wait(None)
+
+    def on_response_complete(self) -> None:
+        answered = self.cycle
+        self._idle = True
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._wait(self.limits.send_timeout, self.transport.abort)
+        elif self.cycle is answered and self.conn.their_state is h11.SEND_BODY:
+            self._wait(DRAIN_SECONDS, self.transport.abort)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        # Aborting ends the request too: to it the client has left.
+        self._stalled = self.loop.call_later(self.limits.send_timeout, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP; called where the parser's error is being handled."""
+        error = sys.exception()
+        hint = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
+        self._refuse(HTTPStatus(hint), msg.rstrip("."))
+
+    def _headers_are_late(self) -> None:
+        heard, _ = self.conn.trailing_data
+        if not heard:
+            self.transport.close()  # nothing was asked: an answer might be taken for another's
+            return
+        self._refuse(
+            HTTPStatus.REQUEST_TIMEOUT,
+            f"the headers did not come within {self.limits.header_timeout:g} seconds",
+        )
+
+    def _refuse(self, status: HTTPStatus, message: str) -> None:
+        """Answer, unless an answer has begun, and close the connection."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.write(_answer(status, message))
+        self.transport.close()
+        self._wait(self.limits.send_timeout, self.transport.abort)
+
+    def _wait(self, seconds: float | None, then: Callable[[], None] | None = None) -> None:
+        """Let only `then` be waited for, or nothing."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+        if seconds is not None and then is not None:
+            self._waiting = self.loop.call_later(seconds, then)
+
+
+def guarded_protocol(limits: ConnectionLimits) -> type[GuardedProtocol]:
+    """The protocol with `limits`: uvicorn makes one for each connection, and knows no more."""
+    return type("LimitedProtocol", (GuardedProtocol,), {"limits": limits})
+
+
+def _answer(status: HTTPStatus, message: str) -> bytes:
+    """A whole answer: what the parser has seen of the request is not fit to answer it with."""
+    body = json.dumps(openai_error(Problem(status, message))).encode()
+    head = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+async def _busy(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers in place of the application while there are too many connections."""
+    problem = Problem(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        "too many connections",
+        code="overloaded",
+        retry_after=RETRY_SECONDS,
+    )
+    response = problem_response(scope, problem)
+    response.headers["connection"] = "close"
+    await response(scope, receive, send)

@@ -1,0 +1,98 @@
+"""The process's HTTP server: one socket, one event loop, and how both end.
+
+Knows uvicorn and signals; not what the application answers.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from types import FrameType
+from typing import Final
+
+import uvicorn
+from fastapi import FastAPI
+from sse_starlette.sse import AppStatus
+
+from semantic.adapters.http.protocol import ConnectionLimits, guarded_protocol
+from semantic.adapters.http.settings import ServerSettings
+from semantic.domain.errors import OperatorError
+
+STOPPED_AT_ONCE: Final = 130
+"""The exit code after a second signal, as after Ctrl-C."""
+
+_BACKLOG: Final = 512
+
+
+class HttpServer(uvicorn.Server):
+    """Ends after the first signal in good order, and at the second one at once.
+
+    Nothing is lost by the latter but what was computed since: the store can be killed.
+    """
+
+    def __init__(self, config: uvicorn.Config, stopping: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._stopping = stopping
+
+    def stop(self) -> None:
+        """End in good order, as after a signal. Any thread may call it."""
+        self.should_exit = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal came. Called between two instructions of the main thread."""
+        del sig, frame
+        if self.should_exit:
+            os._exit(STOPPED_AT_ONCE)
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more requests, let those that run end, and save."""
+        self._stopping()
+        await super().shutdown(sockets)
+
+
+def make_server(
+    app: FastAPI, settings: ServerSettings, stopping: Callable[[], None] = lambda: None
+) -> HttpServer:
+    """A server of `app`; `run(sockets=[...])` runs it. `stopping` is told when it ends."""
+    # Streams get their time to end: uvicorn cancels what is left after `stop_timeout`.
+    AppStatus.enable_automatic_graceful_drain = False
+    limits = ConnectionLimits(
+        settings.header_timeout, settings.send_timeout, settings.max_connections
+    )
+    config = uvicorn.Config(
+        app,
+        http=guarded_protocol(limits),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        h11_max_incomplete_event_size=settings.max_header_bytes,
+        timeout_keep_alive=settings.idle_timeout,
+        timeout_graceful_shutdown=settings.stop_timeout,
+    )
+    return HttpServer(config, stopping)
+
+
+def listen(settings: ServerSettings) -> socket.socket:
+    """A socket that listens where `settings` say. Raises OperatorError when it cannot."""
+    where = address(settings.host, settings.port)
+    try:
+        found = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, _, _, _, own = found[0]
+        return socket.create_server(own[:2], family=family, backlog=_BACKLOG)
+    except (OSError, UnicodeError) as error:
+        words = error.strerror if isinstance(error, OSError) else str(error)
+        raise OperatorError(
+            f"cannot listen on {where}: {words}; --host and --port choose another address"
+        ) from error
+
+
+def address(host: str, port: int) -> str:
+    """`host:port`, with brackets where the host has colons itself."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,143 @@
+"""Answers that take their time: streams of events, and work that ends when its client leaves.
+
+Knows server-sent events and disconnects; not what the events say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import aclosing
+from typing import Final, Generic, Self, TypeVar
+
+from fastapi import Request
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.responses import Response
+
+from semantic.adapters.http.context import settings_of
+from semantic.adapters.http.errors import ClientGoneError
+
+T = TypeVar("T")
+
+_SEPARATOR: Final = "\n"
+"""Clients that split at an empty line look for two of these."""
+
+
+def sent(data: object, event: str | None = None) -> ServerSentEvent:
+    """An event with `data` as JSON in one line; a text stands as it is."""
+    text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, allow_nan=False)
+    return ServerSentEvent(text, event=event, sep=_SEPARATOR)
+
+
+def comment() -> ServerSentEvent:
+    """A line that clients skip; it only shows that the connection lives."""
+    return ServerSentEvent(comment="keep-alive", sep=_SEPARATOR)
+
+
+def event_stream(
+    request: Request,
+    events: AsyncIterator[ServerSentEvent],
+    keep_alive: Callable[[], ServerSentEvent] = comment,
+) -> Response:
+    """A response that sends `events`, and `keep_alive()` while there are none for a time.
+
+    When the client leaves, `events` is cancelled where it waits, or closed. A client that stops
+    reading is made to leave by the connection's own deadline.
+    """
+    settings = settings_of(request)
+    return EventSourceResponse(
+        _encoded(events),
+        sep=_SEPARATOR,
+        ping=settings.keep_alive,
+        ping_message_factory=keep_alive,
+    )
+
+
+async def until_disconnect(request: Request, work: Coroutine[object, object, T]) -> T:
+    """What `work` returns. Raises ClientGoneError, and cancels it, when the client leaves.
+
+    The request's body must have been read.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGoneError
+    finally:
+        await _ended(task)
+        await _ended(gone)
+
+
+class Begun(Generic[T]):
+    """An answer whose first event is known: what it raises before that is still an HTTP error.
+
+    Iterating yields the first event again and then the others; `aclose` closes the generator,
+    whether iterating has begun or not.
+    """
+
+    def __init__(self, first: T, rest: AsyncGenerator[T, None]) -> None:
+        self._first: list[T] = [first]
+        self._rest = rest
+
+    @property
+    def first(self) -> T:
+        """The first event; only before iterating."""
+        return self._first[0]
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        if self._first:
+            return self._first.pop()
+        return await anext(self._rest)
+
+    async def aclose(self) -> None:
+        """Close the generator: a request that still runs is cancelled."""
+        await self._rest.aclose()
+
+
+async def begin(request: Request, events: AsyncGenerator[T, None]) -> Begun[T]:
+    """`events` after its first one has come. Raises what it raises, and ClientGoneError."""
+
+    async def first() -> T:
+        return await anext(events)
+
+    begun: Begun[T] | None = None
+    try:
+        begun = Begun(await until_disconnect(request, first()), events)
+    finally:
+        if begun is None:
+            await events.aclose()
+    return begun
+
+
+async def _encoded(events: AsyncIterator[ServerSentEvent]) -> AsyncGenerator[bytes, None]:
+    """Bytes of `events`, which are closed with this generator."""
+    if isinstance(events, AsyncGenerator):
+        async with aclosing(events):
+            async for event in events:
+                yield _bytes(event)
+        return
+    async for event in events:
+        yield _bytes(event)
+
+
+def _bytes(event: ServerSentEvent) -> bytes:
+    return event.encode().replace(b"\r\n", b"\n")
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _ended(task: asyncio.Future[T]) -> None:
+    """Cancel `task` if it still runs, and wait until it has ended."""
+    if task.done():
+        return
+    task.cancel()
+    await asyncio.wait((task,))

@@ -1,0 +1,96 @@
+"""Names a model by its content: every byte of its files, and how numbers are computed here.
+
+Equal names give equal keys and values. Where the folder lies and what its weight files' dates are
+changes nothing. Knows files, not models.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+
+from semantic.adapters.mlx import BLAS_STATUS
+from semantic.adapters.mlx.device import read_device
+from semantic.adapters.mlx.digest_cache import DigestCache, FileState
+from semantic.domain.digest import digest
+
+_WHOLE = frozenset({".json", ".jinja", ".model", ".tiktoken", ".txt", ".py"})
+"""Configuration, tokenizer and templates."""
+_WEIGHTS = frozenset({".safetensors"})
+_MORE_TEMPLATES = "additional_chat_templates/*.jinja"
+
+_CHUNK = 16 << 20
+_WORTH_CACHING = 64 << 20
+_THREADS = 4
+"""SHA-256 lets other threads run, so four read and hash side by side."""
+
+
+def fingerprint(folder: Path, cache: DigestCache | None = None) -> str:
+    """The model id of what lies in `folder`. Raises OSError when a file cannot be read.
+
+    Digests of large weight files are kept in `cache`, by default the user's own.
+    """
+    cache = DigestCache() if cache is None else cache
+    fields = [numerics().encode()]
+    for path in sorted(_files_of(folder)):
+        name = path.relative_to(folder).as_posix().encode()
+        fields += [name, _digest_file(path, cache)]
+    cache.save()
+    return f"sha256:{digest('model-v1', *fields).hex()}"
+
+
+def numerics() -> str:
+    """What decides how this machine rounds: libraries, device, architecture, weight type, BLAS."""
+    kind = read_device().kind
+    parts = {
+        "mlx": version("mlx"),
+        "mlx-lm": version("mlx-lm"),
+        "device": kind.lower(),
+        "machine": platform.machine(),
+        "weights": "fp32" if kind == "CPU" else "as stored",
+        "blas": BLAS_STATUS if kind == "CPU" else "none",
+    }
+    return " ".join(f"{name}={value}" for name, value in parts.items())
+
+
+def _files_of(folder: Path) -> Iterator[Path]:
+    """The files that decide what the model computes and how text becomes its tokens."""
+    for path in (*folder.iterdir(), *folder.glob(_MORE_TEMPLATES)):
+        if path.suffix in _WHOLE | _WEIGHTS and path.is_file():
+            yield path
+
+
+def _digest_file(path: Path, cache: DigestCache) -> bytes:
+    """Digest of the file's size and of each 16 MiB of it."""
+    before = FileState.of(path)
+    cacheable = path.suffix in _WEIGHTS and before.size >= _WORTH_CACHING
+    known = cache.get(before) if cacheable else None
+    if known is not None:
+        return known
+    found = _hash(path, before.size)
+    # A file that changed while it was read, or just before, is hashed again the next time.
+    if cacheable and before.settled and FileState.of(path) == before:
+        cache.put(before, found)
+    return found
+
+
+def _hash(path: Path, size: int) -> bytes:
+    starts = range(0, size, _CHUNK)
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="hash") as threads:
+        chunks = list(threads.map(lambda start: _hash_chunk(path, start), starts))
+    return digest("file-v1", size.to_bytes(8, "little"), *chunks)
+
+
+def _hash_chunk(path: Path, start: int) -> bytes:
+    with path.open("rb", buffering=0) as file:
+        file.seek(start)
+        hashed = hashlib.sha256()
+        left = _CHUNK
+        while left and (data := file.read(min(left, 1 << 20))):
+            hashed.update(data)
+            left -= len(data)
+    return hashed.digest()

@@ -1,0 +1,1 @@
+"""Places that keep blocks: in memory, on disk, and how they are put together."""

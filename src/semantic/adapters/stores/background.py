@@ -1,0 +1,376 @@
+"""A thread that writes for whoever must not wait for a slow store.
+
+Implements `CacheStorePort` in front of another one. What is queued is found and read from
+memory. Knows how much waits and whether writes fail; not where or how they are written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import TypeAlias
+
+from semantic.adapters.stores.backoff import Backoff
+from semantic.adapters.stores.body import fill
+from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope, begins_like
+from semantic.domain.errors import IntegrityError, InvalidRequestError
+from semantic.domain.stored import (
+    BlockHeader,
+    BlockRead,
+    Found,
+    Manifest,
+    StoredBlock,
+    StoreStats,
+    Tier,
+)
+from semantic.ports.store import CacheStorePort
+
+QUEUED_BLOCK_BYTES = 1024
+"""What a queued block counts beside its body, so that empty ones do not queue without end."""
+MOST_TOUCHES = 1000
+"""Queued touches; one more is forgotten. It would only have improved the order of eviction."""
+_COUNTS = ("hits", "misses", "written", "dropped", "evicted", "damaged", "write_errors")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Put:
+    block: StoredBlock
+
+    @property
+    def n_bytes(self) -> int:
+        return QUEUED_BLOCK_BYTES + len(self.block.body)
+
+
+@dataclass(slots=True, eq=False)
+class _Save:
+    number: int
+    manifest: Manifest
+    generation: int | None = None
+    """The one it will get; asked for only when somebody wants to know, or when it is written."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Touch:
+    keys: Sequence[BlockKey]
+
+
+_Job: TypeAlias = _Put | _Save | _Touch
+_Agent: TypeAlias = tuple[Scope, str]
+
+
+class BackgroundStore:
+    """Accepts writes at once and hands them to `inner`, in order, from a thread of its own.
+
+    At most `max_queued_bytes` of blocks wait (each counts `QUEUED_BLOCK_BYTES` beside its body);
+    what would exceed that is dropped, and so is everything while writes keep failing. Of an
+    agent's manifests only the newest waits, so those it replaced never had a generation.
+    After `close` all else that was accepted has been given to `inner`; a process that ends
+    without it loses what is queued. A bug that ends the thread is raised by `flush` and `close`.
+    """
+
+    def __init__(
+        self,
+        inner: CacheStorePort,
+        max_queued_bytes: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Raises InvalidRequestError for a bound below 1."""
+        if max_queued_bytes < 1:
+            raise InvalidRequestError(
+                f"max_queued_bytes must be at least 1, got {max_queued_bytes}"
+            )
+        self._inner = inner
+        self._max_bytes = max_queued_bytes
+        self._backoff = Backoff(clock)
+        self._changed = threading.Condition()
+        self._queue: OrderedDict[int, _Job] = OrderedDict()
+        self._numbers = 0
+        self._current: tuple[int, _Job] | None = None
+        self._blocks: dict[BlockKey, _Put] = {}
+        self._saves: OrderedDict[_Agent, _Save] = OrderedDict()
+        self._n_bytes = 0
+        self._touches = 0
+        self._flushing = 0
+        self._counts: Counter[str] = Counter(dict.fromkeys(_COUNTS, 0))
+        self._closing = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="store writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def secret(self) -> bytes:
+        """See `CacheStorePort.secret`."""
+        return self._inner.secret
+
+    # Blocks
+
+    def put(self, block: StoredBlock) -> bool:
+        """See `CacheStorePort.put`. True means accepted."""
+        job = _Put(block)
+        with self._changed:
+            if block.header.key in self._blocks:
+                return True
+            if not self._accepts() or self._n_bytes + job.n_bytes > self._max_bytes:
+                self._counts["dropped"] += 1
+                return False
+            self._blocks[block.header.key] = job
+            self._n_bytes += job.n_bytes
+            self._enqueue(job)
+            return True
+
+    def find(self, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
+        """See `CacheStorePort.find`."""
+        with self._changed:
+            queued = {key: self._blocks[key].block for key in keys if key in self._blocks}
+        found = dict(self._inner.find([key for key in keys if key not in queued]))
+        found.update((key, Found(len(one.body), Tier.QUEUE)) for key, one in queued.items())
+        return found
+
+    def lacking(self, keys: Sequence[BlockKey]) -> frozenset[BlockKey]:
+        """See `CacheStorePort.lacking`."""
+        with self._changed:
+            if not self._accepts() or self._n_bytes >= self._max_bytes:
+                return frozenset()
+            unqueued = [key for key in keys if key not in self._blocks]
+        return self._inner.lacking(unqueued)
+
+    def children(
+        self, parent: BlockHash, part: Part, like: Sequence[int] | None = None
+    ) -> Sequence[BlockHeader]:
+        """See `CacheStorePort.children`."""
+        with self._changed:
+            queued = {
+                key: job.block.header
+                for key, job in self._blocks.items()
+                if key.part is part and job.block.header.link.parent == parent
+                if like is None or begins_like(job.block.header.link.tokens, like)
+            }
+        written = self._inner.children(parent, part, like)
+        return [*(one for one in written if one.key not in queued), *queued.values()]
+
+    def read_into(self, reads: Sequence[BlockRead]) -> Sequence[bool]:
+        """See `CacheStorePort.read_into`."""
+        with self._changed:
+            jobs = [self._blocks.get(read.header.key) for read in reads]
+        filled = [
+            job is not None and fill(read, job.block) for read, job in zip(reads, jobs, strict=True)
+        ]
+        self._count_hits(sum(filled))
+        rest = [i for i, done in enumerate(filled) if not done]
+        written = self._inner.read_into([reads[i] for i in rest]) if rest else ()
+        for i, done in zip(rest, written, strict=True):
+            filled[i] = done
+        return filled
+
+    def read(self, header: BlockHeader) -> bytes | None:
+        """See `CacheStorePort.read`."""
+        with self._changed:
+            job = self._blocks.get(header.key)
+        if job is None or job.block.header != header:
+            return self._inner.read(header)
+        self._count_hits(1)
+        return job.block.body
+
+    def touch(self, keys: Sequence[BlockKey]) -> None:
+        """See `CacheStorePort.touch`. Forgotten when `MOST_TOUCHES` wait already."""
+        with self._changed:
+            if self._error is None and self._touches < MOST_TOUCHES:
+                self._touches += 1
+                self._enqueue(_Touch(tuple(keys)))
+
+    # Agents
+
+    def save(self, manifest: Manifest) -> bool:
+        """See `CacheStorePort.save`. True means accepted."""
+        agent = manifest.scope, manifest.agent_id
+        with self._changed:
+            if not self._accepts():
+                self._counts["dropped manifests"] += 1
+                return False
+            older = self._saves.pop(agent, None)
+            # Who waits in `flush` waits for the older one.
+            if older is not None and not self._flushing:
+                self._queue.pop(older.number, None)
+            save = _Save(self._numbers + 1, manifest)
+            self._saves[agent] = save
+            self._enqueue(save)
+            return True
+
+    def manifest(self, scope: Scope, agent_id: str) -> Manifest | None:
+        """See `CacheStorePort.manifest`."""
+        with self._changed:
+            save = self._saves.get((scope, agent_id))
+        return self._inner.manifest(scope, agent_id) if save is None else self._promised(save)
+
+    def manifests(self) -> Sequence[Manifest]:
+        """See `CacheStorePort.manifests`."""
+        with self._changed:
+            saves = dict(self._saves)
+        queued = [self._promised(save) for save in reversed(saves.values())]
+        written = self._inner.manifests()
+        return [*queued, *(one for one in written if (one.scope, one.agent_id) not in saves)]
+
+    def remove(self, scope: Scope, agent_id: str) -> bool:
+        """See `CacheStorePort.remove`. Not queued: who asks wants to know that it is gone."""
+        with self._changed:
+            was_queued = self._saves.pop((scope, agent_id), None) is not None
+            for number, job in list(self._queue.items()):
+                if isinstance(job, _Save) and _agent(job) == (scope, agent_id):
+                    del self._queue[number]
+            self._changed.wait_for(lambda: not self._is_saving((scope, agent_id)))
+        return self._inner.remove(scope, agent_id) or was_queued
+
+    # Life
+
+    def stats(self) -> Sequence[StoreStats]:
+        """See `CacheStorePort.stats`. The first entry is the queue: its "dropped" were never
+        handed to the inner store, its "back-offs" say how often that stopped taking writes.
+        """
+        with self._changed:
+            queue = StoreStats(
+                Tier.QUEUE,
+                n_blocks=len(self._blocks),
+                n_bytes=self._n_bytes,
+                max_bytes=self._max_bytes,
+                n_agents=len(self._saves),
+                counts={**self._counts, "back-offs": self._backoff.times},
+            )
+        return [queue, *self._inner.stats()]
+
+    def flush(self) -> None:
+        """See `CacheStorePort.flush`. Raises IntegrityError when the thread has died of a bug."""
+        self._drain()
+        self._inner.flush()
+
+    def close(self) -> None:
+        """See `CacheStorePort.close`. Raises IntegrityError when the thread has died of a bug."""
+        try:
+            self._drain()
+        finally:
+            with self._changed:
+                self._closing = True
+                self._changed.notify_all()
+            self._thread.join()
+            self._inner.close()
+
+    def _drain(self) -> None:
+        with self._changed:
+            last = self._numbers
+            self._flushing += 1
+            try:
+                self._changed.wait_for(lambda: self._error is not None or self._is_done(last))
+            finally:
+                self._flushing -= 1
+            if self._error is not None:
+                raise IntegrityError(
+                    f"the thread that writes blocks died: {self._error!r}"
+                ) from self._error
+
+    def _promised(self, save: _Save) -> Manifest:
+        """The queued manifest with the generation that it will have."""
+        with self._changed:
+            generation = save.generation
+        if generation is None:
+            before = self._inner.manifest(*_agent(save))
+            with self._changed:
+                # The writer may have been faster; then `before` may be this very manifest.
+                if save.generation is None:
+                    save.generation = 1 + (before.generation if before else 0)
+                generation = save.generation
+        return replace(save.manifest, generation=generation)
+
+    def _count_hits(self, n: int) -> None:
+        with self._changed:
+            self._counts["hits"] += n
+
+    # With `_changed` held
+
+    def _accepts(self) -> bool:
+        return self._error is None and not self._backoff.is_on()
+
+    def _enqueue(self, job: _Job) -> None:
+        self._numbers += 1
+        self._queue[self._numbers] = job
+        self._changed.notify_all()
+
+    def _is_done(self, number: int) -> bool:
+        """Whether nothing up to `number` waits or is being written."""
+        oldest = self._current[0] if self._current else next(iter(self._queue), None)
+        return oldest is None or oldest > number
+
+    def _is_saving(self, agent: _Agent) -> bool:
+        job = self._current[1] if self._current else None
+        return isinstance(job, _Save) and _agent(job) == agent
+
+    # The thread
+
+    def _run(self) -> None:
+        with contextlib.ExitStack() as at_exit:
+            at_exit.push(self._died)
+            while (job := self._next()) is not None:
+                self._write(job)
+                self._done(job)
+
+    def _died(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> bool:
+        """Leave the error to `flush` and `close`, and let nobody wait for this thread."""
+        with self._changed:
+            self._error = error
+            self._current = None
+            self._changed.notify_all()
+        return True
+
+    def _next(self) -> _Job | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._closing)
+            if not self._queue:
+                return None
+            self._current = self._queue.popitem(last=False)
+            return self._current[1]
+
+    def _write(self, job: _Job) -> None:
+        match job:
+            case _Touch(keys):
+                self._inner.touch(keys)
+            case _Put(block):
+                self._attempt(lambda: self._inner.put(block), "dropped")
+            case _Save():
+                self._promised(job)
+                self._attempt(lambda: self._inner.save(job.manifest), "dropped manifests")
+
+    def _attempt(self, write: Callable[[], bool], dropped: str) -> None:
+        with self._changed:
+            if self._backoff.is_on():
+                self._counts[dropped] += 1
+                return
+        kept = write()
+        with self._changed:
+            self._backoff.note(kept=kept)
+
+    def _done(self, job: _Job) -> None:
+        with self._changed:
+            self._current = None
+            match job:
+                case _Touch():
+                    self._touches -= 1
+                case _Put(block):
+                    del self._blocks[block.header.key]
+                    self._n_bytes -= job.n_bytes
+                case _Save():
+                    if self._saves.get(_agent(job)) is job:
+                        del self._saves[_agent(job)]
+            self._changed.notify_all()
+
+
+def _agent(save: _Save) -> _Agent:
+    return save.manifest.scope, save.manifest.agent_id

@@ -1,0 +1,367 @@
+"""The store's folder: made or refused, locked, and a place for this process's unfinished files.
+
+    FORMAT        {"format": 1, "secret": digest of the secret}
+    secret        32 random bytes
+    lock          held by whoever changes what is in the folder
+    blocks/, agents/, bad/, index.sqlite
+    tmp/<random>/ unfinished files of one process, which holds the lock file in there
+
+Locks are the system's own and end with their process: no process number and no clock is trusted.
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import itertools
+import json
+import os
+import secrets
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from semantic.adapters.stores.disk.entries import is_plain
+from semantic.adapters.stores.disk.files import (
+    CREATE_FLAGS,
+    FOLDER_FLAGS,
+    READ_FLAGS,
+    FileSystem,
+    delete_any,
+    opened,
+    opened_to_read,
+    read_whole,
+    sync_folder,
+    write_whole,
+)
+from semantic.domain.digest import digest
+from semantic.domain.errors import StoreError
+
+FORMAT = 1
+SECRET_BYTES = 32
+
+_FOLDERS = ("blocks", "agents", "bad", "tmp")
+_BEFORE_FORMAT = {"lock", "secret", "secret.new", "FORMAT.new", "lost+found"}
+"""What may lie in a folder whose making was interrupted."""
+_MOST_FORMAT_BYTES = 4096
+_LOCK_SECONDS = 10.0
+_OPEN_SECONDS = 60.0
+_LONGEST_PAUSE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What FORMAT says: of which format a store is, and by what its secret is known."""
+
+    format: int
+    secret_digest: bytes
+
+    def encoded(self) -> bytes:
+        return json.dumps({"format": self.format, "secret": self.secret_digest.hex()}).encode() + (
+            b"\n"
+        )
+
+
+class Folder:
+    """An open store folder. `locked` excludes other processes and other threads of this one."""
+
+    def __init__(self, root: Path, files: FileSystem) -> None:
+        """See `open_folder`; this alone checks nothing and holds nothing."""
+        self.root = root
+        self.files = files
+        self.secret = b""
+        self.session = secrets.token_hex(8)
+        self._lock_fd: int | None = None
+        self._session_fd: int | None = None
+        self._mutex = threading.RLock()
+        self._depth = 0
+        self._numbers = itertools.count()
+
+    def start(self) -> None:
+        """Make what is missing and join. Raises OSError or StoreError."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        self._lock_fd = self.files.open(self.root / "lock", flags)
+        with self.locked(_OPEN_SECONDS):
+            stamp = _read_stamp(self.root, self.files)
+            if stamp is None:
+                self._make_secret()
+                stamp = Stamp(FORMAT, _digest_of(_read_secret(self.root, self.files)))
+                self._create("FORMAT", stamp.encoded())
+                sync_folder(self.files, self.root)
+            self.secret = _read_secret(self.root, self.files, stamp.secret_digest)
+            for name in _FOLDERS:
+                with suppress(FileExistsError):
+                    self.files.mkdir(self.root / name)
+                _require_folder(self.root / name, self.files)
+            self._start_session()
+
+    def close(self) -> None:
+        """Leave: drop this process's unfinished files and its locks."""
+        if self._session_fd is not None:
+            with suppress(OSError):
+                self._delete_session(self.session)
+        for fd in (self._session_fd, self._lock_fd):
+            if fd is not None:
+                with suppress(OSError):
+                    self.files.close(fd)
+        self._session_fd = self._lock_fd = None
+
+    @contextmanager
+    def locked(self, seconds: float = _LOCK_SECONDS) -> Iterator[None]:
+        """Nobody else changes the folder meanwhile. Raises OSError when others do not let go.
+
+        A thread that has the lock may take it again.
+        """
+        if not self._mutex.acquire(timeout=seconds):
+            raise OSError(errno.EAGAIN, "another thread does not let go of the store")
+        try:
+            if self._depth == 0:
+                self._take_lock(seconds)
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+                if self._depth == 0 and self._lock_fd is not None:
+                    self.files.unlock(self._lock_fd)
+        finally:
+            self._mutex.release()
+
+    # Unfinished files
+
+    @contextmanager
+    def temporary(self) -> Iterator[Path]:
+        """A path for an unfinished file; whatever is still there at the end is deleted."""
+        path = self.root / "tmp" / self.session / str(next(self._numbers))
+        try:
+            yield path
+        finally:
+            with suppress(OSError):  # a later opener deletes what cannot be deleted now
+                self.files.unlink(path)
+
+    def create(self, path: Path, data: bytes, *, rest: bytes = b"", sync: bool = False) -> None:
+        """Write a new file, and to the drive when `sync`."""
+        with opened(self.files, path, CREATE_FLAGS) as fd:
+            write_whole(self.files, fd, data)
+            write_whole(self.files, fd, rest)
+            if sync:
+                self.files.sync_all(fd)
+
+    def sessions(self) -> dict[str, bool]:
+        """Sessions that have a folder, and whether their process lives. The lock must be held."""
+        names = self.files.names(self.root / "tmp")
+        return {name: name == self.session or self._is_alive(name) for name in names}
+
+    def reap(self) -> None:
+        """Delete what dead processes left unfinished. The lock must be held."""
+        for name, alive in self.sessions().items():
+            if not alive:
+                with suppress(OSError):
+                    self._delete_session(name)
+
+    def leftovers(self) -> int:
+        """Files that dead processes left unfinished. The lock must be held."""
+        dead = [name for name, alive in self.sessions().items() if not alive]
+        return sum(self._count_in(name) for name in dead)
+
+    def _start_session(self) -> None:
+        folder = self.root / "tmp" / self.session
+        self.files.mkdir(folder)
+        self._session_fd = self.files.open(folder / "lock", CREATE_FLAGS)
+        self.files.try_lock(self._session_fd)
+
+    def _is_alive(self, session: str) -> bool:
+        """Whether somebody holds the session's lock file."""
+        try:
+            with opened(self.files, self.root / "tmp" / session / "lock", READ_FLAGS) as fd:
+                return not self.files.try_lock(fd)
+        except (FileNotFoundError, NotADirectoryError):
+            return False  # sessions begin under the folder's lock: it is not just beginning
+        except OSError:
+            return True  # unknown: leave it alone
+
+    def _count_in(self, session: str) -> int:
+        """Names in a dead session's folder; one when it is none."""
+        try:
+            with opened_to_read(self.files, self.root / "tmp" / session, FOLDER_FLAGS) as fd:
+                return len(self.files.names(fd))
+        except OSError as error:
+            if error.errno in {errno.ENOTDIR, errno.ELOOP}:
+                return 1
+            raise
+
+    def _delete_session(self, session: str) -> None:
+        folder = self.root / "tmp" / session
+        if not stat.S_ISDIR(self.files.lstat(folder).st_mode):
+            self.files.unlink(folder)
+            return
+        with opened_to_read(self.files, folder, FOLDER_FLAGS) as fd:
+            # The lock file goes last: until then the session is known to be dead.
+            for name in sorted(self.files.names(fd), key=lambda name: name == "lock"):
+                delete_any(self.files, name, fd)
+        self.files.rmdir(folder)
+
+    # Making and locking
+
+    def _make_secret(self) -> None:
+        try:
+            self.files.lstat(self.root / "secret")
+        except FileNotFoundError:
+            self._create("secret", secrets.token_bytes(SECRET_BYTES))
+
+    def _create(self, name: str, data: bytes) -> None:
+        """Create a file under its name only when it is whole and on the drive."""
+        new = self.root / f"{name}.new"
+        with suppress(FileNotFoundError):
+            self.files.unlink(new)
+        self.create(new, data, sync=True)
+        with opened(self.files, self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) as root:
+            self.files.rename(new, name, to=root)
+
+    def _take_lock(self, seconds: float) -> None:
+        if self._lock_fd is None:
+            raise OSError(errno.EBADF, "the store is closed")
+        until = time.monotonic() + seconds
+        pause = 0.0005
+        while not self.files.try_lock(self._lock_fd):
+            if time.monotonic() > until:
+                raise OSError(errno.EAGAIN, "another process does not let go of the store")
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def open_folder(root: Path, files: FileSystem) -> Folder:
+    """The store at `root`, made when there is nothing.
+
+    Raises StoreError, before anything is changed, for a folder that is not ours, not safe, not a
+    store, or of a newer format; and when it cannot be written.
+    """
+    folder = Folder(root, files)
+    try:
+        _require_usable(root, files)
+        folder.start()
+    except StoreError:
+        folder.close()
+        raise
+    except OSError as error:
+        folder.close()
+        raise StoreError(
+            f"the store {root} cannot be used: {error.strerror or error}; expected a folder that "
+            f"this user can write to"
+        ) from error
+    return folder
+
+
+def read_format(root: Path, files: FileSystem) -> int | None:
+    """The format of the store at `root`, None when it has none yet.
+
+    Raises StoreError when it is newer than ours, or not to be read.
+    """
+    stamp = _read_stamp(root, files)
+    return None if stamp is None else stamp.format
+
+
+def _read_stamp(root: Path, files: FileSystem) -> Stamp | None:
+    try:
+        data = _read_small(root / "FORMAT", files, _MOST_FORMAT_BYTES)
+    except FileNotFoundError:
+        return None
+    try:
+        loaded: object = json.loads(data)
+    except (ValueError, RecursionError):
+        loaded = None
+    fields = loaded if isinstance(loaded, dict) else {}
+    number = fields.get("format")
+    if isinstance(number, int) and number > FORMAT:
+        raise StoreError(
+            f"the store {root} has format {number}, made by a later version; "
+            f"expected at most {FORMAT}"
+        )
+    secret_digest = fields.get("secret")
+    if not isinstance(number, int) or number < 1 or not isinstance(secret_digest, str):
+        raise _damaged_format(root)
+    try:
+        return Stamp(number, bytes.fromhex(secret_digest))
+    except ValueError:
+        raise _damaged_format(root) from None
+
+
+def _damaged_format(root: Path) -> StoreError:
+    return StoreError(
+        f'the FORMAT of the store {root} is damaged; expected {{"format": {FORMAT}, "secret": '
+        f"the secret's digest}}"
+    )
+
+
+def _digest_of(secret: bytes) -> bytes:
+    return digest("store-secret-v1", secret)
+
+
+def _read_secret(root: Path, files: FileSystem, expected: bytes | None = None) -> bytes:
+    """The store's secret, whose digest is `expected` when that is given.
+
+    Raises StoreError when it is damaged: no agent is found without it.
+    """
+    try:
+        secret = _read_small(root / "secret", files, SECRET_BYTES + 1)
+    except FileNotFoundError:
+        secret = b""
+    if len(secret) != SECRET_BYTES or not any(secret):
+        raise StoreError(
+            f"the secret of the store {root} is lost or damaged; expected {SECRET_BYTES} random "
+            f"bytes. Nothing in the store can be found without it: restore the file, or move the "
+            f"folder away to begin anew"
+        )
+    if expected is not None and not hmac.compare_digest(_digest_of(secret), expected):
+        raise StoreError(
+            f"the secret of the store {root} is not the one whose digest is in its FORMAT; one of "
+            f"the two files is damaged. Nothing in the store can be found with another secret: "
+            f"restore the file, or move the folder away to begin anew"
+        )
+    return secret
+
+
+def _read_small(path: Path, files: FileSystem, most: int) -> bytes:
+    with opened(files, path, READ_FLAGS) as fd:
+        if not is_plain(files.fstat(fd)):
+            raise StoreError(f"{path} is not a plain file of this user's; nothing was changed")
+        return read_whole(files, fd, most)
+
+
+def _require_usable(root: Path, files: FileSystem) -> None:
+    try:
+        _require_folder(root, files)
+    except FileNotFoundError:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            files.mkdir(root)
+        _require_folder(root, files)
+    if read_format(root, files) is None:
+        foreign = {n for n in files.names(root) if n not in _BEFORE_FORMAT and n[0] != "."}
+        if foreign:
+            raise StoreError(
+                f"{root} is not a store: it has no FORMAT but holds {min(foreign)!r}; "
+                f"expected a store or an empty folder"
+            )
+
+
+def _require_folder(path: Path, files: FileSystem) -> None:
+    """Raise StoreError unless `path` is a folder that nobody but its owner, we, can write to."""
+    found = files.lstat(path)
+    if stat.S_ISLNK(found.st_mode):
+        raise StoreError(f"{path} is a symbolic link; expected the folder itself")
+    if not stat.S_ISDIR(found.st_mode):
+        raise StoreError(f"{path} is not a folder")
+    if found.st_uid != os.geteuid():
+        raise StoreError(
+            f"{path} belongs to user {found.st_uid}; expected one of user {os.geteuid()}"
+        )
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise StoreError(
+            f"{path} can be written by others (mode {stat.S_IMODE(found.st_mode):04o}); "
+            f"expected at most 0755"
+        )

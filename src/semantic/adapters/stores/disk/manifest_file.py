@@ -1,0 +1,209 @@
+"""A manifest as bytes: a checksum, a JSON text for people and machines, and the packed tokens.
+
+    offset  bytes
+         0      8  magic
+         8      4  format version
+        12      4  zero
+        16     16  xxh3-128 of all that follows
+        32      8  bytes of the JSON text
+        40      8  number of tokens
+        48      …  the JSON text, then the tokens, u32 each
+
+All numbers are little-endian. Knows no paths.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+from dataclasses import dataclass
+
+import xxhash
+
+from semantic.adapters.stores.disk.damage import DamagedError, NewerFormatError
+from semantic.adapters.stores.disk.names import MOST_NUMBER, agent_key
+from semantic.domain.block_hash import Scope, pack_tokens, unpack_tokens
+from semantic.domain.match import MatchEnd, MatchReport
+from semantic.domain.stored import Manifest
+
+VERSION = 1
+MAX_BYTES = 1 << 28
+"""No manifest is longer: room for some sixty million tokens."""
+
+_MAGIC = b"SEMAGENT"
+_FRAME = struct.Struct("<8sII16s")
+_SIZES = struct.Struct("<QQ")
+FRAME_BYTES = _FRAME.size + _SIZES.size
+"""What `require_size` needs of a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestFile:
+    """A file's size, and its first FRAME_BYTES: with their checksum they tell it from any other."""
+
+    n_bytes: int
+    frame: bytes
+
+    @classmethod
+    def of(cls, data: bytes) -> ManifestFile:
+        """The file that consists of `data`."""
+        return cls(len(data), data[:FRAME_BYTES])
+
+
+@dataclass(frozen=True, slots=True)
+class FiledManifest:
+    """A manifest with what only its file needs: `order` grows with each save of any agent."""
+
+    manifest: Manifest
+    order: int
+
+    @property
+    def key(self) -> bytes:
+        return agent_key(self.manifest.scope, self.manifest.agent_id)
+
+
+def encode_manifest(filed: FiledManifest) -> bytes:
+    """The whole file. Raises ValueError when it would be longer than MAX_BYTES."""
+    manifest = filed.manifest
+    fields = {
+        "agent_id": manifest.agent_id,
+        "namespace": manifest.scope.namespace.hex(),
+        "tenant": manifest.scope.tenant.hex(),
+        "generation": manifest.generation,
+        "order": filed.order,
+        "pinned": manifest.pinned,
+        "parent": manifest.parent,
+        "prompt_tokens": manifest.prompt_tokens,
+        "note": manifest.note,
+        "model": manifest.model,
+        "saved_at": manifest.saved_at,
+        "match": None if manifest.match is None else dataclasses.asdict(manifest.match),
+    }
+    # Not escaped: two lone surrogates side by side would be read back as one character.
+    text = json.dumps(fields, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    rest = _SIZES.pack(len(text), len(manifest.token_ids)) + text + pack_tokens(manifest.token_ids)
+    if _FRAME.size + len(rest) > MAX_BYTES:
+        raise ValueError(f"a manifest has at most {MAX_BYTES} bytes, got {len(rest)}")
+    return _FRAME.pack(_MAGIC, VERSION, 0, xxhash.xxh3_128_digest(rest)) + rest
+
+
+def require_size(frame: bytes, file_bytes: int) -> None:
+    """Refuse a file by its first FRAME_BYTES, before the rest is read into memory.
+
+    Raises NewerFormatError, or DamagedError unless a file that begins so has `file_bytes`.
+    """
+    if len(frame) < FRAME_BYTES:
+        raise DamagedError("truncated")
+    magic, version, _, _ = _FRAME.unpack_from(frame)
+    if magic != _MAGIC:
+        raise DamagedError("magic")
+    if version > VERSION:
+        raise NewerFormatError(f"format {version}")
+    n_text, n_tokens = _SIZES.unpack_from(frame, _FRAME.size)
+    if file_bytes != FRAME_BYTES + n_text + 4 * n_tokens:
+        raise DamagedError("truncated")
+    if file_bytes > MAX_BYTES:
+        raise DamagedError("too long")
+
+
+def decode_manifest(data: bytes, key: bytes, generation: int) -> FiledManifest:
+    """What the file of the agent `key` with `generation` holds.
+
+    Raises NewerFormatError, or DamagedError unless all is as it was written and belongs there.
+    """
+    require_size(data, len(data))
+    _, version, zero, checksum = _FRAME.unpack_from(data)
+    n_text, _ = _SIZES.unpack_from(data, _FRAME.size)
+    proven = memoryview(data)[_FRAME.size :]
+    if version != VERSION or zero or xxhash.xxh3_128_digest(proven) != checksum:
+        raise DamagedError("manifest checksum")
+    tokens = unpack_tokens(data[FRAME_BYTES + n_text :])
+    try:
+        filed = _parse(data[FRAME_BYTES : FRAME_BYTES + n_text], tokens)
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
+        raise DamagedError("manifest fields") from None
+    if filed.key != key or filed.manifest.generation != generation:
+        raise DamagedError("identity")
+    return filed
+
+
+def _parse(text: bytes, tokens: tuple[int, ...]) -> FiledManifest:
+    fields = _Fields(json.loads(text.decode("utf-8", "surrogatepass")))
+    scope = Scope(bytes.fromhex(fields.text("namespace")), bytes.fromhex(fields.text("tenant")))
+    match = fields.optional("match")
+    parent = fields.optional("parent")
+    manifest = Manifest(
+        scope=scope,
+        agent_id=fields.text("agent_id"),
+        token_ids=tokens,
+        generation=fields.counter("generation"),
+        pinned=fields.flag("pinned"),
+        parent=None if parent is None else fields.text("parent"),
+        prompt_tokens=fields.whole("prompt_tokens"),
+        note=fields.text("note"),
+        model=fields.text("model"),
+        saved_at=fields.number("saved_at"),
+        match=None if match is None else _parse_match(_Fields(match)),
+    )
+    return FiledManifest(manifest, fields.counter("order"))
+
+
+def _parse_match(fields: _Fields) -> MatchReport:
+    def whole_or_none(name: str) -> int | None:
+        return None if fields.optional(name) is None else fields.whole(name)
+
+    return MatchReport(
+        prompt_tokens=fields.whole("prompt_tokens"),
+        reused_tokens=fields.whole("reused_tokens"),
+        end=MatchEnd(fields.text("end")),
+        source=fields.text("source"),
+        differs_at=whole_or_none("differs_at"),
+        expected=whole_or_none("expected"),
+        got=whole_or_none("got"),
+        seconds=fields.number("seconds"),
+    )
+
+
+class _Fields:
+    """The fields of a JSON object by type. Raises KeyError or TypeError for any other, and
+    ValueError or OverflowError for a number that is too large.
+    """
+
+    def __init__(self, loaded: object) -> None:
+        if not isinstance(loaded, dict):
+            raise TypeError(f"expected an object, got {type(loaded).__name__}")
+        self._fields: dict[str, object] = loaded
+
+    def optional(self, name: str) -> object:
+        return self._fields[name]
+
+    def text(self, name: str) -> str:
+        value = self._fields[name]
+        if not isinstance(value, str):
+            raise TypeError(name)
+        return value
+
+    def whole(self, name: str) -> int:
+        value = self._fields[name]
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(name)
+        return value
+
+    def counter(self, name: str) -> int:
+        value = self.whole(name)
+        if not 0 <= value <= MOST_NUMBER:
+            raise ValueError(name)
+        return value
+
+    def flag(self, name: str) -> bool:
+        value = self._fields[name]
+        if not isinstance(value, bool):
+            raise TypeError(name)
+        return value
+
+    def number(self, name: str) -> float:
+        value = self._fields[name]
+        if not isinstance(value, int | float):
+            raise TypeError(name)
+        return float(value)

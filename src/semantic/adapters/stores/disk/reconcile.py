@@ -1,0 +1,216 @@
+"""Brings the index in line with the files: at every opening, and when the index was lost.
+
+The files are right and the index is wrong, always. Nothing is deleted but what dead processes
+left unfinished; damaged files are put aside. Interrupted anywhere, it can begin again.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import suppress
+
+from semantic.adapters.stores.disk import agent_rows, block_rows, proofs, room, schema
+from semantic.adapters.stores.disk.block_file import HEADER_BYTES
+from semantic.adapters.stores.disk.block_reader import BlockReader
+from semantic.adapters.stores.disk.counts import Counts
+from semantic.adapters.stores.disk.damage import DamagedError, NewerFormatError
+from semantic.adapters.stores.disk.entries import KEPT_BAD, Entries
+from semantic.adapters.stores.disk.files import read_whole
+from semantic.adapters.stores.disk.folder import Folder
+from semantic.adapters.stores.disk.manifest_file import (
+    FRAME_BYTES,
+    FiledManifest,
+    ManifestFile,
+    decode_manifest,
+    require_size,
+)
+from semantic.adapters.stores.disk.names import (
+    MOST_NUMBER,
+    PAGE,
+    Entry,
+    Kind,
+    cost_of,
+    manifest_entry,
+    parse_block,
+    parse_manifest,
+    shown,
+)
+
+
+def read_manifest(
+    entries: Entries, key: bytes, generation: int
+) -> tuple[FiledManifest, ManifestFile]:
+    """A manifest and its file.
+
+    Raises DamagedError, NewerFormatError or OSError.
+    """
+    with entries.opened(manifest_entry(key, generation)) as (fd, size):
+        require_size(read_whole(entries.files, fd, FRAME_BYTES), size)
+        data = read_whole(entries.files, fd, size)
+        return decode_manifest(data, key, generation), ManifestFile.of(data)
+
+
+def put_aside(db: sqlite3.Connection, entries: Entries, entry: Entry) -> None:
+    """Move a damaged file to `bad/` and forget it, but for what it takes of the budget."""
+    moved = entries.put_aside(entry)
+    key, manifest = parse_block(entry.name), parse_manifest(entry.name)
+    if key is not None:
+        block_rows.drop(db, key)
+    if manifest is not None and manifest[1] <= MOST_NUMBER:
+        agent_rows.drop_generation(db, *manifest)
+    if moved is not None:
+        _add_other(db, shown(f"bad/{moved.name}"), cost_of(moved.n_bytes))
+    for name in entries.bad_names()[:-KEPT_BAD]:
+        entries.delete_bad(name)
+        db.execute("DELETE FROM others WHERE name = ?", (shown(f"bad/{name}"),))
+
+
+class Reconciler:
+    """One pass over the folder, inside one transaction."""
+
+    def __init__(
+        self,
+        db: sqlite3.Connection,
+        folder: Folder,
+        entries: Entries,
+        reader: BlockReader,
+        counts: Counts,
+    ) -> None:
+        self._db = db
+        self._folder = folder
+        self._entries = entries
+        self._reader = reader
+        self._counts = counts
+
+    def run(self) -> None:
+        """Raises OSError when the folder cannot be read, and IndexBrokenError for wrong rows."""
+        proofs.prove(self._db)
+        self._settle_sessions()
+        self._db.execute("DELETE FROM others")
+        self._settle_bad()
+        self._settle_blocks()
+        self._settle_agents()
+        self._settle_sums()
+
+    def _settle_sessions(self) -> None:
+        self._folder.reap()
+        alive = set(self._folder.sessions())
+        rows = self._db.execute("SELECT DISTINCT session FROM reservations").fetchall()
+        known = {str(row[0]) for row in rows}
+        for session in known - alive:
+            self._db.execute("DELETE FROM reservations WHERE session = ?", (session,))
+        for session in alive - known:
+            self._db.execute(
+                "INSERT INTO reservations(session, cost) VALUES (?, ?)", (session, room.SESSION)
+            )
+
+    def _settle_bad(self) -> None:
+        for name in self._entries.bad_names():
+            with suppress(FileNotFoundError):
+                size = self._entries.files.lstat(self._entries.bad / name).st_size
+                _add_other(self._db, shown(f"bad/{name}"), cost_of(size))
+
+    def _settle_blocks(self) -> None:
+        known = block_rows.all_sizes(self._db)
+        for listed in self._entries.listed(Kind.BLOCKS):
+            key = None if listed.entry is None else parse_block(listed.entry.name)
+            if key is None or listed.entry is None:
+                _add_other(self._db, listed.path, cost_of(listed.n_bytes or PAGE))
+                continue
+            if known.get(key) == listed.n_bytes:
+                del known[key]
+                continue
+            known.pop(key, None)
+            block_rows.drop(self._db, key)
+            try:
+                found = self._reader.header(key)
+            except (DamagedError, NewerFormatError, OSError) as error:
+                self._set_apart(listed.entry, listed.n_bytes or 0, error)
+                continue
+            used = 1 + block_rows.tick(self._db)
+            block_rows.add(self._db, found.header, found.body_bytes, used)
+        for key in known:
+            block_rows.drop(self._db, key)
+
+    def _settle_agents(self) -> None:
+        known = agent_rows.all_manifests(self._db)
+        there: dict[tuple[bytes, int], tuple[int, bytes]] = {}
+        for listed in self._entries.listed(Kind.AGENTS):
+            parsed = None if listed.entry is None else parse_manifest(listed.entry.name)
+            if parsed is None:
+                _add_other(self._db, listed.path, cost_of(listed.n_bytes or PAGE))
+            else:
+                there[parsed] = cost_of(listed.n_bytes or 0), self._frame(*parsed)
+        changed = {key for key, _ in known.items() ^ there.items()}
+        read = []
+        for agent in {key for key, _ in changed}.union(agent_rows.outdated(self._db)):
+            agent_rows.drop(self._db, agent)
+            read += self._read_agent(agent, sorted(gen for key, gen in there if key == agent))
+        # In the order of their saving: an agent's newest last, and the last saved used last.
+        for filed, file in sorted(read, key=lambda one: (one[0].order, one[0].manifest.generation)):
+            hashes = agent_rows.add(self._db, filed, file)
+            block_rows.touch_chain(self._db, hashes)
+            self._db.execute(
+                "UPDATE numbers SET value = max(value, ?) WHERE name = 'clock'", (filed.order,)
+            )
+
+        block_rows.update_all_pins(self._db)
+
+    def _frame(self, agent: bytes, generation: int) -> bytes:
+        """What a manifest's file begins with; nothing, which no row has, when that is not known."""
+        try:
+            with self._entries.opened(manifest_entry(agent, generation)) as (fd, _):
+                return read_whole(self._entries.files, fd, FRAME_BYTES)
+        except (DamagedError, OSError):
+            return b""
+
+    def _read_agent(
+        self, agent: bytes, generations: list[int]
+    ) -> list[tuple[FiledManifest, ManifestFile]]:
+        read = []
+        for generation in generations:
+            try:
+                read.append(read_manifest(self._entries, agent, generation))
+            except (DamagedError, NewerFormatError, OSError) as error:
+                self._set_apart(manifest_entry(agent, generation), 0, error)
+        return read
+
+    def _settle_sums(self) -> None:
+        self._db.execute("DELETE FROM shards")
+        for kind in Kind:
+            for name in self._entries.shards(kind):
+                self._db.execute("INSERT INTO shards VALUES (?)", (shown(f"{kind}/{name}"),))
+        for n_bytes, cost in self._db.execute(
+            "SELECT DISTINCT body_bytes, cost FROM blocks"
+        ).fetchall():
+            right = cost_of(HEADER_BYTES + n_bytes)
+            if cost != right:
+                self._db.execute(
+                    "UPDATE blocks SET cost = ? WHERE body_bytes = ?", (right, n_bytes)
+                )
+        self._db.execute(schema.RECOUNT)
+        self._db.execute(
+            "UPDATE numbers SET value = max(value, (SELECT coalesce(max(used), 0) FROM blocks))"
+            " WHERE name = 'clock'"
+        )
+
+    def _set_apart(
+        self, entry: Entry, n_bytes: int, error: DamagedError | NewerFormatError | OSError
+    ) -> None:
+        """What cannot be used stays, counted, or goes to `bad/` when it is damaged."""
+        match error:
+            case DamagedError():
+                self._counts.add("damaged", error.kind)
+                put_aside(self._db, self._entries, entry)
+                return
+            case NewerFormatError():
+                self._counts.add("newer format")
+            case OSError():
+                self._counts.add_error("read_errors", error)
+        _add_other(self._db, str(entry), cost_of(n_bytes))
+
+
+def _add_other(db: sqlite3.Connection, name: str, cost: int) -> None:
+    # Deleted first: the sum follows rows that come and go.
+    db.execute("DELETE FROM others WHERE name = ?", (name,))
+    db.execute("INSERT INTO others VALUES (?, ?)", (name, cost))

@@ -1,0 +1,52 @@
+"""The agent that a request is of, while it runs: named by its client, or found by its prompt.
+
+Knows which agents have a request; neither engine nor store.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from semantic.application.agent_finder import AgentFinder
+from semantic.application.preparation import Prepared
+from semantic.ports.serving import Ask
+
+_OPENING_TOKENS = 16
+"""A rendered conversation ends with marks that open the answer, and a template may write them
+in another way when the answer is known. No template needs more tokens for them; in a short prompt
+they are a quarter at most, or short prompts would all look alike."""
+_OPENING_PART = 4
+
+
+class AgentNames:
+    """Names the agents of requests. Not locked: one event loop makes all calls."""
+
+    def __init__(self, finder: AgentFinder) -> None:
+        self._finder = finder
+        self._busy: dict[str, Counter[str]] = {}
+
+    @contextmanager
+    def claimed(self, prepared: Prepared, ask: Ask) -> Iterator[str]:
+        """The agent's name. Until the end no request without a name is taken for this agent's."""
+        busy = self._busy.setdefault(ask.tenant, Counter())
+        agent = ask.agent or self._finder.find(prepared.tokens, ask.tenant, busy)
+        busy[agent] += 1
+        self._finder.remember(agent, _without_opening(prepared), ask.tenant)
+        try:
+            yield agent
+        finally:
+            busy[agent] -= 1
+            if not busy[agent]:
+                del busy[agent]
+            if not busy:
+                self._busy.pop(ask.tenant, None)
+
+
+def _without_opening(prepared: Prepared) -> tuple[int, ...]:
+    """What the agent's next prompt will surely begin with."""
+    if prepared.chat is None:
+        return prepared.tokens
+    n = len(prepared.tokens)
+    return prepared.tokens[: n - min(_OPENING_TOKENS, n // _OPENING_PART)]

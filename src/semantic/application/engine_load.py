@@ -1,0 +1,40 @@
+"""How much an engine has to do, as whoever drives it sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from semantic.application.fair_queue import FairQueue
+from semantic.application.request import Request
+from semantic.domain.services import BlockPool
+
+KV = TypeVar("KV")
+
+
+@dataclass(frozen=True)  # no slots: on 3.11 they break `EngineLoad[KV](...)`
+class EngineLoad(Generic[KV]):
+    """`queue` are requests without blocks, new or suspended, `active` those that have some;
+    `suspensions` is how often a request was suspended since the engine was made. Queue, requests
+    and pool are the engine's own, to be looked at only."""
+
+    queue: FairQueue[KV]
+    active: Sequence[Request[KV]]
+    pool: BlockPool[KV]
+    suspensions: int
+
+    @property
+    def waiting(self) -> frozenset[str]:
+        """The uids of requests without blocks."""
+        return self.queue.uids
+
+    @property
+    def running(self) -> int:
+        """How many requests have blocks."""
+        return len(self.active)
+
+    @property
+    def requests(self) -> tuple[Request[KV], ...]:
+        """All requests that have not ended."""
+        return (*self.queue, *self.active)

@@ -1,0 +1,21 @@
+"""Why a reused prefix ended, in a sentence for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from semantic.domain.match import MatchEnd
+
+REASONS: Mapping[MatchEnd, str] = {
+    MatchEnd.COMPLETE: "All that was cached of it was used.",
+    MatchEnd.NEW: "Nothing was cached that begins like it.",
+    MatchEnd.DIVERGED: "It is not what the agent had before.",
+    MatchEnd.MISSING: "The next block is not there: evicted, dropped or never saved.",
+    MatchEnd.DAMAGED: "The next block did not hold what it should and was put aside.",
+    MatchEnd.NO_CHECKPOINT: (
+        "The blocks are there, but this model's windows or states can be resumed only at an "
+        "earlier position."
+    ),
+    MatchEnd.SLOWER: "Reading the rest would have taken longer than computing it.",
+    MatchEnd.SCORED: "Log-probabilities of the prompt were asked for: all of it was computed.",
+}

@@ -1,0 +1,86 @@
+"""Turns what a wire asks into tokens and sampling parameters, or says what is wrong with it.
+
+Everything that takes time before a request is submitted happens here, on a worker's thread:
+rendering, encoding, checking a grammar. Knows neither engine nor event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from semantic.domain.chat import Chat
+from semantic.domain.errors import ContextOverflowError, InvalidRequestError
+from semantic.domain.grammar import Grammar
+from semantic.domain.value_objects import SamplingParams
+from semantic.ports.chat import ChatFormat, RenderedChat
+from semantic.ports.outbound import Tokenizer
+from semantic.ports.serving import Ask, Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that can be submitted. `chat` is None for a plain prompt."""
+
+    tokens: tuple[int, ...]
+    max_tokens: int
+    sampling: SamplingParams
+    chat: Chat | None
+    opens_thought: bool
+
+
+class Preparation:
+    """Prepares requests for one model. Any thread may call it."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        chat_format: ChatFormat,
+        check_grammar: Callable[[Grammar], None],
+        context_tokens: int,
+        default_max_tokens: int | None = None,
+    ) -> None:
+        """`check_grammar` is the backend's. `default_max_tokens` is what an answer may have whose
+        request does not say."""
+        self._tokenizer = tokenizer
+        self._format = chat_format
+        self._check_grammar = check_grammar
+        self._context_tokens = context_tokens
+        self._default_max_tokens = default_max_tokens
+
+    def prepare(self, ask: Ask) -> Prepared:
+        """Raises InvalidRequestError and ContextOverflowError."""
+        rendered = self.render(ask.prompt)
+        if not rendered.tokens:
+            raise InvalidRequestError("prompt must not be empty")
+        chat = ask.prompt if isinstance(ask.prompt, Chat) else None
+        sampling = ask.sampling
+        if chat is not None:
+            grammar = self._format.call_grammar(chat, opens_thought=rendered.opens_thought)
+            sampling = sampling if grammar is None else replace(sampling, grammar=grammar)
+        if sampling.grammar is not None:
+            self._check_grammar(sampling.grammar)
+        max_tokens = self._room(len(rendered.tokens), ask.max_tokens)
+        return Prepared(rendered.tokens, max_tokens, sampling, chat, rendered.opens_thought)
+
+    def render(self, prompt: Prompt, *, add_special_tokens: bool = True) -> RenderedChat:
+        """The prompt's tokens. Raises InvalidRequestError."""
+        if isinstance(prompt, Chat):
+            return self._format.render(prompt)
+        if isinstance(prompt, str):
+            encoded = self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+            return RenderedChat(tuple(encoded))
+        return RenderedChat(prompt)
+
+    def _room(self, n_prompt: int, wanted: int | None) -> int:
+        """Tokens that the answer may have: what is wanted, as far as the context goes."""
+        room = self._context_tokens - n_prompt
+        if room < 1:
+            raise ContextOverflowError(
+                f"this model's context is {self._context_tokens} tokens; the prompt has "
+                f"{n_prompt}, and an answer needs one more at least",
+                prompt_tokens=n_prompt,
+                limit=self._context_tokens,
+            )
+        limits = (room, self._default_max_tokens if wanted is None else wanted)
+        return min(limit for limit in limits if limit is not None)

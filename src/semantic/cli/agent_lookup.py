@@ -1,0 +1,110 @@
+"""Opens the store on disk for a command, and finds in it the agent that a user means.
+
+Loads no model: names are enough. Knows what a store keeps; not what a command does with it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from semantic.bootstrap import open_disk
+from semantic.cli.options import StoreOptions
+from semantic.cli.report import show_name
+from semantic.domain.block_hash import tenant_tag
+from semantic.domain.errors import InvalidRequestError, StoreError
+from semantic.domain.stored import Manifest
+from semantic.ports.store import CacheStorePort
+
+if TYPE_CHECKING:
+    from semantic.adapters.stores.disk.store import DiskStore
+
+LOCAL_TENANT = ""
+ID_DIGITS = 12
+"""Hexadecimal digits by which people are shown a model's content."""
+
+AgentName = Annotated[str, typer.Argument(help="The agent's name.", show_default=False)]
+ModelId = Annotated[
+    str | None,
+    typer.Option(
+        help="Of the agents with this name, the one whose model id begins so; see `agents ls`.",
+        show_default=False,
+    ),
+]
+
+
+@contextmanager
+def opened(options: StoreOptions, *, create: bool = False) -> Iterator[DiskStore]:
+    """The store on disk, closed afterwards.
+
+    Raises StoreError when it cannot be used, and InvalidRequestError when a folder was named that
+    does not exist, unless `create`: a slip of the pen makes no store.
+    """
+    settings = options.settings()
+    if settings.store is not None and not create and not os.path.lexists(settings.store):
+        raise InvalidRequestError(f"there is no store {settings.store}")
+    store = open_disk(settings)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def local_agents(store: CacheStorePort) -> list[Manifest]:
+    """The agents of whoever works at this machine, last saved first."""
+    tag = tenant_tag(store.secret, LOCAL_TENANT)
+    return [manifest for manifest in store.manifests() if manifest.scope.tenant == tag]
+
+
+def find_agent(store: CacheStorePort, name: str, model_id: str | None) -> Manifest:
+    """The agent of that name. Raises InvalidRequestError when there is none, or several."""
+    named = [manifest for manifest in local_agents(store) if manifest.agent_id == name]
+    if not named:
+        raise InvalidRequestError(
+            f"no agent {show_name(name)} in this store; `semantic agents ls` lists them"
+        )
+    found = [
+        manifest
+        for manifest in named
+        if shown_id(manifest, whole=True).startswith((model_id or "").lower())
+    ]
+    if len(found) == 1:
+        return found[0]
+    problem = (
+        f"has none whose id begins with {model_id!r:.80}" if not found else "exists for several"
+    )
+    raise InvalidRequestError(
+        f"agent {show_name(name)} {problem} of these models: {_models(named)}; "
+        "--model-id takes the first digits"
+    )
+
+
+def require_free_name(store: CacheStorePort, like: Manifest, name: str) -> None:
+    """Raises InvalidRequestError unless `name` may be that of a new agent of the same model."""
+    if not name:
+        raise InvalidRequestError("an agent's name must not be empty")
+    if store.manifest(like.scope, name) is not None:
+        raise InvalidRequestError(f"an agent {show_name(name)} of this model exists already")
+
+
+def save(store: CacheStorePort, manifest: Manifest) -> None:
+    """Save `manifest`. Raises StoreError when the store did not keep it."""
+    if not store.save(manifest):
+        raise StoreError(
+            f"agent {show_name(manifest.agent_id)} could not be saved; "
+            "`semantic cache stats` counts what goes wrong"
+        )
+
+
+def shown_id(manifest: Manifest, *, whole: bool = False) -> str:
+    """The id of the model's content, or what people are shown of it."""
+    digits = manifest.scope.namespace.hex()
+    return digits if whole else digits[:ID_DIGITS]
+
+
+def _models(manifests: Sequence[Manifest]) -> str:
+    return ", ".join(f"{shown_id(one)} ({show_name(one.model)})" for one in manifests)

@@ -1,0 +1,233 @@
+"""`semantic agents`: the agents that the store keeps. No model is loaded to look at them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from semantic.application.agent_facts import AgentFacts, all_facts, facts_of
+from semantic.cli.agent_documents import agent_json, detailed_json
+from semantic.cli.agent_lookup import (
+    LOCAL_TENANT,
+    AgentName,
+    ModelId,
+    find_agent,
+    local_agents,
+    opened,
+    require_free_name,
+    save,
+    shown_id,
+)
+from semantic.cli.options import AsJson, StoreOptions
+from semantic.cli.report import Json, columns, show_age, show_bytes, show_name, to_line
+from semantic.cli.why import why
+
+_HEADINGS = (
+    "name", "model", "model id", "tokens", "blocks", "on disk", "shared", "pinned", "turns",
+    "forked from", "saved",
+)  # fmt: skip
+
+
+def ls(store: StoreOptions, as_json: AsJson = False) -> None:
+    """List the agents that the store keeps, last saved first."""
+    with opened(store) as disk:
+        agents = local_agents(disk)
+        listed = all_facts(disk, agents)
+        others = len(disk.manifests()) - len(agents)
+    if as_json:
+        document: Json = {
+            "agents": [agent_json(facts) for facts in listed],
+            "other_tenants": others,
+        }
+        typer.echo(to_line(document))
+        return
+    if not listed:
+        typer.echo("no agents")
+    else:
+        typer.echo("\n".join(columns([_HEADINGS, *map(_row, listed)])))
+    if others:
+        typer.echo(f"and {others} of other tenants")
+
+
+def show(
+    store: StoreOptions, name: AgentName, model_id: ModelId = None, as_json: AsJson = False
+) -> None:
+    """Show an agent and which of its blocks are there."""
+    with opened(store) as disk:
+        facts = facts_of(disk, find_agent(disk, name, model_id), local_agents(disk))
+    typer.echo(to_line(detailed_json(facts)) if as_json else "\n".join(_details(facts)))
+
+
+def fork(
+    store: StoreOptions,
+    name: AgentName,
+    new_name: Annotated[
+        str, typer.Argument(metavar="NEW", help="The new agent's name.", show_default=False)
+    ],
+    model_id: ModelId = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let a new agent begin with all that an agent has. No block is copied."""
+    with opened(store) as disk:
+        parent = find_agent(disk, name, model_id)
+        require_free_name(disk, parent, new_name)
+        save(
+            disk,
+            replace(
+                parent,
+                agent_id=new_name,
+                generation=0,
+                pinned=False,
+                parent=name,
+                saved_at=time.time(),
+                match=None,
+            ),
+        )
+    tokens = len(parent.token_ids)
+    said = f"{show_name(new_name)} begins with the {tokens} tokens of {show_name(name)}"
+    _tell(as_json, said, {"name": new_name, "parent": name, "tokens": tokens})
+
+
+def pin(
+    store: StoreOptions,
+    name: AgentName,
+    off: Annotated[bool, typer.Option("--off", help="Let it be evicted again.")] = False,
+    model_id: ModelId = None,
+    as_json: AsJson = False,
+) -> None:
+    """Keep an agent's blocks whatever else needs the room."""
+    with opened(store) as disk:
+        agent = find_agent(disk, name, model_id)
+        if agent.pinned == off:
+            save(disk, replace(agent, pinned=not off))
+    said = f"{show_name(name)} is {'no longer' if off else 'now'} pinned"
+    _tell(as_json, said, {"name": name, "pinned": not off})
+
+
+def rm(
+    store: StoreOptions, name: AgentName, model_id: ModelId = None, as_json: AsJson = False
+) -> None:
+    """Forget an agent. Its blocks go when room is needed."""
+    with opened(store) as disk:
+        removed = disk.remove(find_agent(disk, name, model_id).scope, name)
+    said = f"{show_name(name)} is {'forgotten' if removed else 'gone already'}"
+    _tell(as_json, said, {"name": name, "removed": removed})
+
+
+def export(
+    store: StoreOptions,
+    name: AgentName,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="Where to write: FILE.safetensors and FILE.json are made.", show_default=False
+        ),
+    ],
+    model_id: ModelId = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write an agent with its blocks to two files, for another machine.
+
+    They are as secret as what the agent was told: whoever has them can read it.
+    """
+    from semantic.adapters.exchange.exporting import export_agent
+
+    with opened(store) as disk:
+        written = export_agent(disk, find_agent(disk, name, model_id), file)
+    there = written.n_blocks - written.missing_blocks
+    said = (
+        f"{show_name(name)}: {there} of {written.n_blocks} blocks, {show_bytes(written.n_bytes)}, "
+        f"in {written.files.bodies} and {written.files.document}"
+    )
+    document: Json = {
+        "name": name,
+        "blocks": written.n_blocks,
+        "stored_blocks": there,
+        "bytes": written.n_bytes,
+        "files": [str(written.files.bodies), str(written.files.document)],
+    }
+    _tell(as_json, said, document)
+
+
+def import_(
+    store: StoreOptions,
+    file: Annotated[
+        Path, typer.Argument(help="One of the two files, or FILE alone.", show_default=False)
+    ],
+    name: Annotated[
+        str | None,
+        typer.Option("--as", help="The agent's name here; else its own.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read an agent that was exported, after checking every byte of it.
+
+    Take files only from people whom you trust: what an agent remembers cannot be checked.
+    """
+    from semantic.adapters.exchange.importing import import_agent
+
+    with opened(store, create=True) as disk:
+        read = import_agent(disk, file, tenant=LOCAL_TENANT, name=name)
+    agent = read.manifest
+    said = (
+        f"{show_name(agent.agent_id)}: {len(agent.token_ids)} tokens, "
+        f"{show_bytes(read.n_bytes)} of blocks"
+    )
+    document: Json = {
+        "name": agent.agent_id,
+        "model_id": shown_id(agent, whole=True),
+        "tokens": len(agent.token_ids),
+        "bodies": read.n_bodies,
+        "bytes": read.n_bytes,
+    }
+    _tell(as_json, said, document)
+
+
+AGENT_COMMANDS: dict[str, Callable[..., None]] = {
+    "ls": ls,
+    "show": show,
+    "fork": fork,
+    "pin": pin,
+    "rm": rm,
+    "export": export,
+    "import": import_,
+    "why": why,
+}
+
+
+def _row(facts: AgentFacts) -> Sequence[str]:
+    manifest = facts.manifest
+    blocks, there = len(facts.chain), facts.stored_blocks
+    return (
+        show_name(manifest.agent_id),
+        show_name(manifest.model),
+        shown_id(manifest),
+        str(len(manifest.token_ids)),
+        str(blocks) if there == blocks else f"{there} of {blocks}",
+        show_bytes(facts.n_bytes),
+        show_bytes(facts.shared_bytes),
+        "yes" if manifest.pinned else "no",
+        str(manifest.generation),
+        "-" if manifest.parent is None else show_name(manifest.parent),
+        show_age(manifest.saved_at),
+    )
+
+
+def _details(facts: AgentFacts) -> Iterator[str]:
+    manifest = facts.manifest
+    row = zip(_HEADINGS, _row(facts), strict=True)
+    yield from columns([(heading, value) for heading, value in row])
+    yield f"last prompt  {manifest.prompt_tokens} tokens; `semantic agents why` says what it cost"
+    for link in facts.chain:
+        parts = facts.parts(link)
+        there = ", ".join(f"{part} {show_bytes(n)}" for part, n in parts.items())
+        yield f"  {link.start:>8} to {link.stop:<8} {link.hash.hex()[:16]}  {there or 'missing'}"
+
+
+def _tell(as_json: bool, said: str, document: Json) -> None:
+    typer.echo(to_line(document) if as_json else said)

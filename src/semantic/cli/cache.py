@@ -1,0 +1,128 @@
+"""`semantic cache`: the store on disk as a whole. No model is loaded to look at it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from semantic.cli.agent_lookup import opened
+from semantic.cli.edge import EXIT_CHECK_FAILED
+from semantic.cli.options import AsJson, StoreOptions
+from semantic.cli.report import show_bytes, show_name, store_json, store_lines, to_line
+from semantic.domain.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from semantic.adapters.stores.disk.maintenance import CheckReport, CollectReport
+
+_WHOLE = "1/1"
+
+
+def stats(store: StoreOptions, as_json: AsJson = False) -> None:
+    """Say what the store has, and how much room that takes."""
+    with opened(store) as disk:
+        tiers = disk.stats()
+    typer.echo(to_line({"tiers": store_json(tiers)}) if as_json else "\n".join(store_lines(tiers)))
+
+
+def check(
+    store: StoreOptions,
+    read_data: Annotated[
+        bool, typer.Option("--read-data", help="Read every byte, not only what identifies it.")
+    ] = False,
+    read_data_subset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N/M",
+            help="Read every byte of the N-th of M equal shares of the files.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look at every file of the store, changing none; exits with 1 when one is damaged.
+
+    A damaged file costs time, never a wrong answer: it is computed again when it is met.
+    """
+    subset = _parse_subset(_WHOLE if read_data_subset is None else read_data_subset)
+    with opened(store) as disk:
+        report = disk.check(read_data=read_data or read_data_subset is not None, subset=subset)
+    if as_json:
+        typer.echo(to_line({**asdict(report), "passed": report.is_clean}))
+    else:
+        typer.echo("\n".join(_found(report)))
+    if not report.is_clean:
+        raise typer.Exit(EXIT_CHECK_FAILED)
+
+
+def gc(
+    store: StoreOptions,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be deleted.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete blocks of no agent, unfinished and damaged files, and what is over --disk-gb."""
+    with opened(store) as disk:
+        report = disk.gc(dry_run=dry_run)
+    typer.echo(to_line(asdict(report)) if as_json else "\n".join(_collected(report)))
+
+
+def rebuild_index(store: StoreOptions, as_json: AsJson = False) -> None:
+    """Make the index anew from the files, which are what counts."""
+    with opened(store) as disk:
+        disk.rebuild_index()
+        tiers = disk.stats()
+    if as_json:
+        typer.echo(to_line({"tiers": store_json(tiers)}))
+        return
+    (tier,) = tiers
+    typer.echo(f"the index has {tier.n_blocks} blocks and {tier.n_agents} agents")
+
+
+CACHE_COMMANDS: dict[str, Callable[..., None]] = {
+    "stats": stats,
+    "check": check,
+    "gc": gc,
+    "rebuild-index": rebuild_index,
+}
+
+
+def _parse_subset(given: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", given, re.ASCII)
+    part, parts = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= part <= parts:
+        raise InvalidRequestError(
+            f"--read-data-subset must be N/M with N from 1 to M, got {show_name(given)!r}"
+        )
+    return part, parts
+
+
+def _found(report: CheckReport) -> Iterator[str]:
+    yield (
+        f"sound: {report.n_blocks} blocks and {report.n_manifests} manifests, "
+        f"{show_bytes(report.n_bytes)}"
+    )
+    for problem in report.damaged:
+        yield f"damaged: {show_name(problem.path, whole=True)}: {problem.damage}"
+    for path in report.newer:
+        yield f"of a later version: {show_name(path, whole=True)}"
+    for path in report.foreign:
+        yield f"not ours: {show_name(path, whole=True)}"
+
+
+def _collected(report: CollectReport) -> Iterator[str]:
+    counts = {
+        "blocks of no agent": report.unneeded_blocks,
+        "unfinished files": report.unfinished_files,
+        "damaged files": report.damaged_files,
+        "blocks over the limit": report.evicted_blocks,
+    }
+    verb = "would delete" if report.dry_run else "deleted"
+    for what, count in counts.items():
+        if count:
+            yield f"{verb} {count} {what}"
+    yield f"{show_bytes(report.freed_bytes)} {'would be' if report.dry_run else 'were'} freed"

@@ -1,0 +1,161 @@
+"""`semantic agents why`: how much of an agent's last prompt was reused, and why not more.
+
+With --prompt, how much of another one would be. Only then, or to read tokens as text, is a
+tokenizer loaded; never a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from semantic.application.match_reasons import REASONS
+from semantic.bootstrap import load_tokenizer
+from semantic.cli.agent_lookup import AgentName, ModelId, find_agent, opened
+from semantic.cli.conversation import Conversation
+from semantic.cli.jobs import require_text
+from semantic.cli.options import AsJson, StoreOptions
+from semantic.cli.prompt_match import PromptMatch, match_prompt
+from semantic.cli.report import Json, match_json, show_name, show_seconds, to_line
+from semantic.cli.terminal import read_stdin
+from semantic.domain.match import MatchReport
+from semantic.domain.stored import Manifest
+from semantic.ports.outbound import Tokenizer
+
+Reader = Callable[[int | None], str | None]
+"""A token as text; None when nobody can read it."""
+
+
+def why(
+    store: StoreOptions,
+    name: AgentName,
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Say what would be reused of this prompt; - reads it from stdin.",
+            show_default=False,
+        ),
+    ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="TEXT is the whole prompt, not the next turn of a chat.")
+    ] = False,
+    text: Annotated[
+        bool, typer.Option("--text", help="Show tokens as text; it takes a moment.")
+    ] = False,
+    model_id: ModelId = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say how much of an agent's last prompt was not computed again, and why not more."""
+    wanted = None if prompt is None else _wanted(prompt)
+    with opened(store) as disk:
+        agent = find_agent(disk, name, model_id)
+        tokenizer = load_tokenizer(agent.model) if text or wanted is not None else None
+        match = None
+        if tokenizer is not None and wanted is not None:
+            match = match_prompt(disk, agent, _tokens(tokenizer, agent, wanted, raw=raw))
+    read = _reader(tokenizer)
+    if as_json:
+        typer.echo(to_line(to_json(agent, match, read)))
+        return
+    lines = explain(agent, read) if match is None else compare(agent, match, read)
+    typer.echo("\n".join(lines))
+
+
+def explain(agent: Manifest, read: Reader) -> Iterator[str]:
+    """The last prompt, in words."""
+    name, match = show_name(agent.agent_id), agent.match
+    if match is None:
+        yield f"{name} has had no prompt since it was forked or imported"
+        return
+    source = f" from {match.source}" if match.reused_tokens else ""
+    cost = f", which took {show_seconds(match.seconds)}" if match.computed_tokens else ""
+    yield (
+        f"{name}'s last prompt: {match.prompt_tokens} tokens, {match.reused_tokens} "
+        f"reused{source}, {match.computed_tokens} computed{cost}"
+    )
+    yield REASONS[match.end]
+    yield from _difference(match, read)
+
+
+def compare(agent: Manifest, match: PromptMatch, read: Reader) -> Iterator[str]:
+    """A prompt that was not submitted, in words."""
+    name = show_name(agent.agent_id)
+    yield (
+        f"this prompt: {match.prompt_tokens} tokens; the first {match.common_tokens} are among the "
+        f"{match.agent_tokens} of {name}"
+    )
+    if match.got is not None and match.expected is not None:
+        yield _parting(match.common_tokens, match.expected, match.got, read)
+    if match.n_missing:
+        yield (
+            f"{match.n_missing} of the {len(match.present)} blocks that hold them are missing, the "
+            f"first of them after {match.stored_tokens} tokens"
+        )
+    elif match.common_tokens:
+        yield f"all {len(match.present)} blocks that hold them are there"
+    yield f"at least {match.prompt_tokens - match.stored_tokens} tokens would be computed"
+
+
+def to_json(agent: Manifest, match: PromptMatch | None, read: Reader) -> Json:
+    """Both, as one document; "prompt" is null unless one was given."""
+    last = match_json(agent.match)
+    if last is not None and agent.match is not None:
+        last |= {
+            "expected_text": read(agent.match.expected),
+            "got_text": read(agent.match.got),
+            "reason": REASONS[agent.match.end],
+        }
+    prompt: Json | None = None
+    if match is not None:
+        prompt = {
+            **asdict(match),
+            "n_missing": match.n_missing,
+            "expected_text": read(match.expected),
+            "got_text": read(match.got),
+        }
+    return {"name": agent.agent_id, "match": last, "prompt": prompt}
+
+
+def _difference(match: MatchReport, read: Reader) -> Iterator[str]:
+    if match.differs_at is None:
+        return
+    if match.expected is not None and match.got is not None:
+        yield _parting(match.differs_at, match.expected, match.got, read)
+    else:
+        yield f"It parts from what the agent had at position {match.differs_at}, where one ends."
+
+
+def _parting(position: int, expected: int, got: int, read: Reader) -> str:
+    return (
+        f"At position {position} the agent had {_token(expected, read)}, "
+        f"the prompt has {_token(got, read)}."
+    )
+
+
+def _token(token: int, read: Reader) -> str:
+    text = read(token)
+    return f"token {token}" if text is None else f"token {token} ({text!r})"
+
+
+def _reader(tokenizer: Tokenizer | None) -> Reader:
+    def read(token: int | None) -> str | None:
+        return None if tokenizer is None or token is None else tokenizer.decode([token])
+
+    return read
+
+
+def _wanted(prompt: str) -> str:
+    # The shell's last newline is not part of what was meant.
+    return require_text(read_stdin().removesuffix("\n") if prompt == "-" else prompt)
+
+
+def _tokens(tokenizer: Tokenizer, agent: Manifest, text: str, *, raw: bool) -> tuple[int, ...]:
+    """The prompt that `text` becomes: an agent of a chat gets it as its user's next message."""
+    conversation = Conversation(tokenizer)
+    if raw or not conversation.resume(agent):
+        return tuple(tokenizer.encode(text))
+    return conversation.ask(text)

@@ -1,0 +1,151 @@
+"""What a stored block is called: a hash of everything that decides its content.
+
+SHA-256 over length-framed fields, chained: a block's hash names its namespace, its tenant, every
+token before it and its own tokens. Knows neither files nor what a block's body contains.
+"""
+
+from __future__ import annotations
+
+import hmac
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import NewType
+
+from semantic.domain.digest import digest
+from semantic.domain.value_objects import BLOCK_TOKENS
+
+BlockHash = NewType("BlockHash", bytes)
+"""32 bytes of SHA-256."""
+
+HASH_BYTES = 32
+TOKEN_BYTES = 4
+"""Bytes of a packed token id."""
+HEAD_TOKENS = 16
+"""See `begins_like`."""
+_LAYOUT_VERSION = b"1"
+"""Raise it when the bytes of a body change their meaning: no older block is found again then."""
+
+
+class Part(StrEnum):
+    """Which part of a block's cache a stored body holds. The values stand in files."""
+
+    FULL = "full"
+    """Keys and values of the block's tokens in all full-attention layers; may be empty."""
+    WINDOW = "window"
+    """The same in the sliding-window layers. Kept only where a sequence may be resumed."""
+    CHECKPOINT = "checkpoint"
+    """What else is needed to go on after the block's last token: states, the window's edge."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockKey:
+    """Names one stored body."""
+
+    hash: BlockHash
+    part: Part
+
+
+def begins_like(tokens: Sequence[int], like: Sequence[int]) -> bool:
+    """Whether the first 16 tokens of both are the same, or all those of the shorter one.
+
+    Blocks that share less are not worth reading for what they share: with a chat template all
+    conversations begin with the same few tokens.
+    """
+    n = min(HEAD_TOKENS, len(tokens), len(like))
+    return n > 0 and tuple(tokens[:n]) == tuple(like[:n])
+
+
+def pack_tokens(tokens: Sequence[int]) -> bytes:
+    """Token ids as little-endian u32."""
+    packed = array("I", tokens)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_tokens(data: bytes) -> tuple[int, ...]:
+    """The token ids of `pack_tokens`. Raises ValueError for a broken length."""
+    packed = array("I")
+    packed.frombytes(data)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return tuple(packed)
+
+
+def namespace_of(model_id: str, layout: str) -> bytes:
+    """The namespace of all blocks that a model computes, 32 bytes.
+
+    `model_id` stands for the content of weights, configuration and tokenizer and for how numbers
+    are computed; `layout` for layer kinds, shapes, dtypes and the order of a body's bytes.
+    """
+    size = BLOCK_TOKENS.to_bytes(8, "little")
+    return digest("ns-v1", model_id.encode(), layout.encode(), size, _LAYOUT_VERSION)
+
+
+PUBLIC_TENANT = "public"
+"""Whose blocks every tenant may begin with, as far as an operator said so. No client is it."""
+
+
+def tenant_tag(secret: bytes, tenant: str) -> bytes:
+    """What stands for `tenant` in hashes, 32 bytes; nobody without the `secret` can derive it."""
+    return hmac.digest(secret, tenant.encode("utf-8", "surrogatepass"), "sha256")
+
+
+@dataclass(frozen=True)  # no slots: `root` is computed once
+class Scope:
+    """Within which blocks may be shared: one model's content and one tenant (32 bytes each)."""
+
+    namespace: bytes
+    tenant: bytes
+
+    @cached_property
+    def root(self) -> BlockHash:
+        """The parent of every first block."""
+        return BlockHash(digest("root-v1", self.namespace, self.tenant))
+
+    def hash_of(self, parent: BlockHash, tokens: Sequence[int]) -> BlockHash:
+        """The hash of the block of `tokens` that follows `parent`."""
+        packed = pack_tokens(tokens)
+        return BlockHash(digest("blk-v1", self.namespace, self.tenant, parent, packed))
+
+    def chain(
+        self, tokens: Sequence[int], *, parent: BlockHash | None = None, start: int = 0
+    ) -> Iterator[BlockLink]:
+        """The blocks of a sequence in order, the last one perhaps not full.
+
+        `tokens` begin at position `start`, a multiple of 256, after the block `parent`.
+        """
+        before = self.root if parent is None else parent
+        for at in range(0, len(tokens), BLOCK_TOKENS):
+            own = tuple(tokens[at : at + BLOCK_TOKENS])
+            link = BlockLink(self, self.hash_of(before, own), before, start + at, own)
+            yield link
+            before = link.hash
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLink:
+    """One block of a chain: what its hash is made of. `start` is its first token's position."""
+
+    scope: Scope
+    hash: BlockHash
+    parent: BlockHash
+    start: int
+    tokens: tuple[int, ...]
+
+    @property
+    def stop(self) -> int:
+        """Position after its last token."""
+        return self.start + len(self.tokens)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.tokens) == BLOCK_TOKENS
+
+    def key(self, part: Part) -> BlockKey:
+        """Names the body of one part."""
+        return BlockKey(self.hash, part)

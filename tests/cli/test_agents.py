@@ -1,0 +1,385 @@
+"""`semantic agents`: what the store keeps is listed, shown, forked, pinned, moved and explained."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from semantic.cli.agents import AGENT_COMMANDS
+from semantic.cli.report import columns, show_age, show_name
+from semantic.domain.match import MatchEnd, MatchReport
+from semantic.domain.stored import Manifest
+from tests.cli.stocked import (
+    BLOCKS,
+    BODY_BYTES,
+    N_TOKENS,
+    block_files,
+    changed,
+    disk_store,
+    new_agent,
+)
+from tests.cli.support import Ran, environment, process, semantic
+from tests.support.store_blocks import header
+
+HOSTILE = [
+    "../../../../etc/passwd",
+    "/etc",
+    "a\nb",
+    "\x1b[31mred",
+    "🦊🦊",
+    "x" * 10_000,
+    "-x",
+    "a b",
+]
+LISTED = {
+    "name", "model", "model_id", "tokens", "blocks", "stored_blocks", "bytes", "shared_bytes",
+    "pinned", "generation", "parent", "saved_at",
+}  # fmt: skip
+
+
+def agents(*arguments: str) -> Ran:
+    return semantic("agents", *arguments)
+
+
+def asked(*arguments: str) -> dict[str, object]:
+    """The document that a command prints with --json."""
+    ran = agents(arguments[0], "--json", *arguments[1:])
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.count("\n") == 1
+    document = json.loads(ran.out)
+    assert isinstance(document, dict)
+    return document
+
+
+def names() -> list[object]:
+    listed = asked("ls")["agents"]
+    assert isinstance(listed, list)
+    return [one["name"] for one in listed]
+
+
+@pytest.fixture
+def ada() -> Manifest:
+    with disk_store() as store:
+        return new_agent(store)
+
+
+# Looking
+
+
+def test_an_empty_store_has_no_agents() -> None:
+    assert agents("ls").out == "no agents\n"
+    assert asked("ls") == {"agents": [], "other_tenants": 0}
+
+
+def test_ls_lists_what_each_agent_has_and_shares() -> None:
+    with disk_store() as store:
+        new_agent(store, "ada")
+        new_agent(store, "ben", seed=1)
+        new_agent(store, "secret", tenant="somebody")
+    assert agents("fork", "ada", "eve").code == 0
+    document = asked("ls")
+    assert document["other_tenants"] == 1
+    listed = document["agents"]
+    assert isinstance(listed, list)
+    assert all(set(one) == LISTED for one in listed)
+    assert [one["name"] for one in listed] == ["eve", "ben", "ada"]
+    eve, ben, ada = listed
+    assert (ada["tokens"], ada["blocks"], ada["stored_blocks"]) == (N_TOKENS, BLOCKS, BLOCKS)
+    assert (ada["bytes"], ada["shared_bytes"]) == (BODY_BYTES, BODY_BYTES)
+    assert (ben["bytes"], ben["shared_bytes"]) == (BODY_BYTES, 0)
+    assert (eve["parent"], ada["parent"]) == ("ada", None)
+    text = agents("ls").out.splitlines()
+    assert text[0].split() == [
+        "name", "model", "model", "id", "tokens", "blocks", "on", "disk", "shared", "pinned",
+        "turns", "forked", "from", "saved",
+    ]  # fmt: skip
+    assert [line.split()[0] for line in text[1:]] == ["eve", "ben", "ada", "and"]
+    assert "secret" not in agents("ls").out
+
+
+def test_show_says_which_blocks_are_there(ada: Manifest) -> None:
+    block_files()[0].unlink()
+    document = asked("show", "ada")
+    assert set(document) == LISTED | {"prompt_tokens", "note", "match", "chain"}
+    chain = document["chain"]
+    assert isinstance(chain, list)
+    assert [(one["start"], one["stop"]) for one in chain] == [(0, 256), (256, 512), (512, 700)]
+    links = list(ada.scope.chain(ada.token_ids))
+    assert [one["hash"] for one in chain] == [link.hash.hex() for link in links]
+    assert [bool(one["parts"]) for one in chain].count(False) == 1
+    assert agents("show", "ada").out.count("missing") == 1
+    assert "2 of 3" in agents("ls").out
+
+
+def test_looking_loads_no_framework_and_no_model(ada: Manifest) -> None:
+    code = (
+        "import sys; from semantic.cli.main import app; "
+        "app(['agents', 'ls'], standalone_mode=False); app(['agents', 'why', 'ada'], "
+        "standalone_mode=False); print([m for m in ('mlx', 'mlx_lm', 'transformers', 'numpy') "
+        "if m in sys.modules])"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment(),
+    )
+    assert ran.stdout.endswith("[]\n")
+    assert ada.agent_id in ran.stdout
+
+
+def test_a_program_lists_too(ada: Manifest) -> None:
+    ran = process("agents", "ls")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.splitlines()[1].startswith(ada.agent_id)
+
+
+# Finding the agent that is meant
+
+
+def test_an_unknown_name_is_an_error_of_the_request() -> None:
+    for command in ("show", "pin", "rm", "why"):
+        ran = agents(command, "nobody")
+        assert (ran.code, ran.out) == (2, "")
+        assert ran.err == (
+            "error: no agent nobody in this store; `semantic agents ls` lists them\n"
+        )
+
+
+def test_an_agent_of_another_tenant_is_unknown() -> None:
+    with disk_store() as store:
+        new_agent(store, "ada", tenant="somebody")
+    assert agents("show", "ada").code == 2
+    assert agents("rm", "ada").code == 2
+
+
+def test_of_several_models_one_must_be_named(ada: Manifest) -> None:
+    with disk_store() as store:
+        other = new_agent(store, "ada", model="other")
+    ran = agents("rm", "ada")
+    assert ran.code == 2
+    own, others = (one.scope.namespace.hex() for one in (ada, other))
+    assert "exists for several of these models: " in ran.err
+    assert f"{own[:12]} (tiny)" in ran.err
+    assert f"{others[:12]} (other)" in ran.err
+    assert len(ran.error_lines) == 1
+    assert "has none whose id begins with 'zz'" in agents("rm", "ada", "--model-id", "zz").err
+    assert agents("rm", "ada", "--model-id", others[:6].upper()).code == 0
+    assert asked("show", "ada")["model"] == "tiny"
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_name_is_only_a_name(ada: Manifest, name: str, tmp_path: Path) -> None:
+    assert agents("fork", ada.agent_id, "--", name).code == 0
+    assert name in names()
+    assert asked("show", "--", name)["name"] == name
+    for line in agents("ls").out.splitlines():
+        assert line.isprintable()
+        assert len(line) < 300
+    assert agents("export", "--", name, str(tmp_path / "out")).code == 0
+    assert agents("rm", "--", name).code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "out.safetensors"]
+
+
+def test_a_zero_byte_in_a_name_is_only_a_character(ada: Manifest) -> None:
+    assert agents("fork", ada.agent_id, "a\0b").code == 0
+    assert r"a\x00b" in agents("ls").out
+    assert agents("show", "a\0").code == 2
+
+
+# Changing
+
+
+def test_a_fork_has_everything_and_copies_nothing(ada: Manifest) -> None:
+    changed("ada", pinned=True, match=MatchReport(5, 0, MatchEnd.NEW, "none"))
+    files = block_files()
+    assert asked("fork", "ada", "eve") == {"name": "eve", "parent": "ada", "tokens": N_TOKENS}
+    assert block_files() == files
+    eve = asked("show", "eve")
+    assert (eve["tokens"], eve["note"], eve["prompt_tokens"]) == (N_TOKENS, "hello", N_TOKENS - 100)
+    assert (eve["parent"], eve["pinned"], eve["generation"]) == ("ada", False, 1)
+    assert eve["match"] is None
+    assert abs(float(str(eve["saved_at"])) - time.time()) < 60
+    with disk_store() as store:
+        for link in ada.scope.chain(ada.token_ids):
+            assert store.read(header(link)) is not None
+
+
+def test_a_fork_never_takes_the_place_of_an_agent(ada: Manifest) -> None:
+    with disk_store() as store:
+        new_agent(store, "ben", seed=1)
+    ran = agents("fork", "ada", "ben")
+    assert (ran.code, ran.err) == (2, "error: an agent ben of this model exists already\n")
+    assert agents("fork", "ada", "ada").code == 2
+    assert agents("fork", "ada", "").code == 2
+    assert asked("show", "ben")["parent"] is None
+    assert ada.parent is None
+
+
+def test_a_pin_is_kept_and_taken_off(ada: Manifest) -> None:
+    assert asked("pin", "ada") == {"name": "ada", "pinned": True}
+    assert asked("show", "ada")["pinned"] is True
+    assert asked("show", "ada")["saved_at"] == ada.saved_at
+    assert agents("pin", "ada").out == "ada is now pinned\n"
+    assert asked("show", "ada")["generation"] == 2
+    assert agents("pin", "ada", "--off").out == "ada is no longer pinned\n"
+    assert asked("show", "ada")["pinned"] is False
+
+
+def test_rm_forgets_the_agent_and_leaves_its_blocks_to_others(ada: Manifest) -> None:
+    assert agents("fork", "ada", "eve").code == 0
+    assert asked("rm", "ada") == {"name": "ada", "removed": True}
+    assert agents("rm", "ada").code == 2
+    assert names() == ["eve"]
+    assert asked("show", "eve")["bytes"] == BODY_BYTES
+    assert ada.agent_id == "ada"
+
+
+# Moving
+
+
+def test_an_agent_moves_to_another_store(ada: Manifest, tmp_path: Path) -> None:
+    written = asked("export", "ada", str(tmp_path / "ada.json"))
+    assert written == {
+        "name": "ada",
+        "blocks": BLOCKS,
+        "stored_blocks": BLOCKS,
+        "bytes": BODY_BYTES,
+        "files": [str(tmp_path / "ada.safetensors"), str(tmp_path / "ada.json")],
+    }
+    there = ("--store", str(tmp_path / "other"))
+    read = asked("import", str(tmp_path / "ada.safetensors"), *there)
+    assert read == {
+        "name": "ada",
+        "model_id": ada.scope.namespace.hex(),
+        "tokens": N_TOKENS,
+        "bodies": BLOCKS,
+        "bytes": BODY_BYTES,
+    }
+    shown = asked("show", "ada", *there)
+    assert (shown["tokens"], shown["bytes"], shown["note"]) == (N_TOKENS, BODY_BYTES, "hello")
+    with disk_store() as here, disk_store(tmp_path / "other") as other:
+        (moved,) = other.manifests()
+        chains = (agent.scope.chain(agent.token_ids) for agent in (ada, moved))
+        for ours, theirs in zip(*chains, strict=True):
+            assert ours.hash != theirs.hash
+            assert here.read(header(ours)) == other.read(header(theirs)) is not None
+
+
+def test_an_import_never_takes_the_place_of_an_agent(ada: Manifest, tmp_path: Path) -> None:
+    file = str(tmp_path / "x")
+    assert agents("export", ada.agent_id, file).code == 0
+    ran = agents("import", file)
+    assert (ran.code, ran.out) == (2, "")
+    assert "--as gives another name" in ran.err
+    assert agents("import", file, "--as", "eve").out.startswith("eve: 700 tokens, ")
+    assert sorted(map(str, names())) == ["ada", "eve"]
+
+
+def test_a_damaged_file_is_refused_with_one_line(ada: Manifest, tmp_path: Path) -> None:
+    assert agents("export", ada.agent_id, str(tmp_path / "x")).code == 0
+    bodies = tmp_path / "x.safetensors"
+    data = bytearray(bodies.read_bytes())
+    data[-1] ^= 1
+    bodies.write_bytes(data)
+    ran = agents("import", str(bodies), "--as", "eve")
+    assert (ran.code, ran.out) == (2, "")
+    assert re.fullmatch(
+        r"error: .*x\.safetensors: body 000002\.full is damaged: its checksum does not hold\n",
+        ran.err,
+    )
+    assert names() == ["ada"]
+    assert agents("export", ada.agent_id, str(bodies)).code == 2
+
+
+# Why
+
+
+def test_why_knows_nothing_of_an_agent_that_was_not_asked_yet(ada: Manifest) -> None:
+    assert agents("why", ada.agent_id).out == (
+        "ada has had no prompt since it was forked or imported\n"
+    )
+    assert asked("why", ada.agent_id) == {"name": "ada", "match": None, "prompt": None}
+
+
+def test_why_says_where_a_prompt_parted_and_what_that_cost(ada: Manifest) -> None:
+    match = MatchReport(900, 512, MatchEnd.DIVERGED, "disk", 512, 17, 23, 1.5)
+    changed(ada.agent_id, match=match)
+    assert agents("why", "ada").out.splitlines() == [
+        "ada's last prompt: 900 tokens, 512 reused from disk, 388 computed, which took 1.50 s",
+        "It is not what the agent had before.",
+        "At position 512 the agent had token 17, the prompt has token 23.",
+    ]
+    document = asked("why", "ada")["match"]
+    assert isinstance(document, dict)
+    assert document == {
+        "prompt_tokens": 900, "reused_tokens": 512, "end": "diverged", "source": "disk",
+        "differs_at": 512, "expected": 17, "got": 23, "seconds": 1.5, "computed_tokens": 388,
+        "expected_text": None, "got_text": None, "reason": "It is not what the agent had before.",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("end", list(MatchEnd))
+def test_every_end_has_words(ada: Manifest, end: MatchEnd) -> None:
+    changed(ada.agent_id, match=MatchReport(9, 0, end, "none", differs_at=4))
+    first, reason, last = agents("why", "ada").out.splitlines()
+    assert first == "ada's last prompt: 9 tokens, 0 reused, 9 computed, which took 0.0 ms"
+    assert reason.endswith(".")
+    assert "position 4, where one ends" in last
+
+
+def test_why_reads_tokens_as_text_when_asked(ada: Manifest) -> None:
+    match = MatchReport(900, 512, MatchEnd.DIVERGED, "disk", 512, 300, 301, 1.5)
+    changed(ada.agent_id, match=match, model="semantic-tiny")
+    assert re.search(r"token 300 \('.+'\), the prompt has token 301 \('.+'\)",
+                     agents("why", "ada", "--text").out)  # fmt: skip
+
+
+def test_why_says_which_model_has_no_tokenizer(ada: Manifest) -> None:
+    ran = agents("why", ada.agent_id, "--prompt", "hello")
+    assert ran.code == 2
+    assert len(ran.error_lines) == 1
+    assert "no model folder 'tiny'" in ran.err
+
+
+# Helps and numbers
+
+
+@pytest.mark.parametrize("command", list(AGENT_COMMANDS))
+def test_every_command_explains_itself(command: str) -> None:
+    ran = agents(command, "--help")
+    assert ran.code == 0
+    first = (AGENT_COMMANDS[command].__doc__ or "").split("\n")[0].split(".")[0].split(",")[0]
+    assert first in " ".join(ran.out.split())
+    for option in ("--store", "--json", "--disk-gb"):
+        assert option in ran.out
+
+
+def test_the_store_may_be_named_before_the_command(ada: Manifest, tmp_path: Path) -> None:
+    with disk_store(tmp_path / "s"):
+        pass
+    assert semantic("--store", str(tmp_path / "s"), "agents", "ls").out == "no agents\n"
+    assert ada.agent_id in agents("ls").out
+
+
+def test_a_name_shows_no_control_characters_and_ends() -> None:
+    assert show_name("é 🦊") == "é 🦊"
+    assert show_name("a\x1b[0m\n\u202e\ud800") == r"a\x1b[0m\n\u202e\ud800"
+    assert len(show_name("x" * 1000)) == 61
+
+
+def test_ages_are_rough() -> None:
+    now = time.time()
+    ages = [show_age(now - seconds) for seconds in (-5, 1, 60, 200, 8000, 900_000)]
+    assert ages == ["now", "now", "60 seconds ago", "3 minutes ago", "2 hours ago", "10 days ago"]
+
+
+def test_columns_line_up() -> None:
+    assert columns([("a", "b"), ("long", "c")]) == ["a     b", "long  c"]

@@ -1,0 +1,377 @@
+"""`semantic cache`, where the store is, and what happens when it cannot be used."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from semantic import bootstrap
+from semantic.bootstrap import (
+    Settings,
+    default_disk_bytes,
+    default_store_folder,
+    default_warm_bytes,
+    open_disk,
+    open_store,
+)
+from semantic.cli.cache import CACHE_COMMANDS
+from semantic.domain.errors import StoreError
+from semantic.domain.stored import Tier
+from tests.cli.stocked import block_files, disk_store, everything, new_agent
+from tests.cli.support import Ran, process, semantic
+
+GIB = 1 << 30
+SUM = "What is 3 plus 4?"
+
+
+def cache(*arguments: str) -> Ran:
+    return semantic("cache", *arguments)
+
+
+def asked(*arguments: str, code: int = 0) -> dict[str, object]:
+    ran = cache(*arguments, "--json")
+    assert (ran.code, ran.err) == (code, "")
+    document = json.loads(ran.out)
+    assert isinstance(document, dict)
+    return document
+
+
+def only(document: dict[str, object], name: str) -> dict[str, object]:
+    """The one thing that a list in a document holds."""
+    listed = document[name]
+    assert isinstance(listed, list)
+    (found,) = listed
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.fixture
+def stocked() -> None:
+    with disk_store() as store:
+        new_agent(store, "ada")
+        new_agent(store, "ben", seed=1)
+
+
+# The store as a whole
+
+
+@pytest.mark.usefixtures("stocked")
+def test_stats_say_what_there_is() -> None:
+    tier = only(asked("stats"), "tiers")
+    assert set(tier) == {
+        "tier", "agents", "blocks", "bytes", "max_bytes", "pinned_bytes", "counts"
+    }  # fmt: skip
+    assert (tier["tier"], tier["agents"], tier["blocks"]) == ("disk", 2, 6)
+    assert 0 < int(str(tier["bytes"])) < int(str(tier["max_bytes"]))
+    assert cache("stats").out.startswith("store, disk: agents 2, blocks 6, ")
+
+
+@pytest.mark.usefixtures("stocked")
+@pytest.mark.parametrize("arguments", [(), ("--read-data",), ("--read-data-subset", "1/1")])
+def test_a_sound_store_passes(arguments: tuple[str, ...]) -> None:
+    before = everything(default_store_folder() / "blocks")
+    document = asked("check", *arguments)
+    assert document["passed"] is True
+    assert (document["n_blocks"], document["n_manifests"]) == (6, 2)
+    assert document["damaged"] == document["foreign"] == document["newer"] == []
+    assert cache("check", *arguments).out.startswith("sound: 6 blocks and 2 manifests, ")
+    assert everything(default_store_folder() / "blocks") == before
+
+
+@pytest.mark.usefixtures("stocked")
+def test_a_flipped_bit_is_found_when_data_is_read() -> None:
+    file = block_files()[0]
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    assert asked("check")["passed"] is True
+    document = asked("check", "--read-data", code=1)
+    damaged = only(document, "damaged")
+    assert file.name in str(damaged["path"])
+    assert damaged["damage"]
+    ran = cache("check", "--read-data")
+    assert ran.code == 1
+    assert "damaged: blocks/" in ran.out
+    codes = [cache("check", "--read-data-subset", f"{part}/3").code for part in (1, 2, 3)]
+    assert sorted(codes) == [0, 0, 1]
+
+
+@pytest.mark.parametrize("subset", ["", "0/3", "4/3", "1", "1/0", "a/b", "-1/3", "1/3/5", "9" * 99])
+def test_a_share_that_is_none_is_refused(subset: str) -> None:
+    ran = cache("check", "--read-data-subset", subset)
+    assert (ran.code, ran.out) == (2, "")
+    assert "--read-data-subset must be N/M" in ran.err
+    assert len(ran.error_lines) == 1
+
+
+@pytest.mark.usefixtures("stocked")
+def test_gc_deletes_blocks_of_no_agent_and_says_so() -> None:
+    assert "0 bytes were freed" in cache("gc").out
+    assert len(block_files()) == 6
+    assert semantic("agents", "rm", "ben").code == 0
+    planned = cache("gc", "--dry-run").out
+    assert "would delete 3 blocks of no agent" in planned
+    assert "would be freed" in planned
+    assert len(block_files()) == 6
+    document = asked("gc")
+    assert (document["dry_run"], document["unneeded_blocks"]) == (False, 3)
+    assert set(document) == {
+        "dry_run", "unneeded_blocks", "unfinished_files", "damaged_files", "evicted_blocks",
+        "freed_bytes",
+    }  # fmt: skip
+    assert len(block_files()) == 3
+    assert asked("check", "--read-data")["passed"] is True
+
+
+@pytest.mark.usefixtures("stocked")
+def test_without_a_limit_gc_deletes_nothing_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "_MOST_DISK_BYTES", 1)
+    assert asked("gc")["evicted_blocks"] == 0
+    with disk_store() as store:
+        used = store.stats()[0].n_bytes
+    limit = f"{(used - 20_000) / GIB:.9f}"
+    assert asked("gc", "--dry-run", "--disk-gb", limit)["evicted_blocks"] in {2, 3}
+    assert len(block_files()) == 6
+    assert asked("gc", "--disk-gb", limit)["evicted_blocks"] in {2, 3}
+    assert len(block_files()) in {3, 4}
+
+
+@pytest.mark.usefixtures("stocked")
+def test_the_index_is_made_anew_from_the_files() -> None:
+    (default_store_folder() / "index.sqlite").write_bytes(b"nonsense" * 1000)
+    assert cache("rebuild-index").out == "the index has 6 blocks and 2 agents\n"
+    assert only(asked("rebuild-index"), "tiers")["blocks"] == 6
+
+
+@pytest.mark.parametrize("command", list(CACHE_COMMANDS))
+def test_every_command_explains_itself(command: str) -> None:
+    ran = cache(command, "--help")
+    assert ran.code == 0
+    for option in ("--store", "--json", "--disk-gb"):
+        assert option in ran.out
+
+
+# Where it is, and how large
+
+
+def test_a_variable_names_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SEMANTIC_STORE", str(tmp_path / "there"))
+    assert default_store_folder() == tmp_path / "there"
+
+
+def test_without_a_variable_it_is_among_the_users_caches(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("SEMANTIC_STORE")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert default_store_folder() == tmp_path / "xdg" / "semantic" / "store"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert default_store_folder() == tmp_path / ".cache" / "semantic" / "store"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert default_store_folder() == tmp_path / "Library" / "Caches" / "semantic" / "store"
+
+
+def test_without_a_home_it_asks_for_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("no home")
+
+    monkeypatch.delenv("SEMANTIC_STORE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", nowhere)
+    with pytest.raises(StoreError, match="set SEMANTIC_STORE"):
+        default_store_folder()
+
+
+@pytest.mark.parametrize(
+    ("free", "held", "expected"),
+    [
+        (100 * GIB, 0, 10 * GIB),
+        (100 * GIB, 5 * GIB, 15 * GIB),
+        (900 * GIB, 0, 32 * GIB),
+        (0, 7, 7),
+        (900 * GIB, 50 * GIB, 50 * GIB),
+    ],
+)
+def test_the_disk_gets_a_tenth_of_what_is_free_and_keeps_what_it_has(
+    free: int, held: int, expected: int
+) -> None:
+    assert default_disk_bytes(free, held) == expected
+
+
+def test_the_memory_gets_a_sixteenth_and_never_nothing() -> None:
+    assert [default_warm_bytes(n) for n in (16 * GIB, GIB // 2)] == [GIB, 64 << 20]
+
+
+@pytest.mark.usefixtures("stocked")
+def test_the_budget_counts_what_the_store_has() -> None:
+    with disk_store() as store:
+        used = store.stats()[0].n_bytes
+    assert bootstrap._held_bytes(default_store_folder()) >= used
+
+
+def test_settings_alone_touch_no_disk() -> None:
+    store = open_store(Settings(memory_bytes=1 << 20))
+    assert [stats.tier for stats in store.stats()] == [Tier.MEMORY]
+    store.close()
+    assert not default_store_folder().exists()
+
+
+def test_the_command_line_has_both_tiers() -> None:
+    store = open_store(Settings(use_disk=True, memory_bytes=1 << 20, disk_bytes=1 << 20))
+    assert {stats.tier for stats in store.stats()} == {Tier.MEMORY, Tier.QUEUE, Tier.DISK}
+    assert len(store.secret) == 32
+    store.close()
+
+
+# A folder that cannot be used
+
+
+def newer(folder: Path) -> None:
+    open_disk(Settings(use_disk=True, store=folder, disk_bytes=1 << 20)).close()
+    (folder / "FORMAT").write_text('{"format": 2}', encoding="ascii")
+
+
+def world_writable(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o777)
+
+
+def full_of_other_things(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("", encoding="ascii")
+
+
+def a_file(folder: Path) -> None:
+    folder.write_text("", encoding="ascii")
+
+
+def a_link(folder: Path) -> None:
+    folder.with_name("real").mkdir(mode=0o700)
+    folder.symlink_to(folder.with_name("real"))
+
+
+def below_a_file(folder: Path) -> None:
+    folder.parent.rmdir()
+    folder.parent.write_text("", encoding="ascii")
+
+
+def somebody_elses(folder: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
+    folder.mkdir()
+    os.chown(folder, 12345, 12345)
+
+
+def without_its_secret(folder: Path) -> None:
+    open_disk(Settings(use_disk=True, store=folder, disk_bytes=1 << 20)).close()
+    (folder / "secret").write_bytes(b"")
+
+
+BAD = [
+    newer, world_writable, full_of_other_things, a_file, a_link, below_a_file, somebody_elses,
+    without_its_secret,
+]  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "place"
+    place.mkdir()
+    return place / "store"
+
+
+@pytest.mark.parametrize("spoil", BAD)
+def test_generating_goes_on_in_memory_and_says_so_once(
+    spoil: Callable[[Path], None], folder: Path
+) -> None:
+    spoil(folder)
+    before = everything(folder.parents[1])
+    ran = semantic("run", SUM, "--store", str(folder))
+    assert (ran.code, ran.out) == (0, "3 plus 4 is 7.\n")
+    (line,) = ran.error_lines
+    assert line.startswith("the disk store is off: ")
+    assert line.endswith("; caches are kept in memory only")
+    assert str(folder) in line or str(folder.parent) in line
+    assert everything(folder.parents[1]) == before
+
+
+@pytest.mark.parametrize("spoil", BAD)
+@pytest.mark.parametrize("command", [("agents", "ls"), ("cache", "stats")])
+def test_the_stores_own_commands_fail(
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Callable[[Path], None],
+    folder: Path,
+    command: tuple[str, str],
+) -> None:
+    spoil(folder)
+    before = everything(folder.parents[1])
+    monkeypatch.setenv("SEMANTIC_STORE", str(folder))
+    ran = semantic(*command)
+    assert (ran.code, ran.out) == (4, "")
+    assert len(ran.error_lines) == 1
+    assert ran.err.startswith("error: ")
+    assert everything(folder.parents[1]) == before
+
+
+def test_a_slip_of_the_pen_makes_no_store(tmp_path: Path) -> None:
+    ran = cache("stats", "--store", str(tmp_path / "slip"))
+    assert (ran.code, ran.err) == (2, f"error: there is no store {tmp_path / 'slip'}\n")
+    assert not (tmp_path / "slip").exists()
+
+
+def test_doctor_says_where_the_store_is_or_what_is_wrong_with_it(folder: Path) -> None:
+    def finding(*arguments: str) -> dict[str, str]:
+        document = json.loads(semantic("doctor", "--json", *arguments).out)
+        return next(one for one in document["findings"] if one["name"] == "store")
+
+    world_writable(folder)
+    assert finding()["detail"].startswith(f"{default_store_folder()}, agents 0, ")
+    assert finding("--no-store")["detail"] == "not on disk: caches end with the program"
+    bad = finding("--store", str(folder))
+    assert bad["verdict"] == "warning"
+    assert "can be written by others" in bad["detail"]
+
+
+# Options of the commands that generate
+
+
+def test_a_program_reuses_what_another_one_computed() -> None:
+    long = "Read this. " * 200 + SUM
+    first, second = (json.loads(process("run", long, "--json").out) for _ in range(2))
+    assert first["match"]["source"] == "none"
+    assert second["match"]["source"] == "disk"
+    assert second["usage"]["cached_tokens"] > 256
+    assert second["tokens"] == first["tokens"]
+
+
+def test_no_store_leaves_no_trace() -> None:
+    assert semantic("run", SUM, "--no-store").code == 0
+    assert not default_store_folder().exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--disk-gb", "0"), "--disk-gb must be above 0, got 0.0"),
+        (("--ram-gb", "nan"), "--ram-gb must be above 0, got nan"),
+        (("--disk-gb", "inf"), "--disk-gb must be above 0, got inf"),
+        (("--no-store", "--store", "x"), "expected either --store or --no-store"),
+    ],
+)
+def test_a_budget_without_room_is_refused(arguments: tuple[str, ...], complaint: str) -> None:
+    ran = semantic("run", SUM, *arguments)
+    assert (ran.code, ran.out, ran.err) == (2, "", f"error: {complaint}\n")
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "doctor", "demo"])
+def test_every_command_with_an_engine_has_the_options(command: str) -> None:
+    shown = semantic(command, "--help").out
+    for option in ("--store", "--no-store", "--disk-gb", "--ram-gb"):
+        assert option in shown

@@ -1,0 +1,200 @@
+"""`semantic serve` as a process: what it refuses to begin with, and how it ends."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress
+
+from semantic.adapters.http.observed import AnswerRecord
+from semantic.adapters.http.settings import ServerSettings
+from semantic.cli.serve_options import ServeOptions
+from semantic.cli.serve_progress import ProgressBars
+from tests.cli.support import command_line, environment, semantic
+
+SMALL = ("--pool-blocks", "400", "--port", "0")
+_SECONDS = 60.0
+
+
+def test_every_setting_is_a_flag_and_every_flag_a_setting() -> None:
+    assert {field.name for field in fields(ServeOptions)} == set(ServerSettings.model_fields)
+
+
+def test_others_may_not_reach_a_server_without_keys() -> None:
+    ran = semantic("serve", "--host", "0.0.0.0")
+    assert ran.code == 2
+    assert len(ran.error_lines) == 1
+    assert "0.0.0.0" in ran.err
+    assert "--api-key" in ran.err
+
+
+def test_a_port_in_use_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ran = semantic("serve", "--port", str(port))
+    assert ran.code == 4
+    assert len(ran.error_lines) == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in ran.err
+
+
+def test_a_host_that_does_not_exist_is_one_line() -> None:
+    ran = semantic("serve", "--host", "no such host", "--api-key", "k")
+    assert (ran.code, len(ran.error_lines)) == (4, 1)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [
+        ("--port", "70000", "port (flag): expected less than or equal to 65535"),
+        ("--log-format", "xml", "log_format (flag): expected 'text' or 'json'"),
+        ("--api-key", "two words ", "api_keys (flag): expected printable ASCII"),
+        ("--max-body-mb", "0", "max_body_mb (flag): expected greater than 0"),
+        ("--config", "nowhere.toml", "there is no such file"),
+    ],
+)
+def test_a_wrong_flag_is_one_line_that_says_what_was_expected(
+    flag: str, value: str, words: str
+) -> None:
+    ran = semantic("serve", flag, value)
+    assert (ran.code, len(ran.error_lines)) == (2, 1)
+    assert words in ran.err
+    assert "two words" not in ran.err
+
+
+def test_a_model_that_is_not_there_ends_the_server(tmp_path: Path) -> None:
+    done = subprocess.run(
+        command_line("serve", *SMALL, "--no-store", "--model", str(tmp_path / "none")),
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+        timeout=_SECONDS,
+    )
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: ")
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_in_good_order_and_the_agent_is_there_again(
+    tmp_path: Path, sent: signal.Signals
+) -> None:
+    store = ("--store", str(tmp_path / "store"))
+    with _server(*store) as (process, url):
+        first = _complete(url)
+        process.send_signal(sent)
+        _, err = process.communicate(timeout=_SECONDS)
+    assert process.returncode == 0
+    assert err.splitlines()[-1] == "stopped"
+    with _server(*store) as (process, url):
+        again = _complete(url)
+        process.send_signal(sent)
+        process.communicate(timeout=_SECONDS)
+    assert again["choices"] == first["choices"]
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    del tmp_path
+    with _server("--no-store", "--stop-timeout", "60") as (process, url):
+        body = b'{"model":"default","prompt":"a","max_tokens":4000,"ignore_eos":true,"stream":true}'
+        request = urllib.request.Request(f"{url}/v1/completions", body)
+        with urllib.request.urlopen(request, timeout=_SECONDS) as stream:
+            stream.readline()
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+            assert process.poll() is None
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(_SECONDS) == 130
+
+
+def test_keys_and_prompts_are_in_no_line(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# mine\nprivate-key\n")
+    with _server("--no-store", "--api-key-file", str(keys), "--log-format", "json") as (p, url):
+        found = _complete(url, {"x-api-key": "private-key"})
+        p.send_signal(signal.SIGTERM)
+        out, err = p.communicate(timeout=_SECONDS)
+    text = found["choices"][0]["text"]
+    assert "private-key" not in out + err
+    assert "Once upon" not in out + err
+    assert text.strip()
+    assert text not in out + err
+    lines = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
+    (line,) = [one for one in lines if one.get("route") == "POST /v1/completions"]
+    assert (line["status"], line["model"], line["finish"]) == (200, "semantic-tiny", "length")
+
+
+def test_a_bar_is_there_while_a_prompt_is_computed_and_shows_no_markup() -> None:
+    progress = Progress(console=Console(file=io.StringIO(), force_terminal=True))
+    bars = ProgressBars(progress)
+    bars.taken_in("u", "[red]me\x1b", 100)
+    bars.taken_in("v", "other", 100)
+    bars.prefilled("u", 10, 99)
+    bars.prefilled("v", 20, 99)
+    assert [(task.description, task.completed) for task in progress.tasks] == [
+        ("prefill (red]me", 10),
+        ("prefill other", 20),
+    ]
+    bars.writes("u")
+    assert len(progress.tasks) == 1
+    bars.ended("v", AnswerRecord())
+    assert (progress.tasks, progress.live.is_started) == ([], False)
+
+
+def test_other_options_may_stand_before_the_command() -> None:
+    ran = semantic("--model", "some/model", "config", "show", "--json")
+    assert json.loads(ran.out)["model"] == {"value": "some/model", "origin": "flag"}
+
+
+@contextmanager
+def _server(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server that is ready; killed if the block leaves it running."""
+    process = subprocess.Popen(
+        command_line("serve", *SMALL, *arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment() | {"SEMANTIC_TEMPERATURE": "0"},
+    )
+    try:
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if found := re.match(r"ready: (http://[\d.:]+)/v1 ", line):
+                yield process, found[1]
+                return
+        raise AssertionError(f"the server did not become ready: {lines}")
+    finally:
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+            process.communicate()
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def _complete(url: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
+    body = {"model": "default", "prompt": "Once upon " * 300, "max_tokens": 8}
+    request = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), headers or {}
+    )
+    with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found

@@ -1,0 +1,43 @@
+"""The clients that are checked: what is installed for each, and which file checks it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+HERE: Final = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A client's `name`, what an environment for it `needs`, and the `check` that it must pass."""
+
+    name: str
+    needs: tuple[str, ...]
+    check: str
+
+    @property
+    def pins(self) -> Path:
+        """The file with every package of the environment at one version."""
+        return HERE / "requirements" / f"{self.name}.txt"
+
+    @property
+    def path(self) -> Path:
+        """The file with the checks."""
+        return HERE / self.check
+
+
+CLIENTS: Final = (
+    Client("openai-2", ("openai==2.54.0",), "check_openai.py"),
+    Client("openai-3", ("openai==3.52.0",), "check_openai.py"),
+    Client("anthropic", ("anthropic==2.11.0",), "check_anthropic.py"),
+    Client("langchain-openai", ("langchain-openai==1.7.3",), "check_langchain.py"),
+    Client("openai-agents", ("openai-agents==0.24.0",), "check_openai_agents.py"),
+    Client("pydantic-ai", ("pydantic-ai-slim[openai,anthropic]==2.68.0",), "check_pydantic_ai.py"),
+    Client("litellm", ("litellm==1.106.2", "mcp"), "check_litellm.py"),
+    Client("lm-eval", ("lm-eval[api]==0.4.13", "transformers"), "check_lm_eval.py"),
+)
+
+RUNNER: Final = "pytest"
+"""What runs the checks, in every environment."""

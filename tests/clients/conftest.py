@@ -1,0 +1,19 @@
+"""Where the server is that a check talks to."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+import pytest
+
+URL_VARIABLE: Final = "SEMANTIC_CHECK_URL"
+
+SERVER_VARIABLE: Final = "SEMANTIC_CHECK_SERVER"
+"""How a check starts servers of its own: a JSON list of the interpreter and its variables."""
+
+
+@pytest.fixture(scope="session")
+def url() -> str:
+    """The started server's address, without a path."""
+    return os.environ[URL_VARIABLE]

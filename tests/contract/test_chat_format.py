@@ -1,0 +1,212 @@
+"""What every `ChatFormat` does: conversations to tokens, and calls out of answers."""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semantic.application.answer_reader import AnswerReader
+from semantic.domain.answer import TextDelta, ToolCallDelta, ToolCallStarted
+from semantic.domain.chat import AnswerFormat, Chat, Message, Tool, ToolCall, ToolChoice
+from semantic.domain.errors import InvalidRequestError, ToolCallError
+from semantic.ports.chat import ChatFormat, Marks
+from tests.support.chat_templates import FORMATS, TOOLS, WEATHER, chat_format
+from tests.support.fake_chat_format import FakeChatFormat
+
+
+@functools.cache
+def of_template(name: str) -> ChatFormat:
+    with tempfile.TemporaryDirectory() as folder:
+        return chat_format(FORMATS[name], Path(folder))
+
+
+@functools.cache
+def embedded() -> ChatFormat:
+    from semantic.adapters.mlx.chat_format import MLXChatFormat
+    from semantic.adapters.mlx.tokenizer_loader import load_tokenizer
+
+    return MLXChatFormat(load_tokenizer("semantic-tiny"))
+
+
+CHAT_FORMATS: dict[str, Callable[[], ChatFormat]] = {
+    "fake": FakeChatFormat,
+    "fake that thinks": lambda: FakeChatFormat(Marks("<think>", "</think>")),
+    "embedded model": embedded,
+    **{name: functools.partial(of_template, name) for name in FORMATS if name != "no_template"},
+}
+CALL = '{"name": "get_weather", "arguments": {"city": "Oslo", "days": 2}}'
+TALK = (
+    Message("system", "Be brief."),
+    Message("user", "How is the weather?"),
+    Message(
+        "assistant", "I look.", tool_calls=(ToolCall("call_1", "get_weather", '{"city": "Oslo"}'),)
+    ),
+    Message("tool", "Sunny.", tool_call_id="call_1"),
+    Message("assistant", "It is sunny."),
+    Message("user", "Thanks."),
+)
+
+
+@pytest.fixture(params=list(CHAT_FORMATS))
+def speaks(request: pytest.FixtureRequest) -> ChatFormat:
+    return CHAT_FORMATS[str(request.param)]()
+
+
+def test_marks_are_fixed_and_begin_with_something(speaks: ChatFormat) -> None:
+    assert speaks.call_marks == speaks.call_marks
+    assert speaks.call_marks.start
+    thought = speaks.thought_marks
+    assert thought is None or (thought.start and thought.end)
+
+
+@pytest.mark.parametrize("size", range(1, len(TALK) + 1))
+def test_the_same_chat_always_gives_the_same_tokens(speaks: ChatFormat, size: int) -> None:
+    chat = Chat(TALK[:size], TOOLS)
+    first = speaks.render(chat)
+    speaks.render(Chat((Message("user", "Something else."),)))
+    assert speaks.render(chat) == first
+    assert all(type(token) is int and token >= 0 for token in first.tokens)
+
+
+def test_a_chat_of_nothing_is_refused(speaks: ChatFormat) -> None:
+    with pytest.raises(InvalidRequestError, match="messages"):
+        speaks.render(Chat(()))
+
+
+def test_a_call_in_json_is_read(speaks: ChatFormat) -> None:
+    (call,) = speaks.read_calls(f"\n{CALL}\n", TOOLS)
+    assert call.name == "get_weather"
+    assert json.loads(call.arguments) == {"city": "Oslo", "days": 2}
+
+
+def test_several_calls_are_read_in_order(speaks: ChatFormat) -> None:
+    calls = speaks.read_calls(f'[{CALL}, {{"name": "stop", "arguments": {{}}}}]', TOOLS)
+    assert [call.name for call in calls] == ["get_weather", "stop"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "nothing",
+        "{",
+        "[]",
+        "{}",
+        "[[1]]",
+        "3",
+        '{"name": 3, "arguments": {}}',
+        '{"name": "fly", "arguments": {}}',
+        '{"name": "get_weather", "arguments": [1]}',
+        '{"name": "get_weather", "arguments": 1}',
+        "[" * 100_000,
+        '{"name": "get_weather", "arguments": {"a": ' + "[" * 100_000,
+    ],
+)
+def test_what_is_no_call_is_an_error_that_says_so(speaks: ChatFormat, text: str) -> None:
+    with pytest.raises(ToolCallError) as caught:
+        speaks.read_calls(text, TOOLS)
+    assert str(caught.value)
+
+
+@pytest.mark.parametrize("code", ["__import__('sys').exit()", "exit()", "(lambda: exit())()"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "{}",
+        "[get_weather(city={})]",
+        "[{}]",
+        "get_weather<arg_key>days</arg_key><arg_value>{}</arg_value>",
+        "<function=get_weather>\n<parameter=days>\n{}\n</parameter>\n</function>",
+        "functions.get_weather:0<|tool_call_argument_begin|>{}",
+    ],
+)
+def test_no_call_is_run_as_a_program(speaks: ChatFormat, form: str, code: str) -> None:
+    try:
+        speaks.read_calls(form.replace("{}", code), TOOLS)
+    except ToolCallError:
+        return
+
+
+@pytest.mark.parametrize(
+    "part", ["call:a{", "<atem:invoke ", "<|open|>call ", "<arg_key>a</arg_key>"]
+)
+def test_a_call_that_would_take_long_to_read_is_refused(speaks: ChatFormat, part: str) -> None:
+    with pytest.raises(ToolCallError):
+        speaks.read_calls(part * 20_000, TOOLS)
+
+
+@given(st.sampled_from(list(CHAT_FORMATS)), st.text(max_size=60))
+def test_any_text_is_a_call_or_an_error(name: str, text: str) -> None:
+    try:
+        calls = CHAT_FORMATS[name]().read_calls(text, TOOLS)
+    except ToolCallError:
+        return
+    assert calls
+    for call in calls:
+        assert call.name in {tool.name for tool in TOOLS}
+        assert isinstance(json.loads(call.arguments), dict)
+
+
+def test_a_free_answer_has_no_grammar(speaks: ChatFormat) -> None:
+    for chat in (Chat(TALK), Chat(TALK, TOOLS), Chat(TALK, TOOLS, ToolChoice("none"))):
+        assert speaks.call_grammar(chat, opens_thought=False) is None
+
+
+def test_what_asks_for_a_form_has_a_grammar(speaks: ChatFormat) -> None:
+    strict = (replace(WEATHER, strict=True),)
+    for chat in (
+        Chat(TALK, answer_format=AnswerFormat()),
+        Chat(TALK, TOOLS, ToolChoice("required")),
+        Chat(TALK, TOOLS, ToolChoice("required", "stop")),
+        Chat(TALK, strict),
+        Chat(TALK, TOOLS, answer_format=AnswerFormat({"type": "object"})),
+    ):
+        grammar = speaks.call_grammar(chat, opens_thought=False)
+        assert grammar is not None
+        assert grammar.after is None
+        assert grammar.text
+
+
+def test_a_grammar_waits_for_the_end_of_a_thought(speaks: ChatFormat) -> None:
+    if speaks.thought_marks is None:
+        return
+    chat = Chat(TALK, TOOLS, ToolChoice("required"))
+    grammar = speaks.call_grammar(chat, opens_thought=True)
+    assert grammar is not None
+    assert grammar.after == speaks.thought_marks.end
+
+
+def test_a_call_that_nothing_offers_is_refused(speaks: ChatFormat) -> None:
+    with pytest.raises(InvalidRequestError, match="tool_choice"):
+        speaks.call_grammar(Chat(TALK, (), ToolChoice("required")), opens_thought=False)
+
+
+def test_an_answer_with_a_call_is_read_in_any_pieces(speaks: ChatFormat) -> None:
+    marks = speaks.call_marks
+    for text in (f"So: {marks.start}{CALL}{marks.end}",):
+        for pieces in ([text], list(text)):
+            reading = AnswerReader(
+                speaks, Chat(TALK, TOOLS), opens_thought=False, new_id=lambda: "c"
+            )
+            read = [piece for part in pieces for piece in reading.push(part)]
+            rest, reason = reading.finish("stop")
+            read += rest
+            said = "".join(piece.text for piece in read if isinstance(piece, TextDelta))
+            calls = [p for p in read if isinstance(p, ToolCallStarted | ToolCallDelta)]
+            arguments = '{"city": "Oslo", "days": 2}'
+            assert (said.strip(), reason) == ("So:", "tool_calls")
+            assert calls == [ToolCallStarted(0, "c", "get_weather"), ToolCallDelta(0, arguments)]
+
+
+def test_tools_change_what_is_rendered(speaks: ChatFormat) -> None:
+    plain = speaks.render(Chat(TALK[1:2]))
+    assert speaks.render(Chat(TALK[1:2], TOOLS)).tokens != plain.tokens
+    assert speaks.render(Chat(TALK[1:2], (Tool("other"),))).tokens != plain.tokens

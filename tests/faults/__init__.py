@@ -1,0 +1,1 @@
+"""What the world does to a store: killed processes, failing systems, damaged and hostile files."""

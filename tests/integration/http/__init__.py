@@ -1,0 +1,1 @@
+"""A real server, asked over real connections."""

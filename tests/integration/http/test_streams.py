@@ -1,0 +1,170 @@
+"""Answers that take their time: who leaves, or does not read, costs nobody anything."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from fastapi import FastAPI, Request
+from sse_starlette import ServerSentEvent
+from starlette.responses import Response
+
+from semantic.adapters.http.app import create_app
+from semantic.adapters.http.errors import ClientGoneError
+from semantic.adapters.http.settings import ServerSettings
+from semantic.adapters.http.streaming import begin, event_stream, sent, until_disconnect
+from semantic.domain.errors import InvalidRequestError
+from tests.support.fake_serving import FakeServing
+from tests.support.http_server import RunningServer, running, until
+
+SETTINGS = ServerSettings(send_timeout=0.5, keep_alive=0.1, stop_timeout=1)
+LARGE = "x" * (1 << 20)
+
+
+@dataclass
+class World:
+    """What routes did."""
+
+    produced: int = 0
+    closed: list[str] = field(default_factory=list)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def server(world: World) -> Iterator[RunningServer]:
+    with running(settings=SETTINGS, app=_app(world)) as found:
+        yield found
+
+
+def _app(world: World) -> FastAPI:
+    async def events(n: int, pause: float, text: str) -> AsyncGenerator[ServerSentEvent, None]:
+        try:
+            for number in range(n):
+                await asyncio.sleep(pause)
+                world.produced += 1
+                yield sent({"number": number, "text": text}, event="piece")
+        finally:
+            world.closed.append("events")
+
+    async def stream(
+        request: Request, n: int = 3, pause: float = 0.0, large: bool = False
+    ) -> Response:
+        first = await begin(request, events(n, pause, LARGE if large else "\u2028 ü"))
+        return event_stream(request, first)
+
+    async def silent(request: Request) -> Response:
+        return event_stream(
+            request, events(2, 0.35, "late"), lambda: sent({"type": "ping"}, event="ping")
+        )
+
+    async def task(request: Request) -> str:
+        try:
+            return await until_disconnect(request, _long(world))
+        except ClientGoneError:
+            world.closed.append("gone")
+            raise
+
+    app = create_app(FakeServing(), SETTINGS)
+    for route in (stream, silent, _refused, task):
+        app.add_api_route(f"/{route.__name__.strip('_')}", route, response_model=None)
+    return app
+
+
+async def _refused(request: Request) -> Response:
+    async def none() -> AsyncGenerator[ServerSentEvent, None]:
+        raise InvalidRequestError("not like this")
+        yield sent("never")  # makes it a generator
+
+    return event_stream(request, await begin(request, none()))
+
+
+async def _long(world: World) -> str:
+    try:
+        await asyncio.sleep(30)
+    finally:
+        world.closed.append("work")
+    return "done"
+
+
+def test_a_stream_sends_its_events_and_splits_at_empty_lines(server: RunningServer) -> None:
+    reply = server.ask("GET", "/stream")
+    assert reply.status == 200
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    blocks = reply.body.decode().split("\n\n")
+    assert blocks[0] == 'event: piece\ndata: {"number": 0, "text": "\u2028 ü"}'
+    assert (len(blocks), blocks[3]) == (4, "")
+    assert b"\r" not in reply.body
+
+
+def test_what_fails_before_the_first_event_is_an_ordinary_error(server: RunningServer) -> None:
+    reply = server.ask("GET", "/refused")
+    assert (reply.status, reply.json["error"]["message"]) == (400, "not like this")  # type: ignore[index]
+
+
+def test_a_silent_stream_shows_that_it_lives(server: RunningServer) -> None:
+    body = server.ask("GET", "/silent").body.decode()
+    assert body.count("event: ping") >= 3
+    assert body.count("event: piece") == 2
+
+
+def test_a_client_that_leaves_ends_its_stream(server: RunningServer, world: World) -> None:
+    with _open(server, "/stream?n=100000&pause=0.01") as one:
+        assert b"200 OK" in one.recv(4096)
+    until(lambda: world.closed == ["events"])
+
+
+def test_a_client_that_leaves_before_the_first_event_cancels(
+    server: RunningServer, world: World
+) -> None:
+    _open(server, "/stream?n=2&pause=30").close()
+    until(lambda: world.closed == ["events"])
+
+
+def test_a_client_that_leaves_cancels_work_without_a_stream(
+    server: RunningServer, world: World
+) -> None:
+    _open(server, "/task").close()
+    until(lambda: world.closed == ["work", "gone"])
+
+
+def test_a_client_that_does_not_read_is_left_and_holds_no_memory(
+    server: RunningServer, world: World
+) -> None:
+    with _open(server, "/stream?n=1000&large=true"):
+        until(lambda: world.closed == ["events"])
+    # One event is held back, and the system's buffers took some.
+    assert world.produced < 20
+    assert server.ask("GET", "/health").status == 200
+
+
+def test_a_server_that_stops_lets_a_short_stream_end_and_cuts_a_long_one(world: World) -> None:
+    with running(settings=SETTINGS, app=_app(world)) as server:
+        short = _open(server, "/stream?n=20&pause=0.02")
+        long = _open(server, "/stream?n=100000&pause=0.02")
+        with short, long:
+            assert b"200 OK" in short.recv(4096)
+            assert b"200 OK" in long.recv(4096)
+            server.server.stop()
+            assert b'"number": 19' in _all(short)
+            assert b'"number": 99999' not in _all(long)
+    assert world.closed == ["events", "events"]
+
+
+def _open(server: RunningServer, path: str) -> socket.socket:
+    one = server.connect()
+    one.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    return one
+
+
+def _all(connection: socket.socket) -> bytes:
+    parts = []
+    while part := connection.recv(65536):
+        parts.append(part)
+    return b"".join(parts)

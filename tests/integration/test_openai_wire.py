@@ -1,0 +1,135 @@
+"""OpenAI's own client against the embedded model: scores agree with answers, schemas are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+
+import openai
+import pytest
+from openai.types import CompletionChoice
+from openai.types.chat import ChatCompletionMessageParam
+from pydantic import BaseModel
+
+from semantic.adapters.mlx.layer_caches import LayerData
+from semantic.application.serving import Serving
+from semantic.bootstrap import Settings
+from semantic.domain.chat import Chat, Message
+from semantic.serve import ServeSettings, load_serving
+from tests.support.http_server import running
+
+MODEL = "semantic-tiny"
+PROMPT = "Once upon a time"
+STORY: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me a story"}]
+
+
+Served = Serving[LayerData]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    wanted = ServeSettings(Settings(pool_blocks=400), max_context=512)
+    found = asyncio.run(load_serving(wanted))
+    yield found
+    asyncio.run(found.close())
+
+
+@pytest.fixture(scope="module")
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    with (
+        running(served) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as found,
+    ):
+        yield found
+
+
+def scores(choice: CompletionChoice) -> list[float]:
+    assert choice.logprobs is not None
+    assert choice.logprobs.token_logprobs is not None
+    return choice.logprobs.token_logprobs
+
+
+def test_a_prompt_scores_as_it_was_answered(client: openai.OpenAI, served: Served) -> None:
+    """The log-probabilities of an answer are those of the same tokens as a prompt."""
+
+    def ask(prompt: list[int], max_tokens: int) -> CompletionChoice:
+        return client.completions.create(
+            model=MODEL, prompt=prompt, max_tokens=max_tokens, echo=True, logprobs=1, temperature=0
+        ).choices[0]
+
+    asked = list(asyncio.run(served.tokenize(Chat((Message("user", "Tell me a story"),)))))
+    answered = ask(asked, 12)
+    text = answered.text.removeprefix(ask(asked, 0).text)
+    answer = asyncio.run(served.tokenize(text, add_special_tokens=False))
+    assert len(answer) == 12, "the model's own text reads as the tokens that it wrote"
+    again = ask([*asked, *answer], 0)
+    assert again.text == answered.text
+    assert scores(again)[0] is None
+    assert scores(again)[1:] == pytest.approx(scores(answered)[1:], abs=1e-3)
+
+
+def test_prompts_together_score_as_each_alone(client: openai.OpenAI) -> None:
+    prompts = [[3, 34], [5, 34, 35], [7, 8, 9, 10]]
+
+    def ask(tokens: list[list[int]]) -> list[CompletionChoice]:
+        return client.completions.create(
+            model=MODEL,
+            prompt=tokens,
+            echo=True,
+            logprobs=1,
+            max_tokens=1,
+            temperature=0,
+            seed=1234,
+        ).choices
+
+    for prompt, together in zip(prompts, ask(prompts), strict=True):
+        [alone] = ask([prompt])
+        assert len(scores(together)) == len(prompt) + 1
+        assert scores(together)[1:] == pytest.approx(scores(alone)[1:], abs=1e-3)
+
+
+def test_a_seed_fixes_every_choice(client: openai.OpenAI) -> None:
+    def ask(seed: int, n: int) -> list[str]:
+        reply = client.completions.create(
+            model=MODEL, prompt=PROMPT, n=n, seed=seed, temperature=1.5, max_tokens=8
+        )
+        return [choice.text for choice in reply.choices]
+
+    three = ask(7, 3)
+    assert three == ask(7, 3)
+    assert three[1:] == ask(8, 2)
+    assert len(set(three)) > 1
+
+
+def test_streams_and_replies_say_the_same(client: openai.OpenAI) -> None:
+    reply = client.chat.completions.create(model=MODEL, messages=STORY, max_tokens=24)
+    stream = client.chat.completions.create(model=MODEL, messages=STORY, max_tokens=24, stream=True)
+    choices = list(itertools.chain.from_iterable(chunk.choices for chunk in stream))
+    texts = (choice.delta.content or "" for choice in choices)
+    assert "".join(texts) == reply.choices[0].message.content
+    assert choices[-1].finish_reason == reply.choices[0].finish_reason
+
+
+def test_what_was_answered_before_is_told_as_cached(client: openai.OpenAI) -> None:
+    def cached() -> int:
+        reply = client.completions.create(model=MODEL, prompt=[11] * 20, max_tokens=1)
+        assert reply.usage is not None
+        assert reply.usage.prompt_tokens_details is not None
+        return reply.usage.prompt_tokens_details.cached_tokens or 0
+
+    assert (cached(), cached()) == (0, 19)
+
+
+class Place(BaseModel):
+    """What an answer must be."""
+
+    floor: int
+    attic: bool
+
+
+def test_a_schema_is_kept(client: openai.OpenAI) -> None:
+    reply = client.chat.completions.parse(
+        model=MODEL, messages=STORY, response_format=Place, max_tokens=300, temperature=1, seed=1
+    )
+    assert isinstance(reply.choices[0].message.parsed, Place)

@@ -1,0 +1,18 @@
+"""The models that other tests take as given: what is saved by one process is read by another."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.durable import EVERY_ARCHITECTURE
+from tests.support.reference import generate
+from tests.support.tiny_models import ARCHITECTURES, build, tiny_model
+
+
+@pytest.mark.parametrize("name", [*EVERY_ARCHITECTURE, "llama bf16"])
+def test_weights_do_not_depend_on_what_was_built_before(name: str) -> None:
+    first = generate(tiny_model(name), range(1, 40), 8)
+    tiny_model.cache_clear()
+    for other in ARCHITECTURES[::-1]:
+        build(other)
+    assert generate(tiny_model(name), range(1, 40), 8) == first

@@ -1,0 +1,32 @@
+"""A process that asks saved agents of tiny models again; each answer must be mlx-lm's.
+
+    python -m tests.support.durable_resume FOLDER ARCHITECTURE...
+
+Says for the agent "ann" of each FOLDER/ARCHITECTURE: a digest of what
+was restored, tokens it had, tokens reused, from where.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tests.support.durable import digest_of, running
+
+
+def main(folder: str, *architectures: str) -> None:
+    """See the module."""
+    for architecture in architectures:
+        with running(architecture, Path(folder, architecture)) as life:
+            past = life.manifest("ann").token_ids
+            restored = digest_of(life.restored_bodies("ann"))
+            # Told before the answer is compared: a wrong one must say whether its bytes were right.
+            sys.stderr.write(f"{architecture} restored {restored}\n")
+            done = life.ask("ann", (*past, 1, 2, 3), 8)
+            assert done.match is not None
+            fields = architecture, restored, len(past), done.cached_tokens, done.match.source
+            sys.stdout.write("\t".join(map(str, fields)) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,89 @@
+"""A chat format without templates: JSON calls between marks. A fake of the `ChatFormat` port."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from semantic.application.call_grammar import (
+    CallLanguage,
+    SpelledMark,
+    arguments_schema,
+    call_grammar,
+)
+from semantic.domain.chat import Chat, Tool
+from semantic.domain.errors import InvalidRequestError, ToolCallError
+from semantic.domain.grammar import Grammar
+from semantic.ports.chat import Marks, RenderedChat, WrittenCall
+from tests.support.fake_tokenizer import ByteTokenizer
+
+CALL_MARKS = Marks("<tool_call>", "</tool_call>")
+
+
+class FakeChatFormat:
+    """Writes roles, contents, thoughts and calls one after the other, in `ByteTokenizer`'s bytes.
+
+    Thinks when `thought_marks` are given; the template option "open" begins the thought.
+    """
+
+    def __init__(
+        self,
+        thought_marks: Marks | None = None,
+        call_marks: Marks = CALL_MARKS,
+    ) -> None:
+        self._thought_marks = thought_marks
+        self._call_marks = call_marks
+        self._tokenizer = ByteTokenizer()
+
+    @property
+    def thought_marks(self) -> Marks | None:
+        return self._thought_marks
+
+    @property
+    def call_marks(self) -> Marks:
+        return self._call_marks
+
+    def render(self, chat: Chat) -> RenderedChat:
+        if not chat.messages:
+            raise InvalidRequestError("messages must hold at least one message, got none")
+        lines = [f"<tools>{[tool.name for tool in chat.tools]}\n"] if chat.tools else []
+        for message in chat.messages:
+            calls = "".join(f"({call.name} {call.arguments})" for call in message.tool_calls)
+            lines.append(f"<{message.role}>{message.reasoning}{message.content}{calls}\n")
+        opens = self._thought_marks is not None and chat.template_options.get("open") is True
+        lines.append("<assistant>")
+        if opens and self._thought_marks is not None:
+            lines.append(self._thought_marks.start)
+        return RenderedChat(tuple(self._tokenizer.encode("".join(lines))), opens)
+
+    def read_calls(self, text: str, tools: Sequence[Tool]) -> list[WrittenCall]:
+        try:
+            value = json.loads(text)
+            calls = value if isinstance(value, list) else [value]
+            written = [WrittenCall(call["name"], _object(call["arguments"])) for call in calls]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ToolCallError(f"cannot read the call: {error}") from error
+        if not written or any(call.name not in {tool.name for tool in tools} for call in written):
+            raise ToolCallError("expected a call of one of the tools")
+        return written
+
+    def call_grammar(self, chat: Chat, *, opens_thought: bool) -> Grammar | None:
+        if chat.tool_choice.mode == "required" and not chat.tools:
+            raise InvalidRequestError("tool_choice asks for a call, but there are no tools")
+        calls, thought = self._call_marks, self._thought_marks
+        start, end = _spelled(calls.start), _spelled(calls.end)
+        language = CallLanguage(start, end)
+        if thought is not None:
+            language = CallLanguage(start, end, (_spelled(thought.start), _spelled(thought.end)))
+        after = thought.end if thought is not None and opens_thought else None
+        return call_grammar(chat, language, arguments_schema, after=after)
+
+
+def _spelled(mark: str) -> SpelledMark:
+    return SpelledMark(mark, (mark,) if mark else ())
+
+
+def _object(value: object) -> str:
+    if not isinstance(value, dict):
+        raise TypeError(f"expected an object of arguments, got {value!r}")
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,101 @@
+"""A real server in a thread, on a port of its own, for tests that speak HTTP to it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection
+
+from fastapi import FastAPI
+
+from semantic.adapters.http.app import create_app
+from semantic.adapters.http.server import HttpServer, listen, make_server
+from semantic.adapters.http.settings import ServerSettings
+from semantic.ports.serving import ServingPort
+
+_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer as it came over the wire; names of headers are in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> dict[str, object]:
+        found: dict[str, object] = json.loads(self.body)
+        return found
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """Where a server can be reached."""
+
+    app: FastAPI
+    server: HttpServer
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        headers: dict[str, str] | None = None,
+    ) -> Reply:
+        """Send one request on a connection of its own; what is not bytes goes as JSON."""
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=_SECONDS)
+        try:
+            connection.request(method, path, data, headers or {})
+            response = connection.getresponse()
+            found = {name.lower(): value for name, value in response.getheaders()}
+            return Reply(response.status, found, response.read())
+        finally:
+            connection.close()
+
+    def connect(self) -> socket.socket:
+        """A bare connection, for what no client library would send."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=_SECONDS)
+
+
+@contextmanager
+def running(
+    serving: ServingPort | None = None,
+    settings: ServerSettings | None = None,
+    *,
+    app: FastAPI | None = None,
+) -> Iterator[RunningServer]:
+    """A server around `serving`, or of `app`; it has ended when the block is left."""
+    settings = (settings or ServerSettings()).model_copy(update={"port": 0})
+    app = app or create_app(serving, settings)
+    bound = listen(settings)
+    server = make_server(app, settings)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
+    thread.start()
+    try:
+        until(lambda: server.started)
+        yield RunningServer(app, server, bound.getsockname()[1])
+    finally:
+        server.should_exit = True
+        thread.join(_SECONDS)
+        assert not thread.is_alive(), "the server did not stop"
+
+
+def until(condition: Callable[[], bool], seconds: float = _SECONDS) -> None:
+    """Wait until `condition` holds. Fails when it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)

@@ -1,0 +1,63 @@
+"""A `FakeServing` that a server can open and close, as it does with a real one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from semantic.application.engine_state import EngineFigures, EngineState
+from semantic.application.observing import Figures
+from semantic.domain.errors import AgentNotFoundError
+from semantic.domain.stored import StoreStats, Tier
+from semantic.ports.agents import AgentDetail, AgentsPort, AgentSummary
+from tests.support.fake_serving import FakeServing
+
+
+class NoAgents:
+    """Implements `AgentsPort` for a server that has none."""
+
+    async def list(self, tenant: str) -> Sequence[AgentSummary]:
+        """See `AgentsPort.list`."""
+        del tenant
+        return ()
+
+    async def show(self, agent_id: str, tenant: str) -> AgentDetail:
+        """See `AgentsPort.show`."""
+        raise _nobody(agent_id, tenant)
+
+    async def fork(self, agent_id: str, new_id: str, tenant: str) -> AgentSummary:
+        """See `AgentsPort.fork`."""
+        del new_id
+        raise _nobody(agent_id, tenant)
+
+    async def pin(self, agent_id: str, tenant: str, *, pinned: bool) -> AgentSummary:
+        """See `AgentsPort.pin`."""
+        del pinned
+        raise _nobody(agent_id, tenant)
+
+    async def forget(self, agent_id: str, tenant: str) -> None:
+        """See `AgentsPort.forget`."""
+        raise _nobody(agent_id, tenant)
+
+
+def _nobody(agent_id: str, tenant: str) -> AgentNotFoundError:
+    return AgentNotFoundError(f"{tenant!r} has no agent {agent_id!r}")
+
+
+@dataclass(slots=True)
+class RunnableFake(FakeServing):
+    """Implements `RunnableServing`; its figures are written down beforehand."""
+
+    state: EngineState = EngineState.READY
+    closed: bool = False
+    agents: AgentsPort = field(default_factory=NoAgents)
+
+    def figures(self) -> Figures:
+        """See `RunnableServing.figures`."""
+        stats = StoreStats(Tier.DISK, 3, 300, 1000, counts={"hits": 2, "damaged": 1, "dropped": 4})
+        engine = EngineFigures(self.state, running=1, pool_used_bytes=25, pool_bytes=100)
+        return Figures(engine, (stats,))
+
+    async def close(self) -> None:
+        """See `RunnableServing.close`."""
+        self.closed = True

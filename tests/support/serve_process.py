@@ -1,0 +1,115 @@
+"""`semantic serve` as a process of its own, on a free port. Standard library only.
+
+The checks of foreign clients use it too, from environments that have nothing of ours.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+
+_READY: Final = re.compile(r"^ready: (http://\S+)/v1 ")
+_SECONDS: Final = 120.0
+"""For a start or a stop on a machine that has much else to do."""
+
+
+class ServerFailedError(Exception):
+    """The server did not come up, or did not end as it should; the text is its log."""
+
+
+class ServeProcess:
+    """A started server. `url` is its address without a path; `log` what it printed so far."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            command,
+            env=environment,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.log: list[str] = []
+        self.url = ""
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def tail(self) -> str:
+        """The end of the log."""
+        return "\n".join(self.log[-20:])
+
+    def wait_ready(self) -> None:
+        """Return when requests can come. Raises ServerFailedError."""
+        self._ready.wait(_SECONDS)
+        if not self.url:
+            self.kill()
+            raise ServerFailedError(self.tail)
+
+    def stop(self) -> None:
+        """End it as an operator does. Raises ServerFailedError unless it ends in good order."""
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            code = self._process.wait(_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise ServerFailedError(self.tail) from None
+        self._reader.join()
+        if code not in {0, -signal.SIGTERM}:
+            raise ServerFailedError(f"{self.tail}\nexit code {code}")
+
+    def kill(self) -> None:
+        """End it without a chance to save anything. Harmless when it has ended."""
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+
+    def _read(self) -> None:
+        pipe = self._process.stderr
+        if pipe is None:
+            return
+        with pipe:
+            for line in pipe:
+                self.log.append(line.rstrip())
+                found = _READY.match(line)
+                if found:
+                    self.url = found[1]
+                    self._ready.set()
+        self._ready.set()
+
+
+@contextmanager
+def served(
+    store: Path,
+    *flags: str,
+    python: str = sys.executable,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[ServeProcess]:
+    """A server of the model inside the package that keeps its caches in `store`.
+
+    It is stopped at the end, with SIGTERM; a body that fails does not hide its error behind one
+    of the server.
+    """
+    command = (python, "-m", "semantic", "serve", "--port", "0", "--store", str(store), *flags)
+    process = ServeProcess(command, dict(environment or {**os.environ, **OURS}))
+    try:
+        process.wait_ready()
+        yield process
+        process.stop()
+    finally:
+        process.kill()
+
+
+OURS: Final = {"PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1", "TERM": "dumb"}

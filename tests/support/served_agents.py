@@ -1,0 +1,57 @@
+"""Agents of an engine on fakes, as a server shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from semantic.adapters.stores.memory import MemoryStore
+from semantic.application.agent_directory import AgentDirectory
+from semantic.application.agent_finder import AgentFinder
+from semantic.application.batch_engine import BlockPoolBatchEngine
+from semantic.application.served_agents import ServedAgents
+from semantic.domain.block_hash import namespace_of, tenant_tag
+from semantic.domain.errors import SemanticError
+from semantic.domain.value_objects import ModelCacheSpec
+from semantic.ports.store import CacheStorePort
+from tests.support.fake_backend import FULL, FakeData
+from tests.unit.application.world import World
+
+T = TypeVar("T")
+
+_WORKERS = ThreadPoolExecutor(1)
+
+
+class AgentsWorld:
+    """An engine that runs only when it is told to, its store, and what is shown of its agents."""
+
+    def __init__(self, store: CacheStorePort | None = None) -> None:
+        self.store = store or MemoryStore(64 << 20)
+        self.world = World(ModelCacheSpec((FULL, FULL)), archive=self.store)
+        self.engine = self.world.engine
+        backend = self.world.backend
+        self.namespace = namespace_of(backend.model_id, backend.layout().name)
+        directory: AgentDirectory[FakeData] = AgentDirectory(self.store, self.namespace, "tiny")
+        finder = AgentFinder(partial(tenant_tag, self.store.secret), lambda *_: True)
+        self.agents = ServedAgents(self, directory, finder, _WORKERS)
+
+    def call(self, function: Callable[[BlockPoolBatchEngine[FakeData]], T]) -> Future[T]:
+        """As the thread of an engine does it, at once."""
+        result: Future[T] = Future()
+        try:
+            result.set_result(function(self.engine))
+        except SemanticError as error:
+            result.set_exception(error)
+        return result
+
+    def submit(self, agent: str, n: int, *, tenant: str = "", first: int = 0) -> str:
+        """Queue a prompt of `n` tokens, which begins like every other of the same `first`."""
+        tokens = [(first + i * i) % 40 for i in range(n)]
+        return self.engine.submit(agent, tokens, max_tokens=4, tenant=tenant)
+
+    def turn(self, agent: str, n: int, *, tenant: str = "", first: int = 0) -> None:
+        """Answer such a prompt."""
+        self.submit(agent, n, tenant=tenant, first=first)
+        self.world.finish()

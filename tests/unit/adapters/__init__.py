@@ -1,0 +1,1 @@
+"""Adapters alone, with fakes around them."""

@@ -1,0 +1,215 @@
+"""Each documented field works or is refused by name: tables, refusals, and the SDK's own types."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from types import SimpleNamespace
+
+import pytest
+from openai.types import completion_create_params as completion_params
+from openai.types.chat import completion_create_params as chat_params
+from openai.types.chat.chat_completion_stream_options_param import ChatCompletionStreamOptionsParam
+
+from semantic.adapters.http.openai import fields, routes
+from semantic.adapters.http.openai.fields import (
+    CHAT_FIELDS,
+    COMPLETION_FIELDS,
+    STREAM_OPTION_FIELDS,
+    Field,
+)
+from semantic.adapters.http.told_once import Warnings
+from tests.unit.adapters.http.openai.wire import CHAT, COMPLETIONS, at, wire_of
+
+OURS = {
+    "agent_id",
+    "ignore_eos",
+    "min_p",
+    "min_tokens",
+    "repetition_penalty",
+    "top_k",
+}
+
+TABLES = [
+    (CHAT_FIELDS, chat_params.CompletionCreateParamsNonStreaming, OURS | {"chat_template_kwargs"}),
+    (COMPLETION_FIELDS, completion_params.CompletionCreateParamsNonStreaming, OURS),
+    (STREAM_OPTION_FIELDS, ChatCompletionStreamOptionsParam, {"continuous_usage_stats"}),
+]
+
+
+@pytest.mark.parametrize(("table", "documented", "ours"), TABLES)
+def test_every_documented_field_is_in_the_table(
+    table: Mapping[str, Field], documented: type, ours: set[str]
+) -> None:
+    known = set(documented.__annotations__)
+    assert set(table) - ours == known
+    assert not known & ours
+
+
+REFUSED_CHAT = {
+    "audio": {"voice": "alloy", "format": "wav"},
+    "function_call": "auto",
+    "functions": [{"name": "look"}],
+    "modalities": ["text", "audio"],
+    "moderation": {"model": "omni"},
+    "prediction": {"type": "content", "content": "x"},
+    "service_tier": "flex",
+    "store": True,
+    "verbosity": "low",
+    "web_search_options": {},
+    "min_tokens": 4,
+}
+
+
+def test_the_refusals_below_are_all_there_are() -> None:
+    assert set(REFUSED_CHAT) == {name for name, one in CHAT_FIELDS.items() if one.refusal}
+
+
+@pytest.mark.parametrize("name", REFUSED_CHAT)
+def test_refused_fields_of_chats(name: str) -> None:
+    wire = wire_of()
+    error = wire.error(CHAT, **{name: REFUSED_CHAT[name]})
+    assert error["param"] == name
+    assert str(error["message"]).startswith(f"{name}: ")
+    assert wire.fake.asked == []
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"modalities": ["text"]},
+        {"service_tier": "auto"},
+        {"service_tier": "default"},
+        {"store": False},
+        {"verbosity": "medium"},
+        {"min_tokens": 0},
+        {"user": "u", "safety_identifier": "s", "metadata": {"a": "b"}},
+        {"prompt_cache_key": "k", "prompt_cache_retention": "24h"},
+        {"prompt_cache_options": {"mode": "implicit"}},
+        dict.fromkeys(CHAT_FIELDS.keys() - {"model", "messages"}),
+    ],
+)
+def test_accepted_values_change_nothing(given: dict[str, object]) -> None:
+    plain, other = wire_of(), wire_of()
+    plain.chat()
+    other.chat(**given)
+    assert plain.ask == other.ask
+
+
+@pytest.mark.parametrize(("name", "value"), [("suffix", "end"), ("min_tokens", 2)])
+def test_refused_fields_of_completions(name: str, value: object) -> None:
+    assert wire_of().error(COMPLETIONS, **{name: value})["param"] == name
+    assert at(wire_of().complete(suffix="", min_tokens=0), "choices", 0, "text") == "Hello."
+
+
+def test_an_unknown_field_is_told_of_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fields, "warnings", Warnings())
+    wire = wire_of()
+    with caplog.at_level(logging.WARNING, "semantic.server"):
+        for _ in range(3):
+            wire.chat(typo=1)
+            wire.chat(**{"bad\nname": 1})
+    assert caplog.messages == [
+        "field 'typo' is unknown and has no effect",
+        r"field 'bad\nname' is unknown and has no effect",
+    ]
+
+
+def test_names_that_a_client_invents_are_not_remembered_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = Warnings()
+    monkeypatch.setattr(fields, "warnings", told)
+    fields.known_fields({f"name{i}": i for i in range(5000)}, CHAT_FIELDS)
+    assert len(told._said) == 1000
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"temperature": "0.5"}, "temperature"),
+        ({"temperature": 2.5}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"n": True}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"seed": 1.5}, "seed"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"frequency_penalty": -3}, "frequency_penalty"),
+        ({"stop": 5}, "stop"),
+        ({"stop": {}}, "stop"),
+        ({"stop": ["a", 5]}, "stop[1]"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["x"] * 65}, "stop"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": "1"}}, "logit_bias.5"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": 2}, "min_p"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"ignore_eos": "yes"}, "ignore_eos"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": "usage"}, "stream_options"),
+        ({"agent_id": ""}, "agent_id"),
+        ({"agent_id": 5}, "agent_id"),
+        ({"user": 5}, "user"),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_wrong_values_are_refused_by_name(path: str, given: dict[str, object], param: str) -> None:
+    wire = wire_of()
+    error = wire.error(path, **given)
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+    assert wire.fake.asked == []
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("option", ["include_usage", "continuous_usage_stats"])
+def test_stream_options_are_checked(path: str, option: str) -> None:
+    wire = wire_of()
+    error = wire.error(path, stream=True, stream_options={option: 1})
+    assert error["param"] == f"stream_options.{option}"
+    error = wire.error(path, stream=True, stream_options={"include_obfuscation": True})
+    assert error["param"] == "stream_options.include_obfuscation"
+    wire.chunks(path, stream_options={"include_obfuscation": False})
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_an_unknown_model_is_a_404_with_the_names_there_are(path: str) -> None:
+    error = wire_of().error(path, 404, model="gpt-6")
+    assert (error["param"], error["code"]) == ("model", "model_not_found")
+    assert "fake, default" in str(error["message"])
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_a_model_must_be_named(path: str) -> None:
+    assert wire_of().error(path, model=None)["param"] == "model"
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_a_server_may_tell_usage_to_all(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "usage" not in wire_of().chunks(path)[-1]
+    monkeypatch.setattr(routes, "settings_of", lambda _: SimpleNamespace(force_usage=True))
+    for options in (None, {"include_usage": False}):
+        last = wire_of().chunks(path, stream_options=options)[-1]
+        assert last["choices"] == []
+        assert at(last, "usage", "completion_tokens") == 6
+
+
+def test_the_description_has_body_and_reply_of_both_routes() -> None:
+    schema = wire_of().client.get("/openapi.json").json()
+    for path, field in ((CHAT, "messages"), (COMPLETIONS, "prompt")):
+        operation = schema["paths"][path]["post"]
+        body = at(operation, "requestBody", "content", "application/json", "schema")
+        assert at(body, "required") == ["model", field]
+        assert set(operation["responses"]["200"]["content"]) == {
+            "application/json",
+            "text/event-stream",
+        }
+        assert {"400", "404", "500", "503"} <= set(operation["responses"])

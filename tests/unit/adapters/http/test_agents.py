@@ -1,0 +1,187 @@
+"""/v1/agents over HTTP: a real engine's agents, whatever they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import quote
+
+import pytest
+from pydantic import SecretStr
+
+from semantic.adapters.http.app import create_app
+from semantic.adapters.http.context import ServerContext
+from semantic.adapters.http.keys import tenant_name
+from semantic.adapters.http.settings import ServerSettings
+from tests.support.fake_serving import FakeServing
+from tests.support.http_server import Reply, RunningServer, running
+from tests.support.served_agents import AgentsWorld
+
+STRANGE = ["a/b", "why/fork", "x/why", "🦊 ä", "a.b", "a?b#c", "%2F", "'\"", "x" * 256]
+
+
+@pytest.fixture
+def served() -> AgentsWorld:
+    return AgentsWorld()
+
+
+@pytest.fixture
+def server(served: AgentsWorld) -> Iterator[RunningServer]:
+    app = create_app(context=ServerContext(FakeServing(), agents=served.agents))
+    with running(app=app) as found:
+        yield found
+
+
+def path(agent: str, action: str = "") -> str:
+    return f"/v1/agents/{quote(agent, safe='')}{action}"
+
+
+def error(reply: Reply) -> tuple[int, str]:
+    """Status and message."""
+    found = reply.json["error"]
+    assert isinstance(found, dict)
+    return reply.status, found["message"]
+
+
+def test_a_list_of_agents(server: RunningServer, served: AgentsWorld) -> None:
+    assert server.ask("GET", "/v1/agents").json == {"object": "list", "data": []}
+    served.turn("ada", 600)
+    served.turn("ada", 600)
+    data = server.ask("GET", "/v1/agents").json["data"]
+    assert isinstance(data, list)
+    (ada,) = data
+    last_used, n_bytes, pool_bytes = (ada.pop(key) for key in ("last_used", "bytes", "pool_bytes"))
+    assert min(last_used, n_bytes, pool_bytes) > 0
+    assert ada == {
+        "object": "agent",
+        "id": "ada",
+        "model": "",
+        "parent": None,
+        "state": "idle",
+        "tokens": 604,
+        "blocks": {"pool": 3, "memory": 0, "disk": 0, "missing": 0},
+        "shared_bytes": 0,
+        "pinned": False,
+        "turns": 2,
+        "last_turn": {"prompt_tokens": 600, "cached_tokens": 599, "cached_share": 599 / 600},
+    }
+
+
+@pytest.mark.parametrize("agent", STRANGE)
+def test_any_name_will_do(server: RunningServer, served: AgentsWorld, agent: str) -> None:
+    served.turn(agent, 300)
+    shown = server.ask("GET", path(agent))
+    assert (shown.status, shown.json["id"]) == (200, agent)
+    chain = shown.json["chain"]
+    assert isinstance(chain, list)
+    assert [(block["start"], block["stop"], block["place"]) for block in chain] == [
+        (0, 256, "pool"),
+        (256, 304, "pool"),
+    ]
+    assert server.ask("GET", path(agent, "/why")).json["id"] == agent
+    forked = server.ask("POST", path(agent, "/fork"), {"new_id": "copy"})
+    assert (forked.status, forked.json["id"], forked.json["parent"]) == (200, "copy", agent)
+    assert server.ask("POST", path(agent, "/pin"), {"pinned": True}).json["pinned"] is True
+    deleted = server.ask("DELETE", path(agent))
+    assert deleted.json == {"object": "agent.deleted", "id": agent, "deleted": True}
+    assert error(server.ask("GET", path(agent)))[0] == 404
+    assert server.ask("GET", path("copy")).status == 200
+
+
+def test_slashes_need_no_code(server: RunningServer, served: AgentsWorld) -> None:
+    served.turn("team/ada", 20)
+    assert server.ask("GET", "/v1/agents/team/ada").json["id"] == "team/ada"
+    assert server.ask("GET", "/v1/agents/team/ada/why").json["object"] == "agent.match"
+
+
+def test_why(server: RunningServer, served: AgentsWorld) -> None:
+    served.turn("ada", 600)
+    served.turn("ada", 600, first=33)
+    match = server.ask("GET", path("ada", "/why")).json["match"]
+    assert isinstance(match, dict)
+    assert match.pop("seconds") > 0
+    assert match == {
+        "prompt_tokens": 600,
+        "reused_tokens": 0,
+        "computed_tokens": 600,
+        "end": "diverged",
+        "reason": "It is not what the agent had before.",
+        "source": "none",
+        "differs_at": 0,
+        "expected": 0,
+        "got": 33,
+        "expected_text": "\0",
+        "got_text": "!",
+    }
+    server.ask("POST", path("ada", "/fork"), {"new_id": "bob"})
+    assert server.ask("GET", path("bob", "/why")).status == 200
+
+
+def test_nobody_of_that_name(server: RunningServer) -> None:
+    for method, action, body in (
+        ("GET", "", None),
+        ("GET", "/why", None),
+        ("POST", "/fork", {"new_id": "bob"}),
+        ("POST", "/pin", {"pinned": True}),
+        ("DELETE", "", None),
+    ):
+        reply = server.ask(method, path("eve", action), body)
+        assert error(reply) == (404, "there is no agent 'eve'")
+        assert reply.json["error"]["code"] == "agent_not_found"  # type: ignore[index]  # an object
+
+
+@pytest.mark.parametrize(
+    ("action", "body"),
+    [
+        ("/fork", {}),
+        ("/fork", {"new_id": 3}),
+        ("/fork", {"new_id": ""}),
+        ("/fork", {"new_id": "a\nb"}),
+        ("/fork", {"new_id": "x" * 257}),
+        ("/fork", {"new_id": "ada"}),
+        ("/fork", {"new_id": "bob", "more": 1}),
+        ("/pin", {"pinned": "yes"}),
+        ("/pin", {}),
+        ("/pin", []),
+        ("/pin", None),
+    ],
+)
+def test_wrong_bodies_change_nothing(
+    server: RunningServer, served: AgentsWorld, action: str, body: object
+) -> None:
+    served.turn("ada", 20)
+    before = served.store.manifests()
+    assert error(server.ask("POST", path("ada", action), body))[0] == 400
+    assert served.store.manifests() == before
+
+
+def test_while_it_has_a_request_it_is_not_forgotten(
+    server: RunningServer, served: AgentsWorld
+) -> None:
+    served.turn("ada", 20)
+    served.submit("ada", 30)
+    status, message = error(server.ask("DELETE", path("ada")))
+    assert (status, message) == (400, "agent 'ada' has a request: wait until it has ended")
+
+
+def test_before_the_model_is_there() -> None:
+    with running(app=create_app()) as server:
+        reply = server.ask("GET", "/v1/agents")
+    assert error(reply) == (503, "the model is being loaded")
+    assert reply.headers["retry-after"]
+
+
+def test_another_tenants_agent_is_not_there(served: AgentsWorld) -> None:
+    keys = SecretStr("key-of-a" * 4), SecretStr("key-of-b" * 4)
+    served.turn("ada", 20, tenant=tenant_name(keys[0].get_secret_value()))
+    app = create_app(
+        settings=ServerSettings(api_keys=keys),
+        context=ServerContext(FakeServing(), agents=served.agents),
+    )
+    with running(app=app) as server:
+        a, b = ({"authorization": f"Bearer {key.get_secret_value()}"} for key in keys)
+        assert server.ask("GET", "/v1/agents").status == 401
+        assert server.ask("GET", path("ada"), headers=a).status == 200
+        assert server.ask("GET", path("ada"), headers=b).status == 404
+        assert server.ask("DELETE", path("ada"), headers=b).status == 404
+        assert server.ask("GET", "/v1/agents", headers=b).json["data"] == []
+        assert server.ask("GET", path("ada"), headers=a).status == 200

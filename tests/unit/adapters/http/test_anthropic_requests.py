@@ -1,0 +1,385 @@
+"""What a body of Anthropic's API becomes: messages, tools, options, or one clear error."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+
+import pytest
+from anthropic.types import message_create_params as stable
+from anthropic.types.beta import message_count_tokens_params, message_create_params
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semantic.adapters.http.anthropic import fields, sdk_types
+from semantic.adapters.http.anthropic.thinking import seal, sealed_text, thought_of
+from semantic.adapters.http.anthropic.wanted import Wanted, read_chat, read_wanted
+from semantic.adapters.http.errors import FieldError
+from semantic.adapters.http.told_once import Warnings
+from semantic.domain.chat import AnswerFormat, Message, Tool, ToolCall, ToolChoice
+from semantic.domain.errors import InvalidRequestError
+from semantic.domain.value_objects import SamplingParams
+
+HELLO: dict[str, object] = {"role": "user", "content": "Hello"}
+BILLING = "x-anthropic-billing-header: cc_version=2.1.329.f6c; cc_entrypoint=sdk-cli;"
+SDK = sdk_types.load()
+
+
+def body(**changes: object) -> dict[str, object]:
+    return {"model": "fake", "max_tokens": 100, "messages": [HELLO], **changes}
+
+
+def wanted(sampling: SamplingParams | None = None, /, **changes: object) -> Wanted:
+    return read_wanted(SDK, body(**changes), sampling or SamplingParams(), Warnings())
+
+
+def messages(*given_messages: object, **changes: object) -> tuple[Message, ...]:
+    return wanted(messages=list(given_messages), **changes).chat.messages
+
+
+def refusal(**changes: object) -> FieldError:
+    with pytest.raises(FieldError) as caught:
+        wanted(**changes)
+    return caught.value
+
+
+# Fields
+
+
+def test_every_field_of_the_sdk_has_its_place() -> None:
+    tables = [set(fields.WORKS), set(fields.OURS), set(fields.NO_EFFECT), set(fields.REFUSED)]
+    placed = set().union(*tables)
+    assert sum(map(len, tables)) == len(placed)
+    documented = {
+        *message_create_params.MessageCreateParamsStreaming.__annotations__,
+        *message_create_params.MessageCreateParamsBase.__annotations__,
+        *message_count_tokens_params.MessageCountTokensParams.__annotations__,
+        *stable.MessageCreateParamsBase.__annotations__,
+    }
+    older = {"temperature", "top_k", "top_p", "output_format"}
+    assert documented - placed == set()
+    assert placed - documented - older == {"agent_id"}
+
+
+@pytest.mark.parametrize("name", sorted(fields.REFUSED))
+def test_what_cannot_be_served_is_refused_by_name_unless_empty(name: str) -> None:
+    assert refusal(**{name: {"type": "x"}}).param == name
+    wanted(**{name: [] if name == "mcp_servers" else None})
+
+
+def test_unknown_fields_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    warnings = Warnings()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            read_wanted(SDK, body(new="x", **{"a\nb": 1}), SamplingParams(), warnings)
+    assert [record.message for record in caplog.records] == [
+        "/v1/messages: the field 'new' is not known and has no effect",
+        "/v1/messages: the field 'a\\nb' is not known and has no effect",
+    ]
+
+
+def test_what_claude_code_sends_is_accepted() -> None:
+    asked = wanted(
+        system=[
+            {"type": "text", "text": BILLING},
+            {"type": "text", "text": "You are.", "cache_control": {"type": "ephemeral"}},
+            {"type": "text", "text": "Be brief."},
+        ],
+        messages=[
+            {"role": "user", "content": [{"type": "text", "text": "say hi"}]},
+            {"role": "system", "content": "<context>"},
+        ],
+        metadata={"user_id": '{"session_id": "1"}'},
+        thinking={"type": "adaptive", "display": "omitted"},
+        output_config={"effort": "high"},
+        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        stream=True,
+    )
+    assert asked.chat.messages == (
+        Message("system", "You are.\n\nBe brief."),
+        Message("user", "say hi"),
+        Message("system", "<context>"),
+    )
+    assert asked.chat.template_options == {"enable_thinking": True, "reasoning_effort": "high"}
+    assert asked.stream
+    assert asked.thoughts_omitted
+    assert asked.edits_context
+
+
+# Messages
+
+
+def test_a_text_and_one_block_of_it_are_the_same() -> None:
+    block = {"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}
+    assert messages(HELLO) == messages({"role": "user", "content": [block]})
+    assert messages(HELLO, system="Be brief.") == messages(
+        HELLO, system=[{"type": "text", "text": "Be brief."}]
+    )
+
+
+@pytest.mark.parametrize("system", [BILLING, [{"type": "text", "text": BILLING}], None, []])
+def test_the_billing_line_alone_is_no_system_prompt(system: object) -> None:
+    changes = {} if system is None else {"system": system}
+    assert messages(HELLO, **changes) == (Message("user", "Hello"),)
+
+
+def test_of_a_text_that_begins_with_the_billing_line_the_rest_stays() -> None:
+    assert messages(HELLO, system=f"{BILLING}\n\nYou are.")[0] == Message("system", "You are.")
+
+
+def test_a_tool_loop_keeps_its_order() -> None:
+    assert messages(
+        HELLO,
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Which?", "signature": "x"},
+                {"type": "redacted_thinking", "data": "zzz"},
+                {"type": "text", "text": "I look"},
+                {"type": "text", "text": " it up."},
+                {"type": "tool_use", "id": "t1", "name": "look", "input": {"for": "ä"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "t1", "content": "found"},
+                {"type": "text", "text": "And now?"},
+                {"type": "text", "text": "Quick."},
+            ],
+        },
+    )[1:] == (
+        Message("assistant", "I look it up.", "Which?", (ToolCall("t1", "look", '{"for": "ä"}'),)),
+        Message("tool", "found", tool_call_id="t1", name="look"),
+        Message("user", "And now?\n\nQuick."),
+    )
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ({}, ""),
+        ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, "a\n\nb"),
+        ({"content": "no such file", "is_error": True}, "Error: no such file"),
+        ({"is_error": True}, "Error: "),
+    ],
+)
+def test_results_of_tools(result: Mapping[str, object], text: str) -> None:
+    block = {"type": "tool_result", "tool_use_id": "t9", **result}
+    (message,) = messages({"role": "user", "content": [block]})
+    assert message == Message("tool", text, tool_call_id="t9")
+
+
+def test_system_messages_end_when_they_say_so() -> None:
+    note = {"role": "system", "content": "note", "clear_at": "next_user_message"}
+    assert Message("system", "note") in messages(HELLO, note)
+    assert Message("system", "note") not in messages(HELLO, note, HELLO)
+    effort = {"role": "system", "output_config": {"effort": "max"}}
+    asked = wanted(messages=[HELLO, effort], output_config={"effort": "low"})
+    assert asked.chat.template_options == {"reasoning_effort": "high"}
+    assert len(asked.chat.messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ("x", "messages[1]"),
+        ({"role": "bird", "content": "x"}, "messages[1].role"),
+        ({"content": "x"}, "messages[1].role"),
+        ({"role": "user"}, "messages[1].content"),
+        ({"role": "user", "content": 3}, "messages[1].content"),
+        ({"role": "user", "content": [3]}, "messages[1].content[0]"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content[0].text"),
+        ({"role": "user", "content": [{"type": "image", "source": {}}]}, "messages[1].content[0]"),
+        ({"role": "user", "content": [{"type": "document"}]}, "messages[1].content[0]"),
+        ({"role": "user", "content": [{"type": ["x"]}]}, "messages[1].content[0]"),
+        ({"role": "system", "content": [{"type": "image"}]}, "messages[1].content[0]"),
+        ({"role": "system", "content": "x", "clear_at": "now"}, "messages[1].clear_at"),
+        ({"role": "assistant", "content": [{"type": "server_tool_use"}]}, "messages[1].content[0]"),
+        (
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "x", "input": {}}]},
+            "messages[1].content[0].name",
+        ),
+        (
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]}
+                ],
+            },
+            "messages[1].content[0].content[0]",
+        ),
+    ],
+)
+def test_a_wrong_message_is_named(message: object, param: str) -> None:
+    error = refusal(messages=[HELLO, message])
+    assert error.param == param
+    assert str(error).startswith(param)
+
+
+@pytest.mark.parametrize("given_messages", [[], "Hello", None, {"role": "user"}])
+def test_messages_are_a_list_of_some(given_messages: object) -> None:
+    assert refusal(messages=given_messages).param == "messages"
+
+
+def test_an_answer_cannot_be_continued() -> None:
+    error = refusal(messages=[HELLO, {"role": "assistant", "content": "The best answer is ("}])
+    assert "messages[1]: the last message must not be the assistant's" in str(error)
+
+
+# Thoughts
+
+
+@given(st.text())
+def test_a_thought_that_was_not_shown_comes_back(thought: str) -> None:
+    assert thought_of("", sealed_text(thought)) == thought
+    assert thought_of(thought, seal(thought)) == thought
+    assert seal(thought) == seal(thought)
+
+
+@pytest.mark.parametrize("signature", ["", "ErUBCkYIB", "semantic.text.%%%", "semantic.text._w=="])
+def test_a_signature_that_is_not_ours_says_nothing(signature: str) -> None:
+    assert thought_of("", signature) == ""
+
+
+@pytest.mark.parametrize(
+    ("thinking", "enabled"),
+    [
+        ({"type": "enabled", "budget_tokens": 1024}, True),
+        ({"type": "adaptive"}, True),
+        ({"type": "between_tools"}, True),
+        ({"type": "disabled"}, False),
+    ],
+)
+def test_thinking(thinking: object, enabled: bool) -> None:
+    assert wanted(thinking=thinking).chat.template_options == {"enable_thinking": enabled}
+
+
+def test_what_is_said_about_thinking_is_checked() -> None:
+    assert refusal(thinking={"type": "enabled", "budget_tokens": 5}).param == (
+        "thinking.budget_tokens"
+    )
+    assert refusal(thinking={"type": "deep"}).param.startswith("thinking")
+    assert refusal(output_config={"effort": "huge"}).param.startswith("output_config")
+    assert wanted().chat.template_options == {}
+
+
+# Tools
+
+LOOK: dict[str, object] = {"name": "look", "input_schema": {"type": "object", "x-own": 1}}
+
+
+def test_own_tools_are_kept_and_others_skipped(caplog: pytest.LogCaptureFixture) -> None:
+    tools = [
+        {"type": "web_search_20250305", "name": "web_search"},
+        {**LOOK, "type": "custom", "description": "Looks.", "strict": True},
+        {"type": "bash_20250124", "name": "bash"},
+    ]
+    with caplog.at_level(logging.WARNING):
+        chat = wanted(tools=tools).chat
+    assert chat.tools == (Tool("look", "Looks.", {"type": "object", "x-own": 1}, strict=True),)
+    assert ["web_search_20250305" in caplog.text, "bash_20250124" in caplog.text] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected", "parallel"),
+    [
+        ({"type": "auto"}, ToolChoice(), True),
+        ({"type": "auto", "disable_parallel_tool_use": True}, ToolChoice(), False),
+        ({"type": "any"}, ToolChoice("required"), True),
+        ({"type": "none"}, ToolChoice("none"), True),
+        (
+            {"type": "tool", "name": "look", "disable_parallel_tool_use": True},
+            ToolChoice("required", "look"),
+            False,
+        ),
+    ],
+)
+def test_tool_choice(choice: object, expected: ToolChoice, parallel: bool) -> None:
+    chat = wanted(tools=[LOOK], tool_choice=choice).chat
+    assert (chat.tool_choice, chat.parallel_tool_calls) == (expected, parallel)
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"tools": {}}, "tools"),
+        ({"tools": [1]}, "tools[0]"),
+        ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
+        ({"tools": [{"name": "f", "input_schema": 3}]}, "tools[0].input_schema"),
+        ({"tools": [LOOK, LOOK]}, "tools[1].name"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tools": [LOOK], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
+    ],
+)
+def test_wrong_tools_are_named(changes: Mapping[str, object], param: str) -> None:
+    assert refusal(**changes).param == param
+
+
+# Sampling and format
+
+
+def test_what_a_request_does_not_say_stays_as_it_is_served() -> None:
+    served = SamplingParams(temperature=0.7, top_p=0.9, top_k=20, stop=("\n",))
+    assert wanted(served).sampling == served
+    asked = wanted(served, temperature=0, top_p=0.5, top_k=0, stop_sequences=["END"]).sampling
+    assert asked == SamplingParams(temperature=0, top_p=0.5, top_k=0, stop=("END",))
+    assert 0 < wanted(top_p=0).sampling.top_p < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", 1.5),
+        ("temperature", -0.1),
+        ("temperature", "hot"),
+        ("temperature", True),
+        ("top_p", 2),
+        ("top_k", -1),
+        ("top_k", 0.5),
+        ("max_tokens", -1),
+        ("max_tokens", "many"),
+        ("max_tokens", None),
+        ("stop_sequences", [""]),
+        ("stop_sequences", "END"),
+        ("stream", "yes"),
+    ],
+)
+def test_a_wrong_value_is_named(name: str, value: object) -> None:
+    assert refusal(**{name: value}).param.startswith(name)
+
+
+def test_json_formats() -> None:
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    expected = AnswerFormat({"type": "object"})
+    assert wanted(output_config={"format": form}).chat.answer_format == expected
+    assert wanted(output_format=form).chat.answer_format == expected
+    assert wanted(output_config={"format": None}).chat.answer_format is None
+    assert refusal(output_format={"type": "xml"}).param == "output_format.type"
+
+
+def test_counting_reads_the_same_conversation() -> None:
+    asked = body(system="Be brief.", tools=[LOOK])
+    chat = read_chat(SDK, {k: v for k, v in asked.items() if k != "max_tokens"}, Warnings())
+    assert chat == read_wanted(SDK, asked, SamplingParams(), Warnings()).chat
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=9),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "role", "content", "text", "name", "id", "input", "format"]),
+            inner | st.sampled_from(["text", "user", "assistant", "tool_result", "tool_use"]),
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(fields.WORKS)), _json, max_size=6))
+def test_any_body_is_read_or_refused(changes: dict[str, object]) -> None:
+    with suppress(InvalidRequestError):
+        wanted(**changes)

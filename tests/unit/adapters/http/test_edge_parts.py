@@ -1,0 +1,225 @@
+"""Parts of the edge that need no connection: keys, observers, metrics, lines of the log."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator
+
+import pytest
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
+
+from semantic.adapters.http.bodies import MOST_VALUES, parse_object, validated
+from semantic.adapters.http.errors import FieldError, TooLargeError
+from semantic.adapters.http.hosts import host_of
+from semantic.adapters.http.keys import ApiKeys, tenant_name
+from semantic.adapters.http.logs import FACTS, JsonLines, TextLines
+from semantic.adapters.http.metrics import Metrics
+from semantic.adapters.http.observed import AnswerRecord, ObservedServing
+from semantic.adapters.http.progress import EVERY_SECONDS, LoggedProgress
+from semantic.domain.answer import (
+    AnswerEnd,
+    AnswerEvent,
+    AnswerStarted,
+    PromptProgress,
+    TextDelta,
+    Usage,
+)
+from semantic.domain.errors import OverloadedError
+from semantic.domain.match import MatchEnd, MatchReport
+from semantic.domain.value_objects import SamplingParams
+from semantic.ports.serving import Ask
+from tests.support.fake_clock import FakeClock
+from tests.support.fake_serving import FakeServing, Script
+from tests.support.runnable_serving import RunnableFake
+
+ASK = Ask("prompt", SamplingParams(), agent="me")
+MATCH = MatchReport(100, 60, MatchEnd.COMPLETE, "disk", seconds=4.0)
+
+
+class Seen:
+    """Implements `Observer`; remembers."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[object, ...]] = []
+        self.records: list[AnswerRecord] = []
+
+    def taken_in(self, uid: str, agent: str, prompt_tokens: int) -> None:
+        self.events.append(("taken_in", uid, agent, prompt_tokens))
+
+    def prefilled(self, uid: str, done: int, total: int) -> None:
+        self.events.append(("prefilled", uid, done, total))
+
+    def writes(self, uid: str) -> None:
+        self.events.append(("writes", uid))
+
+    def ended(self, uid: str | None, record: AnswerRecord) -> None:
+        self.events.append(("ended", uid))
+        self.records.append(record)
+
+
+class Slow(FakeServing):
+    """Answers in five seconds of a clock that stands still otherwise."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__()
+        self.clock = clock
+
+    async def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
+        yield AnswerStarted("u", ask.agent or "", 100)
+        self.clock.advance(1.0)
+        yield PromptProgress(50, 99)
+        self.clock.advance(5.0)
+        yield TextDelta("a")
+        self.clock.advance(0.5)
+        yield TextDelta("b")
+        self.clock.advance(1.5)
+        yield AnswerEnd("stop", Usage(100, 60, 3), match=MATCH)
+
+
+def observed(serving: FakeServing, seen: Seen, take: int = 99) -> None:
+    clock = serving.clock if isinstance(serving, Slow) else FakeClock()
+
+    async def run() -> None:
+        answer = ObservedServing(serving, [seen], clock).answer(ASK)
+        async for _ in answer:
+            take_left[0] -= 1
+            if not take_left[0]:
+                break
+        await answer.aclose()
+
+    take_left = [take]
+    asyncio.run(run())
+
+
+def test_an_answer_is_timed_by_its_events() -> None:
+    seen = Seen()
+    observed(Slow(FakeClock()), seen)
+    (record,) = seen.records
+    assert [event[0] for event in seen.events] == ["taken_in", "prefilled", "writes", "ended"]
+    assert (record.first, record.total, record.gaps) == (6.0, 8.0, [0.5])
+    assert (record.prefill, record.waited, record.decode) == (4.0, 2.0, 2.0)
+    assert (record.tokens_per_second, record.finish) == (1.0, "stop")
+
+
+def test_an_answer_that_nobody_waits_for_is_cancelled_and_a_refused_one_says_why() -> None:
+    seen = Seen()
+    serving = FakeServing()
+    observed(serving, seen, take=1)
+    assert (seen.records[0].finish, serving.cancelled) == ("cancelled", ["request-0"])
+    refused = FakeServing(lambda _: Script(failure=OverloadedError("full", retry_after=1)))
+    with pytest.raises(OverloadedError):
+        observed(refused, seen)
+    assert seen.events[-1] == ("ended", None)
+    assert (seen.records[1].finish, seen.records[1].error) == ("refused", "OverloadedError")
+
+
+def test_metrics_tell_what_was_restored_and_what_it_saved() -> None:
+    metrics = Metrics("m", RunnableFake().figures)
+    record = AnswerRecord("me", Usage(100, 60, 3), MATCH, 6.0, 8.0, [0.5], "stop")
+    metrics.ended("u", record)
+    lines = metrics.text().decode().splitlines()
+    for line in (
+        'semantic_restores_total{model_name="m",source="disk"} 1.0',
+        'semantic_restored_tokens_total{model_name="m",source="disk"} 60.0',
+        'semantic_prefill_seconds_saved_total{model_name="m"} 6.0',  # 60 tokens, 40 took 4 s
+        'vllm:prefix_cache_queries_total{model_name="m"} 100.0',
+        'vllm:kv_cache_usage_perc{model_name="m"} 0.25',
+        'vllm:num_requests_running{model_name="m"} 1.0',
+        'semantic_store_events_total{event="damaged",tier="disk"} 1.0',
+        'semantic_store_events_total{event="dropped",tier="disk"} 4.0',
+        'vllm:request_prefill_time_seconds_sum{model_name="m"} 4.0',
+        'vllm:inter_token_latency_seconds_count{model_name="m"} 1.0',
+    ):
+        assert line in lines, line
+
+
+def test_requests_wait_until_they_are_computed() -> None:
+    metrics = Metrics("m", lambda: None)
+
+    def now() -> tuple[bool, bool]:
+        text = metrics.text().decode()
+        return (
+            'vllm:num_requests_waiting{model_name="m"} 1.0' in text,
+            'vllm:num_requests_running{model_name="m"} 1.0' in text,
+        )
+
+    metrics.taken_in("u", "me", 5)
+    assert now() == (True, False)
+    metrics.prefilled("u", 1, 4)
+    assert now() == (False, True)
+    metrics.ended("u", AnswerRecord())
+    assert now() == (False, False)
+    assert 'semantic_requests_failed_total{finished_reason="cancelled"' in metrics.text().decode()
+
+
+def test_a_long_prefill_is_told_every_few_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "semantic.server")
+    clock = FakeClock()
+    progress = LoggedProgress(clock)
+    progress.taken_in("u", "me", 100)
+    for done in range(0, 100, 10):
+        clock.advance(EVERY_SECONDS / 4)
+        progress.prefilled("u", done, 99)
+    progress.ended("u", AnswerRecord())
+    progress.prefilled("u", 99, 99)
+    assert [record.message for record in caplog.records] == ["prefill 30/99", "prefill 70/99"]
+
+
+def test_lines_are_one_line_whatever_a_name_holds() -> None:
+    record = logging.LogRecord("semantic.server", logging.INFO, "", 0, "request", (), None)
+    vars(record)[FACTS] = {"agent": 'a b\n"\x1b[0m', "ttft_s": 0.12345, "tok_s": None, "n": 3}
+    line = TextLines().format(record)
+    assert line.endswith(r'info request agent="a b\n\"\u001b[0m" ttft_s=0.123 n=3')
+    found = json.loads(JsonLines().format(record))
+    assert (found["event"], found["agent"], found["tok_s"]) == ("request", 'a b\n"\x1b[0m', None)
+
+
+def test_a_key_is_known_by_its_digest_and_its_tenant_is_the_same_after_a_restart() -> None:
+    keys = ApiKeys(["one", "two"])
+    assert keys.tenant("two") == ApiKeys(["two"]).tenant("two") == tenant_name("two")
+    assert keys.tenant("one") != keys.tenant("two")
+    assert [keys.tenant(wrong) for wrong in ("", "on", "one ", "One")] == [None] * 4
+    assert "two" not in str(vars(keys)) + str(keys.tenant("two"))
+    assert not ApiKeys()
+
+
+@pytest.mark.parametrize(
+    ("authority", "host"),
+    [
+        ("localhost:80", "localhost"),
+        ("[::1]:80", "::1"),
+        ("LocalHost", "localhost"),
+        ("", None),
+        ("a@b", None),
+        ("a/b", None),
+        ("[::1", None),
+    ],
+)
+def test_the_host_of_a_header(authority: str, host: str | None) -> None:
+    assert host_of(authority) == host
+
+
+class Inner(TypedDict):
+    content: str
+
+
+class Outer(TypedDict):
+    messages: list[Inner | list[int]]
+
+
+def test_a_wrong_field_is_named_by_its_path_as_the_client_wrote_it() -> None:
+    adapter = TypeAdapter(Outer)
+    with pytest.raises(FieldError) as caught:
+        validated(adapter, {"messages": [{"content": "a"}, {"content": 5}]})
+    assert caught.value.param == "messages[1].content"
+    with pytest.raises(FieldError) as caught:
+        validated(adapter, {})
+    assert caught.value.param == "messages"
+
+
+def test_very_many_values_are_refused_unread() -> None:
+    with pytest.raises(TooLargeError):
+        parse_object(b'{"a":[' + b"1," * MOST_VALUES + b"1]}")

@@ -1,0 +1,470 @@
+"""The thread that writes for others: what it drops, in which order it writes, and how it ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import pytest
+
+from semantic.adapters.stores.background import (
+    MOST_TOUCHES,
+    QUEUED_BLOCK_BYTES,
+    BackgroundStore,
+)
+from semantic.adapters.stores.backoff import FAILURES, FIRST_PAUSE, LONGEST_PAUSE
+from semantic.adapters.stores.memory import MemoryStore
+from semantic.domain.block_hash import BlockKey, Part
+from semantic.domain.errors import IntegrityError, InvalidRequestError
+from semantic.domain.stored import Manifest, StoredBlock, Tier
+from tests.support.fake_clock import FakeClock
+from tests.support.store_blocks import (
+    SCOPE,
+    Room,
+    block,
+    blocks,
+    chain,
+    header,
+    keys,
+    manifest,
+)
+
+T = TypeVar("T")
+
+PATIENCE = 30.0
+"""Seconds after which a thread that has not answered counts as locked up."""
+BLOCK = 256 * 14 + QUEUED_BLOCK_BYTES
+"""What a full block counts in the queue."""
+PLENTY = 1 << 28
+
+
+class Slow(MemoryStore):
+    """Remembers what it was told, waits at its gate before each write, and fails when told to."""
+
+    def __init__(self) -> None:
+        super().__init__(PLENTY)
+        self.open = threading.Event()
+        self.open.set()
+        self.entered = threading.Semaphore(0)
+        self.told: list[str] = []
+        self.fails = False
+        self.bug: Exception | None = None
+        self.is_closed = False
+
+    def write(self, what: str, inner: Callable[[], T], failed: T) -> T:
+        self.entered.release()
+        assert self.open.wait(PATIENCE)
+        if self.bug is not None:
+            raise self.bug
+        self.told.append(what)
+        return failed if self.fails else inner()
+
+    def put(self, block: StoredBlock) -> bool:
+        name = f"put {block.header.link.start // 256}"
+        return self.write(name, lambda: super(Slow, self).put(block), failed=False)
+
+    def save(self, manifest: Manifest) -> bool:
+        name = f"save {manifest.agent_id} {len(manifest.token_ids)}"
+        return self.write(name, lambda: super(Slow, self).save(manifest), failed=False)
+
+    def touch(self, keys: Sequence[BlockKey]) -> None:
+        self.write(f"touch {len(keys)}", lambda: super(Slow, self).touch(keys), failed=None)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class World:
+    """A store with its writer at the gate of a slow one."""
+
+    def __init__(self, max_queued_bytes: int = PLENTY) -> None:
+        self.inner = Slow()
+        self.clock = FakeClock()
+        self.store = BackgroundStore(self.inner, max_queued_bytes, clock=self.clock)
+
+    def stall(self) -> None:
+        """Let the writer stand at the gate, with one touch in its hands."""
+        self.inner.open.clear()
+        self.store.touch([])
+        assert self.inner.entered.acquire(timeout=PATIENCE)
+
+    def count(self, name: str) -> int:
+        return self.store.stats()[0].counts[name]
+
+    def write(self, n_blocks: int, seed: int) -> list[bool]:
+        """Put blocks one at a time, each written or refused before the next."""
+        kept = []
+        for one in blocks(chain(256 * n_blocks, seed)):
+            kept.append(self.store.put(one))
+            self.store.flush()
+        return kept
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    one = World()
+    yield one
+    one.inner.open.set()
+    if one.inner.bug is None:
+        one.store.close()
+
+
+def in_time(call: Callable[[], object]) -> None:
+    """`call` in a thread of its own, which must come back."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+# Back-pressure
+
+
+def test_what_the_queue_has_no_room_for_is_dropped_and_counted() -> None:
+    world = World(3 * BLOCK)
+    world.stall()
+    given = blocks(chain(5 * 256))
+    assert [world.store.put(one) for one in given] == [True, True, True, False, False]
+    assert world.count("dropped") == 2
+    queue = world.store.stats()[0]
+    assert (queue.n_blocks, queue.n_bytes, queue.max_bytes) == (3, 3 * BLOCK, 3 * BLOCK)
+    assert world.store.put(given[0])
+    world.inner.open.set()
+    world.store.flush()
+    assert world.store.stats()[0].n_bytes == 0
+    assert world.store.put(given[3])
+    world.store.close()
+    assert world.inner.told == ["touch 0", "put 0", "put 1", "put 2", "put 3"]
+
+
+def test_a_block_counts_until_it_is_written() -> None:
+    world = World(BLOCK)
+    world.inner.open.clear()
+    first, second = blocks(chain(2 * 256))
+    assert world.store.put(first)
+    assert world.inner.entered.acquire(timeout=PATIENCE)
+    assert not world.store.put(second)
+    assert world.store.read(first.header) == first.body
+    world.inner.open.set()
+    world.store.close()
+
+
+def test_writing_never_waits_for_the_slow_store(world: World) -> None:
+    world.stall()
+
+    def use() -> None:
+        for one in blocks(chain(4 * 256)):
+            world.store.put(one)
+        world.store.save(manifest("a", 4 * 256))
+        world.store.touch(keys(chain(4 * 256)))
+
+    in_time(use)
+    assert world.inner.told == []
+
+
+def test_touches_do_not_queue_without_end(world: World) -> None:
+    world.stall()
+    for _ in range(2 * MOST_TOUCHES):
+        world.store.touch([])
+    world.inner.open.set()
+    world.store.flush()
+    assert world.inner.told == ["touch 0"] * MOST_TOUCHES
+
+
+@pytest.mark.parametrize("bound", [0, -1])
+def test_a_queue_without_room_is_refused(bound: int) -> None:
+    with pytest.raises(InvalidRequestError, match=f"max_queued_bytes must be at least 1.*{bound}"):
+        BackgroundStore(MemoryStore(1), bound)
+
+
+# What is queued is there
+
+
+def test_a_queued_block_is_found_and_read_in_memory(world: World) -> None:
+    world.stall()
+    link = chain(300)[1]
+    given = block(link)
+    assert world.store.put(given)
+    found = world.store.find([link.key(Part.FULL)])[link.key(Part.FULL)]
+    assert (found.n_bytes, found.tier) == (len(given.body), Tier.QUEUE)
+    assert world.store.read(given.header) == given.body
+    room = Room(given.header)
+    assert world.store.read_into([room.read]) == [True]
+    assert room.body == given.body
+    assert list(world.store.children(link.parent, Part.FULL)) == [given.header]
+    assert world.count("hits") == 2
+    assert world.inner.stats()[0].n_blocks == 0
+
+
+def test_queued_and_written_blocks_are_read_together(world: World) -> None:
+    links = chain(4 * 256)
+    for one in blocks(links[:2]):
+        world.store.put(one)
+    world.store.flush()
+    world.stall()
+    for one in blocks(links[1:3]):
+        world.store.put(one)
+    rooms = [Room(header(link)) for link in reversed(links)]
+    assert world.store.read_into([room.read for room in rooms]) == [False, True, True, True]
+    assert [room.body for room in rooms[1:]] == [one.body for one in blocks(links[2::-1])]
+    assert len(world.store.children(links[1].parent, Part.FULL)) == 1
+
+
+def test_a_queued_manifest_is_seen_with_the_generation_it_will_have(world: World) -> None:
+    world.store.save(manifest("a", 10))
+    world.store.save(manifest("b", 10))
+    world.store.flush()
+    world.stall()
+    world.store.save(manifest("a", 20))
+    promised = world.store.manifest(SCOPE, "a")
+    assert promised is not None
+    assert (len(promised.token_ids), promised.generation) == (20, 2)
+    assert [one.agent_id for one in world.store.manifests()] == ["a", "b"]
+    world.inner.open.set()
+    world.store.flush()
+    assert world.inner.manifest(SCOPE, "a") == promised
+
+
+def test_a_manifest_that_is_just_being_written_has_its_generation_already(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, leave = threading.Event(), threading.Event()
+    save = world.inner.save
+
+    def save_and_wait(manifest: Manifest) -> bool:
+        kept = save(manifest)
+        written.set()
+        assert leave.wait(PATIENCE)
+        return kept
+
+    monkeypatch.setattr(world.inner, "save", save_and_wait)
+    world.store.save(manifest("a", 10))
+    assert written.wait(PATIENCE)
+    seen = world.store.manifest(SCOPE, "a"), world.store.manifests()
+    leave.set()
+    world.store.flush()
+    kept = world.store.manifest(SCOPE, "a")
+    assert kept is not None
+    assert kept.generation == 1
+    assert seen == (kept, [kept])
+
+
+def test_removing_forgets_what_is_queued(world: World) -> None:
+    world.stall()
+    world.store.save(manifest("a", 10))
+    world.inner.open.set()
+    assert world.store.remove(SCOPE, "a")
+    assert world.store.manifest(SCOPE, "a") is None
+    world.store.flush()
+    assert world.inner.manifest(SCOPE, "a") is None
+
+
+def test_removing_waits_for_the_save_under_way(world: World) -> None:
+    world.inner.open.clear()
+    world.store.save(manifest("a", 10))
+    assert world.inner.entered.acquire(timeout=PATIENCE)
+    removed: list[bool] = []
+    thread = threading.Thread(target=lambda: removed.append(world.store.remove(SCOPE, "a")))
+    thread.start()
+    thread.join(0.1)
+    assert thread.is_alive()
+    world.inner.open.set()
+    thread.join(PATIENCE)
+    assert removed == [True]
+    world.store.flush()
+    assert world.store.manifest(SCOPE, "a") is None
+    assert world.inner.told == ["save a 10"]
+
+
+def test_removing_does_not_wait_for_other_writes(world: World) -> None:
+    world.inner.open.clear()
+    world.store.put(blocks(chain(256))[0])
+    world.store.save(manifest("a", 10))
+    assert world.inner.entered.acquire(timeout=PATIENCE)
+    in_time(lambda: world.store.remove(SCOPE, "a"))
+    assert world.store.manifest(SCOPE, "a") is None
+
+
+# Order
+
+
+def test_writes_keep_their_order_and_only_the_newest_manifest_waits(world: World) -> None:
+    world.stall()
+    first, second, third = blocks(chain(3 * 256))
+    world.store.put(first)
+    world.store.save(manifest("a", 256))
+    world.store.save(manifest("b", 1))
+    world.store.put(second)
+    world.store.save(manifest("a", 512))
+    world.store.touch([first.header.key])
+    world.store.put(third)
+    world.store.save(manifest("a", 768))
+    world.inner.open.set()
+    world.store.flush()
+    assert world.inner.told == [
+        "touch 0",
+        "put 0",
+        "save b 1",
+        "put 1",
+        "touch 1",
+        "put 2",
+        "save a 768",
+    ]
+
+
+def test_flushing_waits_for_the_manifest_that_was_saved_before(world: World) -> None:
+    world.stall()
+    world.store.save(manifest("a", 10))
+    flushed = threading.Thread(target=world.store.flush)
+    flushed.start()
+    while not world.store._flushing:
+        flushed.join(0.001)
+    world.store.save(manifest("a", 20))
+    world.inner.open.set()
+    flushed.join(PATIENCE)
+    assert not flushed.is_alive()
+    assert "save a 10" in world.inner.told
+    world.store.flush()
+    assert world.inner.told == ["touch 0", "save a 10", "save a 20"]
+
+
+# Back-off
+
+
+def test_single_failures_change_nothing(world: World) -> None:
+    for seed in range(5):
+        world.inner.fails = True
+        assert world.write(FAILURES - 1, 10 + seed) == [True] * (FAILURES - 1)
+        world.inner.fails = False
+        assert world.write(1, 20 + seed) == [True]
+    assert world.count("back-offs") == 0
+    assert world.count("dropped") == 0
+
+
+def test_after_several_failures_nothing_is_written_for_a_while(world: World) -> None:
+    world.inner.fails = True
+    assert world.write(FAILURES, 1) == [True] * FAILURES
+    told = list(world.inner.told)
+    assert world.write(4, 2) == [False] * 4
+    assert not world.store.save(manifest("a", 10))
+    assert world.inner.told == told
+    assert (world.count("dropped"), world.count("dropped manifests")) == (4, 1)
+    assert world.store.manifest(SCOPE, "a") is None
+    world.clock.advance(FIRST_PAUSE)
+    world.inner.fails = False
+    assert world.write(2, 3) == [True, True]
+    assert world.store.save(manifest("a", 10))
+    world.store.flush()
+    assert len(world.inner.told) == len(told) + 3
+    assert world.count("back-offs") == 1
+
+
+def test_the_pause_doubles_to_its_limit_and_a_success_ends_it(world: World) -> None:
+    world.inner.fails = True
+    world.write(FAILURES, 1)
+    pause = FIRST_PAUSE
+    for seed in range(2, 20):
+        world.clock.advance(pause * 0.99)
+        assert world.write(1, seed) == [False]
+        world.clock.advance(pause * 0.01)
+        assert world.write(2, seed) == [True, False]
+        pause = min(2 * pause, LONGEST_PAUSE)
+    assert pause == LONGEST_PAUSE
+    world.clock.advance(pause)
+    world.inner.fails = False
+    assert world.write(2, 50) == [True, True]
+    world.inner.fails = True
+    assert world.write(FAILURES, 51) == [True] * FAILURES
+    world.clock.advance(FIRST_PAUSE)
+    assert world.write(1, 52) == [True]
+
+
+def test_what_waits_when_the_writes_begin_to_fail_is_dropped(world: World) -> None:
+    world.stall()
+    world.inner.fails = True
+    for one in blocks(chain((FAILURES + 4) * 256)):
+        assert world.store.put(one)
+    world.store.save(manifest("a", 10))
+    world.inner.open.set()
+    world.store.flush()
+    assert len(world.inner.told) == 1 + FAILURES
+    assert (world.count("dropped"), world.count("dropped manifests")) == (4, 1)
+    assert world.store.manifest(SCOPE, "a") is None
+    assert world.store.stats()[0].n_bytes == 0
+
+
+def test_reading_goes_on_while_writes_are_refused(world: World) -> None:
+    assert world.write(1, 1) == [True]
+    world.inner.fails = True
+    world.write(FAILURES, 2)
+    [given] = blocks(chain(256, 1))
+    assert world.store.read(given.header) == given.body
+    world.store.touch([given.header.key])
+    world.store.flush()
+    assert world.inner.told[-1] == "touch 1"
+
+
+# The end
+
+
+def test_closing_writes_all_and_ends_the_thread(world: World) -> None:
+    world.stall()
+    for one in blocks(chain(50 * 256)):
+        assert world.store.put(one)
+    world.store.save(manifest("a", 50 * 256))
+    threading.Timer(0.05, world.inner.open.set).start()
+    world.store.close()
+    assert world.inner.told[1:] == [*(f"put {i}" for i in range(50)), f"save a {50 * 256}"]
+    assert world.inner.is_closed
+    assert not world.store._thread.is_alive()
+
+
+def test_the_thread_does_not_keep_a_process_alive(world: World) -> None:
+    assert world.store._thread.daemon
+
+
+def test_flushing_flushes_the_inner_store(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[list[str]] = []
+    monkeypatch.setattr(world.inner, "flush", lambda: flushed.append(list(world.inner.told)))
+    world.store.touch([])
+    world.store.flush()
+    assert flushed == [["touch 0"]]
+
+
+def test_a_thread_that_dies_of_a_bug_hangs_nobody(world: World) -> None:
+    world.stall()
+    assert world.store.put(blocks(chain(256))[0])
+    world.inner.bug = ZeroDivisionError("a bug")
+    world.inner.open.set()
+    for end in (world.store.flush, world.store.flush, world.store.close):
+        caught: list[IntegrityError] = []
+
+        def call(end: Callable[[], None] = end, caught: list[IntegrityError] = caught) -> None:
+            with pytest.raises(IntegrityError, match=r"died: ZeroDivisionError\('a bug'\)") as info:
+                end()
+            caught.append(info.value)
+
+        in_time(call)
+        assert [type(one.__cause__) for one in caught] == [ZeroDivisionError]
+    assert world.inner.is_closed
+    assert not world.store._thread.is_alive()
+
+
+def test_after_its_thread_has_died_a_store_still_reads_but_takes_no_more(world: World) -> None:
+    assert world.write(1, 1) == [True]
+    world.stall()
+    first, second = blocks(chain(2 * 256, 2))
+    world.store.put(first)
+    world.inner.bug = ZeroDivisionError("a bug")
+    world.inner.open.set()
+    with pytest.raises(IntegrityError):
+        world.store.flush()
+    [written] = blocks(chain(256, 1))
+    assert world.store.read(written.header) == written.body
+    assert world.store.read(first.header) == first.body
+    assert not world.store.put(second)
+    assert not world.store.save(manifest("a", 10))
+    world.store.touch([written.header.key])
+    in_time(lambda: world.store.remove(SCOPE, "a"))
+    assert (world.count("dropped"), world.count("dropped manifests")) == (1, 1)

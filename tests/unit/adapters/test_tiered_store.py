@@ -1,0 +1,153 @@
+"""Two stores as one: which of them answers, and what happens when one does not keep a thing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from semantic.adapters.stores.memory import MemoryStore
+from semantic.adapters.stores.tiered import TieredStore
+from semantic.domain.block_hash import BlockKey, Part
+from semantic.domain.errors import InvalidRequestError
+from semantic.domain.stored import Found, Tier
+from tests.support.store_blocks import (
+    SCOPE,
+    Room,
+    block,
+    blocks,
+    chain,
+    header,
+    keys,
+    manifest,
+)
+
+SECRET = b"s" * 32
+PLENTY = 1 << 24
+
+
+class OnDisk(MemoryStore):
+    """Says that it is a disk."""
+
+    def find(self, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
+        return {key: Found(one.n_bytes, Tier.DISK) for key, one in super().find(keys).items()}
+
+
+class World:
+    def __init__(self, warm_bytes: int = PLENTY, cold_bytes: int = PLENTY) -> None:
+        self.warm = MemoryStore(warm_bytes, secret=SECRET)
+        self.cold = OnDisk(cold_bytes, secret=SECRET)
+        self.store = TieredStore(self.warm, self.cold)
+
+
+def test_stores_with_different_secrets_are_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="made with the cold store's secret"):
+        TieredStore(MemoryStore(1), MemoryStore(1))
+
+
+def test_its_secret_is_the_cold_ones() -> None:
+    assert World().store.secret == SECRET
+
+
+def test_what_is_warm_is_found_warm() -> None:
+    world = World()
+    first, second, third = blocks(chain(768))
+    world.cold.put(first)
+    world.store.put(second)
+    world.warm.put(third)
+    found = world.store.find(keys(chain(768)))
+    assert [found[key].tier for key in keys(chain(768))] == [Tier.DISK, Tier.MEMORY, Tier.MEMORY]
+
+
+def test_each_block_is_read_where_it_is_and_not_copied() -> None:
+    world = World()
+    links = chain(3 * 256 + 1)
+    first, second, third, _ = blocks(links)
+    world.cold.put(first)
+    world.cold.put(third)
+    world.warm.put(second)
+    rooms = [Room(header(link)) for link in links]
+    assert world.store.read_into([room.read for room in rooms]) == [True, True, True, False]
+    assert [room.body for room in rooms[:3]] == [first.body, second.body, third.body]
+    assert world.store.read(first.header) == first.body
+    assert world.warm.stats()[0].n_blocks == 1
+    assert world.cold.stats()[0].counts["hits"] == 3
+
+
+def test_what_the_cold_one_dropped_is_to_be_put_again() -> None:
+    world = World()
+    links = chain(3 * 256)
+    first, second, _ = blocks(links)
+    world.warm.put(first)
+    world.store.put(second)
+    assert world.store.lacking(keys(links)) == {keys(links)[0], keys(links)[2]}
+
+
+def test_what_is_warm_is_not_read_from_the_cold_one() -> None:
+    world = World()
+    given = block(chain(256)[0])
+    world.store.put(given)
+    assert world.store.read(given.header) == given.body
+    assert world.store.read_into([Room(given.header).read]) == [True]
+    assert world.cold.stats()[0].counts["hits"] == 0
+    assert world.cold.stats()[0].counts["misses"] == 0
+
+
+@pytest.mark.parametrize(("warm", "cold"), [(PLENTY, 1), (1, PLENTY), (PLENTY, PLENTY), (1, 1)])
+def test_one_that_keeps_it_is_enough(warm: int, cold: int) -> None:
+    world = World(warm, cold)
+    given = block(chain(256)[0])
+    kept = warm + cold > 2
+    assert world.store.put(given) is kept
+    assert world.store.save(manifest("a", 256)) is kept
+    assert world.store.read(given.header) == (given.body if kept else None)
+    assert (world.store.manifest(SCOPE, "a") is not None) is kept
+    assert world.store.remove(SCOPE, "a") is kept
+    assert world.store.manifests() == []
+
+
+def test_children_of_both_are_listed_once() -> None:
+    world = World()
+    one, two, three = (blocks(chain(256, seed))[0] for seed in range(3))
+    world.store.put(one)
+    world.warm.put(two)
+    world.cold.put(three)
+    listed = world.store.children(SCOPE.root, Part.FULL)
+    assert {child.key for child in listed} == {child.header.key for child in (one, two, three)}
+    assert len(listed) == 3
+
+
+def test_the_cold_manifest_counts_with_its_generation() -> None:
+    world = World()
+    for n_tokens in (10, 20):
+        world.cold.save(manifest("a", n_tokens))
+    world.store.save(manifest("a", 30))
+    kept = world.store.manifest(SCOPE, "a")
+    assert kept is not None
+    assert (len(kept.token_ids), kept.generation) == (30, 3)
+    assert world.store.manifests() == [kept]
+
+
+def test_agents_of_both_are_listed_once_those_of_this_process_first() -> None:
+    world = World()
+    world.cold.save(manifest("before", 10))
+    world.store.save(manifest("a", 10))
+    world.store.save(manifest("b", 10))
+    world.warm.save(manifest("only warm", 10))
+    agents = [one.agent_id for one in world.store.manifests()]
+    assert agents == ["only warm", "b", "a", "before"]
+
+
+def test_the_cold_store_is_closed_even_when_the_warm_one_cannot_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    world.store.put(block(chain(256)[0]))
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(world.warm, "close", fail)
+    with pytest.raises(ZeroDivisionError):
+        world.store.close()
+    assert world.cold.stats()[0].n_blocks == 0

@@ -1,0 +1,258 @@
+"""`ServedAgents` on a real engine: what is shown of agents, and what changes when they are."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from semantic.adapters.stores.memory import MemoryStore
+from semantic.application.agent_facts import Chains, chain_of
+from semantic.domain.block_hash import BlockKey, Part, Scope
+from semantic.domain.errors import AgentNotFoundError, InvalidRequestError, StoreError
+from semantic.domain.match import MatchEnd
+from semantic.domain.stored import Manifest
+from semantic.ports.agents import AgentDetail, AgentSummary
+from tests.support.served_agents import AgentsWorld
+
+
+@pytest.fixture
+def served() -> AgentsWorld:
+    return AgentsWorld()
+
+
+def listed(served: AgentsWorld, tenant: str = "") -> list[AgentSummary]:
+    return list(asyncio.run(served.agents.list(tenant)))
+
+
+def names(served: AgentsWorld, tenant: str = "") -> list[str]:
+    return [one.id for one in listed(served, tenant)]
+
+
+def shown(served: AgentsWorld, agent: str, tenant: str = "") -> AgentDetail:
+    return asyncio.run(served.agents.show(agent, tenant))
+
+
+def test_nobody_is_there_at_first(served: AgentsWorld) -> None:
+    assert listed(served) == []
+    with pytest.raises(AgentNotFoundError, match="'ada'"):
+        shown(served, "ada")
+
+
+def test_an_agent_after_its_turn(served: AgentsWorld) -> None:
+    served.turn("ada", 600)
+    (ada,) = listed(served)
+    assert (ada.id, ada.state, ada.turns, ada.pinned, ada.parent) == ("ada", "idle", 1, False, None)
+    assert ada.tokens >= 600
+    assert ada.blocks == {"pool": 3}
+    assert ada.pool_bytes == served.world.pool.used_bytes > 0
+    assert ada.n_bytes > 0
+    assert ada.shared_bytes == 0
+    assert (ada.last_prompt, ada.last_cached) == (600, 0)
+    served.turn("ada", 600)
+    (ada,) = listed(served)
+    assert (ada.turns, ada.last_cached) == (2, 599)
+
+
+def test_where_its_blocks_are(served: AgentsWorld) -> None:
+    served.turn("ada", 600)
+    served.world.engine.resident.evict()
+    detail = shown(served, "ada")
+    assert detail.summary.blocks == {"memory": 3}
+    assert detail.summary.pool_bytes == 0
+    assert [(block.start, block.stop) for block in detail.blocks[:2]] == [(0, 256), (256, 512)]
+    assert {block.place for block in detail.blocks} == {"memory"}
+    assert sum(block.n_bytes for block in detail.blocks) == detail.summary.n_bytes
+    assert not any(block.shared for block in detail.blocks)
+
+
+def test_blocks_that_are_gone_are_missing() -> None:
+    class Forgetful(MemoryStore):
+        """Has no first blocks any more."""
+
+        def find(self, keys):  # type: ignore[no-untyped-def]  # as the store's
+            found = super().find(keys)
+            return {key: found[key] for key in list(found)[1:]}
+
+    served = AgentsWorld(Forgetful(64 << 20))
+    served.turn("ada", 600)
+    served.world.engine.resident.evict()
+    assert shown(served, "ada").blocks[0].place == "missing"
+
+
+def test_who_shares_what(served: AgentsWorld) -> None:
+    served.turn("ada", 600)
+    served.turn("bob", 520)
+    served.turn("eve", 600, first=7)
+    ada, eve = shown(served, "ada"), shown(served, "eve")
+    assert [block.shared for block in ada.blocks] == [True, True, False]
+    shared = sum(block.n_bytes for block in ada.blocks if block.shared)
+    assert ada.summary.shared_bytes == shared
+    assert eve.summary.shared_bytes == 0
+    assert {one.id: one.shared_bytes for one in listed(served)} == {
+        "ada": shared, "bob": shared, "eve": 0,
+    }  # fmt: skip
+
+
+def test_states_of_requests(served: AgentsWorld) -> None:
+    served.turn("old", 20)
+    for number in range(8):
+        served.submit(f"other {number}", 20)
+    served.submit("ada", 600)
+    assert {one.id: one.state for one in listed(served)}["ada"] == "queued"
+    states = []
+    while served.engine.has_work:
+        served.engine.step_once()
+        states.append({one.id: one.state for one in listed(served)}["ada"])
+    assert sorted(set(states)) == ["decode", "idle", "prefill", "queued"]
+    assert names(served)[-1] == "old"
+    served.submit("old", 20)
+    assert names(served)[0] == "old"
+
+
+def test_an_agent_in_its_first_turn_is_there(served: AgentsWorld) -> None:
+    served.submit("ada", 600)
+    served.engine.step_once()
+    detail = shown(served, "ada")
+    assert (detail.summary.tokens, detail.summary.turns, detail.blocks) == (600, 0, ())
+    assert detail.summary.last_used is None
+    assert detail.summary.pool_bytes > 0
+    for refused in (
+        served.agents.fork("ada", "bob", ""),
+        served.agents.pin("ada", "", pinned=True),
+        served.agents.forget("ada", ""),
+    ):
+        with pytest.raises(InvalidRequestError, match="'ada'"):
+            asyncio.run(refused)
+    served.world.finish()
+    assert names(served) == ["ada"]
+
+
+def test_why_a_prompt_was_computed(served: AgentsWorld) -> None:
+    served.turn("ada", 600)
+    served.turn("ada", 600, first=1)
+    match = shown(served, "ada").match
+    assert match is not None
+    assert (match.end, match.differs_at, match.expected, match.got) == (MatchEnd.DIVERGED, 0, 0, 1)
+
+
+# Changes
+
+
+def test_a_fork_begins_with_all_that_there_was(served: AgentsWorld) -> None:
+    served.turn("ada", 600)
+    forked = asyncio.run(served.agents.fork("ada", "team/bob", ""))
+    assert (forked.id, forked.parent, forked.pinned) == ("team/bob", "ada", False)
+    assert forked.tokens == shown(served, "ada").summary.tokens
+    assert forked.shared_bytes == forked.n_bytes
+    served.turn("team/bob", 600)
+    assert shown(served, "team/bob").summary.last_cached == 599
+    served.world.check()
+
+
+@pytest.mark.parametrize("new", ["ada", "bob", "eve", "", "a\nb", "x" * 257, "\ud800"])
+def test_a_fork_needs_a_new_name(served: AgentsWorld, new: str) -> None:
+    served.turn("ada", 20)
+    served.turn("bob", 20)
+    served.submit("eve", 20)
+    with pytest.raises(InvalidRequestError):
+        asyncio.run(served.agents.fork("ada", new, ""))
+    assert sorted(names(served)) == ["ada", "bob", "eve"]
+
+
+def test_pins_last(served: AgentsWorld) -> None:
+    served.turn("ada", 600)
+    assert asyncio.run(served.agents.pin("ada", "", pinned=True)).pinned
+    served.turn("ada", 700)
+    assert shown(served, "ada").summary.pinned
+    assert not asyncio.run(served.agents.pin("ada", "", pinned=False)).pinned
+
+
+def test_a_pin_that_comes_while_a_request_runs_is_not_lost(served: AgentsWorld) -> None:
+    served.turn("ada", 600)
+    served.submit("ada", 700)
+    served.engine.step_once()
+    asyncio.run(served.agents.pin("ada", "", pinned=True))
+    served.world.finish()
+    assert shown(served, "ada").summary.pinned
+
+
+def test_a_store_that_cannot_save_is_told() -> None:
+    class Full(MemoryStore):
+        """Has no room for pins."""
+
+        def save(self, manifest: Manifest) -> bool:
+            return not manifest.pinned and super().save(manifest)
+
+    served = AgentsWorld(Full(64 << 20))
+    served.turn("ada", 20)
+    with pytest.raises(StoreError):
+        asyncio.run(served.agents.pin("ada", "", pinned=True))
+    assert not shown(served, "ada").summary.pinned
+
+
+def test_what_is_forgotten_is_gone(served: AgentsWorld) -> None:
+    served.turn("ada", 600)
+    asyncio.run(served.agents.forget("ada", ""))
+    assert listed(served) == []
+    assert served.world.pool.used_bytes == 0
+    with pytest.raises(AgentNotFoundError):
+        asyncio.run(served.agents.forget("ada", ""))
+
+
+# Tenants
+
+
+def test_a_tenant_sees_its_own_agents_only(served: AgentsWorld) -> None:
+    served.turn("ada", 600, tenant="a")
+    served.submit("bob", 600, tenant="a", first=7)
+    served.turn("ada", 20, tenant="b")
+    assert sorted(names(served, "a")) == ["ada", "bob"]
+    assert names(served, "b") == ["ada"]
+    assert names(served) == []
+    assert shown(served, "ada", "b").summary.tokens < 600
+    assert shown(served, "ada", "a").summary.shared_bytes == 0
+    for tenant in ("b", "", "c"):
+        for refused in (
+            served.agents.show("bob", tenant),
+            served.agents.fork("bob", "eve", tenant),
+            served.agents.pin("bob", tenant, pinned=True),
+            served.agents.forget("bob", tenant),
+        ):
+            with pytest.raises(AgentNotFoundError):
+                asyncio.run(refused)
+    asyncio.run(served.agents.fork("ada", "bob", "b"))
+    asyncio.run(served.agents.forget("ada", "b"))
+    assert names(served, "b") == ["bob"]
+    assert sorted(names(served, "a")) == ["ada", "bob"]
+
+
+def test_agents_of_another_model_are_not_listed(served: AgentsWorld) -> None:
+    served.turn("ada", 20)
+    (ada,) = served.store.manifests()
+    served.store.save(replace(ada, scope=Scope(bytes(32), ada.scope.tenant), agent_id="bob"))
+    assert names(served) == ["ada"]
+
+
+# Chains
+
+
+def test_chains_are_remembered_within_bounds() -> None:
+    scope = Scope(bytes(32), bytes(32))
+    chains = Chains(most_blocks=5)
+    agents = [
+        Manifest(scope, f"a{n}", tuple(range(n, n + 600)), generation=1, saved_at=n)
+        for n in range(4)
+    ]
+    for _ in range(2):
+        for agent in agents:
+            assert chains.of(agent) == chain_of(agent)
+    assert chains.of(agents[3]) is chains.of(agents[3])
+    again = replace(agents[3], token_ids=tuple(range(900)))
+    assert chains.of(again) == chain_of(again)
+    assert chains.of(replace(again, token_ids=())) == ()
+    long = replace(again, agent_id="long", token_ids=tuple(range(3000)))
+    assert len(chains.of(long)) == 12
+    link = next(scope.chain(long.token_ids))
+    assert chain_of(long)[0].key(Part.FULL) == BlockKey(link.hash, Part.FULL)

@@ -1,0 +1,331 @@
+"""An answer is sorted into text, thoughts and calls, whatever pieces it comes in."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semantic.application.answer_reader import AnswerReader
+from semantic.domain.answer import (
+    AnswerPiece,
+    AnswerReason,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallFailed,
+    ToolCallStarted,
+)
+from semantic.domain.chat import Chat, Message, Tool, ToolChoice
+from semantic.domain.value_objects import TokenLogprob
+from semantic.ports.chat import Marks
+from tests.support.fake_chat_format import FakeChatFormat
+
+THINK = Marks("<think>", "</think>")
+TOOLS = (Tool("look"), Tool("go"))
+ASKED = (Message("user", "?"),)
+WITH_TOOLS = Chat(ASKED, TOOLS)
+CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "x"}}\n</tool_call>'
+
+
+def reader(
+    chat: Chat = WITH_TOOLS,
+    *,
+    thought: Marks | None = THINK,
+    opens: bool = False,
+    end: str | None = None,
+) -> AnswerReader:
+    calls = Marks("<tool_call>", "</tool_call>" if end is None else end)
+    numbers = itertools.count()
+    return AnswerReader(
+        FakeChatFormat(thought, calls),
+        chat,
+        opens_thought=opens,
+        new_id=lambda: f"call_{next(numbers)}",
+    )
+
+
+Ended = tuple[list[AnswerPiece], AnswerReason]
+
+
+def read(reading: AnswerReader, pieces: Sequence[str], reason: AnswerReason = "stop") -> Ended:
+    """All that comes of an answer in `pieces`, texts and thoughts joined."""
+    given_out = [piece for text in pieces for piece in reading.push(text)]
+    if reading.done:
+        reason = "cancelled"
+    rest, ended = reading.finish(reason)
+    return joined(given_out + rest), ended
+
+
+def joined(pieces: Sequence[AnswerPiece]) -> list[AnswerPiece]:
+    whole: list[AnswerPiece] = []
+    for piece in pieces:
+        last = whole[-1] if whole else None
+        if isinstance(piece, TextDelta) and isinstance(last, TextDelta):
+            whole[-1] = TextDelta(last.text + piece.text, last.logprobs + piece.logprobs)
+        elif isinstance(piece, ReasoningDelta) and isinstance(last, ReasoningDelta):
+            whole[-1] = ReasoningDelta(last.text + piece.text)
+        else:
+            whole.append(piece)
+    return whole
+
+
+def called(index: int = 0, name: str = "look", arguments: str = '{"at": "x"}') -> list[AnswerPiece]:
+    return [ToolCallStarted(index, f"call_{index}", name), ToolCallDelta(index, arguments)]
+
+
+# --- what an answer may be --------------------------------------------------------------------
+
+
+def test_text_alone_is_text() -> None:
+    assert read(reader(), ["Hello", ", ", "world.\n"]) == ([TextDelta("Hello, world.\n")], "stop")
+
+
+def test_text_is_given_out_at_once() -> None:
+    assert reader().push("Hello") == [TextDelta("Hello")]
+
+
+def test_what_may_become_a_mark_is_held_back() -> None:
+    reading = reader()
+    assert reading.push("a <tool") == [TextDelta("a")]
+    assert reading.push("box") == [TextDelta(" <toolbox")]
+
+
+def test_a_thought_and_then_text() -> None:
+    pieces = read(reader(), ["<think>\nHm.\n</think>\n\nYes."])
+    assert pieces == ([ReasoningDelta("Hm."), TextDelta("Yes.")], "stop")
+
+
+def test_a_thought_that_the_prompt_opened() -> None:
+    pieces = read(reader(opens=True), ["Hm.\n</think>\n\nYes."])
+    assert pieces == ([ReasoningDelta("Hm."), TextDelta("Yes.")], "stop")
+
+
+def test_an_empty_thought_is_none() -> None:
+    assert read(reader(), ["<think>\n\n</think>\n\nYes."]) == ([TextDelta("Yes.")], "stop")
+
+
+def test_a_second_thought_is_a_thought() -> None:
+    pieces, _ = read(reader(), ["<think>a</think>b<think>c</think>d"])
+    assert pieces == [ReasoningDelta("a"), TextDelta("b"), ReasoningDelta("c"), TextDelta("d")]
+
+
+def test_an_end_of_a_thought_that_never_began_is_dropped() -> None:
+    assert read(reader(), ["a </think> b"]) == ([TextDelta("a b")], "stop")
+
+
+def test_a_thought_that_is_never_closed_stays_one() -> None:
+    assert read(reader(opens=True), ["Hm. <th"], "length") == ([ReasoningDelta("Hm.")], "length")
+
+
+def test_without_thought_marks_they_are_text() -> None:
+    pieces = read(reader(thought=None), ["<think>a</think>"])
+    assert pieces == ([TextDelta("<think>a</think>")], "stop")
+
+
+def test_a_call() -> None:
+    assert read(reader(), [CALL]) == (called(), "tool_calls")
+
+
+def test_a_call_between_texts() -> None:
+    pieces, reason = read(reader(), [f"Let me look.\n\n{CALL}\n\nSo."])
+    assert pieces == [TextDelta("Let me look."), *called(), TextDelta("\n\nSo.")]
+    assert reason == "tool_calls"
+
+
+def test_white_space_around_calls_is_dropped() -> None:
+    pieces, _ = read(reader(), [f"\n\n{CALL}\n{CALL}\n"])
+    assert pieces == [*called(), *called(1)]
+
+
+def test_a_call_behind_a_thought() -> None:
+    pieces, reason = read(reader(opens=True), [f"Hm.</think>\n{CALL}"])
+    assert (pieces, reason) == ([ReasoningDelta("Hm."), *called()], "tool_calls")
+
+
+def test_a_call_inside_a_thought_ends_it() -> None:
+    pieces, reason = read(reader(opens=True), [f"Hm.\n{CALL}\nDone."])
+    assert pieces == [ReasoningDelta("Hm."), *called(), TextDelta("Done.")]
+    assert reason == "tool_calls"
+
+
+def test_several_calls_between_one_pair_of_marks() -> None:
+    text = json.dumps([{"name": name, "arguments": {}} for name in ("look", "go")])
+    pieces, _ = read(reader(), [f"<tool_call>{text}</tool_call>"])
+    assert pieces == [*called(0, "look", "{}"), *called(1, "go", "{}")]
+
+
+@pytest.mark.parametrize(
+    "chat", [Chat(ASKED), Chat(ASKED, TOOLS, ToolChoice("none"))], ids=["no tools", "none chosen"]
+)
+def test_calls_are_text_where_none_is_asked_for(chat: Chat) -> None:
+    assert read(reader(chat), [CALL]) == ([TextDelta(CALL)], "stop")
+
+
+def test_a_call_that_lasts_until_the_end() -> None:
+    text = '<tool_call>{"name": "go", "arguments": {}}'
+    assert read(reader(end=""), [text]) == (called(0, "go", "{}"), "tool_calls")
+    assert read(reader(end=""), [text], "length") == ([], "length")
+
+
+def test_a_mark_inside_arguments_does_not_end_the_call() -> None:
+    arguments = json.dumps({"text": "a </tool_call> b <tool_call> c </tool_call>"})
+    text = f'<tool_call>{{"name": "go", "arguments": {arguments}}}</tool_call> ok'
+    assert read(reader(), list(text)) == (
+        [*called(0, "go", arguments), TextDelta("ok")],
+        "tool_calls",
+    )
+
+
+# --- one call only ----------------------------------------------------------------------------
+
+
+def test_after_the_only_call_the_answer_is_done() -> None:
+    reading = reader(Chat(ASKED, TOOLS, parallel_tool_calls=False))
+    assert joined(reading.push(f"a{CALL}{CALL} b")) == [TextDelta("a"), *called()]
+    assert reading.done
+    assert reading.push("more") == []
+    assert reading.finish("cancelled") == ([], "tool_calls")
+
+
+def test_of_several_calls_in_one_the_first_is_taken() -> None:
+    text = json.dumps([{"name": name, "arguments": {}} for name in ("go", "look")])
+    reading = reader(Chat(ASKED, TOOLS, parallel_tool_calls=False))
+    assert read(reading, [f"<tool_call>{text}</tool_call>"]) == (
+        called(0, "go", "{}"),
+        "tool_calls",
+    )
+
+
+# --- how it may end ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", [CALL[:size] for size in range(12, len(CALL))])
+def test_a_call_that_was_cut_is_dropped(cut: str) -> None:
+    assert read(reader(), [f"Look:\n{cut}"], "length") == ([TextDelta("Look:")], "length")
+
+
+def test_a_call_without_its_end_mark_counts_when_the_model_stopped() -> None:
+    text = CALL.removesuffix("</tool_call>")
+    assert read(reader(), [text]) == (called(), "tool_calls")
+
+
+@pytest.mark.parametrize(
+    "inside", ["", "look()", '{"name": "fly", "arguments": {}}', '{"name": "go", "arguments": 3}']
+)
+@pytest.mark.parametrize("ending", ["</tool_call>", "</tool_call>\n", f"</tool_call>\n{CALL}"])
+def test_a_call_that_cannot_be_read_ends_the_answer(inside: str, ending: str) -> None:
+    pieces, reason = read(reader(), ["a\n<tool_call>", inside, ending, ""])
+    assert pieces[0] == TextDelta("a")
+    assert isinstance(pieces[1], ToolCallFailed)
+    assert (pieces[1].text, len(pieces), reason) == (inside, 2, "error")
+    assert pieces[1].problem
+
+
+def test_a_failed_call_is_not_masked_by_a_limit() -> None:
+    pieces, reason = read(reader(), ["<tool_call>nothing</tool_call>"], "length")
+    assert isinstance(pieces[0], ToolCallFailed)
+    assert reason == "error"
+
+
+@pytest.mark.parametrize("reason", ["length", "cancelled", "error"])
+def test_an_end_from_outside_stays_what_it_is(reason: AnswerReason) -> None:
+    assert read(reader(), [f"{CALL} a"], reason) == ([*called(), TextDelta("a")], reason)
+
+
+def test_half_a_mark_at_a_natural_end_is_text() -> None:
+    assert read(reader(), ["1 < 2 <"]) == ([TextDelta("1 < 2 <")], "stop")
+
+
+def test_half_a_mark_at_a_cut_is_dropped() -> None:
+    assert read(reader(), ["ok <tool_c"], "length") == ([TextDelta("ok ")], "length")
+
+
+# --- tokens -----------------------------------------------------------------------------------
+
+
+def logprob(token: int) -> tuple[TokenLogprob, ...]:
+    return (TokenLogprob(token, -0.5),)
+
+
+def test_logprobs_go_with_the_text_of_their_tokens() -> None:
+    reading = reader()
+    texts = ["<think>", "Hm", "</think>", "\n", "A", " ", "<", "b", "", "é", CALL, "\n"]
+    pieces = [piece for i, text in enumerate(texts) for piece in reading.push(text, logprob(i))]
+    rest, _ = reading.finish("stop")
+    said = [piece for piece in pieces + rest if isinstance(piece, TextDelta)]
+    assert "".join(piece.text for piece in said) == "A <bé"
+    assert [lp.token for piece in said for lp in piece.logprobs] == [4, 5, 6, 7, 8, 9]
+
+
+def test_a_token_without_text_has_its_logprob() -> None:
+    reading = reader(Chat(ASKED), thought=None)
+    assert reading.push("", logprob(7)) == [TextDelta("", logprob(7))]
+
+
+def test_tokens_of_thoughts_are_counted() -> None:
+    reading = reader()
+    for text in ["<think>", "a", "b", "</think>", "c", "d"]:
+        reading.push(text)
+    assert reading.reasoning_tokens == 4
+
+
+# --- any chunking -----------------------------------------------------------------------------
+
+PARTS = [
+    "Hello ", "a < b", "\n\n", " ", "é😀", "<tool", "</", "<think>hm\n</think>", "<think>\n",
+    "</think>", CALL, "<tool_call>", "</tool_call>", '{"name": "go", "arguments": {}}',
+    '<tool_call>{"name": "go", "arguments": {"s": "</tool_call>"}}</tool_call>',
+    "<tool_call>?</tool_call>",
+]  # fmt: skip
+answers = st.lists(st.sampled_from(PARTS) | st.text(max_size=5), max_size=8).map("".join)
+reasons = st.sampled_from(["stop", "length", "cancelled"])
+
+
+def cut(text: str, at: list[int]) -> list[str]:
+    places = [0, *sorted(place % (len(text) + 1) for place in at), len(text)]
+    return [text[a:b] for a, b in itertools.pairwise(places)]
+
+
+@given(answers, st.lists(st.integers(0, 400)), st.booleans(), st.booleans(), st.booleans(), reasons)
+def test_any_chunking_gives_the_same(
+    text: str, at: list[int], opens: bool, many: bool, endless: bool, reason: AnswerReason
+) -> None:
+    chat = Chat(ASKED, TOOLS, parallel_tool_calls=many)
+    end = "" if endless else None
+    whole = read(reader(chat, opens=opens, end=end), [text], reason)
+    assert read(reader(chat, opens=opens, end=end), cut(text, at), reason) == whole
+    assert read(reader(chat, opens=opens, end=end), list(text), reason) == whole
+
+
+@given(answers, st.booleans(), reasons)
+def test_no_mark_is_ever_given_out(text: str, opens: bool, reason: AnswerReason) -> None:
+    pieces, _ = read(reader(opens=opens), list(text), reason)
+    for piece in pieces:
+        if isinstance(piece, TextDelta | ReasoningDelta):
+            for mark in ("<think>", "</think>", "<tool_call>", "</tool_call>"):
+                # Text around a mark may join to one more; that was no mark in the answer.
+                assert mark not in piece.text or mark not in text
+
+
+@given(st.text(alphabet=st.characters(exclude_characters="<", exclude_categories=["Cs"])))
+def test_text_without_marks_is_not_changed(text: str) -> None:
+    pieces, reason = read(reader(), list(text))
+    assert "".join(piece.text for piece in pieces if isinstance(piece, TextDelta)) == text
+    assert reason == "stop"
+
+
+@given(answers, st.booleans())
+def test_every_logprob_is_given_out_once_at_most_and_in_order(text: str, opens: bool) -> None:
+    reading = reader(opens=opens)
+    pieces = [piece for i, c in enumerate(text) for piece in reading.push(c, logprob(i))]
+    pieces += reading.finish("stop")[0]
+    tokens = [lp.token for p in pieces if isinstance(p, TextDelta) for lp in p.logprobs]
+    assert tokens == sorted(set(tokens))
+    said = "".join(p.text for p in pieces if isinstance(p, TextDelta))
+    assert len(tokens) >= len(said.strip()) - said.count(" ") - said.count("\n")
+    assert all(text[token] in said for token in tokens)

@@ -1,0 +1,340 @@
+"""Whoever asks for much waits for it; nobody else does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semantic.application.fair_queue import FairQueue
+from semantic.application.request import Request
+from semantic.domain.value_objects import PrefillEvent, SamplingParams, TokenEvent
+from tests.unit.application.world import World, completions, expected, text_of, world
+
+
+def request(number: int, agent: str = "a", tenant: str = "", size: int = 1) -> Request[None]:
+    """A request that just came; `size` is the length of its prompt."""
+    return Request(
+        uid=f"request-{number}",
+        number=number,
+        agent_id=agent,
+        prompt=(0,) * size,
+        max_tokens=1,
+        params=SamplingParams(),
+        eos_token_ids=frozenset(),
+        decode=str,
+        tenant=tenant,
+    )
+
+
+def queue_of(*requests: Request[None]) -> FairQueue[None]:
+    queue: FairQueue[None] = FairQueue()
+    for one in requests:
+        queue.push(one)
+    return queue
+
+
+def taken(
+    queue: FairQueue[None], running: list[Request[None]], room: int = 1000
+) -> Request[None] | None:
+    """The next one that has at most `room` tokens; it runs then."""
+    one = queue.take(running, lambda other: len(other.prompt) <= room)
+    if one is not None:
+        running.append(one)
+    return one
+
+
+def order(queue: FairQueue[None]) -> list[int]:
+    """All of them, each running until the end."""
+    running: list[Request[None]] = []
+    while taken(queue, running) is not None:
+        pass
+    return [one.number for one in running]
+
+
+# The queue alone
+
+
+def test_nobody_has_a_turn_in_an_empty_queue() -> None:
+    queue = queue_of()
+    assert taken(queue, []) is None
+    assert (len(queue), list(queue), queue.uids) == (0, [], frozenset())
+
+
+def test_one_agents_requests_go_in_order_of_arrival() -> None:
+    assert order(queue_of(request(2), request(0), request(1))) == [0, 1, 2]
+
+
+def test_agents_take_turns() -> None:
+    flood = [request(i, "flood") for i in range(5)]
+    assert order(queue_of(*flood, request(5, "ann"), request(6, "bob"))) == [0, 5, 6, 1, 2, 3, 4]
+
+
+def test_who_runs_least_goes_first() -> None:
+    queue = queue_of(request(2, "a"), request(3, "b"), request(4, "c"))
+    running = [request(0, "a"), request(1, "b"), request(9, "a")]
+    numbers = [one.number for _ in range(3) if (one := taken(queue, running))]
+    assert numbers == [4, 3, 2]
+
+
+def test_tenants_take_turns_however_many_agents_they_have() -> None:
+    many = [request(i, f"agent {i}", "many") for i in range(6)]
+    few = [request(6, "ann", "few"), request(7, "ann", "few")]
+    assert order(queue_of(*many, *few)) == [0, 6, 1, 7, 2, 3, 4, 5]
+
+
+def test_the_tenant_that_runs_least_goes_first() -> None:
+    queue = queue_of(request(5, "ann", "many"), request(6, "bob", "few"))
+    running = [request(0, "cy", "many"), request(1, "di", "many"), request(2, "ed", "few")]
+    assert [one.number for _ in range(2) if (one := taken(queue, running))] == [6, 5]
+
+
+def test_tenants_take_turns_where_nobody_runs_when_the_next_one_is_chosen() -> None:
+    many = [request(i, f"agent {i}", "many") for i in range(4)]
+    queue = queue_of(*many, *(request(i, "ann", "few") for i in (4, 5, 6)))
+    chosen = [one.tenant for _ in range(6) if (one := taken(queue, []))]
+    assert chosen == ["many", "few"] * 3
+
+
+def test_agents_of_one_name_of_two_tenants_are_two() -> None:
+    queue = queue_of(request(0, "ann", "x"), request(1, "ann", "x"), request(2, "ann", "y"))
+    assert order(queue) == [0, 2, 1]
+
+
+@pytest.mark.parametrize("tenants", [False, True])
+def test_a_stream_of_newcomers_does_not_starve_who_was_served_before(tenants: bool) -> None:
+    queue = queue_of(request(0, "ann"), request(1, "ann"))
+    assert taken(queue, []) is not None
+    for n in range(2, 6):
+        queue.push(request(n, f"newcomer {n}", f"tenant {n}" if tenants else ""))
+        one = taken(queue, [])
+        assert one is not None
+        if one.agent_id == "ann":
+            return
+    raise AssertionError("ann was never served again")
+
+
+def test_a_stream_of_an_agents_requests_does_not_starve_another() -> None:
+    """With one place, where nobody ever runs when the next one is chosen."""
+    queue = queue_of(*(request(i, "flood") for i in range(50)))
+    served = []
+    for n in range(50, 60):
+        queue.push(request(n, "ann"))
+        served += [one.agent_id for _ in range(2) if (one := taken(queue, []))]
+    assert Counter(served)["ann"] == 10
+
+
+def test_the_suspended_come_back_first_and_nobody_passes_them() -> None:
+    fresh, old, older = request(0, "fresh"), request(7, "old", size=9), request(3, "older", size=9)
+    queue = queue_of(fresh, old, older)
+    old.suspensions = older.suspensions = 1
+    assert queue.first([]) is older
+    assert taken(queue, [], room=5) is None
+    assert [one.number for _ in range(3) if (one := taken(queue, []))] == [3, 7, 0]
+
+
+def test_who_does_not_fit_is_passed_only_so_often() -> None:
+    big = request(0, "big", size=100)
+    queue = queue_of(big)
+    passed = 0
+    for n in range(1, 50):
+        queue.push(request(n, f"small {n}"))
+        if taken(queue, [], room=10) is None:
+            break
+        passed += 1
+    assert passed == 8
+    assert queue.first([request(99, "big")]) is big, "not even though its agent runs most"
+    assert taken(queue, []) is big
+    assert taken(queue, [], room=10) is not None, "then the others go on"
+
+
+def test_who_has_no_turn_is_not_passed() -> None:
+    """Else the many of an agent would all be waited for, by those that should not wait."""
+    flood = [request(i, "flood", size=100) for i in range(20)]
+    queue = queue_of(*flood)
+    running = [request(99, "flood")]
+    for n in range(20, 60):
+        queue.push(request(n, f"small {n}"))
+        assert taken(queue, running, room=10) is not None
+
+
+def test_an_agents_own_requests_do_not_pass_each_other() -> None:
+    queue = queue_of(request(0, "a", size=100), request(1, "a"))
+    assert taken(queue, [], room=10) is None
+
+
+def test_who_waits_no_more_has_no_turn() -> None:
+    first, second = request(0), request(1)
+    queue = queue_of(first, second)
+    queue.remove(first)
+    assert list(queue) == [second]
+    assert queue.uids == {second.uid}
+    assert order(queue) == [1]
+
+
+def test_nothing_is_remembered_of_those_who_wait_for_nothing() -> None:
+    queue = queue_of()
+    for n in range(100):
+        queue.push(request(n, f"agent {n}", f"tenant {n % 7}"))
+        taken(queue, [])
+    assert (queue._places, queue._served, queue._tenants_served) == ({}, {}, {})
+
+
+sizes = st.sampled_from([1, 1, 1, 50, 100])
+asks = st.lists(
+    st.tuples(st.sampled_from("abc"), st.sampled_from("xy"), sizes, st.integers(0, 3)), max_size=60
+)
+
+
+@given(asks=asks, places=st.integers(1, 4))
+def test_everybody_gets_a_turn_in_bounded_time(
+    asks: list[tuple[str, str, int, int]], places: int
+) -> None:
+    """Places of 100 tokens together; who runs ends in order. Nobody waits longer than all that
+    was there before, and a bounded number of those that came later."""
+    queue: FairQueue[None] = FairQueue()
+    running: list[Request[None]] = []
+    waits: dict[int, int] = {}
+    ahead: dict[int, int] = {}
+
+    def admit() -> None:
+        while len(running) < places:
+            room = 100 - sum(len(one.prompt) for one in running)
+            one = taken(queue, running, room)
+            if one is None:
+                assert running or not queue, "there is room and nobody gets it"
+                return
+            waits.pop(one.number)
+            for other in waits:
+                waits[other] += 1
+
+    for number, (agent, tenant, size, ends) in enumerate(asks):
+        ahead[number] = len(queue)
+        waits[number] = 0
+        queue.push(request(number, agent, tenant, size))
+        del running[:ends]
+        admit()
+        agents = len({(a, t) for a, t, _, _ in asks})
+        for waiting, passed in waits.items():
+            # Between two of its own, each other agent has a turn or two; and eight may pass.
+            assert passed <= (ahead[waiting] + 1) * (2 * agents + 8) + places * agents
+    while queue:
+        del running[:1]
+        admit()
+    assert waits == {}
+
+
+# The engine
+
+
+def test_a_flood_does_not_hold_up_another_agent() -> None:
+    of = world("full", max_batch=2)
+    for i in range(20):
+        of.engine.submit("flood", text_of(i, 20), None, 10)
+    of.engine.step_once()
+    ann = of.engine.submit("ann", text_of(50, 20), None, 10)
+    ends = [done.uid for done in of.finish()]
+    assert ends.index(ann) <= 2 + 1
+
+
+def test_one_tenants_flood_of_agents_does_not_hold_up_another_tenant() -> None:
+    of = world("full", max_batch=2)
+    for i in range(20):
+        of.engine.submit(f"agent {i}", text_of(i, 20), None, 10, tenant="flood")
+    of.engine.step_once()
+    own = [of.engine.submit("ann", text_of(i, 20), None, 10, tenant="own") for i in (50, 51)]
+    ends = [done.uid for done in of.finish()]
+    first, second = (ends.index(uid) for uid in own)
+    assert (first <= 3, second <= 5) == (True, True)
+
+
+def test_a_large_request_comes_to_its_turn_while_small_ones_keep_coming() -> None:
+    of = world("full", columns=6)
+    of.engine.submit("keeper", text_of(0, 300), None, 60)
+    of.engine.step_once()
+    prompt = text_of(1, 1200)
+    large = of.engine.submit("large", prompt, None, 4)
+    seen: set[str] = set()
+    answers: dict[str, tuple[int, ...]] = {}
+    for n in range(400):
+        of.engine.submit(f"small {n}", text_of(2 + n % 5, 20), None, 8)
+        events = of.engine.step_once()
+        of.check(opened=True)
+        if large not in seen:
+            seen |= {event.uid for event in events}
+        answers |= {done.uid: done.tokens for done in completions(events)}
+        if large in answers:
+            break
+    assert answers[large] == expected(of.spec, prompt, 4).tokens
+    assert len(seen) == 2 + 8, "only so many passed it"
+
+
+def first_token_in(of: World, uid: str) -> int:
+    """Steps until the request's first token."""
+    for step in range(1, 200):
+        events = of.engine.step_once()
+        if any(isinstance(event, TokenEvent) and event.uid == uid for event in events):
+            return step
+    raise AssertionError("it never spoke")
+
+
+def decoders(of: World, n: int) -> list[str]:
+    """`n` requests in the middle of their answers."""
+    uids = [of.engine.submit(f"talker {i}", text_of(i, 20), None, 500) for i in range(n)]
+    for _ in range(30):
+        of.engine.step_once()
+    return uids
+
+
+def computing(of: World, uid: str) -> tuple[int, int]:
+    """How much of its prompt a request has after a step."""
+    for event in of.engine.step_once():
+        if isinstance(event, PrefillEvent) and event.uid == uid:
+            return event.done, event.total
+    return 0, 0
+
+
+def prefill_steps(of: World, n_tokens: int) -> int:
+    """Steps that a prompt takes at most when it has every other chunk."""
+    return -(-n_tokens // of.engine._budget.next_chunk(decoding=True))
+
+
+@pytest.mark.parametrize("n_tokens", [20, 100, 700])
+@pytest.mark.parametrize("n_long", [1, 3])
+@pytest.mark.parametrize("steps", range(4))
+def test_a_short_prompt_speaks_in_under_five_steps_beside_its_own_prefill(
+    n_tokens: int, n_long: int, steps: int
+) -> None:
+    of = world("full", columns=400, largest_chunk=2048)
+    talkers = decoders(of, 4)
+    long = [of.engine.submit(f"reader {i}", text_of(20 + i, 8000), None, 2) for i in range(n_long)]
+    for _ in range(3 + steps):
+        of.engine.step_once()
+    short = of.engine.submit("short", text_of(9, n_tokens), None, 3)
+    own = prefill_steps(of, n_tokens)
+    assert first_token_in(of, short) < own + 5
+    assert of.engine.has_work
+    done, total = computing(of, long[0])
+    assert done < total, "the long prompt was still being computed"
+    assert {done.uid for done in of.finish()} == {*talkers, *long, short}
+
+
+def spread(counts: Sequence[int]) -> int:
+    return max(counts) - min(counts)
+
+
+def test_agents_that_flood_alike_are_served_alike() -> None:
+    of = world("full", max_batch=3)
+    for n in range(30):
+        for agent in ("ann", "bob", "cy"):
+            for _ in range({"ann": 1, "bob": 2, "cy": 3}[agent]):
+                of.engine.submit(agent, text_of(n, 20), None, 5)
+    served: Counter[str] = Counter()
+    while len(served) < 3 or min(served.values()) < 25:
+        for done in completions(of.engine.step_once()):
+            served[done.agent_id] += 1
+        if sum(served.values()) > 9:
+            assert spread(list(served.values())) <= 3
