@@ -117,6 +117,7 @@ class Archive(Generic[KV]):
         """Let `prefix` be read into the request's sequence. Raises BackendError."""
         if request.sequence is None:
             raise AssertionError("only an opened request is loaded")
+        self.release(request)  # what is read is not computed: nobody has to wait for it
         request.archived.prefix = None
         load = self._loader.begin(prefix, request.sequence)
         request.archived.load = load

@@ -10,12 +10,14 @@ import pytest
 
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.application.archive import Archive
+from semantic.application.request import Phase
 from semantic.domain.block_hash import Part
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.match import MatchEnd
 from semantic.domain.stored import BlockRead, StoredBlock
 from semantic.domain.value_objects import LayerSpec, ModelCacheSpec, SamplingParams
 from tests.support.fake_backend import FULL, STATE, window
+from tests.support.late_reads import LateReads
 from tests.unit.application.world import SPECS, Done, World, completions, expected, text_of
 
 AMPLE = 1 << 30
@@ -125,6 +127,22 @@ def test_a_follower_goes_on_alone_when_its_leader_is_cancelled() -> None:
     done = {end.agent_id: end for end in of.finish()}
     assert done["ann"].finish_reason == "cancelled"
     assert done["ben"].tokens == expected(of.spec, (*shared, 2), 4).tokens
+
+
+def test_nobody_waits_for_one_that_reads_what_another_computed() -> None:
+    of = world(largest_chunk=256)
+    reads = LateReads()
+    assert of.engine._archive is not None
+    of.engine._archive._loader._threads = reads
+    shared = text_of(1, 700)
+    for agent in ("ann", "ben", "cy"):
+        of.engine.submit(agent, (*shared, len(agent)), max_tokens=4)
+    for _ in range(4):
+        of.engine.step_once()
+    # The first has computed blocks of all three; both others read them, at the same time.
+    assert [r.phase for r in of.engine._running] == [Phase.DECODE, Phase.LOAD, Phase.LOAD]
+    reads.arrive()
+    assert {end.finish_reason for end in of.finish()} == {"length"}
 
 
 def test_what_a_cancelled_prompt_computed_is_found_again() -> None:

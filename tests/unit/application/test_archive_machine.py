@@ -7,11 +7,8 @@ or believed; no answer changes and no request fails for it.
 from __future__ import annotations
 
 import random
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import ParamSpec, TypeVar
 
 import pytest
 from hypothesis import settings
@@ -21,6 +18,7 @@ from hypothesis.stateful import initialize, precondition, rule
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.domain.errors import BackendError, CacheReconstructionError, InvalidRequestError
 from semantic.domain.stored import BlockRead, StoredBlock
+from tests.support.late_reads import LateReads
 from tests.unit.application.test_engine_machine import (
     EngineMachine,
     Setup,
@@ -30,10 +28,6 @@ from tests.unit.application.test_engine_machine import (
     variants,
 )
 from tests.unit.application.world import text_of
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
 
 class Unreliable(MemoryStore):
     """Drops what it is given, and cannot read what it has, at random."""
@@ -55,30 +49,6 @@ class Unreliable(MemoryStore):
                     target.cast("B")[:] = b"\xa5" * target.nbytes
                 proven[i] = False
         return proven
-
-
-class LateReads(Executor):
-    """Reads when it is told to, so that what a run finds does not depend on threads."""
-
-    def __init__(self) -> None:
-        self._reads: deque[Callable[[], None]] = deque()
-
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        future: Future[T] = Future()
-
-        def read() -> None:
-            try:
-                future.set_result(fn(*args, **kwargs))
-            except BackendError as error:
-                future.set_exception(error)
-
-        self._reads.append(read)
-        return future
-
-    def arrive(self, most: int | None = None) -> None:
-        """Read what was asked for first, `most` times at most."""
-        for _ in range(len(self._reads) if most is None else min(most, len(self._reads))):
-            self._reads.popleft()()
 
 
 class StoredEngineMachine(EngineMachine):

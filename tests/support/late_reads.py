@@ -1,0 +1,37 @@
+"""An executor whose work is done when it is told to, so that no test depends on threads."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import ParamSpec, TypeVar
+
+from semantic.domain.errors import BackendError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class LateReads(Executor):
+    """Reads when it is told to, so that what a run finds does not depend on threads."""
+
+    def __init__(self) -> None:
+        self._reads: deque[Callable[[], None]] = deque()
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+
+        def read() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BackendError as error:
+                future.set_exception(error)
+
+        self._reads.append(read)
+        return future
+
+    def arrive(self, most: int | None = None) -> None:
+        """Read what was asked for first, `most` times at most."""
+        for _ in range(len(self._reads) if most is None else min(most, len(self._reads))):
+            self._reads.popleft()()
