@@ -110,7 +110,7 @@ class FixedBudget(PrefillBudget):
         super().__init__()
         self._chunk = chunk
 
-    def next_chunk(self, *, decoding: bool) -> int:
+    def next_chunk(self, wanted: int, *, decoding: bool, company: bool) -> int:
         """The fixed size."""
-        del decoding
+        del wanted, decoding, company
         return self._chunk

@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 from semantic.application.agents import Agents
 from semantic.application.archive import Archive
 from semantic.application.block_ledger import BlockLedger
+from semantic.application.company import Company
 from semantic.application.completion import completion
 from semantic.application.engine_load import EngineLoad
 from semantic.application.fair_queue import FairQueue
@@ -112,6 +113,7 @@ class BlockPoolBatchEngine(Generic[KV]):
         self._outbox: deque[CompletedGeneration[KV]] = deque()
         self._numbers = itertools.count()
         self._prefill_turns: PrefillTurns[KV] = PrefillTurns()
+        self._company = Company()
         self.suspensions = 0  # how often a running request was suspended, since the start
 
     # The port
@@ -167,14 +169,19 @@ class BlockPoolBatchEngine(Generic[KV]):
             events = self._finish_cancelled()
             self._admit()
             events += self._refuse_stuck()
-            events += self._grow()
         events += self._open_admitted()
         events += self._finish_loads()
         started = self._clock()
         decoding = bool(self._in_phase(Phase.DECODE))
-        events += self._decode()
         prefilled = self._prefill(events, decoding=decoding)
-        self._budget.observe(prefilled, self._clock() - started, decoding=decoding)
+        ended = self._clock()
+        with self._lock:
+            events += self._grow()
+        # Last, so that no token that is there waits for a chunk.
+        events += self._decode()
+        if decoding:
+            ended = self._clock()
+        self._budget.observe(prefilled, ended - started, decoding=decoding)
         return events
 
     # Beyond the port
@@ -330,25 +337,37 @@ class BlockPoolBatchEngine(Generic[KV]):
         return [event] if reason is None else [event, self._finish(request, reason)]
 
     def _prefill(self, events: list[EngineEvent[KV]], *, decoding: bool) -> int:
-        """Compute prompt chunks up to the budget; returns how many tokens."""
-        budget = left = self._budget.next_chunk(decoding=decoding)
-        while left > 0:
+        """Compute prompt chunks up to the budget; returns how many tokens.
+
+        Where a prompt has been completed, no long one holds its first token up.
+        """
+        company = self._company.observe(len(self._waiting) + len(self._running), self._clock())
+        if self._first_token_is_due():
+            return 0
+        computed = 0
+        while True:
             ready = filter(self._sequences.may_prefill, self._in_phase(Phase.PREFILL))
             request = self._prefill_turns.next(list(ready))
             if request is None:
-                break
-            started = self._clock()
+                return computed
+            wanted = computed + request.to_prefill
+            left = self._budget.next_chunk(wanted, decoding=decoding, company=company) - computed
+            if left <= 0 or (left < request.to_prefill and self._first_token_is_due()):
+                return computed
+            begin = self._clock()
             try:
                 n_tokens = self._sequences.prefill(request, left)
             except BackendError as error:
                 events.append(self._fail(request, error))
                 continue
-            left -= n_tokens
+            computed += n_tokens
             self._prefill_turns.give(request, n_tokens)
-            request.archived.prefill_seconds += self._clock() - started
+            request.archived.prefill_seconds += self._clock() - begin
             done, total = request.computed, request.n_tokens - 1
             events.append(PrefillEvent(request.uid, request.agent_id, done, total))
-        return budget - left
+
+    def _first_token_is_due(self) -> bool:
+        return any(request.silent for request in self._running)
 
     # Ending
 

@@ -11,13 +11,19 @@ _NEW_WEIGHT = 0.5
 average over many would lag behind them."""
 _MARGIN = 0.85
 """Part of the gap to plan for; the rest absorbs what a measurement of the past cannot know."""
+_STEPS_IN_COMPANY = 4
+"""Decode steps that a step may last with a chunk of a long prompt while several requests are about:
+who comes in the middle of it waits for two on average. Less would spend on decoding what prompts
+wait for."""
 
 
 class PrefillBudget:
     """Sizes prefill chunks to hold a gap between two tokens of the running agents.
 
     `target_gap` is the longest wait between two tokens to aim for, `idle_gap` the longest chunk
-    while nobody decodes, both in seconds; chunks have `smallest` to `largest` tokens.
+    while nobody decodes, both in seconds; chunks have `smallest` to `largest` tokens. In company,
+    where somebody may come while a chunk is computed, a prompt that cannot be completed within
+    the target gap gets chunks of a few decode steps only.
     """
 
     def __init__(
@@ -40,14 +46,28 @@ class PrefillBudget:
         """Measured prompt tokens per second, None before the first chunk."""
         return self._rate
 
-    def next_chunk(self, *, decoding: bool) -> int:
-        """Prompt tokens to compute in the next step."""
+    def next_chunk(self, wanted: int, *, decoding: bool, company: bool) -> int:
+        """How many prompt tokens the next step may compute if whose turn it is makes it `wanted`.
+
+        `decoding` says whether agents decode in the same step, `company` whether several
+        requests are about.
+        """
+        others = self._decode_seconds if decoding else 0.0
+        if not company:
+            gap = self._target_gap if decoding else self._idle_gap
+            return self._tokens_in(_MARGIN * (gap - others))
+        at_once = self._tokens_in(_MARGIN * (self._target_gap - others))
+        if wanted <= at_once or not self._decode_seconds:
+            return at_once
+        patience = _STEPS_IN_COMPANY * self._decode_seconds
+        return min(at_once, self._tokens_in(patience - others))
+
+    def _tokens_in(self, seconds: float) -> int:
+        """Prompt tokens that are computed in so much time, within the limits of a chunk."""
         if self._rate is None:
             # Nothing is known yet: a chunk that cannot hurt, and tells the rate.
             return min(4 * self._smallest, self._largest)
-        seconds = self._target_gap - self._decode_seconds if decoding else self._idle_gap
-        wanted = int(self._rate * seconds * _MARGIN)
-        return max(self._smallest, min(self._largest, wanted))
+        return max(self._smallest, min(self._largest, int(self._rate * seconds)))
 
     def observe(self, prompt_tokens: int, seconds: float, *, decoding: bool) -> None:
         """Learn from a step that computed `prompt_tokens` and took `seconds` in all.

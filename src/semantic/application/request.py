@@ -121,6 +121,11 @@ class Request(Generic[KV]):
         return len(self.prompt) + self.max_tokens
 
     @property
+    def silent(self) -> bool:
+        """Whether it decodes and its first token since it does is still to come."""
+        return self.phase is Phase.DECODE and self.computed < self.n_tokens
+
+    @property
     def scoring(self) -> bool:
         """Whether log-probabilities of the prompt are still to come."""
         return self.params.prompt_logprobs is not None and len(self.scores) < len(self.prompt)

@@ -13,8 +13,8 @@ from semantic.application.request import Request
 KV = TypeVar("KV")
 
 _LONGEST_WAITING_EVERY = 4
-"""One chunk in this many goes to the agent that waits longest for one, so that a stream of short
-prompts cannot starve a long one."""
+"""One chunk in this many goes to the agent that waits longest for one, if that one has been
+passed over as often, so that a stream of short prompts cannot starve a long one."""
 
 
 class PrefillTurns(Generic[KV]):
@@ -29,13 +29,15 @@ class PrefillTurns(Generic[KV]):
         self._turn = 0
         self._given: dict[str, int] = {}  # tokens
         self._waits_since: dict[str, int] = {}  # turns
+        self._last_turn: dict[int, int] = {}  # of each request, or when it came
 
     def next(self, requests: Sequence[Request[KV]]) -> Request[KV] | None:
-        """Whose prompt gets the next chunk; None when there is nobody."""
+        """Whose prompt is to get the next chunk; None when there is nobody."""
         owners = {request.number: request.owner for request in requests}
         here = set(owners.values())
         self._given = {owner: self._given.get(owner, 0) for owner in here}
         self._waits_since = {owner: self._waits_since.get(owner, self._turn) for owner in here}
+        self._last_turn = {number: self._last_turn.get(number, self._turn) for number in owners}
 
         def longest_waiting(request: Request[KV]) -> tuple[int, int]:
             return self._waits_since[owners[request.number]], request.number
@@ -43,14 +45,18 @@ class PrefillTurns(Generic[KV]):
         def least_given(request: Request[KV]) -> tuple[int, int]:
             return self._given[owners[request.number]] + request.to_prefill, request.number
 
-        self._turn += 1
-        by_age = self._turn % _LONGEST_WAITING_EVERY == 0
-        return min(requests, key=longest_waiting if by_age else least_given, default=None)
+        oldest = min(requests, key=longest_waiting, default=None)
+        if oldest is not None and (self._turn + 1) % _LONGEST_WAITING_EVERY == 0:
+            passed_over = self._turn - self._last_turn[oldest.number]
+            if passed_over >= _LONGEST_WAITING_EVERY - 1:
+                return oldest
+        return min(requests, key=least_given, default=None)
 
     def give(self, request: Request[KV], n_tokens: int) -> None:
         """`request` has had its turn and computed `n_tokens`."""
+        self._turn += 1
         self._given[request.owner] = self._given.get(request.owner, 0) + n_tokens
-        self._waits_since[request.owner] = self._turn
+        self._waits_since[request.owner] = self._last_turn[request.number] = self._turn
 
 
 def youngest(requests: Sequence[Request[KV]]) -> Request[KV] | None:

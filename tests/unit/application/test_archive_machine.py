@@ -29,6 +29,7 @@ from tests.unit.application.test_engine_machine import (
 )
 from tests.unit.application.world import text_of
 
+
 class Unreliable(MemoryStore):
     """Drops what it is given, and cannot read what it has, at random."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 import threading
 from collections.abc import Iterator
@@ -175,4 +176,5 @@ def test_running_agents_keep_talking_while_a_long_prompt_is_computed(prompt: int
                 gaps.append(clock.now - last.get(event.agent_id, clock.now))
                 last[event.agent_id] = clock.now
     assert max(gaps) < 1.5 * 0.25
-    assert max(gaps) > 0.5 * 0.25, "the gap that is allowed is used"
+    beside_reading = [gap for gap in gaps if gap > 0.021]
+    assert statistics.median(beside_reading) == pytest.approx(4 * 0.02, rel=0.05), "what is allowed is used"

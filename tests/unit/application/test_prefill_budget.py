@@ -9,6 +9,7 @@ import pytest
 from semantic.application.prefill_budget import PrefillBudget
 
 TARGET = 0.25
+MUCH = 1_000_000
 
 
 @dataclass
@@ -26,12 +27,20 @@ class Machine:
     def prefill(self, n: int, at: int) -> float:
         return self.overhead + n / self.rate * (1 + at / self.half_at) if n else 0.0
 
-    def run(self, budget: PrefillBudget, prompt: int, *, decoding: bool = True) -> list[float]:
+    def run(
+        self,
+        budget: PrefillBudget,
+        prompt: int,
+        *,
+        decoding: bool = True,
+        company: bool = False,
+    ) -> list[float]:
         """Compute a prompt beside running agents; seconds of each step."""
         gaps = []
         at = 0
         while at < prompt:
-            n = min(budget.next_chunk(decoding=decoding), prompt - at)
+            left = prompt - at
+            n = min(budget.next_chunk(left, decoding=decoding, company=company), left)
             seconds = self.prefill(n, at) + self.decode * decoding
             budget.observe(n, seconds, decoding=decoding)
             gaps.append(seconds)
@@ -57,8 +66,10 @@ def percentile(values: list[float], part: float) -> float:
 
 
 def test_the_first_chunk_cannot_hurt() -> None:
-    assert PrefillBudget(smallest=16).next_chunk(decoding=True) == 64
-    assert PrefillBudget(smallest=16, largest=20).next_chunk(decoding=False) == 20
+    assert PrefillBudget(smallest=16).next_chunk(MUCH, decoding=True, company=False) == 64
+    assert (
+        PrefillBudget(smallest=16, largest=20).next_chunk(MUCH, decoding=False, company=False) == 20
+    )
     assert PrefillBudget().rate is None
 
 
@@ -89,7 +100,7 @@ def test_chunks_converge_to_what_fits_the_target(rate: float) -> None:
     machine.run(budget, int(rate * 4))
     assert budget.rate == pytest.approx(rate)
     fits = rate * (TARGET - 0.05)
-    assert 0.7 * fits <= budget.next_chunk(decoding=True) <= fits
+    assert 0.7 * fits <= budget.next_chunk(MUCH, decoding=True, company=False) <= fits
 
 
 def test_a_machine_that_becomes_slow_is_noticed_within_a_few_chunks() -> None:
@@ -106,16 +117,16 @@ def test_a_batch_that_becomes_slow_leaves_less_for_prompts() -> None:
     machine = Machine(2000, 0.02, overhead=0.0)
     machine.talk(budget, 3)
     machine.run(budget, 2000)
-    before = budget.next_chunk(decoding=True)
+    before = budget.next_chunk(MUCH, decoding=True, company=False)
     Machine(2000, 0.2).talk(budget, 8)
-    assert budget.next_chunk(decoding=True) < before / 2
+    assert budget.next_chunk(MUCH, decoding=True, company=False) < before / 2
 
 
 def test_while_nobody_decodes_chunks_may_take_longer() -> None:
     budget = PrefillBudget(TARGET, idle_gap=1.0, largest=100_000)
     Machine(1000, 0.0, overhead=0.0).run(budget, 3000, decoding=False)
-    assert budget.next_chunk(decoding=False) == pytest.approx(850, abs=2)
-    assert budget.next_chunk(decoding=True) == pytest.approx(212, abs=2)
+    assert budget.next_chunk(MUCH, decoding=False, company=False) == pytest.approx(850, abs=2)
+    assert budget.next_chunk(MUCH, decoding=True, company=False) == pytest.approx(212, abs=2)
 
 
 @pytest.mark.parametrize("machine", [Machine(5, 0.5), Machine(1e9, 0.0)], ids=["slow", "fast"])
@@ -125,7 +136,7 @@ def test_a_chunk_is_never_smaller_or_larger_than_allowed(machine: Machine, decod
     machine.talk(budget, 5)
     for _ in range(20):
         machine.run(budget, 300, decoding=decoding)
-        assert 16 <= budget.next_chunk(decoding=decoding) <= 512
+        assert 16 <= budget.next_chunk(MUCH, decoding=decoding, company=False) <= 512
 
 
 def test_the_end_of_a_prompt_does_not_pass_for_slowness() -> None:
@@ -154,3 +165,33 @@ def test_an_idle_step_teaches_nothing() -> None:
     budget.observe(0, 5.0, decoding=False)
     budget.observe(200, 0.1, decoding=True)
     assert budget.rate == pytest.approx(2000)
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=str)
+@pytest.mark.parametrize("decoding", [True, False])
+def test_in_company_a_long_prompt_holds_nobody_up(machine: Machine, decoding: bool) -> None:
+    budget = PrefillBudget(TARGET)
+    machine.talk(budget, 5)
+    gaps = machine.run(budget, 9000, decoding=decoding, company=True)
+    smallest = machine.prefill(16, 9000) + machine.decode
+    longest = max(smallest, min(TARGET, 4 * machine.decode) + machine.overhead)
+    assert percentile(gaps[2:-1], 0.95) < 1.2 * longest
+
+
+@pytest.mark.parametrize("decoding", [True, False])
+def test_in_company_a_prompt_that_fits_into_one_step_has_it(decoding: bool) -> None:
+    budget = PrefillBudget(TARGET, largest=100_000)
+    machine = Machine(2000, 0.01, overhead=0.0)
+    machine.talk(budget, 5)
+    machine.run(budget, 3000, decoding=False)
+    fits = budget.next_chunk(1, decoding=decoding, company=True)
+    assert fits == pytest.approx(2000 * (TARGET - 0.01 * decoding) * 0.85, abs=2)
+    assert budget.next_chunk(fits, decoding=decoding, company=True) == fits
+    few = 2000 * (0.04 - 0.01 * decoding)
+    assert budget.next_chunk(fits + 1, decoding=decoding, company=True) == pytest.approx(few, abs=2)
+
+
+def test_before_any_decode_step_a_chunk_in_company_takes_the_target_gap() -> None:
+    budget = PrefillBudget(TARGET, idle_gap=1.0, largest=100_000)
+    Machine(1000, 0.0, overhead=0.0).run(budget, 3000, decoding=False)
+    assert budget.next_chunk(MUCH, decoding=False, company=True) == pytest.approx(212, abs=2)

@@ -1,0 +1,20 @@
+"""Who was about together expects more to come, for a while."""
+
+from __future__ import annotations
+
+from semantic.application.company import Company
+
+
+def test_one_request_after_the_other_is_no_company() -> None:
+    company = Company()
+    assert not any(company.observe(1, now) for now in (0.0, 1.0, 2.0))
+
+
+def test_company_lasts_for_a_while_after_the_last_meeting() -> None:
+    company = Company()
+    assert company.observe(2, 10.0)
+    assert company.observe(1, 30.0)
+    assert company.observe(3, 60.0)
+    assert company.observe(1, 119.0)
+    assert not company.observe(1, 121.0)
+    assert not company.observe(0, 122.0)
