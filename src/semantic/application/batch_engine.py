@@ -16,15 +16,15 @@ from typing import Generic, TypeVar
 from semantic.application.agents import Agents
 from semantic.application.archive import Archive
 from semantic.application.block_ledger import BlockLedger
-from semantic.application.company import Company
 from semantic.application.completion import completion
 from semantic.application.engine_load import EngineLoad
 from semantic.application.fair_queue import FairQueue
 from semantic.application.intake import Intake
 from semantic.application.prefill_budget import PrefillBudget
+from semantic.application.prefilling import Prefilling
 from semantic.application.request import Phase, Request
 from semantic.application.resident_store import ResidentStore
-from semantic.application.scheduler import PrefillTurns, youngest
+from semantic.application.scheduler import youngest
 from semantic.application.sequences import Sequences
 from semantic.application.submission import Submission
 from semantic.domain.entities import AgentBlocks
@@ -35,7 +35,6 @@ from semantic.domain.value_objects import (
     CompletedGeneration,
     FinishReason,
     ModelCacheSpec,
-    PrefillEvent,
     SampledToken,
     SamplingParams,
     TokenEvent,
@@ -112,8 +111,7 @@ class BlockPoolBatchEngine(Generic[KV]):
         self._running: list[Request[KV]] = []
         self._outbox: deque[CompletedGeneration[KV]] = deque()
         self._numbers = itertools.count()
-        self._prefill_turns: PrefillTurns[KV] = PrefillTurns()
-        self._company = Company()
+        self._prefilling = Prefilling(self._sequences, self._budget, clock)
         self.suspensions = 0  # how often a running request was suspended, since the start
 
     # The port
@@ -282,7 +280,7 @@ class BlockPoolBatchEngine(Generic[KV]):
                 try:
                     self._sequences.reserve(request)
                 except BackendError as error:
-                    events.append(self._fail(request, error))
+                    events.append(self._fail(request, str(error)))
         return events
 
     def _suspend(self, request: Request[KV]) -> None:
@@ -304,7 +302,7 @@ class BlockPoolBatchEngine(Generic[KV]):
                 try:
                     self._sequences.open(request)
                 except BackendError as error:
-                    events.append(self._fail(request, error))
+                    events.append(self._fail(request, str(error)))
         return events
 
     def _finish_loads(self) -> list[EngineEvent[KV]]:
@@ -318,7 +316,7 @@ class BlockPoolBatchEngine(Generic[KV]):
                 try:
                     self._sequences.finish_load(request)
                 except BackendError as error:
-                    events.append(self._fail(request, error))
+                    events.append(self._fail(request, str(error)))
         return events
 
     def _decode(self) -> list[EngineEvent[KV]]:
@@ -328,7 +326,7 @@ class BlockPoolBatchEngine(Generic[KV]):
         try:
             sampled = self._sequences.decode()
         except BackendError as error:
-            return [self._fail(request, error) for request in decoding]
+            return [self._fail(request, str(error)) for request in decoding]
         return [event for pair in sampled for event in self._advance(*pair)]
 
     def _advance(self, request: Request[KV], sampled: SampledToken) -> list[EngineEvent[KV]]:
@@ -337,37 +335,12 @@ class BlockPoolBatchEngine(Generic[KV]):
         return [event] if reason is None else [event, self._finish(request, reason)]
 
     def _prefill(self, events: list[EngineEvent[KV]], *, decoding: bool) -> int:
-        """Compute prompt chunks up to the budget; returns how many tokens.
-
-        Where a prompt has been completed, no long one holds its first token up.
-        """
-        company = self._company.observe(len(self._waiting) + len(self._running), self._clock())
-        if self._first_token_is_due():
-            return 0
-        computed = 0
-        while True:
-            ready = filter(self._sequences.may_prefill, self._in_phase(Phase.PREFILL))
-            request = self._prefill_turns.next(list(ready))
-            if request is None:
-                return computed
-            wanted = computed + request.to_prefill
-            left = self._budget.next_chunk(wanted, decoding=decoding, company=company) - computed
-            if left <= 0 or (left < request.to_prefill and self._first_token_is_due()):
-                return computed
-            begin = self._clock()
-            try:
-                n_tokens = self._sequences.prefill(request, left)
-            except BackendError as error:
-                events.append(self._fail(request, error))
-                continue
-            computed += n_tokens
-            self._prefill_turns.give(request, n_tokens)
-            request.archived.prefill_seconds += self._clock() - begin
-            done, total = request.computed, request.n_tokens - 1
-            events.append(PrefillEvent(request.uid, request.agent_id, done, total))
-
-    def _first_token_is_due(self) -> bool:
-        return any(request.silent for request in self._running)
+        """Compute prompt chunks; returns how many tokens."""
+        about = len(self._waiting) + len(self._running)
+        chunks = self._prefilling.step(self._running, about, decoding=decoding)
+        events += chunks.events
+        events += [self._fail(request, reason) for request, reason in chunks.failed]
+        return chunks.n_tokens
 
     # Ending
 
@@ -387,12 +360,12 @@ class BlockPoolBatchEngine(Generic[KV]):
                 self._ledger.give_back(request)
             return self._complete(request, reason, blocks=blocks)
 
-    def _fail(self, request: Request[KV], error: BackendError) -> CompletedGeneration[KV]:
+    def _fail(self, request: Request[KV], reason: str) -> CompletedGeneration[KV]:
         """End a request whose computation failed; its cache may be half written, so it goes."""
         with self._lock:
             self._sequences.close(request)
             self._ledger.release(request)
-            return self._complete(request, "error", error=str(error))
+            return self._complete(request, "error", error=reason)
 
     def _complete(
         self,

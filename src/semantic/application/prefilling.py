@@ -1,0 +1,84 @@
+"""Computes prompts chunk by chunk between decode steps: whose is next, and how much of it.
+
+Knows requests and their sequences; no pool, no queue, and not what becomes of a failed request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from semantic.application.company import Company
+from semantic.application.prefill_budget import PrefillBudget
+from semantic.application.request import Phase, Request
+from semantic.application.scheduler import PrefillTurns
+from semantic.application.sequences import Sequences
+from semantic.domain.errors import BackendError
+from semantic.domain.value_objects import PrefillEvent
+from semantic.ports.outbound import Clock
+
+KV = TypeVar("KV")
+
+
+@dataclass(slots=True)
+class Chunks(Generic[KV]):
+    """What one step computed of prompts, and whose computation failed for what reason."""
+
+    n_tokens: int = 0
+    events: list[PrefillEvent] = field(default_factory=list)
+    failed: list[tuple[Request[KV], str]] = field(default_factory=list)
+
+
+class Prefilling(Generic[KV]):
+    """Gives prompts their chunks. Used by the stepping thread alone."""
+
+    def __init__(self, sequences: Sequences[KV], budget: PrefillBudget, clock: Clock) -> None:
+        self._sequences = sequences
+        self._budget = budget
+        self._clock = clock
+        self._turns: PrefillTurns[KV] = PrefillTurns()
+        self._company = Company()
+
+    def step(self, running: Sequence[Request[KV]], n_about: int, *, decoding: bool) -> Chunks[KV]:
+        """Compute chunks of prompts of `running` up to the budget.
+
+        `n_about` is how many requests run or wait; `decoding` says whether agents decode in the
+        same step. Where a prompt has been completed, no long one holds its first token up.
+        """
+        chunks: Chunks[KV] = Chunks()
+        company = self._company.observe(n_about, self._clock())
+        if any(request.silent for request in running):
+            return chunks
+        while True:
+            request = self._turns.next([one for one in running if self._is_ready(one, chunks)])
+            if request is None:
+                return chunks
+            wanted = chunks.n_tokens + request.to_prefill
+            most = self._budget.next_chunk(wanted, decoding=decoding, company=company)
+            left = most - chunks.n_tokens
+            is_last = left >= request.to_prefill
+            if left <= 0 or (not is_last and any(one.silent for one in running)):
+                return chunks
+            self._compute(request, left, chunks)
+
+    def _is_ready(self, request: Request[KV], chunks: Chunks[KV]) -> bool:
+        return (
+            request.phase is Phase.PREFILL
+            and all(request is not failed for failed, _ in chunks.failed)
+            and self._sequences.may_prefill(request)
+        )
+
+    def _compute(self, request: Request[KV], limit: int, chunks: Chunks[KV]) -> None:
+        begin = self._clock()
+        try:
+            n_tokens = self._sequences.prefill(request, limit)
+        except BackendError as error:
+            # Its text only: the error's frames hold what the failed sequence had in memory.
+            chunks.failed.append((request, str(error)))
+            return
+        chunks.n_tokens += n_tokens
+        self._turns.give(request, n_tokens)
+        request.archived.prefill_seconds += self._clock() - begin
+        done, total = request.computed, request.n_tokens - 1
+        chunks.events.append(PrefillEvent(request.uid, request.agent_id, done, total))
