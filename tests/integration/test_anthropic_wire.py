@@ -135,3 +135,18 @@ def test_a_prompt_computed_ahead_is_cached(client: anthropic.Anthropic) -> None:
     assert (first.content, first.usage.output_tokens) == ([], 0)
     again = client.messages.create(model=MODEL, max_tokens=4, messages=ahead)
     assert (again.usage.cache_read_input_tokens or 0) > 0.9 * prompt_tokens(again.usage)
+
+
+def test_a_stop_sequence_inside_a_call_ends_the_answer_without_it(
+    client: anthropic.Anthropic,
+) -> None:
+    answer = client.messages.create(
+        model=MODEL,
+        max_tokens=200,
+        messages=[STORY],
+        tools=[{"name": "look", "input_schema": {"type": "object"}}],
+        tool_choice={"type": "any"},
+        stop_sequences=['"name"'],
+    )
+    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", '"name"')
+    assert not [block for block in answer.content if block.type == "tool_use"]

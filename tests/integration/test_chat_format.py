@@ -6,6 +6,7 @@ import functools
 import json
 import tempfile
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
+from pydantic_core import from_json
 
 from semantic.adapters.mlx.chat_format import MLXChatFormat
 from semantic.adapters.mlx.grammar_source import grammar_source
@@ -28,6 +30,7 @@ from semantic.domain.grammar import Grammar
 from tests.support.chat_templates import FORMATS, TOOLS, WEATHER, load_format
 
 NATIVE = [name for name, each in FORMATS.items() if each.written]
+CHATTING = [name for name in FORMATS if name != "no_template"]
 ARGUMENTS = '{"city": "Oslo", "days": 2}'
 SYSTEM, USER = Message("system", "Be brief."), Message("user", "Weather?")
 CALLED = Message("assistant", "", tool_calls=(ToolCall("call_1", "get_weather", ARGUMENTS),))
@@ -139,6 +142,54 @@ def test_arguments_that_are_no_object_go_as_text() -> None:
     assert "oops" in text_of("json_tools", Chat((USER, said, RESULT), TOOLS))
     with pytest.raises(InvalidRequestError, match="refused"):
         format_of("glm47").render(Chat((USER, said, RESULT), TOOLS))
+
+
+@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("arguments", ["", " ", "null"])
+def test_arguments_of_nothing_are_an_empty_object(name: str, arguments: str) -> None:
+    def text(written: str) -> str:
+        call = replace(CALLED.tool_calls[0], arguments=written)
+        return text_of(name, Chat((USER, replace(CALLED, tool_calls=(call,)), RESULT), TOOLS))
+
+    if format_of(name)._traits.text_arguments:
+        assert text(arguments)
+    else:
+        assert text(arguments) == text("{}")
+
+
+@pytest.mark.parametrize("name", CHATTING)
+@pytest.mark.parametrize("key", ["city", "\\udc00"])
+def test_half_a_surrogate_pair_in_a_call_of_before_is_rendered(name: str, key: str) -> None:
+    call = ToolCall("call_1", "get_weather", f'{{"{key}": "a \\ud800 b"}}')
+    asked = Message("assistant", "", tool_calls=(call,))
+    assert "a " in text_of(name, Chat((USER, asked, RESULT), TOOLS))
+
+
+@pytest.mark.parametrize("name", CHATTING)
+@pytest.mark.parametrize("depth", [64, 65, 400, 700, 5000])
+def test_a_call_of_before_may_be_nested_without_end(name: str, depth: int) -> None:
+    arguments = '{"city":' * depth + "1" + "}" * depth
+    asked = Message("assistant", "", tool_calls=(ToolCall("call_1", "get_weather", arguments),))
+    chat = Chat((USER, asked, RESULT), TOOLS)
+    if depth <= 64:
+        assert "city" in text_of(name, chat)
+    else:
+        with suppress(InvalidRequestError):  # of templates that cannot show a text there
+            assert "city" in text_of(name, chat)
+
+
+def test_special_tokens_inside_an_option_stay_text() -> None:
+    chat = Chat((USER,), template_options={"given": {"a": ["<|end|>"]}})
+    source = "{{ given.a[0] }}{% for message in messages %}{{ message.content }}{% endfor %}"
+    tokenizer = tokenizer_of("semantic-tiny")
+    was = tokenizer.inner.chat_template
+    tokenizer.inner.chat_template = source
+    try:
+        rendered = MLXChatFormat(tokenizer).render(chat).tokens
+    finally:
+        tokenizer.inner.chat_template = was
+    assert tokenizer.decode(rendered) == "<|end|>Weather?"
+    assert tokenizer.encode_rendered("<|end|>")[0] not in rendered
 
 
 def test_a_thought_goes_to_the_template() -> None:
@@ -298,10 +349,23 @@ def test_what_json_cannot_say_is_refused() -> None:
             format_of("json_tools").read_calls(text, (tool,))
 
 
-def test_half_a_surrogate_pair_can_be_sent() -> None:
-    text = '{"name": "stop", "arguments": {"x": "\\ud800"}}'
+def test_half_a_surrogate_pair_is_none_that_every_client_reads() -> None:
+    text = '{"name": "stop", "arguments": {"x": "\\ud800", "y": "\\ud83d\\udc09"}}'
     (call,) = format_of("json_tools").read_calls(text, TOOLS)
-    assert call.arguments.encode() == b'{"x": "\\ud800"}'
+    assert call.arguments == '{"x": "\ufffd", "y": "\U0001f409"}'
+    assert from_json(call.arguments) == {"x": "\ufffd", "y": "\U0001f409"}
+
+
+@pytest.mark.parametrize("depth", [51, 300, 700])
+def test_a_call_that_no_body_could_bring_back_is_refused(depth: int) -> None:
+    def read(levels: int) -> None:
+        inside = "[" * (levels - 1) + "]" * (levels - 1)
+        text = f'{{"name": "stop", "arguments": {{"x": {inside}}}}}'
+        format_of("json_tools").read_calls(text, TOOLS)
+
+    read(50)
+    with pytest.raises(ToolCallError, match="nested deeper than 50"):
+        read(depth)
 
 
 # --- grammars ---------------------------------------------------------------------------------

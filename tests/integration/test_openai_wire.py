@@ -133,3 +133,43 @@ def test_a_schema_is_kept(client: openai.OpenAI) -> None:
         model=MODEL, messages=STORY, response_format=Place, max_tokens=300, temperature=1, seed=1
     )
     assert isinstance(reply.choices[0].message.parsed, Place)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_p"), [(0, 1), (1e-39, 1), (5e-324, 1), (1, 1e-300), (2, 0)]
+)
+def test_next_to_nothing_is_the_likeliest_token_alone(
+    client: openai.OpenAI, temperature: float, top_p: float
+) -> None:
+    reply = client.chat.completions.create(
+        model=MODEL, messages=STORY, temperature=temperature, top_p=top_p, seed=1, max_tokens=12
+    )
+    likeliest = client.chat.completions.create(
+        model=MODEL,
+        messages=STORY,
+        temperature=1,
+        logit_bias={},
+        extra_body={"top_k": 1},
+        max_tokens=12,
+    )
+    assert reply.choices[0].message.content == likeliest.choices[0].message.content
+
+
+@pytest.mark.parametrize("stop", ['"name"', '"arg', "{"])
+def test_a_stop_string_inside_a_call_ends_the_answer_without_it(
+    client: openai.OpenAI, stop: str
+) -> None:
+    """The call is not known to be wrong: the model was stopped before it had written it."""
+    reply = client.chat.completions.create(
+        model=MODEL,
+        messages=STORY,
+        tools=[{"type": "function", "function": {"name": "look"}}],
+        tool_choice="required",
+        stop=[stop],
+        max_tokens=200,
+        temperature=0,
+    )
+    [choice] = reply.choices
+    assert choice.finish_reason == "stop"
+    assert not choice.message.tool_calls
+    assert not (choice.message.content or "").strip()

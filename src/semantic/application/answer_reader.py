@@ -87,14 +87,17 @@ class AnswerReader:
         self._reasoning_tokens += thinking or self._part == "thought"
         return pieces
 
-    def finish(self, reason: AnswerReason) -> tuple[list[AnswerPiece], AnswerReason]:
+    def finish(
+        self, reason: AnswerReason, *, stopped: bool = False
+    ) -> tuple[list[AnswerPiece], AnswerReason]:
         """The last pieces, and why the answer ended.
 
         `reason` is the engine's. An answer that stopped by itself, or was cancelled because it
         was `done`, ends in "tool_calls" when it made calls; one with a call that cannot be read
-        ends in "error". What an end by "length" cut, a call or a mark, is dropped.
+        ends in "error". What an end by "length" cut, a call or a mark, is dropped; so is a call
+        that a stop string cut, which `stopped` the answer.
         """
-        pieces = [] if self._done else list(self._rest(cut=reason != "stop"))
+        pieces = [] if self._done else list(self._rest(cut=reason != "stop", stopped=stopped))
         if self._failed:
             return pieces, "error"
         by_itself = reason == "stop" or (reason == "cancelled" and self._done)
@@ -118,11 +121,11 @@ class AnswerReader:
             self._trimmer.mark()
             self._part = self._opens[mark] or self._part
 
-    def _rest(self, *, cut: bool) -> Iterator[AnswerPiece]:
+    def _rest(self, *, cut: bool, stopped: bool) -> Iterator[AnswerPiece]:
         """What is left when the answer ends."""
         if self._part == "call":
             self._call.push(self._found.take_all().text)
-            read = self._call.finish(cut=cut)
+            read = self._call.finish(cut=cut, stopped=stopped)
             if read is not None:
                 yield from self._end_call(read)
             return

@@ -61,14 +61,18 @@ class CallText:
             self._wrong = None
         return None
 
-    def finish(self, *, cut: bool) -> ReadCall | None:
+    def finish(self, *, cut: bool, stopped: bool = False) -> ReadCall | None:
         """The call at the answer's end; None when it was `cut` before it was complete.
 
-        One without a mark at its end is complete when it can be read.
+        One without a mark at its end is complete when it can be read. Of one that cannot, where a
+        stop string ended the answer, nobody knows what the model would have written: `stopped`.
         """
         if self._wrong is not None:
             return self._done(self._wrong)
-        return None if cut else self._done(self._reading(self._text, ""))
+        if cut:
+            return None
+        found = self._done(self._reading(self._text, ""))
+        return None if stopped and found.problem is not None else found
 
     def _reading(self, text: str, rest: str) -> ReadCall:
         try:

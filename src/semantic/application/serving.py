@@ -208,7 +208,9 @@ def _read_token(reader: AnswerReader | None, event: TokenEvent) -> list[AnswerPi
 def _read_end(
     reader: AnswerReader | None, done: CompletedGeneration[KV]
 ) -> tuple[list[AnswerPiece], AnswerReason]:
-    return ([], done.finish_reason) if reader is None else reader.finish(done.finish_reason)
+    if reader is None:
+        return [], done.finish_reason
+    return reader.finish(done.finish_reason, stopped=done.stop_string is not None)
 
 
 def _end(done: CompletedGeneration[KV], reason: AnswerReason, reasoning: int) -> AnswerEnd:

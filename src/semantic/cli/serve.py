@@ -6,7 +6,7 @@ decided elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from semantic.cli.edge import print_notice
 from semantic.cli.options import gib
 from semantic.cli.progress import say_that_the_disk_is_off
 from semantic.cli.serve_options import ConfigFile, ServeOptions
-from semantic.domain.errors import InvalidRequestError
+from semantic.domain.errors import InvalidRequestError, StoreError
 
 if TYPE_CHECKING:
     from semantic.adapters.http.lifecycle import Load, RunnableServing
@@ -55,7 +55,7 @@ async def load_model(settings: ServerSettings) -> RunnableServing:
         limits=QueueLimits(settings.max_waiting),
         public=tuple(map(read_public_prefix, settings.public_prefix)),
     )
-    return await load_serving(wanted, say_that_the_disk_is_off)
+    return await load_serving(wanted, tell_that_the_disk_is_off)
 
 
 def engine_settings(settings: ServerSettings) -> Settings:
@@ -90,17 +90,22 @@ def run_server(settings: ServerSettings, load: Load) -> None:
     bound = listen(settings)
     where = address(settings.host, bound.getsockname()[1])
     context = ServerContext(version=__version__)
-    lifecycle = Lifecycle(context, load, _say_ready(where))
+
+    def ready(serving: ServingPort) -> None:
+        server.make_room()
+        _say_ready(where, serving)
+
+    lifecycle = Lifecycle(context, load, ready)
     app = create_app(
         settings=settings, lifecycle=lifecycle, context=context, progress=progress_bar()
     )
-    server = make_server(app, settings, stopping=lambda: print_notice("stopping"))
+    server = make_server(app, settings, stopping=lambda: _tell("stopping"))
     lifecycle.when_it_fails(server.stop)
-    print_notice(f"http://{where} answers probes; loading {settings.model}")
+    _tell(f"http://{where} answers probes; loading {settings.model}")
     server.run(sockets=[bound])
     if lifecycle.failure is not None:
         raise lifecycle.failure
-    print_notice("stopped")
+    _tell("stopped")
 
 
 def require_keys(settings: ServerSettings) -> None:
@@ -112,10 +117,20 @@ def require_keys(settings: ServerSettings) -> None:
         )
 
 
-def _say_ready(where: str) -> Callable[[ServingPort], None]:
-    def say(serving: ServingPort) -> None:
-        model = serving.model
-        tokens = f"{model.context_tokens} tokens of context"
-        print_notice(f"ready: http://{where}/v1 serves {model.id} with {tokens}")
+def _say_ready(where: str, serving: ServingPort) -> None:
+    model = serving.model
+    tokens = f"{model.context_tokens} tokens of context"
+    _tell(f"ready: http://{where}/v1 serves {model.id} with {tokens}")
 
-    return say
+
+def tell_that_the_disk_is_off(error: StoreError) -> None:
+    """As `say_that_the_disk_is_off`, where somebody can read it."""
+    with suppress(OSError):
+        say_that_the_disk_is_off(error)
+
+
+def _tell(message: str) -> None:
+    """A notice, where somebody can read it: a log that broke must not end a server, nor keep it
+    from saving its agents."""
+    with suppress(OSError):
+        print_notice(message)

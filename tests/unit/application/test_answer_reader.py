@@ -226,6 +226,34 @@ def test_a_call_that_cannot_be_read_ends_the_answer(inside: str, ending: str) ->
     assert pieces[1].problem
 
 
+@pytest.mark.parametrize("cut", [CALL[:size] for size in range(11, CALL.index("</tool_call>") - 1)])
+def test_a_call_that_a_stop_string_cut_is_dropped(cut: str) -> None:
+    reading = reader()
+    pieces = joined([piece for text in ("Look:\n", *cut) for piece in reading.push(text)])
+    assert (pieces, *reading.finish("stop", stopped=True)) == ([TextDelta("Look:")], [], "stop")
+
+
+def test_a_call_that_a_stop_string_ended_counts() -> None:
+    """The mark that ends a call may be a stop string: it is no part of the text then."""
+    reading = reader()
+    assert reading.push(CALL.removesuffix("</tool_call>")) == []
+    assert reading.finish("stop", stopped=True) == (called(), "tool_calls")
+
+
+def test_calls_before_one_that_a_stop_string_cut_are_to_be_made() -> None:
+    reading = reader()
+    assert reading.push(CALL + "<tool_call>{") == called()
+    assert reading.finish("stop", stopped=True) == ([], "tool_calls")
+
+
+def test_a_stop_string_does_not_mask_a_call_that_is_wrong() -> None:
+    reading = reader()
+    assert reading.push("<tool_call>nothing</tool_call>") == []
+    [failed], reason = reading.finish("stop", stopped=True)
+    assert isinstance(failed, ToolCallFailed)
+    assert reason == "error"
+
+
 def test_a_failed_call_is_not_masked_by_a_limit() -> None:
     pieces, reason = read(reader(), ["<tool_call>nothing</tool_call>"], "length")
     assert isinstance(pieces[0], ToolCallFailed)

@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from semantic.adapters.http.bodies import read_json, validated
 from semantic.adapters.http.context import agents_of, serving_of, tenant_of
 from semantic.application.match_reasons import REASONS
+from semantic.domain.errors import InvalidRequestError
 from semantic.domain.match import MatchReport
 from semantic.ports.agents import AgentSummary
 from semantic.ports.serving import ServingPort
@@ -75,6 +76,7 @@ async def why(request: Request, agent_id: AgentId) -> Response:
 @router.post("/{agent_id:path}/fork", openapi_extra=_takes(Fork))
 async def fork(request: Request, agent_id: AgentId) -> Response:
     """Let a new agent begin with all that this one had after its last turn; copies nothing."""
+    _check_action(request, b"/fork")
     body = validated(_FORK, await read_json(request))
     forked = await agents_of(request).fork(agent_id, body.new_id, tenant_of(request))
     return JSONResponse(_summary(forked))
@@ -83,6 +85,7 @@ async def fork(request: Request, agent_id: AgentId) -> Response:
 @router.post("/{agent_id:path}/pin", openapi_extra=_takes(Pin))
 async def pin(request: Request, agent_id: AgentId) -> Response:
     """Keep the agent's blocks whatever else needs the room, or let them be evicted again."""
+    _check_action(request, b"/pin")
     body = validated(_PIN, await read_json(request))
     tenant = tenant_of(request)
     return JSONResponse(
@@ -103,6 +106,13 @@ async def forget(request: Request, agent_id: AgentId) -> Response:
     """Forget the agent; its blocks go when room is needed."""
     await agents_of(request).forget(agent_id, tenant_of(request))
     return JSONResponse({"object": "agent.deleted", "id": agent_id, "deleted": True})
+
+
+def _check_action(request: Request, action: bytes) -> None:
+    """Raises InvalidRequestError where the slash was encoded: then the word is part of a name,
+    and another agent is meant than the one before it."""
+    if not request.scope["raw_path"].endswith(action):
+        raise InvalidRequestError("expected /fork or /pin behind the agent's name, not encoded")
 
 
 def _summary(agent: AgentSummary) -> Mapping[str, object]:

@@ -27,6 +27,7 @@ from semantic.adapters.http.openapi import AnthropicError, OpenAIError, describe
 from semantic.adapters.http.progress import LoggedProgress
 from semantic.adapters.http.request_log import RequestLog
 from semantic.adapters.http.settings import ServerSettings
+from semantic.adapters.http.stopping import Stopping
 from semantic.ports.serving import ServingPort
 
 _NO_TELEMETRY: Final[TelemetryConfig] = {
@@ -80,6 +81,7 @@ def _middleware(settings: ServerSettings, model: str) -> Sequence[Middleware]:
     keys = ApiKeys(key.get_secret_value() for key in settings.api_keys)
     return (
         Middleware(RequestLog, model=model),
+        Middleware(Stopping),
         Middleware(Limits, settings=settings),
         Middleware(
             Hosts,

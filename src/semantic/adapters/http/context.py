@@ -79,7 +79,7 @@ def agent_of(request: Request, body: Mapping[str, object]) -> str | None:
 
     None when the request names none. Raises InvalidRequestError for a name that cannot be one.
     """
-    given = request.headers.get(AGENT_HEADER)
+    given = _agent_header(request)
     param = "X-Agent-ID"
     if given is None:
         named = body.get(_AGENT_FIELD)
@@ -93,3 +93,15 @@ def agent_of(request: Request, body: Mapping[str, object]) -> str | None:
             f"{param}: expected 1 to {_LONGEST_AGENT} printable characters", param=param
         )
     return given
+
+
+def _agent_header(request: Request) -> str | None:
+    """The header's text: UTF-8, as the name is in a body or a path, else Latin-1."""
+    given = request.headers.get(AGENT_HEADER)
+    if given is None:
+        return None
+    data = given.encode("latin-1")  # as it came
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return given

@@ -47,7 +47,8 @@ async def health() -> Status:
 async def ready(request: Request) -> Ready:
     """The model is loaded and takes requests; 503 until then."""
     figures = context_of(request).figures
-    if figures is not None and not figures().engine.state.takes_orders:
+    # As for /metrics: figures of the store may wait for its locks.
+    if figures is not None and not (await to_thread.run_sync(figures)).engine.state.takes_orders:
         raise OverloadedError("the engine takes no requests", retry_after=RETRY_SECONDS)
     return Ready(status="ready", model=serving_of(request).model.id)
 

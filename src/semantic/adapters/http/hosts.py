@@ -1,7 +1,8 @@
 """Refuses what a web page makes a browser send: a foreign name that leads here, or a foreign page.
 
 A name that an attacker owns may resolve to this machine; then the browser sends that name as
-Host. A page may also post to a known address; then the browser sends the page's Origin.
+Host. A page may also post to a known address; then the browser sends the page's Origin. Pages that
+are allowed get what their browser wants to see: it asks first, and hides an answer without it.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from http import HTTPStatus
 from typing import Final
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semantic.adapters.http.errors import Problem, problem_response
 from semantic.adapters.http.settings import is_loopback
 
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 ANY: Final = "*"
+_ASK_AGAIN_SECONDS: Final = "600"
 
 
 class Hosts:
@@ -39,14 +42,22 @@ class Hosts:
         self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        problem = self._problem(scope) if scope["type"] == "http" else None
-        if problem is None:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
-        else:
-            await problem_response(scope, problem)(scope, receive, send)
-
-    def _problem(self, scope: Scope) -> Problem | None:
+            return
         headers = Headers(scope=scope)
+        problem = self._problem(scope, headers)
+        origin = headers.get("origin", "")
+        if problem is not None:
+            await problem_response(scope, problem)(scope, receive, send)
+        elif not self._is_allowed(origin.lower()):
+            await self._app(scope, receive, send)
+        elif scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+            await _permission(origin, headers)(scope, receive, send)
+        else:
+            await self._app(scope, receive, _shown_to(origin, send))
+
+    def _problem(self, scope: Scope, headers: Headers) -> Problem | None:
         authority = headers.get("host", "")
         if not self._is_ours(host_of(authority)):
             return Problem(
@@ -74,9 +85,40 @@ class Hosts:
 
     def _may_post(self, origin: str, authority: str) -> bool:
         origin = origin.lower()
-        if ANY in self._origins or origin in self._origins:
-            return True
-        return origin in {f"http://{authority.lower()}", f"https://{authority.lower()}"}
+        own = {f"http://{authority.lower()}", f"https://{authority.lower()}"}
+        return self._is_allowed(origin) or origin in own
+
+    def _is_allowed(self, origin: str) -> bool:
+        """Whether it is the origin of a page elsewhere that may send requests."""
+        return bool(origin) and (ANY in self._origins or origin in self._origins)
+
+
+def _permission(origin: str, asked: Headers) -> Response:
+    """The answer to a browser that asks whether a page may send what it wants to send."""
+    headers = {
+        "access-control-allow-origin": origin,
+        "access-control-allow-methods": "GET, POST, DELETE",
+        "access-control-allow-headers": asked.get("access-control-request-headers", ""),
+        "access-control-max-age": _ASK_AGAIN_SECONDS,
+        "vary": "origin, access-control-request-headers",
+    }
+    if asked.get("access-control-request-private-network") == "true":
+        headers["access-control-allow-private-network"] = "true"
+    return Response(status_code=HTTPStatus.NO_CONTENT, headers=headers)
+
+
+def _shown_to(origin: str, send: Send) -> Send:
+    """A `send` that lets the browser show the answer to the page that asked."""
+
+    async def shown(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            headers["access-control-allow-origin"] = origin
+            headers["access-control-expose-headers"] = "x-request-id, request-id, retry-after"
+            headers.add_vary_header("origin")
+        await send(message)
+
+    return shown
 
 
 def host_of(authority: str) -> str | None:

@@ -60,18 +60,19 @@ class StderrHandler(logging.StreamHandler[TextIO]):
 
 
 def configure_logs(form: Literal["text", "json"], level: str) -> None:
-    """Send our log and the HTTP library's warnings to stderr."""
+    """Send our log and the warnings of the HTTP library and the event loop to stderr."""
     handler = StderrHandler()
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     ours = logging.getLogger("semantic")
     ours.handlers = [handler]
     ours.propagate = False
     ours.setLevel(level.upper())
-    theirs = logging.getLogger("uvicorn.error")
-    theirs.handlers = [handler]
-    theirs.propagate = False
-    theirs.setLevel(logging.WARNING)
-    theirs.addFilter(is_news)
+    for name in ("uvicorn.error", "asyncio"):
+        theirs = logging.getLogger(name)
+        theirs.handlers = [handler]
+        theirs.propagate = False
+        theirs.setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").addFilter(is_news)
 
 
 def is_news(record: logging.LogRecord) -> bool:

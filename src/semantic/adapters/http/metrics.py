@@ -100,8 +100,9 @@ class Metrics:
     def _count_tokens(self, record: AnswerRecord) -> None:
         usage = record.usage
         self._prompt.labels(self._model).inc(usage.prompt)
-        self._queries.labels(self._model).inc(usage.prompt)
-        self._hits.labels(self._model).inc(usage.cached)
+        if record.finish != "cancelled":  # else nobody was told what the cache had
+            self._queries.labels(self._model).inc(usage.prompt)
+            self._hits.labels(self._model).inc(usage.cached)
         self._generated.labels(self._model).inc(usage.completion)
         self._sizes["request_prompt_tokens"].labels(self._model).observe(usage.prompt)
         self._sizes["request_generation_tokens"].labels(self._model).observe(usage.completion)

@@ -24,18 +24,16 @@ DRAIN_SECONDS: Final = 10.0
 """How long the rest of a body that nobody wants may come in: a client that reads its answer only
 after it has sent everything must find it, not a broken connection."""
 
-_HARD_LIMIT: Final = 4
-"""Beyond this many times the connections allowed there is not even an answer."""
-
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
     """Seconds that headers may take to come and written bytes to be read, and how many
-    connections there may be; more get a 503."""
+    connections there may be; more get a 503, and beyond `most_refused` not even an answer."""
 
     header_timeout: float
     send_timeout: float
     most: int
+    most_refused: int
 
 
 class GuardedProtocol(H11Protocol):
@@ -54,7 +52,7 @@ class GuardedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         super().connection_made(transport)
         open_now = len(self.connections)
-        if open_now > self.limits.most * _HARD_LIMIT:
+        if open_now > self.limits.most_refused:
             transport.abort()
         elif open_now > self.limits.most:
             self.app = _busy
@@ -79,7 +77,7 @@ class GuardedProtocol(H11Protocol):
         self._idle = True
         super().on_response_complete()
         if self.transport.is_closing():
-            self._wait(self.limits.send_timeout, self.transport.abort)
+            self._close()
         elif self.cycle is answered and self.conn.their_state is h11.SEND_BODY:
             self._wait(DRAIN_SECONDS, self.transport.abort)
 
@@ -94,6 +92,15 @@ class GuardedProtocol(H11Protocol):
             self._stalled = None
         super().resume_writing()
 
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._close()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self.transport.is_closing():
+            self._close()
+
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP; called where the parser's error is being handled."""
         error = sys.exception()
@@ -103,7 +110,7 @@ class GuardedProtocol(H11Protocol):
     def _headers_are_late(self) -> None:
         heard, _ = self.conn.trailing_data
         if not heard:
-            self.transport.close()  # nothing was asked: an answer might be taken for another's
+            self._close()  # nothing was asked: an answer might be taken for another's
             return
         self._refuse(
             HTTPStatus.REQUEST_TIMEOUT,
@@ -114,6 +121,11 @@ class GuardedProtocol(H11Protocol):
         """Answer, unless an answer has begun, and close the connection."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.write(_answer(status, message))
+        self._close()
+
+    def _close(self) -> None:
+        """Close the connection when all that is written has been read, and in time in any case:
+        what is too little to pause writing would be waited for without end."""
         self.transport.close()
         self._wait(self.limits.send_timeout, self.transport.abort)
 

@@ -15,7 +15,9 @@ import uvicorn
 from fastapi import FastAPI
 from sse_starlette.sse import AppStatus
 
-from semantic.adapters.http.protocol import ConnectionLimits, guarded_protocol
+from semantic.adapters.http.errors import logger
+from semantic.adapters.http.open_files import room_for
+from semantic.adapters.http.protocol import ConnectionLimits, GuardedProtocol, guarded_protocol
 from semantic.adapters.http.settings import ServerSettings
 from semantic.domain.errors import OperatorError
 
@@ -24,6 +26,9 @@ STOPPED_AT_ONCE: Final = 130
 
 _BACKLOG: Final = 512
 
+_REFUSED: Final = 4
+"""Beyond this many times the connections allowed there is not even an answer."""
+
 
 class HttpServer(uvicorn.Server):
     """Ends after the first signal in good order, and at the second one at once.
@@ -31,9 +36,18 @@ class HttpServer(uvicorn.Server):
     Nothing is lost by the latter but what was computed since: the store can be killed.
     """
 
-    def __init__(self, config: uvicorn.Config, stopping: Callable[[], None]) -> None:
-        super().__init__(config)
+    def __init__(
+        self, app: FastAPI, settings: ServerSettings, stopping: Callable[[], None]
+    ) -> None:
+        self._settings = settings
+        self._protocol = guarded_protocol(_limits(settings))
+        super().__init__(_config(app, settings, self._protocol))
         self._stopping = stopping
+
+    def make_room(self) -> None:
+        """Look again how many connections there is room for: what loads a model may have changed
+        the limit of open files."""
+        self._protocol.limits = _limits(self._settings)
 
     def stop(self) -> None:
         """End in good order, as after a signal. Any thread may call it."""
@@ -58,12 +72,15 @@ def make_server(
     """A server of `app`; `run(sockets=[...])` runs it. `stopping` is told when it ends."""
     # Streams get their time to end: uvicorn cancels what is left after `stop_timeout`.
     AppStatus.enable_automatic_graceful_drain = False
-    limits = ConnectionLimits(
-        settings.header_timeout, settings.send_timeout, settings.max_connections
-    )
-    config = uvicorn.Config(
+    return HttpServer(app, settings, stopping)
+
+
+def _config(
+    app: FastAPI, settings: ServerSettings, protocol: type[GuardedProtocol]
+) -> uvicorn.Config:
+    return uvicorn.Config(
         app,
-        http=guarded_protocol(limits),
+        http=protocol,
         ws="none",
         lifespan="on",
         log_config=None,
@@ -71,10 +88,20 @@ def make_server(
         proxy_headers=False,
         server_header=False,
         h11_max_incomplete_event_size=settings.max_header_bytes,
+        backlog=_BACKLOG,
         timeout_keep_alive=settings.idle_timeout,
         timeout_graceful_shutdown=settings.stop_timeout,
     )
-    return HttpServer(config, stopping)
+
+
+def _limits(settings: ServerSettings) -> ConnectionLimits:
+    """As many connections as are wanted, as far as the process may have so many files open."""
+    wanted = settings.max_connections
+    refused = room_for(wanted * _REFUSED)
+    most = min(wanted, max(1, refused // 2))
+    if most < wanted:
+        logger.warning("the limit of open files leaves room for %d connections", most)
+    return ConnectionLimits(settings.header_timeout, settings.send_timeout, most, refused)
 
 
 def listen(settings: ServerSettings) -> socket.socket:

@@ -103,6 +103,14 @@ class ServerSettings(BaseSettings):
             return tuple(part.strip() for part in given.split(",") if part.strip())
         return given
 
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _not_none(cls, given: object) -> object:
+        """An empty text is no wish to go without keys: a variable was not filled in."""
+        if isinstance(given, str) and not given.strip(" ,"):
+            raise ValueError("expected at least one key")
+        return given
+
     @field_validator("api_keys")
     @classmethod
     def _usable(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:

@@ -53,7 +53,7 @@ def load_settings(flags: Mapping[str, object], file: Path | None = None) -> Load
     setting, where it stands and what was expected.
     """
     path = default_file() if file is None else file
-    environment = EnvSettingsSource(ServerSettings)()
+    environment = _given(EnvSettingsSource(ServerSettings)())
     in_file = _read_toml(path, must_exist=file is not None)
     origins = dict.fromkeys(ServerSettings.model_fields, "default")
     values: dict[str, object] = {}
@@ -71,7 +71,18 @@ def load_settings(flags: Mapping[str, object], file: Path | None = None) -> Load
         settings = ServerSettings.model_validate(values)
     except ValidationError as error:
         raise InvalidRequestError(_first_problem(error, origins)) from error
+    if settings.api_key_file is not None:
+        given = () if origins["api_keys"] == "default" else (origins["api_keys"],)
+        origins["api_keys"] = " and ".join((*given, f"file {settings.api_key_file}"))
     return Loaded(_with_keys_of_file(settings), origins)
+
+
+def _given(environment: Mapping[str, object]) -> dict[str, object]:
+    """Without variables that are empty, which count as not set; but an empty list of keys is a
+    mistake that must not open a server."""
+    return {
+        name: value for name, value in environment.items() if value != "" or name in SECRET_NAMES
+    }
 
 
 def _opposites(layer: Mapping[str, object]) -> list[str]:
@@ -89,7 +100,7 @@ def _read_toml(path: Path, *, must_exist: bool) -> dict[str, object]:
         return {}
     try:
         found = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also a number too long, lists too deep
         raise InvalidRequestError(f"{path} is no TOML: {error}") from error
     unknown = sorted(found.keys() - ServerSettings.model_fields.keys())
     if unknown:

@@ -88,7 +88,8 @@ async def tokenize(request: Request) -> Tokenized:
     body = await read_json(request)
     serving = serving_of(request)
     if "messages" in body:
-        tools = tools_of(body.get("tools") or [])
+        given = body.get("tools")
+        tools = tools_of([] if given is None else given)
         tokens = await serving.tokenize(Chat(messages_of(body["messages"]), tools))
     else:
         asked = validated(_tokenize_adapter(), body)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 
+from semantic.adapters.mlx.json_values import deeper_than, unicode_text
 from semantic.domain.chat import Tool
 from semantic.domain.errors import ToolCallError
 from semantic.ports.chat import WrittenCall
@@ -49,6 +50,9 @@ _BEGINNINGS = (
     "[ARGS]",
 )
 _MOST_BEGINNINGS = 512
+
+_DEEPEST = 50
+"""Levels of lists and objects in a call. What is deeper could not be sent back in a body."""
 
 
 def read_calls(parser: Parser | None, text: str, tools: Sequence[Tool]) -> list[WrittenCall]:
@@ -109,7 +113,7 @@ def _written(call: object, names: Sequence[str]) -> WrittenCall:
     if not isinstance(call, Mapping):
         raise ToolCallError("the model wrote a tool call that is no JSON object with a name")
     name = call.get("name")
-    if name not in names:
+    if not isinstance(name, str) or name not in names:
         raise ToolCallError(f"the model called {name!r}; expected one of {', '.join(names)}")
     arguments = call.get("arguments", call.get("parameters", {}))
     if isinstance(arguments, str):
@@ -118,18 +122,15 @@ def _written(call: object, names: Sequence[str]) -> WrittenCall:
         raise ToolCallError(
             f"the arguments of {name} must be an object, got {type(arguments).__name__}"
         )
-    return WrittenCall(str(name), _json_text(arguments))
+    _check_depth(name, arguments)
+    return WrittenCall(name, _json_text(arguments))
 
 
 def _json_text(value: object) -> str:
-    """JSON that any client can read: no NaN, and no half of a surrogate pair as it is."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    return text if _is_unicode(text) else json.dumps(value, allow_nan=False)
+    """JSON that any client can read, and send back: no NaN, and no half of a surrogate pair."""
+    return unicode_text(json.dumps(value, ensure_ascii=False, allow_nan=False))
 
 
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _check_depth(name: str, arguments: object) -> None:
+    if deeper_than(_DEEPEST, arguments):
+        raise ToolCallError(f"the arguments of {name} are nested deeper than {_DEEPEST} levels")

@@ -12,9 +12,10 @@ from functools import lru_cache
 from llguidance import LLMatcher
 
 from semantic.adapters.mlx import call_reader, template
-from semantic.adapters.mlx.conversation import messages_for, tools_for
+from semantic.adapters.mlx.conversation import hidden_in, messages_for, tools_for
 from semantic.adapters.mlx.deep_stack import on_deep_stack
 from semantic.adapters.mlx.grammar_source import grammar_source
+from semantic.adapters.mlx.json_values import unicode_text
 from semantic.adapters.mlx.token_guard import Hidden, TokenGuard
 from semantic.adapters.mlx.tokenizer import NO_TEMPLATE, MLXTokenizer
 from semantic.adapters.mlx.tool_text import TEXT_CALL_MARKS
@@ -92,7 +93,7 @@ class MLXChatFormat:
         options = _options(chat.template_options, hidden)
         tools = tools_for(chat.tools, hidden) if chat.tools and self._traits.tools else None
         messages = messages_for(chat, self._traits, hidden)
-        text = template.render(self._apply, messages, tools, options)
+        text = unicode_text(template.render(self._apply, messages, tools, options))
         thought = self._thought
         return RenderedChat(
             tuple(self._guard.encode(text, hidden)),
@@ -180,9 +181,7 @@ def _options(options: Mapping[str, object], hidden: Hidden) -> dict[str, object]
     for name in options:
         if name in _NOT_OPTIONS or name.endswith("_token"):
             raise InvalidRequestError(f"chat_template_kwargs cannot set {name!r}")
-    return {
-        name: hidden(value) if isinstance(value, str) else value for name, value in options.items()
-    }
+    return {name: hidden_in(value, hidden) for name, value in options.items()}
 
 
 def _texts(chat: Chat) -> Iterator[str]:

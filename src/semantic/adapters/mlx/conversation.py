@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Protocol
 
+from semantic.adapters.mlx.json_values import deeper_than
 from semantic.adapters.mlx.template import TemplateMessage, Traits
 from semantic.adapters.mlx.tool_text import (
     call_as_text,
@@ -18,6 +19,8 @@ from semantic.domain.chat import Chat, Message, Tool, ToolCall
 
 _SYSTEM = ("system", "developer")
 _SHORT_ID_LENGTH = 9
+_DEEPEST = 64
+"""Levels of lists and objects in a call's arguments; templates write each by a call of its own."""
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """What templates call the thought of an assistant's message."""
 
@@ -45,14 +48,17 @@ def messages_for(chat: Chat, traits: Traits, hide: Hide) -> list[TemplateMessage
 
 
 def arguments_object(arguments: str) -> object:
-    """A call's arguments as an object; the text itself when it is the text of none."""
+    """A call's arguments as an object, of which null is an empty one; the text itself when it is
+    the text of none, or of one that is nested too deeply for a template to write."""
     if not arguments.strip():
         return {}
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):
         return arguments
-    return value if isinstance(value, dict) else arguments
+    if value is None:
+        return {}
+    return value if isinstance(value, dict) and not deeper_than(_DEEPEST, value) else arguments
 
 
 def _signature(tool: Tool, hide: Hide) -> dict[str, object]:
@@ -60,18 +66,18 @@ def _signature(tool: Tool, hide: Hide) -> dict[str, object]:
     return {
         "name": hide(tool.name),
         "description": hide(tool.description),
-        "parameters": _hidden(parameters, hide),
+        "parameters": hidden_in(parameters, hide),
     }
 
 
-def _hidden(value: object, hide: Hide) -> object:
-    """`value` with every text in it hidden."""
+def hidden_in(value: object, hide: Hide) -> object:
+    """`value` with the special tokens taken out of every text in it."""
     if isinstance(value, str):
         return hide(value)
     if isinstance(value, dict):
-        return {hide(str(key)): _hidden(entry, hide) for key, entry in value.items()}
+        return {hide(str(key)): hidden_in(entry, hide) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_hidden(entry, hide) for entry in value]
+        return [hidden_in(entry, hide) for entry in value]
     return value
 
 
@@ -156,7 +162,7 @@ class _Writer:
             "type": "function",
             "function": {
                 "name": self._hide(call.name),
-                "arguments": _hidden(arguments, self._hide),
+                "arguments": hidden_in(arguments, self._hide),
             },
         }
 

@@ -196,6 +196,14 @@ def test_system_messages_end_when_they_say_so() -> None:
         ({"role": "user", "content": [{"type": ["x"]}]}, "messages[1].content[0]"),
         ({"role": "system", "content": [{"type": "image"}]}, "messages[1].content[0]"),
         ({"role": "system", "content": "x", "clear_at": "now"}, "messages[1].clear_at"),
+        ({"role": "user", "content": []}, "messages[1].content"),
+        (
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "t", "is_error": "no"}],
+            },
+            "messages[1].content[0].is_error",
+        ),
         ({"role": "assistant", "content": [{"type": "server_tool_use"}]}, "messages[1].content[0]"),
         (
             {"role": "assistant", "content": [{"type": "tool_use", "id": "x", "input": {}}]},
@@ -309,6 +317,8 @@ def test_tool_choice(choice: object, expected: ToolChoice, parallel: bool) -> No
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
         ({"tools": [{"name": "f", "input_schema": 3}]}, "tools[0].input_schema"),
         ({"tools": [LOOK, LOOK]}, "tools[1].name"),
+        ({"tools": [LOOK, {**LOOK, "name": ""}]}, "tools[1].name"),
+        ({"tools": [{**LOOK, "strict": "yes"}]}, "tools[0].strict"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [LOOK], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
     ],
@@ -326,6 +336,8 @@ def test_what_a_request_does_not_say_stays_as_it_is_served() -> None:
     asked = wanted(served, temperature=0, top_p=0.5, top_k=0, stop_sequences=["END"]).sampling
     assert asked == SamplingParams(temperature=0, top_p=0.5, top_k=0, stop=("END",))
     assert 0 < wanted(top_p=0).sampling.top_p < 1e-6
+    assert wanted(temperature=1e-39).sampling.greedy
+    assert len(wanted(stop_sequences=["END"] * 64).sampling.stop) == 64
 
 
 @pytest.mark.parametrize(
@@ -343,11 +355,24 @@ def test_what_a_request_does_not_say_stays_as_it_is_served() -> None:
         ("max_tokens", None),
         ("stop_sequences", [""]),
         ("stop_sequences", "END"),
+        ("stop_sequences", ["END"] * 65),
         ("stream", "yes"),
+        ("max_tokens", "5"),
+        ("max_tokens", True),
+        ("max_tokens", 5.0),
+        ("tool_choice", {"type": "auto", "disable_parallel_tool_use": "yes"}),
+        ("thinking", {"type": "enabled", "budget_tokens": "2048"}),
     ],
 )
 def test_a_wrong_value_is_named(name: str, value: object) -> None:
     assert refusal(**{name: value}).param.startswith(name)
+
+
+@pytest.mark.parametrize("name", sorted(fields.WORKS - {"max_tokens", "messages", "model"}))
+def test_null_is_a_field_that_was_not_given(name: str) -> None:
+    assert wanted(**{name: None}) == wanted()
+    asked = {"model": "fake", "messages": [HELLO]}
+    assert read_chat(SDK, {**asked, name: None}, Warnings()) == read_chat(SDK, asked, Warnings())
 
 
 def test_json_formats() -> None:

@@ -96,6 +96,9 @@ class ConversationReader:
 
     def _from_user(self, blocks: Sequence[object], path: str) -> Iterator[Message]:
         """Results of tools and what the user says, in the order in which they stand."""
+        if not blocks:
+            at = f"{path}.content"
+            raise FieldError(f"{at}: expected at least one block", param=at)
         texts: list[str] = []
         for number, block in enumerate(blocks):
             at = f"{path}.content[{number}]"

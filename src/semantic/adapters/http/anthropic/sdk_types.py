@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, TypeVar
+from types import new_class
+from typing import TYPE_CHECKING, TypeVar, cast
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter, with_config
 
 from semantic.adapters.http.bodies import validated
 from semantic.adapters.http.errors import FieldError
@@ -59,16 +60,22 @@ def load() -> SdkTypes:
     from anthropic.types.beta.message_create_params import MessageCreateParamsBase
 
     return SdkTypes(
-        create=TypeAdapter(MessageCreateParamsBase),
-        count=TypeAdapter(MessageCountTokensParams),
-        text=TypeAdapter(beta.BetaTextBlockParam),
-        thinking=TypeAdapter(beta.BetaThinkingBlockParam),
-        redacted_thinking=TypeAdapter(beta.BetaRedactedThinkingBlockParam),
-        tool_use=TypeAdapter(beta.BetaToolUseBlockParam),
-        tool_result=TypeAdapter(beta.BetaToolResultBlockParam),
-        tool=TypeAdapter(beta.BetaToolParam),
-        turn_output=TypeAdapter(BetaSystemMessageOutputConfigParam),
+        create=_strict(MessageCreateParamsBase),
+        count=_strict(MessageCountTokensParams),
+        text=_strict(beta.BetaTextBlockParam),
+        thinking=_strict(beta.BetaThinkingBlockParam),
+        redacted_thinking=_strict(beta.BetaRedactedThinkingBlockParam),
+        tool_use=_strict(beta.BetaToolUseBlockParam),
+        tool_result=_strict(beta.BetaToolResultBlockParam),
+        tool=_strict(beta.BetaToolParam),
+        turn_output=_strict(BetaSystemMessageOutputConfigParam),
     )
+
+
+def _strict(kind: type[T]) -> TypeAdapter[T]:
+    """An adapter that converts nothing, also not in what `kind` holds: a text is no number."""
+    own = with_config(ConfigDict(strict=True))(new_class(kind.__name__, (kind,)))
+    return TypeAdapter(cast("type[T]", own))
 
 
 def checked(adapter: TypeAdapter[T], value: object, path: str) -> T:

@@ -34,6 +34,8 @@ def read_tools(sdk: SdkTypes, tools: object, warnings: Warnings) -> tuple[Tool, 
             continue
         tool = checked(sdk.tool, given, path)
         name = tool["name"]
+        if not name:
+            raise FieldError(f"{path}.name: expected a name", param=f"{path}.name")
         if name in found:
             raise FieldError(f"{path}.name: {name!r:.80} is there twice", param=f"{path}.name")
         found[name] = Tool(

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 _LEAST_TOP_P: Final = 1e-9
 """Of 0 the likeliest token alone is meant; in `SamplingParams` 0 means off."""
+_LEAST_TEMPERATURE: Final = 1e-6
+"""Below it the likeliest token alone is meant, too: in fp32 it has no reciprocal."""
+_MOST_STOPS: Final = 64
+"""All of them are looked for at each token, where other answers wait."""
 _LEAST_BUDGET: Final = 1024
 _EFFORTS: Final = {"xhigh": "high", "max": "high"}
 """Templates know no more than high."""
@@ -56,6 +60,7 @@ def read_wanted(
     Raises InvalidRequestError naming the first field that is wrong.
     """
     check_fields(body, warnings)
+    body = _given(body)
     params = validated(sdk.create, body)
     max_tokens = params["max_tokens"]
     if max_tokens < 0:
@@ -75,7 +80,13 @@ def read_wanted(
 def read_chat(sdk: SdkTypes, body: Mapping[str, object], warnings: Warnings) -> Chat:
     """The conversation of a body of POST /v1/messages/count_tokens. Raises as `read_wanted`."""
     check_fields(body, warnings)
+    body = _given(body)
     return _chat(sdk, body, validated(sdk.count, body), warnings)
+
+
+def _given(body: Mapping[str, object]) -> Mapping[str, object]:
+    """`body` without its nulls: clients write one for a field that they do not give."""
+    return {name: value for name, value in body.items() if value is not None}
 
 
 def _chat(
@@ -141,11 +152,18 @@ def _sampling(
     body: Mapping[str, object], stop: tuple[str, ...], sampling: SamplingParams
 ) -> SamplingParams:
     """`sampling` with what the body says. The SDK's newest types do not name all of it."""
+    if len(stop) > _MOST_STOPS:
+        raise FieldError(
+            f"stop_sequences: expected {_MOST_STOPS} texts at most, got {len(stop)}",
+            param="stop_sequences",
+        )
     if "" in stop:
         raise FieldError(
             "stop_sequences: expected texts that are not empty", param="stop_sequences"
         )
     temperature = _number(body, "temperature")
+    if temperature is not None and temperature < _LEAST_TEMPERATURE:
+        temperature = 0
     top_p = _number(body, "top_p")
     top_k = _whole(body, "top_k")
     return replace(

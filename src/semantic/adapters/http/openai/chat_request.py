@@ -42,6 +42,8 @@ _RESERVED_OPTIONS: Final = frozenset(
         "max_length",
         "messages",
         "padding",
+        "sanitize_control_tokens",
+        "self",
         "tokenize",
         "tokenizer_kwargs",
         "tools",
@@ -66,7 +68,7 @@ def chat_request(body: Mapping[str, object], model: ServedModel, caller: Caller)
     known = known_fields(body, CHAT_FIELDS)
     checked = validated(chat_adapter(), plain_fields(known))
     check_model(checked["model"], model)
-    sampling = sampling_of(checked, known.get("stop"), model.sampling)
+    sampling = sampling_of(checked, known.get("stop"), model)
     sampling = _with_logprobs(sampling, checked)
     asks = asks_for(
         [_chat(checked, known)],
@@ -99,7 +101,7 @@ def _template_options(body: ChatBody) -> dict[str, object]:
         options = {"reasoning_effort": effort, "enable_thinking": effort not in _QUIET_EFFORTS}
     own = body.get("chat_template_kwargs", {})
     for name in own:
-        if name in _RESERVED_OPTIONS or name.startswith("return_"):
+        if name in _RESERVED_OPTIONS or name.startswith("return_") or name.endswith("_token"):
             path = "chat_template_kwargs"
             raise FieldError(f"{path}: {name!r} is not the client's to set", param=path)
     return options | own

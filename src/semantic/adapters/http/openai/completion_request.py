@@ -27,7 +27,6 @@ _USUAL_MAX_TOKENS: Final = 16
 """As OpenAI documents it."""
 
 _MOST_LOGPROBS: Final = 5
-_TOKEN_IDS: Final = 2**31
 
 TextPrompt = str | tuple[int, ...]
 
@@ -56,14 +55,14 @@ def completion_request(
     from semantic.adapters.http.openai.body_types import completion_adapter, plain_fields
 
     known = known_fields(body, COMPLETION_FIELDS)
-    prompts = prompts_of(known.get("prompt"))
+    prompts = prompts_of(known.get("prompt"), model.vocab_size)
     checked = validated(completion_adapter(), plain_fields(known))
     check_model(checked["model"], model)
     n = number_of_choices(checked.get("n"), len(prompts))
     _check_best_of(checked.get("best_of"), n)
     echo = bool(checked.get("echo"))
     max_tokens = _max_tokens(checked.get("max_tokens"), echo=echo)
-    sampling = sampling_of(checked, known.get("stop"), model.sampling)
+    sampling = sampling_of(checked, known.get("stop"), model)
     sampling = _with_logprobs(sampling, checked)
     return CompletionRequest(
         prompts,
@@ -76,20 +75,21 @@ def completion_request(
     )
 
 
-def prompts_of(value: object) -> tuple[TextPrompt, ...]:
+def prompts_of(value: object, vocab_size: int) -> tuple[TextPrompt, ...]:
     """The prompts of a body: a text, a list of texts, token ids, or a list of lists of them.
 
-    Raises FieldError for anything else, and for a prompt of nothing.
+    Raises FieldError for anything else, for a prompt of nothing, and for an id that is no token.
     """
     if isinstance(value, list) and value and not _are_ids(value):
-        return tuple(_prompt(f"prompt[{i}]", one) for i, one in enumerate(value))
-    return (_prompt("prompt", value),)
+        return tuple(_prompt(f"prompt[{i}]", one, vocab_size) for i, one in enumerate(value))
+    return (_prompt("prompt", value, vocab_size),)
 
 
-def _prompt(path: str, value: object) -> TextPrompt:
+def _prompt(path: str, value: object, vocab_size: int) -> TextPrompt:
     if isinstance(value, str) and value:
         return value
     if isinstance(value, list) and value and _are_ids(value):
+        _check_ids(path, value, vocab_size)
         return tuple(value)
     empty = value in ("", [])
     expected = "it must not be empty" if empty else "expected a text or token ids"
@@ -97,7 +97,14 @@ def _prompt(path: str, value: object) -> TextPrompt:
 
 
 def _are_ids(values: Sequence[object]) -> bool:
-    return all(type(one) is int and 0 <= one < _TOKEN_IDS for one in values)
+    return all(type(one) is int for one in values)
+
+
+def _check_ids(path: str, ids: Sequence[int], vocab_size: int) -> None:
+    wrong = next((i for i, one in enumerate(ids) if not 0 <= one < vocab_size), None)
+    if wrong is not None:
+        at = f"{path}[{wrong}]"
+        raise FieldError(f"{at}: token ids are 0 or more and below {vocab_size}", param=at)
 
 
 def _check_best_of(best_of: int | None, n: int) -> None:

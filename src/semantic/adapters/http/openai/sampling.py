@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from semantic.adapters.http.errors import FieldError
 from semantic.adapters.http.openai.parts import list_at, text_at
 from semantic.domain.value_objects import SamplingParams
+from semantic.ports.serving import ServedModel
 
 if TYPE_CHECKING:
     from semantic.adapters.http.openai.body_types import ChatBody, CompletionBody
@@ -22,7 +23,12 @@ _RANGES: Final[dict[str, tuple[float, float]]] = {
     "min_p": (0, 1),
     "presence_penalty": (-2, 2),
     "frequency_penalty": (-2, 2),
+    "repetition_penalty": (0.01, 100),
 }
+
+_LEAST: Final = 1e-6
+"""A temperature or a top_p below means the likeliest token alone: in fp32 the one has no
+reciprocal and the other is nothing, and any token could come."""
 
 _MOST_BIAS: Final = 100
 _MOST_STOPS: Final = 64
@@ -30,15 +36,17 @@ _SEEDS: Final = 2**63
 
 
 def sampling_of(
-    body: ChatBody | CompletionBody, stop: object, usual: SamplingParams
+    body: ChatBody | CompletionBody, stop: object, model: ServedModel
 ) -> SamplingParams:
-    """`usual` with all that `body` asks for, and `stop` as it was given.
+    """What `model` does by itself with all that `body` asks for, and `stop` as it was given.
 
     Raises FieldError for a value that cannot be.
     """
+    usual = model.sampling
+    temperature = _number(body, "temperature", usual.temperature)
     sampling = replace(
         usual,
-        temperature=_number(body, "temperature", usual.temperature),
+        temperature=0 if temperature < _LEAST else temperature,
         top_p=_number(body, "top_p", usual.top_p),
         min_p=_number(body, "min_p", usual.min_p),
         presence_penalty=_number(body, "presence_penalty", usual.presence_penalty),
@@ -49,7 +57,7 @@ def sampling_of(
     if stop is not None:
         sampling = replace(sampling, stop=_stops(stop))
     if bias is not None:
-        sampling = replace(sampling, logit_bias=_biases(bias))
+        sampling = replace(sampling, logit_bias=_biases(bias, model.vocab_size))
     if seed is not None:
         # OpenAI's seeds are any 64-bit integers, ours are not negative.
         sampling = replace(sampling, seed=seed % _SEEDS)
@@ -85,14 +93,12 @@ def _with_other_neutrals(
         if top_k < -1:
             raise FieldError(f"top_k must be -1 or more, got {top_k}", param="top_k")
         sampling = replace(sampling, top_k=max(top_k, 0))
-    if body.get("top_p") == 0:
+    top_p = body.get("top_p")
+    if top_p is not None and top_p < _LEAST:
         # None of the probability mass is the likeliest token alone; our 0 means all of it.
-        sampling = replace(sampling, top_k=1)
+        sampling = replace(sampling, top_p=0, top_k=1)
     if "repetition_penalty" in body:
-        penalty = body["repetition_penalty"]
-        if penalty <= 0:
-            name = "repetition_penalty"
-            raise FieldError(f"{name} must be above 0, got {penalty}", param=name)
+        penalty = _number(body, "repetition_penalty", 1)
         sampling = replace(sampling, repetition_penalty=None if penalty == 1 else penalty)
     return sampling
 
@@ -107,11 +113,15 @@ def _stops(stop: object) -> tuple[str, ...]:
     return stops
 
 
-def _biases(biases: Mapping[str, int]) -> dict[int, float]:
+def _biases(biases: Mapping[str, int], vocab_size: int) -> dict[int, float]:
     found: dict[int, float] = {}
     for token, bias in biases.items():
         if not (token.isascii() and token.isdigit() and len(token) < 10):  # noqa: PLR2004
             raise FieldError(f"logit_bias: {token[:40]!r} is no token id", param="logit_bias")
+        if int(token) >= vocab_size:
+            raise FieldError(
+                f"logit_bias: token ids are below {vocab_size}, got {token}", param="logit_bias"
+            )
         if abs(bias) > _MOST_BIAS:
             raise FieldError(
                 f"logit_bias must be between -{_MOST_BIAS} and {_MOST_BIAS}, got {bias}",

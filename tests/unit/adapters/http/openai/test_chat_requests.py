@@ -166,6 +166,8 @@ def test_sampling_starts_from_what_the_model_does_by_itself() -> None:
     ("given", "expected"),
     [
         ({"top_p": 0, "temperature": 1}, SamplingParams(temperature=1, top_k=1)),
+        ({"top_p": 1e-300, "temperature": 1}, SamplingParams(temperature=1, top_k=1)),
+        ({"temperature": 1e-39}, SamplingParams()),
         ({"top_k": -1}, SamplingParams()),
         ({"repetition_penalty": 1}, SamplingParams()),
         ({"stop": "x"}, SamplingParams(stop=("x",))),
@@ -369,7 +371,9 @@ def test_template_options(given: dict[str, object], expected: dict[str, object])
     assert chat(**given).template_options == expected
 
 
-@pytest.mark.parametrize("name", ["chat_template", "messages", "tools", "return_tensors"])
+@pytest.mark.parametrize(
+    "name", ["chat_template", "messages", "tools", "return_tensors", "bos_token", "self"]
+)
 def test_the_template_itself_is_not_the_clients(name: str) -> None:
     error = wire_of().error(CHAT, chat_template_kwargs={name: "x"})
     assert error["param"] == "chat_template_kwargs"

@@ -120,6 +120,8 @@ def test_prompts(prompt: object, expected: list[object]) -> None:
         ([1, "a"], "prompt[0]"),
         ([-1], "prompt[0]"),
         ([2**31], "prompt[0]"),
+        ([1, 2, 0x110000], "prompt[2]"),
+        ([[1], [2, 0x110000]], "prompt[1][1]"),
         ([True], "prompt[0]"),
         ([[1, True]], "prompt[0]"),
         ([[1.5]], "prompt[0]"),
