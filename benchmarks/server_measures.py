@@ -163,10 +163,12 @@ def throughput(sides: Sides, sizes: Sizes) -> Iterator[Row]:
 
 
 def beside_long(sides: Sides, sizes: Sizes) -> Iterator[Row]:
-    """A long prompt arrives: gaps of a stream that runs, then a short request behind it."""
+    """A long prompt arrives: gaps of a stream that runs, then a short request behind it; and a
+    short request that nobody is before."""
     for i in range(sizes.long_rounds):
         yield from in_turns(sides, "worst gap", i, partial(_worst_gap, sizes, i))
         yield from in_turns(sides, "short behind long", i, partial(_behind, sizes, i))
+        yield from in_turns(sides, "short alone", i, partial(_short, f"short alone {i}"))
 
 
 def taking_turns(sides: Sides, sizes: Sizes) -> Iterator[Row]:
@@ -296,14 +298,19 @@ def _behind(sizes: Sizes, number: int, side: Side) -> Row:
 
     thread = threading.Thread(target=ask_long)
     thread.start()
-    time.sleep(0.2)
+    time.sleep(_SETTLE)
     try:
-        short = side.client.ask(_question(words(20, f"short {number}")), 16)
+        short = _short(f"short {number}", side)
     finally:
         thread.join()
     if failed:
         raise failed[0]
-    return _ttft_row(short)
+    return short
+
+
+def _short(seed: str, side: Side) -> Row:
+    time.sleep(_SETTLE)
+    return _ttft_row(side.client.ask(_question(words(20, seed)), 16))
 
 
 def _cached_share(sizes: Sizes, n: int, side: Side) -> Row:

@@ -5,7 +5,7 @@ Knows counts and times; no requests, no clock.
 
 from __future__ import annotations
 
-_LASTS = 60.0
+_LASTS = 30.0
 """Seconds. Agents that work at the same time ask again within this, as a rule."""
 
 
