@@ -26,6 +26,7 @@ from semantic.bootstrap import App, Settings, StoreOff, build_engine, rebuilt
 from semantic.domain.block_hash import namespace_of, tenant_tag
 from semantic.domain.chat import Chat
 from semantic.domain.errors import InvalidRequestError, SemanticError
+from semantic.domain.grammar import Grammar
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import BLOCK_TOKENS, SamplingParams
 from semantic.ports.serving import ServedModel
@@ -92,7 +93,7 @@ async def load_serving(
     thread.start()
     try:
         await asyncio.wrap_future(thread.ready)
-        serving = _around(thread, apps[-1], settings)
+        serving = await asyncio.to_thread(_around, thread, apps[-1], settings)
         public += [await serving.publish(chat) for chat in settings.public]
     except (asyncio.CancelledError, SemanticError):
         # A model that is being loaded cannot be stopped; it ends when it is there.
@@ -142,8 +143,15 @@ def _around(
     names = dict.fromkeys((*(settings.names or (settings.engine.model,)), DEFAULT_NAME))
     served = ServedModel(tuple(names), limit, app.model.vocab_size, int(time.time()), sampling)
     chat_format = MLXChatFormat(app.tokenizer)
+    # The first grammar of a tokenizer takes seconds: nobody is to wait for it.
+    app.model.check_grammar(Grammar("json_schema", "{}"))
     preparation = Preparation(
-        app.tokenizer, chat_format, app.model.check_grammar, limit, settings.max_tokens
+        app.tokenizer,
+        chat_format,
+        app.model.check_grammar,
+        limit,
+        settings.max_tokens,
+        longest_token=app.tokenizer.longest_token,
     )
     finder = AgentFinder(partial(tenant_tag, app.store.secret), lambda *_: True)
     finder.restore(sorted(app.store.manifests(), key=lambda one: -one.saved_at))

@@ -8,6 +8,7 @@ Whatever goes wrong here costs time: the request is computed as if there were no
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Generic, TypeVar
@@ -64,6 +65,7 @@ class Archive(Generic[KV]):
         self._scopes: dict[str, Scope] = {}
         self._in_flight: dict[BlockHash, str] = {}
         self._public: list[tuple[int, ...]] = []
+        self.restored_bytes: Counter[Tier] = Counter()  # read whole, since the start
 
     @property
     def resumes_anywhere(self) -> bool:
@@ -146,6 +148,8 @@ class Archive(Generic[KV]):
         state.kept_blocks = 0 if load.prefix.is_public else loaded.length // BLOCK_TOKENS
         state.end = loaded.end
         if loaded.length > load.prefix.start:
+            if loaded.end is not MatchEnd.DAMAGED:
+                self.restored_bytes.update({t: load.prefix.bytes_in(t) for t in Tier})
             state.source = load.prefix.source.value
             self._store.touch([header.key for header in load.prefix.headers])
 

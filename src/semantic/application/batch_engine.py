@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
 
@@ -192,7 +192,8 @@ class BlockPoolBatchEngine(Generic[KV]):
     @property
     def load(self) -> EngineLoad[KV]:
         """How much there is to do, and what the pool has for it."""
-        return EngineLoad(self._waiting, self._running, self._pool, self.suspensions)
+        restored = Counter() if self._archive is None else self._archive.restored_bytes
+        return EngineLoad(self._waiting, self._running, self._pool, self.suspensions, restored)
 
     @property
     def has_work(self) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+
+from semantic.domain.stored import Tier
 
 
 class EngineState(StrEnum):
@@ -35,7 +38,8 @@ class EngineFigures:
 
     `inbox` are orders that the engine does not know yet, `waiting` requests that it has and that
     hold no blocks. Of both, `queued` never ran, and may need `queued_bytes`. `pool_bytes` is the
-    pool's limit. `suspensions` and `rebuilds` are counted from the start.
+    pool's limit. `suspensions`, `rebuilds` and `restored_bytes`, those read from each tier of the
+    store, are counted from the start.
     """
 
     state: EngineState
@@ -48,3 +52,4 @@ class EngineFigures:
     pool_bytes: int = 0
     suspensions: int = 0
     rebuilds: int = 0
+    restored_bytes: Mapping[Tier, int] = field(default_factory=dict)

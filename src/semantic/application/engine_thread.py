@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -28,6 +28,7 @@ from semantic.domain.errors import (
     RequestError,
     SemanticError,
 )
+from semantic.domain.stored import Tier
 from semantic.domain.value_objects import CompletedGeneration
 from semantic.ports.inbound import EngineEvent
 from semantic.ports.outbound import Clock
@@ -99,6 +100,7 @@ class EngineThread(Generic[KV]):
         self._tickets: dict[str, Ticket[KV]] = {}
         self._never_ran: dict[str, Ticket[KV]] = {}
         self._past_suspensions = 0
+        self._past_restored: Counter[Tier] = Counter()
         self._rebuilds = 0
 
     # Life
@@ -197,6 +199,7 @@ class EngineThread(Generic[KV]):
             pool_bytes=limit_bytes(load.pool),
             suspensions=self._past_suspensions + load.suspensions,
             rebuilds=self._rebuilds,
+            restored_bytes=self._past_restored + load.restored_bytes,
         )
 
     # On the thread
@@ -340,6 +343,7 @@ class EngineThread(Generic[KV]):
             self._report(engine)
             raise BackendError(f"the engine failed ({failure}) and cannot be rebuilt: {engine}")
         self._past_suspensions += broken.suspensions
+        self._past_restored += broken.load.restored_bytes
         self._rebuilds += 1
         self._become(EngineState.READY)
         return engine

@@ -39,14 +39,17 @@ class Preparation:
         check_grammar: Callable[[Grammar], None],
         context_tokens: int,
         default_max_tokens: int | None = None,
+        *,
+        longest_token: int,
     ) -> None:
         """`check_grammar` is the backend's. `default_max_tokens` is what an answer may have whose
-        request does not say."""
+        request does not say. `longest_token` is how many characters one token has at most."""
         self._tokenizer = tokenizer
         self._format = chat_format
         self._check_grammar = check_grammar
         self._context_tokens = context_tokens
         self._default_max_tokens = default_max_tokens
+        self._longest_token = longest_token
 
     def prepare(self, ask: Ask) -> Prepared:
         """Raises InvalidRequestError and ContextOverflowError."""
@@ -60,11 +63,16 @@ class Preparation:
             sampling = sampling if grammar is None else replace(sampling, grammar=grammar)
         if sampling.grammar is not None:
             self._check_grammar(sampling.grammar)
-        max_tokens = self._room(len(rendered.tokens), ask.max_tokens)
+        max_tokens = self._room(len(rendered.tokens), ask.max_tokens, is_chat=chat is not None)
         return Prepared(rendered.tokens, max_tokens, sampling, chat, rendered.opens_thought)
 
     def render(self, prompt: Prompt, *, add_special_tokens: bool = True) -> RenderedChat:
-        """The prompt's tokens. Raises InvalidRequestError."""
+        """The prompt's tokens. Raises InvalidRequestError, and ContextOverflowError for a text so
+        long that it cannot fit: to find its tokens could take minutes."""
+        if not isinstance(prompt, tuple):
+            is_chat = isinstance(prompt, Chat)
+            length = prompt.length if isinstance(prompt, Chat) else len(prompt)
+            self._room(length // self._longest_token, None, is_chat=is_chat)
         if isinstance(prompt, Chat):
             return self._format.render(prompt)
         if isinstance(prompt, str):
@@ -72,7 +80,7 @@ class Preparation:
             return RenderedChat(tuple(encoded))
         return RenderedChat(prompt)
 
-    def _room(self, n_prompt: int, wanted: int | None) -> int:
+    def _room(self, n_prompt: int, wanted: int | None, *, is_chat: bool) -> int:
         """Tokens that the answer may have: what is wanted, as far as the context goes."""
         room = self._context_tokens - n_prompt
         if room < 1:
@@ -81,6 +89,7 @@ class Preparation:
                 f"{n_prompt}, and an answer needs one more at least",
                 prompt_tokens=n_prompt,
                 limit=self._context_tokens,
+                is_chat=is_chat,
             )
         limits = (room, self._default_max_tokens if wanted is None else wanted)
         return min(limit for limit in limits if limit is not None)

@@ -34,6 +34,11 @@ class Message:
     tool_call_id: str | None = None
     name: str | None = None
 
+    @property
+    def length(self) -> int:
+        """Characters of what it says; its reasoning does not count, a template may drop it."""
+        return len(self.content) + sum(len(call.arguments) for call in self.tool_calls)
+
 
 @dataclass(frozen=True, slots=True)
 class Tool:
@@ -76,3 +81,8 @@ class Chat:
     parallel_tool_calls: bool = True
     answer_format: AnswerFormat | None = None
     template_options: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def length(self) -> int:
+        """Characters of what the messages say."""
+        return sum(message.length for message in self.messages)

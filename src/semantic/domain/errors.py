@@ -36,12 +36,19 @@ class InvalidRequestError(RequestError, ValueError):
 
 
 class ContextOverflowError(RequestError, ValueError):
-    """The prompt and what may be answered are longer than the model's context."""
+    """The prompt and what may be answered are longer than the model's context.
 
-    def __init__(self, message: str, *, prompt_tokens: int, limit: int) -> None:
+    `prompt_tokens` may be the least that it has; `is_chat` says whether the prompt is a
+    conversation.
+    """
+
+    def __init__(
+        self, message: str, *, prompt_tokens: int, limit: int, is_chat: bool = True
+    ) -> None:
         super().__init__(message)
         self.prompt_tokens = prompt_tokens
         self.limit = limit
+        self.is_chat = is_chat
 
 
 class AgentNotFoundError(RequestError, LookupError):

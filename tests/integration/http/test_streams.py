@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field
@@ -98,7 +99,7 @@ def test_a_stream_sends_its_events_and_splits_at_empty_lines(server: RunningServ
     assert reply.status == 200
     assert reply.headers["content-type"].startswith("text/event-stream")
     blocks = reply.body.decode().split("\n\n")
-    assert blocks[0] == 'event: piece\ndata: {"number": 0, "text": "\u2028 ü"}'
+    assert blocks[0] == 'event: piece\ndata: {"number": 0, "text": "\\u2028 ü"}'
     assert (len(blocks), blocks[3]) == (4, "")
     assert b"\r" not in reply.body
 
@@ -168,3 +169,10 @@ def _all(connection: socket.socket) -> bytes:
     while part := connection.recv(65536):
         parts.append(part)
     return b"".join(parts)
+
+
+def test_no_reader_finds_a_line_end_within_an_event() -> None:
+    text = "a\u2028b\u2029c\x85d\re\nf\x0bg\x0ch"
+    lines = sent({"text": text}).encode().decode().splitlines()
+    (data,) = [line for line in lines if line]
+    assert json.loads(data.removeprefix("data: ")) == {"text": text}

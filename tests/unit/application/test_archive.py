@@ -14,7 +14,7 @@ from semantic.application.request import Phase
 from semantic.domain.block_hash import Part
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.match import MatchEnd
-from semantic.domain.stored import BlockRead, StoredBlock
+from semantic.domain.stored import BlockRead, StoredBlock, Tier
 from semantic.domain.value_objects import LayerSpec, ModelCacheSpec, SamplingParams
 from tests.support.fake_backend import FULL, STATE, window
 from tests.support.late_reads import LateReads
@@ -332,6 +332,17 @@ def test_a_cancelled_load_leaves_nothing_behind() -> None:
     assert done.finish_reason == "cancelled"
     again.engine.check_integrity()
     assert answer(again, "ann", prompt).cached_tokens == len(prompt) - 1
+
+
+def test_what_was_read_is_counted_in_bytes() -> None:
+    first = world()
+    prompt = text_of(1, 900)
+    answer(first, "ann", prompt)
+    assert not first.engine.load.restored_bytes
+    again = world(WHOLE, store_of(first))
+    read = answer(again, "ann", prompt).cached_tokens
+    per_token = sum(again.backend.layout().bytes_per_token(Part.FULL))
+    assert again.engine.load.restored_bytes[Tier.MEMORY] >= read * per_token
 
 
 def test_a_pinned_agent_stays_pinned_from_turn_to_turn() -> None:

@@ -132,7 +132,8 @@ def _wrong_request(error: RequestError) -> Problem:
         case ContextOverflowError():
             tokens = (error.prompt_tokens, error.limit)
             code = "context_length_exceeded"
-            return Problem(400, str(error), "messages", code, tokens=tokens)
+            param = "messages" if error.is_chat else "prompt"
+            return Problem(400, str(error), param, code, tokens=tokens)
         case AgentNotFoundError():
             return Problem(404, str(error), code="agent_not_found")
         case ModelNotFoundError():

@@ -211,6 +211,14 @@ class _Now(Collector):
         yield self._count(
             "semantic_engine_rebuilds", "Engines made for one that failed.", engine.rebuilds
         )
+        restored = CounterMetricFamily(
+            "semantic_restored_bytes",
+            "Bytes of keys and values read from a tier of the store.",
+            labels=(_MODEL, "tier"),
+        )
+        for tier, n_bytes in engine.restored_bytes.items():
+            restored.add_metric((self._model, tier), n_bytes)
+        yield restored
 
     def _of_stores(self, figures: Figures) -> Iterator[Metric]:
         blocks = _tiers("semantic_store_blocks", "Blocks in a tier of the store.")

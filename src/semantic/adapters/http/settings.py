@@ -61,7 +61,7 @@ class ServerSettings(BaseSettings):
     max_tokens: Count | None = None
     force_usage: bool = False
 
-    max_body_mb: Annotated[float, Gt(0), Le(4096)] = 32
+    max_body_mb: Annotated[float, Gt(0), Le(4096)] = 16
     max_header_kb: Annotated[int, Ge(1), Le(1024)] = 64
     max_headers: Annotated[int, Ge(1), Le(10_000)] = 200
     max_connections: Count = 512

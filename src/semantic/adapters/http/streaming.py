@@ -20,14 +20,17 @@ from semantic.adapters.http.errors import ClientGoneError
 
 T = TypeVar("T")
 
+_LINE_ENDS: Final = str.maketrans({mark: f"\\u{ord(mark):04x}" for mark in "\x85\u2028\u2029"})
+"""Readers that know Unicode end a line at these; in JSON they may stand as escapes."""
 _SEPARATOR: Final = "\n"
 """Clients that split at an empty line look for two of these."""
 
 
 def sent(data: object, event: str | None = None) -> ServerSentEvent:
     """An event with `data` as JSON in one line; a text stands as it is."""
-    text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, allow_nan=False)
-    return ServerSentEvent(text, event=event, sep=_SEPARATOR)
+    if not isinstance(data, str):
+        data = json.dumps(data, ensure_ascii=False, allow_nan=False).translate(_LINE_ENDS)
+    return ServerSentEvent(data, event=event, sep=_SEPARATOR)
 
 
 def comment() -> ServerSentEvent:

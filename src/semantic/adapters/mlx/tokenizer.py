@@ -38,6 +38,8 @@ class HuggingFaceTokenizer(Protocol):
 
     def decode(self, token_ids: list[int]) -> str: ...
 
+    def get_vocab(self) -> Mapping[str, int]: ...
+
     def apply_chat_template(
         self,
         conversation: Sequence[Mapping[str, object]],
@@ -64,6 +66,11 @@ class MLXTokenizer:
     def eos_token_ids(self) -> frozenset[int]:
         """See `Tokenizer.eos_token_ids`."""
         return self._eos
+
+    @property
+    def longest_token(self) -> int:
+        """Characters that one token stands for at most; no text has fewer tokens than that says."""
+        return max(map(len, self.inner.get_vocab()), default=1)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """See `Tokenizer.encode`. A text that begins with the BOS token gets no second one."""
