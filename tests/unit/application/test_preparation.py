@@ -33,9 +33,7 @@ class UntouchedFormat(FakeChatFormat):
 
 
 def preparation() -> Preparation:
-    return Preparation(
-        Untouched(), UntouchedFormat(), lambda _: None, LIMIT, longest_token=LONGEST
-    )
+    return Preparation(Untouched(), UntouchedFormat(), lambda _: None, LIMIT, longest_token=LONGEST)
 
 
 LONG = "a" * LIMIT * LONGEST
