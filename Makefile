@@ -1,7 +1,7 @@
 # Every target builds the virtual environment it needs, once. `make` alone lists the targets.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test check lint fmt type imports unit test-clients bench experiments lock clean
+.PHONY: help setup demo test check lint fmt type imports unit test-agents test-clients bench experiments lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -85,6 +85,9 @@ unit: $(VENV)/.dev  ## tests; domain and application covered to 95 %
 test-clients: $(VENV)/.dev  ## other makers' clients, in .clients: ARGS=names, or --pin
 	@$(BIN)/python -m tests.clients $(ARGS)
 
+test-agents: $(VENV)/.dev  ## coding agents from npm, in .agents: ARGS=names
+	@$(BIN)/python -m tests.agents $(ARGS)
+
 bench: $(VENV)/.dev  ## benchmarks: BENCH=module ARGS=flags
 	@$(BIN)/python -m $(BENCH) $(ARGS)
 
@@ -98,6 +101,6 @@ lock: $(VENV)/.dev  ## pin every dependency anew
 	@$(LOCK) --upgrade -c requirements.txt --group dev --output-file requirements-dev.txt >/dev/null
 
 clean:  ## remove the virtual environment, caches and build output
-	@rm -rf $(VENV) .clients build dist htmlcov .coverage .hypothesis .import_linter_cache
+	@rm -rf $(VENV) .agents .clients build dist htmlcov .coverage .hypothesis .import_linter_cache
 	@rm -rf .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -9,11 +9,13 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from semantic.application.batch_engine import BlockPoolBatchEngine
+from semantic.application.recent_turns import RecentTurns
 from semantic.domain.errors import InvalidRequestError, OperatorError, StoreError
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import ModelCacheSpec
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from semantic.adapters.mlx.provider import MLXModelProvider
     from semantic.adapters.mlx.tokenizer import MLXTokenizer
     from semantic.adapters.stores.disk.store import DiskStore
+    from semantic.adapters.stores.responses import SteadyResponses as Responses
 
 KV = TypeVar("KV")
 
@@ -54,6 +57,16 @@ _FILE_BYTES = 8 << 10
 """What a file takes beside its bytes: the rest of its last page, its name, its row in an index."""
 _INDEX_BYTES = 4 << 20
 """What an open index takes beside its rows."""
+
+RESPONSES_FILE = "responses.db"
+_RESPONSE_BYTES = 512 << 20
+"""Of responses on disk; each has its own request's texts once, and the tools it was told of."""
+_RESPONSE_MEMORY_BYTES = 64 << 20
+
+TURNS_FILE = "turns.db"
+_TURN_DISK_BYTES = 512 << 20
+"""Of the tokens in which conversations were computed; four bytes each, and each once."""
+_TURN_BYTES = 64 << 20
 
 STORE_VARIABLE = "SEMANTIC_STORE"
 """Environment variable that names the store's folder."""
@@ -205,6 +218,41 @@ def open_disk(settings: Settings) -> DiskStore:
     if disk_bytes is None:
         disk_bytes = default_disk_bytes(_free_bytes(folder), _held_bytes(folder))
     return DiskStore.open(folder, disk_bytes)
+
+
+def open_responses(settings: Settings, tell: Callable[[str], None]) -> Responses:
+    """Where responses are kept that clients can go on from: in the store's folder, or in memory.
+
+    Nothing is opened before it is needed, and the store must be open by then. `tell` gets a
+    sentence when they cannot be kept on disk.
+    """
+    from semantic.adapters.stores.responses import SqliteResponses, SteadyResponses
+    from semantic.application.memory_responses import MemoryResponses
+
+    memory = MemoryResponses(_RESPONSE_MEMORY_BYTES)
+    folder: Path | None = None
+    if settings.use_disk:
+        with suppress(StoreError):  # who opens the store tells why there is none
+            folder = store_folder(settings)
+    path = (folder or Path()) / RESPONSES_FILE
+    responses = SteadyResponses(SqliteResponses(path, _RESPONSE_BYTES, tell), memory, tell)
+    if folder is None:
+        responses.keep_in_memory()
+    return responses
+
+
+def open_turns(settings: Settings, tell: Callable[[str], None]) -> RecentTurns:
+    """The turns of conversations: in memory, and in the store's folder where there is one.
+
+    `tell` gets a sentence when they cannot be kept on disk.
+    """
+    from semantic.adapters.stores.disk_turns import DiskTurns
+
+    below = None
+    if settings.use_disk:
+        with suppress(StoreError):  # who opens the store tells why there is none
+            below = DiskTurns(store_folder(settings) / TURNS_FILE, _TURN_DISK_BYTES, tell)
+    return RecentTurns(_TURN_BYTES, below)
 
 
 def store_folder(settings: Settings) -> Path:

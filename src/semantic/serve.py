@@ -6,6 +6,7 @@ The other place where ports meet adapters; see `bootstrap` for the engine alone.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,9 +21,10 @@ from semantic.application.agent_names import AgentNames
 from semantic.application.batch_engine import BlockPoolBatchEngine
 from semantic.application.engine_thread import EngineThread
 from semantic.application.preparation import Preparation
+from semantic.application.replay import Replay
 from semantic.application.served_agents import ServedAgents
 from semantic.application.serving import Serving
-from semantic.bootstrap import App, Settings, StoreOff, build_engine, rebuilt
+from semantic.bootstrap import App, Settings, StoreOff, build_engine, open_turns, rebuilt
 from semantic.domain.block_hash import namespace_of, tenant_tag
 from semantic.domain.chat import Chat
 from semantic.domain.errors import InvalidRequestError, SemanticError
@@ -34,6 +36,7 @@ from semantic.ports.serving import ServedModel
 if TYPE_CHECKING:
     from semantic.adapters.mlx.layer_caches import LayerData
 
+logger = logging.getLogger("semantic.server")
 KV = TypeVar("KV")
 
 DEFAULT_NAME = "default"
@@ -145,9 +148,13 @@ def _around(
     chat_format = MLXChatFormat(app.tokenizer)
     # The first grammar of a tokenizer takes seconds: nobody is to wait for it.
     app.model.check_grammar(Grammar("json_schema", "{}"))
+    namespace = namespace_of(app.model.model_id, app.model.layout().name)
+    turns = open_turns(app.settings, logger.warning)
+    replay = Replay(chat_format, turns, namespace, app.tokenizer.eos_token_ids)
     preparation = Preparation(
         app.tokenizer,
         chat_format,
+        replay,
         app.model.check_grammar,
         limit,
         settings.max_tokens,
@@ -156,11 +163,18 @@ def _around(
     finder = AgentFinder(partial(tenant_tag, app.store.secret), lambda *_: True)
     finder.restore(sorted(app.store.manifests(), key=lambda one: -one.saved_at))
     workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="prepare")
-    namespace = namespace_of(app.model.model_id, app.model.layout().name)
     directory: AgentDirectory[LayerData] = AgentDirectory(app.store, namespace, served.id)
     agents = ServedAgents(thread, directory, finder, workers)
     return Serving(
-        thread, served, app.tokenizer, chat_format, preparation, AgentNames(finder), agents, workers
+        thread,
+        served,
+        app.tokenizer,
+        chat_format,
+        preparation,
+        replay,
+        AgentNames(finder),
+        agents,
+        workers,
     )
 
 

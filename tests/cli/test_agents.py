@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from semantic.application.origin import origin_of
 from semantic.cli.agents import AGENT_COMMANDS
 from semantic.cli.report import columns, show_age, show_name
+from semantic.domain.identity import Identity
 from semantic.domain.match import MatchEnd, MatchReport
 from semantic.domain.stored import Manifest
 from tests.cli.stocked import (
@@ -39,7 +41,7 @@ HOSTILE = [
 ]
 LISTED = {
     "name", "model", "model_id", "tokens", "blocks", "stored_blocks", "bytes", "shared_bytes",
-    "pinned", "generation", "parent", "saved_at",
+    "pinned", "generation", "parent", "session", "client", "saved_at",
 }  # fmt: skip
 
 
@@ -97,10 +99,23 @@ def test_ls_lists_what_each_agent_has_and_shares() -> None:
     text = agents("ls").out.splitlines()
     assert text[0].split() == [
         "name", "model", "model", "id", "tokens", "blocks", "on", "disk", "shared", "pinned",
-        "turns", "forked", "from", "saved",
+        "turns", "parent", "client", "session", "saved",
     ]  # fmt: skip
     assert [line.split()[0] for line in text[1:]] == ["eve", "ben", "ada", "and"]
     assert "secret" not in agents("ls").out
+
+
+def test_ls_says_whose_agents_they_are() -> None:
+    asker = Identity("ses_1", "opencode", None, "opencode/ses_0")
+    with disk_store() as store:
+        new_agent(store, asker.name)
+    changed(asker.name, note=origin_of(asker, None).note())
+    listed = asked("ls")["agents"]
+    assert isinstance(listed, list)
+    told = [(one["session"], one["client"], one["parent"]) for one in listed]
+    assert told == [("ses_1", "opencode", "opencode/ses_0")]
+    line = agents("ls").out.splitlines()[1]
+    assert re.search("opencode/ses_0 +opencode +ses_1", line)
 
 
 def test_show_says_which_blocks_are_there(ada: Manifest) -> None:

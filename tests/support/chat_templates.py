@@ -278,6 +278,38 @@ FORMATS = {
             "</atem:function_calls>",
         ),
         Format(
+            "drops_thoughts",
+            _template(
+                _HERMES,
+                thought="{% if loop.index0 > turns.asked and message.reasoning_content %}<think>\n"
+                "{{ message.reasoning_content }}\n</think>\n\n{% endif %}",
+                opening=_OPEN_THINK,
+            )
+            .replace("user=true", "asked=-1")
+            .replace(
+                "{%- for message in messages -%}",
+                "{%- for message in messages -%}{%- if message.role == 'user' -%}"
+                "{%- set turns.asked = loop.index0 -%}{%- endif -%}{%- endfor -%}"
+                "{%- for message in messages -%}",
+                1,
+            ),
+            f"<tool_call>\n{_JSON_CALL}\n</tool_call>",
+            plain=(*_XML_TOKENS, *_THINK_TOKENS),
+        ),
+        Format(
+            "hoists",
+            _template(_HERMES, rules="{%- if message.role != 'system' -%}")
+            .replace(
+                "{%- for message in messages -%}",
+                "{%- for message in messages if message.role == 'system' -%}<|system|>"
+                "{{ message.content }}<|end|>{%- endfor -%}{%- for message in messages -%}",
+                1,
+            )
+            .replace("{%- endfor -%}\n{%- if add", "{%- endif -%}{%- endfor -%}\n{%- if add"),
+            f"<tool_call>\n{_JSON_CALL}\n</tool_call>",
+            plain=_XML_TOKENS,
+        ),
+        Format(
             "mistral",
             _template(
                 "{% if call.id | length != 9 %}{{ raise_exception('ids have 9 characters') }}"

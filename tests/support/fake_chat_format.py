@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 from semantic.application.call_grammar import (
     CallLanguage,
@@ -11,7 +12,7 @@ from semantic.application.call_grammar import (
     arguments_schema,
     call_grammar,
 )
-from semantic.domain.chat import Chat, Tool
+from semantic.domain.chat import Chat, Message, Tool
 from semantic.domain.errors import InvalidRequestError, ToolCallError
 from semantic.domain.grammar import Grammar
 from semantic.ports.chat import Marks, RenderedChat, WrittenCall
@@ -46,15 +47,19 @@ class FakeChatFormat:
     def render(self, chat: Chat) -> RenderedChat:
         if not chat.messages:
             raise InvalidRequestError("messages must hold at least one message, got none")
-        lines = [f"<tools>{[tool.name for tool in chat.tools]}\n"] if chat.tools else []
-        for message in chat.messages:
-            calls = "".join(f"({call.name} {call.arguments})" for call in message.tool_calls)
-            lines.append(f"<{message.role}>{message.reasoning}{message.content}{calls}\n")
+        tools = f"<tools>{[tool.name for tool in chat.tools]}\n" if chat.tools else ""
+        return self._rendered(chat, tools + _lines(chat.messages))
+
+    def render_after(self, chat: Chat, n_messages: int) -> RenderedChat | None:
+        later = self._rendered(chat, "\n" + _lines(chat.messages[n_messages:]))
+        return replace(later, tokens=later.tokens[1:])  # without BOS
+
+    def _rendered(self, chat: Chat, lines: str) -> RenderedChat:
         opens = self._thought_marks is not None and chat.template_options.get("open") is True
-        lines.append("<assistant>")
+        opening = "<assistant>"
         if opens and self._thought_marks is not None:
-            lines.append(self._thought_marks.start)
-        return RenderedChat(tuple(self._tokenizer.encode("".join(lines))), opens)
+            opening += self._thought_marks.start
+        return RenderedChat(tuple(self._tokenizer.encode(lines + opening)), opens)
 
     def read_calls(self, text: str, tools: Sequence[Tool]) -> list[WrittenCall]:
         try:
@@ -77,6 +82,14 @@ class FakeChatFormat:
             language = CallLanguage(start, end, (_spelled(thought.start), _spelled(thought.end)))
         after = thought.end if thought is not None and opens_thought else None
         return call_grammar(chat, language, arguments_schema, after=after)
+
+
+def _lines(messages: Sequence[Message]) -> str:
+    lines = []
+    for message in messages:
+        calls = "".join(f"({call.name} {call.arguments})" for call in message.tool_calls)
+        lines.append(f"<{message.role}>{message.reasoning}{message.content}{calls}\n")
+    return "".join(lines)
 
 
 def _spelled(mark: str) -> SpelledMark:

@@ -83,9 +83,11 @@ class FakeServing:
             if not ended:
                 self.cancelled.append(uid)
 
-    async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+    async def tokenize(
+        self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
+    ) -> tuple[int, ...]:
         """See `ServingPort.tokenize`."""
-        del add_special_tokens
+        del add_special_tokens, tenant
         if isinstance(prompt, Chat):
             prompt = "".join(message.content for message in prompt.messages)
         return tuple(map(ord, prompt)) if isinstance(prompt, str) else prompt

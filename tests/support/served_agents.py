@@ -46,12 +46,14 @@ class AgentsWorld:
             result.set_exception(error)
         return result
 
-    def submit(self, agent: str, n: int, *, tenant: str = "", first: int = 0) -> str:
+    def submit(
+        self, agent: str, n: int, *, tenant: str = "", first: int = 0, note: str = ""
+    ) -> str:
         """Queue a prompt of `n` tokens, which begins like every other of the same `first`."""
         tokens = [(first + i * i) % 40 for i in range(n)]
-        return self.engine.submit(agent, tokens, max_tokens=4, tenant=tenant)
+        return self.engine.submit(agent, tokens, max_tokens=4, tenant=tenant, note=note)
 
-    def turn(self, agent: str, n: int, *, tenant: str = "", first: int = 0) -> None:
+    def turn(self, agent: str, n: int, *, tenant: str = "", first: int = 0, note: str = "") -> None:
         """Answer such a prompt."""
-        self.submit(agent, n, tenant=tenant, first=first)
+        self.submit(agent, n, tenant=tenant, first=first, note=note)
         self.world.finish()

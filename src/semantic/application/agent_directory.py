@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 
 from semantic.application.agent_facts import AgentFacts, ChainBlock, Chains, all_facts, facts_of
 from semantic.application.batch_engine import BlockPoolBatchEngine
+from semantic.application.origin import asker_in, children_of, parent_in, parent_of
 from semantic.application.request import Phase, Request
 from semantic.domain.block_hash import Part, Scope, tenant_tag
 from semantic.domain.errors import AgentNotFoundError, InvalidRequestError, StoreError
@@ -32,13 +33,14 @@ class Activity:
     """What the engine has of an agent now.
 
     `tokens` are those of its running request, else of its idle cache; the pool has the first
-    `pool_tokens` of what was saved.
+    `pool_tokens` of what was saved. `note` is its running request's.
     """
 
     state: AgentState = "idle"
     tokens: int = 0
     pool_tokens: int = 0
     pool_bytes: int = 0
+    note: str = ""
 
 
 class AgentDirectory(Generic[KV]):
@@ -67,7 +69,9 @@ class AgentDirectory(Generic[KV]):
         for request in engine.load.requests:
             if request.tenant == tenant:
                 held = pool.view(request.owner).n_bytes
-                found[request.agent_id] = Activity(_state(request), request.n_tokens, 0, held)
+                found[request.agent_id] = Activity(
+                    _state(request), request.n_tokens, 0, held, request.note
+                )
         return found
 
     def fork(
@@ -128,21 +132,35 @@ class AgentDirectory(Generic[KV]):
         ]
         saved = {one.id for one in summaries}
         summaries += [self._unsaved(name, one) for name, one in seen.items() if name not in saved]
+        children = children_of({one.id: one.parent for one in summaries})
+        summaries = [replace(one, children=children.get(one.id, ())) for one in summaries]
         return sorted(summaries, key=lambda one: (one.state == "idle", -(one.last_used or 0.0)))
 
     def show(self, agent_id: str, tenant: str, seen: Mapping[str, Activity]) -> AgentDetail:
         """See `AgentsPort.show`; `seen` is what the engine had just now."""
         manifest = self._store.manifest(self._scope(tenant), agent_id)
         activity = seen.get(agent_id)
+        others = self._manifests(tenant)
+        children = self._children(agent_id, others, seen)
         if manifest is None:
             if activity is None:
                 raise _unknown(agent_id)
-            return AgentDetail(self._unsaved(agent_id, activity), (), None)
+            summary = self._unsaved(agent_id, activity)
+            return AgentDetail(replace(summary, children=children), (), None)
         with self._lock:
-            facts = facts_of(self._store, manifest, self._manifests(tenant), self._chains.of)
+            facts = facts_of(self._store, manifest, others, self._chains.of)
         activity = activity or Activity()
         blocks = tuple(_block(facts, block, activity) for block in facts.chain)
-        return AgentDetail(self._summary(facts, activity), blocks, manifest.match)
+        summary = self._summary(facts, activity)
+        return AgentDetail(replace(summary, children=children), blocks, manifest.match)
+
+    def _children(
+        self, agent_id: str, saved: Sequence[Manifest], seen: Mapping[str, Activity]
+    ) -> tuple[str, ...]:
+        """The agents whose parent is `agent_id`."""
+        parents = {name: parent_in(activity.note) for name, activity in seen.items()}
+        parents |= {manifest.agent_id: parent_of(manifest) for manifest in saved}
+        return children_of(parents).get(agent_id, ())
 
     def _scope(self, tenant: str) -> Scope:
         return Scope(self._namespace, tenant_tag(self._store.secret, tenant))
@@ -153,6 +171,7 @@ class AgentDirectory(Generic[KV]):
 
     def _summary(self, facts: AgentFacts, activity: Activity) -> AgentSummary:
         manifest, match = facts.manifest, facts.manifest.match
+        session, client = asker_in(manifest.note)
         return AgentSummary(
             id=manifest.agent_id,
             model=manifest.model,
@@ -164,14 +183,17 @@ class AgentDirectory(Generic[KV]):
             pool_bytes=activity.pool_bytes,
             pinned=manifest.pinned,
             turns=manifest.generation,
-            parent=manifest.parent,
+            parent=parent_of(manifest),
             last_used=manifest.saved_at,
             last_prompt=None if match is None else match.prompt_tokens,
             last_cached=None if match is None else match.reused_tokens,
+            session=session,
+            client=client,
         )
 
     def _unsaved(self, agent_id: str, activity: Activity) -> AgentSummary:
         """An agent that only the engine has: it is in its first turn, or was not kept."""
+        session, client = asker_in(activity.note)
         return AgentSummary(
             id=agent_id,
             model=self._model,
@@ -183,6 +205,9 @@ class AgentDirectory(Generic[KV]):
             pool_bytes=activity.pool_bytes,
             pinned=False,
             turns=0,
+            parent=parent_in(activity.note),
+            session=session,
+            client=client,
         )
 
 

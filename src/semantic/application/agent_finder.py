@@ -1,7 +1,8 @@
 """Which agent a request without a name is of: the one whose last prompt it goes on from.
 
-Knows prompts by digests of their blocks; no engine, no store and no text. Sharing of blocks does
-not depend on it: a wrong guess costs nothing but a name.
+Where its client says whose it is, only that one's agents are looked at: see `SessionAgents`. Knows
+prompts by digests of their blocks; no engine, no store and no text. Sharing of blocks does not
+depend on it: a wrong guess costs nothing but a name.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 
+from semantic.application.origin import Origin, origin_in
+from semantic.application.session_agents import SessionAgents
 from semantic.domain.block_hash import TOKEN_BYTES, pack_tokens
 from semantic.domain.stored import Manifest
 from semantic.domain.value_objects import BLOCK_TOKENS
@@ -61,17 +64,29 @@ class AgentFinder:
         self._most_agents = most_agents
         self._prompts: OrderedDict[_Owner, _Prompt] = OrderedDict()  # the last used last
         self._by_blocks: dict[tuple[bytes, bytes], dict[str, None]] = {}
+        self._sessions = SessionAgents(most_agents)
 
     def __len__(self) -> int:
-        return len(self._prompts)
+        return len(self._prompts) + len(self._sessions)
 
-    def find(self, tokens: Sequence[int], tenant: str, busy: Container[str] = ()) -> str:
+    def find(
+        self,
+        tokens: Sequence[int],
+        tenant: str,
+        busy: Container[str] = (),
+        origin: Origin | None = None,
+    ) -> str:
         """The agent that a prompt of `tokens` goes on from, or a new name.
 
         That is the one with the longest prompt that `tokens` begin with, of several the one used
-        last; none that is `busy`. It is not remembered until `remember` is called.
+        last; none that is `busy`. With an `origin` it is an agent of that identity, see
+        `SessionAgents.find`. It is not remembered until `remember` is called.
         """
         tag = self._tag(tenant)
+        if origin is not None:
+            return self._sessions.find(
+                tag, origin, tokens, busy, lambda name: self._is_known(name, tenant)
+            )
         packed = pack_tokens(tokens)
         digests = _digests(packed)
         for n_blocks in reversed(range(len(digests))):
@@ -83,23 +98,35 @@ class AgentFinder:
                 self._drop((tag, found))
         return f"auto-{secrets.token_hex(_NAME_BYTES)}"
 
-    def remember(self, agent_id: str, tokens: Sequence[int], tenant: str) -> None:
+    def remember(
+        self, agent_id: str, tokens: Sequence[int], tenant: str, origin: Origin | None = None
+    ) -> None:
         """That the agent's next prompt will begin with `tokens`: those of its last one, without
         the marks that only open the answer. Does nothing for an agent that somebody named."""
-        self._remember(agent_id, tokens, self._tag(tenant))
+        self._remember(agent_id, tokens, self._tag(tenant), origin)
+
+    def origin(self, agent_id: str, tenant: str) -> Origin | None:
+        """Where the requests of an agent come from that was found by an identity."""
+        return self._sessions.origin(self._tag(tenant), agent_id)
 
     def restore(self, manifests: Iterable[Manifest]) -> None:
         """Remember agents as they were saved; the first is the one used last."""
         for manifest in reversed(list(manifests)):
             prompt = manifest.token_ids[: manifest.prompt_tokens]
-            self._remember(manifest.agent_id, prompt, manifest.scope.tenant)
+            origin = origin_in(manifest.note)
+            self._remember(manifest.agent_id, prompt, manifest.scope.tenant, origin)
 
     def forget(self, agent_id: str, tenant: str) -> None:
         """Find the agent no more."""
         self._drop((self._tag(tenant), agent_id))
+        self._sessions.forget(self._tag(tenant), agent_id)
 
-    def _remember(self, agent_id: str, tokens: Sequence[int], tag: bytes) -> None:
-        if not is_auto_named(agent_id) or not tokens:
+    def _remember(
+        self, agent_id: str, tokens: Sequence[int], tag: bytes, origin: Origin | None
+    ) -> None:
+        if not tokens or self._sessions.remember(tag, agent_id, origin, tokens):
+            return
+        if not is_auto_named(agent_id):
             return
         self._drop((tag, agent_id))
         packed = pack_tokens(tokens)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from semantic.application.agent_finder import AgentFinder
+from semantic.application.origin import Origin, origin_of
 from semantic.application.preparation import Prepared
 from semantic.ports.serving import Ask
 
@@ -31,9 +32,10 @@ class AgentNames:
     def claimed(self, prepared: Prepared, ask: Ask) -> Iterator[str]:
         """The agent's name. Until the end no request without a name is taken for this agent's."""
         busy = self._busy.setdefault(ask.tenant, Counter())
-        agent = ask.agent or self._finder.find(prepared.tokens, ask.tenant, busy)
+        origin = _origin(prepared, ask)
+        agent = ask.agent or self._finder.find(prepared.tokens, ask.tenant, busy, origin)
         busy[agent] += 1
-        self._finder.remember(agent, _without_opening(prepared), ask.tenant)
+        self._finder.remember(agent, _without_opening(prepared), ask.tenant, origin)
         try:
             yield agent
         finally:
@@ -42,6 +44,15 @@ class AgentNames:
                 del busy[agent]
             if not busy:
                 self._busy.pop(ask.tenant, None)
+
+    def note(self, agent: str, prepared: Prepared, ask: Ask) -> str:
+        """What is to be kept with the claimed `agent`, so that it is found after a restart."""
+        origin = self._finder.origin(agent, ask.tenant) or _origin(prepared, ask)
+        return "" if origin is None else origin.note()
+
+
+def _origin(prepared: Prepared, ask: Ask) -> Origin | None:
+    return None if ask.identity is None else origin_of(ask.identity, prepared.chat)
 
 
 def _without_opening(prepared: Prepared) -> tuple[int, ...]:

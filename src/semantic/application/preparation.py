@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from semantic.application.replay import Replay, Replayed
 from semantic.domain.chat import Chat
 from semantic.domain.errors import ContextOverflowError, InvalidRequestError
 from semantic.domain.grammar import Grammar
@@ -20,13 +21,15 @@ from semantic.ports.serving import Ask, Prompt
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request that can be submitted. `chat` is None for a plain prompt."""
+    """A request that can be submitted. `chat` and `replayed`, where the conversation stands, are
+    None for a plain prompt."""
 
     tokens: tuple[int, ...]
     max_tokens: int
     sampling: SamplingParams
     chat: Chat | None
     opens_thought: bool
+    replayed: Replayed | None = None
 
 
 class Preparation:
@@ -36,6 +39,7 @@ class Preparation:
         self,
         tokenizer: Tokenizer,
         chat_format: ChatFormat,
+        replay: Replay,
         check_grammar: Callable[[Grammar], None],
         context_tokens: int,
         default_max_tokens: int | None = None,
@@ -46,6 +50,7 @@ class Preparation:
         request does not say. `longest_token` is how many characters one token has at most."""
         self._tokenizer = tokenizer
         self._format = chat_format
+        self._replay = replay
         self._check_grammar = check_grammar
         self._context_tokens = context_tokens
         self._default_max_tokens = default_max_tokens
@@ -53,7 +58,7 @@ class Preparation:
 
     def prepare(self, ask: Ask) -> Prepared:
         """Raises InvalidRequestError and ContextOverflowError."""
-        rendered = self.render(ask.prompt)
+        rendered, replayed = self._rendered(ask.prompt, ask.tenant)
         if not rendered.tokens:
             raise InvalidRequestError("prompt must not be empty")
         chat = ask.prompt if isinstance(ask.prompt, Chat) else None
@@ -64,21 +69,32 @@ class Preparation:
         if sampling.grammar is not None:
             self._check_grammar(sampling.grammar)
         max_tokens = self._room(len(rendered.tokens), ask.max_tokens, is_chat=chat is not None)
-        return Prepared(rendered.tokens, max_tokens, sampling, chat, rendered.opens_thought)
+        opens = rendered.opens_thought
+        return Prepared(rendered.tokens, max_tokens, sampling, chat, opens, replayed)
 
-    def render(self, prompt: Prompt, *, add_special_tokens: bool = True) -> RenderedChat:
-        """The prompt's tokens. Raises InvalidRequestError, and ContextOverflowError for a text so
-        long that it cannot fit: to find its tokens could take minutes."""
+    def tokens(
+        self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
+    ) -> tuple[int, ...]:
+        """The tokens of a prompt that `tenant` asks with. Raises InvalidRequestError, and
+        ContextOverflowError for a text so long that it cannot fit: to find its tokens could take
+        minutes."""
+        rendered, _ = self._rendered(prompt, tenant, add_special_tokens=add_special_tokens)
+        return rendered.tokens
+
+    def _rendered(
+        self, prompt: Prompt, tenant: str, *, add_special_tokens: bool = True
+    ) -> tuple[RenderedChat, Replayed | None]:
         if not isinstance(prompt, tuple):
             is_chat = isinstance(prompt, Chat)
             length = prompt.length if isinstance(prompt, Chat) else len(prompt)
             self._room(length // self._longest_token, None, is_chat=is_chat)
         if isinstance(prompt, Chat):
-            return self._format.render(prompt)
+            replayed = self._replay.render(prompt, tenant)
+            return replayed.rendered, replayed
         if isinstance(prompt, str):
             encoded = self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
-            return RenderedChat(tuple(encoded))
-        return RenderedChat(prompt)
+            return RenderedChat(tuple(encoded)), None
+        return RenderedChat(prompt), None
 
     def _room(self, n_prompt: int, wanted: int | None, *, is_chat: bool) -> int:
         """Tokens that the answer may have: what is wanted, as far as the context goes."""

@@ -19,6 +19,8 @@ from semantic.application.event_inbox import EventInbox
 from semantic.application.observing import Figures
 from semantic.application.order import Order, Ticket
 from semantic.application.preparation import Preparation, Prepared
+from semantic.application.reading import Reading
+from semantic.application.replay import Replay
 from semantic.application.served_agents import ServedAgents
 from semantic.domain.answer import (
     AnswerEnd,
@@ -28,7 +30,6 @@ from semantic.domain.answer import (
     AnswerStarted,
     PromptProgress,
     PromptScored,
-    TextDelta,
     Usage,
 )
 from semantic.domain.block_hash import PUBLIC_TENANT, pack_tokens
@@ -50,6 +51,8 @@ T = TypeVar("T")
 
 _CALL_ID_BYTES = 18
 """24 characters in base 64, as clients know them."""
+_COMPLETE = ("stop", "length", "tool_calls")
+"""Of other answers, and of those that a stop string cut, clients have less than was written."""
 _PUBLIC_NAME = 16
 """Characters of a digest that tell public prefixes from one another."""
 
@@ -64,6 +67,7 @@ class Serving(Generic[KV]):
         tokenizer: Tokenizer,
         chat_format: ChatFormat,
         preparation: Preparation,
+        replay: Replay,
         names: AgentNames,
         agents: ServedAgents[KV],
         workers: Executor,
@@ -74,6 +78,7 @@ class Serving(Generic[KV]):
         self._tokenizer = tokenizer
         self._format = chat_format
         self._preparation = preparation
+        self._replay = replay
         self._names = names
         self.agents = agents
         self._workers = workers
@@ -125,12 +130,15 @@ class Serving(Generic[KV]):
             finally:
                 self._thread.cancel(ticket)
 
-    async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+    async def tokenize(
+        self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
+    ) -> tuple[int, ...]:
         """See `ServingPort.tokenize`."""
-        rendered = await self._work(
-            lambda: self._preparation.render(prompt, add_special_tokens=add_special_tokens)
+        return await self._work(
+            lambda: self._preparation.tokens(
+                prompt, add_special_tokens=add_special_tokens, tenant=tenant
+            )
         )
-        return rendered.tokens
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
         """See `ServingPort.detokenize`."""
@@ -147,6 +155,7 @@ class Serving(Generic[KV]):
     def _end(self) -> None:
         self._thread.stop(drain=False)
         self._workers.shutdown(cancel_futures=True)
+        self._replay.close()
 
     async def _work(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._workers, function)
@@ -166,28 +175,38 @@ class Serving(Generic[KV]):
         What is written is held back while the prompt is scored: the scores come first, and are
         complete only at the end.
         """
-        reader = self._reader(prepared)
+        reading = Reading(self._reader(prepared))
         held: list[AnswerPiece] = []
         scores = prepared.sampling.prompt_logprobs is not None
         async for event in inbox:
             if isinstance(event, PrefillEvent):
                 yield PromptProgress(event.done, event.total)
             elif isinstance(event, TokenEvent):
-                held += _read_token(reader, event)
-                if reader is not None and reader.done:
+                held += reading.token(event)
+                if reading.done:
                     self._thread.cancel(ticket)
             else:
-                pieces, reason = _read_end(reader, event)
+                pieces, reason = reading.end(event)
+                if reason in _COMPLETE and event.stop_string is None:
+                    self._remember(prepared, reading, event.tokens)
                 if scores and event.prompt_logprobs:
                     yield PromptScored(prepared.tokens, event.prompt_logprobs)
                 for piece in (*held, *pieces):
                     yield piece
-                yield _end(event, reason, 0 if reader is None else reader.reasoning_tokens)
+                yield _end(event, reason, reading.reasoning_tokens)
                 return
             if not scores:
                 for piece in held:
                     yield piece
                 held = []
+
+    def _remember(self, prepared: Prepared, reading: Reading, tokens: Sequence[int]) -> None:
+        """That the conversation goes on from this answer in the tokens that were computed."""
+        if prepared.replayed is not None:
+            generated = tokens[: reading.n_tokens]
+            self._replay.remember(
+                prepared.replayed, prepared.tokens, reading.said.message, generated
+            )
 
     def _reader(self, prepared: Prepared) -> AnswerReader | None:
         """What sorts the answer's text; None for a plain prompt, whose answer is all text."""
@@ -196,21 +215,6 @@ class Serving(Generic[KV]):
         return AnswerReader(
             self._format, prepared.chat, opens_thought=prepared.opens_thought, new_id=_new_call_id
         )
-
-
-def _read_token(reader: AnswerReader | None, event: TokenEvent) -> list[AnswerPiece]:
-    logprobs = () if event.logprob is None else (event.logprob,)
-    if reader is not None:
-        return reader.push(event.text, logprobs)
-    return [TextDelta(event.text, logprobs)] if event.text or logprobs else []
-
-
-def _read_end(
-    reader: AnswerReader | None, done: CompletedGeneration[KV]
-) -> tuple[list[AnswerPiece], AnswerReason]:
-    if reader is None:
-        return [], done.finish_reason
-    return reader.finish(done.finish_reason, stopped=done.stop_string is not None)
 
 
 def _end(done: CompletedGeneration[KV], reason: AnswerReason, reasoning: int) -> AnswerEnd:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from semantic.application.agent_facts import AgentFacts
+from semantic.application.origin import asker_in, parent_of
 from semantic.cli.agent_lookup import shown_id
 from semantic.cli.report import Json, match_json
 
@@ -10,6 +11,7 @@ from semantic.cli.report import Json, match_json
 def agent_json(facts: AgentFacts) -> Json:
     """An agent in one line of a list."""
     manifest = facts.manifest
+    session, client = asker_in(manifest.note)
     return {
         "name": manifest.agent_id,
         "model": manifest.model,
@@ -21,7 +23,9 @@ def agent_json(facts: AgentFacts) -> Json:
         "shared_bytes": facts.shared_bytes,
         "pinned": manifest.pinned,
         "generation": manifest.generation,
-        "parent": manifest.parent,
+        "parent": parent_of(manifest),
+        "session": session,
+        "client": client,
         "saved_at": manifest.saved_at,
     }
 

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from semantic.application.agent_facts import AgentFacts, all_facts, facts_of
+from semantic.application.origin import asker_in, parent_of
 from semantic.cli.agent_documents import agent_json, detailed_json
 from semantic.cli.agent_lookup import (
     LOCAL_TENANT,
@@ -29,7 +30,7 @@ from semantic.cli.why import why
 
 _HEADINGS = (
     "name", "model", "model id", "tokens", "blocks", "on disk", "shared", "pinned", "turns",
-    "forked from", "saved",
+    "parent", "client", "session", "saved",
 )  # fmt: skip
 
 
@@ -203,6 +204,7 @@ AGENT_COMMANDS: dict[str, Callable[..., None]] = {
 def _row(facts: AgentFacts) -> Sequence[str]:
     manifest = facts.manifest
     blocks, there = len(facts.chain), facts.stored_blocks
+    session, client = asker_in(manifest.note)
     return (
         show_name(manifest.agent_id),
         show_name(manifest.model),
@@ -213,7 +215,7 @@ def _row(facts: AgentFacts) -> Sequence[str]:
         show_bytes(facts.shared_bytes),
         "yes" if manifest.pinned else "no",
         str(manifest.generation),
-        "-" if manifest.parent is None else show_name(manifest.parent),
+        *(show_name(one) if one else "-" for one in (parent_of(manifest), client, session)),
         show_age(manifest.saved_at),
     )
 

@@ -20,6 +20,7 @@ from semantic.cli.chat import chat
 from semantic.cli.config import CONFIG_COMMANDS
 from semantic.cli.demo import demo
 from semantic.cli.doctor import doctor
+from semantic.cli.launch import LAUNCH_COMMANDS
 from semantic.cli.options import EngineOptions, command
 from semantic.cli.run import run
 from semantic.cli.serve import serve
@@ -36,6 +37,7 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "agents": ("The agents that the store keeps: list, show, fork, pin, move.", AGENT_COMMANDS),
     "cache": ("The store on disk: what it has, whether it is sound, making room.", CACHE_COMMANDS),
     "config": ("What a server is set to: every value, and where it is from.", CONFIG_COMMANDS),
+    "launch": ("A coding agent's settings for a server that runs.", LAUNCH_COMMANDS),
 }
 """Commands that stand below another word, and what it says of itself."""
 

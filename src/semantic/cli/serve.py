@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from semantic import __version__
-from semantic.bootstrap import Settings
+from semantic.bootstrap import Settings, open_responses
 from semantic.cli.edge import print_notice
 from semantic.cli.options import gib
 from semantic.cli.progress import say_that_the_disk_is_off
@@ -21,6 +21,8 @@ from semantic.domain.errors import InvalidRequestError, StoreError
 if TYPE_CHECKING:
     from semantic.adapters.http.lifecycle import Load, RunnableServing
     from semantic.adapters.http.settings import ServerSettings
+    from semantic.bootstrap import StoreOff
+    from semantic.ports.responses import ResponsesPort
     from semantic.ports.serving import ServingPort
 
 
@@ -31,13 +33,25 @@ def serve(options: ServeOptions, config: ConfigFile = None) -> None:
     config show` tells what holds, and why. Ctrl-C lets answers end and saves every agent; a
     second one stops at once.
     """
+    from semantic.adapters.http.errors import logger
     from semantic.adapters.http.sources import load_settings
 
     settings = load_settings(options.given(), config).settings
-    run_server(settings, partial(load_model, settings))
+    responses = open_responses(engine_settings(settings), logger.warning)
+
+    def disk_is_off(error: StoreError) -> None:
+        responses.keep_in_memory()
+        tell_that_the_disk_is_off(error)
+
+    try:
+        run_server(settings, partial(load_model, settings, disk_is_off), responses)
+    finally:
+        responses.close()
 
 
-async def load_model(settings: ServerSettings) -> RunnableServing:
+async def load_model(
+    settings: ServerSettings, disk_is_off: StoreOff | None = None
+) -> RunnableServing:
     """The model that `settings` name, ready to be asked. Raises as `serve.load_serving`."""
     from semantic.adapters.http.public_prefix import read_public_prefix
     from semantic.application.admission import QueueLimits
@@ -55,7 +69,7 @@ async def load_model(settings: ServerSettings) -> RunnableServing:
         limits=QueueLimits(settings.max_waiting),
         public=tuple(map(read_public_prefix, settings.public_prefix)),
     )
-    return await load_serving(wanted, tell_that_the_disk_is_off)
+    return await load_serving(wanted, disk_is_off or tell_that_the_disk_is_off)
 
 
 def engine_settings(settings: ServerSettings) -> Settings:
@@ -72,8 +86,11 @@ def engine_settings(settings: ServerSettings) -> Settings:
     )
 
 
-def run_server(settings: ServerSettings, load: Load) -> None:
-    """Serve until a signal comes, or the model cannot be loaded.
+def run_server(
+    settings: ServerSettings, load: Load, responses: ResponsesPort | None = None
+) -> None:
+    """Serve until a signal comes, or the model cannot be loaded. Without `responses` they are kept
+    in memory.
 
     Raises InvalidRequestError when others could reach the server without a key, OperatorError
     when the address cannot be used, and what loading raises.
@@ -97,7 +114,11 @@ def run_server(settings: ServerSettings, load: Load) -> None:
 
     lifecycle = Lifecycle(context, load, ready)
     app = create_app(
-        settings=settings, lifecycle=lifecycle, context=context, progress=progress_bar()
+        settings=settings,
+        lifecycle=lifecycle,
+        context=context,
+        progress=progress_bar(),
+        responses=responses,
     )
     server = make_server(app, settings, stopping=lambda: _tell("stopping"))
     lifecycle.when_it_fails(server.stop)

@@ -27,6 +27,9 @@ class AgentSummary:
     `pool_bytes` is what it holds of the pool now. `turns` counts how often it was saved, and
     `last_used` is when (seconds since 1970; None before the first time). `last_prompt` and
     `last_cached` are tokens of its last turn's prompt: all, and those that were not computed.
+
+    `session` and `client` are whose it is by its client's own account. `parent` is the agent that
+    it was forked from or begun by, `children` are those of which it is the parent.
     """
 
     id: str
@@ -43,6 +46,9 @@ class AgentSummary:
     last_used: float | None = None
     last_prompt: int | None = None
     last_cached: int | None = None
+    session: str | None = None
+    client: str | None = None
+    children: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,15 @@ class ChatFormat(Protocol):
         """
         ...
 
+    def render_after(self, chat: Chat, n_messages: int) -> RenderedChat | None:
+        """What the template writes behind the first `n_messages`, the last of which is the
+        assistant's: the token that ends an answer, then all later messages.
+
+        It does not depend on what those messages say. None when this template has no such token.
+        Raises InvalidRequestError when the template refuses the messages.
+        """
+        ...
+
     def read_calls(self, text: str, tools: Sequence[Tool]) -> list[WrittenCall]:
         """The calls in what stood between `call_marks`.
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from semantic.domain.answer import AnswerEvent
 from semantic.domain.chat import Chat
+from semantic.domain.identity import Identity
 from semantic.domain.value_objects import SamplingParams
 
 Prompt = Chat | str | tuple[int, ...]
@@ -22,7 +23,8 @@ class Ask:
     """A request for one answer.
 
     `max_tokens` of None means as many as the context has room for. An `agent` of None is the one
-    whose history the prompt goes on from, or a new one. Nothing is shared between two tenants.
+    whose history the prompt goes on from, or a new one; with an `identity` it is one of those that
+    the same one asked as. Nothing is shared between two tenants.
     """
 
     prompt: Prompt
@@ -30,6 +32,7 @@ class Ask:
     max_tokens: int | None = None
     agent: str | None = None
     tenant: str = ""
+    identity: Identity | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +72,11 @@ class ServingPort(Protocol):
         """
         ...
 
-    async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """The tokens that `prompt` stands for. Raises InvalidRequestError."""
+    async def tokenize(
+        self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
+    ) -> tuple[int, ...]:
+        """The tokens that `prompt` stands for, when `tenant` asks. Raises InvalidRequestError and
+        ContextOverflowError."""
         ...
 
     async def detokenize(self, tokens: Sequence[int]) -> str:

@@ -9,8 +9,10 @@ import pytest
 
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.application.agent_facts import Chains, chain_of
+from semantic.application.origin import origin_of
 from semantic.domain.block_hash import BlockKey, Part, Scope
 from semantic.domain.errors import AgentNotFoundError, InvalidRequestError, StoreError
+from semantic.domain.identity import Identity
 from semantic.domain.match import MatchEnd
 from semantic.domain.stored import Manifest
 from semantic.ports.agents import AgentDetail, AgentSummary
@@ -127,6 +129,36 @@ def test_an_agent_in_its_first_turn_is_there(served: AgentsWorld) -> None:
             asyncio.run(refused)
     served.world.finish()
     assert names(served) == ["ada"]
+
+
+def test_agents_are_a_tree(served: AgentsWorld) -> None:
+    main = Identity("s", "claude-code")
+    subs = [Identity("s", "claude-code", agent, main.name) for agent in ("a", "b")]
+    for one in (main, subs[1]):
+        served.turn(one.name, 300, note=origin_of(one, None).note())
+    served.submit(subs[0].name, 20, note=origin_of(subs[0], None).note())
+    asyncio.run(served.agents.fork(main.name, "copy", ""))
+    children = ("claude-code/s/a", "claude-code/s/b", "copy")
+    found = {one.id: one for one in listed(served)}
+    assert {name: one.children for name, one in found.items()} == {
+        main.name: children, **dict.fromkeys(children, ()),
+    }  # fmt: skip
+    assert {(one.session, one.client) for one in found.values()} == {("s", "claude-code")}
+    assert {found[name].parent for name in children} == {main.name}
+    for name, summary in found.items():
+        assert shown(served, name).summary == summary
+    served.world.finish()
+    found[subs[0].name] = listed(served)[0]
+    assert (found[subs[0].name].parent, found[subs[0].name].state) == (main.name, "idle")
+    assert shown(served, main.name).summary.children == children
+
+
+def test_an_agent_of_another_tenant_is_nobodys_child(served: AgentsWorld) -> None:
+    main, sub = Identity("s"), Identity("t", "", None, "session/s")
+    served.turn(main.name, 300, note=origin_of(main, None).note())
+    served.turn(sub.name, 300, tenant="eve", note=origin_of(sub, None).note())
+    assert listed(served)[0].children == ()
+    assert listed(served, "eve")[0].parent == main.name
 
 
 def test_why_a_prompt_was_computed(served: AgentsWorld) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from semantic.application.preparation import Preparation
+from semantic.application.recent_turns import RecentTurns
+from semantic.application.replay import Replay
 from semantic.domain.chat import Chat, Message
 from semantic.domain.errors import ContextOverflowError
 from semantic.domain.value_objects import SamplingParams
@@ -33,7 +35,9 @@ class UntouchedFormat(FakeChatFormat):
 
 
 def preparation() -> Preparation:
-    return Preparation(Untouched(), UntouchedFormat(), lambda _: None, LIMIT, longest_token=LONGEST)
+    chat_format, tokenizer = UntouchedFormat(), Untouched()
+    replay = Replay(chat_format, RecentTurns(1 << 20), b"model", tokenizer.eos_token_ids)
+    return Preparation(tokenizer, chat_format, replay, lambda _: None, LIMIT, longest_token=LONGEST)
 
 
 LONG = "a" * LIMIT * LONGEST
@@ -51,7 +55,7 @@ LONG = "a" * LIMIT * LONGEST
 def test_a_text_that_cannot_fit_is_refused_before_its_tokens_are_counted(
     prompt: Prompt, is_chat: bool
 ) -> None:
-    for ask in (preparation().render, lambda p: preparation().prepare(Ask(p, SamplingParams()))):
+    for ask in (preparation().tokens, lambda p: preparation().prepare(Ask(p, SamplingParams()))):
         with pytest.raises(ContextOverflowError) as caught:
             ask(prompt)
         assert (caught.value.prompt_tokens, caught.value.limit) == (LIMIT, LIMIT)
@@ -59,4 +63,4 @@ def test_a_text_that_cannot_fit_is_refused_before_its_tokens_are_counted(
 
 
 def test_a_text_that_may_fit_is_encoded() -> None:
-    assert len(preparation().render("a" * 50).tokens) == 51
+    assert len(preparation().tokens("a" * 50)) == 51

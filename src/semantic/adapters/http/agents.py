@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Path, Request
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from starlette.responses import JSONResponse, Response
 
 from semantic.adapters.http.bodies import read_json, validated
@@ -19,7 +19,7 @@ from semantic.adapters.http.context import agents_of, serving_of, tenant_of
 from semantic.application.match_reasons import REASONS
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.match import MatchReport
-from semantic.ports.agents import AgentSummary
+from semantic.ports.agents import AgentState, AgentSummary, Place
 from semantic.ports.serving import ServingPort
 
 router = APIRouter(prefix="/v1/agents", tags=["Agents"])
@@ -43,6 +43,71 @@ class Pin(BaseModel):
     pinned: bool
 
 
+class LastTurn(BaseModel):
+    """An agent's last prompt in tokens, and how much of it was not computed again."""
+
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    cached_share: float | None
+
+
+class BlockCounts(BaseModel):
+    """How many of an agent's blocks are where."""
+
+    pool: int
+    memory: int
+    disk: int
+    missing: int
+
+
+class Agent(BaseModel):
+    """An agent. Agents are a tree: `parent` began it, or is what it was forked from."""
+
+    object: Literal["agent"]
+    id: str
+    model: str
+    client: Annotated[
+        str | None, Field(description="The program that asks: claude-code, codex, opencode, …")
+    ]
+    session: Annotated[str | None, Field(description="What its client calls the session.")]
+    parent: str | None
+    children: Annotated[list[str], Field(description="The agents of which it is the parent.")]
+    state: AgentState
+    tokens: int
+    blocks: BlockCounts
+    bytes: int
+    shared_bytes: int
+    pool_bytes: int
+    pinned: bool
+    turns: int
+    last_turn: LastTurn
+    last_used: Annotated[float | None, Field(description="In seconds since 1970.")]
+
+
+class Block(BaseModel):
+    """A block of an agent's: tokens `start` to `stop`."""
+
+    start: int
+    stop: int
+    hash: str
+    place: Place
+    n_bytes: int
+    shared: bool
+
+
+class ShownAgent(Agent):
+    """An agent with its blocks in order."""
+
+    chain: list[Block]
+
+
+class Agents(BaseModel):
+    """All agents."""
+
+    object: Literal["list"]
+    data: list[Agent]
+
+
 _FORK: Final = TypeAdapter(Fork)
 _PIN: Final = TypeAdapter(Pin)
 
@@ -53,7 +118,12 @@ def _takes(model: type[BaseModel]) -> dict[str, object]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-@router.get("")
+def _gives(model: type[BaseModel]) -> dict[int | str, dict[str, object]]:
+    """The description of what a route replies."""
+    return {200: {"model": model}}
+
+
+@router.get("", responses=_gives(Agents))
 async def list_agents(request: Request) -> Response:
     """All agents: first those that have a request, then the last used first."""
     found = await agents_of(request).list(tenant_of(request))
@@ -73,7 +143,7 @@ async def why(request: Request, agent_id: AgentId) -> Response:
     return JSONResponse({"object": "agent.match", "id": agent_id, "match": match})
 
 
-@router.post("/{agent_id:path}/fork", openapi_extra=_takes(Fork))
+@router.post("/{agent_id:path}/fork", openapi_extra=_takes(Fork), responses=_gives(Agent))
 async def fork(request: Request, agent_id: AgentId) -> Response:
     """Let a new agent begin with all that this one had after its last turn; copies nothing."""
     _check_action(request, b"/fork")
@@ -82,7 +152,7 @@ async def fork(request: Request, agent_id: AgentId) -> Response:
     return JSONResponse(_summary(forked))
 
 
-@router.post("/{agent_id:path}/pin", openapi_extra=_takes(Pin))
+@router.post("/{agent_id:path}/pin", openapi_extra=_takes(Pin), responses=_gives(Agent))
 async def pin(request: Request, agent_id: AgentId) -> Response:
     """Keep the agent's blocks whatever else needs the room, or let them be evicted again."""
     _check_action(request, b"/pin")
@@ -93,7 +163,7 @@ async def pin(request: Request, agent_id: AgentId) -> Response:
     )
 
 
-@router.get("/{agent_id:path}")
+@router.get("/{agent_id:path}", responses=_gives(ShownAgent))
 async def show(request: Request, agent_id: AgentId) -> Response:
     """The agent with its blocks in order."""
     detail = await agents_of(request).show(agent_id, tenant_of(request))
@@ -124,7 +194,10 @@ def _summary(agent: AgentSummary) -> Mapping[str, object]:
         "object": "agent",
         "id": agent.id,
         "model": agent.model,
+        "client": agent.client,
+        "session": agent.session,
         "parent": agent.parent,
+        "children": list(agent.children),
         "state": agent.state,
         "tokens": agent.tokens,
         "blocks": {place: agent.blocks.get(place, 0) for place in _PLACES},

@@ -23,11 +23,14 @@ from semantic.adapters.http.lifecycle import Lifecycle
 from semantic.adapters.http.limits import Limits
 from semantic.adapters.http.metrics import Metrics
 from semantic.adapters.http.observed import Observer
+from semantic.adapters.http.openai import responses as openai_responses
 from semantic.adapters.http.openapi import AnthropicError, OpenAIError, describe, documented, page
 from semantic.adapters.http.progress import LoggedProgress
 from semantic.adapters.http.request_log import RequestLog
 from semantic.adapters.http.settings import ServerSettings
 from semantic.adapters.http.stopping import Stopping
+from semantic.application.memory_responses import MemoryResponses
+from semantic.ports.responses import ResponsesPort
 from semantic.ports.serving import ServingPort
 
 _NO_TELEMETRY: Final[TelemetryConfig] = {
@@ -39,6 +42,9 @@ _NO_TELEMETRY: Final[TelemetryConfig] = {
 }
 """The framework's own may hold what requests had, and could be sent elsewhere."""
 
+RESPONSE_BYTES: Final = 64 << 20
+"""What responses may take where they are kept in memory."""
+
 
 def create_app(
     serving: ServingPort | None = None,
@@ -47,10 +53,12 @@ def create_app(
     lifecycle: Lifecycle | None = None,
     context: ServerContext | None = None,
     progress: Observer | None = None,
+    responses: ResponsesPort | None = None,
 ) -> FastAPI:
     """A server's application around `serving`, or around what `lifecycle` brings up.
 
     `context` is the one that `lifecycle` fills; `progress` shows prefills, else the log does.
+    Responses are kept in `responses`, else in memory.
     """
     settings = settings or ServerSettings()
     context = context or ServerContext(serving)
@@ -70,6 +78,7 @@ def create_app(
     )
     app.state.context = context
     app.state.metrics = metrics
+    app.state.responses = responses or MemoryResponses(RESPONSE_BYTES)
     add_error_handlers(app)
     _add_routes(app)
     describe(app, version=context.version, with_keys=bool(settings.api_keys))
@@ -94,7 +103,7 @@ def _middleware(settings: ServerSettings, model: str) -> Sequence[Middleware]:
 
 
 def _add_routes(app: FastAPI) -> None:
-    for module in (health, models, tokens, openai, agents):
+    for module in (health, models, tokens, openai, openai_responses, agents):
         app.include_router(module.router, responses=documented(OpenAIError))
     app.include_router(anthropic.router, responses=documented(AnthropicError))
 

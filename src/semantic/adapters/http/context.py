@@ -12,11 +12,13 @@ from typing import Final
 from fastapi import Request
 
 from semantic.adapters.http.errors import RETRY_SECONDS, FieldError
+from semantic.adapters.http.identity import read_identity
 from semantic.adapters.http.observed import ObservedServing, Observer
 from semantic.adapters.http.request_log import line_of
 from semantic.adapters.http.settings import ServerSettings
 from semantic.application.observing import Figures
 from semantic.domain.errors import OverloadedError
+from semantic.domain.identity import Identity
 from semantic.ports.agents import AgentsPort
 from semantic.ports.serving import ServingPort
 
@@ -95,13 +97,20 @@ def agent_of(request: Request, body: Mapping[str, object]) -> str | None:
     return given
 
 
+def identity_of(request: Request, body: Mapping[str, object]) -> Identity | None:
+    """Who asks, as far as the client says so without being told to."""
+    headers = {name: _text(value) for name, value in request.headers.items()}
+    return read_identity(headers, body)
+
+
 def _agent_header(request: Request) -> str | None:
-    """The header's text: UTF-8, as the name is in a body or a path, else Latin-1."""
     given = request.headers.get(AGENT_HEADER)
-    if given is None:
-        return None
-    data = given.encode("latin-1")  # as it came
+    return None if given is None else _text(given)
+
+
+def _text(value: str) -> str:
+    """A header's text: UTF-8, as a name is in a body or a path, else Latin-1."""
     try:
-        return data.decode()
+        return value.encode("latin-1").decode()  # as it came
     except UnicodeDecodeError:
-        return given
+        return value

@@ -115,9 +115,13 @@ class ObservedServing:
         finally:
             watch.end()
 
-    async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+    async def tokenize(
+        self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
+    ) -> tuple[int, ...]:
         """See `ServingPort.tokenize`."""
-        return await self._serving.tokenize(prompt, add_special_tokens=add_special_tokens)
+        return await self._serving.tokenize(
+            prompt, add_special_tokens=add_special_tokens, tenant=tenant
+        )
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
         """See `ServingPort.detokenize`."""

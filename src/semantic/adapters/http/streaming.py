@@ -75,45 +75,58 @@ async def until_disconnect(request: Request, work: Coroutine[object, object, T])
 
 
 class Begun(Generic[T]):
-    """An answer whose first event is known: what it raises before that is still an HTTP error.
+    """An answer that was begun: what it raised before is still an HTTP error.
 
-    Iterating yields the first event again and then the others; `aclose` closes the generator,
-    whether iterating has begun or not.
+    Its first event has come, or is waited for where this is iterated. `aclose` closes the
+    generator, whether iterating has begun or not.
     """
 
-    def __init__(self, first: T, rest: AsyncGenerator[T, None]) -> None:
-        self._first: list[T] = [first]
+    def __init__(self, first: asyncio.Future[T], rest: AsyncGenerator[T, None]) -> None:
+        self._first: asyncio.Future[T] | None = first
         self._rest = rest
-
-    @property
-    def first(self) -> T:
-        """The first event; only before iterating."""
-        return self._first[0]
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> T:
-        if self._first:
-            return self._first.pop()
-        return await anext(self._rest)
+        first, self._first = self._first, None
+        return await (anext(self._rest) if first is None else first)
 
     async def aclose(self) -> None:
         """Close the generator: a request that still runs is cancelled."""
+        if self._first is not None:
+            await _ended(self._first)
         await self._rest.aclose()
 
 
 async def begin(request: Request, events: AsyncGenerator[T, None]) -> Begun[T]:
-    """`events` after its first one has come. Raises what it raises, and ClientGoneError."""
+    """`events` after the first one has come. Raises what it raises, and ClientGoneError.
 
-    async def first() -> T:
+    When it lets clients wait too long they are shown at least that the connection lives: then this
+    returns without it, and what `events` raises is raised where they are iterated.
+    """
+
+    async def take_first() -> T:
         return await anext(events)
 
+    first = asyncio.ensure_future(take_first())
+    gone = asyncio.ensure_future(_disconnected(request))
     begun: Begun[T] | None = None
     try:
-        begun = Begun(await until_disconnect(request, first()), events)
+        await asyncio.wait(
+            (first, gone),
+            timeout=settings_of(request).keep_alive,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        if first.done():
+            first.result()
+        elif gone.done():
+            raise ClientGoneError
+        begun = Begun(first, events)
     finally:
+        await _ended(gone)
         if begun is None:
+            await _ended(first)
             await events.aclose()
     return begun
 

@@ -11,3 +11,4 @@ def import_sdks() -> None:
     sdk_types.load()
     body_types.chat_adapter()
     body_types.completion_adapter()
+    body_types.response_adapter()

@@ -12,6 +12,7 @@ from functools import lru_cache
 from llguidance import LLMatcher
 
 from semantic.adapters.mlx import call_reader, template
+from semantic.adapters.mlx.continuation import Continuation
 from semantic.adapters.mlx.conversation import hidden_in, messages_for, tools_for
 from semantic.adapters.mlx.deep_stack import on_deep_stack
 from semantic.adapters.mlx.grammar_source import grammar_source
@@ -68,6 +69,7 @@ class MLXChatFormat:
             token.content: number for number, token in inner.added_tokens_decoder.items()
         }
         self._guard = self._new_guard(source)
+        self._continuation = Continuation(self.render, tokenizer.eos_token_ids)
 
     @property
     def thought_marks(self) -> Marks | None:
@@ -99,6 +101,15 @@ class MLXChatFormat:
             tuple(self._guard.encode(text, hidden)),
             opens_thought=thought is not None and text.rstrip().endswith(thought.start),
         )
+
+    def render_after(self, chat: Chat, n_messages: int) -> RenderedChat | None:
+        """See `ChatFormat.render_after`."""
+        return self._continuation.after(chat, n_messages)
+
+    @property
+    def replays(self) -> bool:
+        """Whether conversations can go on by this template without rendering their history."""
+        return self._continuation.works
 
     def read_calls(self, text: str, tools: Sequence[Tool]) -> list[WrittenCall]:
         """See `ChatFormat.read_calls`. JSON is read whatever the model's own form is."""

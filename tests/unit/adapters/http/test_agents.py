@@ -55,7 +55,10 @@ def test_a_list_of_agents(server: RunningServer, served: AgentsWorld) -> None:
         "object": "agent",
         "id": "ada",
         "model": "",
+        "client": None,
+        "session": None,
         "parent": None,
+        "children": [],
         "state": "idle",
         "tokens": 604,
         "blocks": {"pool": 3, "memory": 0, "disk": 0, "missing": 0},
@@ -79,6 +82,7 @@ def test_any_name_will_do(server: RunningServer, served: AgentsWorld, agent: str
     ]
     assert server.ask("GET", path(agent, "/why")).json["id"] == agent
     forked = server.ask("POST", path(agent, "/fork"), {"new_id": "copy"})
+    assert server.ask("GET", path(agent)).json["children"] == ["copy"]
     assert (forked.status, forked.json["id"], forked.json["parent"]) == (200, "copy", agent)
     assert server.ask("POST", path(agent, "/pin"), {"pinned": True}).json["pinned"] is True
     deleted = server.ask("DELETE", path(agent))

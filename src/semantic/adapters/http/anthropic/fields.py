@@ -28,7 +28,7 @@ NO_EFFECT: Final[Mapping[str, str]] = {
     "fallback_credit_token": "nothing is billed",
     "fallbacks": "one model is served, and it never declines",
     "inference_geo": "it runs here",
-    "metadata": "it describes the request, for a log that is not kept",
+    "metadata": "its user_id may say who asks; it changes no answer",
     "service_tier": "there is one",
     "speed": "there is one",
     "user_profile_id": "nothing is billed",

@@ -20,7 +20,7 @@ from semantic.adapters.http.anthropic.description import described
 from semantic.adapters.http.anthropic.message_writer import Json, Manner, MessageWriter
 from semantic.adapters.http.anthropic.wanted import read_chat, read_wanted
 from semantic.adapters.http.bodies import read_json
-from semantic.adapters.http.context import agent_of, serving_of, tenant_of
+from semantic.adapters.http.context import agent_of, identity_of, serving_of, tenant_of
 from semantic.adapters.http.errors import (
     FieldError,
     WireError,
@@ -57,6 +57,7 @@ async def create_message(request: Request) -> Response:
         max(1, wanted.max_tokens),
         agent_of(request, body),
         tenant_of(request),
+        identity_of(request, body),
     )
     begun = await begin(request, serving.answer(ask))
     manner = Manner(wanted.max_tokens, wanted.thoughts_omitted, wanted.edits_context)
@@ -74,7 +75,7 @@ async def count_tokens(request: Request) -> Response:
     _require_model(body, serving.model)
     sdk = await to_thread.run_sync(sdk_types.load)
     chat = read_chat(sdk, body, _warnings)
-    tokens = await until_disconnect(request, serving.tokenize(chat))
+    tokens = await until_disconnect(request, serving.tokenize(chat, tenant=tenant_of(request)))
     return JSONResponse({"input_tokens": len(tokens)})
 
 

@@ -1,4 +1,4 @@
-"""The bodies of both wires: OpenAI's own types, and the fields that clients of local servers add.
+"""The bodies of all three routes: OpenAI's own types, and what clients of local servers add.
 
 Importing this imports OpenAI's SDK, which takes its time: only requests do it. Values are checked
 strictly, a text is no number. What these types leave lazy, or allow in several shapes, is checked
@@ -13,6 +13,7 @@ from typing import Final
 
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatBase
 from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionBase
+from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponseBase
 from pydantic import ConfigDict, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
@@ -27,7 +28,7 @@ _REQUIRED: Final[dict[str, object]] = {"messages": [], "prompt": ""}
 
 
 class Extensions(TypedDict, total=False):
-    """What both bodies may have beside OpenAI's fields."""
+    """What all bodies may have beside OpenAI's fields."""
 
     stream: bool
     agent_id: str
@@ -50,6 +51,16 @@ class CompletionBody(CompletionBase, Extensions, total=False):
     """The body of a request for a completion."""
 
 
+@with_config(_STRICT)
+class ResponseBody(ResponseBase, Extensions, total=False):
+    """The body of a request for a response."""
+
+    frequency_penalty: float
+    logit_bias: dict[str, int]
+    presence_penalty: float
+    seed: int
+
+
 def plain_fields(known: Mapping[str, object]) -> dict[str, object]:
     """`known` without what is read part by part, so that each error names the very part."""
     plain = {name: value for name, value in known.items() if name not in _READ_BY_PART}
@@ -66,3 +77,9 @@ def chat_adapter() -> TypeAdapter[ChatBody]:
 def completion_adapter() -> TypeAdapter[CompletionBody]:
     """Validates bodies of completions."""
     return TypeAdapter(CompletionBody)
+
+
+@lru_cache(maxsize=1)
+def response_adapter() -> TypeAdapter[ResponseBody]:
+    """Validates bodies of responses."""
+    return TypeAdapter(ResponseBody)

@@ -20,6 +20,7 @@ from semantic.adapters.http.openai.fields import CHAT_FIELDS, known_fields
 from semantic.adapters.http.openai.limits import at_least_one, check_model
 from semantic.adapters.http.openai.sampling import sampling_of
 from semantic.adapters.http.openai.stream_options import StreamOptions, stream_options
+from semantic.adapters.http.openai.template_options import template_options
 from semantic.domain.chat import Chat
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask, ServedModel
@@ -28,29 +29,6 @@ if TYPE_CHECKING:
     from semantic.adapters.http.openai.body_types import ChatBody
 
 _MOST_TOP_LOGPROBS: Final = 20
-
-_QUIET_EFFORTS: Final = frozenset({"none", "minimal"})
-"""Efforts at which a model that can do without a thought does without."""
-
-_RESERVED_OPTIONS: Final = frozenset(
-    {
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "documents",
-        "max_length",
-        "messages",
-        "padding",
-        "sanitize_control_tokens",
-        "self",
-        "tokenize",
-        "tokenizer_kwargs",
-        "tools",
-        "truncation",
-    }
-)
-"""Names by which a template gets the conversation itself, or by which it would be another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,21 +68,10 @@ def _chat(checked: ChatBody, known: Mapping[str, object]) -> Chat:
         choice,
         parallel_tool_calls=checked.get("parallel_tool_calls", True),
         answer_format=answer_format_of(known.get("response_format")),
-        template_options=_template_options(checked),
+        template_options=template_options(
+            checked.get("reasoning_effort"), checked.get("chat_template_kwargs", {})
+        ),
     )
-
-
-def _template_options(body: ChatBody) -> dict[str, object]:
-    options: dict[str, object] = {}
-    effort = body.get("reasoning_effort")
-    if effort is not None:
-        options = {"reasoning_effort": effort, "enable_thinking": effort not in _QUIET_EFFORTS}
-    own = body.get("chat_template_kwargs", {})
-    for name in own:
-        if name in _RESERVED_OPTIONS or name.startswith("return_") or name.endswith("_token"):
-            path = "chat_template_kwargs"
-            raise FieldError(f"{path}: {name!r} is not the client's to set", param=path)
-    return options | own
 
 
 def _max_tokens(body: ChatBody) -> int | None:

@@ -42,7 +42,7 @@ def choice_among(tools: Sequence[Tool], value: object) -> tuple[tuple[Tool, ...]
         case "none":
             return tuple(tools), ToolChoice("none")
         case "required":
-            return _required(tools)
+            return required(tools)
         case _:
             return _chosen(tools, object_at(_CHOICE, value))
 
@@ -81,7 +81,8 @@ def _tool(path: str, value: object) -> Tool | None:
     )
 
 
-def _required(tools: Sequence[Tool]) -> tuple[tuple[Tool, ...], ToolChoice]:
+def required(tools: Sequence[Tool]) -> tuple[tuple[Tool, ...], ToolChoice]:
+    """The choice to call any of `tools`. Raises FieldError when there is none."""
     if not tools:
         raise FieldError("tool_choice: required, but there is no function to call", param=_CHOICE)
     return tuple(tools), ToolChoice("required")
@@ -91,7 +92,7 @@ def _named(tools: Sequence[Tool], choice: dict[str, object]) -> str:
     from semantic.adapters.http.openai.message_types import named_choice_adapter
 
     name = validated_at(_CHOICE, named_choice_adapter(), choice)["function"]["name"]
-    _check_known(name, tools, f"{_CHOICE}.function.name")
+    check_known(name, tools, f"{_CHOICE}.function.name")
     return name
 
 
@@ -110,12 +111,13 @@ def _allowed(
     for i, one in enumerate(among):
         at = f"{path}.tools[{i}]"
         name = validated_at(at, named_choice_adapter(), object_at(at, one))["function"]["name"]
-        _check_known(name, tools, at)
+        check_known(name, tools, at)
         names.add(name)
     left = tuple(tool for tool in tools if tool.name in names)
-    return _required(left) if mode == "required" else (left, ToolChoice())
+    return required(left) if mode == "required" else (left, ToolChoice())
 
 
-def _check_known(name: str, tools: Sequence[Tool], path: str) -> None:
+def check_known(name: str, tools: Sequence[Tool], path: str) -> None:
+    """Raise FieldError, with the `path` of the choice, unless `tools` have one of that name."""
     if name not in {tool.name for tool in tools}:
         raise FieldError(f"{path}: there is no function {name!r} among the tools", param=path)

@@ -57,6 +57,7 @@ def asks_for(
             max_tokens,
             agent=_agent_name(caller.agent, number * n + choice),
             tenant=caller.tenant,
+            identity=caller.identity,
         )
         for number, prompt in enumerate(prompts)
         for choice in range(n)

@@ -10,7 +10,13 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from semantic.adapters.http.bodies import read_json
-from semantic.adapters.http.context import agent_of, serving_of, settings_of, tenant_of
+from semantic.adapters.http.context import (
+    agent_of,
+    identity_of,
+    serving_of,
+    settings_of,
+    tenant_of,
+)
 from semantic.adapters.http.openai.caller import Caller
 from semantic.adapters.http.openai.chat_pieces import chat_pieces
 from semantic.adapters.http.openai.chat_reply import ChatChunks, chat_reply
@@ -65,5 +71,10 @@ async def _read(
 ) -> R:
     """What `body` asks. It is read beside the event loop, where it holds up nobody: bodies may be
     large, and the first one imports the SDK."""
-    caller = Caller(agent_of(request, body), tenant_of(request), settings_of(request).force_usage)
+    caller = Caller(
+        agent_of(request, body),
+        tenant_of(request),
+        settings_of(request).force_usage,
+        identity_of(request, body),
+    )
     return await to_thread.run_sync(read, body, model, caller)

@@ -15,7 +15,7 @@ from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import ServedModel
 
 if TYPE_CHECKING:
-    from semantic.adapters.http.openai.body_types import ChatBody, CompletionBody
+    from semantic.adapters.http.openai.body_types import ChatBody, CompletionBody, ResponseBody
 
 _RANGES: Final[dict[str, tuple[float, float]]] = {
     "temperature": (0, 2),
@@ -36,7 +36,7 @@ _SEEDS: Final = 2**63
 
 
 def sampling_of(
-    body: ChatBody | CompletionBody, stop: object, model: ServedModel
+    body: ChatBody | CompletionBody | ResponseBody, stop: object, model: ServedModel
 ) -> SamplingParams:
     """What `model` does by itself with all that `body` asks for, and `stop` as it was given.
 
@@ -85,7 +85,7 @@ def _number(body: Mapping[str, object], name: str, usual: float) -> float:
 
 
 def _with_other_neutrals(
-    sampling: SamplingParams, body: ChatBody | CompletionBody
+    sampling: SamplingParams, body: ChatBody | CompletionBody | ResponseBody
 ) -> SamplingParams:
     """With the fields whose neutral value is another one on the wire than here."""
     if "top_k" in body:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +20,7 @@ from semantic.adapters.http.openai.fields import (
     Field,
 )
 from semantic.adapters.http.told_once import Warnings
+from semantic.domain.identity import Identity
 from tests.unit.adapters.http.openai.wire import CHAT, COMPLETIONS, at, wire_of
 
 OURS = {
@@ -89,11 +91,20 @@ def test_refused_fields_of_chats(name: str) -> None:
         dict.fromkeys(CHAT_FIELDS.keys() - {"model", "messages"}),
     ],
 )
-def test_accepted_values_change_nothing(given: dict[str, object]) -> None:
+def test_accepted_values_change_nothing_but_who_asks(given: dict[str, object]) -> None:
     plain, other = wire_of(), wire_of()
     plain.chat()
     other.chat(**given)
-    assert plain.ask == other.ask
+    assert plain.ask == replace(other.ask, identity=None)
+
+
+def test_tags_say_who_asks() -> None:
+    wire = wire_of()
+    wire.chat(metadata={"session_id": "s"}, user="u")
+    assert wire.ask.identity == Identity("s")
+    wire = wire_of()
+    wire.complete(user="u")
+    assert wire.ask.identity == Identity("u", shared=True)
 
 
 @pytest.mark.parametrize(("name", "value"), [("suffix", "end"), ("min_tokens", 2)])

@@ -1,0 +1,179 @@
+"""Who asks, read from what clients send anyway: headers and fields that nobody had to set up.
+
+Every client has its own; the first that is recognized counts. All of it is only believed as a tag:
+what is too long, not printable or not as it should be is passed over, and never an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from pydantic_core import from_json
+
+from semantic.domain.identity import Identity, is_tag, name_of
+
+CLAUDE_CODE: Final = "claude-code"
+CODEX: Final = "codex"
+OPENCODE: Final = "opencode"
+AIPERF: Final = "aiperf"
+
+Json = Mapping[str, object]
+
+_LONGEST_JSON: Final = 16 << 10
+"""Characters of JSON within a header or a field."""
+_OLD_USER_ID: Final = re.compile(r"user_.{1,200}_session_([0-9A-Za-z-]{1,64})", re.ASCII)
+_ROOT: Final = "/root"
+"""What Codex calls the agent that its user talks to."""
+_NOTHING: Final[Json] = {}
+
+
+def read_identity(headers: Mapping[str, str], body: Json) -> Identity | None:
+    """Who asks with these headers, their names in lower case, and this body; None for nobody."""
+    for read in _READERS:
+        found = read(headers, body)
+        if found is not None:
+            return found
+    return None
+
+
+def _claude_code(headers: Mapping[str, str], body: Json) -> Identity | None:
+    """Its subagents have an id of their own; who began one has to be told only when nested."""
+    session = _tag(headers.get("x-claude-code-session-id")) or _session_of_user_id(body)
+    if session is None:
+        return None
+    agent = _tag(headers.get("x-claude-code-agent-id"))
+    parent = None
+    if agent is not None:
+        parent = name_of(CLAUDE_CODE, session, _tag(headers.get("x-claude-code-parent-agent-id")))
+    return Identity(session, CLAUDE_CODE, agent, parent)
+
+
+def _session_of_user_id(body: Json) -> str | None:
+    """The session in `metadata.user_id`: JSON, or in older versions the end of a text."""
+    user_id = _object(body.get("metadata")).get("user_id")
+    if not isinstance(user_id, str):
+        return None
+    session = _tag(_parsed(user_id).get("session_id"))
+    if session is None and len(user_id) <= _LONGEST_JSON:
+        old = _OLD_USER_ID.fullmatch(user_id)
+        session = None if old is None else old[1]
+    return session
+
+
+def _codex(headers: Mapping[str, str], body: Json) -> Identity | None:
+    """A thread is an agent. The one that its user talks to has the session's own id."""
+    metadata = _object(body.get("client_metadata"))
+    turn = _parsed(headers.get("x-codex-turn-metadata") or metadata.get("x-codex-turn-metadata"))
+    if not (turn or _says(CODEX, headers, "originator", "user-agent")):
+        return None
+    session = _first(
+        headers.get("session-id"),
+        turn.get("session_id"),
+        metadata.get("session_id"),
+        body.get("prompt_cache_key"),
+        headers.get("x-client-request-id"),
+    )
+    if session is None:
+        return None
+    thread = _first(headers.get("thread-id"), turn.get("thread_id"), metadata.get("thread_id"))
+    name = _tag(turn.get("agent_name"))
+    agent = thread if thread != session else name if name != _ROOT else None
+    if agent is None:
+        return Identity(session, CODEX)
+    parent = _first(
+        headers.get("x-codex-parent-thread-id"),
+        metadata.get("x-codex-parent-thread-id"),
+        turn.get("parent_thread_id"),
+    )
+    own = parent is None or parent == session
+    return Identity(session, CODEX, agent, name_of(CODEX, session, None if own else parent))
+
+
+def _opencode(headers: Mapping[str, str], body: Json) -> Identity | None:
+    """A subagent has a session of its own."""
+    del body
+    if "x-correlation-id" in headers:
+        return None
+    if "x-session-affinity" not in headers and not _says(OPENCODE, headers, "user-agent"):
+        return None
+    session = _first(headers.get("x-session-id"), headers.get("x-session-affinity"))
+    parent = _tag(headers.get("x-parent-session-id"))
+    if session is None:
+        return None
+    return Identity(session, OPENCODE, None, None if parent is None else name_of(OPENCODE, parent))
+
+
+def _aiperf(headers: Mapping[str, str], body: Json) -> Identity | None:
+    """Its two headers have the same id; alone the first of them is any request's."""
+    del body
+    session = _tag(headers.get("x-correlation-id"))
+    if session is None or "x-session-affinity" not in headers:
+        return None
+    return Identity(session, AIPERF)
+
+
+def _any_session(headers: Mapping[str, str], body: Json) -> Identity | None:
+    """What names one conversation, whoever sends it."""
+    metadata = _object(body.get("metadata"))
+    conversation = body.get("conversation")
+    session = _first(
+        headers.get("x-session-id"),
+        conversation if isinstance(conversation, str) else _object(conversation).get("id"),
+        metadata.get("session_id"),
+        metadata.get("conversation_id"),
+    )
+    return None if session is None else Identity(session)
+
+
+def _shared_tag(headers: Mapping[str, str], body: Json) -> Identity | None:
+    """What a client gives to all conversations of a user, or to all that begin alike."""
+    del headers
+    user_id = _object(body.get("metadata")).get("user_id")
+    tag = _first(
+        body.get("prompt_cache_key"),
+        body.get("user"),
+        body.get("safety_identifier"),
+        None if _parsed(user_id) else user_id,
+    )
+    return None if tag is None else Identity(tag, shared=True)
+
+
+_READERS: Final[tuple[Callable[[Mapping[str, str], Json], Identity | None], ...]] = (
+    _claude_code,
+    _codex,
+    _opencode,
+    _aiperf,
+    _any_session,
+    _shared_tag,
+)
+
+
+def _says(client: str, headers: Mapping[str, str], *names: str) -> bool:
+    """Whether one of these headers begins with the client's name."""
+    return any(headers.get(name, "").startswith(client) for name in names)
+
+
+def _first(*found: object) -> str | None:
+    """The first of these that can be a tag."""
+    return next((one for one in found if is_tag(one)), None)
+
+
+def _tag(found: object) -> str | None:
+    return found if is_tag(found) else None
+
+
+def _object(value: object) -> Json:
+    """A JSON object; an empty one for anything else."""
+    return value if isinstance(value, dict) else _NOTHING
+
+
+def _parsed(text: object) -> Json:
+    """The JSON object that a text is; an empty one for anything else."""
+    if not isinstance(text, str) or len(text) > _LONGEST_JSON:
+        return _NOTHING
+    try:
+        return _object(from_json(text))
+    except ValueError:
+        return _NOTHING

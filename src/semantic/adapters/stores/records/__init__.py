@@ -1,0 +1,1 @@
+"""Small records in one SQLite file each, which survive the process."""

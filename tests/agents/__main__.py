@@ -1,0 +1,124 @@
+"""Checks every agent, or those that are named: `python -m tests.agents [name ...]`.
+
+Fetches what is missing, then goes on without a network where the system allows that. Ends with a
+table, and with 1 when any check failed; an agent that cannot be had here is skipped, with a word.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tests.agents.agents import AGENTS, Agent, Report, ReportError, named
+from tests.agents.conversation import CheckFailedError, Place, hold
+from tests.agents.network import NOWHERE, raise_loopback, without_network
+from tests.agents.packages import NotFetchedError, program_of
+from tests.support.serve_process import ServerFailedError
+
+_INSIDE: Final = "--inside"
+"""Given to the process that has no network."""
+
+
+@dataclass(slots=True)
+class Result:
+    """How an agent's conversation went, and what went wrong."""
+
+    agent: str
+    reports: list[Report] = field(default_factory=list)
+    failure: str = ""
+    seconds: float = 0.0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the checks; 0 when none failed."""
+    names = ", ".join(agent.name for agent in AGENTS)
+    parser = argparse.ArgumentParser(
+        prog="tests.agents", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("agents", nargs="*", metavar="name", help=f"some of {names}")
+    parser.add_argument(_INSIDE, action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    try:
+        agents = named(given.agents)
+    except KeyError as error:
+        parser.error(f"unknown: {error}; expected some of {names}")
+    console = Console()
+    if given.inside:
+        raise_loopback()
+        return _check(agents, console, {})
+    there = [agent for agent in agents if _is_there(agent, console)]
+    if not there:
+        return 0
+    prefix = without_network()
+    if not prefix:
+        console.print("this system gives no process a network of its own: proxies lead nowhere")
+        return _check(there, console, NOWHERE)
+    names_there = [agent.name for agent in there]
+    command = (*prefix, sys.executable, "-m", "tests.agents", _INSIDE, *names_there)
+    return subprocess.run(command, check=False).returncode
+
+
+def _is_there(agent: Agent, console: Console) -> bool:
+    """Whether it can be checked here; it is fetched if need be."""
+    console.print(f"{agent.package}@{agent.version}")
+    try:
+        program_of(agent)
+    except NotFetchedError as error:
+        console.print(f"  {agent.name} is skipped: {error}", markup=False)
+        return False
+    return True
+
+
+def _check(agents: Sequence[Agent], console: Console, extra: dict[str, str]) -> int:
+    with tempfile.TemporaryDirectory(prefix="semantic-agents-") as folder:
+        results = [_checked(agent, Path(folder), console, extra) for agent in agents]
+    console.print(_table(results))
+    return int(any(result.failure for result in results))
+
+
+def _checked(agent: Agent, folder: Path, console: Console, extra: dict[str, str]) -> Result:
+    console.print(f"[bold]{agent.name}[/bold]")
+    result = Result(agent.name)
+    began = time.monotonic()
+    try:
+        place = Place(folder / agent.name, program_of(agent), extra)
+        for report in hold(agent, place):
+            result.reports.append(report)
+            console.print(f"  {_told(report)}")
+    except (CheckFailedError, ReportError, ServerFailedError) as error:
+        result.failure = f"{type(error).__name__}: {error}"
+        console.print(result.failure, markup=False)
+    result.seconds = time.monotonic() - began
+    return result
+
+
+def _told(report: Report) -> str:
+    return f"{report.cached_tokens} of {report.prompt_tokens} ({report.cached_share:.1%})"
+
+
+def _table(results: Sequence[Result]) -> Table:
+    table = Table("agent", "", "cached, by its own report", "seconds", "why")
+    for result in results:
+        table.add_row(
+            result.agent,
+            "FAILED" if result.failure else "ok",
+            "\n".join(map(_told, result.reports)),
+            f"{result.seconds:.0f}",
+            escape(result.failure[:200]),
+        )
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

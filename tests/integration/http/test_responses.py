@@ -1,0 +1,263 @@
+"""OpenAI's SDK and /v1/responses of a started server, with the model inside the package.
+
+With `_strict_response_validation` the SDK validates whatever it gets. What is kept must be there
+after a restart, and what was computed before it must not be computed again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import openai
+import pytest
+from openai import OpenAI
+from openai.types.responses import (
+    FunctionToolParam,
+    Response,
+    ResponseFunctionToolCall,
+    ResponseInputParam,
+)
+from pydantic import BaseModel
+
+from tests.clients import talk
+from tests.support.serve_process import OURS, ServeProcess, served
+
+Item = dict[str, object]
+
+FILE = "responses.db"
+WEATHER: FunctionToolParam = {
+    "type": "function",
+    "name": "weather",
+    "parameters": dict(talk.CITY_SCHEMA),
+    "strict": True,
+}
+
+
+class Place(BaseModel):
+    """What a structured answer says."""
+
+    city: talk.City
+
+
+def client_of(process: ServeProcess, key: str = "none") -> OpenAI:
+    return OpenAI(
+        base_url=f"{process.url}/v1",
+        api_key=key,
+        max_retries=0,
+        _strict_response_validation=True,
+    )
+
+
+@contextmanager
+def started(folder: Path, **environment: str) -> Iterator[ServeProcess]:
+    """A server that keeps everything in `folder`."""
+    ours = {**OURS, "HOME": str(folder), "SEMANTIC_CACHE": str(folder / "cache"), **environment}
+    with served(folder / "store", environment=ours) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
+    with started(tmp_path_factory.mktemp("responses")) as process:
+        yield client_of(process)
+
+
+def ask(client: OpenAI, text: str, previous: str | None = None) -> Response:
+    return client.responses.create(
+        model=talk.MODEL, input=text, previous_response_id=previous, max_output_tokens=60
+    )
+
+
+def cached(response: Response) -> int:
+    assert response.usage is not None
+    return response.usage.input_tokens_details.cached_tokens
+
+
+def prompt(response: Response) -> int:
+    assert response.usage is not None
+    return response.usage.input_tokens
+
+
+def test_a_response_and_its_stream_say_the_same(client: OpenAI) -> None:
+    reply = ask(client, talk.HELLO)
+    with client.responses.stream(
+        model=talk.MODEL, input=talk.HELLO, max_output_tokens=60
+    ) as stream:
+        deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        final = stream.get_final_response()
+    assert reply.output_text == final.output_text == "".join(deltas) == talk.HELLO_ANSWER
+    assert reply.status == final.status == "completed"
+    assert reply.usage is not None
+    assert final.usage is not None
+    assert reply.usage.output_tokens == final.usage.output_tokens
+
+
+def test_a_conversation_goes_on_and_is_not_computed_again(client: OpenAI) -> None:
+    first = ask(client, talk.HELLO)
+    second = ask(client, talk.reading("garden"), first.id)
+    third = ask(client, talk.NAME, second.id)
+    assert third.output_text == talk.NAME_ANSWER
+    assert cached(third) >= prompt(second)
+    again = ask(client, talk.CITY, first.id)
+    assert again.output_text == talk.CITY_ANSWER
+
+
+def test_what_was_given_can_be_fetched_and_deleted(client: OpenAI) -> None:
+    given = ask(client, talk.HELLO)
+    assert client.responses.retrieve(given.id) == given
+    [item] = client.responses.input_items.list(given.id).data
+    assert item.type == "message"
+    assert item.content[0].type == "input_text"
+    assert item.content[0].text == talk.HELLO
+    client.responses.delete(given.id)
+    with pytest.raises(openai.NotFoundError, match="not found"):
+        client.responses.retrieve(given.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.delete(given.id)
+    with pytest.raises(openai.BadRequestError) as gone:
+        ask(client, talk.NAME, given.id)
+    assert gone.value.code == "previous_response_not_found"
+
+
+def test_a_structured_answer_is_parsed(client: OpenAI) -> None:
+    reply = client.responses.parse(
+        model=talk.MODEL,
+        input=talk.WEATHER,
+        text_format=Place,
+        max_output_tokens=talk.ROOM_FOR_JSON,
+    )
+    assert isinstance(reply.output_parsed, Place)
+
+
+def call_of(response: Response) -> ResponseFunctionToolCall:
+    call = response.output[-1]
+    assert isinstance(call, ResponseFunctionToolCall)
+    return call
+
+
+def test_a_tool_loop_by_id_and_with_all_items_sent_back(client: OpenAI) -> None:
+    """A forced call, its result, an answer: the same, whoever keeps the history."""
+    with client.responses.stream(
+        model=talk.MODEL,
+        input=talk.WEATHER,
+        tools=[WEATHER],
+        tool_choice={"type": "function", "name": "weather"},
+        parallel_tool_calls=False,
+        max_output_tokens=talk.ROOM_FOR_JSON,
+    ) as stream:
+        first = stream.get_final_response()
+    call = call_of(first)
+    assert json.loads(call.arguments)["city"] in talk.CITIES
+    result: Item = {
+        "type": "function_call_output",
+        "call_id": call.call_id,
+        "output": talk.WEATHER_FOUND,
+    }
+
+    def answered(input_items: list[Item], previous: str | None) -> Response:
+        return client.responses.create(
+            model=talk.MODEL,
+            input=cast("ResponseInputParam", input_items),
+            previous_response_id=previous,
+            tools=[WEATHER],
+            tool_choice="none",
+            max_output_tokens=60,
+        )
+
+    by_id = answered([result], first.id)
+    items = [item.model_dump(exclude_none=True) for item in first.output]
+    sent_back = answered([{"role": "user", "content": talk.WEATHER}, *items, result], None)
+    assert by_id.output_text == sent_back.output_text != ""
+    assert prompt(by_id) == prompt(sent_back)
+    assert cached(sent_back) >= prompt(by_id) - 1, "token for token the same prompt"
+
+
+def test_an_answer_that_was_cut_is_incomplete(client: OpenAI) -> None:
+    reply = client.responses.create(model=talk.MODEL, input=talk.ENDLESS, max_output_tokens=5)
+    assert reply.status == "incomplete"
+    assert reply.incomplete_details is not None
+    assert reply.incomplete_details.reason == "max_output_tokens"
+    assert reply.usage is not None
+    assert reply.usage.output_tokens == 5
+
+
+def test_errors_are_of_the_sdks_classes(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as wrong:
+        client.responses.create(model=talk.MODEL, input=talk.HELLO, background=True)
+    assert wrong.value.param == "background"
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 8192") as long:
+        ask(client, talk.TOO_LONG)
+    assert long.value.code == "context_length_exceeded"
+
+
+def test_a_history_goes_on_in_another_process(tmp_path: Path) -> None:
+    """With its agent: what that one had computed is restored, and the answer is the same."""
+    with started(tmp_path) as process:
+        client = client_of(process)
+        first = ask(client, talk.HELLO)
+        second = ask(client, talk.reading("diary"), first.id)
+        witness = ask(client, talk.NAME, second.id)
+        dropped = ask(client, talk.HELLO)
+        client.responses.delete(dropped.id)
+    mode = stat.S_IMODE((tmp_path / "store" / FILE).stat().st_mode)
+    assert mode == stat.S_IRUSR | stat.S_IWUSR
+    with started(tmp_path) as process:
+        client = client_of(process)
+        assert client.responses.retrieve(second.id) == second
+        third = ask(client, talk.NAME, second.id)
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(dropped.id)
+        with pytest.raises(openai.BadRequestError):
+            ask(client, talk.NAME, dropped.id)
+    assert third.output_text == witness.output_text == talk.NAME_ANSWER
+    assert cached(third) >= prompt(second)
+
+
+def test_a_broken_file_keeps_no_server_from_starting(tmp_path: Path) -> None:
+    with started(tmp_path) as process:
+        given = ask(client_of(process), talk.HELLO)
+    file = tmp_path / "store" / FILE
+    file.write_bytes(os.urandom(file.stat().st_size))
+    with started(tmp_path) as process:
+        client = client_of(process)
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(given.id)
+        other = ask(client, talk.HELLO)
+        assert ask(client, talk.NAME, other.id).output_text == talk.NAME_ANSWER
+        said = [line for line in process.log if "responses was broken" in line]
+        assert len(said) == 1
+    assert any(".bad-" in one.name for one in (tmp_path / "store").iterdir())
+
+
+def test_where_the_store_is_refused_responses_are_kept_in_memory(tmp_path: Path) -> None:
+    """Nothing is written where the store may not be."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "store").symlink_to(tmp_path / "elsewhere")
+    with started(tmp_path) as process:
+        client = client_of(process)
+        given = ask(client, talk.HELLO)
+        assert ask(client, talk.NAME, given.id).output_text == talk.NAME_ANSWER
+        client.responses.delete(given.id)
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(given.id)
+    assert not (tmp_path / "elsewhere" / FILE).exists()
+
+
+def test_tenants_do_not_see_each_others_responses(tmp_path: Path) -> None:
+    with started(tmp_path, SEMANTIC_API_KEYS="key-a,key-b") as process:
+        ours, theirs = client_of(process, "key-a"), client_of(process, "key-b")
+        given = ask(ours, talk.HELLO)
+        with pytest.raises(openai.NotFoundError):
+            theirs.responses.retrieve(given.id)
+        with pytest.raises(openai.NotFoundError):
+            theirs.responses.delete(given.id)
+        with pytest.raises(openai.BadRequestError):
+            ask(theirs, talk.NAME, given.id)
+        assert ask(ours, talk.NAME, given.id).output_text == talk.NAME_ANSWER
+    assert b"key-a" not in (tmp_path / "store" / FILE).read_bytes()

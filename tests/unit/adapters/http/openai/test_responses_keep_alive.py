@@ -1,0 +1,170 @@
+"""While a prompt is read, clients that count events with data only are told that it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import pytest
+
+from semantic.adapters.http.app import create_app
+from semantic.adapters.http.openai.responses.quiet import never_quiet
+from semantic.adapters.http.settings import ServerSettings
+from semantic.application.memory_responses import MemoryResponses
+from semantic.domain.answer import AnswerEvent, AnswerStarted
+from semantic.domain.responses import StoredResponse
+from semantic.ports.serving import Ask
+from tests.support.fake_serving import FakeServing
+from tests.support.http_server import running
+from tests.unit.adapters.http.openai.response_wire import RESPONSES, events_of, kinds
+from tests.unit.adapters.http.openai.wire import Json, at
+
+QUIET = 0.01
+
+
+@dataclass
+class SlowServing(FakeServing):
+    """Takes its time to read its prompt."""
+
+    async def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
+        """See `ServingPort.answer`."""
+        async for event in super().answer(ask):
+            yield event
+            if isinstance(event, AnswerStarted):
+                await asyncio.sleep(30 * QUIET)
+
+
+def test_a_stream_that_is_quiet_says_that_it_is_in_progress() -> None:
+    with running(SlowServing(), ServerSettings(keep_alive=QUIET)) as server:
+        body = {"model": "fake", "input": "Hi", "stream": True}
+        events = events_of(server.ask("POST", RESPONSES, body).body.decode())
+    named = kinds(events)
+    begun = named.index("output_item.added")
+    assert named[0] == "created"
+    assert set(named[1:begun]) == {"in_progress"}
+    assert begun > 4, "more than the one that every stream has"
+    assert [name for name in named[begun:] if name != "in_progress"] == [
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "completed",
+    ]
+    assert {at(event, "response", "status") for event in events[:begun]} == {"in_progress"}
+    assert len({at(event, "response", "id") for event in events[:begun]}) == 1
+
+
+@dataclass
+class LateServing(FakeServing):
+    """Takes its time before a request is taken in, or refused."""
+
+    async def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
+        """See `ServingPort.answer`."""
+        await asyncio.sleep(30 * QUIET)
+        async for event in super().answer(ask):
+            yield event
+
+
+def streamed(serving: FakeServing, text: str) -> list[Json]:
+    with running(serving, ServerSettings(keep_alive=QUIET)) as server:
+        body = {"model": "fake", "input": text, "stream": True}
+        return events_of(server.ask("POST", RESPONSES, body).body.decode())
+
+
+def test_a_response_is_begun_before_it_is_taken_in_where_that_takes_long() -> None:
+    named = kinds(streamed(LateServing(), "Hi"))
+    assert named[0] == "created"
+    assert named.count("created") == 1
+    assert named.count("in_progress") > 4
+    assert named[-1] == "completed"
+
+
+def test_what_is_refused_late_fails_in_the_stream() -> None:
+    """In the words and with the code by which clients know that their history is too long."""
+    events = streamed(LateServing(), "x" * 600)
+    named = kinds(events)
+    assert named[0] == "created"
+    assert set(named[1:-1]) == {"in_progress"}
+    assert named[-1] == "failed"
+    error = at(events[-1], "response", "error")
+    assert at(error, "code") == "context_length_exceeded"
+    assert str(at(error, "message")).startswith("This model's maximum context length is 512")
+
+
+class SlowDisk(MemoryResponses):
+    """Takes its time to keep a response."""
+
+    def put(self, tenant: str, response: StoredResponse) -> None:
+        time.sleep(30 * QUIET)
+        super().put(tenant, response)
+
+
+def test_a_response_that_is_being_kept_is_still_in_progress() -> None:
+    settings = ServerSettings(keep_alive=QUIET)
+    app = create_app(FakeServing(), settings, responses=SlowDisk(1 << 20))
+    with running(settings=settings, app=app) as server:
+        body = {"model": "fake", "input": "Hi", "stream": True}
+        events = events_of(server.ask("POST", RESPONSES, body).body.decode())
+    *before, last = events
+    assert kinds(before).count("in_progress") > 4
+    told = [event["response"] for event in before if "response" in event]
+    assert {at(one, "status") for one in told} == {"in_progress"}
+    assert {at(one, "usage") for one in told} == {None}
+    assert at(last, "response", "status") == "completed"
+
+
+async def endless(closed: list[bool]) -> AsyncGenerator[int, None]:
+    """One, and then nothing for ever."""
+    try:
+        yield 1
+        await asyncio.Event().wait()
+    finally:
+        closed.append(True)
+
+
+def test_signs_of_life_come_for_as_long_as_nothing_else_does() -> None:
+    async def taken() -> tuple[list[int], list[bool]]:
+        closed: list[bool] = []
+        async with aclosing(never_quiet(endless(closed), QUIET, lambda: 0)) as events:
+            found = [await anext(events) for _ in range(4)]
+        return found, closed
+
+    assert asyncio.run(taken()) == ([1, 0, 0, 0], [True])
+
+
+def test_a_stream_that_is_cancelled_where_it_waits_is_closed() -> None:
+    async def cancelled() -> list[bool]:
+        closed: list[bool] = []
+
+        async def read() -> None:
+            async for _ in never_quiet(endless(closed), 60, lambda: 0):
+                pass
+
+        task = asyncio.create_task(read())
+        await asyncio.sleep(QUIET)
+        task.cancel()
+        await asyncio.wait((task,))
+        return closed
+
+    assert asyncio.run(cancelled()) == [True]
+
+
+def test_what_events_raise_is_raised() -> None:
+    async def failing() -> AsyncGenerator[int, None]:
+        yield 1
+        raise ValueError("no more")
+
+    found: list[int] = []
+
+    async def take() -> None:
+        async for event in never_quiet(failing(), 60, lambda: 0):
+            found.append(event)  # noqa: PERF401  # what came before the error counts
+
+    with pytest.raises(ValueError, match="no more"):
+        asyncio.run(take())
+    assert found == [1]

@@ -1,0 +1,153 @@
+"""A known conversation goes on in its own tokens; any other is rendered."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from semantic.application.recent_turns import RecentTurns
+from semantic.application.replay import Replay
+from semantic.domain.chat import Chat, Message, Tool
+from semantic.domain.history import Turn, thought_digest
+from tests.support.fake_chat_format import FakeChatFormat
+from tests.support.fake_tokenizer import EOS, ByteTokenizer
+
+TOKENIZER = ByteTokenizer()
+
+
+def written(text: str, *, end: bool = True) -> tuple[int, ...]:
+    """What the model wrote."""
+    return (*TOKENIZER.encode(text, add_special_tokens=False), *([EOS] if end else []))
+
+
+class Conversation:
+    """A client, and a model that is played by hand."""
+
+    def __init__(self, replay: Replay | None = None, tenant: str = "") -> None:
+        self.format = FakeChatFormat()
+        self.turns = RecentTurns(1 << 20)
+        self.replay = replay or Replay(self.format, self.turns, b"model", frozenset({EOS}))
+        self.tenant = tenant
+        self.chat = Chat((Message("user", "Hello"),))
+
+    def prompt(self) -> tuple[int, ...]:
+        return self.replay.render(self.chat, self.tenant).rendered.tokens
+
+    def answer(self, said: Message, generated: tuple[int, ...]) -> tuple[int, ...]:
+        """The model writes `generated`, which is read as `said`; all tokens."""
+        replayed = self.replay.render(self.chat, self.tenant)
+        prompt = replayed.rendered.tokens
+        self.replay.remember(replayed, prompt, said, generated)
+        self.say(replace(said, reasoning=""))
+        return (*prompt, *generated)
+
+    def say(self, *messages: Message) -> None:
+        self.chat = replace(self.chat, messages=(*self.chat.messages, *messages))
+
+
+def test_what_the_model_wrote_stands_as_it_was() -> None:
+    talk = Conversation()
+    first = talk.answer(Message("assistant", "Hi!", "Hm."), written("<think>Hm.</think> Hi!"))
+    talk.say(Message("user", "Bye"))
+    prompt = talk.prompt()
+    assert prompt[: len(first) - 1] == first[:-1]
+    assert TOKENIZER.decode(prompt[len(first) - 1 :]) == "\n<user>Bye\n<assistant>"
+    second = talk.answer(Message("assistant", "Ciao"), written("  Ciao"))
+    talk.say(Message("user", "One more"))
+    assert talk.prompt()[: len(second) - 1] == second[:-1]
+    assert talk.prompt() != talk.format.render(talk.chat).tokens
+
+
+def test_an_answer_without_its_end_gets_the_templates() -> None:
+    talk = Conversation()
+    first = talk.answer(Message("assistant", "Hi the"), written("Hi the", end=False))
+    talk.say(Message("user", "Go on"))
+    prompt = talk.prompt()
+    assert prompt[: len(first)] == first
+    assert TOKENIZER.decode(prompt[len(first) :]) == "\n<user>Go on\n<assistant>"
+
+
+def test_an_unknown_history_is_rendered() -> None:
+    talk = Conversation()
+    talk.answer(Message("assistant", "Hi!"), written(" Hi !"))
+    talk.chat = Chat((Message("user", "Hello"), Message("assistant", "No!"), Message("user", "x")))
+    assert talk.prompt() == talk.format.render(talk.chat).tokens
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_an_edited_answer_is_rendered_and_what_was_before_it_is_not(number: int) -> None:
+    talk = Conversation()
+    known = talk.answer(Message("assistant", "a"), written("  a"))
+    talk.say(Message("user", "x"))
+    later = talk.answer(Message("assistant", "b"), written("  b"))
+    talk.say(Message("user", "y"))
+    messages = list(talk.chat.messages)
+    messages[number] = Message("assistant", "edited")
+    talk.chat = replace(talk.chat, messages=tuple(messages))
+    prompt = talk.prompt()
+    assert prompt[: len(later)] != later
+    if number == 3:
+        assert prompt[: len(known) - 1] == known[:-1]
+    else:
+        assert prompt == talk.format.render(talk.chat).tokens
+
+
+def test_other_tools_make_another_conversation() -> None:
+    talk = Conversation()
+    talk.answer(Message("assistant", "Hi!"), written("  Hi!"))
+    talk.say(Message("user", "Bye"))
+    talk.chat = replace(talk.chat, tools=(Tool("t"),))
+    assert talk.prompt() == talk.format.render(talk.chat).tokens
+
+
+def test_a_tenant_knows_only_its_own_turns() -> None:
+    talk = Conversation()
+    talk.answer(Message("assistant", "Hi!"), written("  Hi!"))
+    talk.say(Message("user", "Bye"))
+    other = Conversation(talk.replay, tenant="other")
+    other.chat = talk.chat
+    assert other.prompt() == talk.format.render(talk.chat).tokens != talk.prompt()
+
+
+def test_a_template_that_cannot_go_on_renders_everything() -> None:
+    class Whole(FakeChatFormat):
+        def render_after(self, chat: Chat, n_messages: int) -> None:
+            del chat, n_messages
+
+    talk = Conversation(Replay(Whole(), RecentTurns(1 << 20), b"model", frozenset({EOS})))
+    talk.answer(Message("assistant", "Hi!"), written("  Hi!"))
+    talk.say(Message("user", "Bye"))
+    assert talk.prompt() == talk.format.render(talk.chat).tokens
+
+
+def test_a_turn_whose_parent_was_forgotten_is_not_known() -> None:
+    talk = Conversation()
+    for text in "abc":
+        talk.answer(Message("assistant", text), written(f"  {text}"))
+        talk.say(Message("user", "x"))
+    kept, lost = RecentTurns(1 << 20), []
+    for turn in talk.turns._turns.values():
+        lost.append(turn) if turn.parent is None else kept.put(turn)
+    assert len(lost) == 1
+    again = Conversation(Replay(talk.format, kept, b"model", frozenset({EOS})))
+    again.chat = talk.chat
+    assert again.prompt() == talk.format.render(talk.chat).tokens
+
+
+def turn(number: int, n_tokens: int = 10) -> Turn:
+    tokens = tuple(range(n_tokens))
+    return Turn(number.to_bytes(32, "big"), None, 0, tokens, thought_digest(""))
+
+
+def test_turns_in_memory_stay_inside_their_budget_and_the_last_used_stay() -> None:
+    turns = RecentTurns(10_000)
+    for number in range(100):
+        turns.put(turn(number))
+        assert turns.get(turn(0).point) == turn(0)
+        assert turns.n_bytes <= 10_000
+    assert turns.get(turn(1).point) is None
+    assert turns.get(turn(99).point) == turn(99)
+    turns.put(turn(99))
+    turns.put(turn(1000, 10_000))
+    assert turns.n_bytes == 0
