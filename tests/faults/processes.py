@@ -71,16 +71,24 @@ def say(line: str) -> None:
     print(line, flush=True)  # noqa: T201  # the test reads it
 
 
+_LEAST_KEPT = 20
+_LONGEST_BUSY = 60.0
+
+
 def busy(root: str, seconds: str) -> None:
-    """Threads use one store in every way, two of them only looking; prints what was kept."""
+    """Threads use one store in every way, two of them only looking; prints what was kept.
+
+    On a slow machine they go on for longer, until enough is kept to be looked at.
+    """
     until = time.monotonic() + float(seconds)
+    latest = until + _LONGEST_BUSY
     problems: list[BaseException] = []
     kept: list[int] = []
 
     def use(number: int) -> None:
         seed = 1000 * number
         try:
-            while time.monotonic() < until:
+            while (now := time.monotonic()) < until or (len(kept) < _LEAST_KEPT and now < latest):
                 seed += 1
                 links = make.chain(300, seed)
                 put = [store.put(block) for block in make.blocks(links)]

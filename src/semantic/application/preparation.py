@@ -32,6 +32,11 @@ class Prepared:
     replayed: Replayed | None = None
 
 
+_COUNTED = 2 << 20
+"""Characters of a prompt whose tokens are counted in any case, which takes seconds at most: clients
+read from the refusal how much too long they were."""
+
+
 class Preparation:
     """Prepares requests for one model. Any thread may call it."""
 
@@ -75,19 +80,17 @@ class Preparation:
     def tokens(
         self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
     ) -> tuple[int, ...]:
-        """The tokens of a prompt that `tenant` asks with. Raises InvalidRequestError, and
-        ContextOverflowError for a text so long that it cannot fit: to find its tokens could take
-        minutes."""
+        """The tokens of a prompt that `tenant` asks with, also of one that does not fit the
+        context. Raises InvalidRequestError, and ContextOverflowError for a text so long that its
+        tokens are not even counted."""
         rendered, _ = self._rendered(prompt, tenant, add_special_tokens=add_special_tokens)
         return rendered.tokens
 
     def _rendered(
         self, prompt: Prompt, tenant: str, *, add_special_tokens: bool = True
     ) -> tuple[RenderedChat, Replayed | None]:
-        if not isinstance(prompt, tuple):
-            is_chat = isinstance(prompt, Chat)
-            length = prompt.length if isinstance(prompt, Chat) else len(prompt)
-            self._room(length // self._longest_token, None, is_chat=is_chat)
+        if _length(prompt) > _COUNTED:
+            self._require_room_for_text(prompt)
         if isinstance(prompt, Chat):
             replayed = self._replay.render(prompt, tenant)
             return replayed.rendered, replayed
@@ -95,6 +98,12 @@ class Preparation:
             encoded = self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
             return RenderedChat(tuple(encoded)), None
         return RenderedChat(prompt), None
+
+    def _require_room_for_text(self, prompt: Prompt) -> None:
+        """Raises ContextOverflowError for a text so long that it cannot fit, before its tokens are
+        known: to find them could take minutes."""
+        least = _length(prompt) // self._longest_token
+        self._room(least, None, is_chat=isinstance(prompt, Chat))
 
     def _room(self, n_prompt: int, wanted: int | None, *, is_chat: bool) -> int:
         """Tokens that the answer may have: what is wanted, as far as the context goes."""
@@ -109,3 +118,10 @@ class Preparation:
             )
         limits = (room, self._default_max_tokens if wanted is None else wanted)
         return min(limit for limit in limits if limit is not None)
+
+
+def _length(prompt: Prompt) -> int:
+    """Characters of a text, or of what a conversation says; tokens are no text."""
+    if isinstance(prompt, tuple):
+        return 0
+    return prompt.length if isinstance(prompt, Chat) else len(prompt)

@@ -118,7 +118,12 @@ class Serving(Generic[KV]):
         prepared = await self._work(lambda: self._preparation.prepare(ask))
         with self._names.claimed(prepared, ask) as agent:
             order = Order(
-                agent, prepared.tokens, prepared.max_tokens, prepared.sampling, ask.tenant
+                agent,
+                prepared.tokens,
+                prepared.max_tokens,
+                prepared.sampling,
+                ask.tenant,
+                self._names.note(agent, prepared, ask),
             )
             inbox: EventInbox[KV] = EventInbox(asyncio.get_running_loop())
             ticket = self._thread.submit(order, inbox.put)

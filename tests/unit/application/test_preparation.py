@@ -15,14 +15,14 @@ from semantic.ports.serving import Ask, Prompt
 from tests.support.fake_chat_format import FakeChatFormat
 from tests.support.fake_tokenizer import ByteTokenizer
 
-LIMIT, LONGEST = 100, 4
+LIMIT, LONGEST, COUNTED = 100, 4, 2 << 20
 
 
 class Untouched(ByteTokenizer):
     """Nobody may ask it for the tokens of a long text."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        assert len(text) < LIMIT * LONGEST
+        assert len(text) <= COUNTED
         return super().encode(text, add_special_tokens=add_special_tokens)
 
 
@@ -30,7 +30,7 @@ class UntouchedFormat(FakeChatFormat):
     """Nobody may have it render a long conversation."""
 
     def render(self, chat: Chat) -> RenderedChat:
-        assert chat.length < LIMIT * LONGEST
+        assert chat.length <= COUNTED
         return super().render(chat)
 
 
@@ -40,27 +40,30 @@ def preparation() -> Preparation:
     return Preparation(tokenizer, chat_format, replay, lambda _: None, LIMIT, longest_token=LONGEST)
 
 
-LONG = "a" * LIMIT * LONGEST
-
-
-@pytest.mark.parametrize(
-    ("prompt", "is_chat"),
-    [
-        (LONG, False),
-        (Chat((Message("user", LONG),)), True),
-        (Chat(tuple(Message("user", "a" * LIMIT) for _ in range(LONGEST))), True),
-    ],
-    ids=["text", "message", "messages"],
+LONG = "a" * (COUNTED + 1)
+PROMPTS = [
+    (LONG, False),
+    (Chat((Message("user", LONG),)), True),
+    (Chat(tuple(Message("user", LONG[: COUNTED // 2 + 1]) for _ in range(2))), True),
+]
+every_prompt = pytest.mark.parametrize(
+    ("prompt", "is_chat"), PROMPTS, ids=["text", "message", "messages"]
 )
+
+
+@every_prompt
 def test_a_text_that_cannot_fit_is_refused_before_its_tokens_are_counted(
     prompt: Prompt, is_chat: bool
 ) -> None:
     for ask in (preparation().tokens, lambda p: preparation().prepare(Ask(p, SamplingParams()))):
         with pytest.raises(ContextOverflowError) as caught:
             ask(prompt)
-        assert (caught.value.prompt_tokens, caught.value.limit) == (LIMIT, LIMIT)
-        assert caught.value.is_chat is is_chat
+        assert caught.value.prompt_tokens >= COUNTED // LONGEST
+        assert (caught.value.limit, caught.value.is_chat) == (LIMIT, is_chat)
 
 
-def test_a_text_that_may_fit_is_encoded() -> None:
-    assert len(preparation().tokens("a" * 50)) == 51
+def test_a_refusal_says_how_long_a_prompt_is_that_can_be_counted() -> None:
+    with pytest.raises(ContextOverflowError) as caught:
+        preparation().prepare(Ask("a" * 5000, SamplingParams()))
+    assert caught.value.prompt_tokens == 5001
+    assert len(preparation().tokens("a" * 5000)) == 5001

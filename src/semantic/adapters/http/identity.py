@@ -24,8 +24,8 @@ Json = Mapping[str, object]
 _LONGEST_JSON: Final = 16 << 10
 """Characters of JSON within a header or a field."""
 _OLD_USER_ID: Final = re.compile(r"user_.{1,200}_session_([0-9A-Za-z-]{1,64})", re.ASCII)
-_ROOT: Final = "/root"
-"""What Codex calls the agent that its user talks to."""
+_ROOT: Final = "root"
+"""What Codex calls the agent that its user talks to; its names are paths."""
 _NOTHING: Final[Json] = {}
 
 
@@ -79,7 +79,8 @@ def _codex(headers: Mapping[str, str], body: Json) -> Identity | None:
         return None
     thread = _first(headers.get("thread-id"), turn.get("thread_id"), metadata.get("thread_id"))
     name = _tag(turn.get("agent_name"))
-    agent = thread if thread != session else name if name != _ROOT else None
+    is_root = name is None or name.removeprefix("/") == _ROOT
+    agent = thread if thread not in (None, session) else None if is_root else name
     if agent is None:
         return Identity(session, CODEX)
     parent = _first(

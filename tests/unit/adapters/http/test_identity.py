@@ -15,7 +15,8 @@ from semantic.domain.identity import Identity, is_tag
 
 S, A, P = "0199f3a2-7c1e-7d10", "a7c3", "b9d1"
 USER_ID = json.dumps({"device_id": "d", "account_uuid": "", "session_id": S})
-TURN = {"session_id": S, "thread_id": S, "agent_name": "/root", "turn_id": "t", "window_id": "w:0"}
+ROOT, EXPLORER = (f"/{path}" for path in ("root", "root/explorer"))
+TURN = {"session_id": S, "thread_id": S, "agent_name": ROOT, "turn_id": "t", "window_id": "w:0"}
 CODEX = {"session-id": S, "thread-id": S, "x-client-request-id": S, "originator": "codex_exec"}
 
 
@@ -70,16 +71,22 @@ CLIENTS = [
         id="codex-in-body",
     ),
     pytest.param(
-        {**CODEX, **turn(thread_id=A, agent_name="/root/explorer"), "thread-id": A},
+        {**CODEX, **turn(thread_id=A, agent_name=EXPLORER), "thread-id": A},
         {},
         Identity(S, "codex", A, f"codex/{S}"),
         id="codex-subagent",
     ),
     pytest.param(
-        {**CODEX, **turn(agent_name="/root/explorer")},
+        {**CODEX, **turn(agent_name=EXPLORER)},
         {},
-        Identity(S, "codex", "/root/explorer", f"codex/{S}"),
+        Identity(S, "codex", EXPLORER, f"codex/{S}"),
         id="codex-agent-by-name",
+    ),
+    pytest.param(
+        {"originator": "codex_exec", "x-codex-turn-metadata": json.dumps({"agent_name": ROOT})},
+        {"prompt_cache_key": S},
+        Identity(S, "codex"),
+        id="codex-without-thread",
     ),
     pytest.param(
         {**CODEX, **turn(thread_id=A, parent_thread_id=P), "thread-id": A},

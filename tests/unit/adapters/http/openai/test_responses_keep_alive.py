@@ -9,15 +9,20 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 import pytest
+from starlette.requests import Request
 
 from semantic.adapters.http.app import create_app
+from semantic.adapters.http.openai.caller import Caller
+from semantic.adapters.http.openai.responses.answering import Answering
 from semantic.adapters.http.openai.responses.quiet import never_quiet
+from semantic.adapters.http.openai.responses.request import response_request
 from semantic.adapters.http.settings import ServerSettings
 from semantic.application.memory_responses import MemoryResponses
 from semantic.domain.answer import AnswerEvent, AnswerStarted
+from semantic.domain.errors import OverloadedError
 from semantic.domain.responses import StoredResponse
 from semantic.ports.serving import Ask
-from tests.support.fake_serving import FakeServing
+from tests.support.fake_serving import FakeServing, Script
 from tests.support.http_server import running
 from tests.unit.adapters.http.openai.response_wire import RESPONSES, events_of, kinds
 from tests.unit.adapters.http.openai.wire import Json, at
@@ -94,6 +99,18 @@ def test_what_is_refused_late_fails_in_the_stream() -> None:
     error = at(events[-1], "response", "error")
     assert at(error, "code") == "context_length_exceeded"
     assert str(at(error, "message")).startswith("This model's maximum context length is 512")
+
+
+def test_a_failure_before_anything_was_sent_still_begins_as_clients_expect() -> None:
+    async def told() -> list[str | None]:
+        full = OverloadedError("full", retry_after=3)
+        serving, kept = FakeServing(lambda _: Script(failure=full)), MemoryResponses(1 << 20)
+        asked = response_request({"model": "fake", "input": "Hi"}, serving.model, Caller(), kept)
+        answering = Answering(asked, serving.answer(asked.ask), serving, kept)
+        scope = {"type": "http", "app": create_app(serving), "headers": []}
+        return [event.event async for event in answering.events(Request(scope))]
+
+    assert asyncio.run(told()) == ["response.created", "response.failed"]
 
 
 class SlowDisk(MemoryResponses):
