@@ -132,7 +132,8 @@ def assemble(
         if store_off is None:
             raise
         store_off(error)
-        store = open_store(replace(settings, use_disk=False))
+        settings = replace(settings, use_disk=False)
+        store = open_store(settings)
     return _around(model, tokenizer, pool, store, settings)
 
 
