@@ -149,6 +149,7 @@ def _around(
     # The first grammar of a tokenizer takes seconds: nobody is to wait for it.
     app.model.check_grammar(Grammar("json_schema", "{}"))
     namespace = namespace_of(app.model.model_id, app.model.layout().name)
+    logger.info(chat_format.history)
     turns = open_turns(app.settings, logger.warning)
     replay = Replay(chat_format, turns, namespace, app.tokenizer.eos_token_ids)
     preparation = Preparation(

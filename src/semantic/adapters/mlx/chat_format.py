@@ -69,7 +69,9 @@ class MLXChatFormat:
             token.content: number for number, token in inner.added_tokens_decoder.items()
         }
         self._guard = self._new_guard(source)
-        self._continuation = Continuation(self.render, tokenizer.eos_token_ids)
+        self._continuation = Continuation(
+            self.render, tokenizer.eos_token_ids, thinks=self._thought is not None
+        )
 
     @property
     def thought_marks(self) -> Marks | None:
@@ -107,9 +109,13 @@ class MLXChatFormat:
         return self._continuation.after(chat, n_messages)
 
     @property
-    def replays(self) -> bool:
-        """Whether conversations can go on by this template without rendering their history."""
-        return self._continuation.works
+    def history(self) -> str:
+        """What becomes of history with this template, for people."""
+        if not self._continuation.works:
+            return "the chat template cannot go on from an answer: history is rendered every time"
+        if not self._continuation.keeps_history:
+            return "the chat template changes history: known history is replayed as it was written"
+        return "the chat template keeps history as it was written"
 
     def read_calls(self, text: str, tools: Sequence[Tool]) -> list[WrittenCall]:
         """See `ChatFormat.read_calls`. JSON is read whatever the model's own form is."""

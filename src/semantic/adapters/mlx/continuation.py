@@ -23,13 +23,15 @@ _SAID = "y"
 class Continuation:
     """Continues conversations by one template, if that can be done with it.
 
-    `render` renders a whole conversation; `ends` are the tokens that end an answer.
+    `render` renders a whole conversation; `ends` are the tokens that end an answer; `thinks` says
+    whether the model marks thoughts.
     """
 
-    def __init__(self, render: Render, ends: frozenset[int]) -> None:
+    def __init__(self, render: Render, ends: frozenset[int], *, thinks: bool) -> None:
         self._render = render
         self._ends = ends
         self.works = self._try()
+        self.keeps_history = self._keeps(thinks=thinks)
 
     def after(self, chat: Chat, n_messages: int) -> RenderedChat | None:
         """See `ChatFormat.render_after`."""
@@ -49,6 +51,22 @@ class Continuation:
             if whole.tokens[at] in self._ends:
                 return replace(whole, tokens=whole.tokens[at:])
         return None
+
+    def _keeps(self, *, thinks: bool) -> bool:
+        """Whether the template, left alone, writes history as it was: thoughts too, and as before
+        when a later question follows."""
+        asked = Message("user", "probe1")
+        answer, other = (Message("assistant", "probe2", thought) for thought in ("no", "yes"))
+        try:
+            first, second, third = (
+                self._render(Chat((asked, *(answer, asked) * n))).tokens for n in range(3)
+            )
+            shows = second != self._render(Chat((asked, other, asked))).tokens
+        except InvalidRequestError:
+            return False
+        # A prompt ends with what opens an answer, and in history an answer may begin otherwise.
+        opening = first[common_prefix(first, second) :]
+        return second[common_prefix(second, third) :] == opening and (shows or not thinks)
 
     def _try(self) -> bool:
         """Whether what is found in a stand-in is what the template writes in a conversation, right
