@@ -12,10 +12,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks import (
+    cancelled,
     decode,
     gap,
     join,
     many_agents,
+    replay,
     restart,
     restore,
     resume,
@@ -26,10 +28,12 @@ from benchmarks import (
 )
 
 BENCHMARKS = {
+    "cancelled": cancelled.run,
     "decode": decode.run,
     "gap": gap.run,
     "join": join.run,
     "many_agents": many_agents.run,
+    "replay": replay.run,
     "restart": restart.run,
     "restore": restore.run,
     "resume": resume.run,

@@ -47,6 +47,24 @@ def small() -> Module:
     )
 
 
+def shallow() -> Module:
+    """Two layers of the small shape, for prompts so long that a CPU takes minutes for more."""
+    return _random(
+        llama.ModelArgs(
+            model_type="llama",
+            hidden_size=256,
+            num_hidden_layers=2,
+            intermediate_size=704,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            rms_norm_eps=1e-5,
+            vocab_size=2048,
+            rope_theta=10000.0,
+            tie_word_embeddings=True,
+        )
+    )
+
+
 def _random(args: llama.ModelArgs) -> Module:
     mx.random.seed(0)
     model = cast(Module, llama.Model(args))
