@@ -84,7 +84,7 @@ def test_finishing_and_resuming_move_no_array() -> None:
         if isinstance(block.layer_data, BufferRange)
     }
     assert len(kept) == rig.spec.n_layers
-    rig.engine.submit("ann", [*first.blocks.token_ids, 5], max_tokens=1)
+    rig.engine.submit("ann", [*first.blocks.token_ids, 5], max_tokens=5)
     rig.engine.step_once()
     (caches,) = rig.backend.sequences()
     assert {id(cache.buffer) for cache in caches if isinstance(cache, SequenceCache)} == kept

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from semantic.adapters.stores.disk import DiskStore, FileSystem
+from semantic.adapters.stores.disk.files import Where
 from semantic.domain.digest import digest
 from semantic.domain.errors import StoreError
 from tests.support import store_blocks as make
@@ -180,6 +181,20 @@ def test_what_a_dead_process_left_unfinished_goes_and_a_live_ones_stays(root: Pa
             assert not dead.exists()
             assert (session / "7").exists()
             assert len(list((root / "tmp").iterdir())) == 2
+
+
+def test_a_session_that_ends_while_it_is_looked_at_left_nothing(root: Path) -> None:
+    class Ending(FileSystem):
+        """Lists a session that is gone when somebody looks into it."""
+
+        def names(self, folder: Where | int) -> list[str]:
+            found = super().names(folder)
+            return [*found, "00000000deadbeef"] if folder == root / "tmp" else found
+
+    store = DiskStore.open(root, PLENTY, files=Ending())
+    for dry_run in (True, False):
+        assert store.gc(dry_run=dry_run).unfinished_files == 0
+    store.close()
 
 
 def test_an_interrupted_making_is_finished(root: Path) -> None:

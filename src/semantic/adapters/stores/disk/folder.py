@@ -185,10 +185,13 @@ class Folder:
             return True  # unknown: leave it alone
 
     def _count_in(self, session: str) -> int:
-        """Names in a dead session's folder; one when it is none."""
+        """Names in a dead session's folder; one when it is none, none when its process has just
+        ended and taken it away."""
         try:
             with opened_to_read(self.files, self.root / "tmp" / session, FOLDER_FLAGS) as fd:
                 return len(self.files.names(fd))
+        except FileNotFoundError:
+            return 0
         except OSError as error:
             if error.errno in {errno.ENOTDIR, errno.ELOOP}:
                 return 1
