@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from semantic.application.closed_schema import closed
 from semantic.domain.chat import Chat, JsonSchema, Tool
 from semantic.domain.grammar import Grammar
 
@@ -66,8 +67,9 @@ class CallLanguage:
 
 
 def arguments_schema(tool: Tool) -> JsonSchema:
-    """The schema of a call's arguments: those of `tool`, which are always an object."""
-    return {**tool.parameters, **ANY_OBJECT}
+    """The schema of a call's arguments: those of `tool`, always an object, which is closed where
+    that is plain."""
+    return closed({**tool.parameters, **ANY_OBJECT})
 
 
 def call_grammar(
