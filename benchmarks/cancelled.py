@@ -73,7 +73,7 @@ def attempts(*, crash: bool) -> Iterator[Row]:
 def open_rig(folder: Path) -> Rig:
     """An engine on the store in `folder`."""
     store = BackgroundStore(DiskStore.open(folder, stored.ROOM), 1 << 32)
-    return Rig.build(shapes.shallow(), store=store, model_id=stored.MODEL_ID)
+    return Rig.build(shapes.small(layers=2), store=store, model_id=stored.MODEL_ID)
 
 
 def attempt(rig: Rig, prompt: Sequence[int], share: float) -> tuple[int, int]:

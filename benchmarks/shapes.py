@@ -29,31 +29,16 @@ def smollm2_135m() -> Module:
     )
 
 
-def small() -> Module:
-    """About the shape of the embedded model: 4 layers, 256 wide, fp32."""
+def small(layers: int = 4) -> Module:
+    """About the shape of the embedded model: 4 layers, 256 wide, fp32.
+
+    With fewer layers a CPU takes prompts of tens of thousands of tokens in seconds.
+    """
     return _random(
         llama.ModelArgs(
             model_type="llama",
             hidden_size=256,
-            num_hidden_layers=4,
-            intermediate_size=704,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            rms_norm_eps=1e-5,
-            vocab_size=2048,
-            rope_theta=10000.0,
-            tie_word_embeddings=True,
-        )
-    )
-
-
-def shallow() -> Module:
-    """Two layers of the small shape, for prompts so long that a CPU takes minutes for more."""
-    return _random(
-        llama.ModelArgs(
-            model_type="llama",
-            hidden_size=256,
-            num_hidden_layers=2,
+            num_hidden_layers=layers,
             intermediate_size=704,
             num_attention_heads=4,
             num_key_value_heads=2,

@@ -146,8 +146,6 @@ def _around(
     names = dict.fromkeys((*(settings.names or (settings.engine.model,)), DEFAULT_NAME))
     served = ServedModel(tuple(names), limit, app.model.vocab_size, int(time.time()), sampling)
     chat_format = MLXChatFormat(app.tokenizer)
-    # The first grammar of a tokenizer takes seconds: nobody is to wait for it.
-    app.model.check_grammar(Grammar("json_schema", "{}"))
     namespace = namespace_of(app.model.model_id, app.model.layout().name)
     logger.info(chat_format.history)
     turns = open_turns(app.settings, logger.warning)
@@ -164,6 +162,8 @@ def _around(
     finder = AgentFinder(partial(tenant_tag, app.store.secret), lambda *_: True)
     finder.restore(sorted(app.store.manifests(), key=lambda one: -one.saved_at))
     workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="prepare")
+    # The first grammar of a tokenizer takes seconds: neither the start nor a client waits for it.
+    workers.submit(app.model.check_grammar, Grammar("json_schema", "{}"))
     directory: AgentDirectory[LayerData] = AgentDirectory(app.store, namespace, served.id)
     agents = ServedAgents(thread, directory, finder, workers)
     return Serving(
