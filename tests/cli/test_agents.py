@@ -15,7 +15,8 @@ from semantic.application.origin import origin_of
 from semantic.cli.agents import AGENT_COMMANDS
 from semantic.cli.report import columns, show_age, show_name
 from semantic.domain.identity import Identity
-from semantic.domain.match import MatchEnd, MatchReport
+from semantic.domain.match import Lost, MatchEnd, MatchReport
+from semantic.domain.request_parts import Change, Difference, PartKind
 from semantic.domain.stored import Manifest
 from tests.cli.stocked import (
     BLOCKS,
@@ -338,6 +339,7 @@ def test_why_says_where_a_prompt_parted_and_what_that_cost(ada: Manifest) -> Non
         "prompt_tokens": 900, "reused_tokens": 512, "end": "diverged", "source": "disk",
         "differs_at": 512, "expected": 17, "got": 23, "seconds": 1.5, "computed_tokens": 388,
         "expected_text": None, "got_text": None, "reason": "It is not what the agent had before.",
+        "lost": None,
     }  # fmt: skip
 
 
@@ -348,6 +350,34 @@ def test_every_end_has_words(ada: Manifest, end: MatchEnd) -> None:
     assert first == "ada's last prompt: 9 tokens, 0 reused, 9 computed, which took 0.0 ms"
     assert reason.endswith(".")
     assert "position 4, where one ends" in last
+
+
+def test_why_names_the_part_that_changed_and_what_it_cost(ada: Manifest) -> None:
+    tool = Difference(PartKind.TOOL, Change.CHANGED, 7, "Bash")
+    lost = Lost(380, 1.25, tool)
+    match = MatchReport(900, 512, MatchEnd.DIVERGED, "disk", 512, 17, 23, 1.5, lost)
+    changed(ada.agent_id, match=match)
+    assert agents("why", "ada").out.splitlines()[2:] == [
+        "At position 512 the agent had token 17, the prompt has token 23.",
+        "380 tokens that it had were computed again in 1.25 s: Tool 7 (Bash) changed.",
+    ]
+    document = asked("why", "ada")["match"]
+    assert isinstance(document, dict)
+    assert document["lost"] == {
+        "tokens": 380,
+        "seconds": 1.25,
+        "part": {"kind": "tool", "change": "changed", "number": 7, "name": "Bash"},
+        "reason": "Tool 7 (Bash) changed.",
+    }
+
+
+def test_why_says_that_nothing_changed_and_the_cache_lacks_something(ada: Manifest) -> None:
+    match = MatchReport(900, 256, MatchEnd.MISSING, "disk", seconds=1.5, lost=Lost(400, 1.25))
+    changed(ada.agent_id, match=match)
+    assert agents("why", "ada").out.splitlines()[-1] == (
+        "400 tokens that it had were computed again in 1.25 s: "
+        "The next block is not there: evicted, dropped or never saved."
+    )
 
 
 def test_why_reads_tokens_as_text_when_asked(ada: Manifest) -> None:

@@ -18,6 +18,7 @@ from semantic.domain.answer import (
 )
 from semantic.domain.chat import Chat
 from semantic.domain.errors import ContextOverflowError, InvalidRequestError, SemanticError
+from semantic.domain.match import MatchReport
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask, Prompt, ServedModel
 
@@ -37,6 +38,7 @@ class Script:
     stop_string: str | None = None
     error: str | None = None
     failure: SemanticError | None = None
+    match: MatchReport | None = None
 
 
 @dataclass(slots=True)
@@ -107,5 +109,5 @@ class FakeServing:
     def _end(script: Script, n_prompt: int) -> AnswerEnd:
         written = sum(len(p.text) for p in script.pieces if isinstance(p, TextDelta))
         completion = written if script.completion is None else script.completion
-        usage = Usage(n_prompt, script.cached, completion, script.reasoning)
-        return AnswerEnd(script.reason, usage, script.stop_string, script.error)
+        usage = Usage(n_prompt, script.cached, completion, script.reasoning, script.match)
+        return AnswerEnd(script.reason, usage, script.stop_string, script.error, script.match)

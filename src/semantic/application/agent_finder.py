@@ -14,9 +14,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 
+from semantic.application.agent_note import parts_in
 from semantic.application.origin import Origin, origin_in
 from semantic.application.session_agents import SessionAgents
 from semantic.domain.block_hash import TOKEN_BYTES, pack_tokens
+from semantic.domain.request_parts import THREAD_MESSAGES, thread_of
 from semantic.domain.stored import Manifest
 from semantic.domain.value_objects import BLOCK_TOKENS
 
@@ -75,6 +77,7 @@ class AgentFinder:
         tenant: str,
         busy: Container[str] = (),
         origin: Origin | None = None,
+        thread: str = "",
     ) -> str:
         """The agent that a prompt of `tokens` goes on from, or a new name.
 
@@ -85,7 +88,7 @@ class AgentFinder:
         tag = self._tag(tenant)
         if origin is not None:
             return self._sessions.find(
-                tag, origin, tokens, busy, lambda name: self._is_known(name, tenant)
+                tag, origin, tokens, busy, lambda name: self._is_known(name, tenant), thread
             )
         packed = pack_tokens(tokens)
         digests = _digests(packed)
@@ -99,11 +102,17 @@ class AgentFinder:
         return f"auto-{secrets.token_hex(_NAME_BYTES)}"
 
     def remember(
-        self, agent_id: str, tokens: Sequence[int], tenant: str, origin: Origin | None = None
+        self,
+        agent_id: str,
+        tokens: Sequence[int],
+        tenant: str,
+        origin: Origin | None = None,
+        thread: str = "",
     ) -> None:
         """That the agent's next prompt will begin with `tokens`: those of its last one, without
-        the marks that only open the answer. Does nothing for an agent that somebody named."""
-        self._remember(agent_id, tokens, self._tag(tenant), origin)
+        the marks that only open the answer; `thread` is what was said in it (see `thread_of`).
+        Does nothing for an agent that somebody named."""
+        self._remember(agent_id, tokens, self._tag(tenant), origin, thread)
 
     def origin(self, agent_id: str, tenant: str) -> Origin | None:
         """Where the requests of an agent come from that was found by an identity."""
@@ -114,7 +123,8 @@ class AgentFinder:
         for manifest in reversed(list(manifests)):
             prompt = manifest.token_ids[: manifest.prompt_tokens]
             origin = origin_in(manifest.note)
-            self._remember(manifest.agent_id, prompt, manifest.scope.tenant, origin)
+            thread = "" if origin is None else _thread_in(manifest.note)
+            self._remember(manifest.agent_id, prompt, manifest.scope.tenant, origin, thread)
 
     def forget(self, agent_id: str, tenant: str) -> None:
         """Find the agent no more."""
@@ -122,9 +132,14 @@ class AgentFinder:
         self._sessions.forget(self._tag(tenant), agent_id)
 
     def _remember(
-        self, agent_id: str, tokens: Sequence[int], tag: bytes, origin: Origin | None
+        self,
+        agent_id: str,
+        tokens: Sequence[int],
+        tag: bytes,
+        origin: Origin | None,
+        thread: str,
     ) -> None:
-        if not tokens or self._sessions.remember(tag, agent_id, origin, tokens):
+        if not tokens or self._sessions.remember(tag, agent_id, origin, tokens, thread):
             return
         if not is_auto_named(agent_id):
             return
@@ -158,6 +173,11 @@ class AgentFinder:
         del names[name]
         if not names:
             del self._by_blocks[tag, prompt.blocks]
+
+
+def _thread_in(note: str) -> str:
+    parts = parts_in(note, THREAD_MESSAGES)
+    return "" if parts is None else thread_of(parts)
 
 
 def _digests(packed: bytes) -> list[bytes]:

@@ -10,15 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from semantic.application.agent_finder import AgentFinder
+from semantic.application.agent_note import note_of
+from semantic.application.opening import without_opening
 from semantic.application.origin import Origin, origin_of
 from semantic.application.preparation import Prepared
+from semantic.domain.request_parts import thread_of
 from semantic.ports.serving import Ask
-
-_OPENING_TOKENS = 16
-"""A rendered conversation ends with marks that open the answer, and a template may write them
-in another way when the answer is known. No template needs more tokens for them; in a short prompt
-they are a quarter at most, or short prompts would all look alike."""
-_OPENING_PART = 4
 
 
 class AgentNames:
@@ -33,9 +30,10 @@ class AgentNames:
         """The agent's name. Until the end no request without a name is taken for this agent's."""
         busy = self._busy.setdefault(ask.tenant, Counter())
         origin = _origin(prepared, ask)
-        agent = ask.agent or self._finder.find(prepared.tokens, ask.tenant, busy, origin)
+        thread = "" if prepared.parts is None else thread_of(prepared.parts)
+        agent = ask.agent or self._finder.find(prepared.tokens, ask.tenant, busy, origin, thread)
         busy[agent] += 1
-        self._finder.remember(agent, _without_opening(prepared), ask.tenant, origin)
+        self._finder.remember(agent, _without_opening(prepared), ask.tenant, origin, thread)
         try:
             yield agent
         finally:
@@ -46,9 +44,10 @@ class AgentNames:
                 self._busy.pop(ask.tenant, None)
 
     def note(self, agent: str, prepared: Prepared, ask: Ask) -> str:
-        """What is to be kept with the claimed `agent`, so that it is found after a restart."""
+        """What is to be kept with the claimed `agent`: so that it is found after a restart, and
+        so that its next request can be compared with this one."""
         origin = self._finder.origin(agent, ask.tenant) or _origin(prepared, ask)
-        return "" if origin is None else origin.note()
+        return note_of(origin, prepared.parts)
 
 
 def _origin(prepared: Prepared, ask: Ask) -> Origin | None:
@@ -59,5 +58,4 @@ def _without_opening(prepared: Prepared) -> tuple[int, ...]:
     """What the agent's next prompt will surely begin with."""
     if prepared.chat is None:
         return prepared.tokens
-    n = len(prepared.tokens)
-    return prepared.tokens[: n - min(_OPENING_TOKENS, n // _OPENING_PART)]
+    return prepared.tokens[: without_opening(len(prepared.tokens))]

@@ -1,10 +1,11 @@
-"""Why a reused prefix ended, in a sentence for people."""
+"""Why a reused prefix ended, in a sentence for people: what changed, or what the cache lacks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from semantic.domain.match import MatchEnd
+from semantic.application.part_words import part_words
+from semantic.domain.match import MatchEnd, MatchReport
 
 REASONS: Mapping[MatchEnd, str] = {
     MatchEnd.COMPLETE: "All that was cached of it was used.",
@@ -19,3 +20,14 @@ REASONS: Mapping[MatchEnd, str] = {
     MatchEnd.SLOWER: "Reading the rest would have taken longer than computing it.",
     MatchEnd.SCORED: "Log-probabilities of the prompt were asked for: all of it was computed.",
 }
+
+_OF_THE_REQUEST = (MatchEnd.DIVERGED, MatchEnd.COMPLETE)
+
+
+def lost_reason(match: MatchReport) -> str:
+    """Why what was lost was lost: what changed in the request, and what the cache lacks."""
+    if match.lost is None or match.lost.part is None:
+        return REASONS[match.end]
+    words = part_words(match.lost.part)
+    changed = f"{words[0].upper()}{words[1:]}."
+    return changed if match.end in _OF_THE_REQUEST else f"{changed} {REASONS[match.end]}"

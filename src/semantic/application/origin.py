@@ -1,6 +1,6 @@
 """Where an agent's requests come from: who asks, and for what kind of conversation.
 
-It is kept in the note of the agent's manifest, a text that nothing else reads. Knows no prompts.
+It is the first line of the note of the agent's manifest. Knows no prompts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Origin:
         return self.kind.startswith(_TOOLS)
 
     def note(self) -> str:
-        """What `origin_in` reads again."""
+        """A line that `origin_in` reads again."""
         one = self.identity
         fields = {
             "session": one.session,
@@ -61,11 +61,11 @@ def origin_of(identity: Identity, chat: Chat | None) -> Origin:
 
 
 def origin_in(note: str) -> Origin | None:
-    """The origin that a note tells of; None for any other text."""
+    """The origin that a note's first line tells of; None for any other text."""
     if not note.startswith(_START):  # others may be long
         return None
     try:
-        fields: object = json.loads(note)
+        fields: object = json.loads(note.partition("\n")[0])
     except (ValueError, RecursionError):
         return None
     return _origin(fields) if isinstance(fields, dict) else None

@@ -13,6 +13,7 @@ from semantic.application.replay import Replay, Replayed
 from semantic.domain.chat import Chat
 from semantic.domain.errors import ContextOverflowError, InvalidRequestError
 from semantic.domain.grammar import Grammar
+from semantic.domain.request_parts import Parts, parts_of
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.chat import ChatFormat, RenderedChat
 from semantic.ports.outbound import Tokenizer
@@ -21,8 +22,8 @@ from semantic.ports.serving import Ask, Prompt
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request that can be submitted. `chat` and `replayed`, where the conversation stands, are
-    None for a plain prompt."""
+    """A request that can be submitted. `chat`, `replayed`, where the conversation stands, and
+    `parts` are None for a plain prompt."""
 
     tokens: tuple[int, ...]
     max_tokens: int
@@ -30,6 +31,7 @@ class Prepared:
     chat: Chat | None
     opens_thought: bool
     replayed: Replayed | None = None
+    parts: Parts | None = None
 
 
 _COUNTED = 2 << 20
@@ -75,7 +77,8 @@ class Preparation:
             self._check_grammar(sampling.grammar)
         max_tokens = self._room(len(rendered.tokens), ask.max_tokens, is_chat=chat is not None)
         opens = rendered.opens_thought
-        return Prepared(rendered.tokens, max_tokens, sampling, chat, opens, replayed)
+        parts = _parts(chat, replayed)
+        return Prepared(rendered.tokens, max_tokens, sampling, chat, opens, replayed, parts)
 
     def tokens(
         self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
@@ -118,6 +121,12 @@ class Preparation:
             )
         limits = (room, self._default_max_tokens if wanted is None else wanted)
         return min(limit for limit in limits if limit is not None)
+
+
+def _parts(chat: Chat | None, replayed: Replayed | None) -> Parts | None:
+    if chat is None or replayed is None:
+        return None
+    return parts_of(chat, replayed.kept, replayed.given)
 
 
 def _length(prompt: Prompt) -> int:

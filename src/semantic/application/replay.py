@@ -7,8 +7,8 @@ points and tokens; no engine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from semantic.domain.chat import Chat, Message
 from semantic.domain.digest import digest
@@ -21,6 +21,7 @@ from semantic.domain.history import (
     points,
     thought_digest,
 )
+from semantic.domain.request_parts import Given
 from semantic.ports.chat import ChatFormat, RenderedChat
 from semantic.ports.turns import TurnsPort
 
@@ -29,13 +30,16 @@ from semantic.ports.turns import TurnsPort
 class Replayed:
     """A rendered conversation, and where it goes on from.
 
-    Its first `start` tokens are those of the turn at `parent`; `point` is where it stands.
+    Its first `start` tokens are those of the turn at `parent`; `point` is where it stands. The
+    first `kept` messages stand in those tokens; `given` says what is known of later answers.
     """
 
     rendered: RenderedChat
     point: Point
     parent: Point | None = None
     start: int = 0
+    kept: int = 0
+    given: Mapping[int, Given] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -69,14 +73,19 @@ class Replay:
         """The conversation in tokens. Raises InvalidRequestError when the template refuses it."""
         scope = digest("turns-v1", self._namespace, tenant.encode("utf-8", "surrogatepass"))
         at = points(chat, scope)
+        given: dict[int, Given] = {}
         for number in reversed(answers(chat.messages)):
-            known = self._known(at, chat.messages, number + 1)
+            turn = self._turns.get(at[number + 1])
+            given[number] = _given(turn)
+            known = None if turn is None else self._known(at, chat.messages, number + 1)
             if known is None:
                 continue
             after = self._format.render_after(chat, number + 1)
             if after is not None:
-                return self._joined(known.tokens(), after, at, number + 1)
-        return Replayed(self._format.render(chat), at[-1])
+                del given[number]
+                joined = self._joined(known.tokens(), after, at, number + 1)
+                return replace(joined, given=given)
+        return Replayed(self._format.render(chat), at[-1], given=given)
 
     def remember(
         self, replayed: Replayed, prompt: Sequence[int], said: Message, generated: Sequence[int]
@@ -120,4 +129,11 @@ class Replay:
         if tokens and tokens[-1] in self._ends:
             tokens.pop()
         rendered = RenderedChat((*tokens, *after.tokens), after.opens_thought)
-        return Replayed(rendered, at[-1], at[n_messages], len(tokens))
+        return Replayed(rendered, at[-1], at[n_messages], len(tokens), n_messages)
+
+
+def _given(turn: Turn | None) -> Given:
+    """What is known of an answer that `turn` is of."""
+    if turn is None:
+        return Given.OTHER
+    return Given.PLAIN if turn.thought == thought_digest("") else Given.THOUGHT

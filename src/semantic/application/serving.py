@@ -223,8 +223,9 @@ class Serving(Generic[KV]):
 
 
 def _end(done: CompletedGeneration[KV], reason: AnswerReason, reasoning: int) -> AnswerEnd:
-    usage = Usage(done.prompt_tokens, done.cached_tokens, done.generated_tokens, reasoning)
-    return AnswerEnd(reason, usage, done.stop_string, done.error, done.match)
+    n_generated, match = done.generated_tokens, done.match
+    usage = Usage(done.prompt_tokens, done.cached_tokens, n_generated, reasoning, match)
+    return AnswerEnd(reason, usage, done.stop_string, done.error, match)
 
 
 def _new_call_id() -> str:

@@ -1,8 +1,9 @@
 """The agents of sessions: which of them a request is of, when its client says whose it is.
 
 A session's id says who asks, not what: a client asks for a title under the id of the conversation.
-So a request is of the agent whose last prompt it shares at least half with, and else of a new one
-beside it. Knows prompts by their marks; no engine, no store and no text.
+So a request is of the agent whose last prompt it shares at least half with, or with which it shares
+what was said, and else of a new one beside it. Knows prompts by their marks; no engine, no store
+and no text.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from dataclasses import dataclass, field
 
 from semantic.application.origin import Origin
 from semantic.application.prompt_marks import Marks, marked, marks_of
+from semantic.domain.request_parts import SHORT, common_messages
 
 _MOST_SIBLINGS = 64
 """Agents of one identity that are looked at: each takes a while, and a user may have thousands."""
 _WITH_TOOLS = frozenset({"claude-code", "codex", "opencode"})
 """Their conversations have tools: what comes first without any is a title, not the conversation."""
+
+_MESSAGES_OF_A_TALK = 2
 
 _Group = tuple[bytes, str]
 """A tenant's tag, and what the identity's first agent is called."""
@@ -25,10 +29,12 @@ _Group = tuple[bytes, str]
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """An agent of a group: where its requests come from, and the last one's prompt."""
+    """An agent of a group: where its requests come from, the last one's prompt, and what was said
+    in it."""
 
     origin: Origin
     prompt: Marks
+    thread: str
 
 
 @dataclass(slots=True)
@@ -58,21 +64,30 @@ class SessionAgents:
         tokens: Sequence[int],
         busy: Container[str],
         is_known: Callable[[str], bool],
+        thread: str = "",
     ) -> str:
         """The agent that asks with a prompt of `tokens`, or a new one's name.
 
         Of those that are not `busy` and whose last prompt has half of the shorter one in common
-        with it: the one with most, of several that which it goes on from, then the last used.
+        with it: the one with most, of several that which it goes on from, then the last used. If
+        there is none, the one that was told most of `thread`: its system message or its tools
+        changed.
         """
         group = self._groups.get((tag, origin.identity.name), _Agents())
         lengths = {member.prompt.n_tokens for member in group.members.values()}
         prompt, beginnings = marked(tokens, lengths)
-        best, best_rank = None, (0, False)
+        best, best_rank = None, (False, 0, False)
         for name, member in list(group.members.items()):
             if name in busy or member.origin.kind != origin.kind:
                 continue
-            rank = _rank(member.prompt, prompt, beginnings)
-            if rank < best_rank or 2 * rank[0] < min(member.prompt.n_tokens, prompt.n_tokens):
+            common, goes_on = _rank(member.prompt, prompt, beginnings)
+            if 2 * common >= min(member.prompt.n_tokens, prompt.n_tokens):
+                rank = True, common, goes_on
+            elif n_said := _same_thread(member, thread):
+                rank = False, n_said, goes_on
+            else:
+                continue
+            if rank < best_rank:
                 continue
             if is_known(name):
                 best, best_rank = name, rank
@@ -80,10 +95,17 @@ class SessionAgents:
                 self.forget(tag, name)
         return best or _new_name(origin, group, busy)
 
-    def remember(self, tag: bytes, name: str, origin: Origin | None, tokens: Sequence[int]) -> bool:
+    def remember(
+        self,
+        tag: bytes,
+        name: str,
+        origin: Origin | None,
+        tokens: Sequence[int],
+        thread: str = "",
+    ) -> bool:
         """That the prompt of the agent `name` was `tokens`, if it is one of an identity.
 
-        Without an `origin` it is the one that it had before.
+        Without an `origin` it is the one that it had before. `thread` is what was said in it.
         """
         known = self.origin(tag, name)
         if known is not None and (origin is None or origin.identity.name != known.identity.name):
@@ -92,7 +114,7 @@ class SessionAgents:
             return False
         group = tag, origin.identity.name
         agents = self._groups.setdefault(group, _Agents())
-        agents.members[name] = _Member(origin, marks_of(tokens))
+        agents.members[name] = _Member(origin, marks_of(tokens), thread)
         agents.members.move_to_end(name)
         self._used[tag, name] = group
         self._used.move_to_end((tag, name))
@@ -132,6 +154,21 @@ def _rank(before: Marks, prompt: Marks, beginnings: Mapping[int, bytes]) -> tupl
     """How much two prompts have in common, and whether the later one goes on from all before."""
     goes_on = beginnings.get(before.n_tokens) == before.whole
     return before.common(prompt), goes_on
+
+
+def _same_thread(member: _Member, thread: str) -> int:
+    """How many messages a request has in common with what was said to `member`: half of the
+    shorter one at least, else 0.
+
+    A question alone is also asked for a title; an answer to it is not. Where there are tools, what
+    was said is no title.
+    """
+    common = common_messages(member.thread, thread)
+    known = len(member.thread) // SHORT
+    if not common or 2 * common * SHORT < min(len(member.thread), len(thread)):
+        return 0
+    is_talk = common >= _MESSAGES_OF_A_TALK or (member.origin.has_tools and common == known)
+    return common if is_talk else 0
 
 
 def _new_name(origin: Origin, group: _Agents, busy: Container[str]) -> str:

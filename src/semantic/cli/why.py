@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from semantic.application.match_reasons import REASONS
+from semantic.application.match_reasons import REASONS, lost_reason
 from semantic.bootstrap import load_tokenizer
 from semantic.cli.agent_lookup import AgentName, ModelId, find_agent, opened
 from semantic.cli.conversation import Conversation
@@ -79,6 +79,11 @@ def explain(agent: Manifest, read: Reader) -> Iterator[str]:
     )
     yield REASONS[match.end]
     yield from _difference(match, read)
+    if match.lost is not None:
+        yield (
+            f"{match.lost.tokens} tokens that it had were computed again in "
+            f"{show_seconds(match.lost.seconds)}: {show_name(lost_reason(match), whole=True)}"
+        )
 
 
 def compare(agent: Manifest, match: PromptMatch, read: Reader) -> Iterator[str]:
@@ -109,6 +114,8 @@ def to_json(agent: Manifest, match: PromptMatch | None, read: Reader) -> Json:
             "got_text": read(agent.match.got),
             "reason": REASONS[agent.match.end],
         }
+        if agent.match.lost is not None:
+            last["lost"] = {**asdict(agent.match.lost), "reason": lost_reason(agent.match)}
     prompt: Json | None = None
     if match is not None:
         prompt = {

@@ -86,12 +86,14 @@ class ToolCallFailed:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What an answer took, in tokens. `cached` prompt tokens were not computed again."""
+    """What an answer took, in tokens. `cached` prompt tokens were not computed again; `match`
+    says why not more."""
 
     prompt: int
     cached: int
     completion: int
     reasoning: int = 0
+    match: MatchReport | None = None
 
     @property
     def written(self) -> int:

@@ -36,8 +36,8 @@ def points(chat: Chat, scope: bytes) -> list[Point]:
 
     Tools and template options are at the beginning: where they differ, so does everything.
     """
-    options = _canonical(dict(chat.template_options))
-    tools = [_tool(tool) for tool in chat.tools]
+    options = canonical(dict(chat.template_options))
+    tools = [tool_text(tool) for tool in chat.tools]
     found = [digest("history-v1", scope, options, *tools)]
     for message in chat.messages:
         found.append(point_after(found[-1], message))
@@ -73,20 +73,22 @@ def answers(messages: Sequence[Message]) -> list[int]:
     return [number for number, message in enumerate(messages) if message.role == "assistant"]
 
 
-def _tool(tool: Tool) -> bytes:
-    return _canonical([tool.name, tool.description, dict(tool.parameters), tool.strict])
+def tool_text(tool: Tool) -> bytes:
+    """All that a tool is; in whatever order its schema is written."""
+    return canonical([tool.name, tool.description, dict(tool.parameters), tool.strict])
+
+
+def canonical(value: object) -> bytes:
+    """JSON that says the same is the same text."""
+    return _text(json.dumps(value, sort_keys=True, separators=(",", ":"), default=str))
 
 
 def _arguments(text: str) -> bytes:
     """JSON that says the same is the same."""
     try:
-        return _canonical(json.loads(text))
+        return canonical(json.loads(text))
     except (ValueError, RecursionError):
         return _text(text)
-
-
-def _canonical(value: object) -> bytes:
-    return _text(json.dumps(value, sort_keys=True, separators=(",", ":"), default=str))
 
 
 def _text(text: str) -> bytes:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from semantic.domain.request_parts import Difference
+
 
 class MatchEnd(StrEnum):
     """Why a prompt's reusable prefix ended where it did."""
@@ -28,12 +30,26 @@ class MatchEnd(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Lost:
+    """What an agent had and a request computed again.
+
+    `seconds` are those of computing that `tokens` took their share of. `part` is what in the
+    request is not as it was before; None when nothing is, or when it is not known.
+    """
+
+    tokens: int
+    seconds: float
+    part: Difference | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class MatchReport:
     """How much of a request's prompt was reused, and why not more.
 
     `differs_at` is the first position at which the prompt is not what the agent had before; None
     when it has all of it. `expected` and `got` are the token ids there. `seconds` is what
-    computing the rest of the prompt took.
+    computing the rest of the prompt took. `lost` is what the agent had of it and was computed
+    again all the same; None when nothing was.
     """
 
     prompt_tokens: int
@@ -45,6 +61,7 @@ class MatchReport:
     expected: int | None = None
     got: int | None = None
     seconds: float = 0.0
+    lost: Lost | None = None
 
     @property
     def computed_tokens(self) -> int:

@@ -95,7 +95,7 @@ class Manifest:
 
     Its blocks follow from `scope` and `token_ids`, of which the first `prompt_tokens` were the last
     turn's prompt. `note` is text that the agent's client wants to find again, such as its messages;
-    nothing here reads it. `generation` is given by the store, one more
+    no store reads it. `generation` is given by the store, one more
     with each save; `model` and `parent` (the agent it was forked from) are for people to read, and
     so is `saved_at` (seconds since 1970): nothing is decided by a clock.
     """

@@ -10,6 +10,7 @@ from semantic.application.recent_turns import RecentTurns
 from semantic.application.replay import Replay
 from semantic.domain.chat import Chat, Message, Tool
 from semantic.domain.history import Turn, thought_digest
+from semantic.domain.request_parts import Given
 from tests.support.fake_chat_format import FakeChatFormat
 from tests.support.fake_tokenizer import EOS, ByteTokenizer
 
@@ -133,6 +134,27 @@ def test_a_turn_whose_parent_was_forgotten_is_not_known() -> None:
     again = Conversation(Replay(talk.format, kept, b"model", frozenset({EOS})))
     again.chat = talk.chat
     assert again.prompt() == talk.format.render(talk.chat).tokens
+
+
+def test_what_is_known_of_answers_is_told() -> None:
+    talk = Conversation()
+    talk.answer(Message("assistant", "a", "Hm."), written("<think>Hm.</think> a"))
+    talk.say(Message("user", "x"))
+    talk.answer(Message("assistant", "b"), written("  b"))
+    talk.say(Message("user", "y"))
+    known = talk.replay.render(talk.chat, "")
+    assert (known.kept, known.given) == (4, {})
+
+    talk.say(Message("assistant", "never said"), Message("user", "z"))
+    more = talk.replay.render(talk.chat, "")
+    assert (more.kept, more.given) == (4, {5: Given.OTHER})
+    contradicted = replace(talk.chat.messages[1], reasoning="I never thought that.")
+    messages = (talk.chat.messages[0], contradicted, *talk.chat.messages[2:])
+    whole = talk.replay.render(replace(talk.chat, messages=messages), "")
+    assert whole.kept == 0
+    assert whole.given == {1: Given.THOUGHT, 3: Given.PLAIN, 5: Given.OTHER}
+    strange = talk.replay.render(talk.chat, "other")
+    assert set(strange.given.values()) == {Given.OTHER}
 
 
 def turn(number: int, n_tokens: int = 10) -> Turn:

@@ -14,6 +14,7 @@ from semantic.application.session_agents import SessionAgents
 from semantic.domain.block_hash import Scope, tenant_tag
 from semantic.domain.chat import Chat, Message, Tool
 from semantic.domain.identity import Identity
+from semantic.domain.request_parts import parts_of
 from semantic.domain.stored import Manifest
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask
@@ -43,7 +44,8 @@ class World:
         tools = "".join(f"[{tool.name}]" for tool in chat.tools)
         text = tools + "".join(f"<{one.role}>{one.content}</>" for one in chat.messages)
         tokens = tuple(map(ord, f"{text}<assistant>"))
-        return Prepared(tokens, 10, SamplingParams(), chat, opens_thought=False)
+        parts = parts_of(chat)
+        return Prepared(tokens, 10, SamplingParams(), chat, opens_thought=False, parts=parts)
 
     def ask(
         self,
@@ -110,6 +112,37 @@ def test_edited_and_regenerated_turns_find_their_agent(world: World, identity: I
     assert world.ask(*turns[:2], "What?", "This", "And that?", identity=identity) == name
     assert world.ask("Hello", identity=identity) == name  # from the start
     assert len(world.finder) == 1
+
+
+LISTEN = f"Today is another day. {SYSTEM}"
+
+
+def test_a_conversation_whose_system_message_or_tools_changed_is_the_same(world: World) -> None:
+    said = ["Hello", "Hi", "What is this?"]
+    name = world.ask(*said[:1])
+    assert world.ask(*said[:1], system=LISTEN) == name
+    assert world.ask(*said) == name
+    said += ["A test", "Why?"]
+    assert world.ask(*said, tools=(Tool("edit"), *TOOLS)) == name
+    world = world.restarted()
+    said += ["Because", "Oh"]
+    assert world.ask(*said, system=LISTEN) == name
+    assert len(world.finder) == 1
+
+
+def test_what_was_said_must_be_the_same_in_half_of_it(world: World) -> None:
+    name = world.ask("Hello", "Hi", "What is this?", "A test", "Why?", "So", "Oh")
+    assert world.ask("Hello", "Hi", "A", "B", "C", "D", "E", system=TITLE) == f"{name}~2"
+    assert world.ask("Hi", "Hello", "What?", system=SYSTEM[::-1]) == f"{name}~3"
+    assert world.ask("Hello", "Hi", "What is this?", system=LISTEN) == name
+
+
+def test_a_question_without_tools_and_answers_is_no_conversation(world: World) -> None:
+    plain = world.ask("Hello", tools=(), identity=PLAIN)
+    assert world.ask("Hello", tools=(), identity=PLAIN, system=TITLE) == f"{plain}~2"
+    talk = "Hello", "Hi", "What?"
+    for system in (SYSTEM[::-1], TITLE[::-1]):
+        assert world.ask(*talk, tools=(), identity=PLAIN, system=system) == f"{plain}~3"
 
 
 def test_a_title_call_first_does_not_take_the_conversations_name(world: World) -> None:

@@ -16,9 +16,10 @@ from starlette.responses import JSONResponse, Response
 
 from semantic.adapters.http.bodies import read_json, validated
 from semantic.adapters.http.context import agents_of, serving_of, tenant_of
+from semantic.adapters.http.lost import LostTokens, lost_tokens
 from semantic.application.match_reasons import REASONS
 from semantic.domain.errors import InvalidRequestError
-from semantic.domain.match import MatchReport
+from semantic.domain.match import MatchEnd, MatchReport
 from semantic.ports.agents import AgentState, AgentSummary, Place
 from semantic.ports.serving import ServingPort
 
@@ -84,6 +85,34 @@ class Agent(BaseModel):
     last_used: Annotated[float | None, Field(description="In seconds since 1970.")]
 
 
+class Match(BaseModel):
+    """An agent's last prompt: what of it was not computed again, and why not more."""
+
+    prompt_tokens: int
+    reused_tokens: int
+    computed_tokens: int
+    seconds: float
+    end: MatchEnd
+    reason: str
+    source: str
+    differs_at: int | None
+    expected: int | None
+    expected_text: str | None
+    got: int | None
+    got_text: str | None
+    lost: Annotated[
+        LostTokens | None, Field(description="What it had and computed again, and why.")
+    ]
+
+
+class Why(BaseModel):
+    """An agent's match; null before its first prompt."""
+
+    object: Literal["agent.match"]
+    id: str
+    match: Match | None
+
+
 class Block(BaseModel):
     """A block of an agent's: tokens `start` to `stop`."""
 
@@ -133,14 +162,15 @@ async def list_agents(request: Request) -> Response:
 # The longer paths come first: `{agent_id:path}` takes slashes too.
 
 
-@router.get("/{agent_id:path}/why")
+@router.get("/{agent_id:path}/why", responses=_gives(Why))
 async def why(request: Request, agent_id: AgentId) -> Response:
     """How much of the agent's last prompt was not computed again, and why not more."""
     if not request.scope["raw_path"].endswith(b"/why"):
         return await show(request, f"{agent_id}/why")  # the slash was encoded: part of a name
     detail = await agents_of(request).show(agent_id, tenant_of(request))
     match = None if detail.match is None else await _match(detail.match, serving_of(request))
-    return JSONResponse({"object": "agent.match", "id": agent_id, "match": match})
+    found = Why(object="agent.match", id=agent_id, match=match)
+    return JSONResponse(found.model_dump(mode="json"))
 
 
 @router.post("/{agent_id:path}/fork", openapi_extra=_takes(Fork), responses=_gives(Agent))
@@ -218,15 +248,23 @@ def _summary(agent: AgentSummary) -> Mapping[str, object]:
 _PLACES: Final = ("pool", "memory", "disk", "missing")
 
 
-async def _match(match: MatchReport, serving: ServingPort) -> Mapping[str, object]:
+async def _match(match: MatchReport, serving: ServingPort) -> Match:
     """A report with its reason in words, and with the tokens that differ as texts."""
-    return {
-        **asdict(match),
-        "computed_tokens": match.computed_tokens,
-        "reason": REASONS[match.end],
-        "expected_text": await _text(match.expected, serving),
-        "got_text": await _text(match.got, serving),
-    }
+    return Match(
+        prompt_tokens=match.prompt_tokens,
+        reused_tokens=match.reused_tokens,
+        computed_tokens=match.computed_tokens,
+        seconds=match.seconds,
+        end=match.end,
+        reason=REASONS[match.end],
+        source=match.source,
+        differs_at=match.differs_at,
+        expected=match.expected,
+        expected_text=await _text(match.expected, serving),
+        got=match.got,
+        got_text=await _text(match.got, serving),
+        lost=lost_tokens(match),
+    )
 
 
 async def _text(token: int | None, serving: ServingPort) -> str | None:

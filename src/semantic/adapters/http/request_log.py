@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semantic.adapters.http.errors import id_headers
 from semantic.adapters.http.logs import Facts, log_facts
+from semantic.adapters.http.lost import lost_tokens
 from semantic.adapters.http.observed import AnswerRecord
 
 QUIET: Final = frozenset({"/health", "/ready", "/metrics", "/", "/api/hello", "/version"})
@@ -45,13 +46,16 @@ class RequestLine:
         self._records.append(record)
 
     def facts(self) -> Facts:
-        """Of all answers together: tokens are summed, times are the longest."""
+        """Of all answers together: tokens are summed, times are the longest, and of what was lost
+        it is the most."""
         if not self._records:
             return {}
         usages = [record.usage for record in self._records]
         firsts = [record.first for record in self._records if record.first is not None]
         speeds = [speed for record in self._records if (speed := record.tokens_per_second)]
         errors = [record.error for record in self._records if record.error]
+        losses = [lost for record in self._records if (lost := lost_tokens(record.match))]
+        worst = max(losses, key=lambda one: one.tokens, default=None)
         return {
             "agent": self._records[0].agent,
             "prompt": sum(usage.prompt for usage in usages),
@@ -62,6 +66,9 @@ class RequestLine:
             "tok_s": sum(speeds) if speeds else None,
             "finish": self._records[-1].finish,
             "failed": "yes" if errors else None,
+            "lost": None if worst is None else worst.tokens,
+            "lost_s": None if worst is None else worst.seconds,
+            "lost_why": None if worst is None else worst.reason,
         }
 
 

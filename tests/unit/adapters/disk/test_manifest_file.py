@@ -18,11 +18,20 @@ from semantic.adapters.stores.disk.manifest_file import (
     encode_manifest,
 )
 from semantic.domain.block_hash import Scope
-from semantic.domain.match import MatchEnd, MatchReport
+from semantic.domain.match import Lost, MatchEnd, MatchReport
+from semantic.domain.request_parts import Change, Difference, PartKind
 from semantic.domain.stored import Manifest
 
 any_text = st.text(st.characters(codec=None, exclude_categories=()), max_size=40)
 wholes = st.integers(0, 2**60)
+parts = st.builds(
+    Difference,
+    st.sampled_from(list(PartKind)),
+    st.sampled_from(list(Change)),
+    st.none() | wholes,
+    st.none() | any_text,
+)
+losses = st.builds(Lost, wholes, st.floats(allow_nan=False), st.none() | parts)
 matches = st.builds(
     MatchReport,
     wholes,
@@ -33,6 +42,7 @@ matches = st.builds(
     st.none() | wholes,
     st.none() | wholes,
     st.floats(allow_nan=False),
+    st.none() | losses,
 )
 scopes = st.builds(Scope, st.binary(min_size=32, max_size=32), st.binary(min_size=32, max_size=32))
 manifests = st.builds(
@@ -59,6 +69,19 @@ DATA = encode_manifest(FILED)
 def test_a_manifest_comes_back(manifest: Manifest, order: int) -> None:
     filed = FiledManifest(manifest, order)
     assert decode_manifest(encode_manifest(filed), filed.key, manifest.generation) == filed
+
+
+def test_a_file_from_before_losses_were_told_is_read() -> None:
+    match = MatchReport(5, 3, MatchEnd.DIVERGED, "pool", 3, 1, 2, 0.5, Lost(1, 0.5))
+    filed = FiledManifest(replace(FILED.manifest, match=match), 5)
+    data = encode_manifest(filed)
+    fields = json.loads(data[48:-12])
+    del fields["match"]["lost"]
+    text = json.dumps(fields).encode()
+    rest = struct.pack("<QQ", len(text), 3) + text + data[-12:]
+    older = struct.pack("<8sII16s", b"SEMAGENT", 1, 0, xxhash.xxh3_128_digest(rest)) + rest
+    found = decode_manifest(older, filed.key, 7).manifest.match
+    assert found == replace(match, lost=None)
 
 
 def test_two_lone_surrogates_side_by_side_stay_two() -> None:

@@ -102,7 +102,8 @@ def test_why(server: RunningServer, served: AgentsWorld) -> None:
     served.turn("ada", 600, first=33)
     match = server.ask("GET", path("ada", "/why")).json["match"]
     assert isinstance(match, dict)
-    assert match.pop("seconds") > 0
+    seconds = match.pop("seconds")
+    assert seconds > 0
     assert match == {
         "prompt_tokens": 600,
         "reused_tokens": 0,
@@ -115,6 +116,14 @@ def test_why(server: RunningServer, served: AgentsWorld) -> None:
         "got": 33,
         "expected_text": "\0",
         "got_text": "!",
+        "lost": {
+            "tokens": 599,
+            "seconds": seconds,
+            "differs_at": 0,
+            "part": None,
+            "end": "diverged",
+            "reason": "It is not what the agent had before.",
+        },
     }
     server.ask("POST", path("ada", "/fork"), {"new_id": "bob"})
     assert server.ask("GET", path("bob", "/why")).status == 200

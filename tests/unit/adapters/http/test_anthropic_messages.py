@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from anthropic.lib.streaming._messages import accumulate_event
@@ -31,6 +32,8 @@ from semantic.domain.answer import (
     ToolCallStarted,
     Usage,
 )
+from semantic.domain.match import Lost, MatchEnd, MatchReport
+from semantic.domain.request_parts import Change, Difference, PartKind
 
 EVENT: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
 BETA_EVENT: TypeAdapter[BetaRawMessageStreamEvent] = TypeAdapter(BetaRawMessageStreamEvent)
@@ -199,8 +202,39 @@ def test_a_stream_adds_up_to_the_message(
     BetaMessage.model_validate(message)
     streamed = added_up(events).to_dict(exclude_unset=False)
     whole = Message.model_validate(message).to_dict(exclude_unset=False)
+    # The SDK sums up what it knows; our own member is in the stream's last usage.
+    assert usage_in(events[-2]).pop("semantic") == usage_in(whole).pop("semantic")
     for key in ("id", "model", "role", "content", "stop_reason", "stop_sequence", "usage"):
         assert _plain(streamed[key]) == _plain(whole[key])
+
+
+def test_usage_tells_what_was_lost() -> None:
+    changed = Difference(PartKind.MESSAGE, Change.CHANGED, 3, "tool")
+    match = MatchReport(
+        700, 256, MatchEnd.DIVERGED, "pool", 256, 5, 6, 0.5, Lost(443, 0.5, changed)
+    )
+    started, end = answer()[0], AnswerEnd("stop", replace(USAGE, match=match))
+    events, message = written([started, end])
+    BETA_EVENT.validate_python(events[-2])
+    BetaMessage.model_validate(message)
+    told = usage_in(message)["semantic"]
+    assert usage_in(events[-2])["semantic"] == told
+    assert told == {
+        "lost": {
+            "tokens": 443,
+            "seconds": 0.5,
+            "differs_at": 256,
+            "part": {"kind": "message", "change": "changed", "number": 3, "name": "tool"},
+            "end": "diverged",
+            "reason": "Message 3 (tool) changed.",
+        }
+    }
+
+
+def usage_in(holder: object) -> dict[str, object]:
+    assert isinstance(holder, dict)
+    usage: dict[str, object] = holder["usage"]
+    return usage
 
 
 def _plain(value: object) -> object:

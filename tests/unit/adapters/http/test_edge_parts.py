@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 import pytest
 from pydantic import TypeAdapter
@@ -19,6 +20,7 @@ from semantic.adapters.http.logs import FACTS, JsonLines, TextLines
 from semantic.adapters.http.metrics import Metrics
 from semantic.adapters.http.observed import AnswerRecord, ObservedServing
 from semantic.adapters.http.progress import EVERY_SECONDS, LoggedProgress
+from semantic.adapters.http.request_log import RequestLine
 from semantic.domain.answer import (
     AnswerEnd,
     AnswerEvent,
@@ -28,7 +30,8 @@ from semantic.domain.answer import (
     Usage,
 )
 from semantic.domain.errors import OverloadedError
-from semantic.domain.match import MatchEnd, MatchReport
+from semantic.domain.match import Lost, MatchEnd, MatchReport
+from semantic.domain.request_parts import Change, Difference, PartKind
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask
 from tests.support.fake_clock import FakeClock
@@ -223,3 +226,16 @@ def test_a_wrong_field_is_named_by_its_path_as_the_client_wrote_it() -> None:
 def test_very_many_values_are_refused_unread() -> None:
     with pytest.raises(TooLargeError):
         parse_object(b'{"a":[' + b"1," * MOST_VALUES + b"1]}")
+
+
+def test_a_requests_line_says_what_was_lost_and_why() -> None:
+    line = RequestLine()
+    line.ended("u", AnswerRecord(agent="me", match=MATCH))
+    assert {line.facts()[name] for name in ("lost", "lost_s", "lost_why")} == {None}
+    tool = Difference(PartKind.TOOL, Change.CHANGED, 7, "Bash")
+    for lost in (Lost(5, 0.1), Lost(40, 4.0, tool), Lost(30, 3.0)):
+        line.ended("u", AnswerRecord(match=replace(MATCH, end=MatchEnd.DIVERGED, lost=lost)))
+    facts = line.facts()
+    assert [facts[name] for name in ("lost", "lost_s", "lost_why")] == [
+        40, 4.0, "Tool 7 (Bash) changed.",
+    ]  # fmt: skip

@@ -6,6 +6,7 @@ place from which it can be read again. Here those places are the ends of whole b
 
 from __future__ import annotations
 
+from semantic.adapters.http.lost import extension
 from semantic.domain.answer import Usage
 from semantic.domain.value_objects import BLOCK_TOKENS
 
@@ -23,13 +24,14 @@ def usage_of(usage: Usage, *, answered: bool = True) -> dict[str, object]:
     """
     whole_blocks = (usage.prompt - 1) // BLOCK_TOKENS * BLOCK_TOKENS
     created = max(0, whole_blocks - usage.cached)
-    return _usage(
+    told = _usage(
         usage.prompt - usage.cached - created,
         read=usage.cached,
         created=created,
         output=usage.completion if answered else 0,
         thinking=usage.reasoning if answered else 0,
     )
+    return told | extension(usage.match)
 
 
 def _usage(rest: int, *, read: int, created: int, output: int, thinking: int) -> dict[str, object]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from semantic.adapters.http.lost import extension
 from semantic.domain.answer import Usage
+from semantic.domain.match import MatchReport
 
 
 @dataclass(slots=True)
@@ -12,7 +14,7 @@ class UsageSum:
     """Usage of a request whose prompts have `n` choices each, as its answers end.
 
     A prompt counts once, however many choices it has; of it counts as cached what none of them
-    had to compute.
+    had to compute. `match` is that of the prompt that lost most.
     """
 
     n: int = 1
@@ -35,6 +37,7 @@ class UsageSum:
             cached=sum(usage.cached for usage in prompts.values()),
             completion=sum(usage.completion for usage in self._ended.values()),
             reasoning=sum(usage.reasoning for usage in self._ended.values()),
+            match=max((usage.match for usage in prompts.values()), key=_n_lost, default=None),
         )
 
 
@@ -49,4 +52,9 @@ def usage_body(usage: Usage) -> dict[str, object]:
             "cache_write_tokens": usage.written,
         },
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
+        **extension(usage.match),
     }
+
+
+def _n_lost(match: MatchReport | None) -> int:
+    return 0 if match is None or match.lost is None else match.lost.tokens

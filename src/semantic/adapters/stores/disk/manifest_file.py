@@ -24,7 +24,8 @@ import xxhash
 from semantic.adapters.stores.disk.damage import DamagedError, NewerFormatError
 from semantic.adapters.stores.disk.names import MOST_NUMBER, agent_key
 from semantic.domain.block_hash import Scope, pack_tokens, unpack_tokens
-from semantic.domain.match import MatchEnd, MatchReport
+from semantic.domain.match import Lost, MatchEnd, MatchReport
+from semantic.domain.request_parts import Change, Difference, PartKind
 from semantic.domain.stored import Manifest
 
 VERSION = 1
@@ -150,18 +151,36 @@ def _parse(text: bytes, tokens: tuple[int, ...]) -> FiledManifest:
 
 
 def _parse_match(fields: _Fields) -> MatchReport:
-    def whole_or_none(name: str) -> int | None:
-        return None if fields.optional(name) is None else fields.whole(name)
-
+    lost = fields.optional_since("lost")
     return MatchReport(
         prompt_tokens=fields.whole("prompt_tokens"),
         reused_tokens=fields.whole("reused_tokens"),
         end=MatchEnd(fields.text("end")),
         source=fields.text("source"),
-        differs_at=whole_or_none("differs_at"),
-        expected=whole_or_none("expected"),
-        got=whole_or_none("got"),
+        differs_at=fields.whole_or_none("differs_at"),
+        expected=fields.whole_or_none("expected"),
+        got=fields.whole_or_none("got"),
         seconds=fields.number("seconds"),
+        lost=None if lost is None else _parse_lost(_Fields(lost)),
+    )
+
+
+def _parse_lost(fields: _Fields) -> Lost:
+    part = fields.optional("part")
+    return Lost(
+        fields.whole("tokens"),
+        fields.number("seconds"),
+        None if part is None else _parse_part(_Fields(part)),
+    )
+
+
+def _parse_part(fields: _Fields) -> Difference:
+    name = fields.optional("name")
+    return Difference(
+        PartKind(fields.text("kind")),
+        Change(fields.text("change")),
+        fields.whole_or_none("number"),
+        None if name is None else fields.text("name"),
     )
 
 
@@ -178,6 +197,10 @@ class _Fields:
     def optional(self, name: str) -> object:
         return self._fields[name]
 
+    def optional_since(self, name: str) -> object:
+        """A field that older files do not have."""
+        return self._fields.get(name)
+
     def text(self, name: str) -> str:
         value = self._fields[name]
         if not isinstance(value, str):
@@ -189,6 +212,9 @@ class _Fields:
         if not isinstance(value, int) or isinstance(value, bool):
             raise TypeError(name)
         return value
+
+    def whole_or_none(self, name: str) -> int | None:
+        return None if self._fields[name] is None else self.whole(name)
 
     def counter(self, name: str) -> int:
         value = self.whole(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from openai.lib.streaming._deltas import accumulate_delta
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from semantic.adapters.http.openai.usage import UsageSum, usage_body
 from semantic.domain.answer import (
     AnswerPiece,
     AnswerReason,
@@ -20,6 +22,7 @@ from semantic.domain.answer import (
     ToolCallDelta,
     ToolCallFailed,
     ToolCallStarted,
+    Usage,
 )
 from semantic.domain.errors import (
     BackendError,
@@ -29,6 +32,8 @@ from semantic.domain.errors import (
     PoolExhaustedError,
     SemanticError,
 )
+from semantic.domain.match import Lost, MatchEnd, MatchReport
+from semantic.domain.request_parts import Change, Difference, PartKind
 from semantic.domain.value_objects import TokenLogprob
 from semantic.ports.serving import Ask
 from tests.support.fake_serving import Script
@@ -113,6 +118,7 @@ def test_a_reply() -> None:
             "total_tokens": 7,
             "prompt_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 2},
             "completion_tokens_details": {"reasoning_tokens": 0},
+            "semantic": {"lost": None},
         },
     }
 
@@ -222,6 +228,29 @@ def by_seed(ask: Ask) -> Script:
     """Answers with the seed; the later choices are quicker."""
     assert ask.sampling.seed is not None
     return Script(spelled("abc"[: 4 - ask.sampling.seed]), cached=ask.sampling.seed)
+
+
+def test_usage_tells_what_was_lost() -> None:
+    tool = Difference(PartKind.TOOL, Change.CHANGED, 7, "Bash")
+    match = MatchReport(
+        900, 512, MatchEnd.DIVERGED, "disk", 512, 17, 23, 1.5, Lost(380, 1.25, tool)
+    )
+    told = {
+        "tokens": 380,
+        "seconds": 1.25,
+        "differs_at": 512,
+        "part": {"kind": "tool", "change": "changed", "number": 7, "name": "Bash"},
+        "end": "diverged",
+        "reason": "Tool 7 (Bash) changed.",
+    }
+    assert at(replied(Script(match=match)), "usage", "semantic") == {"lost": told}
+    last = chunked(Script(match=match), stream_options={"include_usage": True})[-1]
+    assert at(last, "usage", "semantic") == {"lost": told}
+    small = replace(match, lost=Lost(5, 0.1))
+    usage = UsageSum()
+    for number, one in enumerate((small, match, None, replace(match, lost=None))):
+        usage.add(number, Usage(900, 512, 3, match=one))
+    assert usage_body(usage.total())["semantic"] == {"lost": told}
 
 
 def test_several_choices() -> None:

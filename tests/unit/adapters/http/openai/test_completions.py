@@ -86,6 +86,7 @@ def test_a_reply() -> None:
             "total_tokens": 6,
             "prompt_tokens_details": {"cached_tokens": 1, "cache_write_tokens": 3},
             "completion_tokens_details": {"reasoning_tokens": 0},
+            "semantic": {"lost": None},
         },
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,8 @@ from semantic.domain.answer import (
     ToolCallStarted,
 )
 from semantic.domain.errors import ContextOverflowError, OverloadedError
+from semantic.domain.match import Lost, MatchEnd, MatchReport
+from semantic.domain.request_parts import Change, Difference, PartKind
 from tests.support.fake_serving import Script
 from tests.unit.adapters.http.openai.response_wire import kinds, response_wire
 from tests.unit.adapters.http.openai.wire import Json, at, spelled
@@ -87,7 +90,17 @@ def test_usage_is_told_in_full() -> None:
         "output_tokens": 40,
         "output_tokens_details": {"reasoning_tokens": 7},
         "total_tokens": 45,
+        "semantic": {"lost": None},
     }
+
+
+def test_usage_tells_what_was_lost() -> None:
+    changed = Difference(PartKind.SYSTEM, Change.CHANGED, 1, "system")
+    match = MatchReport(9, 2, MatchEnd.DIVERGED, "pool", 2, 5, 6, 0.5, Lost(6, 0.25, changed))
+    usage = response_wire(replace(EVERYTHING, match=match)).body()["usage"]
+    assert at(usage, "semantic", "lost", "tokens") == 6
+    assert at(usage, "semantic", "lost", "reason") == "The system message changed."
+    assert at(usage, "total_tokens") == 45
 
 
 def test_the_events_of_a_text_come_in_the_official_order() -> None:

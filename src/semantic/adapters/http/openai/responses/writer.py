@@ -12,6 +12,7 @@ from http import HTTPStatus
 from typing import Final
 
 from semantic.adapters.http.errors import Problem, openai_error
+from semantic.adapters.http.lost import extension
 from semantic.adapters.http.openai.failures import check_ended_well, unreadable_call
 from semantic.adapters.http.openai.responses.ids import new_id
 from semantic.adapters.http.openai.responses.output_items import (
@@ -212,4 +213,5 @@ def usage_body(usage: Usage) -> Json:
         "output_tokens": usage.completion,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning},
         "total_tokens": usage.total,
+        **extension(usage.match),
     }
