@@ -13,7 +13,6 @@ from typing import Literal, NewType, cast
 
 import pytest
 
-from semantic.adapters.mlx.provider import wrap_model
 from semantic.domain.block_hash import Part
 from semantic.domain.entities import AgentBlocks, KVBlock
 from semantic.domain.errors import BackendError, CacheReconstructionError, InvalidRequestError
@@ -30,7 +29,7 @@ from semantic.domain.value_objects import (
 )
 from semantic.ports.outbound import BatchBackend
 from tests.support.fake_backend import FULL, STATE, FakeBackend, window
-from tests.support.tiny_models import tiny_model
+from tests.support.in_pages import tiny_backend
 
 Opaque = NewType("Opaque", object)
 """What a backend puts into blocks: nobody here looks inside."""
@@ -127,7 +126,7 @@ def fake(*layers: str, silent_steps: int = 0) -> Subject:
 
 
 def real(architecture: str) -> Subject:
-    backend = wrap_model(tiny_model(architecture))
+    backend = tiny_backend(architecture)
     return Subject(cast("BatchBackend[Opaque]", backend), backend.cache_nbytes)
 
 
@@ -137,6 +136,8 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "fake state": lambda: fake("full", "state"),
     "mlx llama": lambda: real("llama"),
     "mlx gemma3": lambda: real("gemma3"),
+    "mlx llama in pages": lambda: real("llama in pages"),
+    "mlx gemma3 in pages": lambda: real("gemma3 in pages"),
 }
 
 # Models whose sequences are only saved and loaded here: all kinds of layers, and half precision.
@@ -151,6 +152,9 @@ SAVED: dict[str, Callable[[], Subject]] = {
     "mlx stablelm": lambda: real("stablelm"),
     "mlx falcon_h1": lambda: real("falcon_h1"),
     "mlx windows": lambda: real("windows"),
+    "mlx gpt_oss in pages": lambda: real("gpt_oss in pages"),
+    "mlx windows in pages": lambda: real("windows in pages"),
+    "mlx gemma3 bf16 in pages": lambda: real("gemma3 bf16 in pages"),
 }
 
 
@@ -745,7 +749,9 @@ def load_saved(subject: Subject, saved: Saved, capacity: int) -> SequenceId:
 
 
 EVERYTHING = tuple(SAVED)
-NO_CHECKPOINT = ("fake full", "mlx llama", "mlx llama bf16", "mlx stablelm")
+NO_CHECKPOINT = (
+    *("fake full", "mlx llama", "mlx llama bf16", "mlx llama in pages", "mlx stablelm"),
+)
 WITH_CHECKPOINT = tuple(name for name in SAVED if name not in NO_CHECKPOINT)
 
 # Around a block's edge and, of the windows of 16, 128 and 300 tokens, around the window's.

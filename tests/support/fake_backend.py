@@ -375,6 +375,10 @@ class FakeBackend:
     def cache_spec(self) -> ModelCacheSpec:
         return self._spec
 
+    def set_aside(self, n_bytes: int) -> None:
+        self._enter("set_aside")
+        assert n_bytes > 0
+
     def open(self, capacity: int) -> SequenceId:
         self._enter("open")
         self._check_capacity(capacity)

@@ -8,7 +8,6 @@ from semantic import AgentBlocks, BlockPool, BlockPoolBatchEngine, CompletedGene
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.kv_buffer import BufferRange
 from semantic.adapters.mlx.layer_caches import LayerData
-from semantic.adapters.mlx.provider import wrap_model
 from semantic.adapters.mlx.tokenizer import MLXTokenizer
 from semantic.application.prefill_budget import PrefillBudget
 from semantic.application.resident_store import ResidentStore
@@ -16,7 +15,7 @@ from semantic.domain.value_objects import ModelCacheSpec, SamplingParams
 from semantic.ports.outbound import Tokenizer
 from semantic.ports.store import CacheStorePort
 from tests.support.char_tokenizer import CharTokenizer
-from tests.support.tiny_models import tiny_model
+from tests.support.in_pages import tiny_backend
 
 Done = CompletedGeneration[LayerData]
 
@@ -39,8 +38,8 @@ class Rig:
 
         With `texts` its tokens are what this tokenizer says, and answers can be held to grammars.
         """
-        self.model = tiny_model(architecture)
-        self.backend: MLXBackend = wrap_model(self.model, f"tiny:{architecture}", texts)
+        self.backend: MLXBackend = tiny_backend(architecture, f"tiny:{architecture}", texts)
+        self.model = self.backend.model
         # The probe gives a layer that disagrees back to mlx-lm: answers would be right, and ours
         # untested.
         assert all(self.backend.ragged_layers), "a layer does not use our cache"

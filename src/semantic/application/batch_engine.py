@@ -90,6 +90,7 @@ class BlockPoolBatchEngine(Generic[KV]):
             raise InvalidRequestError("model, spec and pool must describe the same cache")
         if max_batch < 1:
             raise InvalidRequestError(f"max_batch must be at least 1, got {max_batch}")
+        model.set_aside(pool.most_bytes)
         self._pool = pool
         self._resident = ResidentStore(pool)
         self._intake = Intake(model, tokenizer)

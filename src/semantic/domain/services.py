@@ -66,6 +66,14 @@ class BlockPool(Generic[KV]):
         return self._max_bytes
 
     @property
+    def most_bytes(self) -> int:
+        """Bytes that all blocks together can never exceed."""
+        by_count = None
+        if self._total_blocks is not None:
+            by_count = self._total_blocks * max(self._block_bytes)
+        return min(limit for limit in (by_count, self._max_bytes) if limit is not None)
+
+    @property
     def used_blocks(self) -> int:
         """Blocks that somebody holds; a shared block counts once."""
         return len(self._references)

@@ -77,6 +77,13 @@ class BatchBackend(Protocol[KV]):
         """What the model keeps per sequence."""
         ...
 
+    def set_aside(self, n_bytes: int) -> None:
+        """Memory for blocks of `n_bytes` may be taken now: that is all that will be asked for.
+
+        What was set aside before stays. Nothing has to be done; what is used counts either way.
+        """
+        ...
+
     def open(self, capacity: int) -> SequenceId:
         """A new empty sequence with room for `capacity` tokens, a multiple of 256."""
         ...

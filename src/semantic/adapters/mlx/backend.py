@@ -16,12 +16,12 @@ from mlx.nn.layers.base import Module
 from mlx_lm.generate import BatchGenerator, GenerationBatch
 
 from semantic.adapters.mlx import ragged_attention
-from semantic.adapters.mlx.bodies import Bodies, Landing
+from semantic.adapters.mlx.cache_forms import CacheForms, Landing
 from semantic.adapters.mlx.grammar import Grammars
 from semantic.adapters.mlx.grammar_mask import GrammarMask
-from semantic.adapters.mlx.kv_buffer import LayerShape
-from semantic.adapters.mlx.layer_caches import LayerCache, LayerCaches, LayerData
+from semantic.adapters.mlx.layer_caches import LayerCache, LayerData
 from semantic.adapters.mlx.logprobs import read_logprob, score_tokens
+from semantic.adapters.mlx.paged.layers import PagedLayers
 from semantic.adapters.mlx.sampling import LogitsProcessor, make_processors, make_sampler
 from semantic.domain.block_hash import Part
 from semantic.domain.entities import AgentBlocks, KVBlock
@@ -86,12 +86,11 @@ class MLXBackend:
         model: Module,
         model_id: str,
         spec: ModelCacheSpec,
-        shapes: Sequence[LayerShape | None],
-        ragged: Sequence[bool],
+        forms: CacheForms,
         vocab_size: int,
         grammars: Grammars | None = None,
     ) -> None:
-        """`ragged[i]` says whether layer i uses our cache; see `probe.choose_layers`.
+        """`forms` make the caches and their bytes; see `cache_forms`.
 
         Without `grammars` no answer can be held to one.
         """
@@ -100,8 +99,7 @@ class MLXBackend:
         self._spec = spec
         self._vocab_size = vocab_size
         self.grammars = grammars or Grammars(None, (), vocab_size)
-        self._layers = LayerCaches(model, spec, shapes, ragged)
-        self._bodies = Bodies(model, spec, shapes, self._layers)
+        self._layers, self._bodies = forms.layers, forms.bodies
         self._sequences: dict[SequenceId, _Sequence] = {}
         self._by_uid: dict[int, SequenceId] = {}
         self._starting: dict[SequenceId, _Start] = {}
@@ -125,6 +123,11 @@ class MLXBackend:
         return self._layers.ragged
 
     @property
+    def in_pages(self) -> bool:
+        """Whether caches lie in pages that sequences may share."""
+        return isinstance(self._layers, PagedLayers)
+
+    @property
     def best_chunk(self) -> int:
         """See `BatchBackend.best_chunk`. Measured on a CPU, whose attention writes out all scores
         of a chunk: 512 tokens are twice as fast as 2,048. The latter is mlx-lm's own for GPUs."""
@@ -138,6 +141,11 @@ class MLXBackend:
     def cache_spec(self) -> ModelCacheSpec:
         """See `BatchBackend.cache_spec`."""
         return self._spec
+
+    def set_aside(self, n_bytes: int) -> None:
+        """See `BatchBackend.set_aside`."""
+        with self._computing():
+            self._layers.set_aside(n_bytes)
 
     def open(self, capacity: int) -> SequenceId:
         """See `BatchBackend.open`."""
@@ -273,7 +281,7 @@ class MLXBackend:
         state = self._sequences[sequence]
         landing = state.landing
         if landing is None:
-            landing = Landing(self._resting(sequence).length)
+            landing = self._bodies.landing(state.caches, self._resting(sequence).length)
         with self._computing():
             views = self._bodies.loading(state.caches, landing, part, start, stop)
         state.landing = landing

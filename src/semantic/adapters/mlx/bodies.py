@@ -94,6 +94,10 @@ class Bodies:
         ]
         self.layout: BlockLayout = describe(self._parts, shapes, described)
 
+    def landing(self, caches: Sequence[LayerCache], length: int) -> Landing:  # noqa: ARG002
+        """Where bodies land beside a sequence of `length` tokens."""
+        return Landing(length)
+
     def export_block(
         self, caches: Sequence[LayerCache], length: int, part: Part, start: int, stop: int
     ) -> bytes:

@@ -17,6 +17,8 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
 from semantic.adapters.mlx.kv_buffer import BufferRange, KVBuffer, LayerShape, join_neighbours
+from semantic.adapters.mlx.paged.cache import PagedCache
+from semantic.adapters.mlx.paged.sequence import Page
 from semantic.adapters.mlx.sequence_cache import FullCache, SequenceCache, WindowCache
 from semantic.domain.entities import AgentBlocks, KVBlock
 from semantic.domain.errors import CacheReconstructionError
@@ -52,8 +54,10 @@ class OwnState:
     length: int
 
 
-LayerData = BufferRange | OwnState
-LayerCache = SequenceCache | OwnCache
+LayerData = BufferRange | OwnState | Page
+"""What a block holds; pages are made and read elsewhere, in `paged`."""
+LayerCache = SequenceCache | OwnCache | PagedCache
+"""One layer's cache of one sequence."""
 
 
 class LayerCaches:
@@ -81,6 +85,9 @@ class LayerCaches:
     def ragged(self) -> tuple[bool, ...]:
         """Which layers use our caches."""
         return tuple(self._ragged)
+
+    def set_aside(self, n_bytes: int) -> None:
+        """Nothing: each cache has memory of its own."""
 
     def empty(self, capacity: int) -> list[LayerCache]:
         """Caches of a new sequence, with room for `capacity` tokens."""
@@ -145,7 +152,7 @@ class LayerCaches:
                 _fill_ours(cache, mine[:needed])
             else:
                 needed = layer.blocks_for(length)
-                _fill_own(layer, OwnState(cache, length), mine[:needed])
+                _fill_own(layer, OwnState(cast(OwnCache, cache), length), mine[:needed])
             unused += mine[needed:]
         mx.eval(shrunk)
         return unused

@@ -16,6 +16,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from semantic.adapters.mlx import ragged_attention
 from semantic.adapters.mlx.kv_buffer import LayerShape
 from semantic.adapters.mlx.layer_caches import LayerCaches
+from semantic.adapters.mlx.paged.layers import PagedLayers
 from semantic.domain.errors import UnsupportedModelError
 from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec
 
@@ -36,6 +37,15 @@ token of a mixture of experts to another expert. A layer that is wrong is wrong 
 _NOT_AN_ARRAY = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)
 
 
+class _Evaluated(Protocol):
+    @property
+    def state(self) -> object: ...
+
+
+class _Layers(Protocol):
+    def empty(self, capacity: int) -> Sequence[_Evaluated]: ...
+
+
 class _Merges(Protocol):
     def merge(self, caches: Sequence[object]) -> object: ...
 
@@ -52,10 +62,7 @@ def choose_layers(
     expected = _solo(model)
 
     def works(ragged: Sequence[bool]) -> bool:
-        try:
-            return _agree(_batched(model, LayerCaches(model, spec, shapes, ragged)), expected)
-        except _NOT_AN_ARRAY:
-            return False
+        return _works(model, LayerCaches(model, spec, shapes, ragged), expected)
 
     everything = tuple(shape is not None for shape in shapes)
     if not any(everything) or works(everything):
@@ -74,6 +81,19 @@ def choose_layers(
     )
 
 
+def pages_work(model: Module, layers: PagedLayers) -> bool:
+    """Whether a batch gives the right answers with caches in pages."""
+    ragged_attention.install(model)
+    return _works(model, layers, _solo(model))
+
+
+def _works(model: Module, layers: _Layers, expected: Sequence[mx.array]) -> bool:
+    try:
+        return _agree(_batched(model, layers), expected)
+    except _NOT_AN_ARRAY:
+        return False
+
+
 def _solo(model: Module) -> list[mx.array]:
     """Logits (2, vocab) of each step, each sequence alone with mlx-lm's own caches."""
     columns: list[list[mx.array]] = []
@@ -86,7 +106,7 @@ def _solo(model: Module) -> list[mx.array]:
     return [mx.concatenate(list(step)) for step in zip(*columns, strict=True)]
 
 
-def _batched(model: Module, layers: LayerCaches) -> list[mx.array]:
+def _batched(model: Module, layers: _Layers) -> list[mx.array]:
     """The same, both sequences in one batch."""
     sequences = [layers.empty(BLOCK_TOKENS) for _ in _PROMPTS]
     for caches, prompt in zip(sequences, _PROMPTS, strict=True):

@@ -17,6 +17,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load
 
 from semantic.adapters.mlx.backend import MLXBackend
+from semantic.adapters.mlx.cache_choice import AttentionFor, choose_pages, find_kernels
+from semantic.adapters.mlx.cache_forms import in_buffers
 from semantic.adapters.mlx.fingerprint import fingerprint
 from semantic.adapters.mlx.grammar import Grammars
 from semantic.adapters.mlx.layer_caches import LayerData
@@ -62,25 +64,32 @@ class MLXModelProvider:
 
 
 def wrap_model(
-    model: Module, model_id: str | None = None, tokenizer: MLXTokenizer | None = None
+    model: Module,
+    model_id: str | None = None,
+    tokenizer: MLXTokenizer | None = None,
+    *,
+    attention: AttentionFor | None = find_kernels,
 ) -> MLXBackend:
     """A backend for an mlx-lm model that is already in memory.
 
     Without a `model_id` it gets one of its own: no other model's cache will ever fit it. Answers
-    can be held to a grammar only with the `tokenizer`.
+    can be held to a grammar only with the `tokenizer`. `attention` finds what computes over pages
+    of a kind on this device; without it, or where it finds nothing, caches are not in pages.
     """
     spec = read_spec(model)
     if spec is None:
         raise InvalidRequestError(f"expected an mlx-lm model, got {type(model).__name__}")
     shapes = read_shapes(model)
-    ragged = choose_layers(model, spec, shapes)
+    forms = attention and choose_pages(model, spec, shapes, attention)
+    if forms is None:
+        forms = in_buffers(model, spec, shapes, choose_layers(model, spec, shapes))
     logits = model(mx.zeros((1, 1), dtype=mx.int32), cache=make_prompt_cache(model))
     model_id = model_id or f"unsaved:{uuid.uuid4().hex}"
     size = logits.shape[-1]
     grammars = None
     if tokenizer is not None:
         grammars = Grammars(tokenizer.inner, tokenizer.eos_token_ids, size)
-    return MLXBackend(model, model_id, spec, shapes, ragged, size, grammars)
+    return MLXBackend(model, model_id, spec, forms, size, grammars)
 
 
 def find_folder(model_id: str) -> Path:

@@ -18,6 +18,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models import base
 
+from semantic.adapters.mlx.paged.cache import PagedKeys
 from semantic.adapters.mlx.ragged_batch import Mask, RaggedKeys
 
 HOOKED_NAME = "scaled_dot_product_attention"
@@ -28,14 +29,16 @@ _mlx_lm_attention = cast(Callable[..., mx.array], base.scaled_dot_product_attent
 
 def scaled_dot_product_attention(
     queries: mx.array,
-    keys: mx.array | RaggedKeys,
-    values: mx.array | RaggedKeys,
+    keys: mx.array | RaggedKeys | PagedKeys,
+    values: mx.array | RaggedKeys | PagedKeys,
     cache: object,
     scale: float,
     mask: Mask,
     sinks: mx.array | None = None,
 ) -> mx.array:
     """mlx-lm's attention, for our batches too. Shapes as `mx.fast.scaled_dot_product_attention`."""
+    if isinstance(keys, PagedKeys):
+        return keys.batch.attend(queries, keys, scale, sinks)
     if not isinstance(keys, RaggedKeys):
         return _mlx_lm_attention(
             queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks
@@ -77,7 +80,6 @@ def _row_by_row(
 def _decode_on_cpu(queries: mx.array, batch: RaggedKeys, scale: float) -> mx.array:
     """One query per sequence, all query heads of a KV head in one matrix product.
 
-    MLX's CPU attention multiplies each query head by itself and reads the keys once for each;
     MLX's CPU attention multiplies each query head by itself and reads the keys once for each;
     grouped, a long sequence is read once. Keys on the left because a product with few columns
     reads its left side in order, and a transposed right side would be packed first.

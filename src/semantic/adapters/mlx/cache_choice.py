@@ -1,0 +1,49 @@
+"""Whether a model's caches lie in pages on this device.
+
+They do where there are kernels for all its layers, the kernels compute what MLX computes, and the
+model gives the right answers with them. Knows devices and kernels; not what a cache is used for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+
+from semantic.adapters.mlx.cache_forms import CacheForms, in_pages
+from semantic.adapters.mlx.kv_buffer import LayerShape
+from semantic.adapters.mlx.paged.attention import PagedAttention
+from semantic.adapters.mlx.paged.kernels import DTYPES, HEAD_DIMS, PagedKernels
+from semantic.adapters.mlx.paged.kinds import PageKind, page_kinds
+from semantic.adapters.mlx.paged.layers import PagedLayers
+from semantic.adapters.mlx.probe import pages_work
+from semantic.domain.value_objects import ModelCacheSpec
+
+AttentionFor = Callable[[PageKind], PagedAttention | None]
+"""What computes over pages of a kind; None when nothing does."""
+
+
+def find_kernels(kind: PageKind) -> PagedAttention | None:
+    """The kernels of this device, if it has some for layers of this kind."""
+    if mx.default_device() == mx.Device(mx.cpu) or not mx.cuda.is_available():
+        return None
+    if kind.shape.k_head_dim not in HEAD_DIMS or kind.shape.dtype not in DTYPES:
+        return None
+    return PagedKernels(kind)
+
+
+def choose_pages(
+    model: Module,
+    spec: ModelCacheSpec,
+    shapes: Sequence[LayerShape | None],
+    attention: AttentionFor,
+) -> CacheForms | None:
+    """The form of caches in pages, if the layers can lie there and the answers are right."""
+    kinds = page_kinds(spec, shapes)
+    if kinds is None:
+        return None
+    found = [one for kind in kinds if (one := attention(kind)) is not None]
+    if len(found) < len(kinds) or not pages_work(model, PagedLayers(spec, kinds, found)):
+        return None
+    return in_pages(spec, kinds, found)

@@ -1,0 +1,401 @@
+"""The paged kernels as text: one body for CUDA and for Metal, behind a few names for each.
+
+`ATTEND` is decode attention: a thread group reads one item of work, a run of tokens of one sequence
+for the query heads of one KV head, straight from the pages, and writes the sequence's new token
+into them on its way. `COMBINE` joins the items of a sequence. `APPEND` puts the tokens of a chunk
+into the pages, and copies what they attend to into one piece. Knows no MLX: what the inputs mean
+is written in `kernels.py`, which binds them.
+"""
+
+from __future__ import annotations
+
+ITEM_INTS = 8
+"""row, start, stop, columns, first, n_items, index, unused: see `plan.py`."""
+
+THREADS = 128
+
+CUDA_NAMES = """
+#define DEV
+#define LOC
+#define SHM __shared__
+#define NEAR
+#define BARRIER __syncthreads()
+#define WARP_BARRIER __syncwarp()
+#define SHUFFLE(x, mask) __shfl_xor_sync(0xffffffffu, x, mask)
+#define LATE(p) __ldcg(p)
+#define COPY16(to, from, real) \\
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: \\
+    "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from), "r"((real) ? 16 : 0) : "memory")
+#define COPIES_END asm volatile("cp.async.commit_group;" ::: "memory")
+#define COPIES_WAIT(left) asm volatile("cp.async.wait_group %0;" :: "n"(left) : "memory")
+"""
+
+CUDA_IDS = """
+  const int tid = threadIdx.x, gx = blockIdx.x, gy = blockIdx.y;
+"""
+
+CUDA_SPACE = """
+  extern __shared__ uint4 space[];
+"""
+
+METAL_NAMES = """
+#define DEV device
+#define LOC thread
+#define SHM threadgroup
+#define NEAR threadgroup
+#define BARRIER threadgroup_barrier(mem_flags::mem_threadgroup)
+#define WARP_BARRIER simdgroup_barrier(mem_flags::mem_threadgroup)
+#define SHUFFLE(x, mask) simd_shuffle_xor(x, mask)
+#define LATE(p) (*(p))
+#define COPY16(to, from, real) *(to) = (real) ? *(from) : uint4(0)
+#define COPIES_END
+#define COPIES_WAIT(left)
+"""
+
+METAL_IDS = """
+  const int tid = thread_position_in_threadgroup.x;
+  const int gx = threadgroup_position_in_grid.x, gy = threadgroup_position_in_grid.y;
+"""
+
+METAL_SPACE = """
+  threadgroup uint4 space[SPACE];
+"""
+
+# How a thread group works: GT query heads of one KV head, four warps that take turns in tiles of
+# TILE tokens. A warp reads keys with 8 lanes for a token and values with NV, 16 bytes at a time.
+_SIZES = """
+  constexpr int VEC = 16 / sizeof(T);
+  constexpr int NV = D / VEC;
+  constexpr int PARTS = (G + GT - 1) / GT;
+  constexpr float NONE = -1e30f;
+  constexpr float LOG2E = 1.4426950408889634f;
+  const int head = gy / PARTS;
+  const int g0 = (gy % PARTS) * GT;
+"""
+
+ATTEND = (
+    _SIZES
+    + """
+  constexpr int WARPS = 4;
+  constexpr int K_LANE = (NV + 7) / 8;                // vectors of a key per lane
+  constexpr int K_TURNS = TILE / 4;                   // tokens of a tile per 8 lanes
+  constexpr int V_TOGETHER = NV < 32 ? 32 / NV : 1;   // values that a warp reads at once
+  constexpr int V_LANE = (NV + 31) / 32;              // vectors of a value per lane
+  constexpr int V_TURNS = (TILE + V_TOGETHER - 1) / V_TOGETHER;
+  constexpr int IN_TILE = TILE * NV;                  // vectors of the keys of a tile
+
+  const DEV int* item = plan + gx * 8;
+  const int row = item[0], start = item[1], stop = item[2];
+  const int first = item[4], n_items = item[5], index = item[6];
+  const DEV int* columns = plan + item[3];
+  const int pos = positions[row];
+  const int begin = WINDOW > 0 ? max(start, pos - WINDOW + 1) : start;
+  const int end = min(stop, pos + 1);
+  const int heads = H * G;
+  const size_t head_size = (size_t)256 * D;
+  const size_t column_size = head_size * (2 * H) * LAYERS;
+  const size_t in_column = head_size * ((size_t)(2 * H) * layer[0] + head);
+  const DEV T* new_k = k + (size_t)row * k_strides[0] + (size_t)head * k_strides[1];
+  const DEV T* new_v = v + (size_t)row * v_strides[0] + (size_t)head * v_strides[1];
+
+  SHM alignas(16) float share_of[WARPS][TILE][GT];
+  SHM float warp_top[WARPS][GT], warp_sum[WARPS][GT];
+
+  const int warp = tid >> 5, lane = tid & 31, lane8 = lane & 7;
+  NEAR uint4* mine = space + warp * (STAGES * 2 * IN_TILE);
+
+#define FETCH(tile, stage)                                                                   \\
+  if ((tile) < end) {                                                                        \\
+    const DEV T* page = pages + columns[((tile) >> 8) - (start >> 8)] * column_size          \\
+      + in_column + (size_t)((tile) & 255) * D;                                              \\
+    for (int x = lane; x < IN_TILE; x += 32) {                                               \\
+      const int t = (tile) + x / NV;                                                         \\
+      const bool real = t >= begin && t < end;                                               \\
+      const bool is_new = t == pos;                                                          \\
+      const DEV uint4* from_k = is_new ? (const DEV uint4*)new_k + x % NV                    \\
+        : (const DEV uint4*)page + x;                                                        \\
+      const DEV uint4* from_v = is_new ? (const DEV uint4*)new_v + x % NV                    \\
+        : (const DEV uint4*)(page + head_size * H) + x;                                      \\
+      COPY16(mine + (stage) * (2 * IN_TILE) + x, from_k, real);                              \\
+      COPY16(mine + (stage) * (2 * IN_TILE) + IN_TILE + x, from_v, real);                    \\
+    }                                                                                        \\
+  }                                                                                          \\
+  COPIES_END;
+
+  int tile = begin - begin % TILE + warp * TILE;
+  FETCH(tile, 0)
+
+  float query[GT][K_LANE * VEC];
+  #pragma unroll
+  for (int g = 0; g < GT; g++) {
+    const bool real = g0 + g < G;
+    const DEV T* from = q + (size_t)row * q_strides[0] + (size_t)(head * G + g0 + g) * q_strides[1];
+    #pragma unroll
+    for (int c = 0; c < K_LANE; c++)
+      #pragma unroll
+      for (int i = 0; i < VEC; i++) {
+        const int at = (c * 8 + lane8) * VEC + i;
+        query[g][c * VEC + i] = real && at < D ? (float)from[at] * (scale[0] * LOG2E) : 0.0f;
+      }
+  }
+  if (end == pos + 1 && begin <= pos && g0 == 0) {  // this item holds the new token
+    DEV T* page = (DEV T*)pages + columns[(pos >> 8) - (start >> 8)] * column_size + in_column;
+    DEV T* to_k = page + (size_t)(pos & 255) * D;
+    for (int d = tid; d < D; d += 128) {
+      to_k[d] = new_k[d];
+      to_k[head_size * H + d] = new_v[d];
+    }
+  }
+
+  const int v_group = NV < 32 ? lane / NV : 0, v_lane = NV < 32 ? lane % NV : lane;
+  float acc[GT][V_LANE * VEC], top[GT], sum[GT];
+  #pragma unroll
+  for (int g = 0; g < GT; g++) {
+    top[g] = NONE;
+    sum[g] = 0.0f;
+    #pragma unroll
+    for (int i = 0; i < V_LANE * VEC; i++) acc[g][i] = 0.0f;
+  }
+
+  int stage = 0;
+  for (; tile < end; tile += WARPS * TILE) {
+    if (STAGES == 2) { FETCH(tile + WARPS * TILE, stage ^ 1) }
+    COPIES_WAIT(STAGES - 1);
+    WARP_BARRIER;
+    const NEAR uint4* keys = mine + stage * (2 * IN_TILE);
+    const NEAR uint4* values = keys + IN_TILE;
+    float dot[K_TURNS][GT];
+    #pragma unroll
+    for (int j = 0; j < K_TURNS; j++) {
+      const int t = (lane >> 3) + 4 * j;
+      #pragma unroll
+      for (int g = 0; g < GT; g++) dot[j][g] = 0.0f;
+      #pragma unroll
+      for (int c = 0; c < K_LANE; c++) {
+        if (NV % 8 == 0 || c * 8 + lane8 < NV) {
+          const uint4 raw = keys[t * NV + c * 8 + lane8];
+          const LOC T* key = (const LOC T*)&raw;
+          #pragma unroll
+          for (int i = 0; i < VEC; i++) {
+            const float x = (float)key[i];
+            #pragma unroll
+            for (int g = 0; g < GT; g++) dot[j][g] += query[g][c * VEC + i] * x;
+          }
+        }
+      }
+    }
+    float high[GT];
+    #pragma unroll
+    for (int g = 0; g < GT; g++) high[g] = top[g];
+    #pragma unroll
+    for (int j = 0; j < K_TURNS; j++) {
+      const int t = tile + (lane >> 3) + 4 * j;
+      const bool real = t >= begin && t < end;
+      #pragma unroll
+      for (int g = 0; g < GT; g++) {
+        float d = dot[j][g];
+        d += SHUFFLE(d, 4);
+        d += SHUFFLE(d, 2);
+        d += SHUFFLE(d, 1);
+        dot[j][g] = real ? d : NONE;
+        high[g] = max(high[g], dot[j][g]);
+      }
+    }
+    #pragma unroll
+    for (int g = 0; g < GT; g++) {
+      high[g] = max(high[g], SHUFFLE(high[g], 8));
+      high[g] = max(high[g], SHUFFLE(high[g], 16));
+      const float shrink = exp2(top[g] - high[g]);
+      top[g] = high[g];
+      sum[g] *= shrink;
+      #pragma unroll
+      for (int i = 0; i < V_LANE * VEC; i++) acc[g][i] *= shrink;
+      #pragma unroll
+      for (int j = 0; j < K_TURNS; j++) {
+        const float p = dot[j][g] > NONE ? exp2(dot[j][g] - high[g]) : 0.0f;
+        sum[g] += p;
+        if (lane8 == 0) share_of[warp][(lane >> 3) + 4 * j][g] = p;
+      }
+    }
+    WARP_BARRIER;
+    #pragma unroll
+    for (int j = 0; j < V_TURNS; j++) {
+      const int t = v_group + V_TOGETHER * j;
+      if (v_group < V_TOGETHER && (TILE % V_TOGETHER == 0 || t < TILE)) {
+        float p[GT];
+        #pragma unroll
+        for (int g = 0; g < GT; g++) p[g] = share_of[warp][t][g];
+        #pragma unroll
+        for (int c = 0; c < V_LANE; c++) {
+          const uint4 raw = values[t * NV + c * 32 + v_lane];
+          const LOC T* value = (const LOC T*)&raw;
+          #pragma unroll
+          for (int i = 0; i < VEC; i++) {
+            const float x = (float)value[i];
+            #pragma unroll
+            for (int g = 0; g < GT; g++) acc[g][c * VEC + i] += p[g] * x;
+          }
+        }
+      }
+    }
+    WARP_BARRIER;
+    if (STAGES == 1) { FETCH(tile + WARPS * TILE, 0) }
+    stage ^= STAGES - 1;
+  }
+  COPIES_WAIT(0);
+  #pragma unroll
+  for (int g = 0; g < GT; g++) {
+    sum[g] += SHUFFLE(sum[g], 8);
+    sum[g] += SHUFFLE(sum[g], 16);
+    if (lane == 0) { warp_top[warp][g] = top[g]; warp_sum[warp][g] = sum[g]; }
+  }
+  BARRIER;
+  NEAR float* joined = (NEAR float*)space;  // [GROUPS][GT][D]
+  if (v_group < V_TOGETHER)
+    #pragma unroll
+    for (int g = 0; g < GT; g++)
+      #pragma unroll
+      for (int c = 0; c < V_LANE; c++)
+        #pragma unroll
+        for (int i = 0; i < VEC; i++)
+          joined[((warp * V_TOGETHER + v_group) * GT + g) * D + (c * 32 + v_lane) * VEC + i]
+            = acc[g][c * VEC + i];
+  BARRIER;
+  for (int x = tid; x < GT * D; x += 128) {
+    const int g = x / D, d = x % D;
+    const int query_head = head * G + g0 + g;
+    if (g0 + g >= G) continue;
+    float high = NONE, total = 0.0f, all = 0.0f;
+    for (int w = 0; w < WARPS; w++) high = max(high, warp_top[w][g]);
+    for (int w = 0; w < WARPS; w++) {
+      const float part = exp2(warp_top[w][g] - high);
+      all += warp_sum[w][g] * part;
+      for (int i = 0; i < V_TOGETHER; i++)
+        total += part * joined[((w * V_TOGETHER + i) * GT + g) * D + d];
+    }
+    if (n_items == 1) {
+      if (SINKS) {
+        const float sink = (float)sinks[query_head] * LOG2E;
+        const float higher = max(high, sink);
+        const float shrink = exp2(high - higher);
+        all = all * shrink + exp2(sink - higher);
+        total *= shrink;
+      }
+      out[((size_t)row * heads + query_head) * D + d] = (T)(total / all);
+    } else {
+      const size_t at = (size_t)(first + index) * heads + query_head;
+      partial[at * D + d] = total;
+      if (d == 0) { weight[at * 2] = high; weight[at * 2 + 1] = all; }
+    }
+  }
+"""
+)
+
+# On CUDA the last thread group of a sequence's items joins them, in the order of the items, so
+# that the result does not depend on which was last.
+LAST_ONE = """
+  if (n_items == 1) return;
+  SHM int arrived;
+  BARRIER;
+  if (tid == 0) {
+    DEV int* counter = (DEV int*)counters + row * (H * PARTS) + gy;
+    __threadfence();
+    arrived = atomicAdd(counter, 1);
+    __threadfence();
+    if (arrived == n_items - 1) *counter = 0;
+  }
+  BARRIER;
+  if (arrived != n_items - 1) return;
+"""
+
+METAL_COMBINE_START = (
+    _SIZES
+    + """
+  const int row = gx, first = spans[row * 2], n_items = spans[row * 2 + 1];
+  const int heads = H * G;
+  if (n_items == 1) return;
+"""
+)
+
+COMBINE = """
+  SHM float share[GT][128], whole[GT];  // of each item; a row has 128 at most
+  for (int g = tid >> 5; g < GT; g += 4) {
+    const int query_head = head * G + min(g0 + g, G - 1);
+    const DEV float* one = weight + ((size_t)first * heads + query_head) * 2;
+    float tops[4], sums[4], high = NONE, all = 0.0f;
+    #pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const int i = (tid & 31) + 32 * j;
+      tops[j] = i < n_items ? LATE(one + (size_t)i * heads * 2) : NONE;
+      sums[j] = i < n_items ? LATE(one + (size_t)i * heads * 2 + 1) : 0.0f;
+      high = max(high, tops[j]);
+    }
+    for (int mask = 16; mask; mask >>= 1) high = max(high, SHUFFLE(high, mask));
+    const float sink = SINKS ? (float)sinks[query_head] * LOG2E : NONE;
+    high = max(high, sink);
+    #pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const float part = exp2(tops[j] - high);
+      share[g][(tid & 31) + 32 * j] = part;
+      all += sums[j] * part;
+    }
+    for (int mask = 16; mask; mask >>= 1) all += SHUFFLE(all, mask);
+    if ((tid & 31) == 0) whole[g] = SINKS ? all + exp2(sink - high) : all;
+  }
+  BARRIER;
+  #pragma unroll
+  for (int x = tid; x < GT * D; x += 128) {
+    const int g = x / D, d = x % D;
+    const int query_head = head * G + g0 + g;
+    if (g0 + g < G) {
+      const DEV float* one = partial + ((size_t)first * heads + query_head) * D + d;
+      float total = 0.0f;
+      #pragma unroll 8
+      for (int i = 0; i < n_items; i++) total += share[g][i] * LATE(one + (size_t)i * heads * D);
+      out[((size_t)row * heads + query_head) * D + d] = (T)(total / whole[g]);
+    }
+  }
+"""
+
+# bounds: position of the first new token, how many there are, the first to be kept in the pages,
+# the first to be gathered. One thread for 16 bytes of keys and of values.
+APPEND = """
+  constexpr int VEC = 16 / sizeof(T);
+  constexpr int NV = D / VEC;
+  const int at = bounds[0], n = bounds[1], keep_from = bounds[2], gather_from = bounds[3];
+  const int x = gx * 128 + tid;
+  const int t = (GATHER ? gather_from : at) + x / NV, lane = x % NV, head = gy;
+  const size_t head_size = (size_t)256 * D;
+  if (x == 0 && head == 0) done[0] = at + n;
+  if (t >= at + n) return;
+  const int block = t >> 8;
+  DEV T* page = (DEV T*)pages + head_size * ((size_t)(2 * H) * layer[0] + head)
+    + columns[RING ? block % columns_shape[0] : block] * (head_size * (2 * H) * LAYERS)
+    + (size_t)(t & 255) * D;
+  DEV uint4* page_k = (DEV uint4*)page;
+  DEV uint4* page_v = (DEV uint4*)(page + head_size * H);
+  uint4 key, value;
+  if (t >= at) {
+    const size_t new_t = t - at;
+    key = ((const DEV uint4*)(k + head * k_strides[1] + new_t * k_strides[2]))[lane];
+    value = ((const DEV uint4*)(v + head * v_strides[1] + new_t * v_strides[2]))[lane];
+    if (WRITE && t >= keep_from) { page_k[lane] = key; page_v[lane] = value; }
+  } else {
+    key = page_k[lane];
+    value = page_v[lane];
+  }
+  if (GATHER) {
+    const size_t to = ((size_t)head * (at + n - gather_from) + (t - gather_from)) * NV + lane;
+    ((DEV uint4*)all_k)[to] = key;
+    ((DEV uint4*)all_v)[to] = value;
+  }
+"""
+
+# Whole columns, from one piece to the pages: 16 bytes a thread.
+STORE = """
+  const size_t vectors = (size_t)2 * H * LAYERS * 256 * D * sizeof(T) / 16;
+  const size_t x = (size_t)gx * 128 + tid;
+  if (x == 0 && gy == 0) done[0] = 1;
+  if (x < vectors)
+    ((DEV uint4*)pages)[columns[gy] * vectors + x] = ((const DEV uint4*)data)[gy * vectors + x];
+"""

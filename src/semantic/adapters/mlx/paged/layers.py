@@ -1,0 +1,194 @@
+"""A sequence's paged caches of all layers: made empty, made from blocks, turned into blocks.
+
+Restoring an agent's own blocks moves nothing; another's are shared, but for the one that is
+written to. Knows shapes and block sizes; not requests, budgets or batches.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from semantic.adapters.mlx.paged.attention import PagedAttention
+from semantic.adapters.mlx.paged.cache import PagedCache, PagedLayer
+from semantic.adapters.mlx.paged.kinds import PageKind
+from semantic.adapters.mlx.paged.lineup import Lineups
+from semantic.adapters.mlx.paged.pages import Lease, Pages
+from semantic.adapters.mlx.paged.sequence import Chain, Page, PagedSequence
+from semantic.domain.entities import AgentBlocks, KVBlock
+from semantic.domain.errors import CacheReconstructionError
+from semantic.domain.prefix import earliest_cut
+from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec
+
+_USUAL_LENGTH = 8192
+"""Tokens of a sequence for which a model's kinds of pages are used up together."""
+
+
+class PagedLayers:
+    """Makes the caches of a model's sequences, in pages of `kinds`."""
+
+    def __init__(
+        self,
+        spec: ModelCacheSpec,
+        kinds: Sequence[PageKind],
+        attention: Sequence[PagedAttention],
+    ) -> None:
+        """`attention[i]` computes over pages of `kinds[i]`."""
+        self._spec = spec
+        self.pages = [Pages(kind) for kind in kinds]
+        self.attention = list(attention)
+        self._layers = _layers(spec, kinds, attention)
+
+    @property
+    def ragged(self) -> tuple[bool, ...]:
+        """Which layers use our caches: all."""
+        return (True,) * self._spec.n_layers
+
+    def set_aside(self, n_bytes: int) -> None:
+        """Have columns for blocks of `n_bytes` altogether.
+
+        Where a model has several kinds they are divided as sequences of usual length need them;
+        a kind that is used more gets more when it needs them.
+        """
+        sizes = [
+            len(range(0, _USUAL_LENGTH, BLOCK_TOKENS))
+            if pages.kind.ring is None
+            else pages.kind.ring
+            for pages in self.pages
+        ]
+        per_sequence = sum(
+            n * pages.kind.column_bytes for n, pages in zip(sizes, self.pages, strict=True)
+        )
+        for n, pages in zip(sizes, self.pages, strict=True):
+            pages.grow(max(1, n_bytes * n // per_sequence))
+
+    def empty(self, capacity: int) -> list[PagedCache]:
+        """Caches of a new sequence, with room for `capacity` tokens."""
+        sequence = PagedSequence([Chain(pages) for pages in self.pages])
+        sequence.reserve(capacity)
+        return [PagedCache(layer, sequence) for layer in self._layers]
+
+    def restored(
+        self, blocks: AgentBlocks[Page], length: int, capacity: int, *, exclusive: bool
+    ) -> list[PagedCache]:
+        """Caches that begin with the first `length` tokens of `blocks`.
+
+        Exclusive ones are taken over as they lie. Otherwise whole blocks are shared; a block that
+        will be written to is copied. Raises CacheReconstructionError when a layer cannot give
+        those tokens.
+        """
+        for i in range(self._spec.n_layers):
+            self._check(i, blocks, length)
+        chains: list[Chain] = []
+        copied: list[mx.array] = []
+        for pages, attention in zip(self.pages, self.attention, strict=True):
+            leases = _first_page(blocks, pages.kind.layers[0]).leases
+            chain = Chain(pages, leases if exclusive else [pages.share(one) for one in leases])
+            copied += _own(chain, length, attention)
+            chains.append(chain)
+        sequence = PagedSequence(chains)
+        sequence.reserve(capacity)
+        mx.eval(copied)
+        return [
+            PagedCache(layer, sequence, length, _first_page(blocks, i).first)
+            for i, layer in enumerate(self._layers)
+        ]
+
+    def reserve(self, caches: Sequence[PagedCache], capacity: int) -> None:
+        """Make room for `capacity` tokens in every layer."""
+        caches[0].sequence.reserve(capacity)
+
+    def fill(
+        self,
+        caches: Sequence[PagedCache],
+        blocks: Sequence[Sequence[KVBlock[Page]]],
+        length: int,  # noqa: ARG002
+    ) -> list[KVBlock[Page]]:
+        """Put `caches` into `blocks`; returns the blocks not needed. Copies nothing."""
+        unused: list[KVBlock[Page]] = []
+        leases: dict[int, tuple[Lease, ...]] = {}
+        for cache, mine in zip(caches, blocks, strict=True):
+            kind = cache.chain.pages.kind
+            held = cache.held
+            needed = len(range(0, len(held), BLOCK_TOKENS))
+            if cache.layer.kind not in leases:
+                columns = len(cache.chain.leases) if kind.ring is not None else needed
+                leases[cache.layer.kind] = tuple(cache.chain.leases[:columns])
+            token_bytes = kind.column_bytes // len(kind.layers) // BLOCK_TOKENS
+            for at, block in enumerate(mine[:needed]):
+                block.start = held.start + at * BLOCK_TOKENS
+                block.token_count = min(BLOCK_TOKENS, held.stop - block.start)
+                block.layer_data = Page(
+                    leases[cache.layer.kind], at, cache.layer.number, held.start, held.stop,
+                    token_bytes,
+                )  # fmt: skip
+            unused += mine[needed:]
+        return unused
+
+    def _check(self, i: int, blocks: AgentBlocks[Page], length: int) -> None:
+        """Raise CacheReconstructionError unless layer `i` of `blocks` can be cut to `length`."""
+        chain = blocks.blocks_for_layer(i)
+        who = f"layer {i} of {blocks.agent_id!r}"
+        if not chain or any(a.stop != b.start for a, b in itertools.pairwise(chain)):
+            raise CacheReconstructionError(f"{who}: blocks are missing")
+        held = blocks.token_range(i)
+        if not earliest_cut(self._spec.layers[i], held, held.stop) <= length <= held.stop:
+            raise CacheReconstructionError(
+                f"{who} holds tokens {held.start} to {held.stop}; it cannot give the first {length}"
+            )
+        layer = self._layers[i]
+        pages = self.pages[layer.kind]
+        found = [block.layer_data for block in chain]
+        whole = [one for one in found if isinstance(one, Page) and one.layer == layer.number]
+        if (
+            [one.at for one in whole] != list(range(len(chain)))
+            or len({(one.leases, one.first, one.stop) for one in whole}) != 1
+            or range(whole[0].first, whole[0].stop) != held
+            or not all(lease.of(pages) for lease in whole[0].leases)
+            or whole[0].leases != _first_page(blocks, pages.kind.layers[0]).leases
+        ):
+            raise CacheReconstructionError(f"{who} has no pages for its tokens")
+
+
+def _layers(
+    spec: ModelCacheSpec, kinds: Sequence[PageKind], attention: Sequence[PagedAttention]
+) -> list[PagedLayer]:
+    lineups = Lineups()
+    layers = {
+        number: PagedLayer(i, kind.layers.index(number), attention[i], lineups)
+        for i, kind in enumerate(kinds)
+        for number in kind.layers
+    }
+    return [layers[number] for number in range(spec.n_layers)]
+
+
+def _first_page(blocks: AgentBlocks[Page], layer: int) -> Page:
+    page = blocks.blocks_for_layer(layer)[0].layer_data
+    if page is None:
+        raise AssertionError("an unchecked block")
+    return page
+
+
+def _own(chain: Chain, length: int, attention: PagedAttention) -> list[mx.array]:
+    """Let no column be shared that tokens from `length` on go to; what to evaluate.
+
+    In a ring that is any of them; else only the one that `length` lies in, if it does not begin
+    there. Columns behind that are not needed.
+    """
+    pages = chain.pages
+    if pages.kind.ring is None:
+        del chain.leases[-(-length // BLOCK_TOKENS) :]
+        written = [length // BLOCK_TOKENS] if length % BLOCK_TOKENS else []
+    else:
+        written = list(range(len(chain.leases)))
+    copied: list[mx.array] = []
+    for at in written:
+        old = chain.leases[at]
+        if old.is_shared:
+            mine = pages.take()
+            data = pages.data[old.index : old.index + 1]
+            copied.append(attention.store(pages, [mine.index], mx.contiguous(data)))
+            chain.leases[at] = mine
+    return copied

@@ -1,0 +1,16 @@
+"""Numbers for kernels, in the device's own memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+
+def on_device(numbers: Sequence[int]) -> mx.array:
+    """(n,) int32.
+
+    What MLX makes from Python's numbers lies in the host's memory, where each thread group would
+    wait for it; a result of another size cannot take its place there.
+    """
+    return mx.array(list(numbers), dtype=mx.int64).astype(mx.int32)
