@@ -207,7 +207,7 @@ def test_a_sequence_of_a_failed_step_is_neither_paused_nor_saved(
         raise RuntimeError("injected")
 
     with monkeypatch.context() as patched:
-        patched.setattr(model._generator, "next", fail)
+        patched.setattr(model._batch, "step", fail)
         with pytest.raises(BackendError, match="injected"):
             model.decode()
     with pytest.raises(BackendError, match="half written"):

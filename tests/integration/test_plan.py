@@ -247,7 +247,7 @@ def test_a_step_that_fails_while_decoding_loses_only_its_batch(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("device lost")
 
-    monkeypatch.setattr(rig.backend._generator, "next", broken)
+    monkeypatch.setattr(rig.backend._batch, "step", broken)
     done = rig.run()
     assert [done[uid].finish_reason for uid in uids] == ["error", "error"]
     rig.check()

@@ -1,7 +1,7 @@
 """MLXBackend: an mlx-lm model behind the `BatchBackend` port.
 
-Prefills sequences one by one in chunks, and decodes them together in an unmodified mlx-lm
-`BatchGenerator` whose caches are ours. Knows neither requests nor when something should run.
+Prefills sequences one by one in chunks, and decodes them together in a batch. Knows neither
+requests nor when something should run.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx_lm.generate import BatchGenerator, GenerationBatch
 
 from semantic.adapters.mlx import ragged_attention
 from semantic.adapters.mlx.cache_forms import CacheForms, Landing
+from semantic.adapters.mlx.decode_batch import DecodeBatch, Newcomer, OwnBatch
+from semantic.adapters.mlx.generator_batch import GeneratorBatch
 from semantic.adapters.mlx.grammar import Grammars
 from semantic.adapters.mlx.grammar_mask import GrammarMask
 from semantic.adapters.mlx.layer_caches import LayerCache, LayerData
 from semantic.adapters.mlx.logprobs import read_logprob, score_tokens
 from semantic.adapters.mlx.paged.layers import PagedLayers
-from semantic.adapters.mlx.sampling import LogitsProcessor, make_processors, make_sampler
+from semantic.adapters.mlx.sampling import make_processors, make_sampler
 from semantic.domain.block_hash import Part
 from semantic.domain.entities import AgentBlocks, KVBlock
 from semantic.domain.errors import (
@@ -41,9 +41,6 @@ from semantic.domain.value_objects import (
     TokenLogprob,
 )
 
-_UNLIMITED = 1 << 30
-"""How many sequences, and tokens of each, the BatchGenerator may take: the engine decides."""
-
 
 @dataclass(slots=True)
 class _Sequence:
@@ -55,8 +52,7 @@ class _Sequence:
     caches: list[LayerCache]
     length: int = 0
     capacity: int = 0
-    uid: int | None = None
-    joined: bool = False
+    decoding: bool = False
     params: SamplingParams = field(default_factory=SamplingParams)
     mask: GrammarMask | None = None
     landing: Landing | None = None
@@ -72,10 +68,18 @@ class _Start:
     drawn: int
     mask: GrammarMask | None
 
-    def processors(self) -> list[LogitsProcessor]:
-        """What changes the logits, in order; a grammar has the last word."""
+    def newcomer(self, sequence: SequenceId, caches: list[LayerCache]) -> Newcomer:
+        """What the batch is told; of the processors, a grammar has the last word."""
         processors = make_processors(self.params, len(self.history) + 1 - self.drawn)
-        return processors if self.mask is None else [*processors, self.mask]
+        return Newcomer(
+            sequence,
+            caches,
+            self.last_token,
+            self.history,
+            make_sampler(self.params, self.drawn),
+            processors if self.mask is None else [*processors, self.mask],
+            logprobs=self.params.logprobs is not None,
+        )
 
 
 class MLXBackend:
@@ -101,10 +105,10 @@ class MLXBackend:
         self.grammars = grammars or Grammars(None, (), vocab_size)
         self._layers, self._bodies = forms.layers, forms.bodies
         self._sequences: dict[SequenceId, _Sequence] = {}
-        self._by_uid: dict[int, SequenceId] = {}
         self._starting: dict[SequenceId, _Start] = {}
+        self._newcomers: list[_Sequence] = []
         self._next_id = 0
-        self._generator = self._new_generator()
+        self._batch = self._new_batch()
         ragged_attention.install(model)
 
     @property
@@ -136,7 +140,7 @@ class MLXBackend:
     @property
     def stream(self) -> mx.Stream:
         """Where everything is computed; `mx.synchronize` it to wait for what is under way."""
-        return cast(mx.Stream, self._generator.stream)
+        return self._batch.stream
 
     def cache_spec(self) -> ModelCacheSpec:
         """See `BatchBackend.cache_spec`."""
@@ -216,17 +220,17 @@ class MLXBackend:
 
     def decode(self) -> list[SampledToken]:
         """See `BatchBackend.decode`."""
-        if not self._by_uid and not self._starting:
+        if not self._batch and not self._starting:
             return []
         try:
             with self._computing():
-                self._insert_starting()
+                self._join_starting()
                 return self._advance() or self._advance()
         except BackendError:
             # A step that failed half-way leaves the batch in no known state; its sequences are
             # lost, all others were never part of it.
-            self._generator = self._new_generator()
-            self._by_uid.clear()
+            self._batch = self._new_batch()
+            self._newcomers.clear()
             self._starting.clear()
             raise
 
@@ -253,8 +257,7 @@ class MLXBackend:
     def pause(self, sequence: SequenceId) -> None:
         """See `BatchBackend.pause`."""
         state = self._sequences[sequence]
-        uid = state.uid
-        if uid is not None and uid not in self._by_uid:
+        if state.decoding and sequence not in self._batch:
             raise BackendError("a step that failed left the sequence half written")
         with self._computing():
             self._leave(sequence, state)
@@ -310,19 +313,15 @@ class MLXBackend:
 
     # Inside
 
-    def _new_generator(self) -> BatchGenerator:
-        return BatchGenerator(
-            self.model,
-            max_tokens=_UNLIMITED,
-            completion_batch_size=_UNLIMITED,
-            prefill_batch_size=_UNLIMITED,
-        )
+    def _new_batch(self) -> DecodeBatch:
+        ours = all(self.ragged_layers)
+        return OwnBatch(self.model) if ours else GeneratorBatch(self.model)
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
-        """On the generator's stream; the framework's errors become BackendError."""
+        """On the batch's stream; the framework's errors become BackendError."""
         try:
-            with mx.stream(self._generator.stream):
+            with mx.stream(self._batch.stream):
                 yield
         except SemanticError:
             raise
@@ -336,62 +335,47 @@ class MLXBackend:
         return sequence
 
     def _advance(self) -> list[SampledToken]:
-        """One step of the generator: a token from each member, then newcomers take their place."""
-        responses = cast(list[GenerationBatch.Response], self._generator.next()[1])
-        sampled = [
-            self._read(self._by_uid[response.uid], response.token, response.logprobs)
-            for response in responses
-        ]
-        for sequence in self._by_uid.values():
-            state = self._sequences[sequence]
-            if not state.joined:
-                state.joined = True
-                state.length += 1
+        """One step of the batch; newcomers only take in their last prompt token."""
+        sampled = [self._read(*one) for one in self._batch.step()]
+        for state in self._newcomers:
+            state.length += 1
+        self._newcomers.clear()
         return sampled
 
-    def _read(self, sequence: SequenceId, token: int, logprobs: mx.array) -> SampledToken:
+    def _read(self, sequence: SequenceId, token: int, logprobs: mx.array | None) -> SampledToken:
         """A token that is in the cache now, as it is told."""
         state = self._sequences[sequence]
         error = None if state.mask is None else state.mask.failure_at(state.length)
         state.length += 1
         n_logprobs = state.params.logprobs
-        found = None if n_logprobs is None else read_logprob(logprobs, token, n_logprobs)
+        found = None
+        if n_logprobs is not None and logprobs is not None:
+            found = read_logprob(logprobs, token, n_logprobs)
         return SampledToken(sequence, token, found, error)
 
-    def _insert_starting(self) -> None:
-        """Let those who wait for it join the batch.
-
-        All at once where every cache is ours. mlx-lm's own give a sequence without tokens the
-        zeros of a neighbour instead of no state when both join together, so then one by one.
-        """
-        waiting = list(self._starting)
-        for sequence in waiting if all(self.ragged_layers) else waiting[:1]:
+    def _join_starting(self) -> None:
+        """Let those who wait for it join the batch, as many as may at once."""
+        newcomers: list[Newcomer] = []
+        for sequence in list(self._starting)[: self._batch.joins_at_once]:
             start, state = self._starting.pop(sequence), self._sequences[sequence]
-            (uid,) = self._generator.insert(
-                [[start.last_token]],
-                max_tokens=[_UNLIMITED],
-                caches=[state.caches],
-                all_tokens=[start.history],
-                samplers=[make_sampler(start.params, start.drawn)],
-                logits_processors=[start.processors()],
-            )
-            state.uid = uid
+            newcomers.append(start.newcomer(sequence, state.caches))
+            state.decoding = True
             state.params, state.mask = start.params, start.mask
-            self._by_uid[uid] = sequence
+            self._newcomers.append(state)
+        if newcomers:
+            self._batch.join(newcomers)
 
     def _leave(self, sequence: SequenceId, state: _Sequence) -> None:
         """Take a sequence out of the batch, if it is in it, with its caches as they are then."""
         self._starting.pop(sequence, None)
-        uid, state.uid, state.joined = state.uid, None, False
-        if uid is None or self._by_uid.pop(uid, None) is None:
-            return
-        removed = self._generator.remove([uid], return_prompt_caches=True)
-        state.caches = cast(list[LayerCache], removed[uid][0])
+        state.decoding = False
+        if sequence in self._batch:
+            state.caches = self._batch.leave(sequence)
 
     def _resting(self, sequence: SequenceId) -> _Sequence:
         """A sequence that is neither decoding nor being loaded; BackendError for another."""
         state = self._sequences[sequence]
-        if state.uid is not None or sequence in self._starting:
+        if state.decoding or sequence in self._starting:
             raise BackendError("the sequence is decoding; pause it first")
         if state.landing is not None:
             raise BackendError("the sequence is being loaded")

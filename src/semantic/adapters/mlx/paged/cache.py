@@ -55,10 +55,6 @@ class PagedCache:
         """Make room for `capacity` tokens."""
         self.chain.reserve(capacity)
 
-    def trim(self, length: int) -> None:
-        """Forget the tokens from position `length` on."""
-        self.offset = min(self.offset, length)
-
     # What mlx-lm calls
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:

@@ -82,14 +82,20 @@ class PagedLayers:
         for i in range(self._spec.n_layers):
             self._check(i, blocks, length)
         chains: list[Chain] = []
-        copied: list[mx.array] = []
-        for pages, attention in zip(self.pages, self.attention, strict=True):
+        replaced: list[list[tuple[Lease, Lease]]] = []
+        for pages in self.pages:
             leases = _first_page(blocks, pages.kind.layers[0]).leases
             chain = Chain(pages, leases if exclusive else [pages.share(one) for one in leases])
-            copied += _own(chain, length, attention)
+            replaced.append(_own(chain, length))
             chains.append(chain)
         sequence = PagedSequence(chains)
         sequence.reserve(capacity)
+        # Last: what is put into pages before they grow is not in the larger ones.
+        copied = [
+            _copy(pages, pairs, attention)
+            for pages, pairs, attention in zip(self.pages, replaced, self.attention, strict=True)
+            if pairs
+        ]
         mx.eval(copied)
         return [
             PagedCache(layer, sequence, length, _first_page(blocks, i).first)
@@ -112,14 +118,15 @@ class PagedLayers:
         for cache, mine in zip(caches, blocks, strict=True):
             kind = cache.chain.pages.kind
             held = cache.held
-            needed = len(range(0, len(held), BLOCK_TOKENS))
+            # As many blocks as columns, though a window's tokens might do with fewer: what is in
+            # a column that no block counts would be memory that nobody knows of.
+            needed = cache.chain.columns_for(cache.offset)
             if cache.layer.kind not in leases:
-                columns = len(cache.chain.leases) if kind.ring is not None else needed
-                leases[cache.layer.kind] = tuple(cache.chain.leases[:columns])
+                leases[cache.layer.kind] = tuple(cache.chain.leases[:needed])
             token_bytes = kind.column_bytes // len(kind.layers) // BLOCK_TOKENS
-            for at, block in enumerate(mine[:needed]):
-                block.start = held.start + at * BLOCK_TOKENS
-                block.token_count = min(BLOCK_TOKENS, held.stop - block.start)
+            cuts = _divided(held, needed)
+            for at, (block, tokens) in enumerate(zip(mine[:needed], cuts, strict=True)):
+                block.start, block.token_count = tokens.start, len(tokens)
                 block.layer_data = Page(
                     leases[cache.layer.kind], at, cache.layer.number, held.start, held.stop,
                     token_bytes,
@@ -171,24 +178,37 @@ def _first_page(blocks: AgentBlocks[Page], layer: int) -> Page:
     return page
 
 
-def _own(chain: Chain, length: int, attention: PagedAttention) -> list[mx.array]:
-    """Let no column be shared that tokens from `length` on go to; what to evaluate.
+def _divided(held: range, n: int) -> list[range]:
+    """`held` in `n` ranges of 256 tokens at most, each but perhaps the last with one at least."""
+    edges = [
+        max(held.start, min(held.start + i * BLOCK_TOKENS, held.stop - n + i)) for i in range(n)
+    ]
+    return [range(a, b) for a, b in itertools.pairwise([*edges, held.stop])]
+
+
+def _own(chain: Chain, length: int) -> list[tuple[Lease, Lease]]:
+    """Let no column be shared that tokens from `length` on go to; which are replaced, and by which.
 
     In a ring that is any of them; else only the one that `length` lies in, if it does not begin
-    there. Columns behind that are not needed.
+    there. Columns behind that hold nothing more: they stay as room unless somebody else reads them.
     """
     pages = chain.pages
-    if pages.kind.ring is None:
-        del chain.leases[-(-length // BLOCK_TOKENS) :]
-        written = [length // BLOCK_TOKENS] if length % BLOCK_TOKENS else []
-    else:
-        written = list(range(len(chain.leases)))
-    copied: list[mx.array] = []
-    for at in written:
+    needed = chain.columns_for(length)
+    chain.leases[needed:] = [lease for lease in chain.leases[needed:] if not lease.is_shared]
+    first = length // BLOCK_TOKENS if pages.kind.ring is None else 0
+    replaced: list[tuple[Lease, Lease]] = []
+    for at in range(first, needed):
         old = chain.leases[at]
         if old.is_shared:
-            mine = pages.take()
-            data = pages.data[old.index : old.index + 1]
-            copied.append(attention.store(pages, [mine.index], mx.contiguous(data)))
-            chain.leases[at] = mine
-    return copied
+            chain.leases[at] = pages.take()
+            replaced.append((old, chain.leases[at]))
+    return replaced
+
+
+def _copy(
+    pages: Pages, pairs: Sequence[tuple[Lease, Lease]], attention: PagedAttention
+) -> mx.array:
+    """Copy columns into others; what to evaluate."""
+    data = [pages.data[old.index : old.index + 1] for old, _ in pairs]
+    whole = data[0] if len(data) == 1 else mx.concatenate(data)
+    return attention.store(pages, [new.index for _, new in pairs], mx.contiguous(whole))

@@ -36,9 +36,15 @@ class Chain:
             self._array = on_device(self.columns)
         return self._array
 
+    def columns_for(self, n_tokens: int) -> int:
+        """Columns that a sequence of `n_tokens` has."""
+        needed = -(-n_tokens // BLOCK_TOKENS)
+        ring = self.pages.kind.ring
+        return needed if ring is None else min(needed, ring)
+
     def has_room(self, n_tokens: int) -> bool:
         """Whether a sequence of `n_tokens` has a column for each."""
-        return len(self.leases) >= self._needed(n_tokens)
+        return len(self.leases) >= self.columns_for(n_tokens)
 
     def reserve(self, n_tokens: int) -> None:
         """Have a column for each of `n_tokens`."""
@@ -46,11 +52,6 @@ class Chain:
             while not self.has_room(n_tokens):
                 self.leases.append(self.pages.take())
             self._array = None
-
-    def _needed(self, n_tokens: int) -> int:
-        needed = -(-n_tokens // BLOCK_TOKENS)
-        ring = self.pages.kind.ring
-        return needed if ring is None else min(needed, ring)
 
 
 class PagedSequence:
