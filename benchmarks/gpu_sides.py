@@ -1,0 +1,203 @@
+"""The sides of the GPU benchmark: our engine, mlx-lm's BatchGenerator, and the weights alone.
+
+Each is driven from end to end, token by token, as a server would. Caches are real: prompts are
+computed, not made up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import semantic.adapters.mlx  # isort: skip  # noqa: F401  loads OpenBLAS before MLX
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx_lm.generate import BatchGenerator
+from mlx_lm.models.cache import make_prompt_cache
+
+from semantic import BlockPool, BlockPoolBatchEngine
+from semantic.adapters.mlx.layer_caches import LayerData
+from semantic.adapters.mlx.provider import wrap_model
+from semantic.application.prefill_budget import PrefillBudget
+from semantic.domain.value_objects import BLOCK_TOKENS, TokenEvent
+from tests.support.char_tokenizer import CharTokenizer
+
+CHUNK = 2048
+MOST_TOKENS = 400
+"""Of an answer: nobody ends while it is measured."""
+_ANY_GAP = 30.0
+"""Seconds: while prompts are computed nobody is in a hurry."""
+
+Caches = list[object]
+
+
+def prompt(length: int, number: int, vocab: int) -> list[int]:
+    """A prompt that no other begins like."""
+    return [(number * 7919 + i * i * 31 + i) % (vocab - 1) for i in range(length)]
+
+
+class Ours:
+    """Our engine, with a pool for sequences of these lengths and their answers."""
+
+    def __init__(self, model: Module, lengths: Sequence[int], vocab: int) -> None:
+        self.backend = wrap_model(model, "benchmark")
+        spec = self.backend.cache_spec()
+        columns = sum(-(-(length + MOST_TOKENS) // BLOCK_TOKENS) + 1 for length in lengths)
+        self.pool_bytes = columns * sum(layer.bytes_per_block for layer in spec.layers)
+        pool: BlockPool[LayerData] = BlockPool(spec, max_bytes=self.pool_bytes)
+        budget = PrefillBudget(_ANY_GAP, largest=self.backend.best_chunk)
+        self.engine: BlockPoolBatchEngine[LayerData] = BlockPoolBatchEngine(
+            self.backend, CharTokenizer(), pool, spec, budget=budget, max_batch=64
+        )
+        self._vocab = vocab
+        self.said: dict[str, list[int]] = {}
+        self._uids: dict[str, str] = {}
+        self._asked: dict[str, list[int]] = {}
+
+    def start(self, lengths: Sequence[int]) -> None:
+        """Agents with prompts of these lengths, all decoding."""
+        for number, length in enumerate(lengths):
+            self.join(f"agent-{number}", prompt(length, number, self._vocab))
+        while any(not self.said[uid] for uid in self._uids.values()):
+            self.step()
+
+    def join(self, agent: str, tokens: Sequence[int]) -> None:
+        """Let an agent take part, from the next step on."""
+        uid = self.engine.submit(agent, list(tokens), max_tokens=MOST_TOKENS)
+        self._uids[agent] = uid
+        self._asked[agent] = list(tokens)
+        self.said[uid] = []
+
+    def leave(self, agent: str) -> list[int]:
+        """Let an agent go; the tokens of which it keeps a cache."""
+        uid = self._uids.pop(agent)
+        self.engine.cancel(uid)
+        return [*self._asked[agent], *self.said[uid]]
+
+    def answer(self, agent: str) -> list[int]:
+        """What the agent has said so far."""
+        return self.said[self._uids[agent]]
+
+    def step(self) -> None:
+        """One step of the engine."""
+        for event in self.engine.step_once():
+            if isinstance(event, TokenEvent):
+                self.said[event.uid].append(event.token)
+
+    def end(self) -> None:
+        """Let everybody go."""
+        for agent in list(self._uids):
+            self.leave(agent)
+        self.step()
+
+
+class Theirs:
+    """mlx-lm's BatchGenerator with its own caches; prompts are computed one by one before."""
+
+    def __init__(self, model: Module, vocab: int) -> None:
+        self._model = model
+        self._vocab = vocab
+        self._generator = BatchGenerator(
+            model, max_tokens=MOST_TOKENS * 4, completion_batch_size=64, prefill_batch_size=64
+        )
+        self._uids: dict[str, int] = {}
+        self._agents: dict[int, str] = {}
+        self.said: dict[str, list[int]] = {}
+
+    def start(self, lengths: Sequence[int]) -> None:
+        """Agents with prompts of these lengths, all decoding."""
+        for number, length in enumerate(lengths):
+            tokens = prompt(length, number, self._vocab)
+            self.join(f"agent-{number}", self.prefilled(tokens[:-1]), tokens[-1])
+        while any(not said for said in self.said.values()):
+            self.step()
+
+    def prefilled(self, tokens: Sequence[int]) -> Caches:
+        """Caches that hold `tokens`."""
+        caches = cast(Caches, make_prompt_cache(self._model))
+        with mx.stream(self._stream):
+            for at in range(0, len(tokens), CHUNK):
+                self._model(mx.array([list(tokens[at : at + CHUNK])]), cache=caches)
+                mx.eval([cast(_Evaluated, cache).state for cache in caches])
+        mx.clear_cache()
+        return caches
+
+    def join(self, agent: str, caches: Caches, last_token: int) -> None:
+        """Let an agent take part."""
+        (uid,) = self._generator.insert([[last_token]], [MOST_TOKENS * 4], caches=[caches])
+        self._uids[agent], self._agents[uid] = uid, agent
+        self.said[agent] = []
+
+    def leave(self, agent: str) -> Caches:
+        """Let an agent go; it keeps its caches."""
+        uid = self._uids.pop(agent)
+        removed = self._generator.remove([uid], return_prompt_caches=True)
+        return cast(Caches, removed[uid][0])
+
+    def step(self) -> None:
+        """One step of the generator."""
+        for one in self._generator.next()[1]:
+            self.said[self._agents[one.uid]].append(one.token)
+
+    @property
+    def _stream(self) -> mx.Stream:
+        return cast(mx.Stream, self._generator.stream)
+
+
+class WeightsOnly(Theirs):
+    """The same generator over caches that keep nothing: each token attends to itself alone."""
+
+    def start(self, lengths: Sequence[int]) -> None:
+        """As many sequences, without a past."""
+        layers = len(cast(list[object], make_prompt_cache(self._model)))
+        for number, length in enumerate(lengths):
+            self.join(f"agent-{number}", [_NoCache(length) for _ in range(layers)], number)
+        while any(not said for said in self.said.values()):
+            self.step()
+
+
+class _Evaluated:
+    state: object
+
+
+class _NoCache:
+    """Keeps nothing. `offset` only tells positions."""
+
+    def __init__(self, *offsets: int) -> None:
+        self.offsets = offsets
+        self.offset = mx.array(offsets, dtype=mx.int32)
+        self.state: list[mx.array] = []
+        self.nbytes = 0
+
+    @classmethod
+    def merge(cls, caches: Sequence[_NoCache]) -> _NoCache:
+        return cls(*(offset for cache in caches for offset in cache.offsets))
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        return keys, values
+
+    def make_mask(self, *_: object, **__: object) -> None:
+        return None
+
+    def extend(self, other: _NoCache) -> None:
+        self._become(*self.offsets, *other.offsets)
+
+    def filter(self, keep: Sequence[int]) -> None:
+        self._become(*(self.offsets[i] for i in keep))
+
+    def extract(self, idx: int) -> _NoCache:
+        return _NoCache(self.offsets[idx])
+
+    def _become(self, *offsets: int) -> None:
+        self.offsets, self.offset = offsets, mx.array(offsets, dtype=mx.int32)
+
+
+def milliseconds(step: Callable[[], None], n: int) -> list[float]:
+    """Of each of `n` steps."""
+    times = []
+    for _ in range(n):
+        begin = time.perf_counter()
+        step()
+        times.append((time.perf_counter() - begin) * 1e3)
+    return times
