@@ -42,6 +42,8 @@ class Ours:
 
     def __init__(self, model: Module, lengths: Sequence[int], vocab: int) -> None:
         self.backend = wrap_model(model, "benchmark")
+        if not self.backend.in_pages:
+            raise SystemExit("caches are not in pages: the kernels do not work on this device")
         spec = self.backend.cache_spec()
         columns = sum(-(-(length + MOST_TOKENS) // BLOCK_TOKENS) + 1 for length in lengths)
         self.pool_bytes = columns * sum(layer.bytes_per_block for layer in spec.layers)

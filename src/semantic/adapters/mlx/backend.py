@@ -14,9 +14,10 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from semantic.adapters.mlx import ragged_attention
+from semantic.adapters.mlx.batch_choice import new_batch
 from semantic.adapters.mlx.cache_forms import CacheForms, Landing
-from semantic.adapters.mlx.decode_batch import DecodeBatch, Newcomer, OwnBatch
-from semantic.adapters.mlx.generator_batch import GeneratorBatch
+from semantic.adapters.mlx.calibration import Calibration
+from semantic.adapters.mlx.decode_batch import DecodeBatch, Newcomer
 from semantic.adapters.mlx.grammar import Grammars
 from semantic.adapters.mlx.grammar_mask import GrammarMask
 from semantic.adapters.mlx.layer_caches import LayerCache, LayerData
@@ -93,10 +94,12 @@ class MLXBackend:
         forms: CacheForms,
         vocab_size: int,
         grammars: Grammars | None = None,
+        calibration: Calibration | None = None,
     ) -> None:
         """`forms` make the caches and their bytes; see `cache_forms`.
 
-        Without `grammars` no answer can be held to one.
+        Without `grammars` no answer can be held to one. `calibration` says which batches decode
+        padded; see `batch_choice`.
         """
         self.model = model
         self._model_id = model_id
@@ -104,6 +107,7 @@ class MLXBackend:
         self._vocab_size = vocab_size
         self.grammars = grammars or Grammars(None, (), vocab_size)
         self._layers, self._bodies = forms.layers, forms.bodies
+        self._calibration = calibration
         self._sequences: dict[SequenceId, _Sequence] = {}
         self._starting: dict[SequenceId, _Start] = {}
         self._newcomers: list[_Sequence] = []
@@ -130,6 +134,11 @@ class MLXBackend:
     def in_pages(self) -> bool:
         """Whether caches lie in pages that sequences may share."""
         return isinstance(self._layers, PagedLayers)
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What was measured to choose how batches decode; None where nothing was to choose."""
+        return self._calibration
 
     @property
     def best_chunk(self) -> int:
@@ -314,8 +323,7 @@ class MLXBackend:
     # Inside
 
     def _new_batch(self) -> DecodeBatch:
-        ours = all(self.ragged_layers)
-        return OwnBatch(self.model) if ours else GeneratorBatch(self.model)
+        return new_batch(self.model, self._layers, self._calibration)
 
     @contextmanager
     def _computing(self) -> Iterator[None]:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from semantic.adapters.mlx.cache_forms import CacheForms, in_pages
 from semantic.adapters.mlx.kv_buffer import LayerShape
 from semantic.adapters.mlx.paged.attention import PagedAttention
-from semantic.adapters.mlx.paged.kernels import DTYPES, HEAD_DIMS, PagedKernels
+from semantic.adapters.mlx.paged.dialect import dialect_here
+from semantic.adapters.mlx.paged.kernels import HEAD_DIMS, PagedKernels, tile_of
 from semantic.adapters.mlx.paged.kinds import PageKind, page_kinds
 from semantic.adapters.mlx.paged.layers import PagedLayers
-from semantic.adapters.mlx.probe import pages_work
+from semantic.adapters.mlx.paged.self_test import computes_attention
+from semantic.adapters.mlx.probe import pages_work, query_heads
 from semantic.domain.value_objects import ModelCacheSpec
 
 AttentionFor = Callable[[PageKind], PagedAttention | None]
@@ -26,11 +27,12 @@ AttentionFor = Callable[[PageKind], PagedAttention | None]
 
 def find_kernels(kind: PageKind) -> PagedAttention | None:
     """The kernels of this device, if it has some for layers of this kind."""
-    if mx.default_device() == mx.Device(mx.cpu) or not mx.cuda.is_available():
+    dialect = dialect_here()
+    if dialect is None or kind.shape.dtype not in dialect.types:
         return None
-    if kind.shape.k_head_dim not in HEAD_DIMS or kind.shape.dtype not in DTYPES:
+    if kind.shape.k_head_dim not in HEAD_DIMS or not tile_of(kind, dialect):
         return None
-    return PagedKernels(kind)
+    return PagedKernels(kind, dialect)
 
 
 def choose_pages(
@@ -44,6 +46,11 @@ def choose_pages(
     if kinds is None:
         return None
     found = [one for kind in kinds if (one := attention(kind)) is not None]
-    if len(found) < len(kinds) or not pages_work(model, PagedLayers(spec, kinds, found)):
+    if len(found) < len(kinds):
+        return None
+    heads = query_heads(model, spec, kinds)
+    if not all(map(computes_attention, kinds, found, heads)):
+        return None
+    if not pages_work(model, PagedLayers(spec, kinds, found)):
         return None
     return in_pages(spec, kinds, found)

@@ -6,6 +6,7 @@ their layers keep mlx-lm's own caches. Rather than list models, a few tokens are
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Protocol, cast
 
@@ -16,6 +17,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from semantic.adapters.mlx import ragged_attention
 from semantic.adapters.mlx.kv_buffer import LayerShape
 from semantic.adapters.mlx.layer_caches import LayerCaches
+from semantic.adapters.mlx.paged.attention import Place, PortableAttention
+from semantic.adapters.mlx.paged.kinds import PageKind
 from semantic.adapters.mlx.paged.layers import PagedLayers
 from semantic.domain.errors import UnsupportedModelError
 from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec
@@ -85,6 +88,51 @@ def pages_work(model: Module, layers: PagedLayers) -> bool:
     """Whether a batch gives the right answers with caches in pages."""
     ragged_attention.install(model)
     return _works(model, layers, _solo(model))
+
+
+def padding_works(model: Module) -> bool:
+    """Whether a batch gives the right answers with mlx-lm's own padded caches."""
+    return _works(model, _Padded(model), _solo(model))
+
+
+class _Padded:
+    """Makes mlx-lm's own caches, which become padded ones in a batch."""
+
+    def __init__(self, model: Module) -> None:
+        self._model = model
+
+    def empty(self, capacity: int) -> list[_Evaluated]:  # noqa: ARG002
+        return cast(list[_Evaluated], make_prompt_cache(self._model))
+
+
+def query_heads(model: Module, spec: ModelCacheSpec, kinds: Sequence[PageKind]) -> list[int]:
+    """How many heads the queries of each kind's layers have; nothing is computed for it."""
+    ragged_attention.install(model)
+    recorders = [_Recorder() for _ in kinds]
+    caches = PagedLayers(spec, kinds, recorders).empty(BLOCK_TOKENS)
+    with contextlib.suppress(*_NOT_AN_ARRAY):
+        model(mx.zeros((1, 1), dtype=mx.int32), cache=[cache.merge([cache]) for cache in caches])
+    return [recorder.n_heads for recorder in recorders]
+
+
+class _Recorder(PortableAttention):
+    """Notes how many query heads there are; 0 when attention was never asked for."""
+
+    def __init__(self) -> None:
+        self.n_heads = 0
+
+    def attend(
+        self,
+        q: mx.array,
+        k: mx.array,  # noqa: ARG002
+        v: mx.array,  # noqa: ARG002
+        place: Place,  # noqa: ARG002
+        scale: float,  # noqa: ARG002
+        sinks: mx.array | None,  # noqa: ARG002
+        after: mx.array | None,  # noqa: ARG002
+    ) -> mx.array:
+        self.n_heads = q.shape[1]
+        return q
 
 
 def _works(model: Module, layers: _Layers, expected: Sequence[mx.array]) -> bool:

@@ -17,6 +17,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load
 
 from semantic.adapters.mlx.backend import MLXBackend
+from semantic.adapters.mlx.batch_choice import CalibrationFor, calibrate_here, choose_batching
 from semantic.adapters.mlx.cache_choice import AttentionFor, choose_pages, find_kernels
 from semantic.adapters.mlx.cache_forms import in_buffers
 from semantic.adapters.mlx.fingerprint import fingerprint
@@ -69,12 +70,14 @@ def wrap_model(
     tokenizer: MLXTokenizer | None = None,
     *,
     attention: AttentionFor | None = find_kernels,
+    calibration: CalibrationFor = calibrate_here,
 ) -> MLXBackend:
     """A backend for an mlx-lm model that is already in memory.
 
     Without a `model_id` it gets one of its own: no other model's cache will ever fit it. Answers
     can be held to a grammar only with the `tokenizer`. `attention` finds what computes over pages
-    of a kind on this device; without it, or where it finds nothing, caches are not in pages.
+    of a kind on this device; without it, or where it finds nothing, caches are not in pages. Then
+    `calibration` finds which batches decode padded.
     """
     spec = read_spec(model)
     if spec is None:
@@ -89,7 +92,8 @@ def wrap_model(
     grammars = None
     if tokenizer is not None:
         grammars = Grammars(tokenizer.inner, tokenizer.eos_token_ids, size)
-    return MLXBackend(model, model_id, spec, forms, size, grammars)
+    chosen = choose_batching(model, spec, forms.layers, calibration)
+    return MLXBackend(model, model_id, spec, forms, size, grammars, chosen)
 
 
 def find_folder(model_id: str) -> Path:

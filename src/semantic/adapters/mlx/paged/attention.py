@@ -50,18 +50,29 @@ class PagedAttention(Protocol):
         place: Place,
         scale: float,
         sinks: mx.array | None,
+        after: mx.array | None,
     ) -> mx.array:
         """One new token per sequence: put into its page, and its attention.
 
         `q` is (rows, heads, 1, head_dim), `k` and `v` (rows, kv_heads, 1, head_dim); the result
-        is like `q`.
+        is like `q`. `after` is the result of the step before, whose tokens are to be seen.
         """
         ...
 
     def append(
-        self, k: mx.array, v: mx.array, chain: Chain, at: int, gather_from: int, layer: int
+        self,
+        k: mx.array,
+        v: mx.array,
+        chain: Chain,
+        at: int,
+        gather_from: int,
+        layer: int,
+        after: mx.array | None,
     ) -> Appended:
-        """Put a chunk, (1, kv_heads, n, head_dim), at position `at`; gather from an earlier one."""
+        """Put a chunk, (1, kv_heads, n, head_dim), at position `at`; gather from an earlier one.
+
+        `after` is the `done` of the chunk before.
+        """
         ...
 
     def store(self, pages: Pages, columns: list[int], data: mx.array) -> mx.array:
@@ -69,6 +80,10 @@ class PagedAttention(Protocol):
 
         Returns what to evaluate.
         """
+        ...
+
+    def copy(self, pages: Pages, columns: list[int], to: list[int]) -> mx.array:
+        """Copy whole columns to others; returns what to evaluate."""
         ...
 
 
@@ -83,12 +98,16 @@ class PortableAttention:
         place: Place,
         scale: float,
         sinks: mx.array | None,
+        after: mx.array | None,  # noqa: ARG002  # the pages themselves say what was before
     ) -> mx.array:
         """See `PagedAttention.attend`."""
         results = []
         pages, layer = place.pages, place.layer
-        for i, row in enumerate(place.lineup.rows(place.kind, place.step)):
+        rows = place.lineup.rows(place.kind, place.step)
+        # All of them first: MLX writes in place only while nobody is to read what was before.
+        for i, row in enumerate(rows):
             _write(pages, row, layer, row.position, k[i], v[i])
+        for i, row in enumerate(rows):
             keys, values = _read(pages, row, layer, row.first, row.position + 1)
             results.append(
                 mx.fast.scaled_dot_product_attention(
@@ -98,7 +117,14 @@ class PortableAttention:
         return mx.concatenate(results)
 
     def append(
-        self, k: mx.array, v: mx.array, chain: Chain, at: int, gather_from: int, layer: int
+        self,
+        k: mx.array,
+        v: mx.array,
+        chain: Chain,
+        at: int,
+        gather_from: int,
+        layer: int,
+        after: mx.array | None,  # noqa: ARG002  # see `attend`
     ) -> Appended:
         """See `PagedAttention.append`."""
         pages, n = chain.pages, k.shape[2]
@@ -119,6 +145,10 @@ class PortableAttention:
         for column, one in zip(columns, data, strict=True):
             pages.data[column] = one
         return pages.data
+
+    def copy(self, pages: Pages, columns: list[int], to: list[int]) -> mx.array:
+        """See `PagedAttention.copy`."""
+        return self.store(pages, to, mx.take(pages.data, mx.array(columns), axis=0))
 
 
 def _write(pages: Pages, row: RowPages, layer: int, at: int, k: mx.array, v: mx.array) -> None:

@@ -62,7 +62,7 @@ class PagedCache:
         at, stop = self.offset, self.offset + keys.shape[2]
         self.chain.reserve(stop)
         added = self.layer.attention.append(
-            keys, values, self.chain, at, self._seen_from(), self.layer.number
+            keys, values, self.chain, at, self._seen_from(), self.layer.number, self._pending
         )
         self._pending = added.done
         self.offset = stop
@@ -131,6 +131,7 @@ class PagedBatch:
         self._firsts = list(firsts)
         self._lineup = layer.lineups.get(sequences, lengths)
         self._step = 0
+        self._last: mx.array | None = None  # what the last step returned
 
     def __deepcopy__(self, memo: dict[int, object]) -> PagedBatch:
         """mlx-lm copies a batch to split it; the sequences are shared, each used once."""
@@ -155,7 +156,8 @@ class PagedBatch:
         """Attention of the tokens of a handle, which are in their pages afterwards."""
         layer = self._layer
         place = Place(self._lineup, keys.step, layer.kind, layer.number)
-        return layer.attention.attend(q, keys.k, keys.v, place, scale, sinks)
+        self._last = layer.attention.attend(q, keys.k, keys.v, place, scale, sinks, self._last)
+        return self._last
 
     def make_mask(self, *_: object, **__: object) -> None:
         """No mask: nothing is padded."""

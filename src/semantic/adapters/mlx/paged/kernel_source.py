@@ -1,10 +1,10 @@
-"""The paged kernels as text: one body for CUDA and for Metal, behind a few names for each.
+"""The paged kernels as text: one body for CUDA and for Metal, in the names of `dialect.py`.
 
 `ATTEND` is decode attention: a thread group reads one item of work, a run of tokens of one sequence
 for the query heads of one KV head, straight from the pages, and writes the sequence's new token
 into them on its way. `COMBINE` joins the items of a sequence. `APPEND` puts the tokens of a chunk
-into the pages, and copies what they attend to into one piece. Knows no MLX: what the inputs mean
-is written in `kernels.py`, which binds them.
+into the pages, and copies what they attend to into one piece. `STORE` and `COPY` are for whole
+columns. Knows no MLX: what the inputs mean is written in `kernels.py`, which binds them.
 """
 
 from __future__ import annotations
@@ -13,53 +13,6 @@ ITEM_INTS = 8
 """row, start, stop, columns, first, n_items, index, unused: see `plan.py`."""
 
 THREADS = 128
-
-CUDA_NAMES = """
-#define DEV
-#define LOC
-#define SHM __shared__
-#define NEAR
-#define BARRIER __syncthreads()
-#define WARP_BARRIER __syncwarp()
-#define SHUFFLE(x, mask) __shfl_xor_sync(0xffffffffu, x, mask)
-#define LATE(p) __ldcg(p)
-#define COPY16(to, from, real) \\
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: \\
-    "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from), "r"((real) ? 16 : 0) : "memory")
-#define COPIES_END asm volatile("cp.async.commit_group;" ::: "memory")
-#define COPIES_WAIT(left) asm volatile("cp.async.wait_group %0;" :: "n"(left) : "memory")
-"""
-
-CUDA_IDS = """
-  const int tid = threadIdx.x, gx = blockIdx.x, gy = blockIdx.y;
-"""
-
-CUDA_SPACE = """
-  extern __shared__ uint4 space[];
-"""
-
-METAL_NAMES = """
-#define DEV device
-#define LOC thread
-#define SHM threadgroup
-#define NEAR threadgroup
-#define BARRIER threadgroup_barrier(mem_flags::mem_threadgroup)
-#define WARP_BARRIER simdgroup_barrier(mem_flags::mem_threadgroup)
-#define SHUFFLE(x, mask) simd_shuffle_xor(x, mask)
-#define LATE(p) (*(p))
-#define COPY16(to, from, real) *(to) = (real) ? *(from) : uint4(0)
-#define COPIES_END
-#define COPIES_WAIT(left)
-"""
-
-METAL_IDS = """
-  const int tid = thread_position_in_threadgroup.x;
-  const int gx = threadgroup_position_in_grid.x, gy = threadgroup_position_in_grid.y;
-"""
-
-METAL_SPACE = """
-  threadgroup uint4 space[SPACE];
-"""
 
 # How a thread group works: GT query heads of one KV head, four warps that take turns in tiles of
 # TILE tokens. A warp reads keys with 8 lanes for a token and values with NV, 16 bytes at a time.
@@ -95,6 +48,7 @@ ATTEND = (
   const size_t head_size = (size_t)256 * D;
   const size_t column_size = head_size * (2 * H) * LAYERS;
   const size_t in_column = head_size * ((size_t)(2 * H) * layer[0] + head);
+  const float scale = FLOAT_OF(layer[1]) * LOG2E;
   const DEV T* new_k = k + (size_t)row * k_strides[0] + (size_t)head * k_strides[1];
   const DEV T* new_v = v + (size_t)row * v_strides[0] + (size_t)head * v_strides[1];
 
@@ -135,7 +89,7 @@ ATTEND = (
       #pragma unroll
       for (int i = 0; i < VEC; i++) {
         const int at = (c * 8 + lane8) * VEC + i;
-        query[g][c * VEC + i] = real && at < D ? (float)from[at] * (scale[0] * LOG2E) : 0.0f;
+        query[g][c * VEC + i] = real && at < D ? (float)from[at] * scale : 0.0f;
       }
   }
   if (end == pos + 1 && begin <= pos && g0 == 0) {  // this item holds the new token
@@ -273,23 +227,31 @@ ATTEND = (
       for (int i = 0; i < V_TOGETHER; i++)
         total += part * joined[((w * V_TOGETHER + i) * GT + g) * D + d];
     }
-    if (n_items == 1) {
-      if (SINKS) {
-        const float sink = (float)sinks[query_head] * LOG2E;
-        const float higher = max(high, sink);
-        const float shrink = exp2(high - higher);
-        all = all * shrink + exp2(sink - higher);
-        total *= shrink;
-      }
-      out[((size_t)row * heads + query_head) * D + d] = (T)(total / all);
-    } else {
-      const size_t at = (size_t)(first + index) * heads + query_head;
-      partial[at * D + d] = total;
-      if (d == 0) { weight[at * 2] = high; weight[at * 2 + 1] = all; }
-    }
-  }
 """
 )
+
+# Where the items of a sequence are joined in the same launch, one that is alone needs no joining.
+DIRECT = """
+    if (n_items == 1) {
+#if SINKS
+      const float sink = (float)sinks[query_head] * LOG2E;
+      const float higher = max(high, sink);
+      const float shrink = exp2(high - higher);
+      all = all * shrink + exp2(sink - higher);
+      total *= shrink;
+#endif
+      out[((size_t)row * heads + query_head) * D + d] = (T)(total / all);
+      continue;
+    }
+"""
+
+ATTEND_END = """
+    const size_t at = (size_t)(first + index) * heads + query_head;
+    partial[at * D + d] = total;
+    if (d == 0) { weight[at * 2] = high; weight[at * 2 + 1] = all; }
+  }
+"""
+
 
 # On CUDA the last thread group of a sequence's items joins them, in the order of the items, so
 # that the result does not depend on which was last.
@@ -308,12 +270,11 @@ LAST_ONE = """
   if (arrived != n_items - 1) return;
 """
 
-METAL_COMBINE_START = (
+COMBINE_START = (
     _SIZES
     + """
   const int row = gx, first = spans[row * 2], n_items = spans[row * 2 + 1];
   const int heads = H * G;
-  if (n_items == 1) return;
 """
 )
 
@@ -331,8 +292,10 @@ COMBINE = """
       high = max(high, tops[j]);
     }
     for (int mask = 16; mask; mask >>= 1) high = max(high, SHUFFLE(high, mask));
-    const float sink = SINKS ? (float)sinks[query_head] * LOG2E : NONE;
+#if SINKS
+    const float sink = (float)sinks[query_head] * LOG2E;
     high = max(high, sink);
+#endif
     #pragma unroll
     for (int j = 0; j < 4; j++) {
       const float part = exp2(tops[j] - high);
@@ -340,7 +303,10 @@ COMBINE = """
       all += sums[j] * part;
     }
     for (int mask = 16; mask; mask >>= 1) all += SHUFFLE(all, mask);
-    if ((tid & 31) == 0) whole[g] = SINKS ? all + exp2(sink - high) : all;
+#if SINKS
+    all += exp2(sink - high);
+#endif
+    if ((tid & 31) == 0) whole[g] = all;
   }
   BARRIER;
   #pragma unroll
@@ -398,4 +364,15 @@ STORE = """
   if (x == 0 && gy == 0) done[0] = 1;
   if (x < vectors)
     ((DEV uint4*)pages)[columns[gy] * vectors + x] = ((const DEV uint4*)data)[gy * vectors + x];
+"""
+
+# The same, from other columns.
+COPY = """
+  const size_t vectors = (size_t)2 * H * LAYERS * 256 * D * sizeof(T) / 16;
+  const size_t x = (size_t)gx * 128 + tid;
+  if (x == 0 && gy == 0) done[0] = 1;
+  if (x < vectors) {
+    DEV uint4* all = (DEV uint4*)pages;
+    all[to[gy] * vectors + x] = all[columns[gy] * vectors + x];
+  }
 """

@@ -1,21 +1,21 @@
 """The paged kernels bound to MLX: attention over pages, and tokens put into them.
 
-The kernels write to the pages, which MLX takes for an input: the pages are never copied, and the
-order of the writes follows from what is computed with what (a step's token depends on all that
-the step before wrote). Knows one kind of pages; neither sequences nor batches.
+The kernels write to the pages, which MLX takes for an input: the pages are never copied, and MLX
+does not know that they change. So whoever has to see what was written gets something that the
+writer returned, as an input: that is an order MLX keeps. Knows one kind of pages; neither sequences
+nor batches.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
-from collections.abc import Callable
-from typing import cast
+import struct
 
 import mlx.core as mx
 
 from semantic.adapters.mlx.paged import kernel_source as source
 from semantic.adapters.mlx.paged.attention import Appended, Place
+from semantic.adapters.mlx.paged.dialect import Dialect, Kernel
 from semantic.adapters.mlx.paged.kinds import PageKind
 from semantic.adapters.mlx.paged.numbers import on_device
 from semantic.adapters.mlx.paged.pages import Pages
@@ -23,40 +23,40 @@ from semantic.adapters.mlx.paged.sequence import Chain
 from semantic.domain.value_objects import BLOCK_TOKENS
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
-DTYPES = (mx.bfloat16, mx.float16, mx.float32)
 
 _MOST_ROWS = 4096
-"""Rows of a batch that there are counters for."""
+"""Rows of a batch, each with at most 4 thread groups per KV head, that there are counters for."""
 _WIDE = 128
 _FEW_HEADS, _MANY_HEADS = 2, 4
 """Query heads of a thread group where a head is wider than _WIDE, and where it is not."""
+_MOST_TILE, _WARPS = 16, 4
 _GROUPS_AT_ONCE = 396
 """Thread groups that run at once on a large GPU: three on each of 132 multiprocessors."""
 
-_Kernel = Callable[..., list[mx.array]]
-_Template = list[tuple[str, mx.Dtype | int | bool]]
+_ATTEND_INPUTS = ("q", "k", "v", "pages", "plan", "positions", "layer", "after")
+
+
+def tile_of(kind: PageKind, dialect: Dialect) -> int:
+    """Tokens that a warp reads at a time, a power of two; 0 when not even four have room."""
+    token_bytes = kind.shape.k_head_dim * kind.shape.dtype.size
+    fitting = dialect.space // (2 * _WARPS * dialect.stages * token_bytes)
+    tile = min(_MOST_TILE, 1 << max(fitting, 1).bit_length() - 1)
+    return tile if tile >= _WARPS else 0
 
 
 class PagedKernels:
     """Implements `PagedAttention` for one kind of layers."""
 
-    def __init__(self, kind: PageKind) -> None:
+    def __init__(self, kind: PageKind, dialect: Dialect) -> None:
+        """`kind` must be one that `supports` says yes to."""
         self._kind = kind
-        token_bytes = kind.shape.k_head_dim * kind.shape.dtype.size
-        self._tile = min(16, 1 << (4096 // token_bytes).bit_length() - 1)  # a power of two
-        self._space = max(
-            4 * 2 * 2 * self._tile * token_bytes,
-            4 * max(1, 512 // token_bytes) * 4 * kind.shape.k_head_dim * 4,
-        )
-        self._layers = [on_device([i]) for i in range(len(kind.layers))]
-        self._counters = mx.zeros((_MOST_ROWS * kind.shape.kv_heads,), mx.int32)
-        self._no_sinks = mx.zeros((1,), mx.float32)
+        self._dialect = dialect
+        self._counters = mx.zeros((_MOST_ROWS * 4 * kind.shape.kv_heads,), mx.int32)
         self._nothing = mx.zeros((1,), mx.int32)
-        self._scales: dict[float, mx.array] = {}
-        self._last_bounds = (0, 0, 0, 0), self._nothing
-        self._templates: dict[tuple[int, mx.Dtype | None], _Template] = {}
         # Not lazily: they are inputs of every step.
-        mx.eval(self._layers, self._counters, self._no_sinks, self._nothing)
+        mx.eval(self._counters, self._nothing)
+        self._layers: dict[tuple[int, float], mx.array] = {}
+        self._last_bounds = (0, 0, 0, 0), self._nothing
 
     def attend(
         self,
@@ -66,6 +66,7 @@ class PagedKernels:
         place: Place,
         scale: float,
         sinks: mx.array | None,
+        after: mx.array | None,
     ) -> mx.array:
         """See `PagedAttention.attend`."""
         rows, n_heads, _, dim = q.shape
@@ -74,52 +75,79 @@ class PagedKernels:
         plan = place.lineup.plan(
             place.kind, place.step, max(1, _GROUPS_AT_ONCE // (kv_heads * parts))
         )
+        of_heads = [] if sinks is None else [sinks.astype(q.dtype)]
+        inputs = [
+            q, k, v, place.pages.data, plan.plan, place.lineup.positions(place.step),
+            self._layer(place.layer, scale), self._nothing if after is None else after, *of_heads,
+        ]  # fmt: skip
         n = plan.n_items
-        _, _, out = _attend(self._space)(
-            inputs=[
-                q, k, v, place.pages.data, plan.plan, place.lineup.positions(place.step),
-                self._layers[place.layer],
-                self._scale(scale), self._no_sinks if sinks is None else sinks, self._counters,
-            ],
-            template=self._template(n_heads, None if sinks is None else sinks.dtype),
-            grid=(source.THREADS * n, kv_heads * parts, 1),
-            threadgroup=(source.THREADS, 1, 1),
-            output_shapes=[(n, n_heads, dim), (n, n_heads, 2), (rows, n_heads, 1, dim)],
-            output_dtypes=[mx.float32, mx.float32, q.dtype],
+        shapes = [(n, n_heads, dim), (n, n_heads, 2), (rows, n_heads, 1, dim)]
+        dtypes = [mx.float32, mx.float32, q.dtype]
+        group = (source.THREADS, 1, 1)
+        attend, combine = self._attention(n_heads, sinks is not None)
+        grid = (source.THREADS * n, kv_heads * parts, 1)
+        if combine is None:
+            return attend(
+                inputs=[*inputs, self._counters], grid=grid, threadgroup=group,
+                output_shapes=shapes, output_dtypes=dtypes,
+            )[2]  # fmt: skip
+        partial, weight = attend(
+            inputs=inputs, grid=grid, threadgroup=group,
+            output_shapes=shapes[:2], output_dtypes=dtypes[:2],
         )  # fmt: skip
-        return out
+        return combine(
+            inputs=[partial, weight, plan.spans, *of_heads],
+            grid=(source.THREADS * rows, kv_heads * parts, 1), threadgroup=group,
+            output_shapes=shapes[2:], output_dtypes=dtypes[2:],
+        )[0]  # fmt: skip
 
     def append(
-        self, k: mx.array, v: mx.array, chain: Chain, at: int, gather_from: int, layer: int
+        self,
+        k: mx.array,
+        v: mx.array,
+        chain: Chain,
+        at: int,
+        gather_from: int,
+        layer: int,
+        after: mx.array | None,
     ) -> Appended:
         """See `PagedAttention.append`."""
-        nothing = self._nothing
+        before = self._nothing if after is None else after
         if gather_from >= at:
-            return Appended(k, v, self._append(k, v, chain, at, at, layer, nothing).done)
+            return Appended(k, v, self._append(k, v, chain, at, at, layer, before).done)
         if self._kind.ring is None:
-            return self._append(k, v, chain, at, gather_from, layer, nothing)
+            return self._append(k, v, chain, at, gather_from, layer, before)
         # In a ring new tokens take the place of old ones: those are read before.
-        read = self._append(k, v, chain, at, gather_from, layer, nothing, write=False)
+        read = self._append(k, v, chain, at, gather_from, layer, before, write=False)
         return read._replace(done=self._append(k, v, chain, at, at, layer, read.done).done)
 
     def store(self, pages: Pages, columns: list[int], data: mx.array) -> mx.array:
         """See `PagedAttention.store`."""
-        kind = self._kind
-        groups = -(-kind.column_bytes // 16 // source.THREADS)
-        (done,) = _store()(
-            inputs=[pages.data, on_device(columns), data],
-            template=[
-                ("T", data.dtype), ("D", kind.shape.k_head_dim), ("H", kind.shape.kv_heads),
-                ("LAYERS", len(kind.layers)),
-            ],
-            grid=(source.THREADS * groups, len(columns), 1),
+        inputs = [pages.data, on_device(columns), data]
+        return self._columns("store", ["pages", "columns", "data"], source.STORE, inputs)
+
+    def copy(self, pages: Pages, columns: list[int], to: list[int]) -> mx.array:
+        """See `PagedAttention.copy`."""
+        inputs = [pages.data, on_device(columns), on_device(to)]
+        return self._columns("copy", ["pages", "columns", "to"], source.COPY, inputs)
+
+    # Inside
+
+    def _columns(self, name: str, names: list[str], body: str, inputs: list[mx.array]) -> mx.array:
+        """One launch over as many columns as the second input names."""
+        shape = self._kind.shape
+        kernel = _built(
+            self._dialect, name, self._constants(shape.dtype), tuple(names), ("done",), body
+        )
+        groups = -(-self._kind.column_bytes // 16 // source.THREADS)
+        (done,) = kernel(
+            inputs=inputs,
+            grid=(source.THREADS * groups, inputs[1].size, 1),
             threadgroup=(source.THREADS, 1, 1),
             output_shapes=[(1,)],
             output_dtypes=[mx.int32],
-        )  # fmt: skip
+        )
         return done
-
-    # Inside
 
     def _append(
         self,
@@ -135,19 +163,26 @@ class PagedKernels:
     ) -> Appended:
         """One launch of the kernel, once `after` is there; gathers if `first` is before `at`."""
         _, heads, n, dim = k.shape
-        kind = self._kind
-        keep_from = at if kind.ring is None else max(at, at + n - kind.ring * BLOCK_TOKENS)
+        ring = self._kind.ring
+        keep_from = at if ring is None else max(at, at + n - ring * BLOCK_TOKENS)
         gather = first < at
+        kernel = _built(
+            self._dialect,
+            "append",
+            (
+                *self._constants(k.dtype),
+                ("RING", int(ring is not None)), ("GATHER", int(gather)), ("WRITE", int(write)),
+            ),
+            ("k", "v", "pages", "columns", "bounds", "layer", "after"),
+            ("all_k", "all_v", "done"),
+            source.APPEND,
+        )  # fmt: skip
         groups = -(-(at + n - first) * (dim * k.dtype.size // 16) // source.THREADS)
         gathered = (1, heads, at + n - first, dim) if gather else (1,)
-        all_k, all_v, done = _append()(
+        all_k, all_v, done = kernel(
             inputs=[
                 k, v, chain.pages.data, chain.array(), self._bounds((at, n, keep_from, first)),
-                self._layers[layer], after,
-            ],
-            template=[
-                ("T", k.dtype), ("D", dim), ("H", heads), ("LAYERS", len(kind.layers)),
-                ("RING", kind.ring is not None), ("GATHER", gather), ("WRITE", write),
+                self._layer(layer, 1.0), after,
             ],
             grid=(source.THREADS * groups, heads, 1),
             threadgroup=(source.THREADS, 1, 1),
@@ -156,29 +191,26 @@ class PagedKernels:
         )  # fmt: skip
         return Appended(all_k, all_v, done)
 
+    def _attention(self, n_heads: int, sinks: bool) -> tuple[Kernel, Kernel | None]:
+        """The kernels for so many query heads: one, or one and another that joins its results."""
+        return _built_attention(self._kind, self._dialect, n_heads, self._together(n_heads), sinks)
+
+    def _constants(self, dtype: mx.Dtype) -> tuple[tuple[str, int | mx.Dtype], ...]:
+        shape = self._kind.shape
+        return (
+            ("T", dtype), ("D", shape.k_head_dim), ("H", shape.kv_heads),
+            ("LAYERS", len(self._kind.layers)),
+        )  # fmt: skip
+
     def _parts(self, n_heads: int) -> int:
         """Thread groups that share the query heads of a KV head."""
-        return -(-(n_heads // self._kind.shape.kv_heads) // self._heads_together(n_heads))
+        return -(-(n_heads // self._kind.shape.kv_heads) // self._together(n_heads))
 
-    def _heads_together(self, n_heads: int) -> int:
+    def _together(self, n_heads: int) -> int:
         """Query heads of one thread group: they read the keys once, but each takes registers."""
         group = n_heads // self._kind.shape.kv_heads
         most = _FEW_HEADS if self._kind.shape.k_head_dim > _WIDE else _MANY_HEADS
         return -(-group // -(-group // most))
-
-    def _template(self, n_heads: int, sinks: mx.Dtype | None) -> _Template:
-        template = self._templates.get((n_heads, sinks))
-        if template is None:
-            shape = self._kind.shape
-            template = [
-                ("T", shape.dtype), ("D", shape.k_head_dim), ("H", shape.kv_heads),
-                ("G", n_heads // shape.kv_heads), ("GT", self._heads_together(n_heads)),
-                ("TILE", self._tile), ("STAGES", 2), ("LAYERS", len(self._kind.layers)),
-                ("WINDOW", self._kind.window or 0), ("SINKS", sinks is not None),
-                ("S", sinks or mx.float32),
-            ]  # fmt: skip
-            self._templates[n_heads, sinks] = template
-        return template
 
     def _bounds(self, bounds: tuple[int, int, int, int]) -> mx.array:
         """The same for every layer of a chunk."""
@@ -186,42 +218,54 @@ class PagedKernels:
             self._last_bounds = bounds, on_device(bounds)
         return self._last_bounds[1]
 
-    def _scale(self, scale: float) -> mx.array:
-        array = self._scales.get(scale)
+    def _layer(self, layer: int, scale: float) -> mx.array:
+        """A layer's number and the bits of its scale."""
+        array = self._layers.get((layer, scale))
         if array is None:
-            array = self._scales[scale] = on_device([1]).astype(mx.float32) * scale
+            (bits,) = struct.unpack("<i", struct.pack("<f", scale))
+            array = self._layers[layer, scale] = on_device([layer, bits])
             mx.eval(array)
         return array
 
 
 @functools.cache
-def _attend(space: int) -> _Kernel:
-    body = source.CUDA_IDS + source.CUDA_SPACE + source.ATTEND + source.LAST_ONE + source.COMBINE
-    names = ["q", "k", "v", "pages", "plan", "positions", "layer", "scale", "sinks", "counters"]
-    return _kernel(f"attend_{space}", names, ["partial", "weight", "out"], body, space)
+def _built(
+    dialect: Dialect,
+    name: str,
+    constants: tuple[tuple[str, int | mx.Dtype], ...],
+    inputs: tuple[str, ...],
+    outputs: tuple[str, ...],
+    body: str,
+) -> Kernel:
+    return dialect.build(name, constants, inputs, outputs, body)
 
 
 @functools.cache
-def _append() -> _Kernel:
-    names = ["k", "v", "pages", "columns", "bounds", "layer", "after"]
-    return _kernel("append", names, ["all_k", "all_v", "done"], source.CUDA_IDS + source.APPEND)
-
-
-@functools.cache
-def _store() -> _Kernel:
-    return _kernel("store", ["pages", "columns", "data"], ["done"], source.CUDA_IDS + source.STORE)
-
-
-def _kernel(name: str, inputs: list[str], outputs: list[str], body: str, space: int = 0) -> _Kernel:
-    # MLX finds a compiled kernel by its name alone.
-    version = hashlib.sha256((source.CUDA_NAMES + body).encode()).hexdigest()[:12]
-    made = mx.fast.cuda_kernel(
-        name=f"semantic_{name}_{version}",
-        input_names=inputs,
-        output_names=outputs,
-        source=body,
-        header=source.CUDA_NAMES,
-        ensure_row_contiguous=False,
-        shared_memory=space,
-    )
-    return cast(_Kernel, made)
+def _built_attention(
+    kind: PageKind, dialect: Dialect, n_heads: int, together: int, sinks: bool
+) -> tuple[Kernel, Kernel | None]:
+    shape = kind.shape
+    constants: list[tuple[str, int | mx.Dtype]] = [
+        ("T", shape.dtype), ("D", shape.k_head_dim), ("H", shape.kv_heads),
+        ("G", n_heads // shape.kv_heads), ("GT", together), ("TILE", tile_of(kind, dialect)),
+        ("STAGES", dialect.stages), ("LAYERS", len(kind.layers)), ("WINDOW", kind.window or 0),
+        ("SINKS", int(sinks)),
+    ]  # fmt: skip
+    tile_bytes = tile_of(kind, dialect) * shape.k_head_dim * shape.dtype.size
+    row_bytes = together * shape.k_head_dim * 4
+    at_once = max(1, 512 // (shape.k_head_dim * shape.dtype.size))
+    space = max(_WARPS * dialect.stages * 2 * tile_bytes, _WARPS * at_once * row_bytes)
+    partial = ("partial", "weight")
+    of_heads = ("sinks",) if sinks else ()
+    inputs = (*_ATTEND_INPUTS, *of_heads)
+    if dialect.fused:
+        body = source.ATTEND + source.DIRECT + source.ATTEND_END + source.LAST_ONE + source.COMBINE
+        attend = dialect.build(
+            "attend", constants, (*inputs, "counters"), (*partial, "out"), body, space
+        )
+        return attend, None
+    body = source.ATTEND + source.ATTEND_END
+    attend = dialect.build("attend", constants, inputs, partial, body, space)
+    body = source.COMBINE_START + source.COMBINE
+    joined = (*partial, "spans", *of_heads)
+    return attend, dialect.build("combine", constants, joined, ("out",), body)

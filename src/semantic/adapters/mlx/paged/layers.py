@@ -209,6 +209,4 @@ def _copy(
     pages: Pages, pairs: Sequence[tuple[Lease, Lease]], attention: PagedAttention
 ) -> mx.array:
     """Copy columns into others; what to evaluate."""
-    data = [pages.data[old.index : old.index + 1] for old, _ in pairs]
-    whole = data[0] if len(data) == 1 else mx.concatenate(data)
-    return attention.store(pages, [new.index for _, new in pairs], mx.contiguous(whole))
+    return attention.copy(pages, [old.index for old, _ in pairs], [new.index for _, new in pairs])

@@ -1,0 +1,140 @@
+"""The names in which the kernels are written, for CUDA and for Metal, and how each is compiled.
+
+Knows MLX's two ways to a kernel from text; nothing of what the kernels compute.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import mlx.core as mx
+
+Kernel = Callable[..., list[mx.array]]
+"""Takes inputs, grid, threadgroup, output_shapes and output_dtypes; see `mx.fast.cuda_kernel`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dialect:
+    """One language: `names` before a kernel, `ids` at its beginning, and MLX's type names.
+
+    `stages` is how many tiles a warp fetches ahead, counting the one it works on, `space` how much
+    memory that may take in a thread group. `fused` says whether thread groups can wait for one
+    another's writes, so that the last one can join all results.
+    """
+
+    is_cuda: bool
+    names: str
+    ids: str
+    types: Mapping[mx.Dtype, str]
+    stages: int
+    space: int
+    fused: bool
+
+    def build(
+        self,
+        name: str,
+        constants: Sequence[tuple[str, int | mx.Dtype]],
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        body: str,
+        space: int = 0,
+    ) -> Kernel:
+        """A kernel; `constants` are numbers and types, `space` bytes of memory in a thread group.
+
+        They become text here, once, and not in every launch.
+        """
+        text = "".join(
+            f"#define {key} {value}\n"
+            if isinstance(value, int)
+            else f"typedef {self.types[value]} {key};\n"
+            for key, value in constants
+        )
+        if space:
+            declared = (
+                "  extern __shared__ uint4 space[];\n"
+                if self.is_cuda
+                else f"  threadgroup uint4 space[{space // 16}];\n"
+            )
+            text += declared
+        # Every launch carries the text along, so it is kept short.
+        source = "\n".join(line.strip() for line in (self.ids + text + body).splitlines())
+        # MLX finds a compiled kernel by its name alone.
+        version = hashlib.sha256((self.names + source).encode()).hexdigest()[:12]
+        names = f"semantic_{name}_{version}", list(inputs), list(outputs)
+        if self.is_cuda:
+            made = mx.fast.cuda_kernel(
+                *names,
+                source=source,
+                header=self.names,
+                ensure_row_contiguous=False,
+                shared_memory=space,
+            )
+        else:
+            made = mx.fast.metal_kernel(
+                *names, source=source, header=self.names, ensure_row_contiguous=False
+            )
+        return cast(Kernel, made)
+
+
+CUDA = Dialect(
+    is_cuda=True,
+    names="""
+#define DEV
+#define LOC
+#define SHM __shared__
+#define NEAR
+#define BARRIER __syncthreads()
+#define WARP_BARRIER __syncwarp()
+#define SHUFFLE(x, mask) __shfl_xor_sync(0xffffffffu, x, mask)
+#define LATE(p) __ldcg(p)
+#define FLOAT_OF(bits) __int_as_float(bits)
+#define COPY16(to, from, real) \\
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: \\
+    "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from), "r"((real) ? 16 : 0) : "memory")
+#define COPIES_END asm volatile("cp.async.commit_group;" ::: "memory")
+#define COPIES_WAIT(left) asm volatile("cp.async.wait_group %0;" :: "n"(left) : "memory")
+""",
+    ids="""
+  const int tid = threadIdx.x, gx = blockIdx.x, gy = blockIdx.y;
+""",
+    types={mx.bfloat16: "__nv_bfloat16", mx.float16: "__half", mx.float32: "float"},
+    stages=2,
+    space=64 << 10,
+    fused=True,
+)
+
+METAL = Dialect(
+    is_cuda=False,
+    names="""
+#define DEV device
+#define LOC thread
+#define SHM threadgroup
+#define NEAR threadgroup
+#define BARRIER threadgroup_barrier(mem_flags::mem_threadgroup)
+#define WARP_BARRIER simdgroup_barrier(mem_flags::mem_threadgroup)
+#define SHUFFLE(x, mask) simd_shuffle_xor(x, mask)
+#define LATE(p) (*(p))
+#define FLOAT_OF(bits) as_type<float>(bits)
+#define COPY16(to, from, real) *(to) = (real) ? *(from) : uint4(0)
+#define COPIES_END
+#define COPIES_WAIT(left)
+""",
+    ids="""
+  const int tid = thread_position_in_threadgroup.x;
+  const int gx = threadgroup_position_in_grid.x, gy = threadgroup_position_in_grid.y;
+""",
+    types={mx.bfloat16: "bfloat16_t", mx.float16: "half", mx.float32: "float"},
+    stages=1,
+    space=16 << 10,
+    fused=False,
+)
+
+
+def dialect_here() -> Dialect | None:
+    """The language of MLX's default device; None for a CPU."""
+    if mx.default_device() == mx.Device(mx.cpu):
+        return None
+    return METAL if mx.metal.is_available() else CUDA
