@@ -123,6 +123,12 @@ class Intake(Generic[KV]):
             if isinstance(prompt, str)
             else prompt
         )
+        # Of a hundred thousand tokens all at once; one by one only to say which is wrong.
+        if {*map(type, tokens)} != {int} or min(tokens) < 0 or max(tokens) >= self._vocab_size:
+            self._check_each(tokens)
+        return tuple(tokens)
+
+    def _check_each(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             if not _is_int(token):
                 raise InvalidRequestError(f"prompt must be text or token ids, got {token!r}")
@@ -130,7 +136,6 @@ class Intake(Generic[KV]):
                 raise InvalidRequestError(
                     f"token id {token} is not in the model's vocabulary of {self._vocab_size}"
                 )
-        return tuple(tokens)
 
 
 def _is_text(value: object) -> bool:
