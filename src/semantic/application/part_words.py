@@ -12,6 +12,7 @@ _WORDS: Mapping[Change, str] = {
     Change.REMOVED: "{} was removed",
     Change.MOVED: "{} is at another place in the order",
     Change.NOT_ANSWERED: "{} is not the answer that was given",
+    Change.CUT: "{} ended at a stop string, before what the model wrote did",
     Change.RENDERED: "{} is written differently by the template",
 }
 _THINKING: Mapping[Change, str] = {

@@ -126,7 +126,7 @@ class Preparation:
 def _parts(chat: Chat | None, replayed: Replayed | None) -> Parts | None:
     if chat is None or replayed is None:
         return None
-    return parts_of(chat, replayed.kept, replayed.given)
+    return parts_of(chat, replayed.kept, replayed.given, replayed.tool_texts)
 
 
 def _length(prompt: Prompt) -> int:

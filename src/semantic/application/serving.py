@@ -52,7 +52,7 @@ T = TypeVar("T")
 _CALL_ID_BYTES = 18
 """24 characters in base 64, as clients know them."""
 _COMPLETE = ("stop", "length", "tool_calls")
-"""Of other answers, and of those that a stop string cut, clients have less than was written."""
+"""Of other answers clients have less than was written."""
 _PUBLIC_NAME = 16
 """Characters of a digest that tell public prefixes from one another."""
 
@@ -192,8 +192,8 @@ class Serving(Generic[KV]):
                     self._thread.cancel(ticket)
             else:
                 pieces, reason = reading.end(event)
-                if reason in _COMPLETE and event.stop_string is None:
-                    self._remember(prepared, reading, event.tokens)
+                if reason in _COMPLETE:
+                    self._remember(prepared, reading, event)
                 if scores and event.prompt_logprobs:
                     yield PromptScored(prepared.tokens, event.prompt_logprobs)
                 for piece in (*held, *pieces):
@@ -205,13 +205,18 @@ class Serving(Generic[KV]):
                     yield piece
                 held = []
 
-    def _remember(self, prepared: Prepared, reading: Reading, tokens: Sequence[int]) -> None:
+    def _remember(
+        self, prepared: Prepared, reading: Reading, done: CompletedGeneration[KV]
+    ) -> None:
         """That the conversation goes on from this answer in the tokens that were computed."""
-        if prepared.replayed is not None:
-            generated = tokens[: reading.n_tokens]
-            self._replay.remember(
-                prepared.replayed, prepared.tokens, reading.said.message, generated
-            )
+        replayed, said = prepared.replayed, reading.said.message
+        if replayed is None:
+            return
+        if done.stop_string is None:
+            generated = done.tokens[: reading.n_tokens]
+            self._replay.remember(replayed, prepared.tokens, said, generated)
+        else:
+            self._replay.remember_cut(replayed, said)
 
     def _reader(self, prepared: Prepared) -> AnswerReader | None:
         """What sorts the answer's text; None for a plain prompt, whose answer is all text."""

@@ -7,6 +7,7 @@ Thoughts do not count: most clients leave them out of what they send back. Knows
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,30 +16,41 @@ from semantic.domain.digest import digest
 
 Point = bytes
 
+_LARGEST_EXACT = 1 << 53
+"""Up to here a float is every whole number."""
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     """An answer, and in which tokens the conversation up to its end was computed.
 
-    They are the first `start` tokens of the turn at `parent`, then `tokens`. `thought` is the
-    digest of what was thought before the answer.
+    They are the first `start` tokens of the turn before, of which `parent` is the digest, then
+    `tokens`: another turn may have come to that one's point since, in other tokens. Without
+    `tokens` the answer was given, and cannot be gone on from. `thought` is the digest of what was
+    thought before the answer.
     """
 
     point: Point
-    parent: Point | None
+    parent: bytes | None
     start: int
     tokens: tuple[int, ...]
     thought: bytes
 
+    @property
+    def end(self) -> int:
+        """How many tokens there are in all."""
+        return self.start + len(self.tokens)
 
-def points(chat: Chat, scope: bytes) -> list[Point]:
+
+def points(chat: Chat, scope: bytes, tool_texts: Sequence[bytes] | None = None) -> list[Point]:
     """The point before any message, and the one after each; `scope` is what they are valid in.
 
     Tools and template options are at the beginning: where they differ, so does everything.
+    `tool_texts` are those of `tool_text`, where they are known.
     """
     options = canonical(dict(chat.template_options))
-    tools = [tool_text(tool) for tool in chat.tools]
-    found = [digest("history-v1", scope, options, *tools)]
+    texts = map(tool_text, chat.tools) if tool_texts is None else tool_texts
+    found = [digest("history-v1", scope, options, *texts)]
     for message in chat.messages:
         found.append(point_after(found[-1], message))
     return found
@@ -84,11 +96,23 @@ def canonical(value: object) -> bytes:
 
 
 def _arguments(text: str) -> bytes:
-    """JSON that says the same is the same."""
+    """JSON that says the same is the same, also to clients that know one kind of number only."""
     try:
-        return canonical(json.loads(text))
+        return canonical(json.loads(text, parse_int=_number, parse_float=_number))
     except (ValueError, RecursionError):
         return _text(text)
+
+
+def _number(text: str) -> int | float:
+    """A number as JavaScript has it, and sends it back: 1.0 is 1, and large ones are rounded.
+
+    Raises ValueError for one that has no room in a float.
+    """
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text:.40} is too large")
+    is_whole = number.is_integer() and abs(number) <= _LARGEST_EXACT
+    return int(number) if is_whole else number
 
 
 def _text(text: str) -> bytes:

@@ -50,6 +50,8 @@ class Change(StrEnum):
     MOVED = "moved"
     NOT_ANSWERED = "not answered"
     """An answer that is sent back is not the one that was given, as far as is known."""
+    CUT = "cut"
+    """An answer ended at a stop string, before what the model wrote did."""
     RENDERED = "rendered"
     """It is the same, and the template writes it in another way."""
 
@@ -61,8 +63,21 @@ class Given(StrEnum):
     """Nothing to tell."""
     THOUGHT = "~"
     """It was given, after a thought."""
+    RETHOUGHT = "^"
+    """It was given, after another thought than the one that is sent back with it."""
+    CUT = "|"
+    """It was given, and ended at a stop string."""
     OTHER = "!"
     """Nothing like it was given, as far as is known."""
+
+
+_UNLIKE = {
+    Given.THOUGHT: (PartKind.THINKING, Change.RENDERED),
+    Given.RETHOUGHT: (PartKind.THINKING, Change.CHANGED),
+    Given.CUT: (PartKind.MESSAGE, Change.CUT),
+    Given.OTHER: (PartKind.MESSAGE, Change.NOT_ANSWERED),
+}
+"""What to put it down to that an answer stands in other tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +135,23 @@ class Parts:
         return self.n_messages > len(self.messages)
 
 
-def parts_of(chat: Chat, kept: int = 0, given: Mapping[int, Given] | None = None) -> Parts:
+def parts_of(
+    chat: Chat,
+    kept: int = 0,
+    given: Mapping[int, Given] | None = None,
+    tool_texts: Sequence[bytes] | None = None,
+) -> Parts:
     """The parts of `chat`, of which the first `kept` messages stand in their own tokens.
 
-    `given` says what is known of its answers, by their numbers among all messages.
+    `given` says what is known of its answers, by their numbers among all messages; `tool_texts`
+    are those of `tool_text`, where they are known.
     """
     options = sorted(chat.template_options.items())
     known = given or {}
+    texts = map(tool_text, chat.tools) if tool_texts is None else tool_texts
     return Parts(
         _named((name, canonical(value)) for name, value in options),
-        _named((tool.name, tool_text(tool)) for tool in chat.tools),
+        _named((tool.name, text) for tool, text in zip(chat.tools, texts, strict=True)),
         tuple(
             _said(message, known.get(number, Given.PLAIN))
             for number, message in enumerate(chat.messages[:MOST_MESSAGES])
@@ -163,7 +185,8 @@ def rendered_part(before: Parts, now: Parts, *, in_answer: bool) -> Difference |
     if in_answer and now.n_messages > n_asked:
         return _answer(before, now)
     asked, new = now.messages[:n_asked], now.messages[n_asked:]
-    has_thoughts = any(one.thought or one.given is Given.THOUGHT for one in asked)
+    thoughts = (Given.THOUGHT, Given.RETHOUGHT)
+    has_thoughts = any(one.thought or one.given in thoughts for one in asked)
     # There are templates that write a late system message at the beginning.
     if has_thoughts and not any(one.role in _SYSTEM for one in new):
         return Difference(PartKind.THINKING, Change.RENDERED)
@@ -196,11 +219,12 @@ def _answer(before: Parts, now: Parts) -> Difference | None:
     answer, number = now.messages[at], at - before.n_system + 1
     if answer.role != "assistant":
         return Difference(PartKind.MESSAGE, Change.REMOVED, number, "assistant")
-    if answer.given is Given.OTHER:
-        return Difference(PartKind.MESSAGE, Change.NOT_ANSWERED, number, "assistant")
-    if answer.given is Given.THOUGHT or answer.thought:
-        return Difference(PartKind.THINKING, Change.RENDERED, number, "assistant")
-    return Difference(PartKind.TEMPLATE, Change.RENDERED)
+    kind, change = _UNLIKE.get(answer.given, (PartKind.TEMPLATE, Change.RENDERED))
+    if kind is PartKind.TEMPLATE and answer.thought:
+        kind = PartKind.THINKING
+    if kind is PartKind.TEMPLATE:
+        return Difference(kind, change)
+    return Difference(kind, change, number, "assistant")
 
 
 def _first_named(

@@ -26,6 +26,8 @@ TOOL = Difference(PartKind.TOOL, Change.CHANGED, 7, "Bash")
         (Difference(PartKind.SYSTEM, Change.ADDED, 2, "developer"), "system message 2 was added"),
         (Difference(PartKind.MESSAGE, Change.NOT_ANSWERED, 12, "assistant"),
          "message 12 (assistant) is not the answer that was given"),
+        (Difference(PartKind.MESSAGE, Change.CUT, 2, "assistant"),
+         "message 2 (assistant) ended at a stop string, before what the model wrote did"),
         (Difference(PartKind.THINKING, Change.REMOVED, 2, "assistant"),
          "the thinking of message 2 (assistant) was left out"),
         (Difference(PartKind.THINKING, Change.RENDERED),

@@ -11,6 +11,7 @@ from semantic.application.replay import Replay
 from semantic.domain.chat import Chat, Message, Tool
 from semantic.domain.history import Turn, thought_digest
 from semantic.domain.request_parts import Given
+from semantic.ports.chat import RenderedChat
 from tests.support.fake_chat_format import FakeChatFormat
 from tests.support.fake_tokenizer import EOS, ByteTokenizer
 
@@ -136,6 +137,71 @@ def test_a_turn_whose_parent_was_forgotten_is_not_known() -> None:
     assert again.prompt() == talk.format.render(talk.chat).tokens
 
 
+def test_what_went_on_from_other_tokens_does_not_go_on_from_these() -> None:
+    """The same answer is given once more, after another thought."""
+    talk = Conversation()
+    talk.answer(Message("assistant", "Done.", "Hm."), written("<think>Hm.</think>Done."))
+    talk.say(Message("user", "next"))
+    talk.answer(Message("assistant", "ok"), written("  ok"))
+    talk.say(Message("user", "more"))
+    again = Conversation(talk.replay)
+    thought = "Well, this is another thought, and a longer one."
+    second = again.answer(
+        Message("assistant", "Done.", thought), written(f"<think>{thought}</think>Done.")
+    )
+    prompt = talk.prompt()
+    assert prompt[: len(second) - 1] == second[:-1]
+    rest = "\n<user>next\n<assistant>ok\n<user>more\n<assistant>"
+    assert TOKENIZER.decode(prompt[len(second) - 1 :]) == rest
+
+
+def test_the_same_answer_in_tokens_of_the_same_number_is_another() -> None:
+    talk = Conversation()
+    talk.answer(Message("assistant", "Done.", "yes"), written("<think>yes</think>Done."))
+    talk.say(Message("user", "next"))
+    talk.answer(Message("assistant", "ok"), written("  ok"))
+    again = Conversation(talk.replay)
+    again.answer(Message("assistant", "Done.", "no!"), written("<think>no!</think>Done."))
+    talk.say(Message("user", "more"))
+    known = talk.replay.render(talk.chat, "")
+    assert known.kept == 2
+    assert "  ok" not in TOKENIZER.decode(known.rendered.tokens)
+
+
+def test_an_answer_that_was_cut_is_known_and_not_gone_on_from() -> None:
+    talk = Conversation()
+    replayed = talk.replay.render(talk.chat, "")
+    talk.replay.remember_cut(replayed, Message("assistant", "Hi"))
+    talk.say(Message("assistant", "Hi"), Message("user", "Bye"))
+    known = talk.replay.render(talk.chat, "")
+    assert known.rendered.tokens == talk.format.render(talk.chat).tokens
+    assert (known.kept, known.given) == (0, {1: Given.CUT})
+
+    whole = Conversation(talk.replay)
+    whole.answer(Message("assistant", "Hi"), written("  Hi"))
+    talk.replay.remember_cut(replayed, Message("assistant", "Hi"))
+    assert talk.replay.render(talk.chat, "").kept == 2, "what can be gone on from stays"
+
+
+def test_tools_are_rendered_as_they_were_written_first() -> None:
+    class Keys(FakeChatFormat):
+        """Writes what a tool takes, in the order in which it comes."""
+
+        def render(self, chat: Chat) -> RenderedChat:
+            keys = [key for tool in chat.tools for key in tool.parameters]
+            rendered = super().render(chat)
+            return replace(rendered, tokens=(*map(ord, "".join(keys)), *rendered.tokens))
+
+    replay = Replay(Keys(), RecentTurns(1 << 20), b"model", frozenset({EOS}))
+    hello = (Message("user", "Hello"),)
+    one, two = (Tool("t", "", dict.fromkeys(keys, 1)) for keys in ("ab", "ba"))
+    first = replay.render(Chat(hello, (one,)), "").rendered.tokens
+    assert replay.render(Chat(hello, (two,)), "").rendered.tokens == first
+    others = replay.render(Chat(hello, (two,)), "other").rendered.tokens
+    assert others != first, "no tenant's spelling is seen by another"
+    assert replay.render(Chat(hello, (one, two)), "").rendered.tokens != first
+
+
 def test_what_is_known_of_answers_is_told() -> None:
     talk = Conversation()
     talk.answer(Message("assistant", "a", "Hm."), written("<think>Hm.</think> a"))
@@ -152,7 +218,7 @@ def test_what_is_known_of_answers_is_told() -> None:
     messages = (talk.chat.messages[0], contradicted, *talk.chat.messages[2:])
     whole = talk.replay.render(replace(talk.chat, messages=messages), "")
     assert whole.kept == 0
-    assert whole.given == {1: Given.THOUGHT, 3: Given.PLAIN, 5: Given.OTHER}
+    assert whole.given == {1: Given.RETHOUGHT, 3: Given.PLAIN, 5: Given.OTHER}
     strange = talk.replay.render(talk.chat, "other")
     assert set(strange.given.values()) == {Given.OTHER}
 

@@ -70,6 +70,34 @@ def test_every_other_difference_counts_from_where_it_is(chat: Chat, same: int) -
     assert not set(at[same:]) & set(other[same:])
 
 
+@pytest.mark.parametrize(
+    ("written", "sent_back"),
+    [
+        ('{"n": 1.0}', '{"n":1}'),
+        ('{"n": -0.0}', '{"n":0}'),
+        ('{"n": 1e3}', '{"n":1000}'),
+        ('{"n": 1E400}', '{"n": 1E400}'),
+        ('{"n": 12345678901234567890}', '{"n":12345678901234567000}'),
+        ('{"n": 100000000000000000000000}', '{"n":1e+23}'),
+    ],
+)
+def test_a_number_is_the_same_when_javascript_sends_it_back(written: str, sent_back: str) -> None:
+    one, other = (
+        changed(2, tool_calls=(replace(CALL, arguments=text),)) for text in (written, sent_back)
+    )
+    assert points(one, b"scope") == points(other, b"scope")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("1", "2"), ("1", "1.5"), ("1", '"1"'), ("1", "true"), ("1e400", "1e401"), ("0.1", "0.2")],
+)
+def test_other_numbers_are_others(one: str, other: str) -> None:
+    chats = (changed(2, tool_calls=(replace(CALL, arguments=text),)) for text in (one, other))
+    first, second = (points(chat, b"scope") for chat in chats)
+    assert first != second
+
+
 def test_nothing_is_at_one_point_in_two_scopes() -> None:
     assert not set(points(CHAT, b"one")) & set(points(CHAT, b"two"))
 

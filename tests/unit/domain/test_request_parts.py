@@ -142,6 +142,8 @@ def rendered(
     [
         (Given.PLAIN, Difference(PartKind.TEMPLATE, Change.RENDERED)),
         (Given.THOUGHT, Difference(PartKind.THINKING, Change.RENDERED, 6, "assistant")),
+        (Given.RETHOUGHT, Difference(PartKind.THINKING, Change.CHANGED, 6, "assistant")),
+        (Given.CUT, Difference(PartKind.MESSAGE, Change.CUT, 6, "assistant")),
         (Given.OTHER, Difference(PartKind.MESSAGE, Change.NOT_ANSWERED, 6, "assistant")),
     ],
 )

@@ -17,7 +17,7 @@ from semantic.domain.errors import StoreError
 from semantic.domain.history import Point, Turn
 
 _HEAD: Final = struct.Struct("<?32sQ32s")
-"""Whether it has a parent, the parent's point, where it leaves the parent, the thought."""
+"""Whether it stands on something, the digest of that, how many tokens that are, the thought."""
 _NO_POINT: Final = bytes(32)
 
 
