@@ -136,6 +136,7 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "fake state": lambda: fake("full", "state"),
     "mlx llama": lambda: real("llama"),
     "mlx gemma3": lambda: real("gemma3"),
+    "mlx llama padded": lambda: real("llama padded"),
     "mlx llama in pages": lambda: real("llama in pages"),
     "mlx gemma3 in pages": lambda: real("gemma3 in pages"),
 }

@@ -31,6 +31,7 @@ from tests.support.durable import (
     running,
     text,
 )
+from tests.support.in_pages import SUFFIX
 from tests.support.rig import Done
 
 every_architecture = pytest.mark.parametrize("architecture", EVERY_ARCHITECTURE)
@@ -124,6 +125,22 @@ def test_a_conversation_with_a_restart_before_each_turn(architecture: str, folde
         past = history(prompt, done)
 
 
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "windows"])
+def test_what_one_form_of_caches_saved_another_goes_on_with(
+    architecture: str, folder: Path
+) -> None:
+    past: tuple[int, ...] = ()
+    for turn, (form, n_more) in enumerate(
+        [(SUFFIX, 250), ("", 1), (SUFFIX, 270), (SUFFIX, 90), ("", 5)]
+    ):
+        prompt = (*past, *text(n_more, seed=turn))
+        with running(architecture + form, folder) as life:
+            assert life.backend.in_pages == bool(form)
+            done = life.ask("ann", prompt, 5)
+            require_reused(done, len(past), "disk" if past else "none")
+        past = history(prompt, done)
+
+
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "moe", "quantized"])
 def test_any_prefix_is_reused_where_any_can_be_begun_with(architecture: str, folder: Path) -> None:
     prompt = text(700, seed=1)
@@ -188,7 +205,7 @@ def test_agents_that_the_pool_and_the_memory_have_no_room_for_are_read_from_disk
             assert life.counts()["dropped"] == 0
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma3", "lfm2"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "lfm2", "gemma3 in pages"])
 def test_suspended_requests_come_back_with_the_same_tokens(architecture: str, folder: Path) -> None:
     asked = [Asked(f"agent-{i}", text(220 + 10 * i, seed=i), 60) for i in range(5)]
     with running(architecture, folder, columns=6, memory_bytes=TINY_MEMORY) as life:

@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 )
 
 from semantic import CompletedGeneration
+from tests.support.in_pages import IN_PAGES, SUFFIX
 from tests.support.reference import generate
 from tests.support.rig import Done, Rig
 from tests.support.tiny_models import ARCHITECTURES, VOCAB, tiny_model
@@ -132,7 +133,7 @@ class Machine(RuleBasedStateMachine):
 
     def _check(self, done: Done) -> None:
         prompt, n = self.waiting.pop(done.uid)
-        expected = solo(self.architecture, prompt)[:n]
+        expected = solo(self.architecture.removesuffix(SUFFIX), prompt)[:n]
         if done.uid in self.cancelled:
             assert done.finish_reason == "cancelled"
             assert done.tokens == expected[: len(done.tokens)]
@@ -155,10 +156,10 @@ class Machine(RuleBasedStateMachine):
 
 # The caches differ between full attention and windows, with and without sinks; the other
 # architectures share those of llama and differ in what is around them.
-_EXAMPLES = {"llama": 20, "gemma3": 15, "gpt_oss": 8, "quantized": 3}
+_EXAMPLES = {"llama": 20, "gemma3": 15, "gpt_oss": 8, "quantized": 3} | dict.fromkeys(IN_PAGES, 3)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, *IN_PAGES])
 def test_every_answer_is_that_of_mlx_lm_alone(architecture: str) -> None:
     machine = type(f"Machine_{architecture}", (Machine,), {"architecture": architecture})
     examples = settings(max_examples=_EXAMPLES.get(architecture, 5), stateful_step_count=25)

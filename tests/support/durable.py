@@ -15,7 +15,6 @@ from pathlib import Path
 
 from semantic import BlockPool, BlockPoolBatchEngine, CompletedGeneration
 from semantic.adapters.mlx.layer_caches import LayerData
-from semantic.adapters.mlx.provider import wrap_model
 from semantic.application.loading import Loader
 from semantic.application.stored_prefix import PrefixFinder, StoredPrefix
 from semantic.bootstrap import Settings, open_store
@@ -24,6 +23,7 @@ from semantic.domain.prefix import common_prefix
 from semantic.domain.stored import Manifest, Tier
 from semantic.domain.value_objects import whole_blocks
 from tests.support.char_tokenizer import CharTokenizer
+from tests.support.in_pages import SUFFIX, tiny_backend
 from tests.support.reference import generate, logit_gap
 from tests.support.rig import Done, FixedBudget
 from tests.support.tiny_models import ARCHITECTURES, VOCAB, tiny_model
@@ -91,10 +91,10 @@ class Durable:
         settings = Settings(
             use_disk=True, store=folder, memory_bytes=memory_bytes, disk_bytes=disk_bytes
         )
-        self.architecture = architecture
+        self.architecture = architecture.removesuffix(SUFFIX)
         self.store = open_store(settings)
         # Not `Rig`: some of the models here keep mlx-lm's own caches.
-        self.backend = wrap_model(tiny_model(architecture), f"tiny:{architecture}")
+        self.backend = tiny_backend(architecture, f"tiny:{self.architecture}")
         spec = self.backend.cache_spec()
         self.pool: BlockPool[LayerData] = BlockPool(spec, columns * spec.n_layers)
         self.engine: BlockPoolBatchEngine[LayerData] = BlockPoolBatchEngine(

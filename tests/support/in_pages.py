@@ -10,15 +10,21 @@ from semantic.adapters.mlx.paged.attention import PortableAttention
 from semantic.adapters.mlx.paged.kinds import PageKind
 from semantic.adapters.mlx.provider import wrap_model
 from semantic.adapters.mlx.tokenizer import MLXTokenizer
+from tests.support.padded import PADDED, padded_backend
 from tests.support.tiny_models import tiny_model
 
 SUFFIX = " in pages"
+
+IN_PAGES = tuple(name + SUFFIX for name in ("llama", "gemma3", "gpt_oss", "windows"))
+"""All kinds of layers: full attention alone, with windows, with sinks, with several windows."""
 
 
 def tiny_backend(
     name: str, model_id: str | None = None, texts: MLXTokenizer | None = None
 ) -> MLXBackend:
-    """The tiny model with that name, in pages if the name says so."""
+    """The tiny model with that name, in pages or padded if the name says so."""
+    if name.endswith(PADDED):
+        return padded_backend(name, model_id, texts)
     model = tiny_model(name.removesuffix(SUFFIX))
     if not name.endswith(SUFFIX):
         return wrap_model(model, model_id, texts)

@@ -85,7 +85,7 @@ class Rig:
     @property
     def pages(self) -> list[Pages]:
         """The pages of each kind of layers; none where caches lie in arrays of their own."""
-        layers = self.backend._layers
+        layers: object = self.backend._layers
         return layers.pages if isinstance(layers, PagedLayers) else []
 
     def held_bytes(self) -> int:

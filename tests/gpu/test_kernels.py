@@ -1,0 +1,564 @@
+"""What computes over pages is right: attention, chunks put into pages, whole columns.
+
+Everything runs twice: with the portable operations, wherever the tests run, and with the kernels,
+where there is a GPU. Run this file alone on a new device: `pytest tests/gpu`.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import mlx.core as mx
+import pytest
+from mlx.nn.layers.base import Module
+from mlx_lm.models import gemma3_text, llama
+
+from semantic.adapters.mlx.backend import MLXBackend
+from semantic.adapters.mlx.cache_choice import AttentionFor, find_kernels
+from semantic.adapters.mlx.kv_buffer import LayerShape
+from semantic.adapters.mlx.paged.attention import PagedAttention, Place, PortableAttention
+from semantic.adapters.mlx.paged.kinds import PageKind
+from semantic.adapters.mlx.paged.lineup import Lineup
+from semantic.adapters.mlx.paged.pages import Lease, Pages
+from semantic.adapters.mlx.paged.sequence import Chain, PagedSequence
+from semantic.adapters.mlx.provider import wrap_model
+from semantic.domain.value_objects import (
+    BLOCK_TOKENS,
+    LayerKind,
+    LayerSpec,
+    SamplingParams,
+    SequenceId,
+)
+from tests.support.reference import logit_gap
+from tests.support.tiny_models import VOCAB, randomize
+
+ON_GPU = mx.cuda.is_available() and mx.default_device() != mx.Device(mx.cpu)
+PORTABLE, KERNELS = "portable", "kernels"
+
+LENGTHS = (0, 1, 15, 63, 255, 256, 257, 300, 511, 512, 1000, 2049, 4999)
+"""Tokens before the new one, on a GPU."""
+FEWER = (0, 1, 255, 256, 300, 1100)
+
+N_LAYERS = 3
+STEPS = 3
+
+TOLERANCE = {mx.bfloat16: 2e-3, mx.float16: 4e-4, mx.float32: 2e-5}
+"""‖out - ref‖ / ‖ref‖; rounding the result alone costs bfloat16 1.1e-3."""
+PORTABLE_TOLERANCE = {mx.bfloat16: 1.5e-2, mx.float16: 2e-3, mx.float32: 2e-5}
+"""MLX on a CPU rounds the scores as well."""
+
+
+@pytest.fixture(params=[PORTABLE, KERNELS])
+def which(request: pytest.FixtureRequest) -> str:
+    """What computes; the kernels only where there is a GPU for them."""
+    name = str(request.param)
+    if name == KERNELS and not ON_GPU:
+        pytest.skip("the kernels need CUDA, and a GPU as MLX's default device")
+    return name
+
+
+@dataclass(frozen=True)
+class Case:
+    """Layers of one kind, and what is asked of them."""
+
+    dim: int
+    kv_heads: int
+    group: int
+    window: int | None = None
+    sinks: bool = False
+    dtype: mx.Dtype = mx.bfloat16
+
+    @property
+    def kind(self) -> PageKind:
+        ring = None
+        if self.window is not None:
+            ring = LayerSpec(LayerKind.SLIDING_WINDOW, window=self.window).max_blocks
+        shape = LayerShape(self.kv_heads, self.dim, self.dim, self.dtype)
+        return PageKind(tuple(range(N_LAYERS)), shape, self.window, ring)
+
+    def attention(self, which: str) -> PagedAttention:
+        if which == PORTABLE:
+            return PortableAttention()
+        kernels = find_kernels(self.kind)
+        assert kernels is not None, f"no kernels for {self}"
+        return kernels
+
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("mlx.core.")
+        window = "" if self.window is None else f" window {self.window}"
+        return f"{dtype} {self.kv_heads}x{self.group}x{self.dim}{window}{' sinks' * self.sinks}"
+
+
+# Each is a kernel of its own: as few as have every head size, group, window and type among them.
+CASES = [
+    Case(64, 2, 1),
+    Case(64, 2, 8, window=128, sinks=True),
+    Case(80, 2, 4),
+    Case(96, 2, 3, window=300),
+    Case(128, 2, 4),
+    Case(128, 2, 8, sinks=True),
+    Case(128, 1, 16),
+    Case(128, 2, 3, window=16),
+    Case(256, 2, 5, window=1024),
+    Case(256, 1, 4),
+    Case(128, 2, 4, dtype=mx.float16),
+    Case(64, 2, 5, window=300, sinks=True, dtype=mx.float16),
+    Case(80, 2, 5, window=300, dtype=mx.float32),
+    Case(96, 2, 8, sinks=True, dtype=mx.float32),
+    Case(256, 1, 1, dtype=mx.float32),
+]
+
+
+def drawn(seed: int, *shape: int, dtype: mx.Dtype) -> mx.array:
+    """Normally distributed numbers, the same for the same seed."""
+    return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)
+
+
+class Batch:
+    """Sequences in pages whose every other slot and column is NaN, and what they hold."""
+
+    def __init__(self, case: Case, lengths: Sequence[int], seed: int = 1) -> None:
+        self.case, self.kind, self.lengths = case, case.kind, tuple(lengths)
+        self.pages = Pages(self.kind)
+        n_columns = sum(length // BLOCK_TOKENS + 2 for length in lengths)
+        self.pages.grow(n_columns + 3)
+        self.pages.data = mx.full(self.pages.data.shape, math.nan, case.dtype)
+        free = [self.pages.take() for _ in range(n_columns + 3)]
+        random.Random(seed).shuffle(free)  # nobody's columns lie in order
+        self.chains = [self._chain(length, free) for length in lengths]
+        self.others = free
+        self.keys = [self._past(seed + 2 * i, n) for i, n in enumerate(lengths)]
+        self.values = [self._past(seed + 2 * i + 1, n) for i, n in enumerate(lengths)]
+        for row in range(len(lengths)):
+            self._write_past(row)
+        mx.eval(self.pages.data)
+        self.last: dict[int, mx.array] = {}
+        self.lineup = Lineup(tuple(PagedSequence([chain]) for chain in self.chains), self.lengths)
+
+    def _chain(self, length: int, free: list[Lease]) -> Chain:
+        needed = Chain(self.pages).columns_for(length + STEPS)
+        return Chain(self.pages, [free.pop() for _ in range(needed)])
+
+    def _past(self, seed: int, n: int) -> mx.array:
+        shape = (N_LAYERS, self.case.kv_heads, n, self.case.dim)
+        return drawn(seed, *shape, dtype=self.case.dtype)
+
+    def _write_past(self, row: int) -> None:
+        length = self.lengths[row]
+        first = 0 if self.case.window is None else max(0, length - self.case.window + 1)
+        for block in range(first // BLOCK_TOKENS, -(-length // BLOCK_TOKENS)):
+            a, b = max(first, block * BLOCK_TOKENS), min(length, (block + 1) * BLOCK_TOKENS)
+            if a < b:
+                column = self.column(row, block)
+                slots = slice(a - block * BLOCK_TOKENS, b - block * BLOCK_TOKENS)
+                self.pages.data[column, :, 0, :, slots] = self.keys[row][:, :, a:b]
+                self.pages.data[column, :, 1, :, slots] = self.values[row][:, :, a:b]
+
+    def column(self, row: int, block: int) -> int:
+        ring = self.kind.ring
+        return self.chains[row].columns[block if ring is None else block % ring]
+
+    def step(
+        self,
+        attention: PagedAttention,
+        step: int,
+        layer: int,
+        sinks: mx.array | None,
+        *,
+        evaluate: bool = True,
+    ) -> tuple[mx.array, mx.array]:
+        """Attention of a new token of each row, and what it should be; (rows, heads, dim)."""
+        case, rows = self.case, len(self.lengths)
+        heads = case.kv_heads * case.group
+        # As models make them: parts of one projection, heads behind tokens.
+        fused = drawn(
+            100 + step * N_LAYERS + layer,
+            *(rows, 1, heads + 2 * case.kv_heads, case.dim),
+            dtype=case.dtype,
+        )
+        q, k, v = (
+            part.swapaxes(1, 2) for part in mx.split(fused, [heads, heads + case.kv_heads], axis=2)
+        )
+        scale = 1.3 * case.dim**-0.5
+        place = Place(self.lineup, step, 0, layer)
+        out = attention.attend(q, k, v, place, scale, sinks, self.last.get(layer))
+        self.last[layer] = out
+        if evaluate:
+            mx.eval(out)
+        assert out.shape == q.shape
+        assert out.dtype == case.dtype
+        for row in range(rows):
+            at = self.lengths[row] + step
+            for past, new in ((self.keys, k), (self.values, v)):
+                if past[row].shape[2] == at:  # room for the token in all layers
+                    more = mx.zeros((N_LAYERS, case.kv_heads, 1, case.dim), case.dtype)
+                    past[row] = mx.concatenate([past[row], more], axis=2)
+                past[row][layer, :, at] = new[row, :, 0]
+        expected = mx.stack(
+            [self._expected(row, step, layer, q[row, :, 0], scale, sinks) for row in range(rows)]
+        )
+        return out[:, :, 0], expected
+
+    def _expected(
+        self, row: int, step: int, layer: int, q: mx.array, scale: float, sinks: mx.array | None
+    ) -> mx.array:
+        """By hand in float32, without matrix products, whose precision is the device's."""
+        position = self.lengths[row] + step
+        window = self.case.window
+        first = 0 if window is None else max(0, position - window + 1)
+        groups = q.astype(mx.float32).reshape(self.case.kv_heads, self.case.group, 1, -1)
+        k = self.keys[row][layer, :, None, first : position + 1].astype(mx.float32)
+        v = self.values[row][layer, :, None, first : position + 1].astype(mx.float32)
+        scores = (groups * k).sum(-1) * scale  # (kv_heads, group, tokens)
+        top = scores.max(-1, keepdims=True)
+        if sinks is not None:
+            sink = sinks.astype(mx.float32).reshape(self.case.kv_heads, self.case.group, 1)
+            top = mx.maximum(top, sink)
+        shares = mx.exp(scores - top)
+        total = shares.sum(-1, keepdims=True)
+        if sinks is not None:
+            total = total + mx.exp(sink - top)
+        out = ((shares / total)[..., None] * v).sum(2)
+        return out.reshape(-1, self.case.dim)
+
+    def require_in_pages(self, step: int, layer: int) -> None:
+        """The tokens of a step are in their pages, and slots that nobody wrote to are NaN."""
+        for row, length in enumerate(self.lengths):
+            at = length + step
+            slot = self.pages.data[
+                self.column(row, at // BLOCK_TOKENS), layer, :, :, at % BLOCK_TOKENS
+            ]
+            assert mx.array_equal(slot[0], self.keys[row][layer, :, at]), (
+                f"{self.case}, {length} tokens, step {step}: key differs in its page"
+            )
+            assert mx.array_equal(slot[1], self.values[row][layer, :, at]), (
+                f"{self.case}, {length} tokens, step {step}: value differs in its page"
+            )
+        for lease in self.others:
+            column = self.pages.data[lease.index]
+            assert mx.isnan(column).all().item(), f"{self.case}: column {lease.index} written to"
+
+
+def error_of(out: mx.array, expected: mx.array) -> float:
+    """‖out - expected‖ / ‖expected‖; NaN if there is one in either."""
+    out = out.astype(mx.float32)
+    gap = mx.sqrt(mx.square(out - expected).sum()) / mx.sqrt(mx.square(expected).sum())
+    return cast(float, gap.item())
+
+
+def sinks_of(case: Case) -> mx.array | None:
+    return drawn(5, case.kv_heads * case.group, dtype=case.dtype) if case.sinks else None
+
+
+def lengths_for(which: str) -> tuple[int, ...]:
+    return LENGTHS if which == KERNELS else FEWER
+
+
+# Attention
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_attention_is_that_computed_by_hand(case: Case, which: str) -> None:
+    batch = Batch(case, lengths_for(which))
+    attention, sinks = case.attention(which), sinks_of(case)
+    limit = (TOLERANCE if which == KERNELS else PORTABLE_TOLERANCE)[case.dtype]
+    for step in range(STEPS):
+        for layer in range(N_LAYERS):
+            out, expected = batch.step(attention, step, layer, sinks)
+            for row, length in enumerate(batch.lengths):
+                error = error_of(out[row], expected[row])
+                assert error < limit, (
+                    f"{which}: {case}, {length} tokens, step {step}, layer {layer}: "
+                    f"error {error:.2e}, at most {limit:.0e}"
+                )
+            batch.require_in_pages(step, layer)
+
+
+@pytest.mark.parametrize("case", [CASES[1], CASES[4], CASES[8]], ids=str)
+@pytest.mark.parametrize("lengths", [(4999,), (300, 4999), (700,) * 40], ids=["1", "2", "40"])
+def test_the_same_input_gives_the_same_bits(
+    case: Case, lengths: tuple[int, ...], which: str
+) -> None:
+    if which == PORTABLE:
+        lengths = tuple(min(length, 700) for length in lengths[:3])
+    sinks, found = sinks_of(case), []
+    for _ in range(3):
+        batch, attention = Batch(case, lengths), case.attention(which)
+        found.append([batch.step(attention, step, 0, sinks)[0] for step in range(STEPS)])
+    for again in found[1:]:
+        for step, (one, other) in enumerate(zip(found[0], again, strict=True)):
+            assert mx.array_equal(one, other), (
+                f"{which}: {case}, lengths {lengths}, step {step}: other bits, "
+                f"error {error_of(one, other.astype(mx.float32)):.2e}"
+            )
+
+
+@pytest.mark.parametrize("case", [CASES[4], CASES[3], CASES[7]], ids=str)
+def test_attention_stays_right_over_the_edges_of_items_and_blocks(case: Case, which: str) -> None:
+    """A plan is made anew when its items are full, and columns are added on the way."""
+    n_steps = 300 if which == KERNELS else 20
+    lengths = (0, 250, 500, 769) if which == PORTABLE else (0, 60, 130, 250, 500, 769)
+    batch = Batch(case, lengths)
+    attention, sinks = case.attention(which), sinks_of(case)
+    limit = (TOLERANCE if which == KERNELS else PORTABLE_TOLERANCE)[case.dtype]
+    batch.others.clear()
+    for step in range(n_steps):
+        out, expected = batch.step(attention, step, 2, sinks)
+        for row, length in enumerate(lengths):
+            error = error_of(out[row], expected[row])
+            assert error < limit, (
+                f"{which}: {case}, {length} tokens, step {step}: "
+                f"error {error:.2e}, at most {limit:.0e}"
+            )
+
+
+@pytest.mark.parametrize("case", [CASES[4], CASES[3], CASES[7]], ids=str)
+def test_steps_computed_together_see_each_other(case: Case, which: str) -> None:
+    """Nothing is evaluated in between, and a step's input does not depend on the one before."""
+    batch = Batch(case, (0, 250, 511, 700))
+    attention, sinks = case.attention(which), sinks_of(case)
+    limit = (TOLERANCE if which == KERNELS else PORTABLE_TOLERANCE)[case.dtype]
+    steps = [batch.step(attention, step, 1, sinks, evaluate=False) for step in range(STEPS)]
+    mx.eval([out for out, _ in steps])
+    for step, (out, expected) in enumerate(steps):
+        for row, length in enumerate(batch.lengths):
+            error = error_of(out[row], expected[row])
+            assert error < limit, (
+                f"{which}: {case}, {length} tokens, step {step}: "
+                f"error {error:.2e}, at most {limit:.0e}"
+            )
+
+
+# Chunks
+
+
+def chunked(case: Case, which: str, chunks: Sequence[int], n_layers: int = N_LAYERS) -> None:
+    """Chunks one behind the other: what is gathered, and what is in the pages afterwards."""
+    kind, attention = case.kind, case.attention(which)
+    pages = Pages(kind)
+    pages.grow(sum(chunks) // BLOCK_TOKENS + 4)
+    pages.data = mx.full(pages.data.shape, math.nan, case.dtype)
+    holes = [pages.take() for _ in range(3)]
+    del holes[1]  # columns do not lie in order
+    chain = Chain(pages)
+    total = sum(chunks)
+    # Heads behind tokens, as models make them.
+    keys, values = (
+        drawn(seed, 1, total, case.kv_heads, case.dim, dtype=case.dtype).swapaxes(1, 2)
+        for seed in (1, 2)
+    )
+    done: dict[int, mx.array] = {}
+    at = 0
+    for n in chunks:
+        chain.reserve(at + n)
+        first = 0 if case.window is None else max(0, at - case.window + 1)
+        k, v = keys[:, :, at : at + n], values[:, :, at : at + n]
+        for layer in range(n_layers):
+            added = attention.append(k, v, chain, at, first, layer, done.get(layer))
+            done[layer] = added.done
+            mx.eval(added.k, added.v, added.done)
+            for name, got, whole in (("key", added.k, keys), ("value", added.v, values)):
+                assert mx.array_equal(got, whole[:, :, first : at + n]), (
+                    f"{which}: {case}, {n} tokens at {at}, layer {layer}: {name}s of {got.shape} "
+                    f"from {first} on differ"
+                )
+        at += n
+        require_held(
+            case, chain, at, n_layers, (keys, values), f"{which}: {case}, {chunks} to {at}"
+        )
+    for lease in holes:
+        assert mx.isnan(pages.data[lease.index]).all().item(), f"{case}: a foreign column changed"
+
+
+def require_held(
+    case: Case,
+    chain: Chain,
+    stop: int,
+    n_layers: int,
+    written: tuple[mx.array, mx.array],
+    what: str,
+) -> None:
+    """All tokens that a next one attends to are in the pages."""
+    first = 0 if case.window is None else max(0, stop - case.window + 1)
+    ring = chain.pages.kind.ring
+    for block in range(first // BLOCK_TOKENS, -(-stop // BLOCK_TOKENS)):
+        a, b = max(first, block * BLOCK_TOKENS), min(stop, (block + 1) * BLOCK_TOKENS)
+        column = chain.columns[block if ring is None else block % ring]
+        slots = slice(a - block * BLOCK_TOKENS, b - block * BLOCK_TOKENS)
+        for layer in range(n_layers):
+            for kind, whole in enumerate(written):
+                got = chain.pages.data[column, layer, kind, :, slots]
+                assert mx.array_equal(got, whole[0, :, a:b]), f"{what}: tokens {a} to {b} differ"
+
+
+CHUNKS = [(1, 1, 254, 1, 255, 256), (700, 3, 600), (257, 1, 255, 1300), (30, 226, 512, 5)]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [CASES[0], CASES[2], CASES[3], CASES[7], CASES[8], CASES[10], CASES[12]],
+    ids=str,
+)
+def test_chunks_are_put_into_pages_and_gathered_exactly(case: Case, which: str) -> None:
+    for chunks in CHUNKS:
+        chunked(case, which, chunks)
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[3], CASES[7]], ids=str)
+def test_chunks_computed_together_come_one_behind_the_other(case: Case, which: str) -> None:
+    """Nothing is evaluated in between: the order follows from what depends on what."""
+    attention, pages = case.attention(which), Pages(case.kind)
+    pages.grow(8)
+    chain = Chain(pages)
+    chain.reserve(1200)
+    keys, values = (
+        drawn(seed, 1, case.kv_heads, 1200, case.dim, dtype=case.dtype) for seed in (1, 2)
+    )
+    mx.eval(keys, values)
+    found: list[tuple[range, mx.array, mx.array]] = []
+    done: mx.array | None = None
+    for at in range(0, 1200, 60):
+        first = 0 if case.window is None else max(0, at - case.window + 1)
+        k, v = keys[:, :, at : at + 60], values[:, :, at : at + 60]
+        added = attention.append(k, v, chain, at, first, 1, done)
+        done = added.done
+        found.append((range(first, at + 60), added.k, added.v))
+    mx.eval(done, [(k, v) for _, k, v in found])
+    for tokens, k, v in found:
+        seen = slice(tokens.start, tokens.stop)
+        assert mx.array_equal(k, keys[:, :, seen]), f"{which}: {case}, keys {tokens}"
+        assert mx.array_equal(v, values[:, :, seen]), f"{which}: {case}, values {tokens}"
+
+
+# Whole columns
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[8], CASES[12]], ids=str)
+def test_whole_columns_are_stored_where_they_should_be(case: Case, which: str) -> None:
+    attention, pages = case.attention(which), Pages(case.kind)
+    pages.grow(7)
+    pages.data = mx.full(pages.data.shape, math.nan, case.dtype)
+    mx.eval(pages.data)
+    data = drawn(1, 3, *case.kind.column_shape, dtype=case.dtype)
+    mx.eval(attention.store(pages, [5, 0, 2], data))
+    for at, column in enumerate((5, 0, 2)):
+        assert mx.array_equal(pages.data[column], data[at]), f"{which}: {case}, column {column}"
+    for column in (1, 3, 4, 6):
+        assert mx.isnan(pages.data[column]).all().item(), f"{which}: {case}, column {column}"
+    mx.eval(attention.store(pages, [4], mx.contiguous(pages.data[5:6])))
+    assert mx.array_equal(pages.data[4], data[0]), f"{which}: {case}, a copied column"
+
+
+# Models
+
+
+def small_llama() -> Module:
+    """Wide enough heads for the kernels, and little else."""
+    model = llama.Model(
+        llama.ModelArgs(
+            model_type="llama",
+            hidden_size=64,
+            num_hidden_layers=2,
+            intermediate_size=64,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=64,
+            rms_norm_eps=1e-5,
+            vocab_size=VOCAB,
+            rope_theta=10000.0,
+            tie_word_embeddings=True,
+        )
+    )
+    randomize(model)
+    return model
+
+
+def small_gemma3() -> Module:
+    """The same with windows in every other layer."""
+    model = gemma3_text.Model(
+        gemma3_text.ModelArgs(
+            model_type="gemma3_text",
+            hidden_size=64,
+            num_hidden_layers=4,
+            intermediate_size=64,
+            num_attention_heads=4,
+            head_dim=64,
+            rms_norm_eps=1e-6,
+            vocab_size=VOCAB,
+            num_key_value_heads=1,
+            query_pre_attn_scalar=64,
+            sliding_window=100,
+            sliding_window_pattern=2,
+        )
+    )
+    randomize(model)
+    return model
+
+
+def answers(model: MLXBackend, n_steps: int) -> list[list[int]]:
+    """What five sequences say that join one by one; two leave, and one of them comes again."""
+    said: dict[SequenceId, list[int]] = {}
+    prompts: dict[SequenceId, list[int]] = {}
+
+    def join(number: int, length: int) -> SequenceId:
+        prompt = [(number * 31 + i * i * 7 + i * 3) % VOCAB for i in range(length)]
+        sequence = model.open(1024)
+        model.prefill(sequence, prompt[:-1])
+        model.start(sequence, prompt[-1], prompt[:-1], SamplingParams(), 0)
+        said[sequence], prompts[sequence] = [], prompt
+        return sequence
+
+    def step() -> None:
+        for one in model.decode():
+            said[one.sequence].append(one.token)
+
+    lengths = iter((250, 2, 97, 511, 300))
+    sequences: list[SequenceId] = []
+    for at in range(n_steps):
+        if at % 7 == 0 and len(sequences) < 5:
+            sequences.append(join(len(sequences), next(lengths)))
+        if at == n_steps // 2:
+            model.close(sequences[1])
+            model.pause(sequences[3])
+        if at == n_steps // 2 + 20:
+            # The token that was drawn last is in the cache: go on with any other.
+            history = [*prompts[sequences[3]], *said[sequences[3]]]
+            model.start(sequences[3], 5, history, SamplingParams(), 0)
+            said[sequences[3]].append(5)
+        step()
+    for sequence in sequences:
+        if sequence != sequences[1]:
+            model.close(sequence)
+    return [[*prompts[sequence], -1, *said[sequence]] for sequence in sequences]
+
+
+TIE = 1e-3
+"""Two tokens whose logits differ by less, relative to the largest, are equally good."""
+
+
+@pytest.mark.parametrize("build", [small_llama, small_gemma3])
+def test_a_batch_in_pages_says_what_one_in_buffers_says(build: object, which: str) -> None:
+    assert callable(build)
+    model = build()
+    attention: AttentionFor = find_kernels if which == KERNELS else lambda _: PortableAttention()
+    pages = wrap_model(model, "pages", attention=attention)
+    assert pages.in_pages
+    buffers = wrap_model(model, "buffers", attention=None)
+    assert not buffers.in_pages
+    n_steps = 200 if which == KERNELS else 80
+    for number, (found, expected) in enumerate(
+        zip(answers(pages, n_steps), answers(buffers, n_steps), strict=True)
+    ):
+        if found == expected:
+            continue
+        same = next(i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b)
+        seen = [token for token in found[:same] if token >= 0]
+        gap = logit_gap(model, seen, (found[same], expected[same]))
+        assert gap < TIE, (
+            f"{which}: sequence {number} parts after {len(seen)} tokens: {found[same]}, "
+            f"expected {expected[same]}, logits differ by {gap:.2e}"
+        )

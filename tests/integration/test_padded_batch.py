@@ -1,0 +1,350 @@
+"""Batches that decode padded in turns: the same tokens, the room that was reserved, no memory lost.
+
+Each model here is compared with mlx-lm alone, as in `test_exactness`; that batches were padded at
+all is counted.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable
+
+import mlx.core as mx
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, run_state_machine_as_test
+
+from semantic import CompletedGeneration, SamplingParams
+from semantic.adapters.mlx.padded_batch import LentBuffer, PaddedBatch, PaddedLayer
+from semantic.adapters.mlx.sequence_cache import FullCache
+from semantic.domain.errors import BackendError
+from semantic.domain.value_objects import BLOCK_TOKENS, SequenceId
+from tests.integration.test_exactness import prompts
+from tests.integration.test_exactness_machine import Machine
+from tests.support.padded import PADDED, padded_backend
+from tests.support.reference import generate
+from tests.support.rig import Done, Rig
+
+FULL = ("llama", "qwen2", "qwen3", "moe", "quantized")
+"""Architectures all of whose layers keep every token."""
+
+every_full = pytest.mark.parametrize("architecture", FULL)
+GREEDY = SamplingParams()
+
+
+class Switches:
+    """How often layers were padded and given back."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.padded = 0
+        self.given_back = 0
+        pad, give_back = PaddedLayer.__init__, PaddedLayer.given_back
+
+        def counted_pad(layer: PaddedLayer, rows: list[FullCache]) -> None:
+            self.padded += 1
+            pad(layer, rows)
+
+        def counted_give_back(layer: PaddedLayer) -> object:
+            self.given_back += 1
+            return give_back(layer)
+
+        monkeypatch.setattr(PaddedLayer, "__init__", counted_pad)
+        monkeypatch.setattr(PaddedLayer, "given_back", counted_give_back)
+
+
+@pytest.fixture
+def switches(monkeypatch: pytest.MonkeyPatch) -> Switches:
+    return Switches(monkeypatch)
+
+
+def padded_rig(
+    architecture: str, *, calm: int | None = None, columns: int = 200, chunk: int | None = None
+) -> Rig:
+    """`calm` steps before a batch is padded, if not as many as always."""
+    rig = Rig(architecture + PADDED, columns=columns, chunk=chunk)
+    if calm is not None:
+        batch_of(rig)._calm = calm
+    return rig
+
+
+def batch_of(rig: Rig) -> PaddedBatch:
+    batch = rig.backend._batch
+    assert isinstance(batch, PaddedBatch)
+    return batch
+
+
+def finish(rig: Rig, *, checked: bool = True) -> dict[str, Done]:
+    """Run until nothing is left; every account is checked after every step."""
+    done: dict[str, Done] = {}
+    while rig.engine.has_work:
+        for event in rig.engine.step_once():
+            if isinstance(event, CompletedGeneration):
+                done[event.uid] = event
+        if checked:
+            rig.check()
+    return done
+
+
+def run_until_both_are_padded(rig: Rig) -> None:
+    while not batch_of(rig).padded or len(batch_of(rig)) < 2:
+        rig.engine.step_once()
+
+
+# The same tokens
+
+
+@every_full
+@pytest.mark.parametrize("calm", [0, 4])
+def test_a_batch_of_eight_from_1_to_3000_tokens(
+    architecture: str, calm: int, switches: Switches
+) -> None:
+    rig = padded_rig(architecture, calm=calm)
+    asked = prompts(1, 2, 255, 256, 257, 700, 1500, 3000)
+    n_new = [60, 1, 20, 40, 300, 25, 20, 10]
+    uids = [
+        rig.engine.submit(f"agent-{i}", prompt, max_tokens=n)
+        for i, (prompt, n) in enumerate(zip(asked, n_new, strict=True))
+    ]
+    done = finish(rig)
+    for uid, prompt, n in zip(uids, asked, n_new, strict=True):
+        assert list(done[uid].tokens) == generate(rig.model, prompt, n), len(prompt)
+    assert switches.padded == switches.given_back > 0
+
+
+@every_full
+def test_joining_and_leaving_at_random_steps(architecture: str, switches: Switches) -> None:
+    rig = padded_rig(architecture, calm=1, chunk=100)
+    draw = random.Random(3)
+    asked = prompts(*(draw.choice([1, 30, 256, 400]) for _ in range(12)), seed=4)
+    done: dict[str, Done] = {}
+    wanted: dict[str, list[int]] = {}
+    while len(done) < len(asked):
+        if len(wanted) < len(asked):
+            prompt, n = asked[len(wanted)], draw.randrange(1, 50)
+            uid = rig.engine.submit(f"agent-{len(wanted)}", prompt, max_tokens=n)
+            wanted[uid] = generate(rig.model, prompt, n)
+        for _ in range(draw.randrange(1, 12)):
+            for event in rig.engine.step_once():
+                if isinstance(event, CompletedGeneration):
+                    done[event.uid] = event
+            rig.check()
+    assert {uid: list(end.tokens) for uid, end in done.items()} == wanted
+    assert switches.padded > 0
+
+
+def test_a_cancelled_request_leaves_what_it_computed_and_the_others_alone() -> None:
+    rig = padded_rig("llama", calm=0)
+    first, second = prompts(300, 50, seed=7)
+    cancelled = rig.engine.submit("ann", first, max_tokens=50)
+    other = rig.engine.submit("bob", second, max_tokens=80)
+    run_until_both_are_padded(rig)
+    assert rig.engine.cancel(cancelled)
+    done = finish(rig)
+    assert done[cancelled].finish_reason == "cancelled"
+    assert list(done[other].tokens) == generate(rig.model, second, 80)
+    retried = rig.answer("ann", first, 50)
+    assert list(retried.tokens) == generate(rig.model, first, 50)
+    assert retried.cached_tokens == len(first) - 1
+
+
+@every_full
+def test_requests_suspended_for_want_of_blocks_go_on_with_the_same_tokens(
+    architecture: str, switches: Switches
+) -> None:
+    rig = padded_rig(architecture, columns=6)
+    asked = prompts(500, 400, 260, seed=8)
+    uids = [rig.engine.submit(f"agent-{i}", p, max_tokens=300) for i, p in enumerate(asked)]
+    done = finish(rig)
+    assert rig.engine.suspensions > 0
+    assert switches.padded > 0
+    for uid, prompt in zip(uids, asked, strict=True):
+        assert list(done[uid].tokens) == generate(rig.model, prompt, 300)
+
+
+def test_a_conversation_goes_on_from_what_a_padded_batch_computed() -> None:
+    rig = padded_rig("llama", calm=0)
+    prompt, other, *turns = prompts(600, 90, 20, 300, 1, seed=5)
+    for turn in ([], *turns):
+        prompt = prompt + turn
+        ann = rig.engine.submit("ann", prompt, max_tokens=30)
+        rig.engine.submit("bob", other, max_tokens=60)
+        end = finish(rig)[ann]
+        assert list(end.tokens) == generate(rig.model, prompt, 30)
+        assert end.cached_tokens == (len(prompt) - len(turn) if turn else 0)
+        prompt = prompt + list(end.tokens)
+
+
+def test_a_seed_gives_the_same_tokens_padded_and_one_by_one() -> None:
+    params = SamplingParams(temperature=0.9, top_p=0.95, top_k=40, min_p=0.01, seed=42)
+    asked = prompts(500, 400, 260, seed=14)
+
+    def tokens(rig: Rig) -> list[tuple[int, ...]]:
+        uids = [
+            rig.engine.submit(f"agent-{i}", p, max_tokens=100, sampling=params)
+            for i, p in enumerate(asked)
+        ]
+        done = rig.run()
+        return [done[uid].tokens for uid in uids]
+
+    assert tokens(padded_rig("llama")) == tokens(Rig("llama"))
+
+
+class PaddedMachine(Machine):
+    """The same agents, whose batches are padded after one step."""
+
+    @initialize(columns=st.sampled_from([6, 8, 40]), chunk=st.sampled_from([7, 64, 300, 5000]))
+    def build(self, columns: int, chunk: int) -> None:
+        super().build(columns, chunk)
+        self.rig = padded_rig(self.architecture, calm=1, columns=columns, chunk=chunk)
+
+
+def test_whatever_agents_do_together(switches: Switches) -> None:
+    examples = settings(max_examples=8, stateful_step_count=25, deadline=None, database=None)
+    run_state_machine_as_test(PaddedMachine, settings=examples)
+    assert switches.padded > 0
+
+
+# When a batch is padded
+
+
+def started(*lengths: int) -> tuple[list[SequenceId], PaddedBatch, Callable[[], object]]:
+    """Sequences of so many tokens that have begun to decode, in blocks just large enough."""
+    backend = padded_backend("llama")
+    uids = []
+    for number, prompt in enumerate(prompts(*lengths, seed=20)):
+        uid = backend.open(-(-len(prompt) // BLOCK_TOKENS) * BLOCK_TOKENS)
+        backend.prefill(uid, prompt[:-1])
+        backend.start(uid, prompt[-1], prompt[:-1], GREEDY, number)
+        uids.append(uid)
+    batch = backend._batch
+    assert isinstance(batch, PaddedBatch)
+    return uids, batch, backend.decode
+
+
+def test_only_a_batch_that_was_calm_is_padded() -> None:
+    _, batch, step = started(10, 20)
+    step()  # two steps of the batch: newcomers are silent in their first
+    step()
+    step()
+    assert not batch.padded
+    step()
+    assert batch.padded
+    batch.leave(SequenceId(0))
+    assert not batch.padded
+    for _ in range(4):
+        step()
+        assert not batch.padded
+    step()
+    assert batch.padded
+
+
+# What was reserved
+
+
+def test_rows_lend_their_buffers_and_get_them_back_as_large_as_was_reserved() -> None:
+    rig = padded_rig("llama", calm=0)
+    rig.engine.submit("ann", [5] * 250, max_tokens=40)
+    rig.engine.submit("bob", [7] * 20, max_tokens=40)
+    run_until_both_are_padded(rig)
+    caches = [cache for row in rig.backend.sequences() for cache in row]
+    assert all(isinstance(cache, FullCache) for cache in caches)
+    assert all(isinstance(c.buffer, LentBuffer) for c in caches if isinstance(c, FullCache))
+    ann, bob = rig.backend.sequences()
+    before = [cache.nbytes for cache in ann]
+    # While padded the longer one outgrows its first block: room for a second is reserved.
+    while [cache.nbytes for cache in ann] == before:
+        rig.engine.step_once()
+        rig.check()
+    assert batch_of(rig).padded
+    assert [cache.nbytes for cache in ann] == [2 * n for n in before]
+    batch_of(rig)._unpad()
+    for row, capacity in ((ann, 512), (bob, 256)):
+        for cache in row:
+            assert isinstance(cache, FullCache)
+            assert type(cache.buffer) is not LentBuffer
+            assert cache.buffer.k.shape[2] == cache.buffer.capacity == capacity
+    finish(rig)
+
+
+def test_a_row_is_given_all_its_tokens_though_less_was_reserved() -> None:
+    backend = padded_backend("llama")
+    (prompt,) = prompts(250, seed=21)
+    sequence = backend.open(256)
+    backend.prefill(sequence, prompt[:-1])
+    backend.start(sequence, prompt[-1], prompt[:-1], GREEDY, 0)
+    said = []
+    while len(said) < 20:
+        said += [one.token for one in backend.decode()]
+    backend.pause(sequence)
+    (caches,) = backend.sequences()
+    assert [cache.buffer.capacity for cache in caches if isinstance(cache, FullCache)] == [512] * 3
+    assert said == generate(backend.model, prompt, 20)
+    whole = [*prompt, *said, 5]
+    backend.start(sequence, 5, whole[:-1], GREEDY, 0)
+    said = []
+    while len(said) < 20:
+        said += [one.token for one in backend.decode()]
+    assert said == generate(backend.model, whole, 20)
+
+
+# Memory
+
+
+def test_padded_rows_are_there_once_and_nothing_stays_behind() -> None:
+    rig = padded_rig("llama")
+
+    def round_of_four(n: int) -> list[tuple[bool, int]]:
+        """What MLX holds beside the weights after each step, and whether the batch was padded."""
+        held = []
+        for i in range(4):
+            rig.engine.submit(f"agent-{i}", [i + 1] * (700 + 4 * n), max_tokens=16)
+        while rig.engine.has_work:
+            rig.engine.step_once()
+            mx.synchronize(rig.backend.stream)
+            held.append((batch_of(rig).padded, mx.get_active_memory()))
+        rig.forget_all()
+        gc.collect()
+        return held
+
+    round_of_four(0)
+    empty = mx.get_active_memory()
+    held = round_of_four(1)
+    assert rig.backend.cache_nbytes() == 0
+    most_padded = max(n for padded, n in held if padded) - empty
+    most_ragged = max(n for padded, n in held if not padded) - empty
+    assert most_padded <= 1.1 * most_ragged
+    for n in range(2, 4):
+        round_of_four(n)
+    assert rig.pool.used_blocks == 0
+    assert mx.get_active_memory() <= empty + 4096
+
+
+# What fails
+
+
+def test_a_layer_that_cannot_be_padded_leaves_the_other_forms_sound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = padded_rig("llama", calm=0)
+    asked = prompts(40, 300, seed=22)
+    for i, prompt in enumerate(asked):
+        rig.engine.submit(f"agent-{i}", prompt, max_tokens=40)
+    run_until_both_are_padded(rig)
+    give_back, calls = PaddedLayer.given_back, 0
+
+    def second_fails(layer: PaddedLayer) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise RuntimeError("out of memory")
+        return give_back(layer)
+
+    monkeypatch.setattr(PaddedLayer, "given_back", second_fails)
+    first, second = list(rig.backend._sequences)
+    with pytest.raises(BackendError, match="out of memory"):
+        rig.backend.pause(first)
+    # Some layers are one by one now and others padded; the batch can go on.
+    said = [one.token for _ in range(3) for one in rig.backend.decode() if one.sequence == second]
+    assert len(said) == 3

@@ -1,0 +1,239 @@
+"""Sequences in pages that decode together: joins, leaves and pauses in any order."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import weakref
+from typing import ClassVar, cast
+
+import mlx.core as mx
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from semantic.adapters.mlx.paged.cache import PagedCache
+from semantic.adapters.mlx.paged.layers import PagedLayers
+from semantic.adapters.mlx.paged.lineup import Lineup, Lineups, StepPlan
+from semantic.domain.value_objects import SamplingParams, SequenceId
+from tests.support.in_pages import SUFFIX, tiny_backend
+from tests.support.paged_sequences import (
+    DIM,
+    HEADS,
+    Running,
+    decode,
+    layers_of,
+    opened,
+    values_of,
+)
+from tests.support.reference import generate
+from tests.support.tiny_models import VOCAB, tiny_model
+
+_MOST_NEW = 40
+
+
+@functools.cache
+def solo(architecture: str, prompt: tuple[int, ...]) -> list[int]:
+    """What mlx-lm alone answers."""
+    return generate(tiny_model(architecture), prompt, _MOST_NEW)
+
+
+@functools.cache
+def text(seed: int, n: int) -> tuple[int, ...]:
+    return tuple((seed * 31 + i * i * 7 + i * 3) % VOCAB for i in range(n))
+
+
+class Together(RuleBasedStateMachine):
+    """Sequences join, leave and are paused while others decode."""
+
+    architecture: ClassVar[str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backend = tiny_backend(self.architecture + SUFFIX)
+        self.prompts: dict[SequenceId, tuple[int, ...]] = {}
+        self.said: dict[SequenceId, list[int]] = {}
+        self.paused: set[SequenceId] = set()
+
+    @precondition(lambda self: len(self.prompts) < 5)
+    @rule(n=st.sampled_from([1, 2, 40, 255, 256, 257, 300, 511]), seed=st.integers(0, 2))
+    def join(self, n: int, seed: int) -> None:
+        prompt = text(seed, n)
+        sequence = self.backend.open(256 * (n // 256 + 1))
+        if n > 1:
+            self.backend.prefill(sequence, prompt[:-1])
+        self.backend.start(sequence, prompt[-1], prompt[:-1], SamplingParams(), 0)
+        self.prompts[sequence], self.said[sequence] = prompt, []
+
+    @precondition(lambda self: len(self.prompts) > len(self.paused))
+    @rule(n=st.integers(1, 8))
+    def step(self, n: int) -> None:
+        for _ in range(n):
+            for one in self.backend.decode():
+                self.said[one.sequence].append(one.token)
+        self._check()
+        for sequence in [one for one, said in self.said.items() if len(said) > _MOST_NEW - 12]:
+            self._end(sequence)
+
+    @precondition(lambda self: self.prompts)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        self._end(data.draw(st.sampled_from(sorted(self.prompts))))
+
+    @precondition(lambda self: len(self.prompts) > len(self.paused))
+    @rule(data=st.data())
+    def pause(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(sorted(self.prompts.keys() - self.paused)))
+        self.backend.pause(sequence)
+        self.paused.add(sequence)
+
+    @precondition(lambda self: self.paused)
+    @rule(data=st.data())
+    def go_on(self, data: st.DataObject) -> None:
+        """With the token that comes next anyway, so that the answer stays the same."""
+        sequence = data.draw(st.sampled_from(sorted(self.paused)))
+        self.paused.remove(sequence)
+        prompt, held = self.prompts[sequence], self.backend.length(sequence)
+        whole = [*prompt, *solo(self.architecture, prompt)]
+        self.said[sequence] = whole[len(prompt) : held + 1]
+        self.backend.start(sequence, whole[held], whole[:held], SamplingParams(), 0)
+
+    def _end(self, sequence: SequenceId) -> None:
+        self.backend.close(sequence)
+        self.paused.discard(sequence)
+        del self.prompts[sequence], self.said[sequence]
+
+    def _check(self) -> None:
+        for sequence, said in self.said.items():
+            assert said == solo(self.architecture, self.prompts[sequence])[: len(said)]
+
+    def teardown(self) -> None:
+        self._check()
+        for sequence in list(self.prompts):
+            self._end(sequence)
+        assert self.backend.cache_nbytes() == 0
+        gc.collect()
+        layers: object = self.backend._layers
+        assert isinstance(layers, PagedLayers)
+        assert [pages.n_used for pages in layers.pages] == [0] * len(layers.pages)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "windows"])
+def test_whoever_comes_and_goes_everybody_says_what_they_say_alone(architecture: str) -> None:
+    machine = type(f"Together_{architecture}", (Together,), {"architecture": architecture})
+    run_state_machine_as_test(machine, settings=settings(max_examples=3, stateful_step_count=15))
+
+
+# Without a model
+
+
+def test_rows_are_taken_out_in_any_order_with_their_own_tokens() -> None:
+    _, layers = layers_of(None, 40, None)
+    rows = [opened(layers, list(text(seed, 200 + 30 * seed))) for seed in range(5)]
+    decode(layers, rows, [[1, 2, 3, 4, 5]] * 2)
+    decode(layers, [rows[4], rows[0], rows[2]], [[6, 7, 8]] * 70)
+    decode(layers, [rows[1], rows[4]], [[9, 10]] * 5)
+    for row in rows:
+        row.check()
+
+
+def test_a_batch_is_filtered_extended_and_copied_without_moving_anything() -> None:
+    _, layers = layers_of(None)
+    rows = [opened(layers, list(text(seed, 100 * seed + 50))) for seed in range(4)]
+    before = [row.columns() for row in rows]
+    batch = PagedCache.merge([row.caches[0] for row in rows[:3]])
+    batch.filter([2, 0])
+    assert batch.offset.tolist() == [250, 50]
+    batch.extend(PagedCache.merge([rows[3].caches[0]]))
+    assert batch.offset.tolist() == [250, 50, 350]
+    copied = copy.deepcopy(batch)
+    assert copied.offset.tolist() == [250, 50, 350]
+    assert copied.size() == 350
+    for number, row in enumerate((rows[2], rows[0], rows[3])):
+        cache = batch.extract(number)
+        assert cache.sequence is row.caches[0].sequence
+        assert cache.held == row.caches[0].held
+    assert [row.columns() for row in rows] == before
+    batch.filter([])
+    assert batch.empty()
+
+
+def test_a_batch_takes_one_token_of_each_sequence_at_a_time() -> None:
+    _, layers = layers_of(None)
+    batch = PagedCache.merge([opened(layers, [1, 2, 3]).caches[0]])
+    with pytest.raises(ValueError, match="one token per sequence"):
+        batch.update_and_fetch(*values_of([1, 2], 3, 0))
+    assert batch.offset.tolist() == [3]
+
+
+# Lineups
+
+
+def row_of(length: int, *windows: int | None) -> Running:
+    _, layers = layers_of(*windows)
+    return opened(layers, list(text(1, length)))
+
+
+def test_all_layers_share_a_lineup_and_nobody_keeps_it() -> None:
+    lineups = Lineups()
+    sequence = row_of(300, None).caches[0].sequence
+    lineup = lineups.get([sequence], [300])
+    assert lineups.get([sequence], [300]) is lineup
+    assert lineups.get([sequence], [301]) is not lineup
+    lineup = lineups.get([sequence], [300])
+    gone = weakref.ref(lineup)
+    del lineup
+    assert gone() is None
+
+
+def test_positions_go_on_step_by_step_and_may_begin_anywhere() -> None:
+    sequence = row_of(10, None).caches[0].sequence
+    lineup = Lineup((sequence, sequence), (10, 700))
+    for step in (0, 0, 1, 2, 2, 7, 3, 4, 0):
+        assert lineup.positions(step).tolist() == [10 + step, 700 + step], step
+        assert lineup.positions(step).dtype == mx.int32
+
+
+@pytest.mark.parametrize("window", [None, 40, 300])
+def test_a_plan_is_kept_as_long_as_it_is_good_and_knows_columns_that_came_later(
+    window: int | None,
+) -> None:
+    row = row_of(250, window)
+    chain = row.caches[0].chain
+    lineup = Lineup((row.caches[0].sequence,), (250,))
+    plans: list[StepPlan] = []
+    for step in range(400):
+        plan = lineup.plan(0, step, 8)
+        assert step < plan.until
+        if not plans or plans[-1] is not plan:
+            assert not plans or step == plans[-1].until
+            plans.append(plan)
+        assert chain.has_room(250 + step + 1)
+        numbers = cast("list[int]", plan.plan.tolist())
+        for item in range(plan.n_items):
+            _, start, stop, at, *_ = numbers[8 * item : 8 * item + 8]
+            position = 250 + step
+            if start <= position < stop:
+                found = numbers[at + position // 256 - start // 256]
+                block = position // 256
+                ring = chain.pages.kind.ring
+                assert found == chain.columns[block if ring is None else block % ring]
+    assert 2 <= len(plans) <= 12
+
+
+def test_the_handle_of_a_batch_has_a_token_of_each_row() -> None:
+    _, layers = layers_of(None)
+    rows = [opened(layers, [1]), opened(layers, [2, 3])]
+    batch = PagedCache.merge([row.caches[0] for row in rows])
+    k = mx.zeros((2, HEADS, 1, DIM))
+    keys, values = batch.update_and_fetch(k, k)
+    assert keys is values
+    assert keys.step == 0
+    assert batch.offset.tolist() == [2, 3]

@@ -1,0 +1,156 @@
+"""Plans of attention over pages: each token that is attended to is read once, and where it is."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from semantic.adapters.mlx.paged.kernel_source import ITEM_INTS
+from semantic.adapters.mlx.paged.plan import (
+    MOST_ITEMS,
+    SHORTEST,
+    Plan,
+    RowPages,
+    chunk_for,
+    cut_at_blocks,
+    make_plan,
+)
+from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, LayerSpec
+
+WINDOWS = [1, 2, 16, 40, 127, 128, 129, 200, 255, 256, 257, 300, 512, 700, 1024, 4096]
+
+positions = st.one_of(
+    st.integers(0, 3000),
+    st.sampled_from([0, 254, 255, 256, 257, 511, 512, 4095, 4096]),
+    st.integers(0, 140_000),
+)
+
+
+@st.composite
+def pages_of_rows(draw: st.DrawFn) -> list[RowPages]:
+    """Sequences of one model: all with the same window, and each column somebody else's."""
+    window = draw(st.none() | st.sampled_from(WINDOWS))
+    numbers = list(range(3000))
+    random.Random(draw(st.integers(0, 5))).shuffle(numbers)
+    rows = []
+    for position in draw(st.lists(positions, min_size=1, max_size=5)):
+        ring = None
+        if window is not None:
+            ring = LayerSpec(LayerKind.SLIDING_WINDOW, window=window).max_blocks
+        n_columns = position // BLOCK_TOKENS + 1 + draw(st.integers(0, 3))
+        n_columns = n_columns if ring is None else min(n_columns, ring)
+        columns, numbers = numbers[:n_columns], numbers[n_columns:]
+        rows.append(RowPages(position, columns, window, ring))
+    return rows
+
+
+chunks = st.integers(1, 40).map(lambda n: n * SHORTEST)
+
+
+def smallest_chunk(rows: list[RowPages]) -> int:
+    """The least for which a plan may be asked."""
+    longest = max(row.position + 1 - row.first for row in rows)
+    return -(-longest // (MOST_ITEMS - 1) // SHORTEST) * SHORTEST + SHORTEST
+
+
+def pieces_read(plan: Plan, item: list[int], row: RowPages, position: int) -> list[range]:
+    """The positions that a kernel reads for an item; checks in which columns it looks for them."""
+    _, start, stop, columns, *_ = item
+    seen_from = 0 if row.window is None else max(0, position - row.window + 1)
+    begin, end = max(start, seen_from), min(stop, position + 1)
+    pieces = []
+    for block in range(begin // BLOCK_TOKENS, -(-end // BLOCK_TOKENS)):
+        own = range(max(begin, block * BLOCK_TOKENS), min(end, (block + 1) * BLOCK_TOKENS))
+        if own:
+            found = plan.numbers[columns + block - start // BLOCK_TOKENS]
+            where = block if row.ring is None else block % row.ring
+            assert found == row.columns[where], (item, position, block)
+            pieces.append(own)
+    return pieces
+
+
+def require_right(plan: Plan, rows: list[RowPages], step: int) -> None:
+    """What the plan reads at a step is what the rows' tokens attend to then."""
+    items = [plan.numbers[i * ITEM_INTS : (i + 1) * ITEM_INTS] for i in range(plan.n_items)]
+    for number, row in enumerate(rows):
+        position = row.position + step
+        first, n_items = plan.spans[2 * number : 2 * number + 2]
+        mine = items[first : first + n_items]
+        assert 1 <= n_items <= MOST_ITEMS
+        assert [item[0] for item in mine] == [number] * n_items
+        assert [item[4:7] for item in mine] == [[first, n_items, i] for i in range(n_items)]
+        pieces = [piece for item in mine for piece in pieces_read(plan, item, row, position)]
+        seen_from = 0 if row.window is None else max(0, position - row.window + 1)
+        assert all(a.stop == b.start for a, b in itertools.pairwise(pieces))
+        assert (pieces[0].start, pieces[-1].stop) == (seen_from, position + 1)
+        # Exactly one item puts the new token into its page.
+        assert sum(item[1] <= position < item[2] for item in mine) == 1
+    assert sum(plan.spans[1::2]) == plan.n_items
+
+
+@given(rows=pages_of_rows(), chunk=chunks)
+@settings(max_examples=300)
+def test_every_token_attended_to_is_read_once_and_where_it_is(
+    rows: list[RowPages], chunk: int
+) -> None:
+    plan = make_plan(rows, max(chunk, smallest_chunk(rows)))
+    assert plan.steps >= 1
+    for step in {0, 1, plan.steps // 2, plan.steps - 1}:
+        if step < plan.steps:
+            require_right(plan, rows, step)
+
+
+@given(rows=pages_of_rows(), chunk=chunks)
+def test_a_plan_is_good_as_long_as_there_is_room_and_its_items_reach(
+    rows: list[RowPages], chunk: int
+) -> None:
+    chunk = max(chunk, smallest_chunk(rows))
+    plan = make_plan(rows, chunk)
+    reasons = []
+    for row in rows:
+        reaches = row.position - row.position % chunk + chunk
+        reasons.append(min(reaches, reaches if row.room is None else row.room) - row.position)
+    assert plan.steps == min(reasons)
+
+
+@given(rows=pages_of_rows(), at_once=st.sampled_from([1, 2, 33, 99, 396, 3168]))
+@settings(max_examples=300)
+def test_a_chosen_chunk_gives_each_row_few_enough_items(rows: list[RowPages], at_once: int) -> None:
+    chunk = chunk_for(rows, at_once)
+    assert chunk >= SHORTEST
+    assert chunk % SHORTEST == 0
+    plan = make_plan(rows, chunk)
+    assert max(plan.spans[1::2]) <= MOST_ITEMS
+    require_right(plan, rows, 0)
+
+
+def test_a_lone_short_row_is_divided_as_finely_as_the_device_has_room() -> None:
+    row = RowPages(4095, range(16))
+    assert chunk_for([row], 396) == SHORTEST
+    assert chunk_for([row], 1) == 4096
+
+
+@given(first=st.integers(0, 2000), n=st.integers(0, 2000))
+def test_cutting_at_blocks_loses_nothing(first: int, n: int) -> None:
+    pieces = cut_at_blocks(first, first + n)
+    assert list(itertools.chain(*pieces)) == list(range(first, first + n))
+    for piece in pieces:
+        assert len({at // BLOCK_TOKENS for at in piece}) == 1
+    assert len(pieces) == len({at // BLOCK_TOKENS for at in range(first, first + n)})
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_in_a_ring_no_token_lies_where_another_is_attended_to(window: int) -> None:
+    ring = LayerSpec(LayerKind.SLIDING_WINDOW, window=window).max_blocks
+    assert ring is not None
+    for position in (*range(0, 5000, 97), *range(ring * 256 - 2, ring * 256 + 3)):
+        row = RowPages(position, range(min(ring, position // BLOCK_TOKENS + 1)), window, ring)
+        places = {
+            (row.column(at // BLOCK_TOKENS), at % BLOCK_TOKENS)
+            for at in range(row.first, position + 1)
+        }
+        assert len(places) == position + 1 - row.first
