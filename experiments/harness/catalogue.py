@@ -42,7 +42,8 @@ class Experiment:
     @property
     def results(self) -> list[Path]:
         """Every kept result, the one of the verdict first (`result.json`, then `result-*.json`)."""
-        return sorted(self.folder.glob("result*.json"), key=lambda path: (len(path.name), path))
+        found = [*self.folder.glob("result.json"), *self.folder.glob("result-*.json")]
+        return sorted(found, key=lambda path: (len(path.name), path))
 
     @property
     def verdict(self) -> str:

@@ -33,13 +33,19 @@ class PagedCache:
     """One layer's cache of a sequence of `offset` tokens; those from `first` on are there."""
 
     def __init__(
-        self, layer: PagedLayer, sequence: PagedSequence, offset: int = 0, first: int = 0
+        self,
+        layer: PagedLayer,
+        sequence: PagedSequence,
+        offset: int = 0,
+        first: int = 0,
+        pending: mx.array | None = None,
     ) -> None:
+        """`pending` is what has to be computed for its tokens to be there."""
         self.layer = layer
         self.sequence = sequence
         self.offset = offset
         self.first = first
-        self._pending: mx.array | None = None
+        self._pending = pending
 
     @property
     def chain(self) -> Chain:
@@ -170,26 +176,25 @@ class PagedBatch:
 
     def filter(self, batch_indices: Sequence[int]) -> None:
         """Keep only these rows."""
-        lengths = self._lengths()
-        self._line_up(
-            [self._lineup.sequences[i] for i in batch_indices],
-            [lengths[i] for i in batch_indices],
-            [self._firsts[i] for i in batch_indices],
-        )
+        self._firsts = [self._firsts[i] for i in batch_indices]
+        self._lineup = self._layer.lineups.keep(self._lineup, self._step, batch_indices)
+        self._step = 0
 
     def extend(self, other: PagedBatch) -> None:
         """Add the rows of `other`."""
-        self._line_up(
+        self._firsts += other._firsts
+        self._lineup = self._layer.lineups.get(
             [*self._lineup.sequences, *other._lineup.sequences],
             [*self._lengths(), *other._lengths()],
-            [*self._firsts, *other._firsts],
         )
+        self._step = 0
 
     def extract(self, idx: int) -> PagedCache:
         """Row `idx`, as it is."""
-        sequence, length = self._lineup.sequences[idx], self._lengths()[idx]
+        sequence = self._lineup.sequences[idx]
+        length = self._lineup.lengths[idx] + self._step
         first = _first_kept(sequence.chains[self._layer.kind], self._firsts[idx], length)
-        return PagedCache(self._layer, sequence, length, first)
+        return PagedCache(self._layer, sequence, length, first, self._last)
 
     @property
     def state(self) -> list[mx.array]:
@@ -209,13 +214,6 @@ class PagedBatch:
 
     def _lengths(self) -> list[int]:
         return [length + self._step for length in self._lineup.lengths]
-
-    def _line_up(
-        self, sequences: Sequence[PagedSequence], lengths: Sequence[int], firsts: Sequence[int]
-    ) -> None:
-        self._lineup = self._layer.lineups.get(sequences, lengths)
-        self._step = 0
-        self._firsts = list(firsts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,8 +79,8 @@ class PagedLayers:
         will be written to is copied. Raises CacheReconstructionError when a layer cannot give
         those tokens.
         """
-        for i in range(self._spec.n_layers):
-            self._check(i, blocks, length)
+        for pages in self.pages:
+            self._check(pages, blocks, length)
         chains: list[Chain] = []
         replaced: list[list[tuple[Lease, Lease]]] = []
         for pages in self.pages:
@@ -114,49 +114,70 @@ class PagedLayers:
     ) -> list[KVBlock[Page]]:
         """Put `caches` into `blocks`; returns the blocks not needed. Copies nothing."""
         unused: list[KVBlock[Page]] = []
-        leases: dict[int, tuple[Lease, ...]] = {}
+        filled: dict[int, list[tuple[int, int, Page]]] = {}
         for cache, mine in zip(caches, blocks, strict=True):
-            kind = cache.chain.pages.kind
-            held = cache.held
-            # As many blocks as columns, though a window's tokens might do with fewer: what is in
-            # a column that no block counts would be memory that nobody knows of.
-            needed = cache.chain.columns_for(cache.offset)
-            if cache.layer.kind not in leases:
-                leases[cache.layer.kind] = tuple(cache.chain.leases[:needed])
-            token_bytes = kind.column_bytes // len(kind.layers) // BLOCK_TOKENS
-            cuts = _divided(held, needed)
-            for at, (block, tokens) in enumerate(zip(mine[:needed], cuts, strict=True)):
-                block.start, block.token_count = tokens.start, len(tokens)
-                block.layer_data = Page(
-                    leases[cache.layer.kind], at, cache.layer.number, held.start, held.stop,
-                    token_bytes,
-                )  # fmt: skip
-            unused += mine[needed:]
+            pages = filled.get(cache.layer.kind)
+            if pages is None:
+                pages = filled[cache.layer.kind] = _pages_of(cache)
+            for block, (start, n_tokens, page) in zip(mine, pages, strict=False):
+                block.start, block.token_count, block.layer_data = start, n_tokens, page
+            if len(mine) > len(pages):
+                unused += mine[len(pages) :]
         return unused
 
-    def _check(self, i: int, blocks: AgentBlocks[Page], length: int) -> None:
-        """Raise CacheReconstructionError unless layer `i` of `blocks` can be cut to `length`."""
-        chain = blocks.blocks_for_layer(i)
-        who = f"layer {i} of {blocks.agent_id!r}"
-        if not chain or any(a.stop != b.start for a, b in itertools.pairwise(chain)):
-            raise CacheReconstructionError(f"{who}: blocks are missing")
-        held = blocks.token_range(i)
-        if not earliest_cut(self._spec.layers[i], held, held.stop) <= length <= held.stop:
-            raise CacheReconstructionError(
-                f"{who} holds tokens {held.start} to {held.stop}; it cannot give the first {length}"
-            )
-        layer = self._layers[i]
-        pages = self.pages[layer.kind]
-        found = [block.layer_data for block in chain]
-        whole = [one for one in found if isinstance(one, Page) and one.layer == layer.number]
-        if (
-            [one.at for one in whole] != list(range(len(chain)))
-            or len({(one.leases, one.first, one.stop) for one in whole}) != 1
-            or range(whole[0].first, whole[0].stop) != held
-            or not all(lease.of(pages) for lease in whole[0].leases)
-            or whole[0].leases != _first_page(blocks, pages.kind.layers[0]).leases
-        ):
-            raise CacheReconstructionError(f"{who} has no pages for its tokens")
+    def _check(self, pages: Pages, blocks: AgentBlocks[Page], length: int) -> None:
+        """Raise CacheReconstructionError unless the layers of a kind can be cut to `length`."""
+        found: list[Page | None] = []
+        for i in pages.kind.layers:
+            chain = blocks.blocks_for_layer(i)
+            who = f"layer {i} of {blocks.agent_id!r}"
+            if not chain:
+                raise CacheReconstructionError(f"{who}: blocks are missing")
+            mine = [block.layer_data for block in chain]
+            if mine == found and found:
+                continue  # the very same pages as the layer before
+            held = blocks.token_range(i)
+            earliest = earliest_cut(self._spec.layers[i], held, held.stop)
+            if not earliest <= length <= held.stop:
+                raise CacheReconstructionError(
+                    f"{who} holds tokens {held.start} to {held.stop}; "
+                    f"it cannot give the first {length}"
+                )
+            if found or not _fit(mine, chain, held, pages):
+                raise CacheReconstructionError(f"{who} has no pages for its tokens")
+            found = mine
+
+
+def _pages_of(cache: PagedCache) -> list[tuple[int, int, Page]]:
+    """The pages of a cache's kind; of each the first token and how many tokens it counts.
+
+    As many as columns, though a window's tokens might do with fewer: what is in a column that no
+    block counts would be memory that nobody knows of.
+    """
+    chain, held = cache.chain, cache.held
+    kind = chain.pages.kind
+    needed = chain.columns_for(cache.offset)
+    leases = tuple(chain.leases[:needed])
+    n_bytes = kind.column_bytes // len(kind.layers)
+    return [
+        (tokens.start, len(tokens), Page(leases, at, held.start, held.stop, n_bytes))
+        for at, tokens in enumerate(_divided(held, needed))
+    ]
+
+
+def _fit(
+    found: Sequence[Page | None], chain: Sequence[KVBlock[Page]], held: range, pages: Pages
+) -> bool:
+    """Whether these are all the pages of a chain of blocks that holds these positions."""
+    first = found[0]
+    if not isinstance(first, Page) or (first.first, first.stop) != (held.start, held.stop):
+        return False
+    if any(a.stop != b.start for a, b in itertools.pairwise(chain)):
+        return False
+    return all(lease.of(pages) for lease in first.leases) and all(
+        isinstance(page, Page) and page.leases is first.leases and page.at == at
+        for at, page in enumerate(found)
+    )
 
 
 def _layers(

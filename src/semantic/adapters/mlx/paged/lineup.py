@@ -71,18 +71,28 @@ class Lineup:
 
 
 class Lineups:
-    """Gives each layer of a batch the same lineup."""
+    """Gives each layer of a batch the same lineup: the first asks for it, the others find it."""
 
-    __slots__ = ("_last",)
+    __slots__ = ("_kept", "_last")
 
     def __init__(self) -> None:
         # Weakly: who has left a batch must not be kept in memory by it.
         self._last: weakref.ref[Lineup] | None = None
+        self._kept: tuple[weakref.ref[Lineup], int, tuple[int, ...]] | None = None
 
     def get(self, sequences: Sequence[PagedSequence], lengths: Sequence[int]) -> Lineup:
         """The lineup of these sequences; the one asked for last if it is the same."""
         last = None if self._last is None else self._last()
         if last is None or (last.sequences, last.lengths) != (tuple(sequences), tuple(lengths)):
             last = Lineup(tuple(sequences), tuple(lengths))
-            self._last = weakref.ref(last)
+            self._last, self._kept = weakref.ref(last), None
         return last
+
+    def keep(self, old: Lineup, step: int, rows: Sequence[int]) -> Lineup:
+        """The lineup of some rows of another after so many steps."""
+        kept, last = self._kept, self._last and self._last()
+        if kept and last and kept[0]() is old and kept[1:] == (step, tuple(rows)):
+            return last
+        made = self.get([old.sequences[i] for i in rows], [old.lengths[i] + step for i in rows])
+        self._kept = weakref.ref(old), step, tuple(rows)
+        return made

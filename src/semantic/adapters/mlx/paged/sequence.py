@@ -68,21 +68,16 @@ class PagedSequence:
             chain.reserve(n_tokens)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Page:
     """What a block holds: a column, `leases[at]`, of a kind whose columns may be used in turn.
 
-    `first` to `stop` are the positions that the layer's columns hold altogether.
+    The blocks of all layers of the kind hold the same one. `first` to `stop` are the positions
+    that the columns hold altogether, `nbytes` the bytes of one layer's share of a column.
     """
 
     leases: tuple[Lease, ...]
     at: int
-    layer: int
     first: int
     stop: int
-    token_bytes: int
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the layer's share of a column."""
-        return self.token_bytes * BLOCK_TOKENS
+    nbytes: int
