@@ -150,6 +150,7 @@ def rebuilt(app: App[LayerData]) -> App[LayerData]:
 
     if not (isinstance(app.model, MLXBackend) and isinstance(app.tokenizer, MLXTokenizer)):
         raise InvalidRequestError(f"expected a loaded model, got {type(app.model).__name__}")
+    app.model.abandon()  # or there would be two pools for a while
     model = wrap_model(app.model.model, app.model.model_id, app.tokenizer)
     pool: BlockPool[LayerData] = BlockPool(
         app.spec, app.pool.total_blocks, max_bytes=app.pool.max_bytes

@@ -179,3 +179,12 @@ def test_a_chain_has_a_column_for_each_block_or_for_each_of_its_ring(
     assert len(chain.leases) >= n_columns
     del chain
     assert pages.n_used == 0
+
+
+def test_abandoned_pages_hold_no_memory_and_bear_late_leases() -> None:
+    pages = Pages(KIND)
+    pages.grow(3)
+    lease = pages.take()
+    pages.abandon()
+    assert pages.nbytes == 0
+    del lease

@@ -160,6 +160,13 @@ class MLXBackend:
         with self._computing():
             self._layers.set_aside(n_bytes)
 
+    def abandon(self) -> None:
+        """Let go of all that is not the model's weights; not to be used afterwards."""
+        self._sequences.clear()
+        self._starting.clear()
+        self._batch = self._new_batch()
+        self._layers.abandon()
+
     def open(self, capacity: int) -> SequenceId:
         """See `BatchBackend.open`."""
         return self._add(_Sequence(self._layers.empty(capacity), capacity=capacity))

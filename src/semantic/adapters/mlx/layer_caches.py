@@ -89,6 +89,9 @@ class LayerCaches:
     def set_aside(self, n_bytes: int) -> None:
         """Nothing: each cache has memory of its own."""
 
+    def abandon(self) -> None:
+        """Nothing: memory goes with the caches."""
+
     def empty(self, capacity: int) -> list[LayerCache]:
         """Caches of a new sequence, with room for `capacity` tokens."""
         own = self._own_caches()

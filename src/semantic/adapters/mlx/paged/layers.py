@@ -64,6 +64,11 @@ class PagedLayers:
         for n, pages in zip(sizes, self.pages, strict=True):
             pages.grow(max(1, n_bytes * n // per_sequence))
 
+    def abandon(self) -> None:
+        """Let go of all pages: no cache will be made or used again."""
+        for pages in self.pages:
+            pages.abandon()
+
     def empty(self, capacity: int) -> list[PagedCache]:
         """Caches of a new sequence, with room for `capacity` tokens."""
         sequence = PagedSequence([Chain(pages) for pages in self.pages])

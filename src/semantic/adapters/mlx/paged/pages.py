@@ -112,6 +112,12 @@ class Pages:
             if not column.users:
                 self._free.append(column.index)
 
+    def abandon(self) -> None:
+        """Let go of the array: nobody will ask for a column again."""
+        self._data = None
+        with self._lock:
+            self._free.clear()
+
     def grow(self, n_columns: int) -> None:
         """Have `n_columns` at least. Copies those there are, so it is for the beginning."""
         more = n_columns - self.n_columns
