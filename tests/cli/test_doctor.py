@@ -13,14 +13,18 @@ import pytest
 
 from semantic import bootstrap
 from semantic.adapters.mlx import device
+from semantic.adapters.mlx.calibration import Calibration, StepTimes
+from semantic.adapters.mlx.provider import wrap_model
 from semantic.bootstrap import Settings, assemble, default_pool_bytes
 from semantic.cli import doctor
 from semantic.cli.doctor import SUPPORTED, check_blas, check_version
 from tests.cli.support import ROOT, FakeProvider, process, semantic
+from tests.support.in_pages import tiny_backend
+from tests.support.tiny_models import tiny_model
 
 NAMES = [
     "semantic", "python", "platform", "mlx", "mlx-lm", "device", "blas", "store", "embedded model",
-    "model", "ragged caches", "pool",
+    "model", "ragged caches", "caches", "pool",
 ]  # fmt: skip
 GIB = 1 << 30
 
@@ -41,7 +45,8 @@ def test_json_lists_every_finding() -> None:
     ran = semantic("doctor", "--json", "--pool-blocks", "40")
     document = json.loads(ran.out)
     assert [finding["name"] for finding in document["findings"]] == NAMES
-    assert all(set(f) == {"name", "verdict", "detail", "advice"} for f in document["findings"])
+    fields = {"name", "verdict", "detail", "advice", "figures"}
+    assert all(set(finding) == fields for finding in document["findings"])
     assert document["passed"] is True
     assert document["findings"][-1]["detail"].startswith("40 blocks; ")
 
@@ -122,6 +127,34 @@ def test_the_layers_that_keep_mlx_lms_caches_are_named() -> None:
     assert doctor._ragged([True, True]) == "all 2 layers"
     assert doctor._ragged([False]) == "none of 1 layers; mlx-lm's own caches are used"
     assert doctor._ragged([True, False, False]).endswith("caches for layers 1, 2")
+
+
+# The form of caches
+
+
+def test_the_form_of_the_caches_is_told() -> None:
+    unmeasured = wrap_model(tiny_model("llama"), attention=None, calibration=lambda *_: None)
+    assert doctor.check_caches(tiny_backend("llama in pages")).detail == "in pages"
+    assert doctor.check_caches(tiny_backend("falcon_h1")).detail == "padded by mlx-lm"
+    assert doctor.check_caches(unmeasured).detail == "one by one (ragged)"
+
+
+def test_what_was_measured_is_shown_for_each_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = Calibration((StepTimes(1, 4.0, 4.4), StepTimes(8, 31.00049, 20.123456)))
+    backend = wrap_model(tiny_model("llama"), attention=None, calibration=lambda *_: measured)
+    monkeypatch.setattr(doctor, "load", lambda _: (backend, None))
+    said = semantic("doctor").out.splitlines()
+    at = next(i for i, line in enumerate(said) if "chosen by batch size" in line)
+    assert [line.strip() for line in said[at + 1 : at + 3]] == [
+        "batch of 1: one by one, a step of 4.0 ms; padded 4.4 ms",
+        "batch of 8: padded, a step of 20.1 ms; one by one 31.0 ms",
+    ]
+    findings = json.loads(semantic("doctor", "--json").out)["findings"]
+    (caches,) = [finding for finding in findings if finding["name"] == "caches"]
+    assert caches["figures"] == [
+        {"batch": 1, "ragged_ms": 4.0, "padded_ms": 4.4, "padded": False},
+        {"batch": 8, "ragged_ms": 31.0, "padded_ms": 20.123, "padded": True},
+    ]
 
 
 # The budget

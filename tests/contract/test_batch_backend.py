@@ -752,6 +752,7 @@ def load_saved(subject: Subject, saved: Saved, capacity: int) -> SequenceId:
 EVERYTHING = tuple(SAVED)
 NO_CHECKPOINT = (
     *("fake full", "mlx llama", "mlx llama bf16", "mlx llama in pages", "mlx stablelm"),
+    "mlx llama padded",
 )
 WITH_CHECKPOINT = tuple(name for name in SAVED if name not in NO_CHECKPOINT)
 

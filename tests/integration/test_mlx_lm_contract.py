@@ -82,6 +82,23 @@ def test_caches_have_the_fields_that_tell_their_kind() -> None:
     assert cache.KVCache.step == 256
 
 
+def test_a_padded_cache_has_the_state_that_rows_are_put_into_and_taken_from() -> None:
+    keys = mx.arange(2 * 6, dtype=mx.float32).reshape(2, 1, 6, 1)
+    batch = cache.BatchKVCache([2, 0])
+    batch.state = (keys, -keys, mx.array([1, 3]), mx.array([2, 0]), 3)
+    new = mx.array([100.0, 200.0]).reshape(2, 1, 1, 1)
+    k, v = batch.update_and_fetch(new, -new)
+    # In the next column of all rows, in arrays as large as they were.
+    assert k[:, 0, :, 0].tolist() == [[0, 1, 2, 100], [6, 7, 8, 200]]
+    assert mx.array_equal(v, -k)
+    held, _, positions, paddings, columns = batch.state
+    assert held.shape == keys.shape
+    assert positions.tolist() == batch.offset.tolist() == [2, 4]
+    assert (paddings.tolist(), columns) == ([2, 0], 4)
+    mask = batch.make_mask(1, return_array=False, window_size=None)
+    assert mask.reshape(2, 5).tolist() == [[False, False, True, True, True], [True] * 5]
+
+
 def test_a_processor_is_called_once_for_each_token_with_all_tokens_before_it() -> None:
     calls: list[list[int]] = []
 

@@ -61,15 +61,16 @@ class PaddedLayer:
 
     def __init__(self, rows: Sequence[FullCache]) -> None:
         """Copies all rows, and takes them from their buffers."""
-        longest = max(row.offset for row in rows)
+        lengths = [row.offset for row in rows]
+        longest = max(lengths)
         room = max(row.buffer.capacity for row in rows)
-        self._rows = list(rows)
-        self._paddings = [longest - row.offset for row in rows]
-        keys = mx.concatenate([_padded(row.buffer.k, row.offset, longest, room) for row in rows])
-        values = mx.concatenate([_padded(row.buffer.v, row.offset, longest, room) for row in rows])
+        keys = _padded([row.buffer.k for row in rows], lengths, room)
+        values = _padded([row.buffer.v for row in rows], lengths, room)
         mx.eval(keys, values)
+        self._rows = list(rows)
+        self._paddings = [longest - length for length in lengths]
         self._batch = BatchKVCache(self._paddings)
-        offsets = mx.array([row.offset for row in rows])
+        offsets = mx.array(lengths)
         self._set_state((keys, values, offsets, mx.array(self._paddings), longest))
         for row in rows:
             row.buffer = LentBuffer(row.buffer)
@@ -173,7 +174,12 @@ def _full_caches(layer: RaggedBatch) -> list[FullCache]:
     return cast(list[FullCache], layer.rows)
 
 
-def _padded(x: mx.array, length: int, longest: int, room: int) -> mx.array:
-    """The first `length` tokens of (1, kv_heads, any, head_dim), the last of them at `longest`."""
-    sides = [(0, 0), (0, 0), (longest - length, room - longest), (0, 0)]
-    return mx.pad(x[..., :length, :], sides)
+def _padded(rows: Sequence[mx.array], lengths: Sequence[int], room: int) -> mx.array:
+    """(batch, kv_heads, room, head_dim): the first tokens of each row, padded on the left."""
+    _, heads, _, dim = rows[0].shape
+    padded = mx.zeros((len(rows), heads, room, dim), rows[0].dtype)
+    stop = max(lengths)
+    for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        if length:
+            padded[i : i + 1, :, stop - length : stop] = row[..., :length, :]
+    return padded
