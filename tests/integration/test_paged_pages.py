@@ -188,3 +188,14 @@ def test_abandoned_pages_hold_no_memory_and_bear_late_leases() -> None:
     pages.abandon()
     assert pages.nbytes == 0
     del lease
+
+
+def test_pages_that_come_when_needed_stop_at_what_was_set_aside() -> None:
+    pages = Pages(KIND)
+    pages.expect(11)
+    sizes = []
+    leases = []
+    for _ in range(12):
+        leases.append(pages.take())
+        sizes.append(pages.n_columns)
+    assert sizes == [4] * 4 + [8] * 4 + [11] * 3 + [22]

@@ -6,6 +6,7 @@ model gives the right answers with them. Knows devices and kernels; not what a c
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 
 from mlx.nn.layers.base import Module
@@ -13,7 +14,7 @@ from mlx.nn.layers.base import Module
 from semantic.adapters.mlx.cache_forms import CacheForms, in_pages
 from semantic.adapters.mlx.kv_buffer import LayerShape
 from semantic.adapters.mlx.paged.attention import PagedAttention
-from semantic.adapters.mlx.paged.dialect import dialect_here
+from semantic.adapters.mlx.paged.dialect import METAL, dialect_here
 from semantic.adapters.mlx.paged.kernels import HEAD_DIMS, PagedKernels, tile_of
 from semantic.adapters.mlx.paged.kinds import PageKind, page_kinds
 from semantic.adapters.mlx.paged.layers import PagedLayers
@@ -25,9 +26,15 @@ AttentionFor = Callable[[PageKind], PagedAttention | None]
 """What computes over pages of a kind; None when nothing does."""
 
 
+OFF_VARIABLE = "SEMANTIC_PAGES"
+"""Environment variable that keeps caches out of pages when it is "off"."""
+
+
 def find_kernels(kind: PageKind) -> PagedAttention | None:
     """The kernels of this device, if it has some for layers of this kind."""
     dialect = dialect_here()
+    if os.environ.get(OFF_VARIABLE) == "off":
+        return None
     if dialect is None or kind.shape.dtype not in dialect.types:
         return None
     if kind.shape.k_head_dim not in HEAD_DIMS or not tile_of(kind, dialect):
@@ -53,4 +60,5 @@ def choose_pages(
         return None
     if not pages_work(model, PagedLayers(spec, kinds, found)):
         return None
-    return in_pages(spec, kinds, found)
+    # A Mac's memory is everybody's: nothing is taken there before it is needed.
+    return in_pages(spec, kinds, found, at_once=dialect_here() is not METAL)

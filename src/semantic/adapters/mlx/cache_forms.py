@@ -93,10 +93,14 @@ def in_buffers(
 
 
 def in_pages(
-    spec: ModelCacheSpec, kinds: Sequence[PageKind], attention: Sequence[PagedAttention]
+    spec: ModelCacheSpec,
+    kinds: Sequence[PageKind],
+    attention: Sequence[PagedAttention],
+    *,
+    at_once: bool = True,
 ) -> CacheForms:
-    """All caches in pages of `kinds`, over which `attention` computes."""
+    """All caches in pages of `kinds`, over which `attention` computes; see `PagedLayers`."""
     shapes = {number: kind.shape for kind in kinds for number in kind.layers}
-    layers = PagedLayers(spec, kinds, attention)
+    layers = PagedLayers(spec, kinds, attention, at_once=at_once)
     bodies = PagedBodies(spec, [shapes[number] for number in range(spec.n_layers)], layers)
     return CacheForms(cast(SequenceLayers, layers), cast(SequenceBodies, bodies))

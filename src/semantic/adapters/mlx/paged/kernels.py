@@ -72,6 +72,8 @@ class PagedKernels:
         rows, n_heads, _, dim = q.shape
         kv_heads = self._kind.shape.kv_heads
         parts = self._parts(n_heads)
+        if rows * kv_heads * parts > self._counters.size:
+            raise ValueError(f"{rows} sequences are more than a step can join")
         plan = place.lineup.plan(
             place.kind, place.step, max(1, _GROUPS_AT_ONCE // (kv_heads * parts))
         )

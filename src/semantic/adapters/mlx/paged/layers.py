@@ -34,8 +34,14 @@ class PagedLayers:
         spec: ModelCacheSpec,
         kinds: Sequence[PageKind],
         attention: Sequence[PagedAttention],
+        *,
+        at_once: bool = True,
     ) -> None:
-        """`attention[i]` computes over pages of `kinds[i]`."""
+        """`attention[i]` computes over pages of `kinds[i]`.
+
+        `at_once` says that memory that is set aside may be taken before it is needed.
+        """
+        self._at_once = at_once
         self._spec = spec
         self.pages = [Pages(kind) for kind in kinds]
         self.attention = list(attention)
@@ -62,7 +68,10 @@ class PagedLayers:
             n * pages.kind.column_bytes for n, pages in zip(sizes, self.pages, strict=True)
         )
         for n, pages in zip(sizes, self.pages, strict=True):
-            pages.grow(max(1, n_bytes * n // per_sequence))
+            columns = max(1, n_bytes * n // per_sequence)
+            pages.expect(columns)
+            if self._at_once:
+                pages.grow(columns)
 
     def abandon(self) -> None:
         """Let go of all pages: no cache will be made or used again."""

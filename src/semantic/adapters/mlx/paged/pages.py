@@ -63,6 +63,7 @@ class Pages:
         self.kind = kind
         self._data: mx.array | None = None
         self._free: list[int] = []
+        self._enough: int | None = None
         self._lock = threading.RLock()  # a lease may be dropped while one is taken
 
     @property
@@ -96,7 +97,7 @@ class Pages:
     def take(self) -> Lease:
         """A column that nobody uses; makes more where there is none."""
         if not self._free:
-            self.grow(max(_FEWEST, 2 * self.n_columns))
+            self.grow(self._next_size())
         with self._lock:
             return Lease(self, _Column(self._free.pop()))
 
@@ -111,6 +112,10 @@ class Pages:
             column.users -= 1
             if not column.users:
                 self._free.append(column.index)
+
+    def expect(self, n_columns: int) -> None:
+        """Stop at `n_columns` when there come to be more, unless even that is not enough."""
+        self._enough = n_columns
 
     def abandon(self) -> None:
         """Let go of the array: nobody will ask for a column again."""
@@ -132,3 +137,9 @@ class Pages:
             # The lowest is the next to be taken. In place: a lease that is dropped just now, in
             # the same thread, adds to the same list.
             self._free[:0] = range(n_columns - 1, first - 1, -1)
+
+    def _next_size(self) -> int:
+        size = max(_FEWEST, 2 * self.n_columns)
+        if self._enough is not None and self.n_columns < self._enough:
+            return min(size, self._enough)
+        return size
