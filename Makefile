@@ -1,7 +1,7 @@
 # Every target builds the virtual environment it needs, once. `make` alone lists the targets.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test check lint fmt type imports unit test-agents test-clients bench experiments lock clean
+.PHONY: help setup demo test check lint fmt type imports unit coverage test-agents test-clients bench experiments lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -79,7 +79,10 @@ type: $(VENV)/.dev  ## mypy, strict
 imports: $(VENV)/.dev  ## which layer may import what
 	@$(BIN)/lint-imports --no-logo
 
-unit: $(VENV)/.dev  ## tests; domain and application covered to 95 %
+unit: $(VENV)/.dev  ## tests; HYPOTHESIS_PROFILE=thorough looks further
+	@$(BIN)/python -m pytest $(ARGS)
+
+coverage: $(VENV)/.dev  ## the same, and domain and application covered to 95 %; takes longer
 	@$(BIN)/python -m pytest --cov --cov-fail-under=95 $(ARGS)
 
 test-clients: $(VENV)/.dev  ## other makers' clients, in .clients: ARGS=names, or --pin

@@ -24,6 +24,7 @@ hypothesis.settings.register_profile(
     deadline=None,
     suppress_health_check=list(hypothesis.HealthCheck),
     derandomize=True,
+    max_examples=40,
     print_blob=True,
 )
 hypothesis.settings.register_profile(

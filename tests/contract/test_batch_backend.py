@@ -136,8 +136,6 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "fake state": lambda: fake("full", "state"),
     "mlx llama": lambda: real("llama"),
     "mlx gemma3": lambda: real("gemma3"),
-    "mlx llama padded": lambda: real("llama padded"),
-    "mlx llama in pages": lambda: real("llama in pages"),
     "mlx gemma3 in pages": lambda: real("gemma3 in pages"),
 }
 
@@ -153,8 +151,8 @@ SAVED: dict[str, Callable[[], Subject]] = {
     "mlx stablelm": lambda: real("stablelm"),
     "mlx falcon_h1": lambda: real("falcon_h1"),
     "mlx windows": lambda: real("windows"),
-    "mlx gpt_oss in pages": lambda: real("gpt_oss in pages"),
-    "mlx windows in pages": lambda: real("windows in pages"),
+    "mlx llama padded": lambda: real("llama padded"),
+    "mlx llama in pages": lambda: real("llama in pages"),
     "mlx gemma3 bf16 in pages": lambda: real("gemma3 bf16 in pages"),
 }
 

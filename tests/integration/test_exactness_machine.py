@@ -156,7 +156,7 @@ class Machine(RuleBasedStateMachine):
 
 # The caches differ between full attention and windows, with and without sinks; the other
 # architectures share those of llama and differ in what is around them.
-_EXAMPLES = {"llama": 20, "gemma3": 15, "gpt_oss": 8, "quantized": 3} | dict.fromkeys(IN_PAGES, 3)
+_EXAMPLES = {"llama": 12, "gemma3": 10, "gpt_oss": 5, "quantized": 3} | dict.fromkeys(IN_PAGES, 3)
 
 
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, *IN_PAGES])
