@@ -33,6 +33,7 @@ from semantic.domain.value_objects import (
     SamplingParams,
     SequenceId,
 )
+from tests.support.in_pages import THOROUGH
 from tests.support.reference import logit_gap
 from tests.support.tiny_models import VOCAB, randomize
 
@@ -56,6 +57,8 @@ PORTABLE_TOLERANCE = {mx.bfloat16: 1.5e-2, mx.float16: 2e-3, mx.float32: 2e-5}
 def which(request: pytest.FixtureRequest) -> str:
     """What computes; the kernels only where there is a GPU for them."""
     name = str(request.param)
+    if name == PORTABLE and not (ON_GPU or THOROUGH):
+        pytest.skip("here the tests themselves are tested: HYPOTHESIS_PROFILE=thorough")
     if name == KERNELS and not ON_GPU:
         pytest.skip("the kernels need CUDA, and a GPU as MLX's default device")
     return name

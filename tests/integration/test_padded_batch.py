@@ -23,6 +23,7 @@ from semantic.domain.errors import BackendError
 from semantic.domain.value_objects import SequenceId, whole_blocks
 from tests.integration.test_exactness import prompts
 from tests.integration.test_exactness_machine import Machine
+from tests.support.in_pages import THOROUGH
 from tests.support.padded import PADDED, padded_backend
 from tests.support.reference import generate
 from tests.support.rig import Done, Rig
@@ -97,7 +98,8 @@ def run_until_both_are_padded(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "calm"), [("llama", 4), *((architecture, 0) for architecture in FULL)]
+    ("architecture", "calm"),
+    [("llama", 4), *((architecture, 0) for architecture in FULL if THOROUGH)],
 )
 def test_a_batch_of_eight_from_1_to_3000_tokens(
     architecture: str, calm: int, switches: Switches
@@ -203,7 +205,7 @@ class PaddedMachine(Machine):
 
 
 def test_whatever_agents_do_together(switches: Switches) -> None:
-    examples = settings(max_examples=5, stateful_step_count=25, deadline=None, database=None)
+    examples = settings(max_examples=3, stateful_step_count=25, deadline=None, database=None)
     run_state_machine_as_test(PaddedMachine, settings=examples)
     assert switches.padded > 0
 
