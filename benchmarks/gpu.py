@@ -21,8 +21,8 @@ from typing import Protocol, cast
 import semantic.adapters.mlx  # isort: skip  # noqa: F401  loads OpenBLAS before MLX
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx_lm.models import llama
 
+from benchmarks import shapes
 from benchmarks.gpu_sides import Ours, Theirs, WeightsOnly, milliseconds
 from experiments.harness.document import Json, Scalar
 from experiments.harness.record import Run
@@ -50,35 +50,9 @@ CHURN_EVERY, CHURNS, CHURN_WANTED = 16, 8, 1.5
 ROUNDS, STEPS, WARM = 5, 10, 8
 MOVES = 12
 MOST_MOVE_MS = 0.3
-VOCAB = 128256
+VOCAB = shapes.LLAMA_VOCAB
 
 Samples = list[dict[str, Scalar]]
-
-
-def llama_8b(layers: int = 32) -> Module:
-    """The shape of Llama 3.1 8B, random bf16 weights."""
-    mx.random.seed(0)
-    model = cast(
-        Module,
-        llama.Model(
-            llama.ModelArgs(
-                model_type="llama",
-                hidden_size=4096,
-                num_hidden_layers=layers,
-                intermediate_size=14336,
-                num_attention_heads=32,
-                num_key_value_heads=8,
-                rms_norm_eps=1e-5,
-                vocab_size=VOCAB,
-                rope_theta=500000.0,
-                tie_word_embeddings=False,
-            )
-        ),
-    )
-    model.set_dtype(mx.bfloat16)
-    mx.eval(cast(Callable[[], dict[str, object]], model.parameters)())
-    mx.clear_cache()
-    return model
 
 
 def main() -> int:
@@ -106,7 +80,8 @@ def main() -> int:
         },
         seed=0,
     )
-    model = llama_8b(arguments.layers)
+    model = shapes.llama_8b(arguments.layers)
+    mx.clear_cache()
     weights = mx.get_active_memory()
     samples: Samples = []
     table: list[Json] = []

@@ -50,8 +50,32 @@ def small(layers: int = 4) -> Module:
     )
 
 
-def _random(args: llama.ModelArgs) -> Module:
+LLAMA_VOCAB = 128256
+
+
+def llama_8b(layers: int = 32) -> Module:
+    """The shape of Llama 3.1 8B: 32 layers, 32 heads, 8 KV heads, head_dim 128, bf16."""
+    return _random(
+        llama.ModelArgs(
+            model_type="llama",
+            hidden_size=4096,
+            num_hidden_layers=layers,
+            intermediate_size=14336,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+            rms_norm_eps=1e-5,
+            vocab_size=LLAMA_VOCAB,
+            rope_theta=500000.0,
+            tie_word_embeddings=False,
+        ),
+        mx.bfloat16,
+    )
+
+
+def _random(args: llama.ModelArgs, dtype: mx.Dtype | None = None) -> Module:
     mx.random.seed(0)
     model = cast(Module, llama.Model(args))
+    if dtype is not None:
+        model.set_dtype(dtype)
     mx.eval(cast(Callable[[], dict[str, object]], model.parameters)())
     return model

@@ -15,11 +15,12 @@ from mlx.nn.layers.base import Module
 
 from semantic.adapters.mlx import ragged_attention
 from semantic.adapters.mlx.batch_choice import new_batch
-from semantic.adapters.mlx.cache_forms import CacheForms, Landing
+from semantic.adapters.mlx.cache_forms import CacheForms, Memory
 from semantic.adapters.mlx.calibration import Calibration
 from semantic.adapters.mlx.decode_batch import DecodeBatch, Newcomer
 from semantic.adapters.mlx.grammar import Grammars
 from semantic.adapters.mlx.grammar_mask import GrammarMask
+from semantic.adapters.mlx.landing import Landing
 from semantic.adapters.mlx.layer_caches import LayerCache, LayerData
 from semantic.adapters.mlx.logprobs import read_logprob, score_tokens
 from semantic.adapters.mlx.paged.layers import PagedLayers
@@ -56,7 +57,7 @@ class _Sequence:
     decoding: bool = False
     params: SamplingParams = field(default_factory=SamplingParams)
     mask: GrammarMask | None = None
-    landing: Landing | None = None
+    landing: Landing[Memory] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +301,7 @@ class MLXBackend:
         state = self._sequences[sequence]
         landing = state.landing
         if landing is None:
-            landing = self._bodies.landing(state.caches, self._resting(sequence).length)
+            landing = Landing(self._resting(sequence).length)
         with self._computing():
             views = self._bodies.loading(state.caches, landing, part, start, stop)
         state.landing = landing

@@ -7,7 +7,6 @@ tokens. Knows layers and their arrays; neither stores nor which sequence is deco
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 import mlx.core as mx
@@ -29,12 +28,13 @@ from semantic.adapters.mlx.checkpoint import (
     write_checkpoint,
 )
 from semantic.adapters.mlx.kv_buffer import BufferRange, KVBuffer, LayerShape
+from semantic.adapters.mlx.landing import Landing, require_block, require_bodies
 from semantic.adapters.mlx.layer_caches import LayerCache, LayerCaches, OwnCache, cache_of
 from semantic.adapters.mlx.own_state import class_name, expected_state, read_state, write_state
 from semantic.adapters.mlx.sequence_cache import SequenceCache
 from semantic.adapters.mlx.spec_reader import trace
 from semantic.domain.block_hash import Part
-from semantic.domain.errors import BackendError, CacheReconstructionError
+from semantic.domain.errors import BackendError
 from semantic.domain.stored import BlockLayout
 from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec, whole_blocks
 
@@ -45,22 +45,6 @@ class _OwnFull(Protocol):
     keys: mx.array | None
     values: mx.array | None
     offset: int
-
-
-@dataclass(slots=True)
-class Landing:
-    """Memory that bodies are being written to, per layer.
-
-    FULL tokens land where they stay, WINDOW tokens beside the cache, from position
-    `window_start` on: their edge comes with the checkpoint and belongs before them.
-    """
-
-    length: int
-    full_stop: int = 0
-    full: dict[int, KVBuffer] = field(default_factory=dict)
-    window: dict[int, KVBuffer] = field(default_factory=dict)
-    window_start: int = 0
-    window_stop: int = 0
 
 
 class Bodies:
@@ -94,20 +78,11 @@ class Bodies:
         ]
         self.layout: BlockLayout = describe(self._parts, shapes, described)
 
-    def landing(self, caches: Sequence[LayerCache], length: int) -> Landing:  # noqa: ARG002
-        """Where bodies land beside a sequence of `length` tokens."""
-        return Landing(length)
-
     def export_block(
         self, caches: Sequence[LayerCache], length: int, part: Part, start: int, stop: int
     ) -> bytes:
         """See `BatchBackend.export_block`."""
-        if part is Part.CHECKPOINT:
-            raise BackendError("a checkpoint is no block; expected part FULL or WINDOW")
-        if not 0 <= start < stop <= whole_blocks(start + 1):
-            raise BackendError(f"tokens {start} to {stop} are not all of one block")
-        if stop > length:
-            raise BackendError(f"no tokens {start} to {stop} in a sequence of {length}")
+        require_block(length, part, start, stop)
         segments: list[memoryview] = []
         for layer in self._parts.of(part):
             segments += self._segments(caches[layer], layer, start, stop)
@@ -129,22 +104,19 @@ class Bodies:
     def loading(
         self,
         caches: Sequence[LayerCache],
-        landing: Landing,
+        landing: Landing[KVBuffer],
         part: Part,
         start: int,
         stop: int,
     ) -> list[list[memoryview]]:
         """See `BatchBackend.loading`; the memory belongs to `landing` until `loaded`."""
-        if start % BLOCK_TOKENS or not 0 <= start < stop:
-            raise BackendError(f"tokens {start} to {stop} do not begin with a block")
+        require_bodies(part, start, stop)
         if part is Part.WINDOW:
             buffers = self._beside(landing, start, stop)
             first = 0
-        elif part is Part.FULL:
+        else:
             buffers = self._in_place(caches, landing, start, stop)
             first = start
-        else:
-            raise BackendError("a checkpoint is given to `loaded` as it is")
         mx.eval([(buffer.k, buffer.v) for buffer in buffers.values()])
         raw = [(bytes_of(a), a.shape[1], a.shape[2]) for b in buffers.values() for a in (b.k, b.v)]
         return [
@@ -155,17 +127,12 @@ class Bodies:
     def loaded(
         self,
         caches: Sequence[LayerCache],
-        landing: Landing,
+        landing: Landing[KVBuffer],
         length: int,
         checkpoint: bytes | None,
     ) -> list[LayerCache]:
         """The caches after `length` tokens, as `BatchBackend.loaded` says."""
-        if not landing.length <= length <= landing.full_stop:
-            raise CacheReconstructionError(
-                f"tokens {landing.length} to {landing.full_stop} were loaded, not {length}"
-            )
-        if self.layout.needs_checkpoint and checkpoint is None:
-            raise CacheReconstructionError(f"{length} tokens were loaded without a checkpoint")
+        landing.require_loaded(length, checkpoint, self.layout)
         made = {}
         if checkpoint is not None:
             made = self._from_checkpoint(caches, landing, length, checkpoint)
@@ -225,15 +192,10 @@ class Bodies:
     # Load
 
     def _in_place(
-        self, caches: Sequence[LayerCache], landing: Landing, start: int, stop: int
+        self, caches: Sequence[LayerCache], landing: Landing[KVBuffer], start: int, stop: int
     ) -> dict[int, KVBuffer]:
         """The arrays where FULL tokens `start` to `stop` will stay."""
-        if landing.full_stop:
-            raise BackendError("the tokens asked for before are still being loaded")
-        if start != landing.length:
-            raise BackendError(f"loading from token {start} into a sequence of {landing.length}")
-        if start and self.layout.needs_checkpoint:
-            raise BackendError("this model's caches can be loaded into an empty sequence only")
+        landing.require_next(start, self.layout)
         buffers: dict[int, KVBuffer] = {}
         for layer in self._parts.full:
             cache = caches[layer]
@@ -254,9 +216,8 @@ class Bodies:
         held = BufferRange(KVBuffer(cache.keys, cache.values), 0, cache.offset)
         return KVBuffer.gather([held], whole_blocks(stop))
 
-    def _beside(self, landing: Landing, start: int, stop: int) -> dict[int, KVBuffer]:
-        if landing.length or landing.window_stop:
-            raise BackendError("WINDOW bodies are loaded once, into an empty sequence")
+    def _beside(self, landing: Landing[KVBuffer], start: int, stop: int) -> dict[int, KVBuffer]:
+        landing.require_no_window()
         room = blocks_in(start, stop) * BLOCK_TOKENS
         landing.window = {
             layer: KVBuffer.empty(self._shape(layer), room) for layer in self._parts.window
@@ -265,7 +226,11 @@ class Bodies:
         return landing.window
 
     def _from_checkpoint(
-        self, caches: Sequence[LayerCache], landing: Landing, length: int, checkpoint: bytes
+        self,
+        caches: Sequence[LayerCache],
+        landing: Landing[KVBuffer],
+        length: int,
+        checkpoint: bytes,
     ) -> dict[int, LayerCache]:
         """The caches of the layers that FULL bodies do not hold."""
         pieces = list(self._pieces(length))
@@ -285,7 +250,7 @@ class Bodies:
         self,
         old: LayerCache,
         layer: int,
-        landing: Landing,
+        landing: Landing[KVBuffer],
         tree: Tree,
         tokens: range,
         length: int,
@@ -294,11 +259,7 @@ class Bodies:
         keys, values = cast(tuple[StoredArray, StoredArray], tree)
         pieces = [BufferRange(KVBuffer(keys.load(), values.load()), 0, len(tokens))]
         if tokens.stop < length:
-            if not landing.window_start <= tokens.stop < length <= landing.window_stop:
-                raise CacheReconstructionError(
-                    f"the window needs tokens {tokens.stop} to {length}, but "
-                    f"{landing.window_start} to {landing.window_stop} were loaded"
-                )
+            landing.require_window(range(tokens.stop, length))
             at = landing.window_start
             pieces.append(BufferRange(landing.window[layer], tokens.stop - at, length - at))
         held = sum(piece.stop - piece.start for piece in pieces)

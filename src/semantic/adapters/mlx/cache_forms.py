@@ -14,11 +14,11 @@ from typing import Protocol, cast
 from mlx.nn.layers.base import Module
 
 from semantic.adapters.mlx.bodies import Bodies
-from semantic.adapters.mlx.bodies import Landing as BufferLanding
-from semantic.adapters.mlx.kv_buffer import LayerShape
+from semantic.adapters.mlx.kv_buffer import KVBuffer, LayerShape
+from semantic.adapters.mlx.landing import Landing
 from semantic.adapters.mlx.layer_caches import LayerCache, LayerCaches, LayerData
 from semantic.adapters.mlx.paged.attention import PagedAttention
-from semantic.adapters.mlx.paged.bodies import PagedBodies, PagedLanding
+from semantic.adapters.mlx.paged.bodies import Columns, PagedBodies
 from semantic.adapters.mlx.paged.kinds import PageKind
 from semantic.adapters.mlx.paged.layers import PagedLayers
 from semantic.domain.block_hash import Part
@@ -26,8 +26,8 @@ from semantic.domain.entities import AgentBlocks, KVBlock
 from semantic.domain.stored import BlockLayout
 from semantic.domain.value_objects import ModelCacheSpec
 
-Landing = BufferLanding | PagedLanding
-"""Memory that bodies are being written to."""
+Memory = KVBuffer | Columns
+"""What bodies are being written to."""
 
 
 class SequenceLayers(Protocol):
@@ -55,18 +55,22 @@ class SequenceBodies(Protocol):
 
     @property
     def layout(self) -> BlockLayout: ...
-    def landing(self, caches: Sequence[LayerCache], length: int) -> Landing: ...
     def export_block(
         self, caches: Sequence[LayerCache], length: int, part: Part, start: int, stop: int
     ) -> bytes: ...
     def export_checkpoint(self, caches: Sequence[LayerCache], length: int) -> bytes: ...
     def loading(
-        self, caches: Sequence[LayerCache], landing: Landing, part: Part, start: int, stop: int
+        self,
+        caches: Sequence[LayerCache],
+        landing: Landing[Memory],
+        part: Part,
+        start: int,
+        stop: int,
     ) -> list[list[memoryview]]: ...
     def loaded(
         self,
         caches: Sequence[LayerCache],
-        landing: Landing,
+        landing: Landing[Memory],
         length: int,
         checkpoint: bytes | None,
     ) -> list[LayerCache]: ...

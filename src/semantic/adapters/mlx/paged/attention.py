@@ -133,7 +133,7 @@ class PortableAttention:
         old_k, old_v = _read(pages, row, layer, min(gather_from, at), at)
         if at > gather_from:
             mx.eval(old_k, old_v)  # before others take their place
-        first = at if kind.ring is None else max(at, at + n - kind.ring * BLOCK_TOKENS)
+        first = kind.first_kept(at, at + n)
         _write(pages, row, layer, first, k[0][:, first - at :], v[0][:, first - at :])
         if at <= gather_from:
             return Appended(k, v, pages.data)

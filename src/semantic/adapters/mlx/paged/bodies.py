@@ -8,7 +8,6 @@ stores nor which sequence is decoding.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import cast
 
 import mlx.core as mx
@@ -29,26 +28,18 @@ from semantic.adapters.mlx.checkpoint import (
     write_checkpoint,
 )
 from semantic.adapters.mlx.kv_buffer import LayerShape
+from semantic.adapters.mlx.landing import Landing, require_block, require_bodies
 from semantic.adapters.mlx.paged.cache import PagedCache
 from semantic.adapters.mlx.paged.layers import PagedLayers
 from semantic.adapters.mlx.paged.plan import cut_at_blocks
 from semantic.adapters.mlx.paged.staging import Column, StagedRing, send
 from semantic.domain.block_hash import Part
-from semantic.domain.errors import BackendError, CacheReconstructionError
+from semantic.domain.errors import BackendError
 from semantic.domain.stored import BlockLayout
-from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec, whole_blocks
+from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec
 
-
-@dataclass(slots=True)
-class PagedLanding:
-    """Columns that bodies are being written to, by kind and then by block."""
-
-    length: int
-    full_stop: int = 0
-    full: dict[int, dict[int, Column]] = field(default_factory=dict)
-    window: dict[int, dict[int, Column]] = field(default_factory=dict)
-    window_start: int = 0
-    window_stop: int = 0
+Columns = dict[int, Column]
+"""Of one kind of layers, by block."""
 
 
 class PagedBodies:
@@ -66,20 +57,11 @@ class PagedBodies:
         described = [(i, f"window {spec.layers[i].window}") for i in self._others]
         self.layout: BlockLayout = describe(self._parts, shapes, described)
 
-    def landing(self, caches: Sequence[PagedCache], length: int) -> PagedLanding:  # noqa: ARG002
-        """Where bodies land beside a sequence of `length` tokens."""
-        return PagedLanding(length)
-
     def export_block(
         self, caches: Sequence[PagedCache], length: int, part: Part, start: int, stop: int
     ) -> bytes:
         """See `BatchBackend.export_block`."""
-        if part is Part.CHECKPOINT:
-            raise BackendError("a checkpoint is no block; expected part FULL or WINDOW")
-        if not 0 <= start < stop <= whole_blocks(start + 1):
-            raise BackendError(f"tokens {start} to {stop} are not all of one block")
-        if stop > length:
-            raise BackendError(f"no tokens {start} to {stop} in a sequence of {length}")
+        require_block(length, part, start, stop)
         reader = _Reader(caches)
         return b"".join(reader.layer(i, range(start, stop)) for i in self._parts.of(part))
 
@@ -98,23 +80,19 @@ class PagedBodies:
     def loading(
         self,
         caches: Sequence[PagedCache],
-        landing: PagedLanding,
+        landing: Landing[Columns],
         part: Part,
         start: int,
         stop: int,
     ) -> list[list[memoryview]]:
         """See `BatchBackend.loading`; the memory belongs to `landing` until `loaded`."""
-        if start % BLOCK_TOKENS or not 0 <= start < stop:
-            raise BackendError(f"tokens {start} to {stop} do not begin with a block")
-        if part is Part.CHECKPOINT:
-            raise BackendError("a checkpoint is given to `loaded` as it is")
+        require_bodies(part, start, stop)
         layers = self._parts.of(part)
         if part is Part.FULL:
             self._check_full(caches, landing, start, stop)
             columns, landing.full_stop = landing.full, stop
         else:
-            if landing.length or landing.window_stop:
-                raise BackendError("WINDOW bodies are loaded once, into an empty sequence")
+            landing.require_no_window()
             columns = landing.window
             landing.window_start, landing.window_stop = start, stop
         first = start // BLOCK_TOKENS
@@ -136,17 +114,12 @@ class PagedBodies:
     def loaded(
         self,
         caches: Sequence[PagedCache],
-        landing: PagedLanding,
+        landing: Landing[Columns],
         length: int,
         checkpoint: bytes | None,
     ) -> list[PagedCache]:
         """The caches after `length` tokens, as `BatchBackend.loaded` says."""
-        if not landing.length <= length <= landing.full_stop:
-            raise CacheReconstructionError(
-                f"tokens {landing.length} to {landing.full_stop} were loaded, not {length}"
-            )
-        if self.layout.needs_checkpoint and checkpoint is None:
-            raise CacheReconstructionError(f"{length} tokens were loaded without a checkpoint")
+        landing.require_loaded(length, checkpoint, self.layout)
         rings: dict[int, StagedRing] = {}
         if checkpoint is not None:
             rings = self._rings(caches, landing, length, checkpoint)
@@ -181,21 +154,20 @@ class PagedBodies:
         return ArrayForm(shape.dtype, (1, shape.kv_heads, n_tokens, shape.k_head_dim))
 
     def _check_full(
-        self, caches: Sequence[PagedCache], landing: PagedLanding, start: int, stop: int
+        self, caches: Sequence[PagedCache], landing: Landing[Columns], start: int, stop: int
     ) -> None:
-        if landing.full_stop:
-            raise BackendError("the tokens asked for before are still being loaded")
-        if start != landing.length:
-            raise BackendError(f"loading from token {start} into a sequence of {landing.length}")
-        if start and self.layout.needs_checkpoint:
-            raise BackendError("this model's caches can be loaded into an empty sequence only")
+        landing.require_next(start, self.layout)
         for i in self._parts.full:
             if not caches[i].chain.has_room(stop):
                 room = len(caches[i].chain.leases) * BLOCK_TOKENS
                 raise BackendError(f"there is room for {room} tokens, not for {stop}")
 
     def _rings(
-        self, caches: Sequence[PagedCache], landing: PagedLanding, length: int, checkpoint: bytes
+        self,
+        caches: Sequence[PagedCache],
+        landing: Landing[Columns],
+        length: int,
+        checkpoint: bytes,
     ) -> dict[int, StagedRing]:
         """The rings of all windows after `length` tokens.
 
@@ -221,13 +193,9 @@ class PagedBodies:
         return rings
 
     def _put_blocks(
-        self, ring: StagedRing, landing: PagedLanding, kind: int, tokens: range
+        self, ring: StagedRing, landing: Landing[Columns], kind: int, tokens: range
     ) -> None:
-        if not landing.window_start <= tokens.start < tokens.stop <= landing.window_stop:
-            raise CacheReconstructionError(
-                f"the window needs tokens {tokens.start} to {tokens.stop}, but "
-                f"{landing.window_start} to {landing.window_stop} were loaded"
-            )
+        landing.require_window(tokens)
         for piece in cut_at_blocks(tokens.start, tokens.stop):
             block = piece.start // BLOCK_TOKENS
             ring.put_block(block, landing.window[kind][block], piece.stop - block * BLOCK_TOKENS)
@@ -265,10 +233,9 @@ class _Reader:
 def _tokens_of(cache: PagedCache, tokens: range) -> memoryview:
     """All layers' keys and values of some tokens, (layers, 2, kv_heads, n, head_dim)."""
     chain = cache.chain
-    ring = chain.pages.kind.ring
     pieces = []
     for piece in cut_at_blocks(tokens.start, tokens.stop):
         block, slot = divmod(piece.start, BLOCK_TOKENS)
-        column = chain.leases[block if ring is None else block % ring].index
+        column = chain.leases[chain.pages.kind.turn(block)].index
         pieces.append(chain.pages.data[column][:, :, :, slot : slot + len(piece)])
     return ordered_bytes_of(pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=3))

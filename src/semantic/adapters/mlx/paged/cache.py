@@ -16,7 +16,6 @@ from semantic.adapters.mlx.paged.lineup import Lineups
 from semantic.adapters.mlx.paged.sequence import Chain, PagedSequence
 from semantic.adapters.mlx.ragged_batch import Mask
 from semantic.adapters.mlx.sequence_cache import causal_mask
-from semantic.domain.value_objects import BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ class PagedCache:
         )
         self._pending = added.done
         self.offset = stop
-        self.first = _first_kept(self.chain, self.first, stop)
+        self.first = self.chain.pages.kind.first_kept(self.first, stop)
         return added.k, added.v
 
     def make_mask(
@@ -168,12 +167,6 @@ class PagedBatch:
     def make_mask(self, *_: object, **__: object) -> None:
         """No mask: nothing is padded."""
 
-    def prepare(self, **_: object) -> None:
-        """Prompts of several tokens are not for a batch; see `update_and_fetch`."""
-
-    def finalize(self) -> None:
-        """Nothing was padded."""
-
     def filter(self, batch_indices: Sequence[int]) -> None:
         """Keep only these rows."""
         self._firsts = [self._firsts[i] for i in batch_indices]
@@ -193,7 +186,7 @@ class PagedBatch:
         """Row `idx`, as it is."""
         sequence = self._lineup.sequences[idx]
         length = self._lineup.lengths[idx] + self._step
-        first = _first_kept(sequence.chains[self._layer.kind], self._firsts[idx], length)
+        first = sequence.chains[self._layer.kind].pages.kind.first_kept(self._firsts[idx], length)
         return PagedCache(self._layer, sequence, length, first, self._last)
 
     @property
@@ -224,9 +217,3 @@ class PagedKeys:
     k: mx.array
     v: mx.array
     step: int
-
-
-def _first_kept(chain: Chain, first: int, length: int) -> int:
-    """The first position still there after `length` tokens."""
-    ring = chain.pages.kind.ring
-    return first if ring is None else max(first, length - ring * BLOCK_TOKENS)

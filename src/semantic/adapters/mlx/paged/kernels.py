@@ -20,7 +20,6 @@ from semantic.adapters.mlx.paged.kinds import PageKind
 from semantic.adapters.mlx.paged.numbers import on_device
 from semantic.adapters.mlx.paged.pages import Pages
 from semantic.adapters.mlx.paged.sequence import Chain
-from semantic.domain.value_objects import BLOCK_TOKENS
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
 
@@ -165,15 +164,15 @@ class PagedKernels:
     ) -> Appended:
         """One launch of the kernel, once `after` is there; gathers if `first` is before `at`."""
         _, heads, n, dim = k.shape
-        ring = self._kind.ring
-        keep_from = at if ring is None else max(at, at + n - ring * BLOCK_TOKENS)
+        keep_from = self._kind.first_kept(at, at + n)
         gather = first < at
         kernel = _built(
             self._dialect,
             "append",
             (
                 *self._constants(k.dtype),
-                ("RING", int(ring is not None)), ("GATHER", int(gather)), ("WRITE", int(write)),
+                ("RING", int(self._kind.ring is not None)),
+                ("GATHER", int(gather)), ("WRITE", int(write)),
             ),
             ("k", "v", "pages", "columns", "bounds", "layer", "after"),
             ("all_k", "all_v", "done"),

@@ -29,6 +29,14 @@ class PageKind:
         """(layers, keys and values, KV heads, tokens, head_dim)."""
         return (len(self.layers), 2, self.shape.kv_heads, BLOCK_TOKENS, self.shape.k_head_dim)
 
+    def first_kept(self, first: int, length: int) -> int:
+        """The first position, not before `first`, that is there after `length` tokens."""
+        return first if self.ring is None else max(first, length - self.ring * BLOCK_TOKENS)
+
+    def turn(self, block: int) -> int:
+        """Which of a sequence's columns has the block with this number."""
+        return block if self.ring is None else block % self.ring
+
     @property
     def column_bytes(self) -> int:
         """Bytes of one column."""

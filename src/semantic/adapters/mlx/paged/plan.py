@@ -79,9 +79,9 @@ def chunk_for(rows: Sequence[RowPages], at_once: int) -> int:
     for waves in range(1, _MOST_WAVES + 1):
         most = waves * at_once
         chunk = _rounded(max(least, sum(lengths) // most))
-        while chunk < max(lengths) and sum(len(_starts(row, chunk)) for row in rows) > most:
+        while (n_items := _n_items(rows, chunk)) > most and chunk < max(lengths):
             chunk += SHORTEST
-        costs.append((-(-sum(len(_starts(row, chunk)) for row in rows) // at_once), chunk))
+        costs.append((-(-n_items // at_once), chunk))
     return min((waves * (chunk + _OVERHEAD), chunk) for waves, chunk in costs)[1]
 
 
@@ -117,6 +117,10 @@ def make_plan(rows: Sequence[RowPages], chunk: int) -> Plan:
         first += len(mine)
         steps = min(steps, stop - row.position)
     return Plan(items + columns, spans, n_items, steps)
+
+
+def _n_items(rows: Sequence[RowPages], chunk: int) -> int:
+    return sum(len(_starts(row, chunk)) for row in rows)
 
 
 def _starts(row: RowPages, chunk: int) -> range:

@@ -83,7 +83,7 @@ class StagedRing:
                 to[:size] = data[:size]
 
     def _column(self, block: int) -> Column:
-        at = block % (self._kind.ring or 1)
+        at = self._kind.turn(block)
         if at not in self.columns:
             self.columns[at] = Column(self._kind)
         return self.columns[at]
