@@ -23,6 +23,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from benchmarks import shapes
+from benchmarks.gpu_bits import bits
 from benchmarks.gpu_sides import Ours, Theirs, WeightsOnly, milliseconds
 from experiments.harness.document import Json, Scalar
 from experiments.harness.record import Run
@@ -32,7 +33,8 @@ QUESTION = "How fast does a GPU decode for agents of very different lengths, bes
 CRITERION = (
     "mlx-lm's time over ours: at least 1 at 1 x 1k, 1.15 at 8 x 1k, 1.5 at 16 x 2k, 8 at 32k + 7 x "
     "512, 1.5 with joins and leaves; within 1.35 of the weights alone; memory within 3 %; restore, "
-    "join and leave of a resident agent of 8k under 0.3 ms each, whatever else is resident"
+    "join and leave of a resident agent of 8k under 0.3 ms each, whatever else is resident; "
+    "suspended and resumed, an agent of a batch of the same shape gets the same bits"
 )
 SHAPES = {
     "1 x 1k": [1024],
@@ -52,6 +54,9 @@ MOVES = 12
 MOST_MOVE_MS = 0.3
 VOCAB = shapes.LLAMA_VOCAB
 
+PARTS = ("churn", "movements", "bits")
+"""Of the summary, beside the batches."""
+
 Samples = list[dict[str, Scalar]]
 
 
@@ -59,7 +64,9 @@ def main() -> int:
     """Measure, print, write; 1 when the criterion is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--shape", action="append", choices=list(SHAPES))
+    parser.add_argument(
+        "--only", action="append", choices=[*SHAPES, *PARTS], help="this part; may be repeated"
+    )
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--judge", action="store_true", help="measure nothing; judge what is there")
     arguments = parser.parse_args()
@@ -93,15 +100,19 @@ def main() -> int:
         print(json.dumps(line), flush=True)
         started.finish(samples, summary, judge(summary)).write(arguments.output / "gpu.json")
 
-    for name in arguments.shape or SHAPES:
+    wanted = arguments.only or [*SHAPES, *PARTS]
+    for name in (name for name in SHAPES if name in wanted):
         line = measure(model, name, SHAPES[name], weights, samples)
         table.append(line)
         note(line)
-    if not arguments.shape:
-        summary["churn"] = churned = churn(model, samples)
-        note(churned)
-        summary["movements"] = moves = movements(model)
-        note(moves)
+    parts: dict[str, Callable[[], dict[str, Json]]] = {
+        "churn": lambda: churn(model, samples),
+        "movements": lambda: movements(model),
+        "bits": lambda: bits(model, VOCAB),
+    }
+    for name in (name for name in PARTS if name in wanted):
+        summary[name] = line = parts[name]()
+        note(line)
     verdict = judge(summary)
     print_table(cast(list[dict[str, float]], table))
     print(f"{'passed' if verdict.passed else 'MISSED'}: {verdict.observed}")
@@ -119,7 +130,7 @@ def judge(summary: Mapping[str, Json]) -> Verdict:
             missed.append(f"{name}: {line['over_weights']} of the weights alone")
         if line["over_memory"] > MOST_OVER_MEMORY:
             missed.append(f"{name}: {line['over_memory']} of the memory stated")
-    missed += [f"{part}: not measured" for part in ("churn", "movements") if part not in summary]
+    missed += [f"{part}: not measured" for part in PARTS if part not in summary]
     churned = cast(dict[str, float], summary.get("churn", {}))
     if churned and churned["ratio"] < CHURN_WANTED:
         missed.append(f"joins and leaves: {churned['ratio']}")
@@ -129,6 +140,9 @@ def judge(summary: Mapping[str, Json]) -> Verdict:
             for name in ("leave", "restore", "join")
             if moved[f"{name}_ms"] > MOST_MOVE_MS
         ]
+    suspended = cast(dict[str, dict[str, int]], summary.get("bits", {})).get("suspended", {})
+    if n_other := suspended.get("other_bits"):
+        missed.append(f"{n_other} of {suspended['tokens']} tokens have other bits once suspended")
     observed = "; ".join(missed) or "all of it"
     return Verdict(CRITERION, MOST_OVER_WEIGHTS, observed, passed=not missed)
 

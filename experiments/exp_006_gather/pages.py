@@ -285,7 +285,7 @@ class Bench:
         if not copies_right(pool, copies):
             self.wrong.append(f"{layout.name}: a column is not what it was copied from")
 
-        return lambda: synchronised([copy.start() for copy in copies])
+        return lambda: done([copy.start() for copy in copies])
 
     def _bytes_of(self, layout: Layout) -> mx.array:
         """As many numbers as `layout` has."""
@@ -298,10 +298,9 @@ def _head(layout: Layout, way: str, n_bytes: int) -> Line:
     return {"shape": layout.name, "way": way, "context": layout.context, "mb": n_bytes / 1e6}
 
 
-def synchronised(arrays: Sequence[mx.array]) -> None:
-    """Return when all that was begun is done."""
+def done(arrays: Sequence[mx.array]) -> None:
+    """Return when these are computed."""
     mx.eval(*arrays)
-    mx.synchronize()
 
 
 def random_array(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
@@ -335,8 +334,8 @@ def copies_right(pool: Pool, copies: Sequence[Copy]) -> bool:
         return False
     beside = [(pages, pages.take()) for pages in pool.layers.pages]
     before = [-pages.data[lease.index] for pages, lease in beside]
-    synchronised(before)
-    synchronised([copy.start() for copy in copies])
+    done(before)
+    done([copy.start() for copy in copies])
     untouched = all(
         bool(mx.array_equal(-pages.data[lease.index], was).item())
         for (pages, lease), was in zip(beside, before, strict=True)
@@ -348,12 +347,12 @@ def plain_copy(flat: mx.array) -> Way:
     """As many bytes from one array into another; of one piece MLX would give the piece itself."""
     halves = [flat[: flat.size // 2], flat[flat.size // 2 :]]
     mx.eval(halves)
-    return lambda: synchronised([mx.concatenate(halves)])
+    return lambda: done([mx.concatenate(halves)])
 
 
 def plain_pass(flat: mx.array) -> Way:
     """As many bytes read and written by MLX's simplest kernel."""
-    return lambda: synchronised([-flat])
+    return lambda: done([-flat])
 
 
 def per_layer(layout: Layout, token: Token, flat: mx.array) -> Way:
@@ -378,7 +377,6 @@ def per_layer(layout: Layout, token: Token, flat: mx.array) -> Way:
             k, v = mx.concatenate(keys, axis=2), mx.concatenate(values, axis=2)
             mx.eval(k, v)
             cache.append((k, v))
-        mx.synchronize()
         return cache
 
     return reconstruct

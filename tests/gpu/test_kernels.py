@@ -34,6 +34,7 @@ from semantic.domain.value_objects import (
     SequenceId,
 )
 from tests.support.in_pages import THOROUGH
+from tests.support.one_batch import said_by, same_bits
 from tests.support.reference import logit_gap
 from tests.support.tiny_models import VOCAB, randomize
 
@@ -565,3 +566,22 @@ def test_a_batch_in_pages_says_what_one_in_buffers_says(build: object, which: st
             f"{which}: sequence {number} parts after {len(seen)} tokens: {found[same]}, "
             f"expected {expected[same]}, logits differ by {gap:.2e}"
         )
+
+
+@pytest.mark.parametrize("build", [small_llama, small_gemma3])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=["float32", "bfloat16"])
+def test_what_was_suspended_goes_on_with_the_same_bits(
+    build: object, dtype: mx.Dtype, which: str
+) -> None:
+    assert callable(build)
+    model = build()
+    model.set_dtype(dtype)
+    attention: AttentionFor = find_kernels if which == KERNELS else lambda _: PortableAttention()
+    backend = wrap_model(model, "pages", attention=attention)
+    assert backend.in_pages
+    prompts = [[(n * 31 + i * i * 7 + i * 3) % VOCAB for i in range(n)] for n in (250, 97, 511)]
+    never = said_by(backend, prompts, 40, top=5)
+    again = said_by(backend, prompts, 40, top=5, suspended_after=(1, 7, 20))
+    for number, (mine, others) in enumerate(zip(again, never, strict=True)):
+        same = same_bits(mine, others)
+        assert all(same), f"{which}: sequence {number} differs from step {same.index(False)} on"

@@ -116,6 +116,7 @@ class OwnBatch:
         self._rows: list[_Row] = []
         self._caches: list[_BatchCache] = []
         self._tokens: mx.array | None = None  # what the next step begins with, (rows,)
+        self._changed = False  # since the last step
         self._logprobs: list[mx.array | None] = []  # with which they were drawn
         self._steps = 0
 
@@ -139,6 +140,7 @@ class OwnBatch:
                 mine.extend(more)
         else:
             self._caches = merged
+        self._changed = True
         tokens = mx.array([one.last_token for one in newcomers], mx.uint32)
         self._tokens = tokens if self._tokens is None else mx.concatenate([self._tokens, tokens])
         self._logprobs += [None] * len(newcomers)
@@ -158,6 +160,7 @@ class OwnBatch:
         at = next(i for i, row in enumerate(self._rows) if row.sequence == sequence)
         caches = [layer.extract(at) for layer in self._caches]
         keep = [i for i in range(len(self._rows)) if i != at]
+        self._changed = True
         self._rows = [self._rows[i] for i in keep]
         self._logprobs = [self._logprobs[i] for i in keep]
         if keep:
@@ -173,6 +176,9 @@ class OwnBatch:
         inputs, logprobs = self._tokens, self._logprobs
         if inputs is None:
             return []
+        if self._changed:
+            self._changed = False
+            _begin(inputs)  # apart: the step itself is the same CUDA graph as ever
         contexts = self._advance(inputs)
         _begin(self._tokens, *(p for p in self._logprobs if p is not None), *contexts)
         self._steps += 1

@@ -373,6 +373,6 @@ COPY = """
   if (x == 0 && gy == 0) done[0] = 1;
   if (x < vectors) {
     DEV uint4* all = (DEV uint4*)pages;
-    all[to[gy] * vectors + x] = all[columns[gy] * vectors + x];
+    all[pairs[2 * gy + 1] * vectors + x] = all[pairs[2 * gy] * vectors + x];
   }
 """

@@ -125,17 +125,21 @@ class PagedKernels:
     def store(self, pages: Pages, columns: list[int], data: mx.array) -> mx.array:
         """See `PagedAttention.store`."""
         inputs = [pages.data, on_device(columns), data]
-        return self._columns("store", ["pages", "columns", "data"], source.STORE, inputs)
+        names = ["pages", "columns", "data"]
+        return self._columns("store", names, source.STORE, inputs, len(columns))
 
     def copy(self, pages: Pages, columns: list[int], to: list[int]) -> mx.array:
         """See `PagedAttention.copy`."""
-        inputs = [pages.data, on_device(columns), on_device(to)]
-        return self._columns("copy", ["pages", "columns", "to"], source.COPY, inputs)
+        pairs = [column for pair in zip(columns, to, strict=True) for column in pair]
+        inputs = [pages.data, on_device(pairs)]
+        return self._columns("copy", ["pages", "pairs"], source.COPY, inputs, len(columns))
 
     # Inside
 
-    def _columns(self, name: str, names: list[str], body: str, inputs: list[mx.array]) -> mx.array:
-        """One launch over as many columns as the second input names."""
+    def _columns(
+        self, name: str, names: list[str], body: str, inputs: list[mx.array], n_columns: int
+    ) -> mx.array:
+        """One launch over so many columns."""
         shape = self._kind.shape
         kernel = _built(
             self._dialect, name, self._constants(shape.dtype), tuple(names), ("done",), body
@@ -143,7 +147,7 @@ class PagedKernels:
         groups = -(-self._kind.column_bytes // 16 // source.THREADS)
         (done,) = kernel(
             inputs=inputs,
-            grid=(source.THREADS * groups, inputs[1].size, 1),
+            grid=(source.THREADS * groups, n_columns, 1),
             threadgroup=(source.THREADS, 1, 1),
             output_shapes=[(1,)],
             output_dtypes=[mx.int32],

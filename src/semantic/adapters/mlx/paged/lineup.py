@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from semantic.adapters.mlx.paged.numbers import on_device
+from semantic.adapters.mlx.paged.numbers import on_device, sent
 from semantic.adapters.mlx.paged.plan import RowPages, chunk_for, make_plan
 from semantic.adapters.mlx.paged.sequence import PagedSequence
 
@@ -42,9 +42,9 @@ class Lineup:
         """Position of each sequence's token of `step`, (rows,) int32."""
         known = self._positions
         if known is None or not 0 <= step - known[0] <= 1:
-            known = step, on_device([length + step for length in self.lengths])
-        elif step > known[0]:
-            known = step, known[1] + 1  # nothing to bring to the device
+            known = step - 1, sent([length + step - 1 for length in self.lengths])
+        if step > known[0]:
+            known = step, known[1] + 1  # the first step as well: all are the same CUDA graph
         self._positions = known
         return known[1]
 
@@ -55,7 +55,7 @@ class Lineup:
             rows = self.rows(kind, step)
             made = make_plan(rows, chunk_for(rows, at_once))
             known = self._plans[kind] = StepPlan(
-                made.n_items, on_device(made.numbers), on_device(made.spans), step + made.steps
+                made.n_items, sent(made.numbers), on_device(made.spans), step + made.steps
             )
         return known
 

@@ -1,0 +1,64 @@
+"""What of an answer depends on the batch it is computed in, and on suspensions: to the bit.
+
+MLX multiplies matrices of other shapes by other kernels, which add up in another order; so the
+same sequence may get other last bits beside another number of others, with any cache. In a batch
+of the same shape nothing may depend on anything else. Random weights are the worst case: of a
+vocabulary's log-probabilities many nearly tie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlx.nn.layers.base import Module
+
+from benchmarks.gpu_sides import prompt
+from experiments.harness.document import Json
+from semantic.adapters.mlx.provider import wrap_model
+from semantic.domain.value_objects import BLOCK_TOKENS, SampledToken
+from tests.support.one_batch import said_by, same_bits
+
+LENGTHS = [1024, *(256 + 16 * number for number in range(15))]
+BATCHES = (2, 4, 8, 16)
+STEPS, SUSPENDED_AFTER = 48, (5, 16, 30)
+SUSPENDED = 8
+TOP = 4
+
+
+def bits(model: Module, vocab: int) -> dict[str, Json]:
+    """One sequence in batches of several sizes; and batches twice, suspended thrice and never."""
+    backend = wrap_model(model, "benchmark")
+    prompts = [prompt(length, number, vocab) for number, length in enumerate(LENGTHS)]
+    backend.set_aside(len(LENGTHS) * backend.cache_spec().bytes_for(LENGTHS[0] + 2 * BLOCK_TOKENS))
+    alone = said_by(backend, prompts[:1], STEPS, top=TOP)[0]
+    divergence: list[Json] = []
+    for size in BATCHES:
+        mine = said_by(backend, prompts[:size], STEPS, top=TOP)[0]
+        same = [a.token == b.token for a, b in zip(mine, alone, strict=True)]
+        n_same = same.index(False) if False in same else len(same)
+        divergence.append(
+            {
+                "batch": size,
+                "same_tokens": n_same,
+                "of": STEPS,
+                "largest_logprob_difference": largest_difference(mine[:n_same], alone[:n_same]),
+            }
+        )
+    never = said_by(backend, prompts[:SUSPENDED], STEPS, top=TOP)
+    thrice = said_by(backend, prompts[:SUSPENDED], STEPS, top=TOP, suspended_after=SUSPENDED_AFTER)
+    found = [same for a, b in zip(never, thrice, strict=True) for same in same_bits(a, b)]
+    n_other = found.count(False)
+    return {
+        "divergence": divergence,
+        "suspended": {"sequences": SUSPENDED, "tokens": len(found), "other_bits": n_other},
+    }
+
+
+def largest_difference(mine: Sequence[SampledToken], others: Sequence[SampledToken]) -> float:
+    """Of the log-probabilities of the same tokens after the same tokens."""
+    gaps = [
+        abs(a.logprob.logprob - b.logprob.logprob)
+        for a, b in zip(mine, others, strict=True)
+        if a.logprob and b.logprob
+    ]
+    return round(max(gaps, default=0.0), 6)
