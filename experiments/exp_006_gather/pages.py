@@ -61,7 +61,7 @@ MOST_DEVIATION = 0.2
 LEAST_R_SQUARED = 0.98
 
 TRUE_SIZE: dict[str, Scalar] = {
-    "kv_heads": 8, "head_dim": 256, "dtype": "bfloat16", "samples": 60, "warmup": 5,
+    "kv_heads": 8, "head_dim": 256, "dtype": "bfloat16", "samples": 150, "warmup": 5,
 }  # fmt: skip
 SMALL: dict[str, Scalar] = {**TRUE_SIZE, "kv_heads": 1, "head_dim": 16, "samples": 3, "warmup": 1}
 GEMMA_TOKEN = Token(8, 256, mx.bfloat16)
