@@ -49,9 +49,12 @@ N_LAYERS = 3
 STEPS = 3
 
 TOLERANCE = {mx.bfloat16: 2e-3, mx.float16: 4e-4, mx.float32: 2e-5}
-"""‖out - ref‖ / ‖ref‖; rounding the result alone costs bfloat16 1.1e-3."""
+"""‖out - ref‖ / ‖ref‖ over all rows; rounding the result alone costs bfloat16 1.5e-3."""
+BEYOND_ROUNDING = {mx.bfloat16: 1e-4, mx.float16: 5e-5, mx.float32: 2e-5}
+"""Of one row more than a tenth above what rounding costs it, which few numbers make a matter of
+luck."""
 PORTABLE_TOLERANCE = {mx.bfloat16: 1.5e-2, mx.float16: 2e-3, mx.float32: 2e-5}
-"""MLX on a CPU rounds the scores as well."""
+"""Of one row: MLX on a CPU rounds the scores as well."""
 
 
 @pytest.fixture(params=[PORTABLE, KERNELS])
@@ -254,6 +257,27 @@ def error_of(out: mx.array, expected: mx.array) -> float:
     return cast(float, gap.item())
 
 
+def require_close(
+    which: str, batch: Batch, out: mx.array, expected: mx.array, step: int, layer: int
+) -> None:
+    """Each row is what it should be, as far as its type can tell; and all rows together."""
+    dtype = batch.case.dtype
+    for row, length in enumerate(batch.lengths):
+        error = error_of(out[row], expected[row])
+        if which == PORTABLE:
+            limit = PORTABLE_TOLERANCE[dtype]
+        else:
+            rounding = error_of(expected[row].astype(dtype), expected[row])
+            limit = 1.1 * rounding + BEYOND_ROUNDING[dtype]
+        assert error < limit, (
+            f"{which}: {batch.case}, {length} tokens, step {step}, layer {layer}: "
+            f"error {error:.2e}, at most {limit:.1e}"
+        )
+    if which == KERNELS:
+        error = error_of(out, expected)
+        assert error < TOLERANCE[dtype], f"{batch.case}, step {step}: error {error:.2e}"
+
+
 def sinks_of(case: Case) -> mx.array | None:
     return drawn(5, case.kv_heads * case.group, dtype=case.dtype) if case.sinks else None
 
@@ -269,16 +293,10 @@ def lengths_for(which: str) -> tuple[int, ...]:
 def test_attention_is_that_computed_by_hand(case: Case, which: str) -> None:
     batch = Batch(case, lengths_for(which))
     attention, sinks = case.attention(which), sinks_of(case)
-    limit = (TOLERANCE if which == KERNELS else PORTABLE_TOLERANCE)[case.dtype]
     for step in range(STEPS):
         for layer in range(N_LAYERS):
             out, expected = batch.step(attention, step, layer, sinks)
-            for row, length in enumerate(batch.lengths):
-                error = error_of(out[row], expected[row])
-                assert error < limit, (
-                    f"{which}: {case}, {length} tokens, step {step}, layer {layer}: "
-                    f"error {error:.2e}, at most {limit:.0e}"
-                )
+            require_close(which, batch, out, expected, step, layer)
             batch.require_in_pages(step, layer)
 
 
@@ -308,16 +326,10 @@ def test_attention_stays_right_over_the_edges_of_items_and_blocks(case: Case, wh
     lengths = (0, 250, 500, 769) if which == PORTABLE else (0, 60, 130, 250, 500, 769)
     batch = Batch(case, lengths)
     attention, sinks = case.attention(which), sinks_of(case)
-    limit = (TOLERANCE if which == KERNELS else PORTABLE_TOLERANCE)[case.dtype]
     batch.others.clear()
     for step in range(n_steps):
         out, expected = batch.step(attention, step, 2, sinks)
-        for row, length in enumerate(lengths):
-            error = error_of(out[row], expected[row])
-            assert error < limit, (
-                f"{which}: {case}, {length} tokens, step {step}: "
-                f"error {error:.2e}, at most {limit:.0e}"
-            )
+        require_close(which, batch, out, expected, step, 2)
 
 
 @pytest.mark.parametrize("case", [CASES[4], CASES[3], CASES[7]], ids=str)
@@ -325,16 +337,10 @@ def test_steps_computed_together_see_each_other(case: Case, which: str) -> None:
     """Nothing is evaluated in between, and a step's input does not depend on the one before."""
     batch = Batch(case, (0, 250, 511, 700))
     attention, sinks = case.attention(which), sinks_of(case)
-    limit = (TOLERANCE if which == KERNELS else PORTABLE_TOLERANCE)[case.dtype]
     steps = [batch.step(attention, step, 1, sinks, evaluate=False) for step in range(STEPS)]
     mx.eval([out for out, _ in steps])
     for step, (out, expected) in enumerate(steps):
-        for row, length in enumerate(batch.lengths):
-            error = error_of(out[row], expected[row])
-            assert error < limit, (
-                f"{which}: {case}, {length} tokens, step {step}: "
-                f"error {error:.2e}, at most {limit:.0e}"
-            )
+        require_close(which, batch, out, expected, step, 1)
 
 
 # Chunks

@@ -159,7 +159,7 @@ class OwnBatch:
         """See `DecodeBatch.leave`."""
         at = next(i for i, row in enumerate(self._rows) if row.sequence == sequence)
         caches = [layer.extract(at) for layer in self._caches]
-        keep = [i for i in range(len(self._rows)) if i != at]
+        keep = tuple(i for i in range(len(self._rows)) if i != at)
         self._changed = True
         self._rows = [self._rows[i] for i in keep]
         self._logprobs = [self._logprobs[i] for i in keep]

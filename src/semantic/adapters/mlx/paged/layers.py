@@ -128,15 +128,18 @@ class PagedLayers:
     ) -> list[KVBlock[Page]]:
         """Put `caches` into `blocks`; returns the blocks not needed. Copies nothing."""
         unused: list[KVBlock[Page]] = []
-        filled: dict[int, list[tuple[int, int, Page]]] = {}
-        for cache, mine in zip(caches, blocks, strict=True):
-            pages = filled.get(cache.layer.kind)
-            if pages is None:
-                pages = filled[cache.layer.kind] = _pages_of(cache)
-            for block, (start, n_tokens, page) in zip(mine, pages, strict=False):
-                block.start, block.token_count, block.layer_data = start, n_tokens, page
-            if len(mine) > len(pages):
-                unused += mine[len(pages) :]
+        for pages in self.pages:
+            layers = [blocks[i] for i in pages.kind.layers]
+            found = _pages_of(caches[pages.kind.layers[0]])
+            # Column by column: a page's blocks one after the other take a quarter of the time.
+            for (start, n_tokens, page), column in zip(
+                found, zip(*layers, strict=True), strict=False
+            ):
+                for block in column:
+                    block.start = start
+                    block.token_count = n_tokens
+                    block.layer_data = page
+            unused += [block for mine in layers for block in mine[len(found) :]]
         return unused
 
     def _check(self, pages: Pages, blocks: AgentBlocks[Page], length: int) -> None:

@@ -6,7 +6,7 @@ Knows how many tokens there is room for; not which are there, nor what they are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -68,8 +68,7 @@ class PagedSequence:
             chain.reserve(n_tokens)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Page:
+class Page(NamedTuple):
     """What a block holds: a column, `leases[at]`, of a kind whose columns may be used in turn.
 
     The blocks of all layers of the kind hold the same one. `first` to `stop` are the positions
