@@ -49,7 +49,7 @@ WORKSPACE = 256 << 20
 """Bytes for what a step computes: activations, logits, partial sums, MLX's unused buffers."""
 CHURN = [2048] * 8
 CHURN_EVERY, CHURNS, CHURN_WANTED = 16, 8, 1.5
-ROUNDS, STEPS, WARM = 5, 10, 8
+ROUNDS, STEPS, WARM = 15, 10, 8
 MOVES = 12
 MOST_MOVE_MS = 0.3
 VOCAB = shapes.LLAMA_VOCAB

@@ -90,9 +90,11 @@ class Lineups:
 
     def keep(self, old: Lineup, step: int, rows: Sequence[int]) -> Lineup:
         """The lineup of some rows of another after so many steps."""
-        kept, last = self._kept, self._last and self._last()
-        if kept and last and kept[0]() is old and kept[1:] == (step, tuple(rows)):
-            return last
+        rows, kept = tuple(rows), self._kept
+        if kept is not None and kept[1] == step and kept[2] == rows and kept[0]() is old:
+            last = self._last and self._last()
+            if last is not None:
+                return last
         made = self.get([old.sequences[i] for i in rows], [old.lengths[i] + step for i in rows])
-        self._kept = weakref.ref(old), step, tuple(rows)
+        self._kept = weakref.ref(old), step, rows
         return made
