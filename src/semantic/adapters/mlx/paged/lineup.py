@@ -92,7 +92,7 @@ class Lineups:
         """The lineup of some rows of another after so many steps."""
         rows, kept = tuple(rows), self._kept
         if kept is not None and kept[1] == step and kept[2] == rows and kept[0]() is old:
-            last = self._last and self._last()
+            last = None if self._last is None else self._last()
             if last is not None:
                 return last
         made = self.get([old.sequences[i] for i in rows], [old.lengths[i] + step for i in rows])
