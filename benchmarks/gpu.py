@@ -95,7 +95,7 @@ def main() -> int:
     summary: dict[str, Json] = {"batches": table}
     arguments.output.mkdir(parents=True, exist_ok=True)
 
-    def note(line: dict[str, Json]) -> None:
+    def note(line: Json) -> None:
         """Show what was measured, and write it at once: a machine may be gone the next moment."""
         print(json.dumps(line), flush=True)
         started.finish(samples, summary, judge(summary)).write(arguments.output / "gpu.json")
@@ -105,14 +105,14 @@ def main() -> int:
         line = measure(model, name, SHAPES[name], weights, samples)
         table.append(line)
         note(line)
-    parts: dict[str, Callable[[], dict[str, Json]]] = {
+    parts: dict[str, Callable[[], Json]] = {
         "churn": lambda: churn(model, samples),
         "movements": lambda: movements(model),
         "bits": lambda: bits(model, VOCAB),
     }
     for name in (name for name in PARTS if name in wanted):
-        summary[name] = line = parts[name]()
-        note(line)
+        summary[name] = found = parts[name]()
+        note(found)
     verdict = judge(summary)
     print_table(cast(list[dict[str, float]], table))
     print(f"{'passed' if verdict.passed else 'MISSED'}: {verdict.observed}")
@@ -121,8 +121,10 @@ def main() -> int:
 
 def judge(summary: Mapping[str, Json]) -> Verdict:
     """What is asked for and what is missed of it."""
-    missed: list[str] = []
-    for line in cast(list[dict[str, float]], summary["batches"]):
+    lines = cast(list[dict[str, float]], summary["batches"])
+    measured = {*(str(line["batch"]) for line in lines), *summary}
+    missed = [f"{part}: not measured" for part in (*SHAPES, *PARTS) if part not in measured]
+    for line in lines:
         name = str(line["batch"])
         if line["ratio"] < WANTED[name]:
             missed.append(f"{name}: {line['ratio']} of mlx-lm, wanted {WANTED[name]}")
@@ -130,13 +132,12 @@ def judge(summary: Mapping[str, Json]) -> Verdict:
             missed.append(f"{name}: {line['over_weights']} of the weights alone")
         if line["over_memory"] > MOST_OVER_MEMORY:
             missed.append(f"{name}: {line['over_memory']} of the memory stated")
-    missed += [f"{part}: not measured" for part in PARTS if part not in summary]
     churned = cast(dict[str, float], summary.get("churn", {}))
     if churned and churned["ratio"] < CHURN_WANTED:
         missed.append(f"joins and leaves: {churned['ratio']}")
-    for beside, moved in cast(dict[str, dict[str, float]], summary.get("movements", {})).items():
+    for moved in cast(list[dict[str, float]], summary.get("movements", [])):
         missed += [
-            f"{name} {beside}: {moved[f'{name}_ms']} ms"
+            f"{name} beside {moved['beside']}: {moved[f'{name}_ms']} ms"
             for name in ("leave", "restore", "join")
             if moved[f"{name}_ms"] > MOST_MOVE_MS
         ]
@@ -264,13 +265,13 @@ def churn_of(side: Churning) -> list[float]:
     return times
 
 
-def movements(model: Module) -> dict[str, Json]:
+def movements(model: Module) -> list[Json]:
     """What it takes to let an agent of 8k leave, restore it and let it join; beside one, and seven.
 
     The three calls of the backend, and what the engine's step takes longer in which they happen:
     it checks 8,192 tokens, compares them with those it knows, and accounts for every block.
     """
-    found: dict[str, Json] = {}
+    found: list[Json] = []
     for others in (1, 7):
         ours = Ours(model, [8192] * (others + 2), VOCAB)
         calls: dict[str, list[float]] = {"leave": [], "restore": [], "join": []}
@@ -297,11 +298,13 @@ def movements(model: Module) -> dict[str, Json]:
             ours.join(agent, [*tokens, 1])
             ours.step()
             joins.append((time.perf_counter() - begin) * 1e3 - without)
-        found[f"beside {others} x 8k"] = {
+        line: dict[str, Json] = {
+            "beside": f"{others} x 8k",
             **{f"{name}_ms": round(statistics.median(times), 4) for name, times in calls.items()},
             "step_longer_by_leave_ms": round(statistics.median(leaves), 3),
             "step_longer_by_restore_and_join_ms": round(statistics.median(joins), 3),
         }
+        found.append(line)
         ours.end()
         del ours, backend, owner
         free()

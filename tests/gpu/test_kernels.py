@@ -1,7 +1,8 @@
 """What computes over pages is right: attention, chunks put into pages, whole columns.
 
-Everything runs twice: with the portable operations, wherever the tests run, and with the kernels,
-where there is a GPU. Run this file alone on a new device: `pytest tests/gpu`.
+Everything runs with the portable operations, wherever the tests run; with CUDA with the kernels as
+well, also in the way that they go on Metal. On Metal itself, where nobody has run them yet:
+`HYPOTHESIS_PROFILE=thorough pytest tests/gpu`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import mlx.core as mx
@@ -21,6 +22,8 @@ from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.cache_choice import AttentionFor, find_kernels
 from semantic.adapters.mlx.kv_buffer import LayerShape
 from semantic.adapters.mlx.paged.attention import PagedAttention, Place, PortableAttention
+from semantic.adapters.mlx.paged.dialect import CUDA, METAL
+from semantic.adapters.mlx.paged.kernels import PagedKernels, tile_of
 from semantic.adapters.mlx.paged.kinds import PageKind
 from semantic.adapters.mlx.paged.lineup import Lineup
 from semantic.adapters.mlx.paged.pages import Lease, Pages
@@ -38,8 +41,12 @@ from tests.support.one_batch import said_by, same_bits
 from tests.support.reference import logit_gap
 from tests.support.tiny_models import VOCAB, randomize
 
-ON_GPU = mx.cuda.is_available() and mx.default_device() != mx.Device(mx.cpu)
-PORTABLE, KERNELS = "portable", "kernels"
+ON_CUDA = mx.cuda.is_available() and mx.default_device() != mx.Device(mx.cpu)
+ON_GPU = ON_CUDA or (THOROUGH and mx.default_device() != mx.Device(mx.cpu))
+PORTABLE, KERNELS, AS_ON_METAL = "portable", "kernels", "kernels as on Metal"
+
+LIKE_METAL = replace(CUDA, stages=METAL.stages, space=METAL.space, fused=METAL.fused)
+"""What CUDA does is another way through the same text: this is Metal's, in CUDA's names."""
 
 LENGTHS = (0, 1, 15, 63, 255, 256, 257, 300, 511, 512, 1000, 2049, 4999)
 """Tokens before the new one, on a GPU."""
@@ -57,7 +64,7 @@ PORTABLE_TOLERANCE = {mx.bfloat16: 1.5e-2, mx.float16: 2e-3, mx.float32: 2e-5}
 """Of one row: MLX on a CPU rounds the scores as well."""
 
 
-@pytest.fixture(params=[PORTABLE, KERNELS])
+@pytest.fixture(params=[PORTABLE, KERNELS, AS_ON_METAL])
 def which(request: pytest.FixtureRequest) -> str:
     """What computes; the kernels only where there is a GPU for them."""
     name = str(request.param)
@@ -65,7 +72,18 @@ def which(request: pytest.FixtureRequest) -> str:
         pytest.skip("here the tests themselves are tested: HYPOTHESIS_PROFILE=thorough")
     if name == KERNELS and not ON_GPU:
         pytest.skip("the kernels need CUDA, and a GPU as MLX's default device")
+    if name == AS_ON_METAL and not ON_CUDA:
+        pytest.skip("here the kernels of CUDA go another way")
     return name
+
+
+def attention_for(which: str) -> AttentionFor:
+    """What computes over pages of each kind."""
+    if which == PORTABLE:
+        return lambda _: PortableAttention()
+    if which == KERNELS:
+        return find_kernels
+    return lambda kind: PagedKernels(kind, LIKE_METAL) if tile_of(kind, LIKE_METAL) else None
 
 
 @dataclass(frozen=True)
@@ -88,11 +106,11 @@ class Case:
         return PageKind(tuple(range(N_LAYERS)), shape, self.window, ring)
 
     def attention(self, which: str) -> PagedAttention:
-        if which == PORTABLE:
-            return PortableAttention()
-        kernels = find_kernels(self.kind)
-        assert kernels is not None, f"no kernels for {self}"
-        return kernels
+        found = attention_for(which)(self.kind)
+        if found is None and which == AS_ON_METAL:
+            pytest.skip(f"{self}: a thread group on Metal has no room for a tile")
+        assert found is not None, f"no kernels for {self}"
+        return found
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("mlx.core.")
@@ -273,7 +291,7 @@ def require_close(
             f"{which}: {batch.case}, {length} tokens, step {step}, layer {layer}: "
             f"error {error:.2e}, at most {limit:.1e}"
         )
-    if which == KERNELS:
+    if which != PORTABLE:
         error = error_of(out, expected)
         assert error < TOLERANCE[dtype], f"{batch.case}, step {step}: error {error:.2e}"
 
@@ -283,7 +301,7 @@ def sinks_of(case: Case) -> mx.array | None:
 
 
 def lengths_for(which: str) -> tuple[int, ...]:
-    return LENGTHS if which == KERNELS else FEWER
+    return FEWER if which == PORTABLE else LENGTHS
 
 
 # Attention
@@ -322,7 +340,7 @@ def test_the_same_input_gives_the_same_bits(
 @pytest.mark.parametrize("case", [CASES[4], CASES[3], CASES[7]], ids=str)
 def test_attention_stays_right_over_the_edges_of_items_and_blocks(case: Case, which: str) -> None:
     """A plan is made anew when its items are full, and columns are added on the way."""
-    n_steps = 300 if which == KERNELS else 20
+    n_steps = 20 if which == PORTABLE else 300
     lengths = (0, 250, 500, 769) if which == PORTABLE else (0, 60, 130, 250, 500, 769)
     batch = Batch(case, lengths)
     attention, sinks = case.attention(which), sinks_of(case)
@@ -554,12 +572,11 @@ TIE = 1e-3
 def test_a_batch_in_pages_says_what_one_in_buffers_says(build: object, which: str) -> None:
     assert callable(build)
     model = build()
-    attention: AttentionFor = find_kernels if which == KERNELS else lambda _: PortableAttention()
-    pages = wrap_model(model, "pages", attention=attention)
+    pages = wrap_model(model, "pages", attention=attention_for(which))
     assert pages.in_pages
     buffers = wrap_model(model, "buffers", attention=None)
     assert not buffers.in_pages
-    n_steps = 200 if which == KERNELS else 80
+    n_steps = 80 if which == PORTABLE else 200
     for number, (found, expected) in enumerate(
         zip(answers(pages, n_steps), answers(buffers, n_steps), strict=True)
     ):
@@ -582,8 +599,7 @@ def test_what_was_suspended_goes_on_with_the_same_bits(
     assert callable(build)
     model = build()
     model.set_dtype(dtype)
-    attention: AttentionFor = find_kernels if which == KERNELS else lambda _: PortableAttention()
-    backend = wrap_model(model, "pages", attention=attention)
+    backend = wrap_model(model, "pages", attention=attention_for(which))
     assert backend.in_pages
     prompts = [[(n * 31 + i * i * 7 + i * 3) % VOCAB for i in range(n)] for n in (250, 97, 511)]
     never = said_by(backend, prompts, 40, top=5)

@@ -315,6 +315,7 @@ class MLXBackend:
             raise CacheReconstructionError("nothing was loaded into this sequence")
         with self._computing():
             if not length:
+                state.caches.clear()  # first: pages may be few
                 state.caches = self._layers.empty(state.capacity)
             elif length > landing.length or checkpoint is not None:
                 state.caches = self._bodies.loaded(state.caches, landing, length, checkpoint)

@@ -52,7 +52,7 @@ ATTEND = (
   const DEV T* new_k = k + (size_t)row * k_strides[0] + (size_t)head * k_strides[1];
   const DEV T* new_v = v + (size_t)row * v_strides[0] + (size_t)head * v_strides[1];
 
-  SHM alignas(16) float share_of[WARPS][TILE][GT];
+  alignas(16) SHM float share_of[WARPS][TILE][GT];
   SHM float warp_top[WARPS][GT], warp_sum[WARPS][GT];
 
   const int warp = tid >> 5, lane = tid & 31, lane8 = lane & 7;
@@ -282,13 +282,13 @@ COMBINE = """
   SHM float share[GT][128], whole[GT];  // of each item; a row has 128 at most
   for (int g = tid >> 5; g < GT; g += 4) {
     const int query_head = head * G + min(g0 + g, G - 1);
-    const DEV float* one = weight + ((size_t)first * heads + query_head) * 2;
     float tops[4], sums[4], high = NONE, all = 0.0f;
     #pragma unroll
     for (int j = 0; j < 4; j++) {
       const int i = (tid & 31) + 32 * j;
-      tops[j] = i < n_items ? LATE(one + (size_t)i * heads * 2) : NONE;
-      sums[j] = i < n_items ? LATE(one + (size_t)i * heads * 2 + 1) : 0.0f;
+      const size_t one = ((size_t)(first + i) * heads + query_head) * 2;
+      tops[j] = i < n_items ? LATE(weight + one) : NONE;
+      sums[j] = i < n_items ? LATE(weight + one + 1) : 0.0f;
       high = max(high, tops[j]);
     }
     for (int mask = 16; mask; mask >>= 1) high = max(high, SHUFFLE(high, mask));

@@ -1,7 +1,8 @@
 """Whether what computes over pages gives what attention is, on this device and for this shape.
 
 Random tokens of several lengths, in scattered columns; the result is compared with attention
-written out. A kernel that was never seen on a device is used there only after this.
+written out. Whole columns are moved as well. A kernel that was never seen on a device is used
+there only after this.
 """
 
 from __future__ import annotations
@@ -26,13 +27,28 @@ _REFUSED = (RuntimeError, ValueError)
 
 
 def computes_attention(kind: PageKind, attention: PagedAttention, n_heads: int) -> bool:
-    """Whether `attention` is right for `n_heads` query heads over pages of this kind."""
+    """Whether `attention` does all it should, for `n_heads` query heads over pages of this kind."""
     if not n_heads or n_heads % kind.shape.kv_heads:
         return False
     try:
-        return all(_is_right(kind, attention, n_heads, sinks=sinks) for sinks in (False, True))
+        return _moves_columns(kind, attention) and all(
+            _is_right(kind, attention, n_heads, sinks=sinks) for sinks in (False, True)
+        )
     except _REFUSED:
         return False
+
+
+def _moves_columns(kind: PageKind, attention: PagedAttention) -> bool:
+    """Whether whole columns are stored and copied where they should be, and nowhere else."""
+    pages = Pages(kind)
+    pages.grow(4)
+    data = mx.random.normal((2, *kind.column_shape), key=mx.random.key(1)).astype(kind.shape.dtype)
+    mx.eval(attention.store(pages, [2, 0], data))
+    mx.eval(attention.copy(pages, [2], [3]))
+    expected = (data[1], mx.zeros_like(data[0]), data[0], data[0])
+    return all(
+        bool(mx.array_equal(*pair).item()) for pair in zip(pages.data, expected, strict=True)
+    )
 
 
 def _is_right(kind: PageKind, attention: PagedAttention, n_heads: int, *, sinks: bool) -> bool:
@@ -56,9 +72,8 @@ def _is_right(kind: PageKind, attention: PagedAttention, n_heads: int, *, sinks:
             for one in keys
         )
         tokens.append((k, v))
-        if length > 1:
-            old = k[:, :, :-1], v[:, :, :-1]
-            mx.eval(attention.append(*old, chain, 0, 0, layer, None).done)
+        if length > 1 and not _appends(attention, chain, layer, k[:, :, :-1], v[:, :, :-1]):
+            return False
     q = mx.random.normal((len(_LENGTHS), n_heads, 1, shape.k_head_dim), key=key).astype(shape.dtype)
     sink = mx.random.normal((n_heads,), key=key).astype(shape.dtype) if sinks else None
     lineup = Lineup(
@@ -71,6 +86,23 @@ def _is_right(kind: PageKind, attention: PagedAttention, n_heads: int, *, sinks:
     return all(
         _close(found[i], _attention(q[i] * scale, k[0], v[0], kind.window, sink))
         for i, (k, v) in enumerate(tokens)
+    )
+
+
+def _appends(attention: PagedAttention, chain: Chain, layer: int, k: mx.array, v: mx.array) -> bool:
+    """Put tokens into an empty chain in two chunks; whether the second sees those before it."""
+    n, window = k.shape[2], chain.pages.kind.window
+    half = n // 2
+    seen = 0 if window is None else max(0, half - window + 1)
+    after = None
+    if half:
+        first = k[:, :, :half], v[:, :, :half]
+        after = attention.append(*first, chain, 0, 0, layer, None).done
+    added = attention.append(k[:, :, half:], v[:, :, half:], chain, half, seen, layer, after)
+    mx.eval(added)
+    return all(
+        bool(mx.array_equal(found, right[:, :, seen:]).item())
+        for found, right in ((added.k, k), (added.v, v))
     )
 
 

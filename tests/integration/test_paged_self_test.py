@@ -1,0 +1,142 @@
+"""What computes over pages is not believed: whatever is wrong with it, caches are not in pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import pytest
+
+from semantic.adapters.mlx.paged.attention import Appended, Place, PortableAttention
+from semantic.adapters.mlx.paged.pages import Pages
+from semantic.adapters.mlx.paged.sequence import Chain
+from semantic.adapters.mlx.provider import wrap_model
+from tests.support.tiny_models import tiny_model
+
+
+class Wrong(PortableAttention):
+    """Right in everything, unless a subclass says otherwise."""
+
+
+class Attends(Wrong):
+    def attend(
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        place: Place,
+        scale: float,
+        sinks: mx.array | None,
+        after: mx.array | None,
+    ) -> mx.array:
+        return self.wrong(super().attend(q, k, v, place, scale, sinks, after))
+
+    def wrong(self, found: mx.array) -> mx.array:
+        raise NotImplementedError
+
+
+class LosesAHead(Attends):
+    def wrong(self, found: mx.array) -> mx.array:
+        found[:, 0] = 0
+        return found
+
+
+class GivesNaN(Attends):
+    def wrong(self, found: mx.array) -> mx.array:
+        found[-1, -1] = float("nan")
+        return found
+
+
+class IsAPercentOff(Attends):
+    def wrong(self, found: mx.array) -> mx.array:
+        return found * 1.02
+
+
+class DoesNotCompile(Attends):
+    def wrong(self, found: mx.array) -> mx.array:  # noqa: ARG002
+        raise RuntimeError("a kernel did not compile")
+
+
+class IgnoresSinks(Wrong):
+    def attend(
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        place: Place,
+        scale: float,
+        sinks: mx.array | None,  # noqa: ARG002
+        after: mx.array | None,
+    ) -> mx.array:
+        return super().attend(q, k, v, place, scale, None, after)
+
+
+class Appends(Wrong):
+    """Puts chunks into pages wrongly."""
+
+    def append(
+        self,
+        k: mx.array,
+        v: mx.array,
+        chain: Chain,
+        at: int,
+        gather_from: int,
+        layer: int,
+        after: mx.array | None,
+    ) -> Appended:
+        k, v, at = self.given(k, v, at)
+        return self.told(super().append(k, v, chain, at, gather_from, layer, after))
+
+    def given(self, k: mx.array, v: mx.array, at: int) -> tuple[mx.array, mx.array, int]:
+        return k, v, at
+
+    def told(self, added: Appended) -> Appended:
+        return added
+
+
+class SwapsKeysAndValues(Appends):
+    def given(self, k: mx.array, v: mx.array, at: int) -> tuple[mx.array, mx.array, int]:
+        return v, k, at
+
+
+class GathersWrongly(Appends):
+    def told(self, added: Appended) -> Appended:
+        return added._replace(k=added.k[:, :, ::-1])
+
+
+class StoresWrongly(Wrong):
+    def store(self, pages: Pages, columns: list[int], data: mx.array) -> mx.array:
+        return super().store(pages, sorted(columns), data)
+
+
+class CopiesNothing(Wrong):
+    def copy(self, pages: Pages, columns: list[int], to: list[int]) -> mx.array:
+        return super().copy(pages, columns, columns[: len(to)])
+
+
+WRONG = [
+    LosesAHead, GivesNaN, IsAPercentOff, DoesNotCompile, IgnoresSinks, SwapsKeysAndValues,
+    GathersWrongly, StoresWrongly, CopiesNothing,
+]  # fmt: skip
+
+
+def in_pages(attention: Callable[[], PortableAttention], architecture: str) -> bool:
+    return wrap_model(tiny_model(architecture), attention=lambda _: attention()).in_pages
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_what_is_right_is_believed(architecture: str) -> None:
+    assert in_pages(Wrong, architecture)
+
+
+@pytest.mark.parametrize("attention", WRONG)
+def test_what_is_wrong_is_not(attention: type[Wrong]) -> None:
+    assert not in_pages(attention, "gemma3")
+
+
+def test_one_kind_of_layers_without_kernels_keeps_all_out_of_pages() -> None:
+    backend = wrap_model(
+        tiny_model("gemma3"),
+        attention=lambda kind: PortableAttention() if kind.window is None else None,
+    )
+    assert not backend.in_pages

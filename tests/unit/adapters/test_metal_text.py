@@ -1,0 +1,210 @@
+"""The kernels' text for Metal compiles, as far as that can be known without a Mac.
+
+Metal is C++ with address spaces, and so is OpenCL's C++, which clang reads everywhere: with Metal's
+names for OpenCL's, clang checks syntax, types and address spaces. What it cannot tell is whether
+Metal's own compiler agrees in every word, and what the kernels compute: the former is tried on the
+user's device before anything is believed, the latter in `tests/gpu`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import pytest
+from clang import cindex  # type: ignore[import-untyped]
+
+from semantic.adapters.mlx.kv_buffer import LayerShape
+from semantic.adapters.mlx.paged import kernel_source, kernels
+from semantic.adapters.mlx.paged.attention import Place
+from semantic.adapters.mlx.paged.dialect import METAL
+from semantic.adapters.mlx.paged.kernels import HEAD_DIMS, PagedKernels, tile_of
+from semantic.adapters.mlx.paged.kinds import PageKind
+from semantic.adapters.mlx.paged.lineup import Lineup
+from semantic.adapters.mlx.paged.pages import Pages
+from semantic.adapters.mlx.paged.sequence import Chain, PagedSequence
+
+METAL_IN_OPENCL = """
+#pragma OPENCL EXTENSION cl_khr_fp16 : enable
+#define device __global
+#define constant __constant
+#define threadgroup __local
+#define thread __private
+typedef unsigned long size_t;
+typedef unsigned uint3 __attribute__((ext_vector_type(3)));
+typedef unsigned uint4 __attribute__((ext_vector_type(4)));
+typedef half bfloat16_t;
+namespace mem_flags { constexpr __constant int mem_threadgroup = 1; }
+void threadgroup_barrier(int);
+void simdgroup_barrier(int);
+float simd_shuffle_xor(float, unsigned short);
+float exp2(float);
+float max(float, float);
+int max(int, int);
+int min(int, int);
+template <class A, class B> A as_type(B);
+"""
+
+SMALL = 8
+"""MLX puts inputs of fewer elements into the constant address space."""
+NAMES = {mx.bfloat16: "bfloat16_t", mx.float16: "half", mx.float32: "float", mx.int32: "int"}
+IDS = ("thread_position_in_threadgroup", "threadgroup_position_in_grid")
+
+DTYPES = (mx.bfloat16, mx.float16, mx.float32)
+
+
+@dataclass(frozen=True)
+class Text:
+    """A kernel as it was given to MLX."""
+
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+    source: str
+    header: str
+
+    def launched(self, inputs: Sequence[mx.array], outputs: Sequence[mx.Dtype]) -> str:
+        """All of it for arrays such as these, as MLX writes it."""
+        given: list[str] = []
+        for name, array in zip(self.inputs, inputs, strict=True):
+            space = "constant" if array.size < SMALL else "device"
+            given.append(f"const {space} {NAMES[array.dtype]}* {name}")
+            for about, dtype in (("shape", "int"), ("strides", "long")):
+                if f"{name}_{about}" in self.source:
+                    given.append(f"const constant {dtype}* {name}_{about}")
+        given += [f"device {NAMES[t]}* {n}" for n, t in zip(self.outputs, outputs, strict=True)]
+        given += [f"uint3 {name}" for name in IDS if name in self.source]
+        arguments = ", ".join(given)
+        return (
+            f"{METAL_IN_OPENCL}{self.header}\n__kernel void it({arguments}) {{\n{self.source}\n}}"
+        )
+
+
+class Compiler:
+    """Stands where MLX compiles kernels, and keeps what clang has to say of each launch."""
+
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+        self.n_launches = 0
+        self._index = cindex.Index.create()
+
+    def metal_kernel(
+        self,
+        name: str,  # noqa: ARG002
+        input_names: Sequence[str],
+        output_names: Sequence[str],
+        source: str,
+        header: str,
+        ensure_row_contiguous: bool,  # noqa: ARG002
+    ) -> object:
+        text = Text(input_names, output_names, source, header)
+
+        def launch(
+            inputs: Sequence[mx.array],
+            output_shapes: Sequence[tuple[int, ...]],
+            output_dtypes: Sequence[mx.Dtype],
+            **_: object,
+        ) -> list[mx.array]:
+            self.n_launches += 1
+            self.errors += self.errors_of(text.launched(inputs, output_dtypes))
+            return [mx.zeros(s, t) for s, t in zip(output_shapes, output_dtypes, strict=True)]
+
+        return launch
+
+    def errors_of(self, text: str) -> Iterator[str]:
+        """What clang says, with the line it says it of."""
+        parsed = self._index.parse(
+            "it.clcpp",
+            args=["-x", "clcpp", "-cl-std=clc++2021", "-cl-no-stdinc"],
+            unsaved_files=[("it.clcpp", text)],
+        )
+        for found in parsed.diagnostics:
+            if found.severity >= cindex.Diagnostic.Error:
+                line = [*text.splitlines(), ""][min(found.location.line, text.count("\n") + 2) - 1]
+                yield f"{found.spelling}: {line.strip()}"
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    made = Compiler()
+    monkeypatch.setattr(mx.fast, "metal_kernel", made.metal_kernel)
+    kernels._built.cache_clear()
+    kernels._built_attention.cache_clear()
+    return made
+
+
+def kind_of(dim: int, kv_heads: int, dtype: mx.Dtype, window: int | None) -> PageKind:
+    ring = None if window is None else 3
+    return PageKind((0, 1), LayerShape(kv_heads, dim, dim, dtype), window, ring)
+
+
+def sequence_in(pages: Pages, n_tokens: int) -> PagedSequence:
+    chain = Chain(pages)
+    chain.reserve(n_tokens)
+    return PagedSequence([chain])
+
+
+def attend(kind: PageKind, group: int, lengths: tuple[int, ...], *, with_sinks: bool) -> None:
+    """One step of sequences with so many tokens, through the kernels for Metal."""
+    heads, dim, dtype = kind.shape.kv_heads, kind.shape.k_head_dim, kind.shape.dtype
+    metal, pages = PagedKernels(kind, METAL), Pages(kind)
+    sequences = tuple(sequence_in(pages, length + 1) for length in lengths)
+    q, k = (mx.zeros((len(lengths), n, 1, dim), dtype) for n in (heads * group, heads))
+    sinks = mx.zeros((heads * group,), dtype) if with_sinks else None
+    out = metal.attend(q, k, k, Place(Lineup(sequences, lengths), 0, 0, 1), 1.0, sinks, None)
+    assert out.shape == q.shape
+
+
+@pytest.mark.parametrize("dim", HEAD_DIMS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_attention_compiles(compiler: Compiler, dim: int, dtype: mx.Dtype) -> None:
+    for (kv_heads, group), window, with_sinks, lengths in itertools.product(
+        [(1, 1), (2, 3), (1, 8), (8, 4)], [None, 300], [False, True], [(5,), (700, 3, 300, 0)]
+    ):
+        kind = kind_of(dim, kv_heads, dtype, window)
+        if not tile_of(kind, METAL):
+            assert (dim, dtype) == (256, mx.float32)
+            pytest.skip("a thread group on Metal has no room for a tile")
+        attend(kind, group, lengths, with_sinks=with_sinks)
+    assert not compiler.errors, "\n".join(sorted(set(compiler.errors)))
+    assert compiler.n_launches == 64
+
+
+@pytest.mark.parametrize("dim", HEAD_DIMS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("window", [None, 300])
+def test_chunks_and_columns_compile(
+    compiler: Compiler, dim: int, dtype: mx.Dtype, window: int | None
+) -> None:
+    kind = kind_of(dim, 2, dtype, window)
+    metal, pages = PagedKernels(kind, METAL), Pages(kind)
+    for length in (600, 5000):  # few columns and many
+        (chain,) = sequence_in(pages, length).chains
+        chunk = mx.zeros((1, 2, 40, dim), dtype)
+        for at, gather_from in ((0, 0), (length - 40, length - 300)):
+            metal.append(chunk, chunk, chain, at, gather_from, 0, None)
+    for n_columns in (1, 9):
+        columns = list(range(n_columns))
+        metal.store(pages, columns, mx.zeros((n_columns, *kind.column_shape), dtype))
+        metal.copy(pages, columns, columns[::-1])
+    assert compiler.n_launches >= 8
+    assert not compiler.errors, "\n".join(sorted(set(compiler.errors)))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("const DEV int* item", "const SHM int* item"),
+        ("alignas(16) SHM float", "SHM alignas(16) float"),
+        ("const float scale =", "const float scale"),
+        ("SHUFFLE(d, 4)", "shuffle(d, 4)"),
+    ],
+)
+def test_what_does_not_compile_is_found(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch, right: str, wrong: str
+) -> None:
+    assert kernel_source.ATTEND.count(right) == 1, right
+    monkeypatch.setattr(kernel_source, "ATTEND", kernel_source.ATTEND.replace(right, wrong))
+    attend(kind_of(64, 2, mx.float16, None), 2, (300, 5), with_sinks=False)
+    assert compiler.errors
