@@ -48,7 +48,7 @@ MOST_OVER_MEMORY = 1.03
 WORKSPACE = 256 << 20
 """Bytes for what a step computes: activations, logits, partial sums, MLX's unused buffers."""
 CHURN = [2048] * 8
-CHURN_EVERY, CHURNS, CHURN_WANTED = 16, 8, 1.5
+CHURN_EVERY, CHURNS, CHURN_WANTED = 16, 15, 1.5
 ROUNDS, STEPS, WARM = 15, 10, 8
 MOVES = 12
 MOST_MOVE_MS = 0.3
@@ -113,6 +113,10 @@ def main() -> int:
     for name in (name for name in PARTS if name in wanted):
         summary[name] = found = parts[name]()
         note(found)
+    speeds = [cast(float, one["host_ms"]) for one in samples if "host_ms" in one]
+    if speeds:
+        summary["host_ms"] = {"median": statistics.median(speeds), "slowest": max(speeds)}
+        note(summary["host_ms"])
     verdict = judge(summary)
     print_table(cast(list[dict[str, float]], table))
     print(f"{'passed' if verdict.passed else 'MISSED'}: {verdict.observed}")
@@ -165,7 +169,9 @@ def measure(
     mine: list[float] = []
     others: list[float] = []
     bare: list[float] = []
+    hosts: list[float] = []
     for _ in range(ROUNDS):
+        hosts += [host_ms()] * STEPS
         for side, times in ((ours, mine), (theirs, others), (alone, bare)):
             milliseconds(side.step, 2)
             times.extend(milliseconds(side.step, STEPS))
@@ -177,8 +183,8 @@ def measure(
     del ours, theirs, alone, side
     free()
     samples += [
-        {"batch": name, "ours_ms": a, "mlx_lm_ms": b, "weights_ms": c}
-        for a, b, c in zip(mine, others, bare, strict=True)
+        {"batch": name, "ours_ms": a, "mlx_lm_ms": b, "weights_ms": c, "host_ms": d}
+        for a, b, c, d in zip(mine, others, bare, hosts, strict=True)
     ]
     ms = {key: statistics.median(times) for key, times in
           (("ours", mine), ("mlx_lm", others), ("weights", bare))}  # fmt: skip
@@ -196,22 +202,33 @@ def measure(
 
 
 def churn(model: Module, samples: Samples) -> dict[str, Json]:
-    """An agent leaves and one joins, with its cache, every so many steps; ms per step of all."""
-    mine = churn_of(OurChurn(model))
+    """An agent leaves and one joins, with its cache, every so many steps; ms per step of all.
+
+    In turns; the median over the turns is of each turn's mean, which counts the swap.
+    """
+    sides: tuple[Churning, Churning] = OurChurn(model), TheirChurn(model)
+    times: tuple[list[list[float]], list[list[float]]] = ([], [])
+    for side in sides:
+        milliseconds(side.step, WARM)
+    for turn in range(1, CHURNS + 1):
+        host = host_ms()
+        for side, mine in zip(sides, times, strict=True):
+            steps = milliseconds(side.step, CHURN_EVERY - 1)
+            mine.append(steps + milliseconds(functools.partial(side.swap, turn), 1))
+        samples += [
+            {"batch": "churn", "ours_ms": a, "mlx_lm_ms": b, "weights_ms": 0.0, "host_ms": host}
+            for a, b in zip(times[0][-1], times[1][-1], strict=True)
+        ]
+    del sides, side
     free()
-    others = churn_of(TheirChurn(model))
-    free()
-    samples += [
-        {"batch": "churn", "ours_ms": a, "mlx_lm_ms": b, "weights_ms": 0.0}
-        for a, b in zip(mine, others, strict=True)
-    ]
-    ours, theirs = statistics.mean(mine), statistics.mean(others)
+    ours, theirs = (statistics.median(map(statistics.mean, mine)) for mine in times)
+    our_swap, their_swap = (statistics.median(steps[-1] for steps in mine) for mine in times)
     return {
         "ours_ms": round(ours, 3),
         "mlx_lm_ms": round(theirs, 3),
         "ratio": round(theirs / ours, 3),
-        "ours_swap_ms": round(statistics.median(mine[CHURN_EVERY - 1 :: CHURN_EVERY]), 3),
-        "mlx_lm_swap_ms": round(statistics.median(others[CHURN_EVERY - 1 :: CHURN_EVERY]), 3),
+        "ours_swap_ms": round(our_swap, 3),
+        "mlx_lm_swap_ms": round(their_swap, 3),
     }
 
 
@@ -253,16 +270,6 @@ class TheirChurn(Theirs):
         back, self._away = self._away, self.leave(f"agent-{turn % len(CHURN)}")
         self.join(f"agent-{(turn - 1) % len(CHURN)}", back, 1)
         self.step()
-
-
-def churn_of(side: Churning) -> list[float]:
-    """Milliseconds of each step of one side."""
-    milliseconds(side.step, WARM)
-    times: list[float] = []
-    for turn in range(1, CHURNS + 1):
-        times += milliseconds(side.step, CHURN_EVERY - 1)
-        times += milliseconds(functools.partial(side.swap, turn), 1)
-    return times
 
 
 def movements(model: Module) -> list[Json]:
@@ -322,6 +329,15 @@ def timed(call: Callable[..., object], times: list[float]) -> Callable[..., obje
             times.append((time.perf_counter() - begin) * 1e3)
 
     return measured
+
+
+def host_ms() -> float:
+    """What a fixed piece of Python takes: shared machines have hours at half the speed."""
+    begin = time.perf_counter()
+    total = 0
+    for i in range(20_000):
+        total += i
+    return round((time.perf_counter() - begin) * 1e3, 4)
 
 
 def agreement(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> float:
