@@ -7,6 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 BENCH ?= benchmarks
+PARALLEL ?= --numprocesses auto --maxprocesses 4 --dist worksteal
 
 # The first of these that runs and is new enough.
 PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13 python3.14; do \
@@ -80,10 +81,10 @@ imports: $(VENV)/.dev  ## which layer may import what
 	@$(BIN)/lint-imports --no-logo
 
 unit: $(VENV)/.dev  ## tests; HYPOTHESIS_PROFILE=thorough looks further
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 coverage: $(VENV)/.dev  ## the same, and domain and application covered to 95 %; takes longer
-	@$(BIN)/python -m pytest --cov --cov-fail-under=95 $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) --cov --cov-fail-under=95 $(ARGS)
 
 test-clients: $(VENV)/.dev  ## other makers' clients, in .clients: ARGS=names, or --pin
 	@$(BIN)/python -m tests.clients $(ARGS)

@@ -15,6 +15,10 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers share the cores: each waits for the others if all of them compute with all cores.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import semantic.adapters.mlx  # noqa: F401
 
 # Everybody who runs the suite tries the same examples, so a failure is the change's own. Whoever
