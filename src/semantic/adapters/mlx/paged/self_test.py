@@ -36,6 +36,8 @@ def computes_attention(kind: PageKind, attention: PagedAttention, n_heads: int) 
         )
     except _REFUSED:
         return False
+    finally:
+        mx.clear_cache()  # columns are large, and these are not needed again
 
 
 def _moves_columns(kind: PageKind, attention: PagedAttention) -> bool:
