@@ -7,8 +7,7 @@ from typing import cast
 
 import mlx.core as mx
 
-begin = cast(Callable[..., None], mx.async_eval)
-"""Let arrays be computed, and go on."""
+_begin = cast(Callable[..., None], mx.async_eval)
 
 
 def on_device(numbers: Sequence[int]) -> mx.array:
@@ -27,5 +26,5 @@ def sent(numbers: Sequence[int]) -> mx.array:
     and MLX would build it anew, which takes as long as a step.
     """
     array = on_device(numbers)
-    begin(array)
+    _begin(array)
     return array
