@@ -28,6 +28,7 @@ from benchmarks.gpu_sides import Ours, Theirs, WeightsOnly, milliseconds
 from experiments.harness.document import Json, Scalar
 from experiments.harness.record import Run
 from experiments.harness.result import Verdict, read
+from semantic.domain.prefix import common_prefix
 
 QUESTION = "How fast does a GPU decode for agents of very different lengths, beside mlx-lm?"
 CRITERION = (
@@ -101,18 +102,20 @@ def main() -> int:
         started.finish(samples, summary, judge(summary)).write(arguments.output / "gpu.json")
 
     wanted = arguments.only or [*SHAPES, *PARTS]
-    for name in (name for name in SHAPES if name in wanted):
-        line = measure(model, name, SHAPES[name], weights, samples)
-        table.append(line)
-        note(line)
+    for name, lengths in SHAPES.items():
+        if name in wanted:
+            line = measure(model, name, lengths, weights, samples)
+            table.append(line)
+            note(line)
     parts: dict[str, Callable[[], Json]] = {
         "churn": lambda: churn(model, samples),
         "movements": lambda: movements(model),
         "bits": lambda: bits(model, VOCAB),
     }
-    for name in (name for name in PARTS if name in wanted):
-        summary[name] = found = parts[name]()
-        note(found)
+    for name, part in parts.items():
+        if name in wanted:
+            summary[name] = found = part()
+            note(found)
     speeds = [cast(float, one["host_ms"]) for one in samples if "host_ms" in one]
     if speeds:
         summary["host_ms"] = {"median": statistics.median(speeds), "slowest": max(speeds)}
@@ -345,10 +348,7 @@ def agreement(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) ->
     same = total = 0
     for mine, other in zip(ours, theirs, strict=True):
         total += len(other)
-        for a, b in zip(mine, other, strict=False):
-            if a != b:
-                break
-            same += 1
+        same += common_prefix(mine, other)
     return same / total
 
 

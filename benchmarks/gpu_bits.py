@@ -15,6 +15,7 @@ from mlx.nn.layers.base import Module
 from benchmarks.gpu_sides import prompt
 from experiments.harness.document import Json
 from semantic.adapters.mlx.provider import wrap_model
+from semantic.domain.prefix import common_prefix
 from semantic.domain.value_objects import BLOCK_TOKENS, SampledToken
 from tests.support.one_batch import said_by, same_bits
 
@@ -22,6 +23,7 @@ LENGTHS = [1024, *(256 + 16 * number for number in range(15))]
 BATCHES = (2, 4, 8, 16)
 STEPS, SUSPENDED_AFTER = 48, (5, 16, 30)
 SUSPENDED = 8
+"""Sequences of the batch that is suspended: one of BATCHES."""
 TOP = 4
 
 
@@ -30,12 +32,12 @@ def bits(model: Module, vocab: int) -> dict[str, Json]:
     backend = wrap_model(model, "benchmark")
     prompts = [prompt(length, number, vocab) for number, length in enumerate(LENGTHS)]
     backend.set_aside(len(LENGTHS) * backend.cache_spec().bytes_for(LENGTHS[0] + 2 * BLOCK_TOKENS))
-    alone = said_by(backend, prompts[:1], STEPS, top=TOP)[0]
+    said = {size: said_by(backend, prompts[:size], STEPS, top=TOP) for size in (1, *BATCHES)}
+    alone = said[1][0]
     divergence: list[Json] = []
     for size in BATCHES:
-        mine = said_by(backend, prompts[:size], STEPS, top=TOP)[0]
-        same = [a.token == b.token for a, b in zip(mine, alone, strict=True)]
-        n_same = same.index(False) if False in same else len(same)
+        mine = said[size][0]
+        n_same = common_prefix([one.token for one in mine], [one.token for one in alone])
         divergence.append(
             {
                 "batch": size,
@@ -44,9 +46,8 @@ def bits(model: Module, vocab: int) -> dict[str, Json]:
                 "largest_logprob_difference": largest_difference(mine[:n_same], alone[:n_same]),
             }
         )
-    never = said_by(backend, prompts[:SUSPENDED], STEPS, top=TOP)
     thrice = said_by(backend, prompts[:SUSPENDED], STEPS, top=TOP, suspended_after=SUSPENDED_AFTER)
-    found = [same for a, b in zip(never, thrice, strict=True) for same in same_bits(a, b)]
+    found = [same for a, b in zip(said[SUSPENDED], thrice, strict=True) for same in same_bits(a, b)]
     n_other = found.count(False)
     return {
         "divergence": divergence,

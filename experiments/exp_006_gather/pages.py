@@ -285,7 +285,7 @@ class Bench:
         if not copies_right(pool, copies):
             self.wrong.append(f"{layout.name}: a column is not what it was copied from")
 
-        return lambda: done([copy.start() for copy in copies])
+        return lambda: mx.eval([copy.start() for copy in copies])
 
     def _bytes_of(self, layout: Layout) -> mx.array:
         """As many numbers as `layout` has."""
@@ -296,11 +296,6 @@ class Bench:
 
 def _head(layout: Layout, way: str, n_bytes: int) -> Line:
     return {"shape": layout.name, "way": way, "context": layout.context, "mb": n_bytes / 1e6}
-
-
-def done(arrays: Sequence[mx.array]) -> None:
-    """Return when these are computed."""
-    mx.eval(*arrays)
 
 
 def random_array(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
@@ -334,8 +329,8 @@ def copies_right(pool: Pool, copies: Sequence[Copy]) -> bool:
         return False
     beside = [(pages, pages.take()) for pages in pool.layers.pages]
     before = [-pages.data[lease.index] for pages, lease in beside]
-    done(before)
-    done([copy.start() for copy in copies])
+    mx.eval(before)
+    mx.eval([copy.start() for copy in copies])
     untouched = all(
         bool(mx.array_equal(-pages.data[lease.index], was).item())
         for (pages, lease), was in zip(beside, before, strict=True)
@@ -347,12 +342,12 @@ def plain_copy(flat: mx.array) -> Way:
     """As many bytes from one array into another; of one piece MLX would give the piece itself."""
     halves = [flat[: flat.size // 2], flat[flat.size // 2 :]]
     mx.eval(halves)
-    return lambda: done([mx.concatenate(halves)])
+    return lambda: mx.eval([mx.concatenate(halves)])
 
 
 def plain_pass(flat: mx.array) -> Way:
     """As many bytes read and written by MLX's simplest kernel."""
-    return lambda: done([-flat])
+    return lambda: mx.eval([-flat])
 
 
 def per_layer(layout: Layout, token: Token, flat: mx.array) -> Way:

@@ -41,8 +41,9 @@ from tests.support.one_batch import said_by, same_bits
 from tests.support.reference import logit_gap
 from tests.support.tiny_models import VOCAB, randomize
 
-ON_CUDA = mx.cuda.is_available() and mx.default_device() != mx.Device(mx.cpu)
-ON_GPU = ON_CUDA or (THOROUGH and mx.default_device() != mx.Device(mx.cpu))
+HAS_GPU = mx.default_device() != mx.Device(mx.cpu)
+ON_CUDA = HAS_GPU and mx.cuda.is_available()
+ON_GPU = HAS_GPU and (ON_CUDA or THOROUGH)
 PORTABLE, KERNELS, AS_ON_METAL = "portable", "kernels", "kernels as on Metal"
 
 LIKE_METAL = replace(CUDA, stages=METAL.stages, space=METAL.space, fused=METAL.fused)
@@ -527,13 +528,18 @@ def small_gemma3() -> Module:
     return model
 
 
+def prompt_of(number: int, length: int) -> list[int]:
+    """A prompt that begins like no other number's."""
+    return [(number * 31 + i * i * 7 + i * 3) % VOCAB for i in range(length)]
+
+
 def answers(model: MLXBackend, n_steps: int) -> list[list[int]]:
     """What five sequences say that join one by one; two leave, and one of them comes again."""
     said: dict[SequenceId, list[int]] = {}
     prompts: dict[SequenceId, list[int]] = {}
 
     def join(number: int, length: int) -> SequenceId:
-        prompt = [(number * 31 + i * i * 7 + i * 3) % VOCAB for i in range(length)]
+        prompt = prompt_of(number, length)
         sequence = model.open(1024)
         model.prefill(sequence, prompt[:-1])
         model.start(sequence, prompt[-1], prompt[:-1], SamplingParams(), 0)
@@ -601,7 +607,7 @@ def test_what_was_suspended_goes_on_with_the_same_bits(
     model.set_dtype(dtype)
     backend = wrap_model(model, "pages", attention=attention_for(which))
     assert backend.in_pages
-    prompts = [[(n * 31 + i * i * 7 + i * 3) % VOCAB for i in range(n)] for n in (250, 97, 511)]
+    prompts = [prompt_of(length, length) for length in (250, 97, 511)]
     never = said_by(backend, prompts, 40, top=5)
     again = said_by(backend, prompts, 40, top=5, suspended_after=(1, 7, 20))
     for number, (mine, others) in enumerate(zip(again, never, strict=True)):

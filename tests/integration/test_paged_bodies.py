@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
 
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.adapters.mlx.layer_caches import LayerData
 from semantic.domain.block_hash import Part
-from semantic.domain.entities import AgentBlocks
 from semantic.domain.errors import BackendError, CacheReconstructionError
-from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import SamplingParams, SequenceId, whole_blocks
 from tests.support.in_pages import SUFFIX, tiny_backend
+from tests.support.suspended import resumed, suspended
 from tests.support.tiny_models import VOCAB
 
 BY_WINDOW = {
@@ -208,7 +205,6 @@ def test_a_sequence_that_was_suspended_has_the_bytes_of_one_that_was_not(
     architecture: str,
 ) -> None:
     model = backend(architecture + SUFFIX)
-    spec = model.cache_spec()
     prompt = tokens(250)
     whole = prefilled(model, prompt[:-1])
     said = decode(model, whole, prompt[-1], 80)
@@ -218,18 +214,8 @@ def test_a_sequence_that_was_suspended_has_the_bytes_of_one_that_was_not(
     for n in (5, 1, 30, 44):
         history += decode(model, parts, history[-1], n)
         # The last token stays out: it is what the sequence goes on with.
-        pool: BlockPool[LayerData] = BlockPool(spec, 1000)
-        mine = pool.allocate_layers(spec.blocks_for(whole_blocks(len(history) + 60)), "a")
-        unused = {block.block_id for block in model.extract(parts, mine)}
-        blocks = AgentBlocks[LayerData]("a", token_ids=tuple(history))
-        for block in itertools.chain(*mine):
-            if block.block_id not in unused:
-                blocks.add_block(block)
-        parts = model.restore(
-            blocks, len(history) - 1, whole_blocks(len(history) + 60), exclusive=True
-        )
-        for block in blocks.all_blocks():
-            block.layer_data = None
+        capacity = whole_blocks(len(history) + 60)
+        parts = resumed(model, suspended(model, parts, history, capacity), capacity)
     assert history[250:] == said
     model.prefill(parts, history[-1:])
     ended = prefilled(model, prompt[:-1])

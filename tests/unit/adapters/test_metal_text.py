@@ -119,10 +119,11 @@ class Compiler:
             args=["-x", "clcpp", "-cl-std=clc++2021", "-cl-no-stdinc"],
             unsaved_files=[("it.clcpp", text)],
         )
+        lines = ["", *text.splitlines()]  # clang counts from 1; 0 is nowhere
         for found in parsed.diagnostics:
             if found.severity >= cindex.Diagnostic.Error:
-                line = [*text.splitlines(), ""][min(found.location.line, text.count("\n") + 2) - 1]
-                yield f"{found.spelling}: {line.strip()}"
+                at = found.location.line
+                yield f"{found.spelling}: {lines[at].strip() if at < len(lines) else ''}"
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ Knows caches that can be merged, and samplers; neither blocks nor requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, cast
 
@@ -18,9 +18,8 @@ from mlx_lm.models.cache import TokenBuffer
 
 from semantic.adapters.mlx.layer_caches import LayerCache
 from semantic.adapters.mlx.sampling import LogitsProcessor, Sampler
+from semantic.adapters.mlx.under_way import begin
 from semantic.domain.value_objects import SequenceId
-
-_begin = cast(Callable[..., None], mx.async_eval)
 
 _CLEAR_EVERY = 512
 """Steps after which MLX's unused buffers are given back, as mlx-lm does."""
@@ -178,9 +177,9 @@ class OwnBatch:
             return []
         if self._changed:
             self._changed = False
-            _begin(inputs)  # apart: the step itself is the same CUDA graph as ever
+            begin(inputs)  # apart: the step itself is the same CUDA graph as ever
         contexts = self._advance(inputs)
-        _begin(self._tokens, *(p for p in self._logprobs if p is not None), *contexts)
+        begin(self._tokens, *(p for p in self._logprobs if p is not None), *contexts)
         self._steps += 1
         if self._steps % _CLEAR_EVERY == 0:
             mx.clear_cache()

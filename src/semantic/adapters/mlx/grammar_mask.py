@@ -6,7 +6,6 @@ that fails lets its own sequence end, and tells why.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import cast
 
 import mlx.core as mx
@@ -15,9 +14,9 @@ from llguidance import LLMatcher
 from semantic.adapters.mlx.array_bytes import array_from
 from semantic.adapters.mlx.free_text import FreeText
 from semantic.adapters.mlx.token_bytes import TokenBytes
+from semantic.adapters.mlx.under_way import begin
 
 _BITS = mx.array(list(range(8)), dtype=mx.uint8)  # computed by nobody: any thread may read it
-_begin_computing = cast("Callable[[mx.array], None]", mx.async_eval)  # MLX gives it no types
 
 
 class GrammarMask:
@@ -43,7 +42,7 @@ class GrammarMask:
         """`logits` (1, vocab) of the token after `tokens`, without those that may not come."""
         # The newest token has to be known here; the logits, which follow from it, are computed
         # meanwhile.
-        _begin_computing(logits)
+        begin(logits)
         for token in cast(list[int], tokens[self._seen :].tolist()):
             self._take(token)
         self._seen = tokens.size

@@ -131,7 +131,7 @@ class PagedLayers:
         for pages in self.pages:
             layers = [blocks[i] for i in pages.kind.layers]
             found = _pages_of(caches[pages.kind.layers[0]])
-            # Column by column: a page's blocks one after the other take a quarter of the time.
+            # Column by column, which is quicker: what a page's blocks are told is looked up once.
             for (start, n_tokens, page), column in zip(
                 found, zip(*layers, strict=True), strict=False
             ):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Sequence
 
 import mlx.core as mx
 
-_begin = cast(Callable[..., None], mx.async_eval)
+from semantic.adapters.mlx.under_way import begin
 
 
 def on_device(numbers: Sequence[int]) -> mx.array:
@@ -26,5 +25,5 @@ def sent(numbers: Sequence[int]) -> mx.array:
     and MLX would build it anew, which takes as long as a step.
     """
     array = on_device(numbers)
-    _begin(array)
+    begin(array)
     return array
