@@ -17,7 +17,6 @@ from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import make_prompt_cache
 
 from semantic import BlockPool, BlockPoolBatchEngine
-from semantic.adapters.mlx.layer_caches import LayerData
 from semantic.adapters.mlx.provider import wrap_model
 from semantic.application.prefill_budget import PrefillBudget
 from semantic.domain.value_objects import BLOCK_TOKENS, TokenEvent
@@ -47,9 +46,9 @@ class Ours:
         spec = self.backend.cache_spec()
         columns = sum(-(-(length + MOST_TOKENS) // BLOCK_TOKENS) + 1 for length in lengths)
         self.pool_bytes = columns * sum(layer.bytes_per_block for layer in spec.layers)
-        pool: BlockPool[LayerData] = BlockPool(spec, max_bytes=self.pool_bytes)
+        pool: BlockPool = BlockPool(spec, max_bytes=self.pool_bytes)
         budget = PrefillBudget(_ANY_GAP, largest=self.backend.best_chunk)
-        self.engine: BlockPoolBatchEngine[LayerData] = BlockPoolBatchEngine(
+        self.engine: BlockPoolBatchEngine = BlockPoolBatchEngine(
             self.backend, CharTokenizer(), pool, spec, budget=budget, max_batch=64
         )
         self._vocab = vocab

@@ -23,7 +23,6 @@ from experiments.harness.result import Result, Verdict
 from experiments.reference import greedy
 from semantic import BlockPool, BlockPoolBatchEngine, CompletedGeneration, load
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.adapters.mlx.layer_caches import LayerData
 from semantic.adapters.mlx.tokenizer import MLXTokenizer
 from semantic.adapters.stores.background import BackgroundStore
 from semantic.adapters.stores.disk.store import DiskStore
@@ -85,7 +84,7 @@ class World:
         self.tokenizer: MLXTokenizer
         self.backend, self.tokenizer = load()
         spec = self.backend.cache_spec()
-        pool = BlockPool[LayerData](spec, total_blocks=POOL_AGENTS * sum(spec.blocks_for(512)))
+        pool = BlockPool(spec, total_blocks=POOL_AGENTS * sum(spec.blocks_for(512)))
         per_agent = sum(layer.bytes_per_block for layer in spec.layers) * 3 // 2
         self.folder = folder
         self.disk_bytes = DISK_AGENTS * per_agent
@@ -135,7 +134,7 @@ class World:
         self.engine.submit(talk.agent, prompt, max_tokens=ANSWER)
         return talk.agent
 
-    def _ended(self, talk: Talk, done: CompletedGeneration[LayerData]) -> None:
+    def _ended(self, talk: Talk, done: CompletedGeneration) -> None:
         number = len(self.samples)
         prompt, tokens = self._prompts.pop(talk.agent), array("I", done.tokens)
         if number in self._chosen:

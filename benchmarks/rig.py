@@ -21,7 +21,6 @@ from mlx_lm.models.cache import KVCache
 from semantic import AgentBlocks, BlockPool, BlockPoolBatchEngine
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.kv_buffer import BufferRange, KVBuffer
-from semantic.adapters.mlx.layer_caches import LayerData
 from semantic.adapters.mlx.provider import wrap_model
 from semantic.application.prefill_budget import PrefillBudget
 from semantic.application.resident_store import ResidentStore
@@ -51,9 +50,9 @@ class Rig:
 
     backend: MLXBackend
     spec: ModelCacheSpec
-    pool: BlockPool[LayerData]
-    store: ResidentStore[LayerData]
-    engine: BlockPoolBatchEngine[LayerData]
+    pool: BlockPool
+    store: ResidentStore
+    engine: BlockPoolBatchEngine
 
     @classmethod
     def build(
@@ -70,7 +69,7 @@ class Rig:
         """
         backend = wrap_model(model, model_id)
         spec = backend.cache_spec()
-        pool: BlockPool[LayerData] = BlockPool(spec, max_bytes=1 << 40)
+        pool: BlockPool = BlockPool(spec, max_bytes=1 << 40)
         engine = BlockPoolBatchEngine(
             backend,
             CharTokenizer(),
@@ -87,7 +86,7 @@ class Rig:
         Agents with another `first` token, below 90, have no prefix in common.
         """
         tokens = tuple((first + i) % 90 for i in range(n_tokens))
-        blocks: AgentBlocks[LayerData] = AgentBlocks(
+        blocks: AgentBlocks = AgentBlocks(
             agent_id, token_ids=tokens, model_id=self.backend.model_id
         )
         chains = self.pool.allocate_layers(self.spec.blocks_for(n_tokens), agent_id)

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 from benchmarks.server_client import Answer, Client, Message, RequestFailedError
 from benchmarks.server_model import words
@@ -28,7 +27,6 @@ OURS, THEIRS = "semantic", "mlx-lm"
 _SETTLE = 0.1
 """Seconds for what a server does after an answer, as writing to its store."""
 Row = dict[str, Scalar]
-KV = TypeVar("KV")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +181,7 @@ def taking_turns(sides: Sides, sizes: Sizes) -> Iterator[Row]:
 
 
 def overhead(
-    side: Side, tokenizer: Tokenizer, engine: BlockPoolBatchEngine[KV], sizes: Sizes
+    side: Side, tokenizer: Tokenizer, engine: BlockPoolBatchEngine, sizes: Sizes
 ) -> Iterator[Row]:
     """The same request over HTTP and in this process: both with their prompt cached."""
     messages = _question(words(100, "overhead"))

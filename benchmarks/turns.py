@@ -13,7 +13,6 @@ from experiments.harness.record import Run
 from experiments.harness.result import Result, Verdict
 from experiments.subjects import TokenIds
 from semantic import BlockPool, BlockPoolBatchEngine, load
-from semantic.adapters.mlx.layer_caches import LayerData
 from semantic.adapters.stores.background import BackgroundStore
 from semantic.adapters.stores.disk.store import DiskStore
 from semantic.domain.value_objects import BLOCK_TOKENS
@@ -79,7 +78,7 @@ def conversation(folder: Path) -> Iterator[Row]:
     spec = backend.cache_spec()
     store = BackgroundStore(DiskStore.open(folder, stored.ROOM), 1 << 30)
     engine = BlockPoolBatchEngine(
-        backend, TokenIds(), BlockPool[LayerData](spec, max_bytes=1 << 32), spec, store=store
+        backend, TokenIds(), BlockPool(spec, max_bytes=1 << 32), spec, store=store
     )
     per_token = sum(layer.bytes_per_block for layer in spec.layers) // BLOCK_TOKENS
     draw = random.Random(0)

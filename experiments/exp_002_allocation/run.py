@@ -42,7 +42,7 @@ PLOTS = (
 
 LAYERS = 48
 COLUMNS = 32
-Pool: TypeAlias = BlockPool[None]
+Pool: TypeAlias = BlockPool
 Row: TypeAlias = dict[str, Scalar]
 CASES = {
     "one block of one layer": [1] + [0] * (LAYERS - 1),

@@ -13,7 +13,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.generate import BatchGenerator
 
 from experiments import subjects
-from semantic.adapters.mlx.layer_caches import LayerCache, LayerCaches, LayerData
+from semantic.adapters.mlx.layer_caches import LayerCache, LayerCaches
 from semantic.adapters.mlx.sequence_cache import SequenceCache
 from semantic.adapters.mlx.spec_reader import read_shapes, read_spec
 from semantic.domain.entities import AgentBlocks
@@ -75,20 +75,20 @@ class Injector:
         generator.close()
         return [tokens[uid] for uid in uids], [ended[uid] for uid in uids]
 
-    def to_blocks(self, caches: list[LayerCache], tokens: Sequence[int]) -> AgentBlocks[LayerData]:
+    def to_blocks(self, caches: list[LayerCache], tokens: Sequence[int]) -> AgentBlocks:
         """The caches, which hold the first of `tokens`, as an agent's blocks."""
         tokens = tokens[: max(c.offset for c in caches if isinstance(c, SequenceCache))]
         counts = self.spec.blocks_for(whole_blocks(len(tokens)))
-        pool = BlockPool[LayerData](self.spec, total_blocks=sum(counts))
+        pool = BlockPool(self.spec, total_blocks=sum(counts))
         layers = pool.allocate_layers(counts, "agent")
         unused = {block.block_id for block in self.caches.fill(caches, layers, len(tokens))}
-        agent = AgentBlocks[LayerData]("agent", token_ids=tuple(tokens))
+        agent = AgentBlocks("agent", token_ids=tuple(tokens))
         for block in (block for layer in layers for block in layer):
             if block.block_id not in unused:
                 agent.add_block(block)
         return agent
 
-    def restored(self, agent: AgentBlocks[LayerData], length: int, room: int) -> list[LayerCache]:
+    def restored(self, agent: AgentBlocks, length: int, room: int) -> list[LayerCache]:
         """New caches with the first `length` tokens of `agent`, which stays as it is."""
         capacity = whole_blocks(length + room)
         return self.caches.restored(agent, length, capacity, exclusive=False)

@@ -23,7 +23,7 @@ from experiments.exp_003_injection.cases import prompts_of
 from experiments.exp_004_extraction.files import digest_of_first
 from experiments.harness.environment import ROOT
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.adapters.mlx.layer_caches import LayerCache, LayerData
+from semantic.adapters.mlx.layer_caches import LayerCache
 from semantic.adapters.mlx.sequence_cache import SequenceCache
 from semantic.application.batch_engine import BlockPoolBatchEngine
 from semantic.application.loading import Loader
@@ -110,7 +110,7 @@ def saved(subject_name: str, folder: Path, new: int) -> Iterator[tuple[str, str]
     """Answer both prompts in one batch, keep what was computed, and tell its digests."""
     subject = subjects.load(subject_name)
     backend, prompts = subject.backend, prompts_of(subject, new)
-    pool = BlockPool[LayerData](backend.cache_spec(), total_blocks=BLOCKS)
+    pool = BlockPool(backend.cache_spec(), total_blocks=BLOCKS)
     store = open_store(Settings(use_disk=True, store=folder))
     engine = BlockPoolBatchEngine(
         backend, subjects.TokenIds(), pool, backend.cache_spec(), store=store

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from experiments import subjects
 from experiments.exp_004_extraction import files
-from semantic.adapters.mlx.layer_caches import LayerData
 from semantic.application.batch_engine import BlockPoolBatchEngine
 from semantic.bootstrap import Settings, open_store
 from semantic.domain.services import BlockPool
@@ -41,7 +40,7 @@ class Continued:
 def from_files(subject_name: str, folder: str, new_tokens: int) -> None:
     """Every agent goes on from the last token it has."""
     backend = subjects.load(subject_name).backend
-    pool = BlockPool[LayerData](backend.cache_spec(), total_blocks=BLOCKS)
+    pool = BlockPool(backend.cache_spec(), total_blocks=BLOCKS)
     engine = BlockPoolBatchEngine(backend, subjects.TokenIds(), pool, backend.cache_spec())
     loaded: dict[str, tuple[float, str]] = {}
     for path in sorted(Path(folder).glob("*.safetensors")):
@@ -69,7 +68,7 @@ def from_store(subject_name: str, folder: str, new_tokens: int) -> None:
     the agent's cache, which nothing computed here.
     """
     backend = subjects.load(subject_name).backend
-    pool = BlockPool[LayerData](backend.cache_spec(), total_blocks=BLOCKS)
+    pool = BlockPool(backend.cache_spec(), total_blocks=BLOCKS)
     store = open_store(Settings(use_disk=True, store=Path(folder)))
     engine = BlockPoolBatchEngine(
         backend, subjects.TokenIds(), pool, backend.cache_spec(), store=store

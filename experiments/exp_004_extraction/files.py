@@ -15,14 +15,13 @@ from typing import cast
 import mlx.core as mx
 
 from semantic.adapters.mlx.kv_buffer import BufferRange, KVBuffer
-from semantic.adapters.mlx.layer_caches import LayerData
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.services import BlockPool
 
 HEADER = "semantic_agent"
 
 
-def save(path: Path, agent: AgentBlocks[LayerData]) -> None:
+def save(path: Path, agent: AgentBlocks) -> None:
     """Write the agent's blocks; every block must be a range of arrays."""
     tensors: dict[str, mx.array] = {}
     blocks: list[dict[str, int | str]] = []
@@ -42,14 +41,14 @@ def save(path: Path, agent: AgentBlocks[LayerData]) -> None:
     mx.save_safetensors(str(path), tensors, {HEADER: json.dumps(header)})
 
 
-def load(path: Path, pool: BlockPool[LayerData]) -> AgentBlocks[LayerData]:
+def load(path: Path, pool: BlockPool) -> AgentBlocks:
     """The agent in `path`, its blocks taken from `pool` in its name; arrays are read at once."""
     tensors, metadata = cast(
         "tuple[dict[str, mx.array], dict[str, str]]", mx.load(str(path), return_metadata=True)
     )
     mx.eval(list(tensors.values()))
     header = json.loads(metadata[HEADER])
-    agent = AgentBlocks[LayerData](
+    agent = AgentBlocks(
         header["agent_id"], token_ids=tuple(header["token_ids"]), model_id=header["model_id"]
     )
     for kept in header["blocks"]:
@@ -61,7 +60,7 @@ def load(path: Path, pool: BlockPool[LayerData]) -> AgentBlocks[LayerData]:
     return agent
 
 
-def digest(agent: AgentBlocks[LayerData]) -> str:
+def digest(agent: AgentBlocks) -> str:
     """Changes with any bit of any key or value, and with the tokens they belong to."""
     found = hashlib.sha256(json.dumps(list(agent.token_ids)).encode())
     for block in agent.all_blocks():
@@ -72,7 +71,7 @@ def digest(agent: AgentBlocks[LayerData]) -> str:
     return found.hexdigest()
 
 
-def digest_of_first(agent: AgentBlocks[LayerData], n_tokens: int) -> str:
+def digest_of_first(agent: AgentBlocks, n_tokens: int) -> str:
     """SHA-256 of the keys and values of the first tokens, layer by layer.
 
     However they are cut into blocks, and whatever follows them.

@@ -23,7 +23,6 @@ from experiments.harness.environment import ROOT
 from experiments.harness.record import Run
 from experiments.harness.result import Result, Verdict
 from experiments.reference import greedy
-from semantic.adapters.mlx.layer_caches import LayerData
 from semantic.application.batch_engine import BlockPoolBatchEngine
 from semantic.bootstrap import Settings, open_store
 from semantic.domain.services import BlockPool
@@ -130,7 +129,7 @@ def stored_journey(subject: subjects.Subject, parameters: Mapping[str, Scalar]) 
 
 def compared(
     subject: subjects.Subject,
-    here: CompletedGeneration[LayerData],
+    here: CompletedGeneration,
     there: Continued,
     digest: str,
     after: int,
@@ -152,10 +151,10 @@ def compared(
 
 def answer(
     subject: subjects.Subject, before: int, store: CacheStorePort | None = None
-) -> list[CompletedGeneration[LayerData]]:
+) -> list[CompletedGeneration]:
     """All agents in one batch of the engine."""
     backend = subject.backend
-    pool = BlockPool[LayerData](backend.cache_spec(), total_blocks=BLOCKS)
+    pool = BlockPool(backend.cache_spec(), total_blocks=BLOCKS)
     engine = BlockPoolBatchEngine(
         backend, subjects.TokenIds(), pool, backend.cache_spec(), store=store
     )
@@ -164,7 +163,7 @@ def answer(
     return list(engine.step())
 
 
-def reusable_digest(subject: subjects.Subject, done: CompletedGeneration[LayerData]) -> str:
+def reusable_digest(subject: subjects.Subject, done: CompletedGeneration) -> str:
     """What the cache holds of the tokens that another process can reuse: all but the last."""
     if done.blocks is None:
         raise TypeError(f"agent {done.agent_id} ended without a cache: {done.error}")
@@ -172,7 +171,7 @@ def reusable_digest(subject: subjects.Subject, done: CompletedGeneration[LayerDa
     return files.digest_of_first(done.blocks, n_tokens)
 
 
-def kept(folder: Path, done: CompletedGeneration[LayerData]) -> dict[str, Scalar]:
+def kept(folder: Path, done: CompletedGeneration) -> dict[str, Scalar]:
     """Save an agent's cache and say what was saved."""
     if done.blocks is None:
         raise TypeError(f"agent {done.agent_id} ended without a cache: {done.error}")

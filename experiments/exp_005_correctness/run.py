@@ -18,7 +18,6 @@ from experiments.harness.document import Json, Scalar
 from experiments.harness.record import Run
 from experiments.harness.result import Result, Verdict
 from experiments.reference import greedy
-from semantic.adapters.mlx.layer_caches import LayerData
 from semantic.adapters.mlx.tokenizer import MLXTokenizer
 from semantic.application.batch_engine import BlockPoolBatchEngine
 from semantic.domain.services import BlockPool
@@ -40,7 +39,7 @@ PARAMETERS: dict[str, Scalar] = {
     "random_answers": 500,
 }
 Row: TypeAlias = dict[str, Scalar]
-Done: TypeAlias = CompletedGeneration[LayerData]
+Done: TypeAlias = CompletedGeneration
 
 SENTENCES = (
     "Lily had a small red ball and a big brown dog.",
@@ -126,7 +125,7 @@ def answers(subject: subjects.Subject, new: int) -> Iterator[Row]:
     asked = prompts(subject)
     tokenizer = subject.tokenizer or subjects.TokenIds()
     spec = subject.backend.cache_spec()
-    pool = BlockPool[LayerData](spec, total_blocks=20_000)
+    pool = BlockPool(spec, total_blocks=20_000)
     engine = BlockPoolBatchEngine(subject.backend, tokenizer, pool, spec)
     found: dict[str, list[Done]] = {}
     for way in ("alone", "in a batch", "in a batch, warm"):

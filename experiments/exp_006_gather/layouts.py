@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from semantic.adapters.mlx.kv_buffer import BufferRange, KVBuffer, LayerShape
-from semantic.adapters.mlx.layer_caches import LayerCaches, LayerData
+from semantic.adapters.mlx.layer_caches import LayerCaches
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, LayerSpec, ModelCacheSpec
@@ -85,12 +85,12 @@ def layer_caches(layout: Layout, token: Token) -> LayerCaches:
     return LayerCaches(no_model, layout.spec(token), shapes, [True] * n_layers)
 
 
-def scattered(layout: Layout, token: Token) -> AgentBlocks[LayerData]:
+def scattered(layout: Layout, token: Token) -> AgentBlocks:
     """An agent whose every block has arrays of its own."""
     return _agent(layout, token, together=False)
 
 
-def neighbours(layout: Layout, token: Token) -> AgentBlocks[LayerData]:
+def neighbours(layout: Layout, token: Token) -> AgentBlocks:
     """An agent whose blocks lie side by side in one array per layer."""
     return _agent(layout, token, together=True)
 
@@ -106,9 +106,9 @@ def _layer(token: Token, windowed: bool) -> LayerSpec:
     )
 
 
-def _agent(layout: Layout, token: Token, *, together: bool) -> AgentBlocks[LayerData]:
-    pool = BlockPool[LayerData](layout.spec(token), total_blocks=layout.n_blocks)
-    agent = AgentBlocks[LayerData]("agent", total_tokens=layout.context)
+def _agent(layout: Layout, token: Token, *, together: bool) -> AgentBlocks:
+    pool = BlockPool(layout.spec(token), total_blocks=layout.n_blocks)
+    agent = AgentBlocks("agent", total_tokens=layout.context)
     for layer in pool.allocate_layers(layout.blocks, "agent"):
         first = layout.context - len(layer) * BLOCK_TOKENS
         for index, (block, piece) in enumerate(
@@ -123,7 +123,7 @@ def _agent(layout: Layout, token: Token, *, together: bool) -> AgentBlocks[Layer
     return agent
 
 
-def ranges_of(agent: AgentBlocks[LayerData]) -> Iterator[BufferRange]:
+def ranges_of(agent: AgentBlocks) -> Iterator[BufferRange]:
     """The array ranges behind an agent's blocks, layer by layer."""
     for block in agent.all_blocks():
         if isinstance(block.layer_data, BufferRange):

@@ -171,14 +171,14 @@ class Pool:
             cache.first = 0 if ring is None else max(0, context - ring * BLOCK_TOKENS)
         return caches
 
-    def agent(self, context: int) -> AgentBlocks[Page]:
+    def agent(self, context: int) -> AgentBlocks:
         """The same as blocks."""
         counts = self.spec.blocks_for(context)
-        pool = BlockPool[Page](self.spec, total_blocks=sum(counts))
+        pool = BlockPool(self.spec, total_blocks=sum(counts))
         blocks = pool.allocate_layers(counts, "agent")
         if self.layers.fill(self.caches(context), blocks, context):
             raise AssertionError("an agent with blocks that hold nothing")
-        agent = AgentBlocks[Page]("agent", total_tokens=context)
+        agent = AgentBlocks("agent", total_tokens=context)
         for block in (block for layer in blocks for block in layer):
             agent.add_block(block)
         return agent
@@ -378,7 +378,7 @@ def per_layer(layout: Layout, token: Token, flat: mx.array) -> Way:
 
 
 def restore(
-    pool: Pool, agent: AgentBlocks[Page], length: int, capacity: int, *, exclusive: bool
+    pool: Pool, agent: AgentBlocks, length: int, capacity: int, *, exclusive: bool
 ) -> Callable[[], list[PagedCache]]:
     """The engine's restore of an agent that is resident."""
 
@@ -390,7 +390,7 @@ def restore(
     return way
 
 
-def moved(agent: AgentBlocks[Page], way: Callable[[], list[PagedCache]]) -> Line:
+def moved(agent: AgentBlocks, way: Callable[[], list[PagedCache]]) -> Line:
     """What a restore does to columns and to memory.
 
     `kept` columns are the agent's own, `copied` ones took their places, `added` ones are room for
@@ -403,8 +403,8 @@ def moved(agent: AgentBlocks[Page], way: Callable[[], list[PagedCache]]) -> Line
     kept = copied = added = n_bytes = 0
     for chain in caches[0].sequence.chains:
         page = agent.blocks_for_layer(chain.pages.kind.layers[0])[0].layer_data
-        if page is None:
-            raise AssertionError("an agent without pages")
+        if not isinstance(page, Page):
+            raise TypeError("an agent without pages")
         own = [lease.index for lease in page.leases]
         same = [a == b for a, b in zip(own, chain.columns[: len(own)], strict=True)]
         kept += sum(same)

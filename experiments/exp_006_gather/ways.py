@@ -18,7 +18,6 @@ from experiments.exp_006_gather.layouts import (
     scattered,
 )
 from semantic.adapters.mlx.kv_buffer import BufferRange
-from semantic.adapters.mlx.layer_caches import LayerData
 from semantic.adapters.mlx.sequence_cache import SequenceCache
 from semantic.domain.entities import AgentBlocks, KVBlock
 from semantic.domain.value_objects import BLOCK_TOKENS
@@ -136,7 +135,7 @@ def block_tensors(layout: Layout, token: Token) -> Way:
     return reconstruct
 
 
-def bytes_moved(caches: object, agent: AgentBlocks[LayerData]) -> int:
+def bytes_moved(caches: object, agent: AgentBlocks) -> int:
     """Bytes of those of the caches' arrays that are not the agent's own arrays."""
     own = {id(array) for piece in ranges_of(agent) for array in (piece.buffer.k, piece.buffer.v)}
     arrays = [
@@ -151,7 +150,7 @@ def bytes_moved(caches: object, agent: AgentBlocks[LayerData]) -> int:
 def _restore(
     layout: Layout,
     token: Token,
-    agent: AgentBlocks[LayerData],
+    agent: AgentBlocks,
     capacity: int,
     *,
     exclusive: bool,
@@ -160,7 +159,7 @@ def _restore(
     return lambda: caches.restored(agent, layout.context, capacity, exclusive=exclusive)
 
 
-def _pieces(blocks: Sequence[KVBlock[LayerData]]) -> list[BufferRange]:
+def _pieces(blocks: Sequence[KVBlock]) -> list[BufferRange]:
     return [block.layer_data for block in blocks if isinstance(block.layer_data, BufferRange)]
 
 

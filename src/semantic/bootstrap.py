@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 from semantic.application.batch_engine import BlockPoolBatchEngine
 from semantic.application.recent_turns import RecentTurns
@@ -26,13 +26,11 @@ if TYPE_CHECKING:
     from semantic.adapters.mlx.backend import MLXBackend
     from semantic.adapters.mlx.blas import BlasStatus
     from semantic.adapters.mlx.device import Device
-    from semantic.adapters.mlx.layer_caches import LayerData
     from semantic.adapters.mlx.provider import MLXModelProvider
     from semantic.adapters.mlx.tokenizer import MLXTokenizer
     from semantic.adapters.stores.disk.store import DiskStore
     from semantic.adapters.stores.responses import SteadyResponses as Responses
 
-KV = TypeVar("KV")
 
 DEFAULT_MODEL = "semantic-tiny"
 """The model that ships with the package."""
@@ -94,13 +92,13 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class App(Generic[KV]):
+class App:
     """An engine and what it was made of."""
 
-    engine: BlockPoolBatchEngine[KV]
-    model: BatchBackend[KV]
+    engine: BlockPoolBatchEngine
+    model: BatchBackend
     tokenizer: Tokenizer
-    pool: BlockPool[KV]
+    pool: BlockPool
     spec: ModelCacheSpec
     store: CacheStorePort
     settings: Settings
@@ -110,7 +108,7 @@ StoreOff = Callable[[StoreError], None]
 """Told that the disk cannot be used; caches are then kept in memory only."""
 
 
-def build_engine(settings: Settings, store_off: StoreOff | None = None) -> App[LayerData]:
+def build_engine(settings: Settings, store_off: StoreOff | None = None) -> App:
     """Load the model and put an engine around it; `engine.close` ends the store's threads.
 
     Raises as `load`, InvalidRequestError for a pool without room, and StoreError when the store
@@ -120,12 +118,12 @@ def build_engine(settings: Settings, store_off: StoreOff | None = None) -> App[L
 
 
 def assemble(
-    settings: Settings, provider: ModelProviderPort[KV], store_off: StoreOff | None = None
-) -> App[KV]:
+    settings: Settings, provider: ModelProviderPort, store_off: StoreOff | None = None
+) -> App:
     """An engine around the model that `provider` finds. Raises as `build_engine`."""
     model, tokenizer = provider.load_model(settings.model)
     spec = provider.extract_spec(model)
-    pool: BlockPool[KV] = make_pool(settings, spec)
+    pool: BlockPool = make_pool(settings, spec)
     try:
         store = open_store(settings)
     except StoreError as error:
@@ -137,7 +135,7 @@ def assemble(
     return _around(model, tokenizer, pool, store, settings)
 
 
-def rebuilt(app: App[LayerData]) -> App[LayerData]:
+def rebuilt(app: App) -> App:
     """Another engine for one that failed: with a pool as large, around the same weights and the
     same open store, where every idle agent still is.
 
@@ -152,19 +150,17 @@ def rebuilt(app: App[LayerData]) -> App[LayerData]:
         raise InvalidRequestError(f"expected a loaded model, got {type(app.model).__name__}")
     app.model.abandon()  # or there would be two pools for a while
     model = wrap_model(app.model.model, app.model.model_id, app.tokenizer)
-    pool: BlockPool[LayerData] = BlockPool(
-        app.spec, app.pool.total_blocks, max_bytes=app.pool.max_bytes
-    )
+    pool: BlockPool = BlockPool(app.spec, app.pool.total_blocks, max_bytes=app.pool.max_bytes)
     return _around(model, app.tokenizer, pool, app.store, app.settings)
 
 
 def _around(
-    model: BatchBackend[KV],
+    model: BatchBackend,
     tokenizer: Tokenizer,
-    pool: BlockPool[KV],
+    pool: BlockPool,
     store: CacheStorePort,
     settings: Settings,
-) -> App[KV]:
+) -> App:
     engine = BlockPoolBatchEngine(
         model,
         tokenizer,
@@ -177,7 +173,7 @@ def _around(
     return App(engine, model, tokenizer, pool, pool.spec, store, settings)
 
 
-def make_pool(settings: Settings, spec: ModelCacheSpec) -> BlockPool[KV]:
+def make_pool(settings: Settings, spec: ModelCacheSpec) -> BlockPool:
     """The pool for a model that is already loaded. Raises InvalidRequestError if it is empty."""
     max_bytes = settings.pool_bytes
     if max_bytes is None and settings.pool_blocks is None:

@@ -12,7 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from semantic.application.admission import QueueLimits
 from semantic.application.agent_directory import AgentDirectory
@@ -34,10 +34,9 @@ from semantic.domain.value_objects import BLOCK_TOKENS, SamplingParams
 from semantic.ports.serving import ServedModel
 
 if TYPE_CHECKING:
-    from semantic.adapters.mlx.layer_caches import LayerData
+    pass
 
 logger = logging.getLogger("semantic.server")
-KV = TypeVar("KV")
 
 DEFAULT_NAME = "default"
 """Every served model answers to it."""
@@ -71,28 +70,26 @@ class ServeSettings:
     public: tuple[Chat, ...] = ()
 
 
-async def load_serving(
-    settings: ServeSettings, store_off: StoreOff | None = None
-) -> Serving[LayerData]:
+async def load_serving(settings: ServeSettings, store_off: StoreOff | None = None) -> Serving:
     """Load the model on its own thread and return when it can be asked.
 
     Raises as `bootstrap.build_engine` and `Serving.publish`, and InvalidRequestError for a
     context that does not fit.
     """
-    apps: list[App[LayerData]] = []
+    apps: list[App] = []
     public: list[tuple[int, ...]] = []
 
-    def build() -> BlockPoolBatchEngine[LayerData]:
+    def build() -> BlockPoolBatchEngine:
         apps.append(build_engine(settings.engine, store_off))
         return apps[-1].engine
 
-    def rebuild() -> BlockPoolBatchEngine[LayerData]:
+    def rebuild() -> BlockPoolBatchEngine:
         apps.append(rebuilt(apps.pop()))
         for tokens in public:
             apps[-1].engine.open_to_all(tokens)
         return apps[-1].engine
 
-    thread: EngineThread[LayerData] = EngineThread(build, rebuild, settings.limits)
+    thread: EngineThread = EngineThread(build, rebuild, settings.limits)
     thread.start()
     try:
         await asyncio.wrap_future(thread.ready)
@@ -105,7 +102,7 @@ async def load_serving(
     return serving
 
 
-def context_tokens(pool: BlockPool[KV], made_for: int | None, wanted: int | None) -> int:
+def context_tokens(pool: BlockPool, made_for: int | None, wanted: int | None) -> int:
     """Tokens that one request may have in all: the least of three limits.
 
     Raises InvalidRequestError when more are wanted than there can be.
@@ -118,7 +115,7 @@ def context_tokens(pool: BlockPool[KV], made_for: int | None, wanted: int | None
     return wanted or possible
 
 
-def _held(pool: BlockPool[KV]) -> int:
+def _held(pool: BlockPool) -> int:
     """The most tokens that one sequence can have with the whole pool to itself."""
     low, high = 0, _UNKNOWN_CONTEXT // BLOCK_TOKENS
     while low < high:
@@ -130,9 +127,7 @@ def _held(pool: BlockPool[KV]) -> int:
     return low * BLOCK_TOKENS
 
 
-def _around(
-    thread: EngineThread[LayerData], app: App[LayerData], settings: ServeSettings
-) -> Serving[LayerData]:
+def _around(thread: EngineThread, app: App, settings: ServeSettings) -> Serving:
     from semantic.adapters.mlx.backend import MLXBackend
     from semantic.adapters.mlx.chat_format import MLXChatFormat
     from semantic.adapters.mlx.model_facts import read_context, read_sampling
@@ -164,7 +159,7 @@ def _around(
     workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="prepare")
     # The first grammar of a tokenizer takes seconds: neither the start nor a client waits for it.
     workers.submit(app.model.check_grammar, Grammar("json_schema", "{}"))
-    directory: AgentDirectory[LayerData] = AgentDirectory(app.store, namespace, served.id)
+    directory: AgentDirectory = AgentDirectory(app.store, namespace, served.id)
     agents = ServedAgents(thread, directory, finder, workers)
     return Serving(
         thread,

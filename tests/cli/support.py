@@ -14,7 +14,7 @@ from semantic.bootstrap import App, Settings, assemble
 from semantic.cli.main import app
 from semantic.domain.value_objects import ModelCacheSpec
 from semantic.ports.outbound import BatchBackend, Tokenizer
-from tests.support.fake_backend import FULL, FakeBackend, FakeData
+from tests.support.fake_backend import FULL, FakeBackend
 from tests.support.fake_tokenizer import ByteTokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -75,15 +75,15 @@ class FakeProvider:
         self.tokenizer = ByteTokenizer()
         self.model = FakeBackend(ModelCacheSpec((FULL,)), vocab_size=self.tokenizer.vocab_size)
 
-    def load_model(self, model_id: str) -> tuple[BatchBackend[FakeData], Tokenizer]:
+    def load_model(self, model_id: str) -> tuple[BatchBackend, Tokenizer]:
         del model_id  # there is only one
         return self.model, self.tokenizer
 
-    def extract_spec(self, model: BatchBackend[FakeData]) -> ModelCacheSpec:
+    def extract_spec(self, model: BatchBackend) -> ModelCacheSpec:
         return model.cache_spec()
 
 
-def fake_app(pool_blocks: int = 100) -> tuple[App[FakeData], FakeBackend]:
+def fake_app(pool_blocks: int = 100) -> tuple[App, FakeBackend]:
     """An engine around the fake model, and that model."""
     provider = FakeProvider()
     return assemble(Settings(pool_blocks=pool_blocks), provider), provider.model

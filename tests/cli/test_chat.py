@@ -24,7 +24,7 @@ from semantic.domain.errors import BackendError, InvalidRequestError, PoolExhaus
 from semantic.domain.value_objects import SamplingParams
 from tests.cli.stocked import changed
 from tests.cli.support import Ran, command_line, environment, fake_app, process, semantic
-from tests.support.fake_backend import FakeBackend, FakeData
+from tests.support.fake_backend import FakeBackend
 
 USAGE = re.compile(
     r"(?P<agent>\w+): (?P<blocks>\d+) blocks, (?P<bytes>.+)\n"
@@ -34,7 +34,7 @@ USAGE = re.compile(
 )
 
 
-def fake_talk(pool_blocks: int = 100) -> tuple[Talk[FakeData], FakeBackend]:
+def fake_talk(pool_blocks: int = 100) -> tuple[Talk, FakeBackend]:
     app, model = fake_app(pool_blocks)
     return Talk(app, "a", Conversation(app.tokenizer), 8, SamplingParams()), model
 

@@ -34,7 +34,7 @@ from tests.support.in_pages import tiny_backend
 Opaque = NewType("Opaque", object)
 """What a backend puts into blocks: nobody here looks inside."""
 
-Blocks = list[list[KVBlock[Opaque]]]
+Blocks = list[list[KVBlock]]
 GREEDY = SamplingParams()
 
 
@@ -42,9 +42,9 @@ GREEDY = SamplingParams()
 class Subject:
     """A backend under test. `held_bytes` is what its open sequences hold."""
 
-    backend: BatchBackend[Opaque]
+    backend: BatchBackend
     held_bytes: Callable[[], int]
-    pool: BlockPool[Opaque] = field(init=False)
+    pool: BlockPool = field(init=False)
 
     def __post_init__(self) -> None:
         self.pool = BlockPool(self.spec, 10_000)
@@ -99,17 +99,15 @@ class Subject:
         self.backend.close(sequence)
         return said
 
-    def cached(self, tokens: Sequence[int]) -> AgentBlocks[Opaque]:
+    def cached(self, tokens: Sequence[int]) -> AgentBlocks:
         """A cache of `tokens`, as an ended sequence leaves it."""
         capacity = whole_blocks(len(tokens))
         return self.extract(self.prefilled(tokens, capacity), tokens, self.blocks_for(capacity))
 
-    def extract(
-        self, sequence: SequenceId, tokens: Sequence[int], mine: Blocks
-    ) -> AgentBlocks[Opaque]:
+    def extract(self, sequence: SequenceId, tokens: Sequence[int], mine: Blocks) -> AgentBlocks:
         unused = self.backend.extract(sequence, mine)
         self.pool.free(unused, "a")
-        blocks = AgentBlocks[Opaque]("a", token_ids=tuple(tokens), model_id=self.backend.model_id)
+        blocks = AgentBlocks("a", token_ids=tuple(tokens), model_id=self.backend.model_id)
         gone = {block.block_id for block in unused}
         for layer in mine:
             for block in layer:
@@ -122,12 +120,12 @@ def fake(*layers: str, silent_steps: int = 0) -> Subject:
     kinds = {"full": FULL, "state": STATE, "window": window(300), "narrow": window(16)}
     spec = ModelCacheSpec(tuple(kinds[layer] for layer in layers))
     backend = FakeBackend(spec, silent_steps=silent_steps)
-    return Subject(cast("BatchBackend[Opaque]", backend), lambda: backend.held_bytes)
+    return Subject(cast("BatchBackend", backend), lambda: backend.held_bytes)
 
 
 def real(architecture: str) -> Subject:
     backend = tiny_backend(architecture)
-    return Subject(cast("BatchBackend[Opaque]", backend), backend.cache_nbytes)
+    return Subject(cast("BatchBackend", backend), backend.cache_nbytes)
 
 
 SUBJECTS: dict[str, Callable[[], Subject]] = {
@@ -623,9 +621,9 @@ def test_a_cache_can_be_taken_over_again_and_again(subject: Subject) -> None:
 # What cannot be restored
 
 
-def without(blocks: AgentBlocks[Opaque], layer: int, index: int) -> AgentBlocks[Opaque]:
+def without(blocks: AgentBlocks, layer: int, index: int) -> AgentBlocks:
     """`blocks` without one block of one layer."""
-    rest = AgentBlocks[Opaque]("a", token_ids=blocks.token_ids, model_id=blocks.model_id)
+    rest = AgentBlocks("a", token_ids=blocks.token_ids, model_id=blocks.model_id)
     lost = blocks.blocks_for_layer(layer)[index]
     for block in blocks.all_blocks():
         if block is not lost:
@@ -668,7 +666,7 @@ def test_a_state_is_not_restored_in_part(subject: Subject) -> None:
 
 
 def test_empty_blocks_are_refused(subject: Subject) -> None:
-    blocks = AgentBlocks[Opaque]("a", token_ids=tuple(subject.tokens(100)))
+    blocks = AgentBlocks("a", token_ids=tuple(subject.tokens(100)))
     for layer in subject.blocks_for(256):
         blocks.add_block(layer[0])
     with pytest.raises(CacheReconstructionError):

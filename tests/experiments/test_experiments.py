@@ -29,7 +29,6 @@ from experiments.exp_006_gather.layouts import (
 )
 from experiments.exp_006_gather.scaling import fit
 from experiments.exp_006_gather.timing import compare, in_turns, keyed, number
-from semantic.adapters.mlx.layer_caches import LayerData
 from semantic.adapters.mlx.sequence_cache import SequenceCache
 from semantic.domain.errors import ModelNotFoundError
 from semantic.domain.services import BlockPool
@@ -87,7 +86,7 @@ def test_an_agent_survives_its_file_bit_for_bit(tmp_path: Path) -> None:
     agent.token_ids = tuple(range(layout.context))
     path = tmp_path / "agent.safetensors"
     files.save(path, agent)
-    pool = BlockPool[LayerData](layout.spec(TOKEN), total_blocks=layout.n_blocks)
+    pool = BlockPool(layout.spec(TOKEN), total_blocks=layout.n_blocks)
     loaded = files.load(path, pool)
     assert files.digest(loaded) == files.digest(agent)
     assert loaded.token_ids == agent.token_ids

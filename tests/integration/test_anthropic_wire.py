@@ -12,7 +12,6 @@ from anthropic.types import MessageParam
 
 from semantic.adapters.http.app import create_app
 from semantic.adapters.http.context import ServerContext
-from semantic.adapters.mlx.layer_caches import LayerData
 from semantic.application.serving import Serving
 from semantic.bootstrap import Settings
 from semantic.serve import ServeSettings, load_serving
@@ -25,7 +24,7 @@ BILLING = "x-anthropic-billing-header: cc_version=2.1.{}.f6c; cc_entrypoint=sdk-
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Serving[LayerData]]:
+def served() -> Iterator[Serving]:
     wanted = ServeSettings(Settings(pool_blocks=400), max_context=CONTEXT)
     found = asyncio.run(load_serving(wanted))
     yield found
@@ -33,7 +32,7 @@ def served() -> Iterator[Serving[LayerData]]:
 
 
 @pytest.fixture(scope="module")
-def server(served: Serving[LayerData]) -> Iterator[RunningServer]:
+def server(served: Serving) -> Iterator[RunningServer]:
     with running(app=create_app(context=ServerContext(served, agents=served.agents))) as found:
         yield found
 

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import pytest
 
-from semantic.adapters.mlx.layer_caches import LayerData
 from semantic.adapters.stores.disk.block_file import HEADER_BYTES
 from semantic.application.break_even import BreakEven
 from semantic.bootstrap import App, Settings, build_engine
@@ -492,7 +491,7 @@ def test_tenants_share_no_block(architecture: str, tmp_path: Path) -> None:
 
 
 @contextmanager
-def real_engine(model: Path, store: Path) -> Iterator[App[LayerData]]:
+def real_engine(model: Path, store: Path) -> Iterator[App]:
     app = build_engine(
         Settings(
             model=str(model),

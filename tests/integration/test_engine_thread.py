@@ -10,12 +10,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
 
 import pytest
 
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.adapters.mlx.layer_caches import LayerData
 from semantic.adapters.mlx.provider import wrap_model
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.application.batch_engine import BlockPoolBatchEngine
@@ -34,8 +32,8 @@ from tests.support.tiny_models import tiny_model
 from tests.unit.application.world import world
 
 PATIENCE = 120.0
-Engine = BlockPoolBatchEngine[LayerData]
-Done = CompletedGeneration[LayerData]
+Engine = BlockPoolBatchEngine
+Done = CompletedGeneration
 
 
 class Served:
@@ -47,7 +45,7 @@ class Served:
         self.failures: list[Exception] = []
         self.built_on: list[int] = []
         self.store: CacheStorePort | None = None
-        self.thread: EngineThread[LayerData] = EngineThread(
+        self.thread: EngineThread = EngineThread(
             self._build, self._build, on_failure=self.failures.append
         )
 
@@ -56,7 +54,7 @@ class Served:
         self.built_on.append(threading.get_ident())
         model = wrap_model(tiny_model(self.architecture), f"tiny:{self.architecture}")
         spec = model.cache_spec()
-        pool: BlockPool[LayerData] = BlockPool(spec, 200 * spec.n_layers)
+        pool: BlockPool = BlockPool(spec, 200 * spec.n_layers)
         self.store = self.store or open_store(self.settings)
         # Sized by the clock, chunks would differ from run to run, and with them the last bits.
         budget = FixedBudget(512)
@@ -68,12 +66,12 @@ class Served:
         return ask(self.thread, agent, prompt, n)
 
 
-def ask(thread: EngineThread[LayerData], agent: str, prompt: Sequence[int], n: int = 6) -> Done:
+def ask(thread: EngineThread, agent: str, prompt: Sequence[int], n: int = 6) -> Done:
     """One request from whatever thread this is; returns when it has ended."""
     ended = threading.Event()
-    heard: list[EngineEvent[LayerData]] = []
+    heard: list[EngineEvent] = []
 
-    def listen(events: Sequence[EngineEvent[LayerData]]) -> None:
+    def listen(events: Sequence[EngineEvent]) -> None:
         heard.extend(events)
         if isinstance(events[-1], CompletedGeneration):
             ended.set()
@@ -164,7 +162,7 @@ def test_idle_agents_are_still_there_after_the_engine_broke(
 def test_the_model_that_ships_is_built_again_around_its_weights_and_its_store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    apps: list[App[LayerData]] = []
+    apps: list[App] = []
 
     def build() -> Engine:
         apps.append(build_engine(Settings(pool_bytes=32 * MIB, memory_bytes=64 * MIB)))
@@ -174,7 +172,7 @@ def test_the_model_that_ships_is_built_again_around_its_weights_and_its_store(
         apps.append(rebuilt(apps[-1]))
         return apps[-1].engine
 
-    thread: EngineThread[LayerData] = EngineThread(build, rebuild)
+    thread: EngineThread = EngineThread(build, rebuild)
     thread.start()
     thread.ready.result(PATIENCE)
     prompt = text(600, seed=1)
@@ -197,7 +195,7 @@ def test_only_a_loaded_model_can_be_wrapped_again() -> None:
     of, store = world(), MemoryStore(MIB)
     app = App(of.engine, of.backend, CharTokenizer(), of.pool, of.spec, store, Settings())
     with pytest.raises(InvalidRequestError, match="expected a loaded model, got FakeBackend"):
-        rebuilt(cast(App[LayerData], app))
+        rebuilt(app)
 
 
 def test_a_model_that_ran_on_one_thread_runs_on_another_with_the_same_caches() -> None:

@@ -17,7 +17,6 @@ import semantic
 from semantic import SamplingParams
 from semantic.adapters.mlx.grammar import Grammars
 from semantic.adapters.mlx.grammar_mask import GrammarMask
-from semantic.adapters.mlx.layer_caches import LayerData
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.grammar import Grammar
 from tests.integration.test_exactness import prompts
@@ -172,8 +171,8 @@ def test_a_model_without_a_tokenizer_holds_no_answer_to_a_grammar() -> None:
 def test_the_embedded_model_writes_json() -> None:
     backend, tokenizer = semantic.load()
     spec = backend.cache_spec()
-    pool = semantic.BlockPool[LayerData](spec, 100 * spec.n_layers)
-    engine = semantic.BlockPoolBatchEngine[LayerData](backend, tokenizer, pool, spec)
+    pool = semantic.BlockPool(spec, 100 * spec.n_layers)
+    engine = semantic.BlockPoolBatchEngine(backend, tokenizer, pool, spec)
     for seed in range(4):
         sampling = held(json_grammar(PERSON), seed)
         engine.submit(f"a{seed}", "Describe a person.", None, 600, sampling=sampling)

@@ -12,7 +12,6 @@ from openai.types import CompletionChoice
 from openai.types.chat import ChatCompletionMessageParam
 from pydantic import BaseModel
 
-from semantic.adapters.mlx.layer_caches import LayerData
 from semantic.application.serving import Serving
 from semantic.bootstrap import Settings
 from semantic.domain.chat import Chat, Message
@@ -24,7 +23,7 @@ PROMPT = "Once upon a time"
 STORY: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me a story"}]
 
 
-Served = Serving[LayerData]
+Served = Serving
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models import cache as mlx_caches
 
 from semantic import BlockPool, BlockPoolBatchEngine
-from semantic.adapters.mlx.layer_caches import LayerData
 from semantic.adapters.mlx.provider import wrap_model
 from semantic.adapters.mlx.spec_reader import read_spec
 from semantic.domain.errors import UnsupportedModelError
@@ -38,7 +37,7 @@ def test_layers_that_need_it_keep_mlx_lms_caches_and_answers_stay_exact(
     spec = backend.cache_spec()
     assert [kind.value for kind in spec.layer_types] == kinds.split()
     assert backend.ragged_layers == ragged
-    pool: BlockPool[LayerData] = BlockPool(spec, total_blocks=400)
+    pool: BlockPool = BlockPool(spec, total_blocks=400)
     engine = BlockPoolBatchEngine(backend, CharTokenizer(), pool, spec)
     asked = prompts(1, 5, 257, 40, 700, seed=30)
     for turn in range(2):
@@ -59,7 +58,7 @@ def test_an_edited_prompt_is_computed_anew_where_a_state_cannot_go_back() -> Non
     built = tiny_model("lfm2")
     backend = wrap_model(built)
     spec = backend.cache_spec()
-    pool: BlockPool[LayerData] = BlockPool(spec, total_blocks=400)
+    pool: BlockPool = BlockPool(spec, total_blocks=400)
     engine = BlockPoolBatchEngine(backend, CharTokenizer(), pool, spec)
     (prompt,) = prompts(300, seed=31)
     engine.submit("ann", prompt, max_tokens=10)

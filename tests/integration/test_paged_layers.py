@@ -102,10 +102,10 @@ def test_what_is_shared_is_copied_only_where_it_is_written_to(length: int) -> No
     assert n_used(layers) == [full, ring]
 
 
-def _columns(blocks: AgentBlocks[Page]) -> list[list[int]]:
+def _columns(blocks: AgentBlocks) -> list[list[int]]:
     """The columns of layers 0 and 1."""
     pages = [blocks.blocks_for_layer(layer)[0].layer_data for layer in (0, 1)]
-    return [[lease.index for lease in page.leases] for page in pages if page is not None]
+    return [[lease.index for lease in page.leases] for page in pages if isinstance(page, Page)]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_forks_go_on_without_changing_each_other(length: int, cut: int) -> None:
     assert n_used(layers) == [0] * len(layers.pages)
 
 
-def _earliest(spec: ModelCacheSpec, blocks: AgentBlocks[Page]) -> list[int]:
+def _earliest(spec: ModelCacheSpec, blocks: AgentBlocks) -> list[int]:
     return [
         earliest_cut(layer, blocks.token_range(i), blocks.total_tokens)
         for i, layer in enumerate(spec.layers)
@@ -263,7 +263,7 @@ def test_blocks_of_other_pages_are_refused() -> None:
 def test_blocks_of_two_sequences_are_refused() -> None:
     spec, layers = layers_of(None, None)
     one, other = (blocks_of(spec, layers, opened(layers, text(400, seed=seed))) for seed in (1, 2))
-    mixed = AgentBlocks[Page]("a", token_ids=one.token_ids)
+    mixed = AgentBlocks("a", token_ids=one.token_ids)
     for block in (*one.blocks_for_layer(0), *other.blocks_for_layer(1)):
         mixed.add_block(block)
     with pytest.raises(CacheReconstructionError, match="no pages"):
@@ -290,7 +290,7 @@ class Sequences(RuleBasedStateMachine):
         super().__init__()
         self.spec, self.layers = layers_of(None, 300, 40, None, 200)
         self.running: dict[int, Running] = {}
-        self.idle: dict[int, AgentBlocks[Page]] = {}
+        self.idle: dict[int, AgentBlocks] = {}
         self.numbers = itertools.count()
 
     @precondition(lambda self: len(self.running) < 4)

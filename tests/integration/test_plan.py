@@ -16,7 +16,6 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from semantic import BlockPool, BlockPoolBatchEngine, ModelCacheSpec, load
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.adapters.mlx.layer_caches import LayerData
 from semantic.adapters.mlx.tokenizer import MLXTokenizer
 from semantic.domain.errors import (
     CacheReconstructionError,
@@ -26,7 +25,7 @@ from semantic.domain.errors import (
 )
 from tests.support.rig import Rig
 
-Engine = BlockPoolBatchEngine[LayerData]
+Engine = BlockPoolBatchEngine
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +39,13 @@ def spec(loaded: tuple[MLXBackend, MLXTokenizer]) -> ModelCacheSpec:
 
 
 @pytest.fixture
-def pool(spec: ModelCacheSpec) -> BlockPool[LayerData]:
+def pool(spec: ModelCacheSpec) -> BlockPool:
     return BlockPool(spec, total_blocks=500)
 
 
 @pytest.fixture
 def engine(
-    loaded: tuple[MLXBackend, MLXTokenizer], pool: BlockPool[LayerData], spec: ModelCacheSpec
+    loaded: tuple[MLXBackend, MLXTokenizer], pool: BlockPool, spec: ModelCacheSpec
 ) -> Iterator[Engine]:
     model, tokenizer = loaded
     engine = BlockPoolBatchEngine(model, tokenizer, pool, spec)
@@ -113,9 +112,7 @@ def test_three_agents_variable_length(
         assert completions[agent_id].text == reference(loaded, prompt, max_tokens)
 
 
-def test_ten_generations_leave_the_pool_as_it_was(
-    engine: Engine, pool: BlockPool[LayerData]
-) -> None:
+def test_ten_generations_leave_the_pool_as_it_was(engine: Engine, pool: BlockPool) -> None:
     free = pool.available_blocks
     for i in range(10):
         engine.submit(f"agent_{i}", "<|user|>Hello<|end|><|assistant|>", max_tokens=20)
@@ -126,7 +123,7 @@ def test_ten_generations_leave_the_pool_as_it_was(
 
 
 def test_submit_reserves_the_blocks_of_the_prompt(
-    engine: Engine, pool: BlockPool[LayerData], spec: ModelCacheSpec
+    engine: Engine, pool: BlockPool, spec: ModelCacheSpec
 ) -> None:
     engine.submit("agent_1", [5] * 600, max_tokens=10)
     assert pool.view("agent_1").blocks_per_layer == (3,) * spec.n_layers
@@ -142,7 +139,7 @@ def test_decoding_takes_a_block_at_each_boundary() -> None:
     assert counts == {1, 2, 3, 4}
 
 
-def test_empty_prompt_is_rejected(engine: Engine, pool: BlockPool[LayerData]) -> None:
+def test_empty_prompt_is_rejected(engine: Engine, pool: BlockPool) -> None:
     empties: tuple[str | list[int], ...] = ("", [])
     for empty in empties:
         with pytest.raises(InvalidRequestError, match="prompt must not be empty"):
@@ -158,7 +155,7 @@ def test_pool_exhaustion_is_refused_before_any_work(
     loaded: tuple[MLXBackend, MLXTokenizer], spec: ModelCacheSpec
 ) -> None:
     model, tokenizer = loaded
-    pool: BlockPool[LayerData] = BlockPool(spec, total_blocks=10)
+    pool: BlockPool = BlockPool(spec, total_blocks=10)
     for i in range(10):
         pool.allocate(n_blocks=1, layer_id=0, agent_id=f"blocker_{i}")
     engine = BlockPoolBatchEngine(model, tokenizer, pool, spec)
@@ -200,7 +197,7 @@ def test_an_unknown_model_is_named() -> None:
         load("nowhere")
 
 
-def test_a_cache_of_another_model_is_refused(engine: Engine, pool: BlockPool[LayerData]) -> None:
+def test_a_cache_of_another_model_is_refused(engine: Engine, pool: BlockPool) -> None:
     foreign = Rig("llama").answer("ann", [1, 2, 3], 2)
     with pytest.raises(CacheReconstructionError, match="tiny:llama"):
         engine.submit("agent_1", "Hello", cache=foreign.blocks)
@@ -259,8 +256,8 @@ def test_a_step_that_fails_while_decoding_loses_only_its_batch(
 def test_plan_names_of_the_gather_experiment_work(spec: ModelCacheSpec) -> None:
     from semantic.domain.entities import AgentBlocks
 
-    pool: BlockPool[LayerData] = BlockPool(spec=spec, total_blocks=1000)
-    agent_blocks: AgentBlocks[LayerData] = AgentBlocks(agent_id="test_agent", total_tokens=2048)
+    pool: BlockPool = BlockPool(spec=spec, total_blocks=1000)
+    agent_blocks: AgentBlocks = AgentBlocks(agent_id="test_agent", total_tokens=2048)
     for layer_id in range(spec.n_layers):
         n_blocks = 8 if spec.layer_types[layer_id] == "global" else 4
         for block in pool.allocate(n_blocks, layer_id, "test_agent"):

@@ -11,7 +11,6 @@ import pytest
 
 from semantic import BlockPool, BlockPoolBatchEngine, load
 from semantic.adapters.mlx.fingerprint import fingerprint
-from semantic.adapters.mlx.layer_caches import LayerData
 from semantic.adapters.mlx.provider import EMBEDDED_MODEL, find_folder
 from semantic.domain.errors import ModelNotFoundError
 from tests.support.reference import generate
@@ -121,7 +120,7 @@ def test_a_hub_id_in_the_cache_needs_no_network(
 def test_real_trained_weights_of_others_answer_as_under_mlx_lm() -> None:
     model, tokenizer = load(str(_THIRD_PARTY))
     spec = model.cache_spec()
-    pool: BlockPool[LayerData] = BlockPool(spec, total_blocks=100)
+    pool: BlockPool = BlockPool(spec, total_blocks=100)
     engine = BlockPoolBatchEngine(model, tokenizer, pool, spec)
     starts = ["Once upon a time", "Tom and his dog", "Lily was sad because", "The"]
     uids = [engine.submit(f"a{i}", text, max_tokens=150) for i, text in enumerate(starts)]

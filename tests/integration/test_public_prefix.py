@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from semantic.adapters.http.public_prefix import read_public_prefix
-from semantic.adapters.mlx.layer_caches import LayerData
 from semantic.application.serving import Serving
 from semantic.bootstrap import Settings
 from semantic.domain.answer import AnswerEnd, TextDelta
@@ -25,7 +24,7 @@ def chat(question: str, rules: str = RULES) -> Chat:
     return Chat((Message("system", rules), Message("user", question)))
 
 
-async def ask(serving: Serving[LayerData], tenant: str, asked: Chat) -> tuple[int, str]:
+async def ask(serving: Serving, tenant: str, asked: Chat) -> tuple[int, str]:
     """How many prompt tokens were cached, and the answer."""
     text, cached = "", -1
     async for event in serving.answer(Ask(asked, SamplingParams(), 12, "ann", tenant)):

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from semantic import BlockPool, BlockPoolBatchEngine, CompletedGeneration
-from semantic.adapters.mlx.layer_caches import LayerData
 from semantic.application.loading import Loader
 from semantic.application.stored_prefix import PrefixFinder, StoredPrefix
 from semantic.bootstrap import Settings, open_store
@@ -96,8 +95,8 @@ class Durable:
         # Not `Rig`: some of the models here keep mlx-lm's own caches.
         self.backend = tiny_backend(architecture, f"tiny:{self.architecture}")
         spec = self.backend.cache_spec()
-        self.pool: BlockPool[LayerData] = BlockPool(spec, columns * spec.n_layers)
-        self.engine: BlockPoolBatchEngine[LayerData] = BlockPoolBatchEngine(
+        self.pool: BlockPool = BlockPool(spec, columns * spec.n_layers)
+        self.engine: BlockPoolBatchEngine = BlockPoolBatchEngine(
             self.backend,
             CharTokenizer(),
             self.pool,

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from semantic import BlockPoolBatchEngine, CompletedGeneration
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.adapters.mlx.layer_caches import LayerData
 from semantic.adapters.mlx.provider import MLXModelProvider
 from semantic.adapters.mlx.tokenizer import MLXTokenizer
 from semantic.bootstrap import App, Settings, assemble
@@ -30,7 +29,7 @@ _VOCABULARY = 2048
 _LONGEST = 700
 _SYSTEM = tuple(i * i * 7 % _VOCABULARY for i in range(1, 300))
 
-Engine = BlockPoolBatchEngine[LayerData]
+Engine = BlockPoolBatchEngine
 
 
 class Loaded:
@@ -44,7 +43,7 @@ class Loaded:
         del model_id
         return self._model
 
-    def extract_spec(self, model: BatchBackend[LayerData]) -> ModelCacheSpec:
+    def extract_spec(self, model: BatchBackend) -> ModelCacheSpec:
         return self._provider.extract_spec(model)
 
 
@@ -105,7 +104,7 @@ def main(folder: str, seed: str, *agents: str) -> None:
     settings = Settings(
         use_disk=True, store=Path(folder), disk_bytes=1 << 30, memory_bytes=1 << 20, pool_blocks=60
     )
-    app: App[LayerData] = assemble(settings, provider)
+    app: App = assemble(settings, provider)
     saved = {agent: app.engine.manifest(agent) for agent in agents}
     found = {
         agent: {"tokens": one.token_ids, "n_prompt": one.prompt_tokens}

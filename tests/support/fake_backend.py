@@ -187,7 +187,7 @@ class _LayerCache:
     def reserve(self, capacity: int) -> None:
         self.memory.n_blocks = max(self.memory.n_blocks, self.layer.blocks_for(capacity))
 
-    def fill(self, blocks: Sequence[KVBlock[FakeData]]) -> int:
+    def fill(self, blocks: Sequence[KVBlock]) -> int:
         """Put it into the first of `blocks`; returns how many it took."""
         if self.layer.kind is LayerKind.STATE:
             needed = self.layer.blocks_for(self.offset)
@@ -386,7 +386,7 @@ class FakeBackend:
         return self._add([_LayerCache(memory) for memory in memories], capacity, [])
 
     def restore(
-        self, blocks: AgentBlocks[FakeData], length: int, capacity: int, *, exclusive: bool
+        self, blocks: AgentBlocks, length: int, capacity: int, *, exclusive: bool
     ) -> SequenceId:
         self._check_capacity(capacity)
         _require(0 < length <= capacity, f"restoring {length} tokens into room for {capacity}")
@@ -477,15 +477,13 @@ class FakeBackend:
             sampled = self._advance(running)
         return sampled
 
-    def extract(
-        self, sequence: SequenceId, blocks: Sequence[Sequence[KVBlock[FakeData]]]
-    ) -> list[KVBlock[FakeData]]:
+    def extract(self, sequence: SequenceId, blocks: Sequence[Sequence[KVBlock]]) -> list[KVBlock]:
         state = self._get(sequence)
         del self._sequences[sequence]
         self._enter("extract")
         _require(not state.lost, "extracting a sequence that a failed step left half written")
         _require(len(blocks) == self._spec.n_layers, f"blocks of {len(blocks)} layers")
-        unused: list[KVBlock[FakeData]] = []
+        unused: list[KVBlock] = []
         for cache, mine in zip(state.caches, blocks, strict=True):
             unused += mine[cache.fill(mine) :]
         return unused
@@ -672,7 +670,7 @@ class FakeBackend:
         return TokenLogprob(token, -0.5 - (token + number) % 1000, top)
 
     def _take_over(
-        self, layer: LayerSpec, chain: Sequence[KVBlock[FakeData]], length: int, capacity: int
+        self, layer: LayerSpec, chain: Sequence[KVBlock], length: int, capacity: int
     ) -> _LayerCache:
         memory = _data(chain[0]).memory
         if any(_data(block).memory is not memory for block in chain):
@@ -689,7 +687,7 @@ class FakeBackend:
         return cache
 
     def _copy(
-        self, layer: LayerSpec, chain: Sequence[KVBlock[FakeData]], length: int, capacity: int
+        self, layer: LayerSpec, chain: Sequence[KVBlock], length: int, capacity: int
     ) -> _LayerCache:
         memory = self._memory(layer, capacity)
         if layer.kind is LayerKind.STATE:
@@ -725,15 +723,13 @@ def _export_state(cache: _LayerCache) -> bytes:
     return _export(cache, _kept(cache.layer, cache.offset))
 
 
-def _data(block: KVBlock[FakeData]) -> FakeData:
-    if block.layer_data is None:
+def _data(block: KVBlock) -> FakeData:
+    if not isinstance(block.layer_data, FakeData):
         raise CacheReconstructionError(f"block {block.block_id} is empty")
     return block.layer_data
 
 
-def _check_layer(
-    layer: LayerSpec, chain: Sequence[KVBlock[FakeData]], length: int, total: int
-) -> None:
+def _check_layer(layer: LayerSpec, chain: Sequence[KVBlock], length: int, total: int) -> None:
     """Raise unless `chain` can give the first `length` of `total` tokens."""
     if not chain:
         raise CacheReconstructionError(f"a {layer.kind} layer has no blocks")

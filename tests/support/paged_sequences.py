@@ -16,7 +16,6 @@ from semantic.adapters.mlx.paged.attention import PagedAttention, PortableAttent
 from semantic.adapters.mlx.paged.cache import PagedBatch, PagedCache
 from semantic.adapters.mlx.paged.kinds import PageKind, page_kinds
 from semantic.adapters.mlx.paged.layers import PagedLayers
-from semantic.adapters.mlx.paged.sequence import Page
 from semantic.domain.entities import AgentBlocks, BlockId, KVBlock
 from semantic.domain.value_objects import (
     BLOCK_TOKENS,
@@ -129,14 +128,14 @@ _ids = itertools.count()
 
 def blocks_of(
     spec: ModelCacheSpec, layers: PagedLayers, running: Running, agent: str = "a"
-) -> AgentBlocks[Page]:
+) -> AgentBlocks:
     """An ended sequence as blocks, as the core keeps it."""
-    mine: list[list[KVBlock[Page]]] = [
+    mine: list[list[KVBlock]] = [
         [KVBlock(BlockId(next(_ids)), layer) for _ in range(n)]
         for layer, n in enumerate(spec.blocks_for(running.capacity))
     ]
     unused = {block.block_id for block in layers.fill(running.caches, mine, len(running.tokens))}
-    blocks = AgentBlocks[Page](agent, token_ids=tuple(running.tokens))
+    blocks = AgentBlocks(agent, token_ids=tuple(running.tokens))
     for block in itertools.chain(*mine):
         if block.block_id not in unused:
             assert 1 <= block.token_count <= BLOCK_TOKENS
@@ -146,7 +145,7 @@ def blocks_of(
 
 def restored(
     layers: PagedLayers,
-    blocks: AgentBlocks[Page],
+    blocks: AgentBlocks,
     *,
     exclusive: bool,
     length: int | None = None,

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from semantic import AgentBlocks, BlockPool, BlockPoolBatchEngine, CompletedGeneration
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.kv_buffer import BufferRange
-from semantic.adapters.mlx.layer_caches import LayerData
 from semantic.adapters.mlx.paged.layers import PagedLayers
 from semantic.adapters.mlx.paged.pages import Pages
 from semantic.adapters.mlx.tokenizer import MLXTokenizer
@@ -19,7 +18,7 @@ from semantic.ports.store import CacheStorePort
 from tests.support.char_tokenizer import CharTokenizer
 from tests.support.in_pages import tiny_backend
 
-Done = CompletedGeneration[LayerData]
+Done = CompletedGeneration
 
 
 class Rig:
@@ -46,10 +45,10 @@ class Rig:
         # untested.
         assert all(self.backend.ragged_layers), "a layer does not use our cache"
         self.spec: ModelCacheSpec = self.backend.cache_spec()
-        self.pool: BlockPool[LayerData] = BlockPool(self.spec, columns * self.spec.n_layers)
+        self.pool: BlockPool = BlockPool(self.spec, columns * self.spec.n_layers)
         self.tokenizer: Tokenizer = texts or CharTokenizer(eos)
         budget = PrefillBudget() if chunk is None else FixedBudget(chunk)
-        self.engine: BlockPoolBatchEngine[LayerData] = BlockPoolBatchEngine(
+        self.engine: BlockPoolBatchEngine = BlockPoolBatchEngine(
             self.backend,
             self.tokenizer,
             self.pool,
@@ -60,7 +59,7 @@ class Rig:
         )
 
     @property
-    def store(self) -> ResidentStore[LayerData]:
+    def store(self) -> ResidentStore:
         """The idle caches in the pool."""
         return self.engine.resident
 
@@ -73,7 +72,7 @@ class Rig:
         agent_id: str,
         prompt: Sequence[int],
         max_tokens: int,
-        cache: AgentBlocks[LayerData] | None = None,
+        cache: AgentBlocks | None = None,
         sampling: SamplingParams | None = None,
     ) -> Done:
         """One request, alone."""

@@ -16,7 +16,7 @@ from semantic.domain.block_hash import namespace_of, tenant_tag
 from semantic.domain.errors import SemanticError
 from semantic.domain.value_objects import ModelCacheSpec
 from semantic.ports.store import CacheStorePort
-from tests.support.fake_backend import FULL, FakeData
+from tests.support.fake_backend import FULL
 from tests.unit.application.world import World
 
 T = TypeVar("T")
@@ -33,11 +33,11 @@ class AgentsWorld:
         self.engine = self.world.engine
         backend = self.world.backend
         self.namespace = namespace_of(backend.model_id, backend.layout().name)
-        directory: AgentDirectory[FakeData] = AgentDirectory(self.store, self.namespace, "tiny")
+        directory: AgentDirectory = AgentDirectory(self.store, self.namespace, "tiny")
         finder = AgentFinder(partial(tenant_tag, self.store.secret), lambda *_: True)
         self.agents = ServedAgents(self, directory, finder, _WORKERS)
 
-    def call(self, function: Callable[[BlockPoolBatchEngine[FakeData]], T]) -> Future[T]:
+    def call(self, function: Callable[[BlockPoolBatchEngine], T]) -> Future[T]:
         """As the thread of an engine does it, at once."""
         result: Future[T] = Future()
         try:

@@ -10,13 +10,10 @@ import threading
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from semantic.domain.errors import InvalidRequestError, OverloadedError
 from semantic.domain.services import BlockPool
 from semantic.ports.outbound import Clock
-
-KV = TypeVar("KV")
 
 _POOLS = 4
 """Without a limit, so many pools may be waited for."""
@@ -45,7 +42,7 @@ class QueueLimits:
                 raise InvalidRequestError(f"{name} must be at least 1, got {limit}")
 
 
-def limit_bytes(pool: BlockPool[KV]) -> int:
+def limit_bytes(pool: BlockPool) -> int:
     """The bytes that `pool` can give; where it counts blocks, as many of each layer."""
     by_bytes = [] if pool.max_bytes is None else [pool.max_bytes]
     if pool.total_blocks is not None:
@@ -57,7 +54,7 @@ def limit_bytes(pool: BlockPool[KV]) -> int:
 class Admission:
     """The queue's account."""
 
-    def __init__(self, limits: QueueLimits, pool: BlockPool[KV], clock: Clock) -> None:
+    def __init__(self, limits: QueueLimits, pool: BlockPool, clock: Clock) -> None:
         pool_bytes = limit_bytes(pool)
         self._spec = pool.spec
         self._most = limits.max_waiting

@@ -10,7 +10,6 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
 
 from semantic.application.agent_facts import AgentFacts, ChainBlock, Chains, all_facts, facts_of
 from semantic.application.batch_engine import BlockPoolBatchEngine
@@ -21,8 +20,6 @@ from semantic.domain.errors import AgentNotFoundError, InvalidRequestError, Stor
 from semantic.domain.stored import Found, Manifest, StoreStats, Tier
 from semantic.ports.agents import AgentBlock, AgentDetail, AgentState, AgentSummary, Place
 from semantic.ports.store import CacheStorePort
-
-KV = TypeVar("KV")
 
 LONGEST_ID = 256
 """Characters of an agent's name."""
@@ -43,7 +40,7 @@ class Activity:
     note: str = ""
 
 
-class AgentDirectory(Generic[KV]):
+class AgentDirectory:
     """The agents of one model, tenant by tenant."""
 
     def __init__(self, store: CacheStorePort, namespace: bytes, model: str) -> None:
@@ -56,7 +53,7 @@ class AgentDirectory(Generic[KV]):
 
     # On the engine's thread
 
-    def activity(self, engine: BlockPoolBatchEngine[KV], tenant: str) -> dict[str, Activity]:
+    def activity(self, engine: BlockPoolBatchEngine, tenant: str) -> dict[str, Activity]:
         """What the engine has of each of the tenant's agents."""
         pool = engine.load.pool
         found: dict[str, Activity] = {}
@@ -74,9 +71,7 @@ class AgentDirectory(Generic[KV]):
                 )
         return found
 
-    def fork(
-        self, engine: BlockPoolBatchEngine[KV], agent_id: str, new_id: str, tenant: str
-    ) -> None:
+    def fork(self, engine: BlockPoolBatchEngine, agent_id: str, new_id: str, tenant: str) -> None:
         """See `AgentsPort.fork`."""
         require_id(new_id)
         seen = self.activity(engine, tenant)
@@ -89,7 +84,7 @@ class AgentDirectory(Generic[KV]):
         raise InvalidRequestError(f"agent {agent_id!r} has not ended its first turn yet")
 
     def pin(
-        self, engine: BlockPoolBatchEngine[KV], agent_id: str, tenant: str, *, pinned: bool
+        self, engine: BlockPoolBatchEngine, agent_id: str, tenant: str, *, pinned: bool
     ) -> None:
         """See `AgentsPort.pin`. Raises StoreError when the store has no room for the change."""
         self._require(engine, agent_id, tenant, self.activity(engine, tenant))
@@ -99,7 +94,7 @@ class AgentDirectory(Generic[KV]):
         if saved.pinned != pinned and not self._store.save(replace(saved, pinned=pinned)):
             raise StoreError(f"agent {agent_id!r} could not be saved")
 
-    def forget(self, engine: BlockPoolBatchEngine[KV], agent_id: str, tenant: str) -> None:
+    def forget(self, engine: BlockPoolBatchEngine, agent_id: str, tenant: str) -> None:
         """See `AgentsPort.forget`."""
         seen = self.activity(engine, tenant)
         self._require(engine, agent_id, tenant, seen)
@@ -109,7 +104,7 @@ class AgentDirectory(Generic[KV]):
 
     def _require(
         self,
-        engine: BlockPoolBatchEngine[KV],
+        engine: BlockPoolBatchEngine,
         agent_id: str,
         tenant: str,
         seen: Mapping[str, Activity],
@@ -230,7 +225,7 @@ def _is_idle(agent_id: str, seen: Mapping[str, Activity]) -> bool:
 _STATES: Mapping[Phase, AgentState] = {Phase.PREFILL: "prefill", Phase.DECODE: "decode"}
 
 
-def _state(request: Request[KV]) -> AgentState:
+def _state(request: Request) -> AgentState:
     """Where a request is, as people are told; reading what is stored is part of prefill."""
     if request.phase is Phase.LOAD:
         return "prefill"

@@ -6,7 +6,6 @@ Knows the ledger and the archive; not requests that run.
 from __future__ import annotations
 
 import threading
-from typing import Generic, TypeVar
 
 from semantic.application.archive import Archive
 from semantic.application.archive_state import ArchiveState
@@ -14,15 +13,11 @@ from semantic.application.block_ledger import BlockLedger
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.stored import Manifest
 
-KV = TypeVar("KV")
 
-
-class Agents(Generic[KV]):
+class Agents:
     """The agents of one engine. `lock` guards the ledger."""
 
-    def __init__(
-        self, ledger: BlockLedger[KV], archive: Archive[KV] | None, lock: threading.RLock
-    ) -> None:
+    def __init__(self, ledger: BlockLedger, archive: Archive | None, lock: threading.RLock) -> None:
         self._ledger = ledger
         self._archive = archive
         self._lock = lock

@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Generic, TypeVar
 
 from semantic.application.break_even import BreakEven
 from semantic.application.loading import Load, Loader
@@ -34,10 +33,8 @@ from semantic.domain.value_objects import BLOCK_TOKENS, SequenceId
 from semantic.ports.outbound import BatchBackend
 from semantic.ports.store import CacheStorePort
 
-KV = TypeVar("KV")
 
-
-class Archive(Generic[KV]):
+class Archive:
     """Keeps what requests compute, and gives it to those that begin alike.
 
     Used by the stepping thread, under the engine's lock where requests change hands.
@@ -45,7 +42,7 @@ class Archive(Generic[KV]):
 
     def __init__(
         self,
-        model: BatchBackend[KV],
+        model: BatchBackend,
         store: CacheStorePort,
         *,
         prefill_rate: Callable[[], float | None],
@@ -104,7 +101,7 @@ class Archive(Generic[KV]):
 
     # Beginning with what is there
 
-    def find(self, request: Request[KV]) -> StoredPrefix | None:
+    def find(self, request: Request) -> StoredPrefix | None:
         """What the store has of a waiting request's tokens; looked for once while it waits."""
         state = request.archived
         if not state.searched:
@@ -115,7 +112,7 @@ class Archive(Generic[KV]):
                 state.prefix = None  # others have its blocks, and there is nowhere to begin
         return state.prefix
 
-    def begin(self, request: Request[KV], prefix: StoredPrefix) -> Load | None:
+    def begin(self, request: Request, prefix: StoredPrefix) -> Load | None:
         """Let `prefix` be read into the request's sequence. Raises BackendError."""
         if request.sequence is None:
             raise AssertionError("only an opened request is loaded")
@@ -125,7 +122,7 @@ class Archive(Generic[KV]):
         request.archived.load = load
         return load
 
-    def next_blocks(self, request: Request[KV]) -> StoredPrefix | None:
+    def next_blocks(self, request: Request) -> StoredPrefix | None:
         """What others have computed meanwhile of what `request` has to compute next."""
         if self._layout.needs_checkpoint or request.computed % BLOCK_TOKENS:
             return None
@@ -133,7 +130,7 @@ class Archive(Generic[KV]):
             return None  # what could not be read just now would be found again
         return self._worthwhile(self._search(request, start=request.computed), request)
 
-    def finish_load(self, request: Request[KV]) -> None:
+    def finish_load(self, request: Request) -> None:
         """The request's load is done: it holds what was proven. Raises BackendError."""
         state = request.archived
         load, state.load = state.load, None
@@ -159,7 +156,7 @@ class Archive(Generic[KV]):
 
     # Computing once for several
 
-    def claim(self, request: Request[KV]) -> bool:
+    def claim(self, request: Request) -> bool:
         """Whether `request` may compute its next block; False while another one is at it.
 
         Who is told yes computes it for all: the others find it in the store when it is done. Who
@@ -176,7 +173,7 @@ class Archive(Generic[KV]):
             return True
         return request.computed % BLOCK_TOKENS != 0
 
-    def release(self, request: Request[KV]) -> None:
+    def release(self, request: Request) -> None:
         """`request` computes no block any more that others may wait for."""
         computing, request.archived.computing = request.archived.computing, None
         if computing is not None and self._in_flight.get(computing) == request.uid:
@@ -184,7 +181,7 @@ class Archive(Generic[KV]):
 
     # Keeping
 
-    def publish(self, request: Request[KV]) -> None:
+    def publish(self, request: Request) -> None:
         """Keep the blocks that prefill has completed, so that others need not compute them."""
         sequence, state = request.sequence, request.archived
         whole = request.computed // BLOCK_TOKENS
@@ -197,7 +194,7 @@ class Archive(Generic[KV]):
         if request.computed == state.junction:
             self._put_way_on(sequence, links[:whole])
 
-    def keep_blocks(self, request: Request[KV]) -> int:
+    def keep_blocks(self, request: Request) -> int:
         """Keep all that an open, not decoding sequence holds; how many tokens that is."""
         sequence, state = request.sequence, request.archived
         if sequence is None:
@@ -208,7 +205,7 @@ class Archive(Generic[KV]):
             self._put_way_on(sequence, links)
         return length
 
-    def keep_turn(self, request: Request[KV], length: int) -> None:
+    def keep_turn(self, request: Request, length: int) -> None:
         """Save the agent as it is after the turn that `request` was."""
         # Read again: it may have been pinned while the request ran.
         before = self.manifest(request.agent_id, request.tenant)
@@ -241,7 +238,7 @@ class Archive(Generic[KV]):
 
     # Inside
 
-    def _search(self, request: Request[KV], start: int) -> StoredPrefix | None:
+    def _search(self, request: Request, start: int) -> StoredPrefix | None:
         tokens = request.tokens[:-1]  # the last one must run to give the logits of the next
         scope = self.scope(request.tenant)
         links = request.archived.full_links(scope, tokens)
@@ -266,7 +263,7 @@ class Archive(Generic[KV]):
         found = self._finder.find(scope, links, begins)
         return None if found is None else replace(found, is_public=True)
 
-    def _worthwhile(self, prefix: StoredPrefix | None, request: Request[KV]) -> StoredPrefix | None:
+    def _worthwhile(self, prefix: StoredPrefix | None, request: Request) -> StoredPrefix | None:
         """`prefix`, unless computing it is faster than reading it."""
         if prefix is None:
             return None
@@ -276,7 +273,7 @@ class Archive(Generic[KV]):
         request.archived.end = MatchEnd.SLOWER
         return None
 
-    def _note_junction(self, request: Request[KV]) -> None:
+    def _note_junction(self, request: Request) -> None:
         """Others have more of these tokens than can be begun with: take a checkpoint there."""
         prefix = request.archived.prefix
         if self._layout.needs_checkpoint and prefix is not None and prefix.known > prefix.length:

@@ -11,7 +11,6 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from typing import Generic, TypeVar
 
 from semantic.application.agents import Agents
 from semantic.application.archive import Archive
@@ -43,13 +42,11 @@ from semantic.ports.inbound import EngineEvent
 from semantic.ports.outbound import BatchBackend, Clock, Tokenizer
 from semantic.ports.store import CacheStorePort
 
-KV = TypeVar("KV")
-
 _LOAD_WAIT = 0.02
 """Seconds of a step in which nothing happens but reading; it ends early when something is read."""
 
 
-class BlockPoolBatchEngine(Generic[KV]):
+class BlockPoolBatchEngine:
     """Batched generation with every agent's KV cache in blocks of one pool.
 
     Implements `GenerationEnginePort`. A request's answer is the same alone or in any batch, with
@@ -68,9 +65,9 @@ class BlockPoolBatchEngine(Generic[KV]):
 
     def __init__(
         self,
-        model: BatchBackend[KV],
+        model: BatchBackend,
         tokenizer: Tokenizer,
-        pool: BlockPool[KV],
+        pool: BlockPool,
         spec: ModelCacheSpec,
         *,
         store: CacheStorePort | None = None,
@@ -108,9 +105,9 @@ class BlockPoolBatchEngine(Generic[KV]):
         # and the blocks of waiting requests. Never held while the model computes.
         self._lock = threading.RLock()
         self._known = Agents(self._ledger, self._archive, self._lock)
-        self._waiting: FairQueue[KV] = FairQueue()
-        self._running: list[Request[KV]] = []
-        self._outbox: deque[CompletedGeneration[KV]] = deque()
+        self._waiting: FairQueue = FairQueue()
+        self._running: list[Request] = []
+        self._outbox: deque[CompletedGeneration] = deque()
         self._numbers = itertools.count()
         self._prefilling = Prefilling(self._sequences, self._budget, clock)
         self.suspensions = 0  # how often a running request was suspended, since the start
@@ -121,7 +118,7 @@ class BlockPoolBatchEngine(Generic[KV]):
         self,
         agent_id: str,
         prompt: str | Sequence[int],
-        cache: AgentBlocks[KV] | None = None,
+        cache: AgentBlocks | None = None,
         max_tokens: int = 256,
         *,
         sampling: SamplingParams | None = None,
@@ -153,7 +150,7 @@ class BlockPoolBatchEngine(Generic[KV]):
                     return True
         return False
 
-    def step(self) -> Iterator[CompletedGeneration[KV]]:
+    def step(self) -> Iterator[CompletedGeneration]:
         """See `GenerationEnginePort.step`."""
         while self._outbox or self.has_work:
             if not self._outbox:
@@ -162,7 +159,7 @@ class BlockPoolBatchEngine(Generic[KV]):
             while self._outbox:
                 yield self._outbox.popleft()
 
-    def step_once(self) -> list[EngineEvent[KV]]:
+    def step_once(self) -> list[EngineEvent]:
         """See `GenerationEnginePort.step_once`."""
         with self._lock:
             events = self._finish_cancelled()
@@ -186,12 +183,12 @@ class BlockPoolBatchEngine(Generic[KV]):
     # Beyond the port
 
     @property
-    def resident(self) -> ResidentStore[KV]:
+    def resident(self) -> ResidentStore:
         """The idle caches that are in the pool; to be looked at only."""
         return self._resident
 
     @property
-    def load(self) -> EngineLoad[KV]:
+    def load(self) -> EngineLoad:
         """How much there is to do, and what the pool has for it."""
         restored = Counter() if self._archive is None else self._archive.restored_bytes
         return EngineLoad(self._waiting, self._running, self._pool, self.suspensions, restored)
@@ -242,7 +239,7 @@ class BlockPoolBatchEngine(Generic[KV]):
 
     # Admitting and growing (under the lock)
 
-    def _in_phase(self, phase: Phase) -> list[Request[KV]]:
+    def _in_phase(self, phase: Phase) -> list[Request]:
         return [request for request in tuple(self._running) if request.phase is phase]
 
     def _admit(self) -> None:
@@ -254,13 +251,13 @@ class BlockPoolBatchEngine(Generic[KV]):
             request.phase = Phase.PREFILL
             self._running.append(request)
 
-    def _give_blocks(self, request: Request[KV]) -> bool:
+    def _give_blocks(self, request: Request) -> bool:
         # A suspended request comes back only when the others can grow beside it, else it would
         # be suspended again at the next block.
         headroom = len(self._running) if request.suspensions else 0
         return self._ledger.admit(request, headroom)
 
-    def _refuse_stuck(self) -> list[EngineEvent[KV]]:
+    def _refuse_stuck(self) -> list[EngineEvent]:
         """End the first waiting request when nothing runs and there is still no room for it:
         since it was submitted somebody outside the engine took blocks of the pool."""
         if self._running or not self._waiting:
@@ -269,9 +266,9 @@ class BlockPoolBatchEngine(Generic[KV]):
         refusal = f"Cannot allocate blocks for {request.n_tokens} tokens: others hold the pool"
         return [self._complete(request, "error", error=refusal)]
 
-    def _grow(self) -> list[EngineEvent[KV]]:
+    def _grow(self) -> list[EngineEvent]:
         """Room for one more token for each decoding request; suspend the youngest if need be."""
-        events: list[EngineEvent[KV]] = []
+        events: list[EngineEvent] = []
         for request in sorted(self._in_phase(Phase.DECODE), key=lambda r: r.number):
             before = request.capacity
             while request.phase is Phase.DECODE and not self._ledger.grow(request):
@@ -285,7 +282,7 @@ class BlockPoolBatchEngine(Generic[KV]):
                     events.append(self._fail(request, str(error)))
         return events
 
-    def _suspend(self, request: Request[KV]) -> None:
+    def _suspend(self, request: Request) -> None:
         """Take its blocks; it goes back to the head of the queue with the tokens it has."""
         self._sequences.suspend(request)
         self._ledger.release(request)
@@ -296,9 +293,9 @@ class BlockPoolBatchEngine(Generic[KV]):
 
     # Running
 
-    def _open_admitted(self) -> list[EngineEvent[KV]]:
+    def _open_admitted(self) -> list[EngineEvent]:
         """Give newly admitted requests their sequences, so that blocks reserved are arrays held."""
-        events: list[EngineEvent[KV]] = []
+        events: list[EngineEvent] = []
         for request in self._in_phase(Phase.PREFILL):
             if request.sequence is None:
                 try:
@@ -307,12 +304,12 @@ class BlockPoolBatchEngine(Generic[KV]):
                     events.append(self._fail(request, str(error)))
         return events
 
-    def _finish_loads(self) -> list[EngineEvent[KV]]:
+    def _finish_loads(self) -> list[EngineEvent]:
         """Let those go on whose blocks have been read; wait only when nobody can do anything."""
         loading = self._in_phase(Phase.LOAD)
         if self._archive is not None and len(loading) == len(self._running):
             self._archive.wait([r.archived.load for r in loading if r.archived.load], _LOAD_WAIT)
-        events: list[EngineEvent[KV]] = []
+        events: list[EngineEvent] = []
         for request in loading:
             if request.archived.load is None or request.archived.load.done:
                 try:
@@ -321,7 +318,7 @@ class BlockPoolBatchEngine(Generic[KV]):
                     events.append(self._fail(request, str(error)))
         return events
 
-    def _decode(self) -> list[EngineEvent[KV]]:
+    def _decode(self) -> list[EngineEvent]:
         decoding = self._in_phase(Phase.DECODE)
         if not decoding:
             return []
@@ -331,12 +328,12 @@ class BlockPoolBatchEngine(Generic[KV]):
             return [self._fail(request, str(error)) for request in decoding]
         return [event for pair in sampled for event in self._advance(*pair)]
 
-    def _advance(self, request: Request[KV], sampled: SampledToken) -> list[EngineEvent[KV]]:
+    def _advance(self, request: Request, sampled: SampledToken) -> list[EngineEvent]:
         text, reason = request.accept(sampled)
         event = TokenEvent(request.uid, request.agent_id, sampled.token, text, sampled.logprob)
         return [event] if reason is None else [event, self._finish(request, reason)]
 
-    def _prefill(self, events: list[EngineEvent[KV]], *, decoding: bool) -> int:
+    def _prefill(self, events: list[EngineEvent], *, decoding: bool) -> int:
         """Compute prompt chunks; returns how many tokens."""
         about = len(self._waiting) + len(self._running)
         chunks = self._prefilling.step(self._running, about, decoding=decoding)
@@ -346,11 +343,11 @@ class BlockPoolBatchEngine(Generic[KV]):
 
     # Ending
 
-    def _finish_cancelled(self) -> list[EngineEvent[KV]]:
+    def _finish_cancelled(self) -> list[EngineEvent]:
         cancelled = [r for r in (*self._waiting, *self._running) if r.cancel_requested]
         return [self._finish(request, "cancelled") for request in cancelled]
 
-    def _finish(self, request: Request[KV], reason: FinishReason) -> CompletedGeneration[KV]:
+    def _finish(self, request: Request, reason: FinishReason) -> CompletedGeneration:
         """End a request; what it computed becomes its agent's idle cache."""
         if reason == "cancelled":
             request.end_text()
@@ -362,7 +359,7 @@ class BlockPoolBatchEngine(Generic[KV]):
                 self._ledger.give_back(request)
             return self._complete(request, reason, blocks=blocks)
 
-    def _fail(self, request: Request[KV], reason: str) -> CompletedGeneration[KV]:
+    def _fail(self, request: Request, reason: str) -> CompletedGeneration:
         """End a request whose computation failed; its cache may be half written, so it goes."""
         with self._lock:
             self._sequences.close(request)
@@ -371,12 +368,12 @@ class BlockPoolBatchEngine(Generic[KV]):
 
     def _complete(
         self,
-        request: Request[KV],
+        request: Request,
         reason: FinishReason,
         *,
-        blocks: AgentBlocks[KV] | None = None,
+        blocks: AgentBlocks | None = None,
         error: str | None = None,
-    ) -> CompletedGeneration[KV]:
+    ) -> CompletedGeneration:
         request.phase = Phase.FINISHED
         if request in self._running:
             self._running.remove(request)

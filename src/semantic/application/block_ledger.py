@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Generic, TypeVar
 
 from semantic.application.archive import Archive
 from semantic.application.request import Request, Restore
@@ -25,10 +24,8 @@ from semantic.domain.value_objects import (
     whole_blocks,
 )
 
-KV = TypeVar("KV")
 
-
-class BlockLedger(Generic[KV]):
+class BlockLedger:
     """Moves blocks between the pool, running requests and the store of idle caches.
 
     Who holds what, over a request's life (each line is one owner of each block):
@@ -42,11 +39,11 @@ class BlockLedger(Generic[KV]):
 
     def __init__(
         self,
-        pool: BlockPool[KV],
+        pool: BlockPool,
         spec: ModelCacheSpec,
-        store: ResidentStore[KV],
+        store: ResidentStore,
         model_id: str,
-        archive: Archive[KV] | None = None,
+        archive: Archive | None = None,
     ) -> None:
         self._pool = pool
         self._archive = archive
@@ -58,7 +55,7 @@ class BlockLedger(Generic[KV]):
         """Under what the agent's cache is kept."""
         return CacheKey(self._model_id, agent_id, tenant)
 
-    def require_room(self, request: Request[KV], agents: Iterable[str]) -> None:
+    def require_room(self, request: Request, agents: Iterable[str]) -> None:
         """Raise PoolExhaustedError when `request` could not end even with the pool to itself.
 
         What others than the engine's `agents` hold is not the engine's to give.
@@ -74,7 +71,7 @@ class BlockLedger(Generic[KV]):
                 + (f", {len(others)} others hold part of it" if others else "")
             )
 
-    def admit(self, request: Request[KV], headroom: int = 0) -> bool:
+    def admit(self, request: Request, headroom: int = 0) -> bool:
         """Give `request` blocks for the tokens it has and one more, reusing what it can of a cache.
 
         `headroom` are blocks per growing layer that must stay free after that. Drops idle caches
@@ -93,13 +90,13 @@ class BlockLedger(Generic[KV]):
         # With the pool to itself a request must be able to start, if need be without the cache.
         return headroom == 0 and self._extend(request, whole_blocks(request.n_tokens + 1))
 
-    def grow(self, request: Request[KV]) -> bool:
+    def grow(self, request: Request) -> bool:
         """Give a decoding request room for one token more than it has; False if there is none."""
         if request.n_tokens < request.capacity:
             return True
         return self._extend(request, whole_blocks(request.n_tokens + 1))
 
-    def unpin(self, request: Request[KV]) -> None:
+    def unpin(self, request: Request) -> None:
         """The backend has taken over, or copied, what `request` begins with: let go of it."""
         restore, request.restore = request.restore, None
         if restore is None:
@@ -111,7 +108,7 @@ class BlockLedger(Generic[KV]):
             # What was not taken over would stay in memory behind a block that is filled anew.
             block.layer_data = None
 
-    def release(self, request: Request[KV]) -> None:
+    def release(self, request: Request) -> None:
         """Return all blocks of `request` to the pool."""
         self.unpin(request)
         for blocks in request.blocks:
@@ -119,13 +116,13 @@ class BlockLedger(Generic[KV]):
         request.blocks = []
         request.capacity = 0
 
-    def free_unused(self, request: Request[KV], unused: Sequence[KVBlock[KV]]) -> None:
+    def free_unused(self, request: Request, unused: Sequence[KVBlock]) -> None:
         """Return some of the blocks of `request` to the pool."""
         gone = {block.block_id for block in unused}
         self._pool.free(unused, request.owner)
         request.blocks = [[b for b in layer if b.block_id not in gone] for layer in request.blocks]
 
-    def give_back(self, request: Request[KV]) -> None:
+    def give_back(self, request: Request) -> None:
         """End a request that computed nothing: the cache it took goes back to the store."""
         restore = request.restore
         if restore is None or not restore.exclusive:
@@ -164,7 +161,7 @@ class BlockLedger(Generic[KV]):
         self._store.put(key, kept.snapshot(new_agent_id, key.owner))
         return True
 
-    def check_integrity(self, requests: Iterable[Request[KV]]) -> None:
+    def check_integrity(self, requests: Iterable[Request]) -> None:
         """Raise IntegrityError unless each agent holds in the pool just what is known here."""
         expected: dict[str, set[BlockId]] = defaultdict(set)
         for key in self._store.oldest_first():
@@ -183,7 +180,7 @@ class BlockLedger(Generic[KV]):
                     f"agent {owner!r} holds {held} blocks, {len(blocks)} are known"
                 )
 
-    def keep(self, request: Request[KV], blocks: AgentBlocks[KV]) -> None:
+    def keep(self, request: Request, blocks: AgentBlocks) -> None:
         """Hand the blocks of an ended request to the store as its agent's cache."""
         request.blocks = []
         request.capacity = 0
@@ -197,10 +194,10 @@ class BlockLedger(Generic[KV]):
             parts.append(f"{self._pool.max_bytes} bytes")
         return " and ".join(parts)
 
-    def _find_cache(self, request: Request[KV]) -> Restore[KV] | None:
+    def _find_cache(self, request: Request) -> Restore | None:
         """The longest usable prefix among the cache given and the one kept for the agent."""
         kept = self._store.get(self.key(request.agent_id, request.tenant))
-        best: Restore[KV] | None = None
+        best: Restore | None = None
         for blocks in (kept, request.given_cache):
             length = reusable_prefix(self._spec, blocks, request.tokens)
             if blocks is None or length == 0 or (best is not None and length <= best.length):
@@ -212,7 +209,7 @@ class BlockLedger(Generic[KV]):
                 best = Restore(blocks, length, exclusive=mine)
         return best
 
-    def _is_longer_stored(self, request: Request[KV], restore: Restore[KV] | None) -> bool:
+    def _is_longer_stored(self, request: Request, restore: Restore | None) -> bool:
         """Whether the store has more of the request's tokens than the pool, by a block at least."""
         prefix = None if self._archive is None else self._archive.find(request)
         if prefix is None or restore is None:
@@ -222,7 +219,7 @@ class BlockLedger(Generic[KV]):
         request.archived.prefix = None
         return False
 
-    def _admit_with(self, request: Request[KV], restore: Restore[KV], spare: int) -> bool:
+    def _admit_with(self, request: Request, restore: Restore, spare: int) -> bool:
         """Admit `request` on top of a cache, or change nothing.
 
         The request works on a snapshot: the original may be evicted or passed again meanwhile.
@@ -248,7 +245,7 @@ class BlockLedger(Generic[KV]):
             self._pool.free(restore.blocks.all_blocks(), request.owner)
         return False
 
-    def _extend(self, request: Request[KV], capacity: int, spare: int = 0) -> bool:
+    def _extend(self, request: Request, capacity: int, spare: int = 0) -> bool:
         """Raise the request's capacity; `spare` tokens more must fit in the pool besides."""
         blocks = request.blocks or [[] for _ in self._spec.layers]
         missing = self._missing(blocks, capacity)
@@ -265,7 +262,7 @@ class BlockLedger(Generic[KV]):
         request.capacity = max(request.capacity, capacity)
         return True
 
-    def _missing(self, blocks: list[list[KVBlock[KV]]], capacity: int) -> list[int]:
+    def _missing(self, blocks: list[list[KVBlock]], capacity: int) -> list[int]:
         """Blocks per layer that `blocks` lack for `capacity` tokens."""
         wanted = self._spec.blocks_for(capacity)
         return [max(0, want - len(have)) for want, have in zip(wanted, blocks, strict=True)]

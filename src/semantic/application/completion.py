@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 from semantic.application.match_report import match_report
 from semantic.application.request import Request
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.value_objects import CompletedGeneration, FinishReason
 
-KV = TypeVar("KV")
-
 
 def completion(
-    request: Request[KV],
+    request: Request,
     reason: FinishReason,
-    blocks: AgentBlocks[KV] | None = None,
+    blocks: AgentBlocks | None = None,
     error: str | None = None,
-) -> CompletedGeneration[KV]:
+) -> CompletedGeneration:
     """The end of `request`; `blocks` is its agent's cache from now on."""
     return CompletedGeneration(
         uid=request.uid,

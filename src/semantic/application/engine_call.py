@@ -17,7 +17,7 @@ E = TypeVar("E")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)  # no slots: on 3.11 they break `EngineCall[E](...)`
+@dataclass(frozen=True, slots=True)
 class EngineCall(Generic[E]):
     """One of the two is called, once. Neither raises."""
 

@@ -5,26 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from semantic.application.fair_queue import FairQueue
 from semantic.application.request import Request
 from semantic.domain.services import BlockPool
 from semantic.domain.stored import Tier
 
-KV = TypeVar("KV")
 
-
-@dataclass(frozen=True)  # no slots: on 3.11 they break `EngineLoad[KV](...)`
-class EngineLoad(Generic[KV]):
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
     """`queue` are requests without blocks, new or suspended, `active` those that have some;
     `suspensions` is how often a request was suspended, `restored_bytes` what was read from the
     store, since the engine was made. Queue, requests and pool are the engine's own, to be looked
     at only."""
 
-    queue: FairQueue[KV]
-    active: Sequence[Request[KV]]
-    pool: BlockPool[KV]
+    queue: FairQueue
+    active: Sequence[Request]
+    pool: BlockPool
     suspensions: int
     restored_bytes: Counter[Tier]
 
@@ -39,6 +36,6 @@ class EngineLoad(Generic[KV]):
         return len(self.active)
 
     @property
-    def requests(self) -> tuple[Request[KV], ...]:
+    def requests(self) -> tuple[Request, ...]:
         """All requests that have not ended."""
         return (*self.queue, *self.active)

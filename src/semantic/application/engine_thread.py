@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from semantic.application.admission import Admission, QueueLimits, limit_bytes
 from semantic.application.attempt import Failure, attempt
@@ -33,7 +33,6 @@ from semantic.domain.value_objects import CompletedGeneration
 from semantic.ports.inbound import EngineEvent
 from semantic.ports.outbound import Clock
 
-KV = TypeVar("KV")
 T = TypeVar("T")
 
 _SOON = 5
@@ -57,7 +56,7 @@ class _Stop:
     deadline: float | None
 
 
-class EngineThread(Generic[KV]):
+class EngineThread:
     """Runs one engine in a thread of its own, from loading the model to saving every agent.
 
     Every method may be called from any thread and, `stop` excepted, returns at once. Whatever
@@ -67,8 +66,8 @@ class EngineThread(Generic[KV]):
 
     def __init__(
         self,
-        build: Callable[[], BlockPoolBatchEngine[KV]],
-        rebuild: Callable[[], BlockPoolBatchEngine[KV]] | None = None,
+        build: Callable[[], BlockPoolBatchEngine],
+        rebuild: Callable[[], BlockPoolBatchEngine] | None = None,
         limits: QueueLimits | None = None,
         *,
         clock: Clock = time.monotonic,
@@ -88,17 +87,17 @@ class EngineThread(Generic[KV]):
         # Guards what any thread may write: the three boxes, the state and the wish to stop. Never
         # held while the engine works.
         self._changed = threading.Condition()
-        self._inbox: deque[Ticket[KV]] = deque()
-        self._to_cancel: deque[Ticket[KV]] = deque()
-        self._calls: deque[EngineCall[BlockPoolBatchEngine[KV]]] = deque()
+        self._inbox: deque[Ticket] = deque()
+        self._to_cancel: deque[Ticket] = deque()
+        self._calls: deque[EngineCall[BlockPoolBatchEngine]] = deque()
         self._state = EngineState.LOADING
         self._reason: str | None = None
         self._stop: _Stop | None = None
         # The thread's own.
-        self._engine: BlockPoolBatchEngine[KV] | None = None
+        self._engine: BlockPoolBatchEngine | None = None
         self._admission: Admission | None = None
-        self._tickets: dict[str, Ticket[KV]] = {}
-        self._never_ran: dict[str, Ticket[KV]] = {}
+        self._tickets: dict[str, Ticket] = {}
+        self._never_ran: dict[str, Ticket] = {}
         self._past_suspensions = 0
         self._past_restored: Counter[Tier] = Counter()
         self._rebuilds = 0
@@ -143,7 +142,7 @@ class EngineThread(Generic[KV]):
 
     # Orders
 
-    def submit(self, order: Order, listener: Listener[KV]) -> Ticket[KV]:
+    def submit(self, order: Order, listener: Listener) -> Ticket:
         """Take `order` in; the engine has it between two steps, and `Ticket.accepted` tells.
 
         Raises OverloadedError when the queue is full, the model is being loaded or the thread is
@@ -158,7 +157,7 @@ class EngineThread(Generic[KV]):
             self._changed.notify_all()
         return ticket
 
-    def cancel(self, ticket: Ticket[KV]) -> None:
+    def cancel(self, ticket: Ticket) -> None:
         """End an order within one step. Does nothing when it has ended."""
         if ticket.accepted.cancel():
             if self._admission is not None:
@@ -168,7 +167,7 @@ class EngineThread(Generic[KV]):
             self._to_cancel.append(ticket)
             self._changed.notify_all()
 
-    def call(self, function: Callable[[BlockPoolBatchEngine[KV]], T]) -> Future[T]:
+    def call(self, function: Callable[[BlockPoolBatchEngine], T]) -> Future[T]:
         """Let `function` look at the engine, or change it, between two steps.
 
         The result is what it returns or raises. Raises as `submit` when the thread has ended.
@@ -227,7 +226,7 @@ class EngineThread(Generic[KV]):
         with self._changed:
             self._state = state if self._stop is None else EngineState.STOPPING
 
-    def _wait_for_work(self, engine: BlockPoolBatchEngine[KV]) -> bool:
+    def _wait_for_work(self, engine: BlockPoolBatchEngine) -> bool:
         """Return when there is something to do; False when there will be nothing any more."""
         with self._changed:
             while not (self._inbox or self._to_cancel or self._calls or engine.has_work):
@@ -236,7 +235,7 @@ class EngineThread(Generic[KV]):
                 self._changed.wait()
             return True
 
-    def _turn(self, engine: BlockPoolBatchEngine[KV]) -> Failure | None:
+    def _turn(self, engine: BlockPoolBatchEngine) -> Failure | None:
         """Empty the boxes and run one step; what broke the engine, if something did.
 
         Only this thread takes from the boxes, so what was in there still is.
@@ -259,7 +258,7 @@ class EngineThread(Generic[KV]):
         self._settle_queue(engine)
         return None
 
-    def _hand_in(self, engine: BlockPoolBatchEngine[KV], ticket: Ticket[KV]) -> Failure | None:
+    def _hand_in(self, engine: BlockPoolBatchEngine, ticket: Ticket) -> Failure | None:
         """Give an order to the engine; what broke that, if it is more than a refusal."""
         if not ticket.accepted.set_running_or_notify_cancel():
             self._leave(ticket)
@@ -284,11 +283,9 @@ class EngineThread(Generic[KV]):
         ticket.accepted.set_result(uid)
         return None
 
-    def _tell_all(
-        self, engine: BlockPoolBatchEngine[KV], events: Sequence[EngineEvent[KV]]
-    ) -> None:
+    def _tell_all(self, engine: BlockPoolBatchEngine, events: Sequence[EngineEvent]) -> None:
         """Let each listener hear its own events of one step, in one call."""
-        by_request: dict[str, list[EngineEvent[KV]]] = {}
+        by_request: dict[str, list[EngineEvent]] = {}
         for event in events:
             by_request.setdefault(event.uid, []).append(event)
         for uid, own in by_request.items():
@@ -302,20 +299,20 @@ class EngineThread(Generic[KV]):
                 ticket.listener = _ignore
                 engine.cancel(uid)
 
-    def _tell(self, ticket: Ticket[KV], events: Sequence[EngineEvent[KV]]) -> bool:
+    def _tell(self, ticket: Ticket, events: Sequence[EngineEvent]) -> bool:
         outcome = attempt(lambda: ticket.tell(events))
         if isinstance(outcome, Failure):
             self._report(outcome)
         return outcome is None
 
-    def _settle_queue(self, engine: BlockPoolBatchEngine[KV]) -> None:
+    def _settle_queue(self, engine: BlockPoolBatchEngine) -> None:
         """Who holds blocks, or has ended, has left the queue; a suspended one does not come back
         into it."""
         waiting = engine.load.waiting
         for uid in [uid for uid in self._never_ran if uid not in waiting]:
             self._leave(self._never_ran.pop(uid))
 
-    def _leave(self, ticket: Ticket[KV]) -> None:
+    def _leave(self, ticket: Ticket) -> None:
         if self._admission is not None:
             self._admission.leave(ticket)
 
@@ -324,9 +321,7 @@ class EngineThread(Generic[KV]):
 
     # Failing and ending, on the thread
 
-    def _replace(
-        self, broken: BlockPoolBatchEngine[KV], failure: Failure
-    ) -> BlockPoolBatchEngine[KV]:
+    def _replace(self, broken: BlockPoolBatchEngine, failure: Failure) -> BlockPoolBatchEngine:
         """End what the broken engine had; another one around the same store.
 
         Raises BackendError when there will be none.
@@ -357,7 +352,7 @@ class EngineThread(Generic[KV]):
             self._leave(ticket)
             self._tell(ticket, [ticket.broken_off(reason)])
 
-    def _hurry(self, engine: BlockPoolBatchEngine[KV]) -> None:
+    def _hurry(self, engine: BlockPoolBatchEngine) -> None:
         """When the time to end in peace is over, cancel everything."""
         stop = self._stop
         if stop is None or stop.deadline is None or self._clock() < stop.deadline:

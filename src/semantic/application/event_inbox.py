@@ -8,14 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import Generic, TypeVar
 
 from semantic.ports.inbound import EngineEvent
 
-KV = TypeVar("KV")
 
-
-class EventInbox(Generic[KV]):
+class EventInbox:
     """The events of one request, to be iterated by one task of `loop`.
 
     It never grows beyond what one request gives: its answer's tokens and its prompt's chunks.
@@ -23,19 +20,19 @@ class EventInbox(Generic[KV]):
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._events: deque[EngineEvent[KV]] = deque()
+        self._events: deque[EngineEvent] = deque()
         self._arrived = asyncio.Event()
 
-    def put(self, events: Sequence[EngineEvent[KV]]) -> None:
+    def put(self, events: Sequence[EngineEvent]) -> None:
         """Hand over what one step brought. Any thread may; raises RuntimeError when the loop is
         closed and nobody will read it."""
         self._events.extend(events)
         self._loop.call_soon_threadsafe(self._arrived.set)
 
-    def __aiter__(self) -> EventInbox[KV]:
+    def __aiter__(self) -> EventInbox:
         return self
 
-    async def __anext__(self) -> EngineEvent[KV]:
+    async def __anext__(self) -> EngineEvent:
         """The next event; waits for it."""
         while not self._events:
             self._arrived.clear()

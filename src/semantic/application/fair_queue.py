@@ -9,11 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from semantic.application.request import Request
-
-KV = TypeVar("KV")
 
 _MOST_PASSED = 8
 """So many may be admitted past a request that had its turn and did not fit; then nobody."""
@@ -25,14 +22,14 @@ _SUSPENDED, _HELD_UP, _IN_TURN = range(3)
 
 
 @dataclass(slots=True, eq=False)
-class _Place(Generic[KV]):
+class _Place:
     """A request in the queue.
 
     `arrived` is how many requests had been admitted when it came, `passed` how many were
     admitted past it while it had its turn.
     """
 
-    request: Request[KV]
+    request: Request
     arrived: int
     passed: int = 0
 
@@ -47,7 +44,7 @@ class _Place(Generic[KV]):
         return _HELD_UP if self.passed >= _MOST_PASSED else _IN_TURN
 
 
-class FairQueue(Generic[KV]):
+class FairQueue:
     """Waiting requests, given their turns in this order:
 
     1. who was suspended, in order of arrival: all that was begun comes to its end;
@@ -60,7 +57,7 @@ class FairQueue(Generic[KV]):
     """
 
     def __init__(self) -> None:
-        self._places: dict[str, _Place[KV]] = {}
+        self._places: dict[str, _Place] = {}
         self._served: dict[tuple[str, str], int] = {}
         self._tenants_served: dict[str, int] = {}
         self._admitted = 0
@@ -68,31 +65,29 @@ class FairQueue(Generic[KV]):
     def __len__(self) -> int:
         return len(self._places)
 
-    def __iter__(self) -> Iterator[Request[KV]]:
+    def __iter__(self) -> Iterator[Request]:
         return iter([place.request for place in self._places.values()])
 
     @property
     def uids(self) -> frozenset[str]:
         return frozenset(self._places)
 
-    def push(self, request: Request[KV]) -> None:
+    def push(self, request: Request) -> None:
         """Let `request` wait: one that just came, or one that was suspended."""
         self._places[request.uid] = _Place(request, self._admitted)
 
-    def remove(self, request: Request[KV]) -> None:
+    def remove(self, request: Request) -> None:
         """`request` waits no more, and was not served."""
         del self._places[request.uid]
         self._forget_idle()
 
-    def first(self, running: Sequence[Request[KV]]) -> Request[KV]:
+    def first(self, running: Sequence[Request]) -> Request:
         """Whose turn it is beside those that run. The queue must not be empty."""
         return self._in_turn(running)[0].request
 
-    def take(
-        self, running: Sequence[Request[KV]], admit: Callable[[Request[KV]], bool]
-    ) -> Request[KV] | None:
+    def take(self, running: Sequence[Request], admit: Callable[[Request], bool]) -> Request | None:
         """Remove and return the first one in turn that `admit` gives blocks to, if there is one."""
-        tried: list[_Place[KV]] = []
+        tried: list[_Place] = []
         for place in self._in_turn(running)[:_MOST_TRIED]:
             if admit(place.request):
                 for earlier in tried:
@@ -104,9 +99,9 @@ class FairQueue(Generic[KV]):
             tried.append(place)
         return None
 
-    def _in_turn(self, running: Sequence[Request[KV]]) -> list[_Place[KV]]:
+    def _in_turn(self, running: Sequence[Request]) -> list[_Place]:
         """Of each agent the request that is next, in turn."""
-        first: dict[tuple[int, str, str], _Place[KV]] = {}
+        first: dict[tuple[int, str, str], _Place] = {}
         arrived: dict[str, int] = {}
         for place in sorted(self._places.values(), key=lambda place: place.request.number):
             first.setdefault((place.rank, *place.agent), place)
@@ -114,7 +109,7 @@ class FairQueue(Generic[KV]):
         agents = Counter((request.tenant, request.agent_id) for request in running)
         tenants = Counter(request.tenant for request in running)
 
-        def turn(place: _Place[KV]) -> tuple[int, ...]:
+        def turn(place: _Place) -> tuple[int, ...]:
             number, agent, tenant = place.request.number, place.agent, place.request.tenant
             if place.rank < _IN_TURN:
                 return (place.rank, number)
@@ -129,7 +124,7 @@ class FairQueue(Generic[KV]):
 
         return sorted(first.values(), key=turn)
 
-    def _serve(self, place: _Place[KV]) -> None:
+    def _serve(self, place: _Place) -> None:
         self._admitted += 1
         del self._places[place.request.uid]
         self._served[place.agent] = self._admitted

@@ -9,7 +9,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Generic, TypeVar
 
 from semantic.application.archive_state import ArchiveState
 from semantic.application.request import Request
@@ -19,24 +18,22 @@ from semantic.domain.errors import CacheReconstructionError, InvalidRequestError
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.outbound import BatchBackend, Tokenizer
 
-KV = TypeVar("KV")
-
 _MOST_ALTERNATIVES = 100
 """Of each token's log-probabilities: a request for all of them would fill the memory."""
 _LONGEST_NOTE = 1 << 20
 """Characters; a note is saved with each turn."""
 
 
-class Intake(Generic[KV]):
+class Intake:
     """Makes requests for one model."""
 
-    def __init__(self, model: BatchBackend[KV], tokenizer: Tokenizer) -> None:
+    def __init__(self, model: BatchBackend, tokenizer: Tokenizer) -> None:
         self._model = model
         self._model_id = model.model_id
         self._vocab_size = model.vocab_size
         self._tokenizer = tokenizer
 
-    def check(self, asked: Submission[KV]) -> None:
+    def check(self, asked: Submission) -> None:
         """Raise as `GenerationEnginePort.submit` unless the simple fields are right."""
         if not _is_text(asked.agent_id) or not asked.agent_id:
             raise InvalidRequestError(
@@ -52,7 +49,7 @@ class Intake(Generic[KV]):
             )
         self._check_cache(asked.cache)
 
-    def accept(self, asked: Submission[KV], archived: ArchiveState, number: int) -> Request[KV]:
+    def accept(self, asked: Submission, archived: ArchiveState, number: int) -> Request:
         """The request; `archived` says what the agent had, to append to when no cache is given.
 
         Raises as `GenerationEnginePort.submit`.
@@ -104,7 +101,7 @@ class Intake(Generic[KV]):
             return params
         return replace(params, seed=secrets.randbits(62))
 
-    def _check_cache(self, cache: AgentBlocks[KV] | None) -> None:
+    def _check_cache(self, cache: AgentBlocks | None) -> None:
         if cache is None or cache.model_id == self._model_id:
             return
         raise CacheReconstructionError(

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from semantic.application.stored_prefix import StoredPrefix
 from semantic.domain.block_hash import Part
@@ -20,8 +19,6 @@ from semantic.domain.stored import BlockHeader, BlockRead, Tier
 from semantic.domain.value_objects import BLOCK_TOKENS, SequenceId
 from semantic.ports.outbound import BatchBackend, Clock
 from semantic.ports.store import CacheStorePort
-
-KV = TypeVar("KV")
 
 _THREADS = 4
 """Loads at the same time; a store reads the bodies of each in parallel besides."""
@@ -59,11 +56,11 @@ class Loaded:
     seconds: float
 
 
-class Loader(Generic[KV]):
+class Loader:
     """Loads prefixes from one store into sequences of one model."""
 
     def __init__(
-        self, model: BatchBackend[KV], store: CacheStorePort, clock: Clock = time.perf_counter
+        self, model: BatchBackend, store: CacheStorePort, clock: Clock = time.perf_counter
     ) -> None:
         self._model = model
         self._store = store

@@ -5,8 +5,6 @@ A pure function of the request; reads no store. Of notes it knows only the parts
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 from semantic.application.agent_note import parts_in
 from semantic.application.opening import without_opening
 from semantic.application.request import Request
@@ -15,10 +13,8 @@ from semantic.domain.prefix import common_prefix
 from semantic.domain.request_parts import Difference, changed_part, rendered_part
 from semantic.domain.value_objects import BLOCK_TOKENS
 
-KV = TypeVar("KV")
 
-
-def match_report(request: Request[KV]) -> MatchReport:
+def match_report(request: Request) -> MatchReport:
     """The report of a request, at its end."""
     state, prompt = request.archived, request.prompt
     history = state.history or ()
@@ -37,7 +33,7 @@ def match_report(request: Request[KV]) -> MatchReport:
     )
 
 
-def _lost(request: Request[KV], shared: int, *, differs: bool) -> Lost | None:
+def _lost(request: Request, shared: int, *, differs: bool) -> Lost | None:
     """What the agent had of the prompt's length and was computed again.
 
     The last token always is. Where all is as it was, less than a block is no loss: a store may
@@ -53,7 +49,7 @@ def _lost(request: Request[KV], shared: int, *, differs: bool) -> Lost | None:
     return Lost(n_tokens, share * request.archived.prefill_seconds, part)
 
 
-def _part(request: Request[KV], shared: int) -> Difference | None:
+def _part(request: Request, shared: int) -> Difference | None:
     """What in the request is not as it was; None when the request before is not known."""
     saved = request.archived.manifest
     if saved is None or saved.token_ids != request.archived.history:
@@ -65,7 +61,7 @@ def _part(request: Request[KV], shared: int) -> Difference | None:
     return changed_part(before, now) or rendered_part(before, now, in_answer=in_answer)
 
 
-def _end(request: Request[KV], shared: int, *, differs: bool) -> MatchEnd:
+def _end(request: Request, shared: int, *, differs: bool) -> MatchEnd:
     """Why the reused prefix ended; `shared` tokens are what the agent had before."""
     end = request.archived.end
     if request.params.prompt_logprobs is not None and not request.cached_tokens:

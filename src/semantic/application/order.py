@@ -8,14 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
 from semantic.domain.value_objects import CompletedGeneration, SamplingParams, TokenEvent
 from semantic.ports.inbound import EngineEvent
 
-KV = TypeVar("KV")
-
-Listener = Callable[[Sequence[EngineEvent[KV]]], None]
+Listener = Callable[[Sequence[EngineEvent]], None]
 """Told all that one step brought for its request, in one call; the last event of the last call is
 a CompletedGeneration. It is called on the engine's thread: it must not block, and what it raises
 ends its request."""
@@ -38,8 +35,8 @@ class Order:
         return len(self.prompt) + self.max_tokens
 
 
-@dataclass(eq=False)  # no slots: on 3.11 they break `Ticket[KV](...)`
-class Ticket(Generic[KV]):
+@dataclass(eq=False, slots=True)
+class Ticket:
     """The hold on an order that was taken in.
 
     `accepted` gives the request's uid once the engine has it, or what it is refused with: as
@@ -49,13 +46,13 @@ class Ticket(Generic[KV]):
     """
 
     order: Order
-    listener: Listener[KV]
+    listener: Listener
     accepted: Future[str] = field(default_factory=Future)
     uid: str | None = None
     tokens: list[int] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
 
-    def tell(self, events: Sequence[EngineEvent[KV]]) -> None:
+    def tell(self, events: Sequence[EngineEvent]) -> None:
         """Let the listener hear `events`, and remember what was said."""
         for event in events:
             if isinstance(event, TokenEvent):
@@ -63,9 +60,9 @@ class Ticket(Generic[KV]):
                 self.text.append(event.text)
         self.listener(events)
 
-    def broken_off(self, error: str) -> CompletedGeneration[KV]:
+    def broken_off(self, error: str) -> CompletedGeneration:
         """The end of an accepted order whose engine is no more."""
-        return CompletedGeneration[KV](
+        return CompletedGeneration(
             uid=self.uid or "",
             agent_id=self.order.agent_id,
             text="".join(self.text),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
 from semantic.application.company import Company
 from semantic.application.prefill_budget import PrefillBudget
@@ -18,35 +17,33 @@ from semantic.domain.errors import BackendError
 from semantic.domain.value_objects import PrefillEvent
 from semantic.ports.outbound import Clock
 
-KV = TypeVar("KV")
-
 
 @dataclass(slots=True)
-class Chunks(Generic[KV]):
+class Chunks:
     """What one step computed of prompts, and whose computation failed for what reason."""
 
     n_tokens: int = 0
     events: list[PrefillEvent] = field(default_factory=list)
-    failed: list[tuple[Request[KV], str]] = field(default_factory=list)
+    failed: list[tuple[Request, str]] = field(default_factory=list)
 
 
-class Prefilling(Generic[KV]):
+class Prefilling:
     """Gives prompts their chunks. Used by the stepping thread alone."""
 
-    def __init__(self, sequences: Sequences[KV], budget: PrefillBudget, clock: Clock) -> None:
+    def __init__(self, sequences: Sequences, budget: PrefillBudget, clock: Clock) -> None:
         self._sequences = sequences
         self._budget = budget
         self._clock = clock
-        self._turns: PrefillTurns[KV] = PrefillTurns()
+        self._turns: PrefillTurns = PrefillTurns()
         self._company = Company()
 
-    def step(self, running: Sequence[Request[KV]], n_about: int, *, decoding: bool) -> Chunks[KV]:
+    def step(self, running: Sequence[Request], n_about: int, *, decoding: bool) -> Chunks:
         """Compute chunks of prompts of `running` up to the budget.
 
         `n_about` is how many requests run or wait; `decoding` says whether agents decode in the
         same step. Where a prompt has been completed, no long one holds its first token up.
         """
-        chunks: Chunks[KV] = Chunks()
+        chunks: Chunks = Chunks()
         company = self._company.observe(n_about, self._clock())
         if any(request.silent for request in running):
             return chunks
@@ -62,14 +59,14 @@ class Prefilling(Generic[KV]):
                 return chunks
             self._compute(request, left, chunks)
 
-    def _is_ready(self, request: Request[KV], chunks: Chunks[KV]) -> bool:
+    def _is_ready(self, request: Request, chunks: Chunks) -> bool:
         return (
             request.phase is Phase.PREFILL
             and all(request is not failed for failed, _ in chunks.failed)
             and self._sequences.may_prefill(request)
         )
 
-    def _compute(self, request: Request[KV], limit: int, chunks: Chunks[KV]) -> None:
+    def _compute(self, request: Request, limit: int, chunks: Chunks) -> None:
         begin = self._clock()
         try:
             n_tokens = self._sequences.prefill(request, limit)

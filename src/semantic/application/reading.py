@@ -5,14 +5,10 @@ Knows an answer's tokens and pieces; neither engine nor event loop.
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 from semantic.application.answer_reader import AnswerReader
 from semantic.application.said import Said
 from semantic.domain.answer import AnswerPiece, AnswerReason, TextDelta
 from semantic.domain.value_objects import CompletedGeneration, TokenEvent
-
-KV = TypeVar("KV")
 
 
 class Reading:
@@ -41,7 +37,7 @@ class Reading:
             return self._heard(self._reader.push(event.text, logprobs))
         return self._heard([TextDelta(event.text, logprobs)] if event.text or logprobs else [])
 
-    def end(self, done: CompletedGeneration[KV]) -> tuple[list[AnswerPiece], AnswerReason]:
+    def end(self, done: CompletedGeneration) -> tuple[list[AnswerPiece], AnswerReason]:
         """What is left, and why the answer ended."""
         if self._reader is None:
             return [], done.finish_reason

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Generic, TypeVar
 
 from semantic.application.archive_state import ArchiveState
 from semantic.application.detokenizer import StreamingDetokenizer
@@ -23,9 +22,6 @@ from semantic.domain.value_objects import (
     SequenceId,
     TokenLogprob,
 )
-
-KV = TypeVar("KV")
-
 
 _SCORED_CHUNK = 128
 """Prompt tokens that are scored at once. Figures depend on it in their last bits, so it depends
@@ -47,20 +43,20 @@ class Phase(Enum):
 
 
 @dataclass(slots=True)
-class Restore(Generic[KV]):
+class Restore:
     """A cache to begin with: the first `length` tokens of `blocks`.
 
     `exclusive`: nobody else holds the blocks, the request owns them. Otherwise they are only
     pinned until they have been copied.
     """
 
-    blocks: AgentBlocks[KV]
+    blocks: AgentBlocks
     length: int
     exclusive: bool
 
 
 @dataclass(slots=True, eq=False)
-class Request(Generic[KV]):
+class Request:
     """A submitted request. `number` is its place in the order of arrival."""
 
     uid: str
@@ -71,7 +67,7 @@ class Request(Generic[KV]):
     params: SamplingParams
     eos_token_ids: frozenset[int]
     decode: Callable[[Sequence[int]], str]
-    given_cache: AgentBlocks[KV] | None = None
+    given_cache: AgentBlocks | None = None
     tenant: str = ""
     note: str = ""
 
@@ -80,9 +76,9 @@ class Request(Generic[KV]):
     logprobs: list[TokenLogprob] = field(default_factory=list)
     scores: list[TokenLogprob | None] = field(default_factory=list)
     error: str | None = None
-    blocks: list[list[KVBlock[KV]]] = field(default_factory=list)
+    blocks: list[list[KVBlock]] = field(default_factory=list)
     capacity: int = 0
-    restore: Restore[KV] | None = None
+    restore: Restore | None = None
     sequence: SequenceId | None = None
     computed: int = 0
     cached_tokens: int = 0
@@ -168,9 +164,9 @@ class Request(Generic[KV]):
         self.suspensions += 1
         self.archived.wait_again()
 
-    def as_cache(self, length: int, model_id: str) -> AgentBlocks[KV]:
+    def as_cache(self, length: int, model_id: str) -> AgentBlocks:
         """Its blocks, as a cache of its first `length` tokens."""
-        cache = AgentBlocks[KV](
+        cache = AgentBlocks(
             self.agent_id,
             token_ids=self.tokens[:length],
             model_id=model_id,

@@ -6,8 +6,6 @@ beyond the ledger's word. What the backend cannot do to one sequence never touch
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
-
 from semantic.application.archive import Archive
 from semantic.application.block_ledger import BlockLedger
 from semantic.application.request import Phase, Request
@@ -17,24 +15,22 @@ from semantic.domain.errors import BackendError, CacheReconstructionError
 from semantic.domain.value_objects import SampledToken, SequenceId
 from semantic.ports.outbound import BatchBackend
 
-KV = TypeVar("KV")
 
-
-class Sequences(Generic[KV]):
+class Sequences:
     """The open sequences. Used by the stepping thread alone."""
 
     def __init__(
         self,
-        model: BatchBackend[KV],
-        ledger: BlockLedger[KV],
-        archive: Archive[KV] | None = None,
+        model: BatchBackend,
+        ledger: BlockLedger,
+        archive: Archive | None = None,
     ) -> None:
         self._model = model
         self._ledger = ledger
         self._archive = archive
-        self._requests: dict[SequenceId, Request[KV]] = {}
+        self._requests: dict[SequenceId, Request] = {}
 
-    def open(self, request: Request[KV]) -> None:
+    def open(self, request: Request) -> None:
         """Give an admitted request its sequence, restored where it can be.
 
         What a store has is read beside the running batch: the request is in phase LOAD then.
@@ -49,18 +45,18 @@ class Sequences(Generic[KV]):
         if prefix is not None and not request.computed:
             self._load(request, prefix)
 
-    def finish_load(self, request: Request[KV]) -> None:
+    def finish_load(self, request: Request) -> None:
         """What was read for a request in phase LOAD is its own now. Raises BackendError."""
         if self._archive is not None:
             self._archive.finish_load(request)
         request.phase = Phase.PREFILL
 
-    def reserve(self, request: Request[KV]) -> None:
+    def reserve(self, request: Request) -> None:
         """Make room for what the request's blocks hold. Raises BackendError."""
         if request.sequence is not None:
             self._model.reserve(request.sequence, request.capacity)
 
-    def prefill(self, request: Request[KV], limit: int) -> int:
+    def prefill(self, request: Request, limit: int) -> int:
         """Compute at most `limit` tokens of an opened request; how many there were.
 
         A prompt that is scored goes on in chunks of its own, whatever the limit.
@@ -83,23 +79,23 @@ class Sequences(Generic[KV]):
             request.phase = Phase.DECODE
         return request.computed - before
 
-    def decode(self) -> list[tuple[Request[KV], SampledToken]]:
+    def decode(self) -> list[tuple[Request, SampledToken]]:
         """One token for each decoding request. Raises BackendError: then all of them are lost."""
         return [(self._requests[token.sequence], token) for token in self._model.decode()]
 
-    def may_prefill(self, request: Request[KV]) -> bool:
+    def may_prefill(self, request: Request) -> bool:
         """Whether to compute the request's next tokens now; not while another one does so."""
         if request.sequence is None:
             return False
         return self._archive is None or request.scoring or self._archive.claim(request)
 
-    def suspend(self, request: Request[KV]) -> None:
+    def suspend(self, request: Request) -> None:
         """Drop the request's sequence; a store keeps what is of use when it comes back."""
         if self._archive is not None and self._archive.resumes_anywhere:
             self._keep(request)
         self.close(request)
 
-    def close(self, request: Request[KV]) -> None:
+    def close(self, request: Request) -> None:
         """Drop the request's sequence, if it has one."""
         sequence = self._forget(request)
         if sequence is None:
@@ -111,7 +107,7 @@ class Sequences(Generic[KV]):
             # and no reason to lose more.
             return
 
-    def extract(self, request: Request[KV]) -> AgentBlocks[KV] | None:
+    def extract(self, request: Request) -> AgentBlocks | None:
         """Turn the request's sequence into a cache; None when there is nothing to keep.
 
         The store keeps it too, and the agent's turn if it said something.
@@ -131,7 +127,7 @@ class Sequences(Generic[KV]):
         self._ledger.free_unused(request, unused)
         return request.as_cache(length, self._model.model_id) if length else None
 
-    def _restored(self, request: Request[KV]) -> SequenceId | None:
+    def _restored(self, request: Request) -> SequenceId | None:
         restore = request.restore
         if restore is None:
             return None
@@ -149,33 +145,33 @@ class Sequences(Generic[KV]):
         request.cached_tokens = min(restore.length, len(request.prompt) - 1)
         return sequence
 
-    def _score(self, request: Request[KV], sequence: SequenceId) -> None:
+    def _score(self, request: Request, sequence: SequenceId) -> None:
         chunk = request.next_scored()
         scores = self._model.score(sequence, chunk, request.params.prompt_logprobs or 0)
         request.scores += scores
         request.computed += len(scores)
         self._publish(request)
 
-    def _compute(self, request: Request[KV], sequence: SequenceId, limit: int) -> None:
+    def _compute(self, request: Request, sequence: SequenceId, limit: int) -> None:
         chunk = request.next_chunk(limit)
         if chunk:
             self._model.prefill(sequence, chunk)
             request.computed += len(chunk)
             self._publish(request)
 
-    def _load(self, request: Request[KV], prefix: StoredPrefix) -> None:
+    def _load(self, request: Request, prefix: StoredPrefix) -> None:
         if self._archive is not None:
             self._archive.begin(request, prefix)
             request.phase = Phase.LOAD
 
-    def _load_next(self, request: Request[KV]) -> bool:
+    def _load_next(self, request: Request) -> bool:
         prefix = None if self._archive is None else self._archive.next_blocks(request)
         if prefix is None:
             return False
         self._load(request, prefix)
         return True
 
-    def _publish(self, request: Request[KV]) -> None:
+    def _publish(self, request: Request) -> None:
         if self._archive is None:
             return
         try:
@@ -183,7 +179,7 @@ class Sequences(Generic[KV]):
         except BackendError:
             return  # then it is not kept; the request goes on
 
-    def _keep(self, request: Request[KV]) -> int:
+    def _keep(self, request: Request) -> int:
         """Let the store keep what the sequence holds; how many tokens, 0 when it cannot."""
         if self._archive is None or request.sequence is None or request.archived.load is not None:
             return 0
@@ -193,7 +189,7 @@ class Sequences(Generic[KV]):
         except BackendError:
             return 0
 
-    def _forget(self, request: Request[KV]) -> SequenceId | None:
+    def _forget(self, request: Request) -> SequenceId | None:
         if self._archive is not None:
             self._archive.release(request)
         request.archived.load = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from semantic.application.agent_directory import Activity, AgentDirectory
 from semantic.application.agent_finder import AgentFinder
@@ -17,25 +17,24 @@ from semantic.application.batch_engine import BlockPoolBatchEngine
 from semantic.domain.stored import StoreStats
 from semantic.ports.agents import AgentDetail, AgentSummary
 
-KV = TypeVar("KV")
 T = TypeVar("T")
 
 
-class EngineCalls(Protocol[KV]):
+class EngineCalls(Protocol):
     """Who drives an engine, and lets others look at it between two steps."""
 
-    def call(self, function: Callable[[BlockPoolBatchEngine[KV]], T]) -> Future[T]:
+    def call(self, function: Callable[[BlockPoolBatchEngine], T]) -> Future[T]:
         """What `function` returns or raises when it is called on the engine's thread."""
         ...
 
 
-class ServedAgents(Generic[KV]):
+class ServedAgents:
     """Asks a directory on the threads where it may be asked."""
 
     def __init__(
         self,
-        thread: EngineCalls[KV],
-        directory: AgentDirectory[KV],
+        thread: EngineCalls,
+        directory: AgentDirectory,
         finder: AgentFinder,
         workers: Executor,
     ) -> None:
@@ -78,7 +77,7 @@ class ServedAgents(Generic[KV]):
     async def _activity(self, tenant: str) -> dict[str, Activity]:
         return await self._call(lambda engine: self._directory.activity(engine, tenant))
 
-    async def _call(self, function: Callable[[BlockPoolBatchEngine[KV]], T]) -> T:
+    async def _call(self, function: Callable[[BlockPoolBatchEngine], T]) -> T:
         return await asyncio.wrap_future(self._thread.call(function))
 
     async def _work(self, function: Callable[[], T]) -> T:

@@ -10,7 +10,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Executor
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from semantic.application.agent_names import AgentNames
 from semantic.application.answer_reader import AnswerReader
@@ -46,7 +46,6 @@ from semantic.ports.chat import ChatFormat
 from semantic.ports.outbound import Tokenizer
 from semantic.ports.serving import Ask, Prompt, ServedModel
 
-KV = TypeVar("KV")
 T = TypeVar("T")
 
 _CALL_ID_BYTES = 18
@@ -57,19 +56,19 @@ _PUBLIC_NAME = 16
 """Characters of a digest that tell public prefixes from one another."""
 
 
-class Serving(Generic[KV]):
+class Serving:
     """Answers requests with the engine of one thread."""
 
     def __init__(
         self,
-        thread: EngineThread[KV],
+        thread: EngineThread,
         model: ServedModel,
         tokenizer: Tokenizer,
         chat_format: ChatFormat,
         preparation: Preparation,
         replay: Replay,
         names: AgentNames,
-        agents: ServedAgents[KV],
+        agents: ServedAgents,
         workers: Executor,
     ) -> None:
         """`workers` run what takes long but no engine; `close` ends them."""
@@ -125,7 +124,7 @@ class Serving(Generic[KV]):
                 ask.tenant,
                 self._names.note(agent, prepared, ask),
             )
-            inbox: EventInbox[KV] = EventInbox(asyncio.get_running_loop())
+            inbox: EventInbox = EventInbox(asyncio.get_running_loop())
             ticket = self._thread.submit(order, inbox.put)
             try:
                 uid = await asyncio.wrap_future(ticket.accepted)
@@ -173,7 +172,7 @@ class Serving(Generic[KV]):
                 )
 
     async def _read(
-        self, prepared: Prepared, inbox: EventInbox[KV], ticket: Ticket[KV]
+        self, prepared: Prepared, inbox: EventInbox, ticket: Ticket
     ) -> AsyncGenerator[AnswerEvent, None]:
         """The answer's events after its start.
 
@@ -205,9 +204,7 @@ class Serving(Generic[KV]):
                     yield piece
                 held = []
 
-    def _remember(
-        self, prepared: Prepared, reading: Reading, done: CompletedGeneration[KV]
-    ) -> None:
+    def _remember(self, prepared: Prepared, reading: Reading, done: CompletedGeneration) -> None:
         """That the conversation goes on from this answer in the tokens that were computed."""
         replayed, said = prepared.replayed, reading.said.message
         if replayed is None:
@@ -227,7 +224,7 @@ class Serving(Generic[KV]):
         )
 
 
-def _end(done: CompletedGeneration[KV], reason: AnswerReason, reasoning: int) -> AnswerEnd:
+def _end(done: CompletedGeneration, reason: AnswerReason, reasoning: int) -> AnswerEnd:
     n_generated, match = done.generated_tokens, done.match
     usage = Usage(done.prompt_tokens, done.cached_tokens, n_generated, reasoning, match)
     return AnswerEnd(reason, usage, done.stop_string, done.error, match)

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.value_objects import SamplingParams
 
-KV = TypeVar("KV")
 
-
-@dataclass(frozen=True)  # no slots: on 3.11 they break `Submission[KV](...)`
-class Submission(Generic[KV]):
+@dataclass(frozen=True, slots=True)
+class Submission:
     """The arguments of `GenerationEnginePort.submit`."""
 
     agent_id: str
     prompt: str | Sequence[int]
-    cache: AgentBlocks[KV] | None
+    cache: AgentBlocks | None
     max_tokens: int
     sampling: SamplingParams
     append: bool = False

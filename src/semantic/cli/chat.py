@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated
 
 import typer
 
@@ -22,8 +22,6 @@ from semantic.cli.report import show_bytes, show_name, show_seconds, store_lines
 from semantic.cli.terminal import is_interactive, on_interrupt, stdin_lines, write
 from semantic.domain.errors import InvalidRequestError, SemanticError
 from semantic.domain.value_objects import CompletedGeneration, SamplingParams, TokenEvent
-
-KV = TypeVar("KV")
 
 _HELP = """\
 /usage   blocks, bytes, cached tokens, time to first token, and the store
@@ -70,7 +68,7 @@ def chat(
                     break
 
 
-def begin(app: App[KV], system: str | None) -> Conversation:
+def begin(app: App, system: str | None) -> Conversation:
     """A conversation without a history. Raises InvalidRequestError for a model that has none."""
     if not has_chat_template(app.tokenizer):
         raise InvalidRequestError(
@@ -79,12 +77,12 @@ def begin(app: App[KV], system: str | None) -> Conversation:
     return Conversation(app.tokenizer, None if system is None else require_text(system))
 
 
-class Talk(Generic[KV]):
+class Talk:
     """What a line typed by the user does."""
 
     def __init__(
         self,
-        app: App[KV],
+        app: App,
         agent: str,
         conversation: Conversation,
         max_tokens: int,
@@ -96,7 +94,7 @@ class Talk(Generic[KV]):
         self._max_tokens = max_tokens
         self._sampling = sampling
         self._driver = Driver(app.engine)
-        self._last: tuple[CompletedGeneration[KV], Timing] | None = None
+        self._last: tuple[CompletedGeneration, Timing] | None = None
 
     def take(self, line: str) -> bool:
         """Do what `line` says; False when it says to leave.
@@ -181,7 +179,7 @@ class Talk(Generic[KV]):
         if done.tokens:
             self._conversation.answered(question, done.text, done.tokens)
 
-    def _stream(self, uid: str) -> CompletedGeneration[KV]:
+    def _stream(self, uid: str) -> CompletedGeneration:
         """Write the answer as it comes; its end."""
         written = ""
         for events in self._driver.steps():
@@ -196,7 +194,7 @@ class Talk(Generic[KV]):
         raise KeyError(uid)
 
 
-def _converse(talk: Talk[KV]) -> None:
+def _converse(talk: Talk) -> None:
     """Turns of a person at a terminal, until they leave."""
     import readline  # noqa: F401  gives `input` editing and a history
 

@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from typing import Generic, TypeVar
 
 import typer
 
@@ -27,8 +26,6 @@ from semantic.cli.report import Json, show_bytes, show_seconds, to_line
 from semantic.domain.errors import IntegrityError, InvalidRequestError
 from semantic.domain.value_objects import CompletedGeneration, PrefillEvent, TokenEvent
 from semantic.ports.inbound import EngineEvent
-
-KV = TypeVar("KV")
 
 _STORY_TOKENS = 120
 _ANSWER_TOKENS = 64
@@ -105,10 +102,10 @@ def demo(engine: EngineOptions, as_json: AsJson = False) -> None:
         raise typer.Exit(EXIT_CHECK_FAILED)
 
 
-class Stage(Generic[KV]):
+class Stage:
     """The agents with their conversations, on one engine."""
 
-    def __init__(self, app: App[KV], view: View) -> None:
+    def __init__(self, app: App, view: View) -> None:
         self._app = app
         self._view = view
         self._driver = Driver(app.engine)
@@ -182,7 +179,7 @@ class Stage(Generic[KV]):
         row = self._rows[role.agent]
         row.state, row.prompt_tokens = "waiting", len(prompt)
 
-    def _note(self, event: EngineEvent[KV]) -> None:
+    def _note(self, event: EngineEvent) -> None:
         row = self._rows[event.agent_id]
         if isinstance(event, PrefillEvent):
             row.state = "prefill"
@@ -193,11 +190,11 @@ class Stage(Generic[KV]):
             self._end_story(succeeded(event))
         row.blocks = self._app.pool.view(row.agent).n_blocks
 
-    def _end_story(self, done: CompletedGeneration[KV]) -> None:
+    def _end_story(self, done: CompletedGeneration) -> None:
         task = next(role.task for role in CAST if role.agent == done.agent_id)
         self._talks[done.agent_id].answered(task, done.text, done.tokens)
 
-    def _measure_cold(self, prompt: Sequence[int]) -> tuple[CompletedGeneration[KV], float]:
+    def _measure_cold(self, prompt: Sequence[int]) -> tuple[CompletedGeneration, float]:
         """`_measure`, with nothing that was cached. Raises IntegrityError when something was."""
         tenant = f"{_COLD} {next(self._cold_runs)}"
         done, ttft = self._measure(_COLD, prompt, tenant)
@@ -208,7 +205,7 @@ class Stage(Generic[KV]):
 
     def _measure(
         self, agent: str, prompt: Sequence[int], tenant: str = ""
-    ) -> tuple[CompletedGeneration[KV], float]:
+    ) -> tuple[CompletedGeneration, float]:
         """Answer alone; the answer and the seconds to its first token."""
         uid = self._driver.submit(agent, prompt, _ANSWER_TOKENS, tenant=tenant)
         done = self._driver.finish(uid)

@@ -14,7 +14,6 @@ import sys
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from semantic.bootstrap import App, Settings, build_engine
 from semantic.cli.conversation import Conversation, Message
@@ -23,8 +22,6 @@ from semantic.cli.edge import exit_code, print_error
 from semantic.cli.terminal import write
 from semantic.domain.errors import SemanticError
 from semantic.domain.value_objects import CompletedGeneration, TokenEvent
-
-KV = TypeVar("KV")
 
 _DISK_BYTES = 16 << 30
 """More than three conversations take; a disk with less drops what does not fit."""
@@ -91,7 +88,7 @@ def main() -> None:
         sys.exit(exit_code(error))
 
 
-def answer_one(app: App[KV], asked: Question) -> Answer:
+def answer_one(app: App, asked: Question) -> Answer:
     """Answer, and write each token as it comes."""
     conversation = Conversation(app.tokenizer)
     manifest = app.engine.manifest(asked.agent)
@@ -114,7 +111,7 @@ def answer_one(app: App[KV], asked: Question) -> Answer:
     )
 
 
-def _stream(driver: Driver[KV], uid: str) -> CompletedGeneration[KV]:
+def _stream(driver: Driver, uid: str) -> CompletedGeneration:
     for events in driver.steps():
         for event in events:
             if isinstance(event, TokenEvent):

@@ -180,7 +180,7 @@ def check_model(settings: Settings) -> Iterator[Finding]:
     try:
         model, _ = load(settings.model)
         spec = model.cache_spec()
-        pool: BlockPool[object] = make_pool(settings, spec)
+        pool: BlockPool = make_pool(settings, spec)
     except SemanticError as error:
         yield Finding("model", "failed", str(error))
         return
@@ -238,7 +238,7 @@ def _ragged(layers: Sequence[bool]) -> str:
     return f"{sum(layers)} of {len(layers)} layers; mlx-lm's own caches for layers {others}"
 
 
-def _budget(pool: BlockPool[object], spec: ModelCacheSpec) -> str:
+def _budget(pool: BlockPool, spec: ModelCacheSpec) -> str:
     limits = []
     if pool.max_bytes is not None:
         limits.append(show_bytes(pool.max_bytes))

@@ -8,14 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from semantic.domain.errors import BackendError
 from semantic.domain.value_objects import CompletedGeneration, SamplingParams, TokenEvent
 from semantic.ports.inbound import EngineEvent, GenerationEnginePort
 from semantic.ports.outbound import Clock
-
-KV = TypeVar("KV")
 
 
 @dataclass(slots=True)
@@ -45,10 +42,10 @@ class Timing:
         return (self.n_tokens - 1) / max(self.ended - self.first_token, 1e-9)
 
 
-class Driver(Generic[KV]):
+class Driver:
     """Submits requests to an engine and steps it until all of them have ended."""
 
-    def __init__(self, engine: GenerationEnginePort[KV], clock: Clock = time.perf_counter) -> None:
+    def __init__(self, engine: GenerationEnginePort, clock: Clock = time.perf_counter) -> None:
         self._engine = engine
         self._clock = clock
         self._open: set[str] = set()
@@ -83,7 +80,7 @@ class Driver(Generic[KV]):
         for uid in tuple(self._open):
             self._engine.cancel(uid)
 
-    def steps(self) -> Iterator[list[EngineEvent[KV]]]:
+    def steps(self) -> Iterator[list[EngineEvent]]:
         """The events of each step; more may be submitted between two."""
         while self._open:
             events = self._engine.step_once()
@@ -91,7 +88,7 @@ class Driver(Generic[KV]):
                 self._note(event)
             yield events
 
-    def finish(self, uid: str) -> CompletedGeneration[KV]:
+    def finish(self, uid: str) -> CompletedGeneration:
         """Step until `uid` has ended. Raises BackendError when it failed."""
         for events in self.steps():
             for event in events:
@@ -99,7 +96,7 @@ class Driver(Generic[KV]):
                     return succeeded(event)
         raise KeyError(uid)
 
-    def _note(self, event: EngineEvent[KV]) -> None:
+    def _note(self, event: EngineEvent) -> None:
         timing = self.timings.get(event.uid)
         if timing is None:
             return
@@ -112,7 +109,7 @@ class Driver(Generic[KV]):
             self._open.discard(event.uid)
 
 
-def succeeded(done: CompletedGeneration[KV]) -> CompletedGeneration[KV]:
+def succeeded(done: CompletedGeneration) -> CompletedGeneration:
     """`done`, unless the engine had to give it up: then BackendError says why."""
     if done.finish_reason == "error":
         raise BackendError(done.error or "the model failed")

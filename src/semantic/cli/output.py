@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 from semantic.cli.driving import Timing
 from semantic.cli.report import answer_json, to_line
@@ -16,8 +16,6 @@ from semantic.cli.terminal import write
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import CompletedGeneration, PoolView, TokenEvent
 from semantic.ports.inbound import EngineEvent
-
-KV = TypeVar("KV")
 
 
 class Output(Protocol):
@@ -27,7 +25,7 @@ class Output(Protocol):
         """The next piece of an answer."""
         ...
 
-    def end(self, done: CompletedGeneration[KV], timing: Timing, view: PoolView) -> None:
+    def end(self, done: CompletedGeneration, timing: Timing, view: PoolView) -> None:
         """The answer is complete."""
         ...
 
@@ -39,7 +37,7 @@ class PlainText:
         """See `Output.text`."""
         write(text)
 
-    def end(self, done: CompletedGeneration[KV], timing: Timing, view: PoolView) -> None:
+    def end(self, done: CompletedGeneration, timing: Timing, view: PoolView) -> None:
         """See `Output.end`."""
         del done, timing, view
         write("\n")
@@ -54,33 +52,33 @@ class JsonLines:
     def text(self, text: str) -> None:
         """See `Output.text`."""
 
-    def end(self, done: CompletedGeneration[KV], timing: Timing, view: PoolView) -> None:
+    def end(self, done: CompletedGeneration, timing: Timing, view: PoolView) -> None:
         """See `Output.end`."""
         write(to_line(answer_json(self._model, done, timing, view)) + "\n")
 
 
 @dataclass(slots=True)
-class _Answer(Generic[KV]):
+class _Answer:
     pieces: list[str] = field(default_factory=list)
-    done: CompletedGeneration[KV] | None = None
+    done: CompletedGeneration | None = None
     view: PoolView | None = None
 
 
-class AnswerQueue(Generic[KV]):
+class AnswerQueue:
     """Holds back what came before its turn."""
 
     def __init__(
         self,
         uids: Iterable[str],
         output: Output,
-        pool: BlockPool[KV],
+        pool: BlockPool,
         timings: Mapping[str, Timing],
     ) -> None:
         self._turns = deque(uids)
         self._output = output
         self._pool = pool
         self._timings = timings
-        self._answers: dict[str, _Answer[KV]] = defaultdict(_Answer)
+        self._answers: dict[str, _Answer] = defaultdict(_Answer)
 
     @property
     def ready(self) -> bool:
@@ -90,7 +88,7 @@ class AnswerQueue(Generic[KV]):
         first = self._answers[self._turns[0]]
         return bool(first.pieces) or first.done is not None
 
-    def note(self, event: EngineEvent[KV]) -> None:
+    def note(self, event: EngineEvent) -> None:
         """Take what an event says of an answer."""
         answer = self._answers[event.uid]
         if isinstance(event, TokenEvent):
@@ -113,7 +111,7 @@ class AnswerQueue(Generic[KV]):
             self._output.end(answer.done, self._timings[uid], answer.view)
             self._turns.popleft()
 
-    def completed(self, uids: Iterable[str]) -> list[CompletedGeneration[KV]]:
+    def completed(self, uids: Iterable[str]) -> list[CompletedGeneration]:
         """The generations of `uids` that have ended."""
         ends = (self._answers[uid].done for uid in uids)
         return [done for done in ends if done is not None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 from semantic.bootstrap import App, Settings, build_engine
 from semantic.cli.edge import print_notice
@@ -14,10 +14,6 @@ from semantic.ports.inbound import EngineEvent
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
-
-    from semantic.adapters.mlx.layer_caches import LayerData
-
-KV = TypeVar("KV")
 
 
 class ProgressBar:
@@ -44,7 +40,7 @@ class ProgressBar:
     ) -> None:
         self.hide()
 
-    def load(self, settings: Settings) -> App[LayerData]:
+    def load(self, settings: Settings) -> App:
         """`build_engine`, with a bar, and without a disk when that cannot be used.
 
         Raises as it does otherwise.
@@ -58,7 +54,7 @@ class ProgressBar:
         """A request is coming; all but its last token are prefilled."""
         self._total[uid] = prompt_tokens - 1
 
-    def note(self, event: EngineEvent[KV]) -> None:
+    def note(self, event: EngineEvent) -> None:
         """Show what an event of the engine says about the way so far."""
         if self._progress is None:
             return

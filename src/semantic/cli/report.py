@@ -6,14 +6,11 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import TypeVar
 
 from semantic.cli.driving import Timing
 from semantic.domain.match import MatchReport
 from semantic.domain.stored import StoreStats
 from semantic.domain.value_objects import CompletedGeneration, PoolView
-
-KV = TypeVar("KV")
 
 Json = dict[str, object]
 
@@ -66,7 +63,7 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def answer_json(model: str, done: CompletedGeneration[KV], timing: Timing, view: PoolView) -> Json:
+def answer_json(model: str, done: CompletedGeneration, timing: Timing, view: PoolView) -> Json:
     """Everything about one answer."""
     return {
         "agent": done.agent_id,

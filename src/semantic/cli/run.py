@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
@@ -19,8 +19,6 @@ from semantic.cli.output import AnswerQueue, JsonLines, Output, PlainText
 from semantic.cli.progress import ProgressBar
 from semantic.cli.terminal import read_file, read_stdin
 from semantic.domain.errors import BackendError, InvalidRequestError, SemanticError
-
-KV = TypeVar("KV")
 
 
 def run(
@@ -79,12 +77,12 @@ def read_jobs(prompt: str | None, file: Path | None, defaults: Job) -> list[Job]
 
 
 def answer(
-    app: App[KV], jobs: Sequence[Job], output: Output, progress: ProgressBar, *, chat: bool
+    app: App, jobs: Sequence[Job], output: Output, progress: ProgressBar, *, chat: bool
 ) -> None:
     """Run all jobs in one batch. Raises BackendError, after the others ended, when one failed."""
     driver = Driver(app.engine)
     uids = [submit(app, driver, job, progress, chat=chat) for job in jobs]
-    queue = AnswerQueue[KV](uids, output, app.pool, driver.timings)
+    queue = AnswerQueue(uids, output, app.pool, driver.timings)
     for events in driver.steps():
         for event in events:
             progress.note(event)
@@ -99,7 +97,7 @@ def answer(
             raise BackendError(job.problem(error)) from error
 
 
-def submit(app: App[KV], driver: Driver[KV], job: Job, progress: ProgressBar, *, chat: bool) -> str:
+def submit(app: App, driver: Driver, job: Job, progress: ProgressBar, *, chat: bool) -> str:
     """Queue one job; an error says where the job was read."""
     try:
         tokens = job.tokens(app.tokenizer, chat=chat)

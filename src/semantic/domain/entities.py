@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, NewType, TypeVar
+from typing import NewType, TypeAlias
 
-KV = TypeVar("KV")
+BlockData: TypeAlias = object
+"""What a backend keeps in a block: opaque here, and only the backend that put it there reads it."""
 
 BlockId = NewType("BlockId", int)
 """A block's number. Never given twice, so a stale or foreign reference is always noticed."""
 
 
 @dataclass(slots=True)
-class KVBlock(Generic[KV]):
+class KVBlock:
     """Up to 256 consecutive tokens of one layer.
 
     `start` is the position of its first token in the sequence, `token_count` how many tokens
@@ -27,7 +28,7 @@ class KVBlock(Generic[KV]):
     block_id: BlockId
     layer_id: int
     token_count: int = 0
-    layer_data: KV | None = None
+    layer_data: BlockData | None = None
     start: int = 0
 
     @property
@@ -37,7 +38,7 @@ class KVBlock(Generic[KV]):
 
 
 @dataclass(slots=True, eq=False)
-class AgentBlocks(Generic[KV]):
+class AgentBlocks:
     """One agent's cache: the tokens it covers and, per layer, the blocks that hold them.
 
     Layers may hold different ranges: a sliding-window layer holds only the last tokens.
@@ -53,7 +54,7 @@ class AgentBlocks(Generic[KV]):
     model_id: str = ""
     owner: str = ""
     retired: bool = False
-    _layers: dict[int, list[KVBlock[KV]]] = field(default_factory=dict)
+    _layers: dict[int, list[KVBlock]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.owner = self.owner or self.agent_id
@@ -64,11 +65,11 @@ class AgentBlocks(Generic[KV]):
                 )
             self.total_tokens = len(self.token_ids)
 
-    def add_block(self, block: KVBlock[KV]) -> None:
+    def add_block(self, block: KVBlock) -> None:
         """Append `block` to its layer's chain."""
         self._layers.setdefault(block.layer_id, []).append(block)
 
-    def blocks_for_layer(self, layer_id: int) -> Sequence[KVBlock[KV]]:
+    def blocks_for_layer(self, layer_id: int) -> Sequence[KVBlock]:
         """The layer's blocks in token order; empty when it holds none."""
         return self._layers.get(layer_id, [])
 
@@ -77,7 +78,7 @@ class AgentBlocks(Generic[KV]):
         blocks = self.blocks_for_layer(layer_id)
         return range(blocks[0].start, blocks[-1].stop) if blocks else range(0)
 
-    def all_blocks(self) -> Iterable[KVBlock[KV]]:
+    def all_blocks(self) -> Iterable[KVBlock]:
         """Every block of every layer."""
         for blocks in self._layers.values():
             yield from blocks
@@ -86,12 +87,12 @@ class AgentBlocks(Generic[KV]):
     def n_blocks(self) -> int:
         return sum(len(blocks) for blocks in self._layers.values())
 
-    def snapshot(self, agent_id: str | None = None, owner: str | None = None) -> AgentBlocks[KV]:
+    def snapshot(self, agent_id: str | None = None, owner: str | None = None) -> AgentBlocks:
         """The same blocks in a chain of their own, untouched when this one retires.
 
         In another agent's name when there is one.
         """
-        copy = AgentBlocks[KV](
+        copy = AgentBlocks(
             self.agent_id if agent_id is None else agent_id,
             self.total_tokens,
             self.token_ids,

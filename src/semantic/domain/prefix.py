@@ -7,12 +7,9 @@ token at the same position, and only if every layer can be cut back to there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.value_objects import LayerKind, LayerSpec, ModelCacheSpec
-
-KV = TypeVar("KV")
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
@@ -38,9 +35,7 @@ def earliest_cut(layer: LayerSpec, held: range, total: int) -> int:
     return held.start + layer.window - 1
 
 
-def reusable_prefix(
-    spec: ModelCacheSpec, blocks: AgentBlocks[KV] | None, prompt: Sequence[int]
-) -> int:
+def reusable_prefix(spec: ModelCacheSpec, blocks: AgentBlocks | None, prompt: Sequence[int]) -> int:
     """Tokens of `prompt` that need no computing, given `blocks`.
 
     At most all but one: the last token must run to give the logits of the next.

@@ -10,19 +10,16 @@ import itertools
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Generic, TypeVar
 
 from semantic.domain.entities import BlockId, KVBlock
 from semantic.domain.errors import IntegrityError, InvalidRequestError, PoolExhaustedError
 from semantic.domain.value_objects import ModelCacheSpec, PoolView
 
-KV = TypeVar("KV")
-
 _numbers = itertools.count()
 """Block numbers of all pools, so that a block of one pool is never taken for another's."""
 
 
-class BlockPool(Generic[KV]):
+class BlockPool:
     """Blocks of one model, given to agents and taken back.
 
     The budget is a number of blocks, a number of bytes, or both; a block of any layer counts
@@ -97,9 +94,7 @@ class BlockPool(Generic[KV]):
             )
         return min(limit for limit in (by_count, by_bytes) if limit is not None)
 
-    def can_allocate(
-        self, counts: Sequence[int], *, after_freeing: Iterable[KVBlock[KV]] = ()
-    ) -> bool:
+    def can_allocate(self, counts: Sequence[int], *, after_freeing: Iterable[KVBlock] = ()) -> bool:
         """Whether `counts[layer]` blocks of every layer could be given now.
 
         `after_freeing` are blocks that would be freed before, each as often as it is in there.
@@ -132,12 +127,12 @@ class BlockPool(Generic[KV]):
         n_bytes = sum(n * size for n, size in zip(counts, self._block_bytes, strict=True))
         return PoolView(agent_id, counts, n_bytes)
 
-    def is_live(self, blocks: Iterable[KVBlock[KV]]) -> bool:
+    def is_live(self, blocks: Iterable[KVBlock]) -> bool:
         """Whether somebody still holds every one of `blocks`."""
         with self._lock:
             return all(block.block_id in self._references for block in blocks)
 
-    def is_exclusive(self, blocks: Iterable[KVBlock[KV]], agent_id: str) -> bool:
+    def is_exclusive(self, blocks: Iterable[KVBlock], agent_id: str) -> bool:
         """Whether `agent_id` is the only holder, once, of every one of `blocks`."""
         with self._lock:
             held = self._held.get(agent_id, {})
@@ -148,7 +143,7 @@ class BlockPool(Generic[KV]):
 
     # Giving and taking
 
-    def allocate(self, n_blocks: int, layer_id: int, agent_id: str) -> list[KVBlock[KV]]:
+    def allocate(self, n_blocks: int, layer_id: int, agent_id: str) -> list[KVBlock]:
         """Give `agent_id` `n_blocks` empty blocks of one layer.
 
         Raises InvalidRequestError for a negative count or an unknown layer, and
@@ -162,7 +157,7 @@ class BlockPool(Generic[KV]):
         counts[layer_id] = n_blocks
         return self.allocate_layers(counts, agent_id)[layer_id]
 
-    def allocate_layers(self, counts: Sequence[int], agent_id: str) -> list[list[KVBlock[KV]]]:
+    def allocate_layers(self, counts: Sequence[int], agent_id: str) -> list[list[KVBlock]]:
         """Give `agent_id` `counts[layer]` empty blocks of each layer: all of them, or none.
 
         Raises as `allocate`.
@@ -178,7 +173,7 @@ class BlockPool(Generic[KV]):
                 raise PoolExhaustedError(self._refusal(counts))
             return [self._give(count, layer_id, agent_id) for layer_id, count in enumerate(counts)]
 
-    def share(self, blocks: Iterable[KVBlock[KV]], agent_id: str) -> None:
+    def share(self, blocks: Iterable[KVBlock], agent_id: str) -> None:
         """Make `agent_id` one more holder of every one of `blocks`.
 
         Raises InvalidRequestError, having changed nothing, when one of them is free.
@@ -191,7 +186,7 @@ class BlockPool(Generic[KV]):
                 self._references[block_id] += 1
                 held[block_id] = held.get(block_id, 0) + 1
 
-    def free(self, blocks: Iterable[KVBlock[KV]], agent_id: str) -> None:
+    def free(self, blocks: Iterable[KVBlock], agent_id: str) -> None:
         """Take `blocks` from `agent_id`; each returns to the budget with its last holder.
 
         Raises InvalidRequestError, having changed nothing, when the agent does not hold one.
@@ -263,7 +258,7 @@ class BlockPool(Generic[KV]):
             f"{' and '.join(budget)} are free"
         )
 
-    def _give(self, count: int, layer_id: int, agent_id: str) -> list[KVBlock[KV]]:
+    def _give(self, count: int, layer_id: int, agent_id: str) -> list[KVBlock]:
         if not count:
             return []
         ids = [BlockId(number) for number in itertools.islice(_numbers, count)]

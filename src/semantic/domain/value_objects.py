@@ -10,15 +10,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar, Generic, Literal, NewType, Protocol, TypeVar, runtime_checkable
+from typing import ClassVar, Literal, NewType, Protocol, runtime_checkable
 
 from semantic.domain.digest import digest
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.grammar import Grammar
 from semantic.domain.match import MatchReport
-
-KV = TypeVar("KV")
 
 SequenceId = NewType("SequenceId", int)
 """One running sequence inside a backend; a number so that it cannot be mistaken for a request."""
@@ -339,8 +337,8 @@ class PrefillEvent:
     total: int
 
 
-@dataclass(frozen=True)  # no slots: on 3.11 they break `CompletedGeneration[KV](...)`
-class CompletedGeneration(Generic[KV]):
+@dataclass(frozen=True, slots=True)
+class CompletedGeneration:
     """A request's end.
 
     `text` is the answer without end token and stop string; `tokens` are all tokens generated,
@@ -358,7 +356,7 @@ class CompletedGeneration(Generic[KV]):
     finish_reason: FinishReason
     prompt_tokens: int
     cached_tokens: int
-    blocks: AgentBlocks[KV] | None = None
+    blocks: AgentBlocks | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     error: str | None = None
     match: MatchReport | None = None

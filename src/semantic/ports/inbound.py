@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.value_objects import (
@@ -13,12 +13,10 @@ from semantic.domain.value_objects import (
     TokenEvent,
 )
 
-KV = TypeVar("KV")
-
-EngineEvent = TokenEvent | PrefillEvent | CompletedGeneration[KV]
+EngineEvent = TokenEvent | PrefillEvent | CompletedGeneration
 
 
-class GenerationEnginePort(Protocol[KV]):
+class GenerationEnginePort(Protocol):
     """Runs requests of many agents together.
 
     `submit` and `cancel` may be called from any thread; `step` and `step_once` from one.
@@ -28,7 +26,7 @@ class GenerationEnginePort(Protocol[KV]):
         self,
         agent_id: str,
         prompt: str | Sequence[int],
-        cache: AgentBlocks[KV] | None = None,
+        cache: AgentBlocks | None = None,
         max_tokens: int = 256,
         *,
         sampling: SamplingParams | None = None,
@@ -53,13 +51,13 @@ class GenerationEnginePort(Protocol[KV]):
         """End a request at the next step; False when it is not running (any more)."""
         ...
 
-    def step(self) -> Iterator[CompletedGeneration[KV]]:
+    def step(self) -> Iterator[CompletedGeneration]:
         """Run until nothing is left, yielding each generation as it completes.
 
         The caller may submit more between two completions, or stop iterating and call again.
         """
         ...
 
-    def step_once(self) -> list[EngineEvent[KV]]:
+    def step_once(self) -> list[EngineEvent]:
         """Run exactly one step: one token for every running request, and one prefill chunk."""
         ...

@@ -1,13 +1,13 @@
 """What the engine needs from the outside: a model that runs, its tokenizer, a clock.
 
 Each docstring is a contract that every implementation, fakes included, is tested against.
-`KV` is whatever a backend puts into a block; nothing on this side looks inside.
+What a backend puts into a block is `BlockData`; nothing on this side reads it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from semantic.domain.block_hash import Part
 from semantic.domain.entities import AgentBlocks, KVBlock
@@ -20,8 +20,6 @@ from semantic.domain.value_objects import (
     SequenceId,
     TokenLogprob,
 )
-
-KV = TypeVar("KV")
 
 
 class Tokenizer(Protocol):
@@ -50,7 +48,7 @@ class Tokenizer(Protocol):
         ...
 
 
-class BatchBackend(Protocol[KV]):
+class BatchBackend(Protocol):
     """A loaded model that runs many sequences, each with a cache of its own.
 
     A sequence is opened empty or restored, prefilled in chunks, started, and then takes part in
@@ -89,7 +87,7 @@ class BatchBackend(Protocol[KV]):
         ...
 
     def restore(
-        self, blocks: AgentBlocks[KV], length: int, capacity: int, *, exclusive: bool
+        self, blocks: AgentBlocks, length: int, capacity: int, *, exclusive: bool
     ) -> SequenceId:
         """A sequence that begins with the first `length` tokens of `blocks`.
 
@@ -155,9 +153,7 @@ class BatchBackend(Protocol[KV]):
         """
         ...
 
-    def extract(
-        self, sequence: SequenceId, blocks: Sequence[Sequence[KVBlock[KV]]]
-    ) -> list[KVBlock[KV]]:
+    def extract(self, sequence: SequenceId, blocks: Sequence[Sequence[KVBlock]]) -> list[KVBlock]:
         """Close `sequence` and put its cache into `blocks` (its blocks, per layer, in order).
 
         It is closed also when this fails. Sets `start`, `token_count` and `layer_data`. Returns
@@ -221,10 +217,10 @@ class BatchBackend(Protocol[KV]):
         ...
 
 
-class ModelProviderPort(Protocol[KV]):
+class ModelProviderPort(Protocol):
     """Finds models and loads them."""
 
-    def load_model(self, model_id: str) -> tuple[BatchBackend[KV], Tokenizer]:
+    def load_model(self, model_id: str) -> tuple[BatchBackend, Tokenizer]:
         """The model and tokenizer that `model_id` (a folder or a hub id) names.
 
         Raises ModelNotFoundError when there is none or it is broken, UnsupportedModelError when
@@ -232,7 +228,7 @@ class ModelProviderPort(Protocol[KV]):
         """
         ...
 
-    def extract_spec(self, model: BatchBackend[KV]) -> ModelCacheSpec:
+    def extract_spec(self, model: BatchBackend) -> ModelCacheSpec:
         """What `model` keeps per sequence."""
         ...
 

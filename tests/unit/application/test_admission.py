@@ -18,7 +18,7 @@ BLOCK = SPEC.bytes_for(1)
 def admission(
     clock: FakeClock, *, most: int = 3, most_bytes: int | None = None, columns: int = 10
 ) -> Admission:
-    pool = BlockPool[None](SPEC, max_bytes=columns * BLOCK)
+    pool = BlockPool(SPEC, max_bytes=columns * BLOCK)
     return Admission(QueueLimits(most, most_bytes), pool, clock)
 
 
@@ -35,9 +35,9 @@ def test_a_queue_has_room_for_something(limits: dict[str, int]) -> None:
 
 
 def test_a_pool_of_bytes_and_a_pool_of_blocks_have_as_many_bytes_as_they_can_give() -> None:
-    assert limit_bytes(BlockPool[None](SPEC, max_bytes=7)) == 7
-    assert limit_bytes(BlockPool[None](SPEC, 20)) == 10 * BLOCK
-    assert limit_bytes(BlockPool[None](SPEC, 20, max_bytes=5)) == 5
+    assert limit_bytes(BlockPool(SPEC, max_bytes=7)) == 7
+    assert limit_bytes(BlockPool(SPEC, 20)) == 10 * BLOCK
+    assert limit_bytes(BlockPool(SPEC, 20, max_bytes=5)) == 5
 
 
 def test_only_so_many_may_wait() -> None:

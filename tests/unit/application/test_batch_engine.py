@@ -23,7 +23,7 @@ from semantic.domain.value_objects import (
     TokenEvent,
 )
 from tests.support.char_tokenizer import CharTokenizer
-from tests.support.fake_backend import FULL, STATE, FakeBackend, FakeData
+from tests.support.fake_backend import FULL, STATE, FakeBackend
 from tests.unit.application.world import (
     EOS,
     SPECS,
@@ -57,7 +57,7 @@ def test_a_batch_has_room_for_at_least_one() -> None:
 
 def test_an_engine_needs_no_more_than_model_tokenizer_pool_and_spec() -> None:
     spec = ModelCacheSpec(SPECS["window"])
-    pool = BlockPool[FakeData](spec, 20)
+    pool = BlockPool(spec, 20)
     engine = BlockPoolBatchEngine(FakeBackend(spec), CharTokenizer(), pool, spec)
     prompt = CharTokenizer().encode("The quick brown fox")
     engine.submit("agent_1", "The quick brown fox", max_tokens=8)
@@ -392,7 +392,7 @@ def test_there_must_be_something_to_append_to() -> None:
 
 def test_a_cache_without_token_ids_cannot_be_appended_to() -> None:
     of = world()
-    unknown = AgentBlocks[FakeData]("a", total_tokens=300, model_id=of.backend.model_id)
+    unknown = AgentBlocks("a", total_tokens=300, model_id=of.backend.model_id)
     with pytest.raises(InvalidRequestError, match="append"):
         of.engine.submit("a", [1], unknown, append=True)
 
@@ -426,7 +426,7 @@ def account(of: World) -> object:
     ids=["text", "ids", "vocabulary", "max_tokens", "append", "prompt", "answer", "model"],
 )
 def test_a_refused_request_changes_nothing(
-    send: Callable[[BlockPoolBatchEngine[FakeData]], str], error: type[SemanticError]
+    send: Callable[[BlockPoolBatchEngine], str], error: type[SemanticError]
 ) -> None:
     of = world(columns=10)
     of.run("a", text_of(0, 100))
@@ -751,9 +751,7 @@ def taken_in_between(of: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody takes a free block between the engine's question and its deed, once."""
     asked = of.pool.can_allocate
 
-    def ask_and_lose(
-        counts: Sequence[int], *, after_freeing: Sequence[KVBlock[FakeData]] = ()
-    ) -> bool:
+    def ask_and_lose(counts: Sequence[int], *, after_freeing: Sequence[KVBlock] = ()) -> bool:
         answer = asked(counts, after_freeing=after_freeing)
         if answer and any(counts):
             monkeypatch.undo()

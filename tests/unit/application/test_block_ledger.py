@@ -19,14 +19,14 @@ class Desk:
 
     def __init__(self, total_blocks: int) -> None:
         self.spec = ModelCacheSpec((FULL, window(300)))
-        self.pool = BlockPool[str](self.spec, total_blocks)
+        self.pool = BlockPool(self.spec, total_blocks)
         self.store = ResidentStore(self.pool)
         self.ledger = BlockLedger(self.pool, self.spec, self.store, "m")
         self.n_requests = 0
 
     def request(
-        self, agent: str, n: int, *, max_tokens: int = 10, cache: AgentBlocks[str] | None = None
-    ) -> Request[str]:
+        self, agent: str, n: int, *, max_tokens: int = 10, cache: AgentBlocks | None = None
+    ) -> Request:
         self.n_requests += 1
         return Request(
             uid=f"request-{self.n_requests}",
@@ -40,9 +40,9 @@ class Desk:
             given_cache=cache,
         )
 
-    def idle(self, agent: str, n: int) -> AgentBlocks[str]:
+    def idle(self, agent: str, n: int) -> AgentBlocks:
         """An idle cache of the tokens 0 to n, put into the store."""
-        blocks = AgentBlocks[str](agent, token_ids=tuple(range(n)), model_id="m")
+        blocks = AgentBlocks(agent, token_ids=tuple(range(n)), model_id="m")
         for layer in self.pool.allocate_layers(self.spec.blocks_for(n), agent):
             first = max(0, n - 256 * len(layer))
             for i, block in enumerate(layer):

@@ -27,7 +27,6 @@ from semantic.domain.value_objects import (
     whole_blocks,
 )
 from tests.support.char_tokenizer import CharTokenizer
-from tests.support.fake_backend import FakeData
 from tests.unit.application.world import (
     EOS,
     SPECS,
@@ -123,7 +122,7 @@ class EngineMachine(RuleBasedStateMachine):
         max_tokens: int,
         variant: int,
         *,
-        cache: AgentBlocks[FakeData] | None = None,
+        cache: AgentBlocks | None = None,
         appended: tuple[int, ...] | None = None,
     ) -> None:
         """`tokens` is the whole prompt, of which only `appended` is sent, if that is given."""
@@ -343,8 +342,8 @@ class CrowdedEngineMachine(EngineMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.outside: list[list[KVBlock[FakeData]]] = []
-        self.empty: list[KVBlock[FakeData]] = []
+        self.outside: list[list[KVBlock]] = []
+        self.empty: list[KVBlock] = []
 
     def fits(self, n_tokens: int) -> bool:
         world = self.world

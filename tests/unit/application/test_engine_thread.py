@@ -22,7 +22,6 @@ from semantic.domain.errors import (
     PoolExhaustedError,
 )
 from semantic.domain.value_objects import TokenEvent
-from tests.support.fake_backend import FakeData
 from tests.unit.application.thread_world import (
     PATIENCE,
     Bug,
@@ -542,9 +541,9 @@ def test_nothing_is_lost_whatever_happens(seed: int) -> None:
         limits=QueueLimits(max_waiting=draw.choice([4, 1000])),
     )
 
-    def client(number: int) -> list[tuple[Ticket[FakeData], Heard]]:
+    def client(number: int) -> list[tuple[Ticket, Heard]]:
         own = Random(seed * 100 + number)
-        asked: list[tuple[Ticket[FakeData], Heard]] = []
+        asked: list[tuple[Ticket, Heard]] = []
         for turn in range(12):
             if own.random() < 0.04:
                 life.world.backend.breaks = Bug("at random")
@@ -581,7 +580,7 @@ def test_nothing_is_lost_whatever_happens(seed: int) -> None:
     assert life.thread.state is EngineState.STOPPED
 
 
-def wait_for(ticket: Ticket[FakeData], heard: Heard) -> None:
+def wait_for(ticket: Ticket, heard: Heard) -> None:
     """Until the order has ended, one way or the other."""
     accepted = ticket.accepted
     try:
@@ -591,7 +590,7 @@ def wait_for(ticket: Ticket[FakeData], heard: Heard) -> None:
     assert heard.ended.wait(PATIENCE)
 
 
-def check_end(life: Life, ticket: Ticket[FakeData], heard: Heard) -> None:
+def check_end(life: Life, ticket: Ticket, heard: Heard) -> None:
     """The order ended once: refused, cancelled, broken off or answered rightly."""
     accepted = ticket.accepted
     assert accepted.done()

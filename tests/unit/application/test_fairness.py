@@ -15,7 +15,7 @@ from semantic.domain.value_objects import SamplingParams, TokenEvent
 from tests.unit.application.world import World, completions, expected, text_of, world
 
 
-def request(number: int, agent: str = "a", tenant: str = "", size: int = 1) -> Request[None]:
+def request(number: int, agent: str = "a", tenant: str = "", size: int = 1) -> Request:
     """A request that just came; `size` is the length of its prompt."""
     return Request(
         uid=f"request-{number}",
@@ -30,16 +30,14 @@ def request(number: int, agent: str = "a", tenant: str = "", size: int = 1) -> R
     )
 
 
-def queue_of(*requests: Request[None]) -> FairQueue[None]:
-    queue: FairQueue[None] = FairQueue()
+def queue_of(*requests: Request) -> FairQueue:
+    queue: FairQueue = FairQueue()
     for one in requests:
         queue.push(one)
     return queue
 
 
-def taken(
-    queue: FairQueue[None], running: list[Request[None]], room: int = 1000
-) -> Request[None] | None:
+def taken(queue: FairQueue, running: list[Request], room: int = 1000) -> Request | None:
     """The next one that has at most `room` tokens; it runs then."""
     one = queue.take(running, lambda other: len(other.prompt) <= room)
     if one is not None:
@@ -47,9 +45,9 @@ def taken(
     return one
 
 
-def order(queue: FairQueue[None]) -> list[int]:
+def order(queue: FairQueue) -> list[int]:
     """All of them, each running until the end."""
-    running: list[Request[None]] = []
+    running: list[Request] = []
     while taken(queue, running) is not None:
         pass
     return [one.number for one in running]
@@ -195,8 +193,8 @@ def test_everybody_gets_a_turn_in_bounded_time(
 ) -> None:
     """Places of 100 tokens together; who runs ends in order. Nobody waits longer than all that
     was there before, and a bounded number of those that came later."""
-    queue: FairQueue[None] = FairQueue()
-    running: list[Request[None]] = []
+    queue: FairQueue = FairQueue()
+    running: list[Request] = []
     waits: dict[int, int] = {}
     ahead: dict[int, int] = {}
 

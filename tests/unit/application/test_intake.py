@@ -16,10 +16,10 @@ from semantic.domain.errors import CacheReconstructionError, InvalidRequestError
 from semantic.domain.grammar import Grammar
 from semantic.domain.value_objects import ModelCacheSpec, SamplingParams
 from tests.support.char_tokenizer import CharTokenizer
-from tests.support.fake_backend import FULL, VOCAB, FakeBackend, FakeData
+from tests.support.fake_backend import FULL, VOCAB, FakeBackend
 from tests.support.fake_tokenizer import BOS, ByteTokenizer
 
-Cache = AgentBlocks[FakeData]
+Cache = AgentBlocks
 
 
 def accept(
@@ -34,7 +34,7 @@ def accept(
     tenant: object = "",
     note: object = "",
     number: int = 7,
-) -> Request[FakeData]:
+) -> Request:
     backend = FakeBackend(ModelCacheSpec((FULL,)))
     asked = Submission(
         agent_id,

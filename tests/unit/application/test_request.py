@@ -15,9 +15,7 @@ from semantic.domain.value_objects import (
 from tests.support.fake_tokenizer import EOS, ByteTokenizer
 
 
-def request(
-    prompt: str = "prompt", max_tokens: int = 100, stop: tuple[str, ...] = ()
-) -> Request[None]:
+def request(prompt: str = "prompt", max_tokens: int = 100, stop: tuple[str, ...] = ()) -> Request:
     tokenizer = ByteTokenizer()
     return Request(
         uid="u",
@@ -31,11 +29,11 @@ def request(
     )
 
 
-def say(of: Request[None], token: int) -> tuple[str, FinishReason | None]:
+def say(of: Request, token: int) -> tuple[str, FinishReason | None]:
     return of.accept(SampledToken(SequenceId(0), token))
 
 
-def say_all(of: Request[None], text: str) -> tuple[list[str], FinishReason | None]:
+def say_all(of: Request, text: str) -> tuple[list[str], FinishReason | None]:
     """Feed `text` byte by byte, until the end."""
     pieces: list[str] = []
     for token in text.encode():
@@ -178,7 +176,7 @@ def test_a_token_with_an_error_is_the_last() -> None:
 )
 def test_a_prompt_is_scored_in_chunks_that_nothing_changes(n: int, chunks: list[int]) -> None:
     of = request("x" * n)
-    plain = Request[None](
+    plain = Request(
         uid="u",
         number=0,
         agent_id="a",

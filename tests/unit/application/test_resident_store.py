@@ -12,8 +12,8 @@ from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import CacheKey, ModelCacheSpec
 from tests.support.fake_backend import FULL
 
-Store = ResidentStore[str]
-Pool = BlockPool[str]
+Store = ResidentStore
+Pool = BlockPool
 
 
 class Shelf:
@@ -23,14 +23,14 @@ class Shelf:
         self.pool = Pool(ModelCacheSpec((FULL,)), 100)
         self.store = Store(self.pool)
 
-    def cache(self, agent: str, *tokens: int) -> AgentBlocks[str]:
-        blocks = AgentBlocks[str](agent, token_ids=tokens, model_id="m")
+    def cache(self, agent: str, *tokens: int) -> AgentBlocks:
+        blocks = AgentBlocks(agent, token_ids=tokens, model_id="m")
         for block in self.pool.allocate(2, 0, agent):
             block.layer_data = f"{agent} {tokens}"
             blocks.add_block(block)
         return blocks
 
-    def put(self, agent: str, *tokens: int, model: str = "m") -> AgentBlocks[str]:
+    def put(self, agent: str, *tokens: int, model: str = "m") -> AgentBlocks:
         blocks = self.cache(agent, *tokens)
         self.store.put(CacheKey(model, agent), blocks)
         return blocks

@@ -7,7 +7,7 @@ from semantic.application.scheduler import PrefillTurns, youngest
 from semantic.domain.value_objects import SamplingParams
 
 
-def request(number: int, left: int, agent: str = "a", tenant: str = "") -> Request[None]:
+def request(number: int, left: int, agent: str = "a", tenant: str = "") -> Request:
     """A request with `left` tokens to prefill."""
     return Request(
         uid=f"request-{number}",
@@ -22,9 +22,9 @@ def request(number: int, left: int, agent: str = "a", tenant: str = "") -> Reque
     )
 
 
-def turns_without_progress(requests: list[Request[None]], n: int) -> list[int]:
+def turns_without_progress(requests: list[Request], n: int) -> list[int]:
     """The numbers of those chosen, while nobody gets on."""
-    turns: PrefillTurns[None] = PrefillTurns()
+    turns: PrefillTurns = PrefillTurns()
     chosen = []
     for _ in range(n):
         one = turns.next(requests)
@@ -34,7 +34,7 @@ def turns_without_progress(requests: list[Request[None]], n: int) -> list[int]:
     return chosen
 
 
-def give(turns: PrefillTurns[None], requests: list[Request[None]], chunk: int) -> Request[None]:
+def give(turns: PrefillTurns, requests: list[Request], chunk: int) -> Request:
     """One chunk; whose it was."""
     one = turns.next([request for request in requests if request.to_prefill])
     assert one is not None
@@ -45,7 +45,7 @@ def give(turns: PrefillTurns[None], requests: list[Request[None]], chunk: int) -
 
 
 def test_nobody_waits_when_there_is_nobody() -> None:
-    turns: PrefillTurns[None] = PrefillTurns()
+    turns: PrefillTurns = PrefillTurns()
     assert [turns.next([]) for _ in range(5)] == [None] * 5
     assert youngest([]) is None
 
@@ -72,7 +72,7 @@ def test_every_fourth_chunk_is_the_oldest_prompts() -> None:
 
 def test_a_stream_of_short_prompts_cannot_starve_a_long_one() -> None:
     for agent in ("a", "another"):
-        turns: PrefillTurns[None] = PrefillTurns()
+        turns: PrefillTurns = PrefillTurns()
         long, n = request(0, 5000), 0
         while long.to_prefill:
             n += 1
@@ -81,7 +81,7 @@ def test_a_stream_of_short_prompts_cannot_starve_a_long_one() -> None:
 
 
 def test_no_stream_of_newcomers_can_starve_anybody() -> None:
-    turns: PrefillTurns[None] = PrefillTurns()
+    turns: PrefillTurns = PrefillTurns()
     long, n = [request(0, 2000, "a"), request(1, 3000, "b")], 2
     while any(one.to_prefill for one in long):
         n += 1
@@ -90,7 +90,7 @@ def test_no_stream_of_newcomers_can_starve_anybody() -> None:
 
 
 def test_agents_with_long_prompts_share_what_a_stream_of_short_ones_leaves() -> None:
-    turns: PrefillTurns[None] = PrefillTurns()
+    turns: PrefillTurns = PrefillTurns()
     ann, bob = request(0, 2000, "ann"), request(1, 2000, "bob")
     for n in range(2, 60):
         give(turns, [ann, bob, request(n, 20, f"newcomer {n}")], 100)
@@ -100,7 +100,7 @@ def test_agents_with_long_prompts_share_what_a_stream_of_short_ones_leaves() -> 
 
 def test_many_short_prompts_of_one_agent_count_together() -> None:
     """By its prompts alone the flood would be first, all of the three turns of four."""
-    turns: PrefillTurns[None] = PrefillTurns()
+    turns: PrefillTurns = PrefillTurns()
     ann, flood, n = request(0, 500, "ann"), [request(i, 100, "flood") for i in range(1, 5)], 5
     while ann.to_prefill:
         one = give(turns, [ann, *flood], 100)
@@ -112,7 +112,7 @@ def test_many_short_prompts_of_one_agent_count_together() -> None:
 
 
 def test_a_short_prompt_is_not_behind_what_its_tenants_others_had() -> None:
-    turns: PrefillTurns[None] = PrefillTurns()
+    turns: PrefillTurns = PrefillTurns()
     flood = [request(i, 300, "flood", "t") for i in range(4)]
     for _ in range(6):
         give(turns, flood, 100)
@@ -121,7 +121,7 @@ def test_a_short_prompt_is_not_behind_what_its_tenants_others_had() -> None:
 
 
 def test_agents_of_the_same_name_of_two_tenants_are_two() -> None:
-    turns: PrefillTurns[None] = PrefillTurns()
+    turns: PrefillTurns = PrefillTurns()
     mine, theirs = request(0, 250, "ann", "me"), request(1, 260, "ann", "you")
     chosen = [give(turns, [mine, theirs], 100) for _ in range(3)]
     assert chosen == [mine, mine, mine]

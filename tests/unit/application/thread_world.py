@@ -22,13 +22,13 @@ from semantic.domain.value_objects import (
 )
 from semantic.ports.store import CacheStorePort
 from tests.support.char_tokenizer import CharTokenizer
-from tests.support.fake_backend import FakeBackend, FakeData
+from tests.support.fake_backend import FakeBackend
 from tests.unit.application.world import SPECS, VARIANTS, Done, Event, World, expected, text_of
 
 PATIENCE = 30.0
 """Seconds after which something that should happen is taken never to."""
 
-FakeEngine = BlockPoolBatchEngine[FakeData]
+FakeEngine = BlockPoolBatchEngine
 
 
 class Bug(Exception):  # noqa: N818  it stands for what nobody expects
@@ -138,7 +138,7 @@ class Life:
         self.worlds = [self.world]
         self.failures: list[Exception] = []
         self._build, self._rebuild = build, rebuild
-        self.thread: EngineThread[FakeData] = EngineThread(
+        self.thread: EngineThread = EngineThread(
             lambda: self._build(self.world.engine),
             self._again if rebuilds else None,
             limits,
@@ -164,7 +164,7 @@ class Life:
         *,
         variant: int = 0,
         raises: bool = False,
-    ) -> tuple[Ticket[FakeData], Heard]:
+    ) -> tuple[Ticket, Heard]:
         heard = Heard(self.order(agent, seed, n, max_tokens, variant), variant, raises)
         return self.thread.submit(heard.order, heard), heard
 

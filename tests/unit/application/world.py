@@ -27,14 +27,13 @@ from tests.support.fake_backend import (
     STATE,
     VOCAB,
     FakeBackend,
-    FakeData,
     solo_answer,
     window,
 )
 from tests.support.fake_clock import FakeClock
 
-Event = EngineEvent[FakeData]
-Done = CompletedGeneration[FakeData]
+Event = EngineEvent
+Done = CompletedGeneration
 
 EOS = frozenset({3, 50})
 GREEDY = SamplingParams()
@@ -117,7 +116,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.backend = FakeBackend(self.spec, clock=self.clock, silent_steps=self.silent_steps)
-        self.pool = BlockPool[FakeData](self.spec, self.total_blocks, max_bytes=self.max_bytes)
+        self.pool = BlockPool(self.spec, self.total_blocks, max_bytes=self.max_bytes)
         self.engine = BlockPoolBatchEngine(
             self.backend,
             CharTokenizer(self.eos),
@@ -130,7 +129,7 @@ class World:
         )
 
     @property
-    def store(self) -> ResidentStore[FakeData]:
+    def store(self) -> ResidentStore:
         """The idle caches in the pool."""
         return self.engine.resident
 

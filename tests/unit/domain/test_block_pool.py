@@ -20,11 +20,11 @@ SPEC = ModelCacheSpec((WIDE, NARROW))
 WIDE_BYTES, NARROW_BYTES = 4 * BLOCK_TOKENS, 2 * BLOCK_TOKENS
 
 
-def pool(total_blocks: int | None = 10, *, max_bytes: int | None = None) -> BlockPool[str]:
+def pool(total_blocks: int | None = 10, *, max_bytes: int | None = None) -> BlockPool:
     return BlockPool(SPEC, total_blocks, max_bytes=max_bytes)
 
 
-def account(of: BlockPool[str], agents: Sequence[str] = ("a", "b")) -> object:
+def account(of: BlockPool, agents: Sequence[str] = ("a", "b")) -> object:
     """Everything that can be seen of a pool."""
     return (
         of.used_blocks,
@@ -35,7 +35,7 @@ def account(of: BlockPool[str], agents: Sequence[str] = ("a", "b")) -> object:
     )
 
 
-def stranger(number: int = 999) -> KVBlock[str]:
+def stranger(number: int = 999) -> KVBlock:
     """A block that no pool ever gave."""
     return KVBlock(BlockId(number), 0)
 
@@ -46,7 +46,7 @@ def stranger(number: int = 999) -> KVBlock[str]:
 @pytest.mark.parametrize(("blocks", "n_bytes"), [(None, None), (0, None), (None, 0), (-1, 5)])
 def test_a_pool_without_a_budget_is_refused(blocks: int | None, n_bytes: int | None) -> None:
     with pytest.raises(InvalidRequestError, match=r"total_blocks|max_bytes"):
-        BlockPool[str](SPEC, blocks, max_bytes=n_bytes)
+        BlockPool(SPEC, blocks, max_bytes=n_bytes)
 
 
 def test_a_new_pool_is_empty() -> None:
@@ -133,7 +133,7 @@ def test_a_refusal_is_a_value_error() -> None:
         pytest.param(lambda of: of.free([stranger()], "a"), id="free of a stranger"),
     ],
 )
-def test_a_refusal_changes_nothing(wrong: Callable[[BlockPool[str]], object]) -> None:
+def test_a_refusal_changes_nothing(wrong: Callable[[BlockPool], object]) -> None:
     of = pool(10)
     of.allocate_layers([2, 1], "a")
     before = account(of)
@@ -274,31 +274,31 @@ def test_a_block_that_two_hold_counts_once_beside_both() -> None:
 # Integrity
 
 
-def _drop_reference(of: BlockPool[str]) -> None:
+def _drop_reference(of: BlockPool) -> None:
     of._references.pop(next(iter(of._references)))
 
 
-def _count_reference_twice(of: BlockPool[str]) -> None:
+def _count_reference_twice(of: BlockPool) -> None:
     of._references[next(iter(of._references))] += 1
 
 
-def _forget_holder(of: BlockPool[str]) -> None:
+def _forget_holder(of: BlockPool) -> None:
     of._held["a"].popitem()
 
 
-def _invent_layer(of: BlockPool[str]) -> None:
+def _invent_layer(of: BlockPool) -> None:
     of._layer_of[BlockId(77)] = 0
 
 
-def _miscount_bytes(of: BlockPool[str]) -> None:
+def _miscount_bytes(of: BlockPool) -> None:
     of._used_bytes += 1
 
 
-def _shrink_blocks(of: BlockPool[str]) -> None:
+def _shrink_blocks(of: BlockPool) -> None:
     of._total_blocks = 1
 
 
-def _shrink_bytes(of: BlockPool[str]) -> None:
+def _shrink_bytes(of: BlockPool) -> None:
     of._max_bytes = 1
 
 
@@ -314,9 +314,7 @@ def _shrink_bytes(of: BlockPool[str]) -> None:
         (_shrink_bytes, "more bytes in use than the budget"),
     ],
 )
-def test_a_corrupt_account_is_noticed(
-    corrupt: Callable[[BlockPool[str]], None], complaint: str
-) -> None:
+def test_a_corrupt_account_is_noticed(corrupt: Callable[[BlockPool], None], complaint: str) -> None:
     of = pool(10, max_bytes=100 * WIDE_BYTES)
     of.allocate_layers([2, 1], "a")
     of.check_integrity()
@@ -339,11 +337,11 @@ def test_a_block_without_a_layer_is_an_integrity_error() -> None:
 class Hammer:
     """One thread's share of the trouble: it knows what it holds."""
 
-    def __init__(self, of: BlockPool[str], number: int) -> None:
+    def __init__(self, of: BlockPool, number: int) -> None:
         self.of = of
         self.me, self.shadow = f"agent-{number}", f"shadow-{number}"
         self.random = Random(number)
-        self.mine: list[KVBlock[str]] = []
+        self.mine: list[KVBlock] = []
         self.refusals = 0
         self.broken: list[Exception] = []
 

@@ -32,9 +32,9 @@ class PoolMachine(RuleBasedStateMachine):
     def make(self, blocks: int | None, n_bytes: int) -> None:
         self.total_blocks = blocks
         self.max_bytes = n_bytes if blocks is None or n_bytes % 2 else None
-        self.pool = BlockPool[None](SPEC, blocks, max_bytes=self.max_bytes)
+        self.pool = BlockPool(SPEC, blocks, max_bytes=self.max_bytes)
         self.holds: list[tuple[str, int]] = []
-        self.known: dict[int, KVBlock[None]] = {}
+        self.known: dict[int, KVBlock] = {}
 
     # The model
 
@@ -49,7 +49,7 @@ class PoolMachine(RuleBasedStateMachine):
     def held(self, *agents: str) -> set[int]:
         return {block for agent, block in self.holds if agent in agents}
 
-    def some(self, data: st.DataObject) -> list[KVBlock[None]]:
+    def some(self, data: st.DataObject) -> list[KVBlock]:
         """Some blocks, freed ones and repeated ones included."""
         numbers = data.draw(st.lists(st.sampled_from(sorted(self.known)), max_size=4))
         return [self.known[number] for number in numbers]

@@ -7,12 +7,12 @@ import pytest
 from semantic.domain.entities import AgentBlocks, BlockId, KVBlock
 
 
-def block(number: int, layer: int, start: int = 0, count: int = 256) -> KVBlock[str]:
+def block(number: int, layer: int, start: int = 0, count: int = 256) -> KVBlock:
     return KVBlock(BlockId(number), layer, count, f"kv{number}", start)
 
 
-def two_layers() -> AgentBlocks[str]:
-    blocks = AgentBlocks[str](agent_id="a", token_ids=tuple(range(300)), model_id="m")
+def two_layers() -> AgentBlocks:
+    blocks = AgentBlocks(agent_id="a", token_ids=tuple(range(300)), model_id="m")
     for one in (block(0, 0), block(1, 1, 44), block(2, 0, 256, 44)):
         blocks.add_block(one)
     return blocks
@@ -23,7 +23,7 @@ def test_a_block_ends_after_its_last_token() -> None:
 
 
 def test_a_block_has_no_data_until_a_backend_fills_it() -> None:
-    empty = KVBlock[str](BlockId(1), 0)
+    empty = KVBlock(BlockId(1), 0)
     assert (empty.token_count, empty.start, empty.layer_data) == (0, 0, None)
 
 
@@ -44,16 +44,16 @@ def test_blocks_of_a_layer_come_in_the_order_they_were_added() -> None:
 
 def test_the_token_ids_say_how_many_tokens_there_are() -> None:
     assert two_layers().total_tokens == 300
-    assert AgentBlocks[str]("a", total_tokens=3, token_ids=(1, 2, 3)).total_tokens == 3
+    assert AgentBlocks("a", total_tokens=3, token_ids=(1, 2, 3)).total_tokens == 3
 
 
 def test_a_wrong_total_is_refused() -> None:
     with pytest.raises(ValueError, match="total_tokens is 4 but 3 token ids"):
-        AgentBlocks[str]("a", total_tokens=4, token_ids=(1, 2, 3))
+        AgentBlocks("a", total_tokens=4, token_ids=(1, 2, 3))
 
 
 def test_tokens_may_be_counted_without_being_known() -> None:
-    assert AgentBlocks[str](agent_id="a", total_tokens=512).total_tokens == 512
+    assert AgentBlocks(agent_id="a", total_tokens=512).total_tokens == 512
 
 
 def test_retiring_lets_go_of_every_block() -> None:

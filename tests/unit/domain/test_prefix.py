@@ -20,9 +20,9 @@ def sliding(size: int) -> LayerSpec:
     return LayerSpec(LayerKind.SLIDING_WINDOW, 1, 1, 1, 1, window=size)
 
 
-def cache_of(tokens: Sequence[int], *held: range) -> AgentBlocks[None]:
+def cache_of(tokens: Sequence[int], *held: range) -> AgentBlocks:
     """A cache of `tokens` whose layer i holds positions `held[i]`, in blocks of 4."""
-    blocks = AgentBlocks[None]("a", token_ids=tuple(tokens))
+    blocks = AgentBlocks("a", token_ids=tuple(tokens))
     number = 0
     for layer, positions in enumerate(held):
         for start in range(positions.start, positions.stop, 4):
@@ -40,7 +40,7 @@ def can_give(layer: LayerSpec, held: range, total: int, length: int) -> bool:
     return all(position in held for position in range(seen_first, length))
 
 
-def oracle(spec: ModelCacheSpec, blocks: AgentBlocks[None], prompt: Sequence[int]) -> int:
+def oracle(spec: ModelCacheSpec, blocks: AgentBlocks, prompt: Sequence[int]) -> int:
     """The longest shared prefix, if every layer can be cut to it. Tries no shorter one: a layer
     that cannot be cut so far back cannot be cut further back either."""
     shared = 0
@@ -62,7 +62,7 @@ layers = st.one_of(st.just(FULL), st.just(STATE), st.integers(2, 30).map(sliding
 
 
 @st.composite
-def caches(draw: st.DrawFn) -> tuple[ModelCacheSpec, AgentBlocks[None]]:
+def caches(draw: st.DrawFn) -> tuple[ModelCacheSpec, AgentBlocks]:
     """Any spec, and a cache as a backend leaves it: windows keep what the next token needs."""
     spec = ModelCacheSpec(tuple(draw(st.lists(layers, min_size=1, max_size=3))))
     ids = draw(tokens)
@@ -75,7 +75,7 @@ def caches(draw: st.DrawFn) -> tuple[ModelCacheSpec, AgentBlocks[None]]:
 
 @given(caches(), tokens, st.integers(0, 24))
 def test_every_cache_gives_what_trying_every_length_finds(
-    cached: tuple[ModelCacheSpec, AgentBlocks[None]], fresh: list[int], shared: int
+    cached: tuple[ModelCacheSpec, AgentBlocks], fresh: list[int], shared: int
 ) -> None:
     spec, blocks = cached
     prompt = [*blocks.token_ids[:shared], *fresh]
@@ -83,7 +83,7 @@ def test_every_cache_gives_what_trying_every_length_finds(
 
 
 @st.composite
-def holes(draw: st.DrawFn) -> tuple[ModelCacheSpec, AgentBlocks[None]]:
+def holes(draw: st.DrawFn) -> tuple[ModelCacheSpec, AgentBlocks]:
     """Any spec, and a cache whose layers hold any part of the tokens, or nothing."""
     spec = ModelCacheSpec(tuple(draw(st.lists(layers, min_size=1, max_size=3))))
     ids = draw(tokens)
@@ -94,7 +94,7 @@ def holes(draw: st.DrawFn) -> tuple[ModelCacheSpec, AgentBlocks[None]]:
 
 @given(holes(), st.integers(0, 24))
 def test_an_incomplete_cache_never_gives_what_it_does_not_hold(
-    cached: tuple[ModelCacheSpec, AgentBlocks[None]], shared: int
+    cached: tuple[ModelCacheSpec, AgentBlocks], shared: int
 ) -> None:
     spec, blocks = cached
     prompt = [*blocks.token_ids[:shared], 3]
@@ -147,5 +147,5 @@ def test_a_retired_or_missing_cache_gives_nothing() -> None:
 
 
 def test_a_cache_of_unknown_tokens_gives_nothing() -> None:
-    blocks = AgentBlocks[None]("a", total_tokens=8)
+    blocks = AgentBlocks("a", total_tokens=8)
     assert reusable_prefix(ModelCacheSpec((FULL,)), blocks, [0, 0, 0]) == 0

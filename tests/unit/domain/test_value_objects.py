@@ -269,5 +269,5 @@ def test_a_view_sums_its_layers() -> None:
 
 
 def test_generated_tokens_are_counted_with_the_end_token() -> None:
-    done = CompletedGeneration[None]("u", "a", "hi", (5, 6, 0), "stop", 4, 1)
+    done = CompletedGeneration("u", "a", "hi", (5, 6, 0), "stop", 4, 1)
     assert done.generated_tokens == 3

@@ -21,7 +21,7 @@ from semantic.adapters.mlx.decode_batch import DecodeBatch, Newcomer
 from semantic.adapters.mlx.grammar import Grammars
 from semantic.adapters.mlx.grammar_mask import GrammarMask
 from semantic.adapters.mlx.landing import Landing
-from semantic.adapters.mlx.layer_caches import LayerCache, LayerData
+from semantic.adapters.mlx.layer_caches import LayerCache
 from semantic.adapters.mlx.logprobs import read_logprob, score_tokens
 from semantic.adapters.mlx.paged.layers import PagedLayers
 from semantic.adapters.mlx.sampling import make_processors, make_sampler
@@ -173,7 +173,7 @@ class MLXBackend:
         return self._add(_Sequence(self._layers.empty(capacity), capacity=capacity))
 
     def restore(
-        self, blocks: AgentBlocks[LayerData], length: int, capacity: int, *, exclusive: bool
+        self, blocks: AgentBlocks, length: int, capacity: int, *, exclusive: bool
     ) -> SequenceId:
         """See `BatchBackend.restore`."""
         with self._computing():
@@ -251,9 +251,7 @@ class MLXBackend:
             self._starting.clear()
             raise
 
-    def extract(
-        self, sequence: SequenceId, blocks: Sequence[Sequence[KVBlock[LayerData]]]
-    ) -> list[KVBlock[LayerData]]:
+    def extract(self, sequence: SequenceId, blocks: Sequence[Sequence[KVBlock]]) -> list[KVBlock]:
         """See `BatchBackend.extract`."""
         state = self._sequences.pop(sequence)
         with self._computing():

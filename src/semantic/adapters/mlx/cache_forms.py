@@ -16,7 +16,7 @@ from mlx.nn.layers.base import Module
 from semantic.adapters.mlx.bodies import Bodies
 from semantic.adapters.mlx.kv_buffer import KVBuffer, LayerShape
 from semantic.adapters.mlx.landing import Landing
-from semantic.adapters.mlx.layer_caches import LayerCache, LayerCaches, LayerData
+from semantic.adapters.mlx.layer_caches import LayerCache, LayerCaches
 from semantic.adapters.mlx.paged.attention import PagedAttention
 from semantic.adapters.mlx.paged.bodies import Columns, PagedBodies
 from semantic.adapters.mlx.paged.kinds import PageKind
@@ -39,15 +39,15 @@ class SequenceLayers(Protocol):
     def abandon(self) -> None: ...
     def empty(self, capacity: int) -> list[LayerCache]: ...
     def restored(
-        self, blocks: AgentBlocks[LayerData], length: int, capacity: int, *, exclusive: bool
+        self, blocks: AgentBlocks, length: int, capacity: int, *, exclusive: bool
     ) -> list[LayerCache]: ...
     def reserve(self, caches: Sequence[LayerCache], capacity: int) -> None: ...
     def fill(
         self,
         caches: Sequence[LayerCache],
-        blocks: Sequence[Sequence[KVBlock[LayerData]]],
+        blocks: Sequence[Sequence[KVBlock]],
         length: int,
-    ) -> list[KVBlock[LayerData]]: ...
+    ) -> list[KVBlock]: ...
 
 
 class SequenceBodies(Protocol):

@@ -18,9 +18,8 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from semantic.adapters.mlx.kv_buffer import BufferRange, KVBuffer, LayerShape, join_neighbours
 from semantic.adapters.mlx.paged.cache import PagedCache
-from semantic.adapters.mlx.paged.sequence import Page
 from semantic.adapters.mlx.sequence_cache import FullCache, SequenceCache, WindowCache
-from semantic.domain.entities import AgentBlocks, KVBlock
+from semantic.domain.entities import AgentBlocks, BlockData, KVBlock
 from semantic.domain.errors import CacheReconstructionError
 from semantic.domain.prefix import earliest_cut
 from semantic.domain.value_objects import (
@@ -54,8 +53,6 @@ class OwnState:
     length: int
 
 
-LayerData = BufferRange | OwnState | Page
-"""What a block holds; pages are made and read elsewhere, in `paged`."""
 LayerCache = SequenceCache | OwnCache | PagedCache
 """One layer's cache of one sequence."""
 
@@ -107,7 +104,7 @@ class LayerCaches:
 
     def restored(
         self,
-        blocks: AgentBlocks[LayerData],
+        blocks: AgentBlocks,
         length: int,
         capacity: int,
         *,
@@ -137,14 +134,14 @@ class LayerCaches:
     def fill(
         self,
         caches: Sequence[LayerCache],
-        blocks: Sequence[Sequence[KVBlock[LayerData]]],
+        blocks: Sequence[Sequence[KVBlock]],
         length: int,
-    ) -> list[KVBlock[LayerData]]:
+    ) -> list[KVBlock]:
         """Put `caches`, which hold `length` tokens, into `blocks`; returns the blocks not needed.
 
         Arrays shrink to the blocks that were needed, so that no memory stays behind uncounted.
         """
-        unused: list[KVBlock[LayerData]] = []
+        unused: list[KVBlock] = []
         shrunk: list[mx.array] = []
         for layer, cache, mine in zip(self._spec.layers, caches, blocks, strict=True):
             if isinstance(cache, SequenceCache):
@@ -171,7 +168,7 @@ class LayerCaches:
         self,
         i: int,
         layer: LayerSpec,
-        blocks: AgentBlocks[LayerData],
+        blocks: AgentBlocks,
         length: int,
         capacity: int,
         *,
@@ -195,7 +192,7 @@ class LayerCaches:
         (state,) = {piece for piece in data if isinstance(piece, OwnState)}
         return _cut_own(state, length, exclusive=exclusive)
 
-    def _check(self, i: int, blocks: AgentBlocks[LayerData], length: int) -> None:
+    def _check(self, i: int, blocks: AgentBlocks, length: int) -> None:
         """Raise CacheReconstructionError unless layer `i` of `blocks` can be cut to `length`."""
         chain = blocks.blocks_for_layer(i)
         data = [block.layer_data for block in chain]
@@ -231,7 +228,7 @@ def cache_of(layer: LayerSpec, buffer: KVBuffer, *, offset: int, held: int) -> S
     return FullCache(buffer, offset)
 
 
-def _ranges_of(data: Sequence[LayerData | None]) -> list[BufferRange]:
+def _ranges_of(data: Sequence[BlockData]) -> list[BufferRange]:
     return [piece for piece in data if isinstance(piece, BufferRange)]
 
 
@@ -253,7 +250,7 @@ def _take_over(ranges: Sequence[BufferRange]) -> KVBuffer | None:
     return joined[0].buffer if len(joined) == 1 and joined[0].start == 0 else None
 
 
-def _fill_ours(cache: SequenceCache, blocks: Sequence[KVBlock[LayerData]]) -> None:
+def _fill_ours(cache: SequenceCache, blocks: Sequence[KVBlock]) -> None:
     first = cache.held.start
     for block, piece in zip(blocks, cache.ranges(BLOCK_TOKENS), strict=True):
         block.start = first + piece.start
@@ -261,7 +258,7 @@ def _fill_ours(cache: SequenceCache, blocks: Sequence[KVBlock[LayerData]]) -> No
         block.layer_data = piece
 
 
-def _fill_own(layer: LayerSpec, state: OwnState, blocks: Sequence[KVBlock[LayerData]]) -> None:
+def _fill_own(layer: LayerSpec, state: OwnState, blocks: Sequence[KVBlock]) -> None:
     """Spread the token range over the blocks; each refers to the whole cache."""
     first = 0
     if layer.window is not None and state.length >= layer.window:

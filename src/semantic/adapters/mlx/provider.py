@@ -22,7 +22,6 @@ from semantic.adapters.mlx.cache_choice import AttentionFor, choose_pages, find_
 from semantic.adapters.mlx.cache_forms import in_buffers
 from semantic.adapters.mlx.fingerprint import fingerprint
 from semantic.adapters.mlx.grammar import Grammars
-from semantic.adapters.mlx.layer_caches import LayerData
 from semantic.adapters.mlx.probe import choose_layers
 from semantic.adapters.mlx.spec_reader import read_shapes, read_spec
 from semantic.adapters.mlx.tokenizer import HuggingFaceTokenizer, MLXTokenizer
@@ -59,7 +58,7 @@ class MLXModelProvider:
         wrapped = MLXTokenizer(tokenizer)
         return wrap_model(model, name, wrapped), wrapped
 
-    def extract_spec(self, model: BatchBackend[LayerData]) -> ModelCacheSpec:
+    def extract_spec(self, model: BatchBackend) -> ModelCacheSpec:
         """See `ModelProviderPort.extract_spec`."""
         return model.cache_spec()
 

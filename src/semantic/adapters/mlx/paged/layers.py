@@ -17,7 +17,7 @@ from semantic.adapters.mlx.paged.kinds import PageKind
 from semantic.adapters.mlx.paged.lineup import Lineups
 from semantic.adapters.mlx.paged.pages import Lease, Pages
 from semantic.adapters.mlx.paged.sequence import Chain, Page, PagedSequence
-from semantic.domain.entities import AgentBlocks, KVBlock
+from semantic.domain.entities import AgentBlocks, BlockData, KVBlock
 from semantic.domain.errors import CacheReconstructionError
 from semantic.domain.prefix import earliest_cut
 from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec
@@ -85,7 +85,7 @@ class PagedLayers:
         return [PagedCache(layer, sequence) for layer in self._layers]
 
     def restored(
-        self, blocks: AgentBlocks[Page], length: int, capacity: int, *, exclusive: bool
+        self, blocks: AgentBlocks, length: int, capacity: int, *, exclusive: bool
     ) -> list[PagedCache]:
         """Caches that begin with the first `length` tokens of `blocks`.
 
@@ -123,11 +123,11 @@ class PagedLayers:
     def fill(
         self,
         caches: Sequence[PagedCache],
-        blocks: Sequence[Sequence[KVBlock[Page]]],
+        blocks: Sequence[Sequence[KVBlock]],
         length: int,  # noqa: ARG002
-    ) -> list[KVBlock[Page]]:
+    ) -> list[KVBlock]:
         """Put `caches` into `blocks`; returns the blocks not needed. Copies nothing."""
-        unused: list[KVBlock[Page]] = []
+        unused: list[KVBlock] = []
         for pages in self.pages:
             layers = [blocks[i] for i in pages.kind.layers]
             found = _pages_of(caches[pages.kind.layers[0]])
@@ -142,9 +142,9 @@ class PagedLayers:
             unused += [block for mine in layers for block in mine[len(found) :]]
         return unused
 
-    def _check(self, pages: Pages, blocks: AgentBlocks[Page], length: int) -> None:
+    def _check(self, pages: Pages, blocks: AgentBlocks, length: int) -> None:
         """Raise CacheReconstructionError unless the layers of a kind can be cut to `length`."""
-        found: list[Page | None] = []
+        found: list[BlockData] = []
         for i in pages.kind.layers:
             chain = blocks.blocks_for_layer(i)
             who = f"layer {i} of {blocks.agent_id!r}"
@@ -182,9 +182,7 @@ def _pages_of(cache: PagedCache) -> list[tuple[int, int, Page]]:
     ]
 
 
-def _fit(
-    found: Sequence[Page | None], chain: Sequence[KVBlock[Page]], held: range, pages: Pages
-) -> bool:
+def _fit(found: Sequence[BlockData], chain: Sequence[KVBlock], held: range, pages: Pages) -> bool:
     """Whether these are all the pages of a chain of blocks that holds these positions."""
     first = found[0]
     if not isinstance(first, Page) or (first.first, first.stop) != (held.start, held.stop):
@@ -209,10 +207,10 @@ def _layers(
     return [layers[number] for number in range(spec.n_layers)]
 
 
-def _first_page(blocks: AgentBlocks[Page], layer: int) -> Page:
+def _first_page(blocks: AgentBlocks, layer: int) -> Page:
     page = blocks.blocks_for_layer(layer)[0].layer_data
-    if page is None:
-        raise AssertionError("an unchecked block")
+    if not isinstance(page, Page):
+        raise TypeError("an unchecked block")
     return page
 
 
