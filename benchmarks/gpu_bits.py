@@ -46,7 +46,7 @@ def bits(model: Module, vocab: int) -> dict[str, Json]:
                 "largest_logprob_difference": largest_difference(mine[:n_same], alone[:n_same]),
             }
         )
-    thrice = said_by(backend, prompts[:SUSPENDED], STEPS, top=TOP, suspended_after=SUSPENDED_AFTER)
+    thrice = said_by(backend, prompts[:SUSPENDED], STEPS, top=TOP, preempted_after=SUSPENDED_AFTER)
     found = [same for a, b in zip(said[SUSPENDED], thrice, strict=True) for same in same_bits(a, b)]
     n_other = found.count(False)
     return {

@@ -233,7 +233,7 @@ def summarise(world: World, counts: Mapping[str, int], wrong: int) -> dict[str, 
         "blocks_evicted": counts["evicted"],
         "write_errors": counts["write_errors"],
         "damaged": counts["damaged"],
-        "suspensions": world.engine.suspensions,
+        "suspensions": world.engine.preemptions,
     }
 
 

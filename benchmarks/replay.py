@@ -12,8 +12,8 @@ from experiments.harness.record import Run
 from experiments.harness.result import Result, Verdict
 from semantic import load
 from semantic.adapters.mlx.chat_format import MLXChatFormat
-from semantic.application.recent_turns import RecentTurns
-from semantic.application.replay import Replay
+from semantic.application.chat.replay import Replay
+from semantic.application.chat.turn_cache import TurnCache
 from semantic.domain.chat import Chat, Message
 from semantic.ports.outbound import Tokenizer
 
@@ -48,7 +48,7 @@ def measured(length: int) -> Iterator[Row]:
     """Both ways for a history of about `length` tokens."""
     _, tokenizer = load()
     chat_format = MLXChatFormat(tokenizer)
-    replay = Replay(chat_format, RecentTurns(1 << 30), b"", tokenizer.eos_token_ids)
+    replay = Replay(chat_format, TurnCache(1 << 30), b"", tokenizer.eos_token_ids)
     chat, n_tokens = conversation(replay, tokenizer, length)
     for number in range(ROUNDS):
         for way in ("replayed", "rendered") if number % 2 else ("rendered", "replayed"):

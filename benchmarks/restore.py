@@ -26,8 +26,8 @@ from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.stores.disk import block_reader
 from semantic.adapters.stores.disk.block_file import HEADER_BYTES
 from semantic.adapters.stores.disk.store import DiskStore
-from semantic.application.loading import Loader
-from semantic.application.stored_prefix import PrefixFinder, StoredPrefix
+from semantic.application.cache.loading import Loader
+from semantic.application.cache.prefix_lookup import PrefixLookup, StoredPrefix
 from semantic.domain.block_hash import Scope, namespace_of, tenant_tag
 from semantic.domain.value_objects import SequenceId, whole_blocks
 
@@ -99,7 +99,7 @@ def find(backend: MLXBackend, store: DiskStore, folder: Path, tokens: tuple[int,
     namespace = namespace_of(backend.model_id, layout.name)
     scope = Scope(namespace, tenant_tag(store.secret, ""))
     links = [link for link in scope.chain(tokens) if link.is_full]
-    prefix = PrefixFinder(store, layout).find(scope, links, tokens)
+    prefix = PrefixLookup(store, layout).find(scope, links, tokens)
     if prefix is None or prefix.length != LENGTH:
         raise AssertionError(f"expected {LENGTH} tokens in the store, got {prefix}")
     names = [f"{header.link.hash.hex()}.{header.part.value}" for header in prefix.headers]

@@ -22,8 +22,8 @@ from semantic import AgentBlocks, BlockPool, BlockPoolBatchEngine
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.kv_buffer import BufferRange, KVBuffer
 from semantic.adapters.mlx.provider import wrap_model
-from semantic.application.prefill_budget import PrefillBudget
-from semantic.application.resident_store import ResidentStore
+from semantic.application.cache.idle_caches import IdleCaches
+from semantic.application.engine.prefill_budget import PrefillBudget
 from semantic.domain.value_objects import (
     BLOCK_TOKENS,
     CacheKey,
@@ -51,7 +51,7 @@ class Rig:
     backend: MLXBackend
     spec: ModelCacheSpec
     pool: BlockPool
-    store: ResidentStore
+    store: IdleCaches
     engine: BlockPoolBatchEngine
 
     @classmethod

@@ -25,9 +25,9 @@ from experiments.harness.environment import ROOT
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.layer_caches import LayerCache
 from semantic.adapters.mlx.sequence_cache import SequenceCache
-from semantic.application.batch_engine import BlockPoolBatchEngine
-from semantic.application.loading import Loader
-from semantic.application.stored_prefix import PrefixFinder
+from semantic.application.cache.loading import Loader
+from semantic.application.cache.prefix_lookup import PrefixLookup
+from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.bootstrap import Settings, open_store
 from semantic.domain.block_hash import Scope, namespace_of, tenant_tag
 from semantic.domain.services import BlockPool
@@ -54,7 +54,7 @@ class StoreReader:
         self._backend = backend
         self._store: CacheStorePort = open_store(Settings(use_disk=True, store=folder))
         self._loader = Loader(backend, self._store)
-        self._finder = PrefixFinder(self._store, backend.layout())
+        self._finder = PrefixLookup(self._store, backend.layout())
         namespace = namespace_of(backend.model_id, backend.layout().name)
         self._scope = Scope(namespace, tenant_tag(self._store.secret, ""))
 

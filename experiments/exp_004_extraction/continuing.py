@@ -14,7 +14,7 @@ from pathlib import Path
 
 from experiments import subjects
 from experiments.exp_004_extraction import files
-from semantic.application.batch_engine import BlockPoolBatchEngine
+from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.bootstrap import Settings, open_store
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import CacheKey, CompletedGeneration, TokenEvent

@@ -23,7 +23,7 @@ from experiments.harness.environment import ROOT
 from experiments.harness.record import Run
 from experiments.harness.result import Result, Verdict
 from experiments.reference import greedy
-from semantic.application.batch_engine import BlockPoolBatchEngine
+from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.bootstrap import Settings, open_store
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import CompletedGeneration

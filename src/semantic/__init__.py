@@ -9,7 +9,7 @@
 Public names are those in `__all__`.
 """
 
-from semantic.application.batch_engine import BlockPoolBatchEngine
+from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.bootstrap import load, register_readers
 from semantic.domain.entities import AgentBlocks, KVBlock
 from semantic.domain.errors import SemanticError

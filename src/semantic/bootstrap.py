@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from semantic.application.batch_engine import BlockPoolBatchEngine
-from semantic.application.recent_turns import RecentTurns
+from semantic.application.chat.turn_cache import TurnCache
+from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.domain.errors import InvalidRequestError, OperatorError, StoreError
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import ModelCacheSpec
@@ -225,7 +225,7 @@ def open_responses(settings: Settings, tell: Callable[[str], None]) -> Responses
     sentence when they cannot be kept on disk.
     """
     from semantic.adapters.stores.responses import SqliteResponses, SteadyResponses
-    from semantic.application.memory_responses import MemoryResponses
+    from semantic.application.chat.memory_responses import MemoryResponses
 
     memory = MemoryResponses(_RESPONSE_MEMORY_BYTES)
     folder: Path | None = None
@@ -239,7 +239,7 @@ def open_responses(settings: Settings, tell: Callable[[str], None]) -> Responses
     return responses
 
 
-def open_turns(settings: Settings, tell: Callable[[str], None]) -> RecentTurns:
+def open_turns(settings: Settings, tell: Callable[[str], None]) -> TurnCache:
     """The turns of conversations: in memory, and in the store's folder where there is one.
 
     `tell` gets a sentence when they cannot be kept on disk.
@@ -250,7 +250,7 @@ def open_turns(settings: Settings, tell: Callable[[str], None]) -> RecentTurns:
     if settings.use_disk:
         with suppress(StoreError):  # who opens the store tells why there is none
             below = DiskTurns(store_folder(settings) / TURNS_FILE, _TURN_DISK_BYTES, tell)
-    return RecentTurns(_TURN_BYTES, below)
+    return TurnCache(_TURN_BYTES, below)
 
 
 def store_folder(settings: Settings) -> Path:

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from semantic.application.admission import QueueLimits
-from semantic.application.agent_directory import AgentDirectory
-from semantic.application.agent_finder import AgentFinder
-from semantic.application.agent_names import AgentNames
-from semantic.application.batch_engine import BlockPoolBatchEngine
-from semantic.application.engine_thread import EngineThread
-from semantic.application.preparation import Preparation
-from semantic.application.replay import Replay
-from semantic.application.served_agents import ServedAgents
+from semantic.application.agents.agent_names import AgentNames
+from semantic.application.agents.directory import AgentDirectory
+from semantic.application.agents.finder import AgentFinder
+from semantic.application.agents.served_agents import ServedAgents
+from semantic.application.chat.preparation import Preparation
+from semantic.application.chat.replay import Replay
+from semantic.application.engine.admission import QueueLimits
+from semantic.application.engine.batch_engine import BlockPoolBatchEngine
+from semantic.application.engine.engine_thread import EngineThread
 from semantic.application.serving import Serving
 from semantic.bootstrap import App, Settings, StoreOff, build_engine, open_turns, rebuilt
 from semantic.domain.block_hash import namespace_of, tenant_tag

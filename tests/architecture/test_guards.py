@@ -19,7 +19,6 @@ SOURCE = ROOT / "src" / "semantic"
 MODULES = sorted(SOURCE.rglob("*.py"))
 CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
-LINES_PER_FILE = 400
 RELAXED = ("tests/", "experiments/", "benchmarks/", "tools/")
 PORT_USERS = ("application/", "adapters/", "cli/", "bootstrap.py")
 
@@ -179,7 +178,7 @@ def test_only_the_command_line_and_one_place_in_the_core_may_catch_everything() 
     found = {_short(path): broad_handlers(_tree(path)) for path in MODULES}
     broad = {name: len(lines) for name, lines in found.items() if lines}
     inside = {name: n for name, n in broad.items() if not name.startswith("cli/")}
-    assert inside == {"application/attempt.py": 1}
+    assert inside == {"application/engine/attempt.py": 1}
 
 
 def test_no_file_names_a_registry_or_a_path_of_one_machine() -> None:
@@ -190,17 +189,10 @@ def test_no_file_names_a_registry_or_a_path_of_one_machine() -> None:
     assert {name: addresses for name, addresses in found.items() if addresses} == {}
 
 
-def test_no_source_file_grows_into_a_drawer() -> None:
-    lengths = {_short(path): len(_text(path).splitlines()) for path in MODULES}
-    assert {name: lines for name, lines in lengths.items() if lines > LINES_PER_FILE} == {}
-
-
 # --- the rules can fire -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "bases", ["Protocol", "Protocol[KV]", "typing.Protocol", "Sized, Protocol"]
-)
+@pytest.mark.parametrize("bases", ["Protocol", "Protocol[T]", "typing.Protocol", "Sized, Protocol"])
 def test_a_protocol_is_recognised(bases: str) -> None:
     assert protocols(ast.parse(f"class Store({bases}): ...")) == {"Store"}
 
@@ -213,10 +205,10 @@ def test_an_implementation_is_no_protocol() -> None:
     "code",
     [
         "def f(store: Store) -> None: ...",
-        "def f(*, store: Store[KV] | None = None) -> None: ...",
+        "def f(*, store: Store[T] | None = None) -> None: ...",
         "async def f() -> list[Store]: ...",
         "class Engine:\n    store: ports.Store",
-        "def f(store: 'Store[KV]') -> None: ...",
+        "def f(store: 'Store[T]') -> None: ...",
     ],
 )
 def test_a_use_as_annotation_is_recognised(code: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semantic.application.answer_reader import AnswerReader
+from semantic.application.chat.answer_reader import AnswerReader
 from semantic.domain.answer import TextDelta, ToolCallDelta, ToolCallStarted
 from semantic.domain.chat import AnswerFormat, Chat, Message, Tool, ToolCall, ToolChoice
 from semantic.domain.errors import InvalidRequestError, ToolCallError

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from semantic.adapters.stores.responses import SqliteResponses, SteadyResponses
-from semantic.application.memory_responses import MemoryResponses
+from semantic.application.chat.memory_responses import MemoryResponses
 from semantic.domain.response_record import encoded
 from semantic.domain.responses import StoredResponse
 from semantic.ports.responses import ResponsesPort

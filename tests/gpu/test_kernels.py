@@ -599,7 +599,7 @@ def test_a_batch_in_pages_says_what_one_in_buffers_says(build: object, which: st
 
 @pytest.mark.parametrize("build", [small_llama, small_gemma3])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=["float32", "bfloat16"])
-def test_what_was_suspended_goes_on_with_the_same_bits(
+def test_what_was_preempted_goes_on_with_the_same_bits(
     build: object, dtype: mx.Dtype, which: str
 ) -> None:
     assert callable(build)
@@ -609,7 +609,7 @@ def test_what_was_suspended_goes_on_with_the_same_bits(
     assert backend.in_pages
     prompts = [prompt_of(length, length) for length in (250, 97, 511)]
     never = said_by(backend, prompts, 40, top=5)
-    again = said_by(backend, prompts, 40, top=5, suspended_after=(1, 7, 20))
+    again = said_by(backend, prompts, 40, top=5, preempted_after=(1, 7, 20))
     for number, (mine, others) in enumerate(zip(again, never, strict=True)):
         same = same_bits(mine, others)
         assert all(same), f"{which}: sequence {number} differs from step {same.index(False)} on"

@@ -22,7 +22,7 @@ from semantic.adapters.mlx.chat_format import MLXChatFormat
 from semantic.adapters.mlx.grammar_source import grammar_source
 from semantic.adapters.mlx.tokenizer import MLXTokenizer
 from semantic.adapters.mlx.tokenizer_loader import load_tokenizer
-from semantic.application.answer_reader import AnswerReader
+from semantic.application.chat.answer_reader import AnswerReader
 from semantic.domain.answer import ToolCallDelta, ToolCallStarted
 from semantic.domain.chat import AnswerFormat, Chat, Message, Tool, ToolCall, ToolChoice
 from semantic.domain.errors import InvalidRequestError, ToolCallError

@@ -14,7 +14,7 @@ import pytest
 
 from semantic.adapters.exchange.exporting import export_agent
 from semantic.adapters.exchange.importing import import_agent
-from semantic.application.break_even import BreakEven
+from semantic.application.cache.break_even import BreakEven
 from semantic.domain.block_hash import HEAD_TOKENS
 from semantic.domain.match import MatchEnd
 from semantic.domain.prefix import common_prefix
@@ -206,11 +206,11 @@ def test_agents_that_the_pool_and_the_memory_have_no_room_for_are_read_from_disk
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "lfm2", "gemma3 in pages"])
-def test_suspended_requests_come_back_with_the_same_tokens(architecture: str, folder: Path) -> None:
+def test_preempted_requests_come_back_with_the_same_tokens(architecture: str, folder: Path) -> None:
     asked = [Asked(f"agent-{i}", text(220 + 10 * i, seed=i), 60) for i in range(5)]
     with running(architecture, folder, columns=6, memory_bytes=TINY_MEMORY) as life:
         done = life.ask_all(asked)
-        assert life.engine.suspensions > 0
+        assert life.engine.preemptions > 0
     with running(architecture, folder) as again:
         for one, end in zip(asked, done, strict=True):
             past = history(one.prompt, end)

@@ -16,9 +16,9 @@ import pytest
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.provider import wrap_model
 from semantic.adapters.stores.memory import MemoryStore
-from semantic.application.batch_engine import BlockPoolBatchEngine
-from semantic.application.engine_thread import EngineThread
-from semantic.application.order import Order
+from semantic.application.engine.batch_engine import BlockPoolBatchEngine
+from semantic.application.engine.engine_thread import EngineThread
+from semantic.application.engine.order import Order
 from semantic.bootstrap import App, Settings, build_engine, open_store, rebuilt
 from semantic.domain.errors import IntegrityError, InvalidRequestError
 from semantic.domain.services import BlockPool

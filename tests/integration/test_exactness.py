@@ -107,7 +107,7 @@ def test_a_cancelled_request_leaves_what_it_computed_and_the_others_alone(
 
 
 @every_architecture
-def test_requests_suspended_for_want_of_blocks_go_on_with_the_same_tokens(
+def test_requests_preempted_for_want_of_blocks_go_on_with_the_same_tokens(
     architecture: str,
 ) -> None:
     rig = Rig(architecture, columns=6)
@@ -119,7 +119,7 @@ def test_requests_suspended_for_want_of_blocks_go_on_with_the_same_tokens(
             if isinstance(event, CompletedGeneration):
                 done[event.uid] = event
         rig.check()
-    assert rig.engine.suspensions > 0
+    assert rig.engine.preemptions > 0
     for uid, prompt in zip(uids, asked, strict=True):
         assert list(done[uid].tokens) == generate(rig.model, prompt, 300)
 
@@ -192,7 +192,7 @@ def test_a_stop_string_over_two_tokens_is_never_emitted() -> None:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt_oss"])
-def test_a_seed_gives_the_same_tokens_alone_in_a_batch_and_suspended(architecture: str) -> None:
+def test_a_seed_gives_the_same_tokens_alone_in_a_batch_and_preempted(architecture: str) -> None:
     params = SamplingParams(temperature=0.9, top_p=0.95, top_k=40, min_p=0.01, seed=42)
     asked = prompts(500, 400, 260, seed=14)
 
@@ -208,7 +208,7 @@ def test_a_seed_gives_the_same_tokens_alone_in_a_batch_and_suspended(architectur
     assert tokens(Rig(architecture)) == alone
     small = Rig(architecture, columns=5)
     assert tokens(small) == alone
-    assert small.engine.suspensions > 0
+    assert small.engine.preemptions > 0
     other = tokens_of(Rig(architecture), asked[0], SamplingParams(temperature=0.9, seed=43), 150)
     assert other != alone[0]
 

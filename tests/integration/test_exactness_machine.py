@@ -1,7 +1,7 @@
 """Whatever agents do together, each answer is the one that plain mlx-lm gives it alone.
 
 A hypothesis state machine drives a real engine on real mlx-lm models in pools so small that idle
-caches are dropped and running requests suspended, and compares every answer token by token.
+caches are dropped and running requests preempted, and compares every answer token by token.
 """
 
 from __future__ import annotations

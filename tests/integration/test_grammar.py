@@ -1,4 +1,4 @@
-"""Answers held to a grammar: always in the language, alone, in a batch and over a suspension."""
+"""Answers held to a grammar: always in the language, alone, in a batch and over a preemption."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_rows_of_a_batch_do_not_notice_that_a_neighbour_is_held() -> None:
     assert [done[uid].tokens for uid in uids] == [one.tokens for one in alone]
 
 
-def test_a_suspended_answer_goes_on_in_its_grammar() -> None:
+def test_a_preempted_answer_goes_on_in_its_grammar() -> None:
     texts = prompts(240, 250, 245, 248, seed=3)
     grammars = [json_grammar(PERSON, after) for after in (None, "a", None, " ")]
     wanted = [held(g, seed) for g, seed in zip(grammars, (None, 4, 6, 7), strict=True)]
@@ -102,7 +102,7 @@ def test_a_suspended_answer_goes_on_in_its_grammar() -> None:
         for i, (text, params) in enumerate(zip(texts, wanted, strict=True))
     ]
     done = of.run()
-    assert of.engine.suspensions > 0
+    assert of.engine.preemptions > 0
     assert [done[uid].tokens for uid in uids] == [one.tokens for one in alone]
 
 

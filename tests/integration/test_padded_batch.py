@@ -154,14 +154,14 @@ def test_a_cancelled_request_leaves_what_it_computed_and_the_others_alone() -> N
 
 
 @some_full
-def test_requests_suspended_for_want_of_blocks_go_on_with_the_same_tokens(
+def test_requests_preempted_for_want_of_blocks_go_on_with_the_same_tokens(
     architecture: str, switches: Switches
 ) -> None:
     rig = padded_rig(architecture, columns=6)
     asked = prompts(500, 400, 260, seed=8)
     uids = [rig.engine.submit(f"agent-{i}", p, max_tokens=300) for i, p in enumerate(asked)]
     done = finish(rig)
-    assert rig.engine.suspensions > 0
+    assert rig.engine.preemptions > 0
     assert switches.padded > 0
     for uid, prompt in zip(uids, asked, strict=True):
         assert list(done[uid].tokens) == generate(rig.model, prompt, 300)

@@ -13,7 +13,7 @@ from semantic.domain.block_hash import Part
 from semantic.domain.errors import BackendError, CacheReconstructionError
 from semantic.domain.value_objects import SamplingParams, SequenceId, whole_blocks
 from tests.support.in_pages import SUFFIX, tiny_backend
-from tests.support.suspended import resumed, suspended
+from tests.support.preempted import preempted, resumed
 from tests.support.tiny_models import VOCAB
 
 BY_WINDOW = {
@@ -201,7 +201,7 @@ def test_what_slid_out_of_a_window_is_not_written() -> None:
 
 
 @every_architecture
-def test_a_sequence_that_was_suspended_has_the_bytes_of_one_that_was_not(
+def test_a_sequence_that_was_preempted_has_the_bytes_of_one_that_was_not(
     architecture: str,
 ) -> None:
     model = backend(architecture + SUFFIX)
@@ -215,7 +215,7 @@ def test_a_sequence_that_was_suspended_has_the_bytes_of_one_that_was_not(
         history += decode(model, parts, history[-1], n)
         # The last token stays out: it is what the sequence goes on with.
         capacity = whole_blocks(len(history) + 60)
-        parts = resumed(model, suspended(model, parts, history, capacity), capacity)
+        parts = resumed(model, preempted(model, parts, history, capacity), capacity)
     assert history[250:] == said
     model.prefill(parts, history[-1:])
     ended = prefilled(model, prompt[:-1])

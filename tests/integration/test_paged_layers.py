@@ -284,7 +284,7 @@ def test_memory_is_set_aside_as_sequences_of_usual_length_need_it() -> None:
 
 
 class Sequences(RuleBasedStateMachine):
-    """Sequences that are prefilled, decoded together, suspended, resumed, forked and dropped."""
+    """Sequences that are prefilled, decoded together, preempted, resumed, forked and dropped."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -313,7 +313,7 @@ class Sequences(RuleBasedStateMachine):
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
-    def suspend(self, data: st.DataObject) -> None:
+    def preempt(self, data: st.DataObject) -> None:
         number = data.draw(st.sampled_from(sorted(self.running)))
         self.idle[number] = blocks_of(self.spec, self.layers, self.running.pop(number))
 

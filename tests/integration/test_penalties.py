@@ -1,4 +1,4 @@
-"""OpenAI's penalties: over what the answer has so far, exact in a batch and over a suspension."""
+"""OpenAI's penalties: over what the answer has so far, exact in a batch and over a preemption."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_penalties_are_those_of_the_formula(params: SamplingParams) -> None:
     assert list(rig.answer("ben", prompt, 60).tokens) != expected
 
 
-def test_penalties_are_the_same_in_a_batch_and_over_a_suspension() -> None:
+def test_penalties_are_the_same_in_a_batch_and_over_a_preemption() -> None:
     texts = prompts(240, 250, 245, 248, seed=31)
     alone = [
         Rig("llama", chunk=64).answer("x", text, 60, sampling=params).tokens
@@ -60,7 +60,7 @@ def test_penalties_are_the_same_in_a_batch_and_over_a_suspension() -> None:
         ]
         done = rig.run()
         assert [done[uid].tokens for uid in uids] == alone
-        assert bool(rig.engine.suspensions) == (columns == 5)
+        assert bool(rig.engine.preemptions) == (columns == 5)
 
 
 def test_the_prompt_counts_for_nothing_and_the_type_stays() -> None:
@@ -69,7 +69,7 @@ def test_the_prompt_counts_for_nothing_and_the_type_stays() -> None:
     )
     logits = mx.zeros((1, 4), mx.bfloat16)
     assert penalize(mx.array([0, 1]), logits).tolist() == [[0, 0, 0, 0]]
-    # What was said before a suspension comes at once.
+    # What was said before a preemption comes at once.
     assert penalize(mx.array([0, 1, 1, 3, 3, 3]), logits).tolist() == [[0, -0.75, 0, -1.25]]
     told = penalize(mx.array([0, 1, 1, 3, 3, 3, 1]), logits)
     assert told.tolist() == [[0, -1.0, 0, -1.25]]

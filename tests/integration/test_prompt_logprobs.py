@@ -96,14 +96,14 @@ def test_what_was_scored_is_kept_as_usual() -> None:
     assert rig.answer("cay", prompt, 5).tokens == done.tokens
 
 
-def test_a_prompt_that_is_suspended_is_scored_once() -> None:
+def test_a_prompt_that_is_preempted_is_scored_once() -> None:
     long, *others = prompts(1000, 250, 250, 250, seed=45)
     expected = scored(Rig("llama", chunk=64), "x", long)
     rig = Rig("llama", chunk=64, columns=7)
     before = [rig.engine.submit(f"a{i}", text, max_tokens=40) for i, text in enumerate(others)]
     uid = rig.engine.submit("z", long, max_tokens=40, sampling=SCORED)
     done = rig.run()
-    assert rig.engine.suspensions > 0
+    assert rig.engine.preemptions > 0
     assert done[uid].prompt_logprobs == expected
     assert all(done[one].prompt_logprobs == () for one in before)
 

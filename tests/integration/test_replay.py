@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from semantic.application.said import Said
+from semantic.application.chat.answer_message import Said
 from semantic.bootstrap import Settings
 from semantic.domain.answer import (
     AnswerEnd,

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from semantic import BlockPool, BlockPoolBatchEngine, CompletedGeneration
-from semantic.application.loading import Loader
-from semantic.application.stored_prefix import PrefixFinder, StoredPrefix
+from semantic.application.cache.loading import Loader
+from semantic.application.cache.prefix_lookup import PrefixLookup, StoredPrefix
 from semantic.bootstrap import Settings, open_store
 from semantic.domain.block_hash import BlockKey
 from semantic.domain.prefix import common_prefix
@@ -191,7 +191,7 @@ class Durable:
     def _prefix(self, agent: str) -> StoredPrefix:
         manifest = self.manifest(agent)
         links = [link for link in manifest.scope.chain(manifest.token_ids) if link.is_full]
-        finder = PrefixFinder(self.store, self.backend.layout())
+        finder = PrefixLookup(self.store, self.backend.layout())
         prefix = finder.find(manifest.scope, links, manifest.token_ids)
         assert prefix is not None
         assert prefix.length == len(manifest.token_ids)

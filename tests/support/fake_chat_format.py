@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from semantic.application.call_grammar import (
+from semantic.application.chat.call_grammar import (
     CallLanguage,
     SpelledMark,
     arguments_schema,

@@ -1,4 +1,4 @@
-"""What sequences say that decode in one batch from beginning to end, suspended on the way or not.
+"""What sequences say that decode in one batch from beginning to end, preempted on the way or not.
 
 For comparisons to the bit: with `top`, log-probabilities are told as they are. Drives a backend
 alone; knows no engine.
@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.domain.value_objects import SampledToken, SamplingParams, SequenceId, whole_blocks
-from tests.support.suspended import resumed, suspended
+from tests.support.preempted import preempted, resumed
 
 
 def said_by(
@@ -19,9 +19,9 @@ def said_by(
     n_steps: int,
     *,
     top: int,
-    suspended_after: Collection[int] = (),
+    preempted_after: Collection[int] = (),
 ) -> list[list[SampledToken]]:
-    """Of each prompt `n_steps` tokens; all are suspended and resumed after so many steps."""
+    """Of each prompt `n_steps` tokens; all are preempted and resumed after so many steps."""
     sampling = SamplingParams(logprobs=top)
     capacity = whole_blocks(max(map(len, prompts)) + n_steps)
     histories = [list(prompt) for prompt in prompts]
@@ -35,9 +35,9 @@ def said_by(
         sequences.append(sequence)
     said: list[list[SampledToken]] = [[] for _ in prompts]
     for step in range(n_steps):
-        if step in suspended_after:
+        if step in preempted_after:
             kept = [
-                suspended(backend, sequence, history, capacity)
+                preempted(backend, sequence, history, capacity)
                 for sequence, history in zip(sequences, histories, strict=True)
             ]
             sequences = [resumed(backend, blocks, capacity) for blocks in kept]

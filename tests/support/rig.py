@@ -10,8 +10,8 @@ from semantic.adapters.mlx.kv_buffer import BufferRange
 from semantic.adapters.mlx.paged.layers import PagedLayers
 from semantic.adapters.mlx.paged.pages import Pages
 from semantic.adapters.mlx.tokenizer import MLXTokenizer
-from semantic.application.prefill_budget import PrefillBudget
-from semantic.application.resident_store import ResidentStore
+from semantic.application.cache.idle_caches import IdleCaches
+from semantic.application.engine.prefill_budget import PrefillBudget
 from semantic.domain.value_objects import ModelCacheSpec, SamplingParams
 from semantic.ports.outbound import Tokenizer
 from semantic.ports.store import CacheStorePort
@@ -59,7 +59,7 @@ class Rig:
         )
 
     @property
-    def store(self) -> ResidentStore:
+    def store(self) -> IdleCaches:
         """The idle caches in the pool."""
         return self.engine.resident
 

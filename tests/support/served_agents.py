@@ -8,10 +8,10 @@ from functools import partial
 from typing import TypeVar
 
 from semantic.adapters.stores.memory import MemoryStore
-from semantic.application.agent_directory import AgentDirectory
-from semantic.application.agent_finder import AgentFinder
-from semantic.application.batch_engine import BlockPoolBatchEngine
-from semantic.application.served_agents import ServedAgents
+from semantic.application.agents.directory import AgentDirectory
+from semantic.application.agents.finder import AgentFinder
+from semantic.application.agents.served_agents import ServedAgents
+from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.domain.block_hash import namespace_of, tenant_tag
 from semantic.domain.errors import SemanticError
 from semantic.domain.value_objects import ModelCacheSpec

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from semantic.application.archive_state import ArchiveState
+from semantic.application.cache.prefix_state import PrefixState
 from semantic.application.detokenizer import StreamingDetokenizer
 from semantic.domain.entities import AgentBlocks, KVBlock
 from semantic.domain.stop_strings import StopStrings
@@ -32,7 +32,7 @@ class Phase(Enum):
     """Where a request is."""
 
     WAITING = "waiting"
-    """Holds no blocks: just arrived, or suspended."""
+    """Holds no blocks: just arrived, or preempted."""
     LOAD = "load"
     """Holds blocks; waits until what a store has of it is read into them."""
     PREFILL = "prefill"
@@ -82,9 +82,9 @@ class Request:
     sequence: SequenceId | None = None
     computed: int = 0
     cached_tokens: int = 0
-    suspensions: int = 0
+    preemptions: int = 0
     cancel_requested: bool = False
-    archived: ArchiveState = field(default_factory=ArchiveState)
+    archived: PrefixState = field(default_factory=PrefixState)
     _text: list[str] = field(default_factory=list)
     _detokenizer: StreamingDetokenizer = field(init=False)
     _stop: StopStrings = field(init=False)
@@ -154,14 +154,14 @@ class Request:
         stop = min(self.computed + _SCORED_CHUNK, len(self.prompt) - 1)
         return self.prompt[self.computed : stop + 1]
 
-    def suspend(self) -> None:
+    def preempt(self) -> None:
         """Back to waiting, with its tokens and without anything computed."""
         if self.scoring:
             self._drop_scores()
         self.phase = Phase.WAITING
         self.computed = 0
         self.cached_tokens = 0
-        self.suspensions += 1
+        self.preemptions += 1
         self.archived.wait_again()
 
     def as_cache(self, length: int, model_id: str) -> AgentBlocks:

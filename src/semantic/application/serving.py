@@ -12,16 +12,16 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Executor
 from typing import TypeVar
 
-from semantic.application.agent_names import AgentNames
-from semantic.application.answer_reader import AnswerReader
-from semantic.application.engine_thread import EngineThread
-from semantic.application.event_inbox import EventInbox
-from semantic.application.observing import Figures
-from semantic.application.order import Order, Ticket
-from semantic.application.preparation import Preparation, Prepared
-from semantic.application.reading import Reading
-from semantic.application.replay import Replay
-from semantic.application.served_agents import ServedAgents
+from semantic.application.agents.agent_names import AgentNames
+from semantic.application.agents.served_agents import ServedAgents
+from semantic.application.chat.answer_reader import AnswerReader
+from semantic.application.chat.preparation import Preparation, Prepared
+from semantic.application.chat.reading import Reading
+from semantic.application.chat.replay import Replay
+from semantic.application.engine.engine_thread import EngineThread
+from semantic.application.engine.event_queue import EventQueue
+from semantic.application.engine.observing import Figures
+from semantic.application.engine.order import Order, RequestHandle
 from semantic.domain.answer import (
     AnswerEnd,
     AnswerEvent,
@@ -124,7 +124,7 @@ class Serving:
                 ask.tenant,
                 self._names.note(agent, prepared, ask),
             )
-            inbox: EventInbox = EventInbox(asyncio.get_running_loop())
+            inbox: EventQueue = EventQueue(asyncio.get_running_loop())
             ticket = self._thread.submit(order, inbox.put)
             try:
                 uid = await asyncio.wrap_future(ticket.accepted)
@@ -172,7 +172,7 @@ class Serving:
                 )
 
     async def _read(
-        self, prepared: Prepared, inbox: EventInbox, ticket: Ticket
+        self, prepared: Prepared, inbox: EventQueue, ticket: RequestHandle
     ) -> AsyncGenerator[AnswerEvent, None]:
         """The answer's events after its start.
 

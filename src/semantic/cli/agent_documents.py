@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from semantic.application.agent_facts import AgentFacts
-from semantic.application.origin import asker_in, parent_of
+from semantic.application.agents.footprint import AgentFootprint
+from semantic.application.agents.origin import asker_in, parent_of
 from semantic.cli.agent_lookup import shown_id
 from semantic.cli.report import Json, match_json
 
 
-def agent_json(facts: AgentFacts) -> Json:
+def agent_json(facts: AgentFootprint) -> Json:
     """An agent in one line of a list."""
     manifest = facts.manifest
     session, client = asker_in(manifest.note)
@@ -30,7 +30,7 @@ def agent_json(facts: AgentFacts) -> Json:
     }
 
 
-def detailed_json(facts: AgentFacts) -> Json:
+def detailed_json(facts: AgentFootprint) -> Json:
     """An agent with all that is known of it, its tokens left out."""
     manifest = facts.manifest
     return {

@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from semantic.application.agent_facts import AgentFacts, all_facts, facts_of
-from semantic.application.origin import asker_in, parent_of
+from semantic.application.agents.footprint import AgentFootprint, all_footprints, footprint_of
+from semantic.application.agents.origin import asker_in, parent_of
 from semantic.cli.agent_documents import agent_json, detailed_json
 from semantic.cli.agent_lookup import (
     LOCAL_TENANT,
@@ -38,7 +38,7 @@ def ls(store: StoreOptions, as_json: AsJson = False) -> None:
     """List the agents that the store keeps, last saved first."""
     with opened(store) as disk:
         agents = local_agents(disk)
-        listed = all_facts(disk, agents)
+        listed = all_footprints(disk, agents)
         others = len(disk.manifests()) - len(agents)
     if as_json:
         document: Json = {
@@ -60,7 +60,7 @@ def show(
 ) -> None:
     """Show an agent and which of its blocks are there."""
     with opened(store) as disk:
-        facts = facts_of(disk, find_agent(disk, name, model_id), local_agents(disk))
+        facts = footprint_of(disk, find_agent(disk, name, model_id), local_agents(disk))
     typer.echo(to_line(detailed_json(facts)) if as_json else "\n".join(_details(facts)))
 
 
@@ -201,7 +201,7 @@ AGENT_COMMANDS: dict[str, Callable[..., None]] = {
 }
 
 
-def _row(facts: AgentFacts) -> Sequence[str]:
+def _row(facts: AgentFootprint) -> Sequence[str]:
     manifest = facts.manifest
     blocks, there = len(facts.chain), facts.stored_blocks
     session, client = asker_in(manifest.note)
@@ -220,7 +220,7 @@ def _row(facts: AgentFacts) -> Sequence[str]:
     )
 
 
-def _details(facts: AgentFacts) -> Iterator[str]:
+def _details(facts: AgentFootprint) -> Iterator[str]:
     manifest = facts.manifest
     row = zip(_HEADINGS, _row(facts), strict=True)
     yield from columns([(heading, value) for heading, value in row])

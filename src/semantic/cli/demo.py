@@ -1,4 +1,4 @@
-"""`semantic demo`: three agents in one batch, suspended, resumed, and compared with cold runs.
+"""`semantic demo`: three agents in one batch, preempted, resumed, and compared with cold runs.
 
 Then all of it again across a process that is killed: see `demo_restart`.
 """

@@ -54,7 +54,7 @@ async def load_model(
 ) -> RunnableServing:
     """The model that `settings` name, ready to be asked. Raises as `serve.load_serving`."""
     from semantic.adapters.http.public_prefix import read_public_prefix
-    from semantic.application.admission import QueueLimits
+    from semantic.application.engine.admission import QueueLimits
     from semantic.serve import ServeSettings, load_serving
 
     wanted = ServeSettings(

@@ -220,7 +220,7 @@ class SamplingParams:
     """How the next token is chosen. The defaults are greedy decoding.
 
     `top_p`, `top_k` and `min_p` of 0 (`top_p` also of 1) mean off, as in mlx-lm. `seed` fixes
-    the draw of every position, so it holds in any batch and over a suspension; None draws one.
+    the draw of every position, so it holds in any batch and over a preemption; None draws one.
     `logprobs` is None for none, else the number of alternatives to report beside each token.
     `logit_bias` maps token ids to what is added to their logits. The penalties of presence and
     frequency are taken from the logits of tokens that the answer has already, once or for each

@@ -23,7 +23,7 @@ from semantic.adapters.http.app import create_app
 from semantic.adapters.http.context import ServerContext
 from semantic.adapters.http.observed import AnswerRecord
 from semantic.adapters.http.settings import ServerSettings
-from semantic.application.said import Said
+from semantic.application.chat.answer_message import Said
 from semantic.bootstrap import Settings
 from semantic.domain.answer import (
     AnswerEnd,

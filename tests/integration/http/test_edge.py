@@ -18,7 +18,7 @@ from semantic.adapters.http.keys import tenant_name
 from semantic.adapters.http.lifecycle import Lifecycle, RunnableServing
 from semantic.adapters.http.logs import FACTS
 from semantic.adapters.http.settings import ServerSettings
-from semantic.application.engine_state import EngineState
+from semantic.application.engine.engine_state import EngineState
 from semantic.domain.answer import AnswerEvent
 from semantic.domain.errors import (
     AgentNotFoundError,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from semantic.adapters.stores.disk_turns import DiskTurns
-from semantic.application.recent_turns import RecentTurns
+from semantic.application.chat.turn_cache import TurnCache
 from semantic.domain.history import Turn, thought_digest
 
 FIRST = Turn(b"1" * 32, None, 0, (1, 2, 70_000), thought_digest("hm"))
@@ -20,11 +20,11 @@ def nobody(said: str) -> None:
 
 
 def test_turns_come_back_in_another_process(tmp_path: Path) -> None:
-    turns = RecentTurns(1 << 20, DiskTurns(tmp_path / "turns.db", 1 << 20, nobody))
+    turns = TurnCache(1 << 20, DiskTurns(tmp_path / "turns.db", 1 << 20, nobody))
     turns.put(FIRST)
     turns.put(SECOND)
     turns.close()
-    again = RecentTurns(1 << 20, DiskTurns(tmp_path / "turns.db", 1 << 20, nobody))
+    again = TurnCache(1 << 20, DiskTurns(tmp_path / "turns.db", 1 << 20, nobody))
     assert [again.get(turn.point) for turn in (FIRST, SECOND)] == [FIRST, SECOND]
     assert again.get(b"3" * 32) is None
     again.close()

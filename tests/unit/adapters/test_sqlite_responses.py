@@ -13,7 +13,7 @@ import pytest
 
 from semantic.adapters.stores.records import database as database_module
 from semantic.adapters.stores.responses import SqliteResponses, SteadyResponses
-from semantic.application.memory_responses import MemoryResponses
+from semantic.application.chat.memory_responses import MemoryResponses
 from semantic.domain.errors import StoreError
 from tests.support.stored_responses import response
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from semantic.application.admission import Admission, QueueLimits, limit_bytes
+from semantic.application.engine.admission import Admission, QueueLimits, limit_bytes
 from semantic.domain.errors import InvalidRequestError, OverloadedError
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import ModelCacheSpec

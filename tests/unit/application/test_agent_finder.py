@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semantic.application.agent_finder import AgentFinder, is_auto_named
+from semantic.application.agents.finder import AgentFinder, is_auto_named
 from semantic.domain.block_hash import Scope, tenant_tag
 from semantic.domain.stored import Manifest
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semantic.application.answer_reader import AnswerReader
+from semantic.application.chat.answer_reader import AnswerReader
 from semantic.domain.answer import (
     AnswerPiece,
     AnswerReason,

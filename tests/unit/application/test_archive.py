@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from semantic.adapters.stores.memory import MemoryStore
-from semantic.application.archive import Archive
+from semantic.application.cache.prefix_store import PrefixStore
 from semantic.application.request import Phase
 from semantic.domain.block_hash import Part
 from semantic.domain.errors import InvalidRequestError
@@ -193,7 +193,7 @@ def test_a_fork_needs_an_agent_and_a_new_name(source: str, new: str) -> None:
 
 
 @every_spec
-def test_a_suspended_request_comes_back_from_the_store(layers: tuple[LayerSpec, ...]) -> None:
+def test_a_preempted_request_comes_back_from_the_store(layers: tuple[LayerSpec, ...]) -> None:
     alone = sum(ModelCacheSpec(layers).blocks_for(1024))
     of = world(layers, total_blocks=2 * alone)
     prompts = {agent: text_of(seed, 400) for seed, agent in enumerate(("ann", "ben", "cay"))}
@@ -203,7 +203,7 @@ def test_a_suspended_request_comes_back_from_the_store(layers: tuple[LayerSpec, 
     done = of.finish()
     for end in done:
         assert end.tokens == expected(of.spec, prompts[end.agent_id], 400).tokens
-    if of.engine.suspensions and layers == WHOLE:
+    if of.engine.preemptions and layers == WHOLE:
         assert store_of(of).stats()[0].counts["hits"] > before
 
 
@@ -402,7 +402,7 @@ def test_a_store_that_is_too_slow_is_passed_over() -> None:
     answer(first, "ann", prompt)
     again = world(WHOLE, store_of(first))
     archive = again.engine._archive
-    assert isinstance(archive, Archive)
+    assert isinstance(archive, PrefixStore)
     archive.break_even._prefill_rate = lambda: 1e9
     archive.break_even.observe(1, 1e9)
     # Memory is never too slow; see test_break_even for disks.

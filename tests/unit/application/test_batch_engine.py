@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from semantic.application.batch_engine import BlockPoolBatchEngine
+from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.domain.entities import AgentBlocks, KVBlock
 from semantic.domain.errors import (
     CacheReconstructionError,
@@ -481,36 +481,36 @@ def test_the_idle_cache_used_longest_ago_is_dropped_first() -> None:
 
 @pytest.mark.parametrize("variant", [0, 1, 2, 4])
 @pytest.mark.parametrize("kind", ["full", "window", "state"])
-def test_the_youngest_is_suspended_and_ends_with_the_same_answer(kind: str, variant: int) -> None:
+def test_the_youngest_is_preempted_and_ends_with_the_same_answer(kind: str, variant: int) -> None:
     of = world(kind, columns=3 if kind == "state" else 4)
     prompts = {agent: text_of(i, 250) for i, agent in enumerate("ab")}
     for agent, prompt in prompts.items():
         of.engine.submit(agent, prompt, None, 300, sampling=VARIANTS[variant])
     done = {one.agent_id: one for one in of.finish()}
-    assert of.engine.suspensions > 0
+    assert of.engine.preemptions > 0
     for agent, prompt in prompts.items():
         assert done[agent].tokens == expected(of.spec, prompt, 300, variant).tokens
     assert list(done) == ["a", "b"], "the oldest always goes on"
 
 
-def test_a_suspended_request_comes_back_before_those_that_came_later() -> None:
+def test_a_preempted_request_comes_back_before_those_that_came_later() -> None:
     of = world(columns=4, max_batch=2)
     for i, agent in enumerate("abc"):
         of.engine.submit(agent, text_of(i, 250), None, 300)
     assert [one.agent_id for one in of.finish()] == ["a", "b", "c"]
-    assert of.engine.suspensions > 0
+    assert of.engine.preemptions > 0
 
 
-def test_suspended_requests_are_not_computed_again_and_again() -> None:
+def test_preempted_requests_are_not_computed_again_and_again() -> None:
     of = world(columns=7)
     for i, agent in enumerate("abc"):
         of.engine.submit(agent, text_of(i, 250), None, 600)
     of.finish()
-    assert of.engine.suspensions <= 3
+    assert of.engine.preemptions <= 3
     assert of.backend.prefilled_tokens < 4000
 
 
-def test_a_suspended_request_is_never_told_twice() -> None:
+def test_a_preempted_request_is_never_told_twice() -> None:
     of = world(columns=4)
     for i, agent in enumerate("abc"):
         of.engine.submit(agent, text_of(i, 250), None, 300)
@@ -520,7 +520,7 @@ def test_a_suspended_request_is_never_told_twice() -> None:
             if isinstance(event, TokenEvent):
                 told[event.agent_id] = told.get(event.agent_id, 0) + 1
     assert told == {"a": 300, "b": 300, "c": 300}
-    assert of.engine.suspensions > 0
+    assert of.engine.preemptions > 0
 
 
 def test_only_so_many_run_together() -> None:
@@ -589,11 +589,11 @@ def test_a_waiting_request_can_be_cancelled() -> None:
     assert [done.uid for done in of.finish()] == [running]
 
 
-def test_a_suspended_request_can_be_cancelled_and_keeps_its_words() -> None:
+def test_a_preempted_request_can_be_cancelled_and_keeps_its_words() -> None:
     of = world(columns=4)
     first = of.engine.submit("a", text_of(0, 250), None, 300)
     second = of.engine.submit("b", text_of(9, 250), None, 300)
-    while not of.engine.suspensions:
+    while not of.engine.preemptions:
         of.engine.step_once()
     assert of.engine.cancel(second)
     (ended,) = completions(of.engine.step_once())
@@ -782,13 +782,13 @@ def test_losing_a_block_to_somebody_else_while_submitting_queues_the_request(
     assert [done.uid for done in of.finish()] == [uid]
 
 
-def test_tokens_computed_again_after_a_suspension_are_not_called_cached() -> None:
+def test_tokens_computed_again_after_a_preemption_are_not_called_cached() -> None:
     of = world(columns=4)
     of.run("b", text_of(5, 250))
     of.engine.submit("a", text_of(0, 250), None, 400)
     of.engine.submit("b", text_of(5, 260), None, 300)
     done = {one.agent_id: one for one in of.finish()}
-    assert of.engine.suspensions == 1
+    assert of.engine.preemptions == 1
     computed = of.backend.prefilled_tokens
     assert computed > 249 + 249 + done["b"].prompt_tokens, "its prompt was computed again"
     assert done["b"].cached_tokens == 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from semantic.application.block_ledger import BlockLedger
+from semantic.application.cache.block_allocator import BlockAllocator
+from semantic.application.cache.idle_caches import IdleCaches
 from semantic.application.request import Request
-from semantic.application.resident_store import ResidentStore
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.errors import IntegrityError, PoolExhaustedError
 from semantic.domain.services import BlockPool
@@ -20,8 +20,8 @@ class Desk:
     def __init__(self, total_blocks: int) -> None:
         self.spec = ModelCacheSpec((FULL, window(300)))
         self.pool = BlockPool(self.spec, total_blocks)
-        self.store = ResidentStore(self.pool)
-        self.ledger = BlockLedger(self.pool, self.spec, self.store, "m")
+        self.store = IdleCaches(self.pool)
+        self.ledger = BlockAllocator(self.pool, self.spec, self.store, "m")
         self.n_requests = 0
 
     def request(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from semantic.application.break_even import BreakEven
+from semantic.application.cache.break_even import BreakEven
 
 
 def test_without_measurements_the_disk_is_read() -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from semantic.application.company import Company
+from semantic.application.engine.recent_concurrency import RecentConcurrency
 
 
 def test_one_request_after_the_other_is_no_company() -> None:
-    company = Company()
+    company = RecentConcurrency()
     assert not any(company.observe(1, now) for now in (0.0, 1.0, 2.0))
 
 
 def test_company_lasts_for_a_while_after_the_last_meeting() -> None:
-    company = Company()
+    company = RecentConcurrency()
     assert company.observe(2, 10.0)
     assert company.observe(1, 30.0)
     assert company.observe(3, 59.0)

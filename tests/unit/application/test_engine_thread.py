@@ -11,9 +11,9 @@ from random import Random
 import pytest
 
 from semantic.adapters.stores.memory import MemoryStore
-from semantic.application.admission import QueueLimits
-from semantic.application.engine_state import EngineFigures, EngineState
-from semantic.application.order import Order, Ticket
+from semantic.application.engine.admission import QueueLimits
+from semantic.application.engine.engine_state import EngineFigures, EngineState
+from semantic.application.engine.order import Order, RequestHandle
 from semantic.domain.errors import (
     BackendError,
     IntegrityError,
@@ -325,19 +325,19 @@ def test_an_old_ticket_cancels_nobody_of_the_next_engine() -> None:
         assert second.check(life.spec).finish_reason == "cancelled"
 
 
-def test_suspensions_are_counted_over_all_engines() -> None:
+def test_preemptions_are_counted_over_all_engines() -> None:
     with running(Life(columns=3)) as life:
         for _ in range(2):
-            before = life.thread.figures.suspensions
+            before = life.thread.figures.preemptions
             all_heard = [life.ask(f"agent {i}", seed=i, n=250, max_tokens=40)[1] for i in range(3)]
             for heard in all_heard:
                 heard.check(life.spec)
-            assert life.thread.figures.suspensions > before
+            assert life.thread.figures.preemptions > before
             with life.held():
                 life.world.backend.breaks = Bug("boom")
                 life.ask("breaker")
             life.steps(2)
-            assert life.thread.figures.suspensions > before
+            assert life.thread.figures.preemptions > before
 
 
 def test_a_submission_that_breaks_the_engine_is_refused_and_the_engine_replaced() -> None:
@@ -541,9 +541,9 @@ def test_nothing_is_lost_whatever_happens(seed: int) -> None:
         limits=QueueLimits(max_waiting=draw.choice([4, 1000])),
     )
 
-    def client(number: int) -> list[tuple[Ticket, Heard]]:
+    def client(number: int) -> list[tuple[RequestHandle, Heard]]:
         own = Random(seed * 100 + number)
-        asked: list[tuple[Ticket, Heard]] = []
+        asked: list[tuple[RequestHandle, Heard]] = []
         for turn in range(12):
             if own.random() < 0.04:
                 life.world.backend.breaks = Bug("at random")
@@ -580,7 +580,7 @@ def test_nothing_is_lost_whatever_happens(seed: int) -> None:
     assert life.thread.state is EngineState.STOPPED
 
 
-def wait_for(ticket: Ticket, heard: Heard) -> None:
+def wait_for(ticket: RequestHandle, heard: Heard) -> None:
     """Until the order has ended, one way or the other."""
     accepted = ticket.accepted
     try:
@@ -590,7 +590,7 @@ def wait_for(ticket: Ticket, heard: Heard) -> None:
     assert heard.ended.wait(PATIENCE)
 
 
-def check_end(life: Life, ticket: Ticket, heard: Heard) -> None:
+def check_end(life: Life, ticket: RequestHandle, heard: Heard) -> None:
     """The order ended once: refused, cancelled, broken off or answered rightly."""
     accepted = ticket.accepted
     assert accepted.done()

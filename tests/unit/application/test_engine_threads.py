@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from semantic.application.batch_engine import BlockPoolBatchEngine
+from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.domain.value_objects import TokenEvent
 from tests.support.char_tokenizer import CharTokenizer
 from tests.support.fake_clock import FakeClock

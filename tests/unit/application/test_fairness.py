@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semantic.application.fair_queue import FairQueue
+from semantic.application.engine.fair_queue import FairQueue
 from semantic.application.request import Request
 from semantic.domain.value_objects import SamplingParams, TokenEvent
 from tests.unit.application.world import World, completions, expected, text_of, world
@@ -125,10 +125,10 @@ def test_a_stream_of_an_agents_requests_does_not_starve_another() -> None:
     assert Counter(served)["ann"] == 10
 
 
-def test_the_suspended_come_back_first_and_nobody_passes_them() -> None:
+def test_the_preempted_come_back_first_and_nobody_passes_them() -> None:
     fresh, old, older = request(0, "fresh"), request(7, "old", size=9), request(3, "older", size=9)
     queue = queue_of(fresh, old, older)
-    old.suspensions = older.suspensions = 1
+    old.preemptions = older.preemptions = 1
     assert queue.first([]) is older
     assert taken(queue, [], room=5) is None
     assert [one.number for _ in range(3) if (one := taken(queue, []))] == [3, 7, 0]

@@ -7,10 +7,10 @@ from typing import cast
 
 import pytest
 
-from semantic.application.archive_state import ArchiveState
-from semantic.application.intake import Intake
+from semantic.application.cache.prefix_state import PrefixState
+from semantic.application.engine.submission import Submission
+from semantic.application.engine.validation import RequestValidator
 from semantic.application.request import Request
-from semantic.application.submission import Submission
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.errors import CacheReconstructionError, InvalidRequestError
 from semantic.domain.grammar import Grammar
@@ -46,8 +46,8 @@ def accept(
         tenant=cast(str, tenant),
         note=cast(str, note),
     )
-    return Intake(backend, CharTokenizer(frozenset({3}))).accept(
-        asked, ArchiveState(history=history), number
+    return RequestValidator(backend, CharTokenizer(frozenset({3}))).accept(
+        asked, PrefixState(history=history), number
     )
 
 
@@ -140,11 +140,11 @@ def test_without_append_the_prompt_is_whole() -> None:
 def test_only_the_beginning_of_a_conversation_gets_special_tokens() -> None:
     tokenizer = ByteTokenizer()
     backend = FakeBackend(ModelCacheSpec((FULL,)), vocab_size=tokenizer.vocab_size)
-    intake = Intake(backend, tokenizer)
+    intake = RequestValidator(backend, tokenizer)
     prompts = [
         intake.accept(
             Submission("a", "hi", None, 1, SamplingParams(), append=append),
-            ArchiveState(history=(4,)),
+            PrefixState(history=(4,)),
             0,
         ).prompt
         for append in (False, True)
@@ -155,8 +155,8 @@ def test_only_the_beginning_of_a_conversation_gets_special_tokens() -> None:
 def test_an_empty_text_is_an_empty_prompt_also_where_a_tokenizer_adds_tokens() -> None:
     backend = FakeBackend(ModelCacheSpec((FULL,)), vocab_size=999)
     with pytest.raises(InvalidRequestError, match="prompt must not be empty"):
-        Intake(backend, ByteTokenizer()).accept(
-            Submission("a", "", None, 1, SamplingParams()), ArchiveState(), 0
+        RequestValidator(backend, ByteTokenizer()).accept(
+            Submission("a", "", None, 1, SamplingParams()), PrefixState(), 0
         )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from semantic.adapters.stores.memory import MemoryStore
-from semantic.application.agent_note import note_of
+from semantic.application.cache.agent_note import note_of
 from semantic.domain.block_hash import BlockHash, BlockKey, Part
 from semantic.domain.chat import Chat, Message, Tool
 from semantic.domain.match import Lost, MatchEnd

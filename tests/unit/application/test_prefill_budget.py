@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from semantic.application.prefill_budget import PrefillBudget
+from semantic.application.engine.prefill_budget import PrefillBudget
 
 TARGET = 0.25
 MUCH = 1_000_000

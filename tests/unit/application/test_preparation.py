@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from semantic.application.preparation import Preparation
-from semantic.application.recent_turns import RecentTurns
-from semantic.application.replay import Replay
+from semantic.application.chat.preparation import Preparation
+from semantic.application.chat.replay import Replay
+from semantic.application.chat.turn_cache import TurnCache
 from semantic.domain.chat import Chat, Message
 from semantic.domain.errors import ContextOverflowError
 from semantic.domain.value_objects import SamplingParams
@@ -36,7 +36,7 @@ class UntouchedFormat(FakeChatFormat):
 
 def preparation() -> Preparation:
     chat_format, tokenizer = UntouchedFormat(), Untouched()
-    replay = Replay(chat_format, RecentTurns(1 << 20), b"model", tokenizer.eos_token_ids)
+    replay = Replay(chat_format, TurnCache(1 << 20), b"model", tokenizer.eos_token_ids)
     return Preparation(tokenizer, chat_format, replay, lambda _: None, LIMIT, longest_token=LONGEST)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semantic.application.prompt_marks import marked, marks_of
+from semantic.application.agents.prompt_digests import marked, marks_of
 
 
 def prompt(common: int, n: int, seed: int) -> tuple[int, ...]:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from semantic.application.recent_turns import RecentTurns
-from semantic.application.replay import Replay
+from semantic.application.chat.replay import Replay
+from semantic.application.chat.turn_cache import TurnCache
 from semantic.domain.chat import Chat, Message, Tool
 from semantic.domain.history import Turn, thought_digest
 from semantic.domain.request_parts import Given
@@ -28,7 +28,7 @@ class Conversation:
 
     def __init__(self, replay: Replay | None = None, tenant: str = "") -> None:
         self.format = FakeChatFormat()
-        self.turns = RecentTurns(1 << 20)
+        self.turns = TurnCache(1 << 20)
         self.replay = replay or Replay(self.format, self.turns, b"model", frozenset({EOS}))
         self.tenant = tenant
         self.chat = Chat((Message("user", "Hello"),))
@@ -117,7 +117,7 @@ def test_a_template_that_cannot_go_on_renders_everything() -> None:
         def render_after(self, chat: Chat, n_messages: int) -> None:
             del chat, n_messages
 
-    talk = Conversation(Replay(Whole(), RecentTurns(1 << 20), b"model", frozenset({EOS})))
+    talk = Conversation(Replay(Whole(), TurnCache(1 << 20), b"model", frozenset({EOS})))
     talk.answer(Message("assistant", "Hi!"), written("  Hi!"))
     talk.say(Message("user", "Bye"))
     assert talk.prompt() == talk.format.render(talk.chat).tokens
@@ -128,7 +128,7 @@ def test_a_turn_whose_parent_was_forgotten_is_not_known() -> None:
     for text in "abc":
         talk.answer(Message("assistant", text), written(f"  {text}"))
         talk.say(Message("user", "x"))
-    kept, lost = RecentTurns(1 << 20), []
+    kept, lost = TurnCache(1 << 20), []
     for turn in talk.turns._turns.values():
         lost.append(turn) if turn.parent is None else kept.put(turn)
     assert len(lost) == 1
@@ -192,7 +192,7 @@ def test_tools_are_rendered_as_they_were_written_first() -> None:
             rendered = super().render(chat)
             return replace(rendered, tokens=(*map(ord, "".join(keys)), *rendered.tokens))
 
-    replay = Replay(Keys(), RecentTurns(1 << 20), b"model", frozenset({EOS}))
+    replay = Replay(Keys(), TurnCache(1 << 20), b"model", frozenset({EOS}))
     hello = (Message("user", "Hello"),)
     one, two = (Tool("t", "", dict.fromkeys(keys, 1)) for keys in ("ab", "ba"))
     first = replay.render(Chat(hello, (one,)), "").rendered.tokens
@@ -229,7 +229,7 @@ def turn(number: int, n_tokens: int = 10) -> Turn:
 
 
 def test_turns_in_memory_stay_inside_their_budget_and_the_last_used_stay() -> None:
-    turns = RecentTurns(10_000)
+    turns = TurnCache(10_000)
     for number in range(100):
         turns.put(turn(number))
         assert turns.get(turn(0).point) == turn(0)

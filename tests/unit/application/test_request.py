@@ -61,7 +61,7 @@ def test_all_tokens_but_the_last_are_prefilled_in_chunks() -> None:
     assert of.next_chunk(2) == ()
 
 
-def test_a_suspended_request_prefills_what_it_said_too() -> None:
+def test_a_preempted_request_prefills_what_it_said_too() -> None:
     of = request("ab")
     say_all(of, "xyz")
     assert (of.computed, of.to_prefill) == (5, 0)

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semantic.application.resident_store import ResidentStore
+from semantic.application.cache.idle_caches import IdleCaches
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import CacheKey, ModelCacheSpec
 from tests.support.fake_backend import FULL
 
-Store = ResidentStore
+Store = IdleCaches
 Pool = BlockPool
 
 

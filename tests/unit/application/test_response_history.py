@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from semantic.application.memory_responses import MemoryResponses
-from semantic.application.response_history import ResponseGoneError, history_of
+from semantic.application.chat.memory_responses import MemoryResponses
+from semantic.application.chat.response_history import ResponseGoneError, history_of
 from semantic.domain.chat import Tool
 from semantic.domain.responses import StoredResponse
 from tests.support.stored_responses import response

@@ -1,9 +1,9 @@
-"""Whose prompt is next, and who is suspended."""
+"""Whose prompt is next, and who is preempted."""
 
 from __future__ import annotations
 
+from semantic.application.engine.scheduler import PrefillTurns, preemption_victim
 from semantic.application.request import Request
-from semantic.application.scheduler import PrefillTurns, youngest
 from semantic.domain.value_objects import SamplingParams
 
 
@@ -47,7 +47,7 @@ def give(turns: PrefillTurns, requests: list[Request], chunk: int) -> Request:
 def test_nobody_waits_when_there_is_nobody() -> None:
     turns: PrefillTurns = PrefillTurns()
     assert [turns.next([]) for _ in range(5)] == [None] * 5
-    assert youngest([]) is None
+    assert preemption_victim([]) is None
 
 
 def test_the_prompt_with_the_least_left_goes_first() -> None:
@@ -130,4 +130,4 @@ def test_agents_of_the_same_name_of_two_tenants_are_two() -> None:
 
 def test_the_last_to_arrive_is_the_youngest() -> None:
     requests = [request(2, 1), request(7, 1), request(4, 1)]
-    assert youngest(requests) is requests[1]
+    assert preemption_victim(requests) is requests[1]

@@ -55,7 +55,7 @@ def test_what_was_scored_serves_others() -> None:
     assert again.prompt_logprobs == ()
 
 
-def test_a_suspension_while_scoring_neither_loses_nor_doubles_entries() -> None:
+def test_a_preemption_while_scoring_neither_loses_nor_doubles_entries() -> None:
     spec = ModelCacheSpec(SPECS["full"])
     prompt = text_of(4, 1200)
     first = run(world(), "x", prompt).prompt_logprobs
@@ -66,11 +66,11 @@ def test_a_suspension_while_scoring_neither_loses_nor_doubles_entries() -> None:
     done: list[Done] = []
     scored = 0
     while of.engine.has_work:
-        suspended = of.engine.suspensions
+        preempted = of.engine.preemptions
         done += completions(of.engine.step_once())
-        if of.engine.suspensions > suspended:
+        if of.engine.preemptions > preempted:
             scored = of.backend.calls["score"]
-            assert 0 < scored < 10, "it was to be suspended in the middle"
+            assert 0 < scored < 10, "it was to be preempted in the middle"
     assert scored
     (one,) = [one for one in done if one.uid == last]
     assert one.prompt_logprobs == first

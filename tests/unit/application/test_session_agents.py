@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from semantic.application.agent_finder import AgentFinder, is_auto_named
-from semantic.application.agent_names import AgentNames
-from semantic.application.origin import Origin, asker_in, origin_in, origin_of
-from semantic.application.preparation import Prepared
-from semantic.application.session_agents import SessionAgents
+from semantic.application.agents.agent_names import AgentNames
+from semantic.application.agents.finder import AgentFinder, is_auto_named
+from semantic.application.agents.origin import Origin, asker_in, origin_in, origin_of
+from semantic.application.agents.sessions import SessionAgents
+from semantic.application.chat.preparation import Prepared
 from semantic.domain.block_hash import Scope, tenant_tag
 from semantic.domain.chat import Chat, Message, Tool
 from semantic.domain.identity import Identity

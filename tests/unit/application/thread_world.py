@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from semantic.adapters.stores.memory import MemoryStore
-from semantic.application.admission import QueueLimits
-from semantic.application.batch_engine import BlockPoolBatchEngine
-from semantic.application.engine_thread import EngineThread
-from semantic.application.order import Order, Ticket
-from semantic.application.prefill_budget import PrefillBudget
+from semantic.application.engine.admission import QueueLimits
+from semantic.application.engine.batch_engine import BlockPoolBatchEngine
+from semantic.application.engine.engine_thread import EngineThread
+from semantic.application.engine.order import Order, RequestHandle
+from semantic.application.engine.prefill_budget import PrefillBudget
 from semantic.domain.value_objects import (
     CompletedGeneration,
     ModelCacheSpec,
@@ -164,7 +164,7 @@ class Life:
         *,
         variant: int = 0,
         raises: bool = False,
-    ) -> tuple[Ticket, Heard]:
+    ) -> tuple[RequestHandle, Heard]:
         heard = Heard(self.order(agent, seed, n, max_tokens, variant), variant, raises)
         return self.thread.submit(heard.order, heard), heard
 

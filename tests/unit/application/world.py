@@ -6,9 +6,9 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from semantic.application.batch_engine import BlockPoolBatchEngine
-from semantic.application.prefill_budget import PrefillBudget
-from semantic.application.resident_store import ResidentStore
+from semantic.application.cache.idle_caches import IdleCaches
+from semantic.application.engine.batch_engine import BlockPoolBatchEngine
+from semantic.application.engine.prefill_budget import PrefillBudget
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import (
     CacheKey,
@@ -129,7 +129,7 @@ class World:
         )
 
     @property
-    def store(self) -> ResidentStore:
+    def store(self) -> IdleCaches:
         """The idle caches in the pool."""
         return self.engine.resident
 

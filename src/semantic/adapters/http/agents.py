@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from semantic.adapters.http.bodies import read_json, validated
 from semantic.adapters.http.context import agents_of, serving_of, tenant_of
 from semantic.adapters.http.lost import LostTokens, lost_tokens
-from semantic.application.match_reasons import REASONS
+from semantic.application.cache.match_reasons import REASONS
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.match import MatchEnd, MatchReport
 from semantic.ports.agents import AgentState, AgentSummary, Place

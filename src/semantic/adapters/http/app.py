@@ -29,7 +29,7 @@ from semantic.adapters.http.progress import LoggedProgress
 from semantic.adapters.http.request_log import RequestLog
 from semantic.adapters.http.settings import ServerSettings
 from semantic.adapters.http.stopping import Stopping
-from semantic.application.memory_responses import MemoryResponses
+from semantic.application.chat.memory_responses import MemoryResponses
 from semantic.ports.responses import ResponsesPort
 from semantic.ports.serving import ServingPort
 

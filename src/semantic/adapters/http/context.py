@@ -16,7 +16,7 @@ from semantic.adapters.http.identity import read_identity
 from semantic.adapters.http.observed import ObservedServing, Observer
 from semantic.adapters.http.request_log import line_of
 from semantic.adapters.http.settings import ServerSettings
-from semantic.application.observing import Figures
+from semantic.application.engine.observing import Figures
 from semantic.domain.errors import OverloadedError
 from semantic.domain.identity import Identity
 from semantic.ports.agents import AgentsPort

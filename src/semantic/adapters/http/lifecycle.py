@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from semantic.adapters.http.context import ServerContext
 from semantic.adapters.http.warm import import_sdks
-from semantic.application.observing import Figures
+from semantic.application.engine.observing import Figures
 from semantic.domain.errors import SemanticError
 from semantic.ports.agents import AgentsPort
 from semantic.ports.serving import ServingPort

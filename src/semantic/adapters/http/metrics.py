@@ -14,8 +14,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from semantic.adapters.http.observed import AnswerRecord
-from semantic.application.engine_state import EngineFigures
-from semantic.application.observing import Figures
+from semantic.application.engine.engine_state import EngineFigures
+from semantic.application.engine.observing import Figures
 
 _MODEL: Final = "model_name"
 _SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900)
@@ -206,7 +206,7 @@ class _Now(Collector):
         yield self._gauge("semantic_pool_used_bytes", "Bytes of the pool in use.", used)
         yield self._gauge("semantic_pool_max_bytes", "Bytes that the pool may use.", most)
         yield self._count(
-            "vllm:num_preemptions", "Requests that gave their blocks back.", engine.suspensions
+            "vllm:num_preemptions", "Requests that gave their blocks back.", engine.preemptions
         )
         yield self._count(
             "semantic_engine_rebuilds", "Engines made for one that failed.", engine.rebuilds

@@ -20,7 +20,7 @@ from semantic.adapters.mlx.json_values import unicode_text
 from semantic.adapters.mlx.token_guard import Hidden, TokenGuard
 from semantic.adapters.mlx.tokenizer import NO_TEMPLATE, MLXTokenizer
 from semantic.adapters.mlx.tool_text import TEXT_CALL_MARKS
-from semantic.application.call_grammar import (
+from semantic.application.chat.call_grammar import (
     ANY_OBJECT,
     CallLanguage,
     SpelledMark,

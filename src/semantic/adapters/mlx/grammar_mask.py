@@ -22,7 +22,7 @@ _BITS = mx.array(list(range(8)), dtype=mx.uint8)  # computed by nobody: any thre
 class GrammarMask:
     """Follows one sequence from the beginning of its answer.
 
-    The first call is told all that was said before, so a suspension changes nothing.
+    The first call is told all that was said before, so a preemption changes nothing.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ from typing import NoReturn, cast
 
 from llguidance import LLMatcher
 
-from semantic.application.call_grammar import JSON_SPACE
+from semantic.application.chat.call_grammar import JSON_SPACE
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.grammar import Grammar
 

@@ -1,7 +1,7 @@
 """Sampling parameters as mlx-lm's samplers and logits processors.
 
 A seeded draw depends on the seed and the position in the answer alone, so it is the same in any
-batch and after a suspension. Knows nothing of requests.
+batch and after a preemption. Knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _penalty(presence: float, frequency: float, n_prompt: int) -> LogitsProcesso
     """OpenAI's penalties: of presence for a token that the answer has, of frequency for each time.
 
     mlx-lm's own count the prompt's tokens too, and only the last ones. The counts are kept from
-    step to step; the first call counts all that was said before, so a suspension changes nothing.
+    step to step; the first call counts all that was said before, so a preemption changes nothing.
     """
     counts: mx.array | None = None
     counted = n_prompt

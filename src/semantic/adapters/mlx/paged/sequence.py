@@ -1,4 +1,4 @@
-"""The columns of one sequence, kind by kind, and what a block of a suspended one holds.
+"""The columns of one sequence, kind by kind, and what a block of a preempted one holds.
 
 Knows how many tokens there is room for; not which are there, nor what they are.
 """

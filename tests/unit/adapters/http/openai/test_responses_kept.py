@@ -17,7 +17,7 @@ from semantic.adapters.http.openai.caller import Caller
 from semantic.adapters.http.openai.responses.answering import Answering
 from semantic.adapters.http.openai.responses.request import response_request
 from semantic.adapters.http.settings import ServerSettings
-from semantic.application.memory_responses import MemoryResponses
+from semantic.application.chat.memory_responses import MemoryResponses
 from semantic.domain.answer import (
     AnswerEvent,
     AnswerStarted,

@@ -29,7 +29,7 @@ from semantic.adapters.http.openai.responses.tool_choice import Choice, choice_a
 from semantic.adapters.http.openai.responses.toolbox import Json, Toolbox
 from semantic.adapters.http.openai.sampling import sampling_of
 from semantic.adapters.http.openai.template_options import template_options
-from semantic.application.response_history import History, ResponseGoneError, history_of
+from semantic.application.chat.response_history import History, ResponseGoneError, history_of
 from semantic.domain.chat import Chat, Message
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.responses import ResponsesPort

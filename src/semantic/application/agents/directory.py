@@ -1,0 +1,270 @@
+"""What is known of all agents: from the engine, which runs them, and the store, which keeps them.
+
+Knows engine and store; not how it is asked. What looks at the engine, or changes an agent, is
+called on the thread that drives the engine, between two steps; what only reads the store is not.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from semantic.application.agents.footprint import (
+    AgentFootprint,
+    ChainBlock,
+    Chains,
+    all_footprints,
+    footprint_of,
+)
+from semantic.application.agents.origin import asker_in, children_of, parent_in, parent_of
+from semantic.application.engine.batch_engine import BlockPoolBatchEngine
+from semantic.application.request import Phase, Request
+from semantic.domain.block_hash import Part, Scope, tenant_tag
+from semantic.domain.errors import AgentNotFoundError, InvalidRequestError, StoreError
+from semantic.domain.stored import Found, Manifest, StoreStats, Tier
+from semantic.ports.agents import AgentBlock, AgentDetail, AgentState, AgentSummary, Place
+from semantic.ports.store import CacheStorePort
+
+LONGEST_ID = 256
+"""Characters of an agent's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What the engine has of an agent now.
+
+    `tokens` are those of its running request, else of its idle cache; the pool has the first
+    `pool_tokens` of what was saved. `note` is its running request's.
+    """
+
+    state: AgentState = "idle"
+    tokens: int = 0
+    pool_tokens: int = 0
+    pool_bytes: int = 0
+    note: str = ""
+
+
+class AgentDirectory:
+    """The agents of one model, tenant by tenant."""
+
+    def __init__(self, store: CacheStorePort, namespace: bytes, model: str) -> None:
+        """`namespace` names the model's content (see `namespace_of`), `model` is for people."""
+        self._store = store
+        self._namespace = namespace
+        self._model = model
+        self._lock = threading.Lock()  # guards the chains: several threads may read the store
+        self._chains = Chains()
+
+    # On the engine's thread
+
+    def activity(self, engine: BlockPoolBatchEngine, tenant: str) -> dict[str, Activity]:
+        """What the engine has of each of the tenant's agents."""
+        pool = engine.load.pool
+        found: dict[str, Activity] = {}
+        for key in engine.resident.oldest_first():
+            kept = engine.resident.get(key)
+            if key.tenant == tenant and kept is not None:
+                n_tokens = kept.total_tokens
+                n_bytes = pool.view(key.owner).n_bytes
+                found[key.agent_id] = Activity("idle", n_tokens, n_tokens, n_bytes)
+        for request in engine.load.requests:
+            if request.tenant == tenant:
+                held = pool.view(request.owner).n_bytes
+                found[request.agent_id] = Activity(
+                    _state(request), request.n_tokens, 0, held, request.note
+                )
+        return found
+
+    def fork(self, engine: BlockPoolBatchEngine, agent_id: str, new_id: str, tenant: str) -> None:
+        """See `AgentsPort.fork`."""
+        require_id(new_id)
+        seen = self.activity(engine, tenant)
+        self._require(engine, agent_id, tenant, seen)
+        if new_id in seen or engine.manifest(new_id, tenant=tenant) is not None:
+            raise InvalidRequestError(f"new_id: there is an agent {new_id!r} already")
+        if _is_idle(agent_id, seen) or engine.manifest(agent_id, tenant=tenant) is not None:
+            engine.fork(agent_id, new_id, tenant=tenant)
+            return
+        raise InvalidRequestError(f"agent {agent_id!r} has not ended its first turn yet")
+
+    def pin(
+        self, engine: BlockPoolBatchEngine, agent_id: str, tenant: str, *, pinned: bool
+    ) -> None:
+        """See `AgentsPort.pin`. Raises StoreError when the store has no room for the change."""
+        self._require(engine, agent_id, tenant, self.activity(engine, tenant))
+        saved = engine.manifest(agent_id, tenant=tenant)
+        if saved is None:
+            raise InvalidRequestError(f"agent {agent_id!r} has not been saved yet")
+        if saved.pinned != pinned and not self._store.save(replace(saved, pinned=pinned)):
+            raise StoreError(f"agent {agent_id!r} could not be saved")
+
+    def forget(self, engine: BlockPoolBatchEngine, agent_id: str, tenant: str) -> None:
+        """See `AgentsPort.forget`."""
+        seen = self.activity(engine, tenant)
+        self._require(engine, agent_id, tenant, seen)
+        if agent_id in seen and not _is_idle(agent_id, seen):
+            raise InvalidRequestError(f"agent {agent_id!r} has a request: wait until it has ended")
+        engine.forget(agent_id, tenant=tenant)
+
+    def _require(
+        self,
+        engine: BlockPoolBatchEngine,
+        agent_id: str,
+        tenant: str,
+        seen: Mapping[str, Activity],
+    ) -> None:
+        if agent_id not in seen and engine.manifest(agent_id, tenant=tenant) is None:
+            raise _unknown(agent_id)
+
+    # On any thread
+
+    def stores(self) -> Sequence[StoreStats]:
+        """What each tier of the store has."""
+        return self._store.stats()
+
+    def list(self, tenant: str, seen: Mapping[str, Activity]) -> list[AgentSummary]:
+        """See `AgentsPort.list`; `seen` is what the engine had just now."""
+        with self._lock:
+            listed = all_footprints(self._store, self._manifests(tenant), self._chains.of)
+        summaries = [
+            self._summary(facts, seen.get(facts.manifest.agent_id, Activity())) for facts in listed
+        ]
+        saved = {one.id for one in summaries}
+        summaries += [self._unsaved(name, one) for name, one in seen.items() if name not in saved]
+        children = children_of({one.id: one.parent for one in summaries})
+        summaries = [replace(one, children=children.get(one.id, ())) for one in summaries]
+        return sorted(summaries, key=lambda one: (one.state == "idle", -(one.last_used or 0.0)))
+
+    def show(self, agent_id: str, tenant: str, seen: Mapping[str, Activity]) -> AgentDetail:
+        """See `AgentsPort.show`; `seen` is what the engine had just now."""
+        manifest = self._store.manifest(self._scope(tenant), agent_id)
+        activity = seen.get(agent_id)
+        others = self._manifests(tenant)
+        children = self._children(agent_id, others, seen)
+        if manifest is None:
+            if activity is None:
+                raise _unknown(agent_id)
+            summary = self._unsaved(agent_id, activity)
+            return AgentDetail(replace(summary, children=children), (), None)
+        with self._lock:
+            facts = footprint_of(self._store, manifest, others, self._chains.of)
+        activity = activity or Activity()
+        blocks = tuple(_block(facts, block, activity) for block in facts.chain)
+        summary = self._summary(facts, activity)
+        return AgentDetail(replace(summary, children=children), blocks, manifest.match)
+
+    def _children(
+        self, agent_id: str, saved: Sequence[Manifest], seen: Mapping[str, Activity]
+    ) -> tuple[str, ...]:
+        """The agents whose parent is `agent_id`."""
+        parents = {name: parent_in(activity.note) for name, activity in seen.items()}
+        parents |= {manifest.agent_id: parent_of(manifest) for manifest in saved}
+        return children_of(parents).get(agent_id, ())
+
+    def _scope(self, tenant: str) -> Scope:
+        return Scope(self._namespace, tenant_tag(self._store.secret, tenant))
+
+    def _manifests(self, tenant: str) -> Sequence[Manifest]:
+        scope = self._scope(tenant)
+        return [manifest for manifest in self._store.manifests() if manifest.scope == scope]
+
+    def _summary(self, facts: AgentFootprint, activity: Activity) -> AgentSummary:
+        manifest, match = facts.manifest, facts.manifest.match
+        session, client = asker_in(manifest.note)
+        return AgentSummary(
+            id=manifest.agent_id,
+            model=manifest.model,
+            state=activity.state,
+            tokens=len(manifest.token_ids),
+            blocks=Counter(_place(facts, block, activity) for block in facts.chain),
+            n_bytes=facts.n_bytes,
+            shared_bytes=facts.shared_bytes,
+            pool_bytes=activity.pool_bytes,
+            pinned=manifest.pinned,
+            turns=manifest.generation,
+            parent=parent_of(manifest),
+            last_used=manifest.saved_at,
+            last_prompt=None if match is None else match.prompt_tokens,
+            last_cached=None if match is None else match.reused_tokens,
+            session=session,
+            client=client,
+        )
+
+    def _unsaved(self, agent_id: str, activity: Activity) -> AgentSummary:
+        """An agent that only the engine has: it is in its first turn, or was not kept."""
+        session, client = asker_in(activity.note)
+        return AgentSummary(
+            id=agent_id,
+            model=self._model,
+            state=activity.state,
+            tokens=activity.tokens,
+            blocks={},
+            n_bytes=0,
+            shared_bytes=0,
+            pool_bytes=activity.pool_bytes,
+            pinned=False,
+            turns=0,
+            parent=parent_in(activity.note),
+            session=session,
+            client=client,
+        )
+
+
+def require_id(agent_id: str) -> None:
+    """Raise InvalidRequestError unless `agent_id` may be an agent's name."""
+    if not 1 <= len(agent_id) <= LONGEST_ID or not agent_id.isprintable():
+        raise InvalidRequestError(
+            f"an agent's name has 1 to {LONGEST_ID} printable characters, got {agent_id!r:.80}"
+        )
+
+
+def _unknown(agent_id: str) -> AgentNotFoundError:
+    return AgentNotFoundError(f"there is no agent {agent_id!r:.300}")
+
+
+def _is_idle(agent_id: str, seen: Mapping[str, Activity]) -> bool:
+    return agent_id in seen and seen[agent_id].state == "idle"
+
+
+_STATES: Mapping[Phase, AgentState] = {Phase.PREFILL: "prefill", Phase.DECODE: "decode"}
+
+
+def _state(request: Request) -> AgentState:
+    """Where a request is, as people are told; reading what is stored is part of prefill."""
+    if request.phase is Phase.LOAD:
+        return "prefill"
+    return _STATES.get(request.phase, "queued")
+
+
+_PLACES: Mapping[Tier, Place] = {
+    Tier.MEMORY: "memory",
+    Tier.QUEUE: "memory",
+    Tier.DISK: "disk",
+}
+
+
+def _place(facts: AgentFootprint, block: ChainBlock, activity: Activity) -> Place:
+    """The quickest place that has a block."""
+    if block.stop <= activity.pool_tokens:
+        return "pool"
+    found = _found(facts, block)
+    return "missing" if found is None else _PLACES[found.tier]
+
+
+def _found(facts: AgentFootprint, block: ChainBlock) -> Found | None:
+    """The first of the block's bodies that is there; those of one block lie together."""
+    bodies = (facts.found.get(block.key(part)) for part in Part)
+    return next((one for one in bodies if one is not None), None)
+
+
+def _block(facts: AgentFootprint, block: ChainBlock, activity: Activity) -> AgentBlock:
+    return AgentBlock(
+        block.start,
+        block.stop,
+        block.hash.hex(),
+        _place(facts, block, activity),
+        sum(facts.parts(block).values()),
+        any(block.key(part) in facts.shared for part in Part),
+    )

@@ -1,0 +1,84 @@
+"""The agents of a served model, for event loops. Implements `AgentsPort`.
+
+Looks at the engine between two of its steps and at the store on worker threads. Knows no
+transport.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from typing import Protocol, TypeVar
+
+from semantic.application.agents.directory import Activity, AgentDirectory
+from semantic.application.agents.finder import AgentFinder
+from semantic.application.engine.batch_engine import BlockPoolBatchEngine
+from semantic.domain.stored import StoreStats
+from semantic.ports.agents import AgentDetail, AgentSummary
+
+T = TypeVar("T")
+
+
+class EngineCalls(Protocol):
+    """Who drives an engine, and lets others look at it between two steps."""
+
+    def call(self, function: Callable[[BlockPoolBatchEngine], T]) -> Future[T]:
+        """What `function` returns or raises when it is called on the engine's thread."""
+        ...
+
+
+class ServedAgents:
+    """Asks a directory on the threads where it may be asked."""
+
+    def __init__(
+        self,
+        thread: EngineCalls,
+        directory: AgentDirectory,
+        finder: AgentFinder,
+        workers: Executor,
+    ) -> None:
+        self._thread = thread
+        self._directory = directory
+        self._finder = finder
+        self._workers = workers
+
+    def stores(self) -> tuple[StoreStats, ...]:
+        """What each tier of the store has. Any thread may call it."""
+        return tuple(self._directory.stores())
+
+    async def list(self, tenant: str) -> Sequence[AgentSummary]:
+        """See `AgentsPort.list`."""
+        seen = await self._activity(tenant)
+        return await self._work(lambda: self._directory.list(tenant, seen))
+
+    async def show(self, agent_id: str, tenant: str) -> AgentDetail:
+        """See `AgentsPort.show`."""
+        seen = await self._activity(tenant)
+        return await self._work(lambda: self._directory.show(agent_id, tenant, seen))
+
+    async def fork(self, agent_id: str, new_id: str, tenant: str) -> AgentSummary:
+        """See `AgentsPort.fork`."""
+        await self._call(lambda engine: self._directory.fork(engine, agent_id, new_id, tenant))
+        return (await self.show(new_id, tenant)).summary
+
+    async def pin(self, agent_id: str, tenant: str, *, pinned: bool) -> AgentSummary:
+        """See `AgentsPort.pin`."""
+        await self._call(
+            lambda engine: self._directory.pin(engine, agent_id, tenant, pinned=pinned)
+        )
+        return (await self.show(agent_id, tenant)).summary
+
+    async def forget(self, agent_id: str, tenant: str) -> None:
+        """See `AgentsPort.forget`."""
+        await self._call(lambda engine: self._directory.forget(engine, agent_id, tenant))
+        self._finder.forget(agent_id, tenant)
+
+    async def _activity(self, tenant: str) -> dict[str, Activity]:
+        return await self._call(lambda engine: self._directory.activity(engine, tenant))
+
+    async def _call(self, function: Callable[[BlockPoolBatchEngine], T]) -> T:
+        return await asyncio.wrap_future(self._thread.call(function))
+
+    async def _work(self, function: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._workers, function)

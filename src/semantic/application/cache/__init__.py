@@ -1,0 +1,1 @@
+"""The KV cache of requests: blocks of the pool, idle caches, and prefixes in the store."""

@@ -1,0 +1,87 @@
+"""The note of an agent's manifest: where its requests come from, and the parts of the last one.
+
+Each is a line of JSON: labels and digests, no text. Some kilobytes; a hundred at most. Knows no
+store.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TypeVar, get_args
+
+from semantic.application.agents.origin import Origin
+from semantic.domain.chat import Role
+from semantic.domain.request_parts import MOST_MESSAGES, SHORT, Given, Named, Parts, Said, label
+
+T = TypeVar("T")
+
+_START = '{"parts"'
+_VERSION = 1
+_ROLES: dict[str, Role] = {role[0]: role for role in get_args(Role)}
+
+
+def note_of(origin: Origin | None, parts: Parts | None) -> str:
+    """What `origin_in` and `parts_in` read again; "" for nothing."""
+    lines = [] if origin is None else [origin.note()]
+    if parts is not None:
+        text = json.dumps(_written(parts), ensure_ascii=False, separators=(",", ":"))
+        lines.append(text)
+    return "\n".join(lines)
+
+
+def parts_in(note: str, most_messages: int = MOST_MESSAGES) -> Parts | None:
+    """The parts that a note tells of; None for any other text, and for notes of older versions.
+
+    Of the messages only the first `most_messages` are read.
+    """
+    line = note if note.startswith(_START) else note.partition("\n")[2]
+    if not line.startswith(_START):  # others may be long
+        return None
+    try:
+        return _read(json.loads(line), most_messages)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _written(parts: Parts) -> dict[str, object]:
+    return {
+        "parts": _VERSION,
+        "options": [[one.name, one.digest] for one in parts.options],
+        "tools": [[one.name, one.digest] for one in parts.tools],
+        "messages": [
+            f"{one.role[0]}{one.given}{one.digest}{one.thought}" for one in parts.messages
+        ],
+        "n_messages": parts.n_messages,
+        "kept": parts.kept,
+    }
+
+
+def _read(fields: object, most_messages: int) -> Parts | None:
+    """Raises KeyError, TypeError or ValueError for what `_written` does not write."""
+    if not isinstance(fields, dict) or fields["parts"] != _VERSION:
+        return None
+    read = _is(list, fields["messages"])[:most_messages]
+    messages = tuple(_said(_is(str, one)) for one in read)
+    n_messages, kept = _is(int, fields["n_messages"]), _is(int, fields["kept"])
+    if not 0 <= kept <= n_messages or n_messages < len(messages):
+        raise ValueError("counts")
+    tools, options = (_named(_is(list, fields[name])) for name in ("tools", "options"))
+    return Parts(options, tools, messages, n_messages, kept)
+
+
+def _named(pairs: Sequence[object]) -> tuple[Named, ...]:
+    found = [_is(list, pair) for pair in pairs]
+    # It may be of a file that somebody else wrote.
+    return tuple(Named(label(_is(str, name)), _is(str, digest)) for name, digest in found)
+
+
+def _said(text: str) -> Said:
+    role, given, digests = _ROLES[text[:1]], Given(text[1:2]), text[2:]
+    return Said(role, digests[:SHORT], digests[SHORT:], given)
+
+
+def _is(kind: type[T], value: object) -> T:
+    if not isinstance(value, kind):
+        raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
+    return value

@@ -1,0 +1,288 @@
+"""A request's blocks: taken from the pool, grown, handed on, given back.
+
+Knows the pool, the store of idle caches and which blocks belong to which request; not when a
+request runs or what its blocks contain. Room is made here by dropping idle caches; preempting
+a running request is the engine's decision.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from semantic.application.cache.idle_caches import IdleCaches
+from semantic.application.cache.prefix_store import PrefixStore
+from semantic.application.request import Request, Restore
+from semantic.domain.entities import AgentBlocks, BlockId, KVBlock
+from semantic.domain.errors import IntegrityError, PoolExhaustedError
+from semantic.domain.prefix import reusable_prefix
+from semantic.domain.services import BlockPool
+from semantic.domain.value_objects import (
+    BLOCK_TOKENS,
+    CacheKey,
+    ModelCacheSpec,
+    whole_blocks,
+)
+
+
+class BlockAllocator:
+    """Moves blocks between the pool, running requests and the store of idle caches.
+
+    Who holds what, over a request's life (each line is one owner of each block):
+
+        idle cache in the store   --adopt (exclusive)-->   request
+        idle cache of another     --pin, copied by the backend, unpin-->   (unchanged)
+        pool                      --reserve, grow-->       request
+        request                   --keep-->                idle cache in the store
+        request                   --release-->             pool
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        spec: ModelCacheSpec,
+        store: IdleCaches,
+        model_id: str,
+        archive: PrefixStore | None = None,
+    ) -> None:
+        self._pool = pool
+        self._archive = archive
+        self._spec = spec
+        self._store = store
+        self._model_id = model_id
+
+    def key(self, agent_id: str, tenant: str = "") -> CacheKey:
+        """Under what the agent's cache is kept."""
+        return CacheKey(self._model_id, agent_id, tenant)
+
+    def require_room(self, request: Request, agents: Iterable[str]) -> None:
+        """Raise PoolExhaustedError when `request` could not end even with the pool to itself.
+
+        What others than the engine's `agents` hold is not the engine's to give.
+        """
+        ours = {*agents, *(key.owner for key in self._store.oldest_first())}
+        counts = self._spec.blocks_for(whole_blocks(request.most_tokens))
+        others = [holder for holder in self._pool.holders() if holder not in ours]
+        if not self._pool.fits_alone(counts, beside=others):
+            raise PoolExhaustedError(
+                f"Cannot allocate {sum(counts)} blocks ({self._spec.bytes_of(counts)} bytes) for "
+                f"{len(request.prompt)} prompt and {request.max_tokens} new tokens: "
+                f"the pool has {self._budget()}"
+                + (f", {len(others)} others hold part of it" if others else "")
+            )
+
+    def admit(self, request: Request, headroom: int = 0) -> bool:
+        """Give `request` blocks for the tokens it has and one more, reusing what it can of a cache.
+
+        `headroom` are blocks per growing layer that must stay free after that. Drops idle caches
+        to make room; False, with nothing changed, when that is not enough.
+        """
+        spare = headroom * BLOCK_TOKENS
+        if request.scoring:
+            return self._extend(request, whole_blocks(request.n_tokens + 1), spare)
+        restore = self._find_cache(request)
+        if self._is_longer_stored(request, restore):
+            restore = None
+        if restore is None:
+            return self._extend(request, whole_blocks(request.n_tokens + 1), spare)
+        if self._admit_with(request, restore, spare):
+            return True
+        # With the pool to itself a request must be able to start, if need be without the cache.
+        return headroom == 0 and self._extend(request, whole_blocks(request.n_tokens + 1))
+
+    def grow(self, request: Request) -> bool:
+        """Give a decoding request room for one token more than it has; False if there is none."""
+        if request.n_tokens < request.capacity:
+            return True
+        return self._extend(request, whole_blocks(request.n_tokens + 1))
+
+    def unpin(self, request: Request) -> None:
+        """The backend has taken over, or copied, what `request` begins with: let go of it."""
+        restore, request.restore = request.restore, None
+        if restore is None:
+            return
+        if not restore.exclusive:
+            self._pool.free(restore.blocks.all_blocks(), request.owner)
+            return
+        for block in restore.blocks.all_blocks():
+            # What was not taken over would stay in memory behind a block that is filled anew.
+            block.layer_data = None
+
+    def release(self, request: Request) -> None:
+        """Return all blocks of `request` to the pool."""
+        self.unpin(request)
+        for blocks in request.blocks:
+            self._pool.free(blocks, request.owner)
+        request.blocks = []
+        request.capacity = 0
+
+    def free_unused(self, request: Request, unused: Sequence[KVBlock]) -> None:
+        """Return some of the blocks of `request` to the pool."""
+        gone = {block.block_id for block in unused}
+        self._pool.free(unused, request.owner)
+        request.blocks = [[b for b in layer if b.block_id not in gone] for layer in request.blocks]
+
+    def give_back(self, request: Request) -> None:
+        """End a request that computed nothing: the cache it took goes back to the store."""
+        restore = request.restore
+        if restore is None or not restore.exclusive:
+            self.release(request)
+            return
+        if self._store.get(self.key(request.agent_id, request.tenant)) is not None:
+            self.release(request)  # the agent has a newer one by now
+            return
+        taken = {block.block_id for block in restore.blocks.all_blocks()}
+        unused = [b for layer in request.blocks for b in layer if b.block_id not in taken]
+        self.free_unused(request, unused)
+        request.restore = None
+        self.keep(request, restore.blocks)
+
+    def idle_tokens(self, agent_id: str, tenant: str) -> tuple[int, ...] | None:
+        """The tokens of the agent's idle cache; None when it has none in the pool."""
+        kept = self._store.get(self.key(agent_id, tenant))
+        return None if kept is None else kept.token_ids
+
+    def drop_idle(self, agent_id: str, tenant: str) -> bool:
+        """Return the agent's idle cache to the pool; False when there is none."""
+        kept = self._store.take(self.key(agent_id, tenant))
+        if kept is None:
+            return False
+        self._pool.free(kept.all_blocks(), kept.owner)
+        kept.retire()
+        return True
+
+    def fork(self, agent_id: str, new_agent_id: str, tenant: str) -> bool:
+        """Let a new agent hold the idle cache of another one too; False when there is none."""
+        kept = self._store.get(self.key(agent_id, tenant))
+        if kept is None:
+            return False
+        key = self.key(new_agent_id, tenant)
+        self._pool.share(kept.all_blocks(), key.owner)
+        self._store.put(key, kept.snapshot(new_agent_id, key.owner))
+        return True
+
+    def check_integrity(self, requests: Iterable[Request]) -> None:
+        """Raise IntegrityError unless each agent holds in the pool just what is known here."""
+        expected: dict[str, set[BlockId]] = defaultdict(set)
+        for key in self._store.oldest_first():
+            kept = self._store.get(key)
+            if kept is not None:
+                expected[kept.owner].update(block.block_id for block in kept.all_blocks())
+        for request in requests:
+            own = expected[request.owner]
+            own.update(block.block_id for layer in request.blocks for block in layer)
+            if request.restore is not None:
+                own.update(block.block_id for block in request.restore.blocks.all_blocks())
+        for owner, blocks in expected.items():
+            held = self._pool.view(owner).n_blocks
+            if held != len(blocks):
+                raise IntegrityError(
+                    f"agent {owner!r} holds {held} blocks, {len(blocks)} are known"
+                )
+
+    def keep(self, request: Request, blocks: AgentBlocks) -> None:
+        """Hand the blocks of an ended request to the store as its agent's cache."""
+        request.blocks = []
+        request.capacity = 0
+        self._store.put(self.key(request.agent_id, request.tenant), blocks)
+
+    def _budget(self) -> str:
+        parts = []
+        if self._pool.total_blocks is not None:
+            parts.append(f"{self._pool.total_blocks} blocks")
+        if self._pool.max_bytes is not None:
+            parts.append(f"{self._pool.max_bytes} bytes")
+        return " and ".join(parts)
+
+    def _find_cache(self, request: Request) -> Restore | None:
+        """The longest usable prefix among the cache given and the one kept for the agent."""
+        kept = self._store.get(self.key(request.agent_id, request.tenant))
+        best: Restore | None = None
+        for blocks in (kept, request.given_cache):
+            length = reusable_prefix(self._spec, blocks, request.tokens)
+            if blocks is None or length == 0 or (best is not None and length <= best.length):
+                continue
+            if self._pool.is_live(blocks.all_blocks()):
+                mine = blocks is kept and self._pool.is_exclusive(
+                    blocks.all_blocks(), request.owner
+                )
+                best = Restore(blocks, length, exclusive=mine)
+        return best
+
+    def _is_longer_stored(self, request: Request, restore: Restore | None) -> bool:
+        """Whether the store has more of the request's tokens than the pool, by a block at least."""
+        prefix = None if self._archive is None else self._archive.find(request)
+        if prefix is None or restore is None:
+            return prefix is not None
+        if prefix.length >= restore.length + BLOCK_TOKENS:
+            return True
+        request.archived.prefix = None
+        return False
+
+    def _admit_with(self, request: Request, restore: Restore, spare: int) -> bool:
+        """Admit `request` on top of a cache, or change nothing.
+
+        The request works on a snapshot: the original may be evicted or passed again meanwhile.
+        """
+        source = restore.blocks
+        if restore.exclusive:
+            self._store.take(self.key(request.agent_id, request.tenant))
+            request.blocks = [
+                list(source.blocks_for_layer(layer)) for layer in range(self._spec.n_layers)
+            ]
+            request.capacity = whole_blocks(source.total_tokens)
+        else:
+            self._pool.share(source.all_blocks(), request.owner)
+        restore.blocks = source.snapshot()
+        if self._extend(request, whole_blocks(request.n_tokens + 1), spare):
+            request.restore = restore
+            if restore.exclusive:
+                source.retire()
+            return True
+        if restore.exclusive:
+            self.keep(request, source)
+        else:
+            self._pool.free(restore.blocks.all_blocks(), request.owner)
+        return False
+
+    def _extend(self, request: Request, capacity: int, spare: int = 0) -> bool:
+        """Raise the request's capacity; `spare` tokens more must fit in the pool besides."""
+        blocks = request.blocks or [[] for _ in self._spec.layers]
+        missing = self._missing(blocks, capacity)
+        if not self._make_room(self._missing(blocks, capacity + spare)):
+            return False
+        if any(missing):
+            try:
+                new = self._pool.allocate_layers(missing, request.owner)
+            except PoolExhaustedError:
+                return False  # somebody outside the engine was quicker
+            for mine, more in zip(blocks, new, strict=True):
+                mine.extend(more)
+        request.blocks = blocks
+        request.capacity = max(request.capacity, capacity)
+        return True
+
+    def _missing(self, blocks: list[list[KVBlock]], capacity: int) -> list[int]:
+        """Blocks per layer that `blocks` lack for `capacity` tokens."""
+        wanted = self._spec.blocks_for(capacity)
+        return [max(0, want - len(have)) for want, have in zip(wanted, blocks, strict=True)]
+
+    def _make_room(self, counts: list[int]) -> bool:
+        """Drop idle caches, the one used longest ago first, until `counts` fit.
+
+        Drops none when even dropping all would not do.
+        """
+        if self._pool.can_allocate(counts):
+            return True
+        idle = [
+            block
+            for key in self._store.oldest_first()
+            if (blocks := self._store.get(key)) is not None
+            for block in blocks.all_blocks()
+        ]
+        if not self._pool.can_allocate(counts, after_freeing=idle):
+            return False
+        while not self._pool.can_allocate(counts):
+            if not self._store.evict():
+                return False
+        return True

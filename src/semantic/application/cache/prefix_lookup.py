@@ -1,0 +1,181 @@
+"""How much of a prompt a store has, and what must be read to begin there.
+
+A block counts only if every block before it is there, and a layout that needs checkpoints can
+begin only at one. Knows the store's index; reads no body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from semantic.domain.block_hash import (
+    BlockHash,
+    BlockKey,
+    BlockLink,
+    Part,
+    Scope,
+)
+from semantic.domain.match import MatchEnd
+from semantic.domain.prefix import common_prefix
+from semantic.domain.stored import BlockHeader, BlockLayout, Found, Tier
+from semantic.domain.value_objects import BLOCK_TOKENS
+from semantic.ports.store import CacheStorePort
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPrefix:
+    """The first `length` tokens of a prompt, as bodies to read.
+
+    `full` are the blocks from position `start` on, the last one perhaps longer than needed.
+    `known` tokens have their FULL blocks in the store: more than `length` when a checkpoint is
+    missing there, which is worth taking one then. `is_public`: the bodies are everybody's.
+    """
+
+    length: int
+    start: int = 0
+    full: tuple[BlockHeader, ...] = ()
+    window: tuple[BlockHeader, ...] = ()
+    checkpoint: BlockHeader | None = None
+    known: int = 0
+    end: MatchEnd = MatchEnd.MISSING
+    found: Mapping[BlockKey, Found] = field(default_factory=dict)
+    is_public: bool = False
+
+    @property
+    def headers(self) -> tuple[BlockHeader, ...]:
+        """All that is to be read."""
+        last = () if self.checkpoint is None else (self.checkpoint,)
+        return (*self.full, *self.window, *last)
+
+    def bytes_in(self, tier: Tier) -> int:
+        """Bytes of the bodies that lie in `tier`."""
+        found = (self.found.get(header.key) for header in self.headers)
+        return sum(each.n_bytes for each in found if each is not None and each.tier is tier)
+
+    @property
+    def source(self) -> Tier:
+        """The slowest tier that is read."""
+        return Tier.DISK if self.bytes_in(Tier.DISK) else Tier.MEMORY
+
+
+def window_start(layout: BlockLayout, length: int) -> int:
+    """The first token that the window layers need for the token at position `length`."""
+    return max(0, length - (layout.window_tokens or 1) + 1)
+
+
+def window_links(layout: BlockLayout, links: Sequence[BlockLink]) -> list[BlockLink]:
+    """The blocks of a sequence, made of `links`, whose WINDOW bodies are needed to go on."""
+    if not layout.window or not links:
+        return []
+    first = window_start(layout, links[-1].stop)
+    return [link for link in links if link.start >= first]
+
+
+class PrefixLookup:
+    """Finds prefixes in one store for one layout."""
+
+    def __init__(self, store: CacheStorePort, layout: BlockLayout) -> None:
+        self._store = store
+        self._layout = layout
+
+    def find(
+        self, scope: Scope, links: Sequence[BlockLink], tokens: Sequence[int], start: int = 0
+    ) -> StoredPrefix | None:
+        """The longest prefix of `tokens` that can be begun with, or None.
+
+        `links` are its full blocks. With `start`, a multiple of 256, a sequence already holds the
+        tokens before it and wants to go on with blocks.
+        """
+        first = start // BLOCK_TOKENS
+        wanted = [link.key(Part.FULL) for link in links[first:]]
+        found = dict(self._store.find(wanted))
+        there = next((i for i, key in enumerate(wanted) if key not in found), len(wanted))
+        n_blocks = first + there
+        known = n_blocks * BLOCK_TOKENS
+        if self._layout.needs_checkpoint:
+            prefix = None if start else self._at_checkpoint(scope, links, tokens, n_blocks)
+            nothing = StoredPrefix(0, known=known, end=MatchEnd.NO_CHECKPOINT) if known else None
+            return prefix or nothing
+        full = [self._header(link) for link in links[first:n_blocks]]
+        tail, n_tail = self._tail(_hash_before(scope, links, n_blocks), tokens[known:])
+        if tail is not None:
+            full.append(tail)
+            found.update(self._store.find([tail.key]))
+        if not full:
+            return None
+        return StoredPrefix(known + n_tail, start, tuple(full), known=known, found=found)
+
+    def _at_checkpoint(
+        self, scope: Scope, links: Sequence[BlockLink], tokens: Sequence[int], n_blocks: int
+    ) -> StoredPrefix | None:
+        """The prefix that ends at the last usable checkpoint; `n_blocks` are there in full."""
+        for k in range(n_blocks, -1, -1):
+            rest = tokens[k * BLOCK_TOKENS : (k + 1) * BLOCK_TOKENS]
+            for checkpoint in self._checkpoints(_hash_before(scope, links, k), rest):
+                prefix = self._begin_at(checkpoint, links, k, known=n_blocks)
+                if prefix is not None:
+                    return prefix
+        return None
+
+    def _checkpoints(self, parent: BlockHash, rest: Sequence[int]) -> Iterator[BlockHeader]:
+        """Checkpoints in the block after `parent` that lie on the way of `rest`, last first."""
+        headers = self._store.children(parent, Part.CHECKPOINT, rest)
+        for header in sorted(headers, key=lambda h: len(h.link.tokens), reverse=True):
+            own = header.link.tokens
+            if len(own) <= len(rest) and own == tuple(rest[: len(own)]):
+                yield header
+
+    def _begin_at(
+        self, checkpoint: BlockHeader, links: Sequence[BlockLink], k: int, *, known: int
+    ) -> StoredPrefix | None:
+        """What is to be read to begin at `checkpoint` in block `k`; None if some of it is gone."""
+        last = checkpoint.link
+        chain = [*links[:k], last]
+        window = tuple(
+            BlockHeader(link, Part.WINDOW, self._layout.name)
+            for link in window_links(self._layout, chain)
+        )
+        # A block that is longer holds the same keys and values of the first tokens.
+        body = self._header(links[k]) if k < known else self._longer(last)
+        if body is None:
+            return None
+        full = (*map(self._header, links[:k]), body)
+        headers = (*full, *window, checkpoint)
+        found = self._store.find([header.key for header in headers])
+        if len(found) < len({header.key for header in headers}):
+            return None
+        return StoredPrefix(
+            length=last.stop,
+            full=full,
+            window=window,
+            checkpoint=checkpoint,
+            known=known * BLOCK_TOKENS,
+            end=MatchEnd.NO_CHECKPOINT if known * BLOCK_TOKENS > last.stop else MatchEnd.MISSING,
+            found=found,
+        )
+
+    def _longer(self, link: BlockLink) -> BlockHeader | None:
+        """A block that begins with the tokens of `link`."""
+        tail, n_tokens = self._tail(link.parent, link.tokens)
+        return tail if n_tokens == len(link.tokens) else None
+
+    def _tail(self, parent: BlockHash, rest: Sequence[int]) -> tuple[BlockHeader | None, int]:
+        """The block after `parent` that shares most with `rest`, and how many tokens that is."""
+        rest = rest[:BLOCK_TOKENS]
+        if not rest:
+            return None, 0
+        best: tuple[BlockHeader | None, int] = None, 0
+        for header in self._store.children(parent, Part.FULL, rest):
+            shared = common_prefix(header.link.tokens, rest)
+            if shared > best[1]:
+                best = header, shared
+        return best
+
+    def _header(self, link: BlockLink) -> BlockHeader:
+        return BlockHeader(link, Part.FULL, self._layout.name)
+
+
+def _hash_before(scope: Scope, links: Sequence[BlockLink], block: int) -> BlockHash:
+    """The hash of the block before number `block`."""
+    return links[block - 1].hash if block else scope.root

@@ -1,0 +1,1 @@
+"""Conversations on their way into tokens and back: templates, replay, tool calls, answers."""

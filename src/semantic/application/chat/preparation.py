@@ -1,0 +1,136 @@
+"""Turns what a wire asks into tokens and sampling parameters, or says what is wrong with it.
+
+Everything that takes time before a request is submitted happens here, on a worker's thread:
+rendering, encoding, checking a grammar. Knows neither engine nor event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from semantic.application.chat.replay import Replay, Replayed
+from semantic.domain.chat import Chat
+from semantic.domain.errors import ContextOverflowError, InvalidRequestError
+from semantic.domain.grammar import Grammar
+from semantic.domain.request_parts import Parts, parts_of
+from semantic.domain.value_objects import SamplingParams
+from semantic.ports.chat import ChatFormat, RenderedChat
+from semantic.ports.outbound import Tokenizer
+from semantic.ports.serving import Ask, Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that can be submitted. `chat`, `replayed`, where the conversation stands, and
+    `parts` are None for a plain prompt."""
+
+    tokens: tuple[int, ...]
+    max_tokens: int
+    sampling: SamplingParams
+    chat: Chat | None
+    opens_thought: bool
+    replayed: Replayed | None = None
+    parts: Parts | None = None
+
+
+_COUNTED = 2 << 20
+"""Characters of a prompt whose tokens are counted in any case, which takes seconds at most: clients
+read from the refusal how much too long they were."""
+
+
+class Preparation:
+    """Prepares requests for one model. Any thread may call it."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        chat_format: ChatFormat,
+        replay: Replay,
+        check_grammar: Callable[[Grammar], None],
+        context_tokens: int,
+        default_max_tokens: int | None = None,
+        *,
+        longest_token: int,
+    ) -> None:
+        """`check_grammar` is the backend's. `default_max_tokens` is what an answer may have whose
+        request does not say. `longest_token` is how many characters one token has at most."""
+        self._tokenizer = tokenizer
+        self._format = chat_format
+        self._replay = replay
+        self._check_grammar = check_grammar
+        self._context_tokens = context_tokens
+        self._default_max_tokens = default_max_tokens
+        self._longest_token = longest_token
+
+    def prepare(self, ask: Ask) -> Prepared:
+        """Raises InvalidRequestError and ContextOverflowError."""
+        rendered, replayed = self._rendered(ask.prompt, ask.tenant)
+        if not rendered.tokens:
+            raise InvalidRequestError("prompt must not be empty")
+        chat = ask.prompt if isinstance(ask.prompt, Chat) else None
+        sampling = ask.sampling
+        if chat is not None:
+            grammar = self._format.call_grammar(chat, opens_thought=rendered.opens_thought)
+            sampling = sampling if grammar is None else replace(sampling, grammar=grammar)
+        if sampling.grammar is not None:
+            self._check_grammar(sampling.grammar)
+        max_tokens = self._room(len(rendered.tokens), ask.max_tokens, is_chat=chat is not None)
+        opens = rendered.opens_thought
+        parts = _parts(chat, replayed)
+        return Prepared(rendered.tokens, max_tokens, sampling, chat, opens, replayed, parts)
+
+    def tokens(
+        self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
+    ) -> tuple[int, ...]:
+        """The tokens of a prompt that `tenant` asks with, also of one that does not fit the
+        context. Raises InvalidRequestError, and ContextOverflowError for a text so long that its
+        tokens are not even counted."""
+        rendered, _ = self._rendered(prompt, tenant, add_special_tokens=add_special_tokens)
+        return rendered.tokens
+
+    def _rendered(
+        self, prompt: Prompt, tenant: str, *, add_special_tokens: bool = True
+    ) -> tuple[RenderedChat, Replayed | None]:
+        if _length(prompt) > _COUNTED:
+            self._require_room_for_text(prompt)
+        if isinstance(prompt, Chat):
+            replayed = self._replay.render(prompt, tenant)
+            return replayed.rendered, replayed
+        if isinstance(prompt, str):
+            encoded = self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+            return RenderedChat(tuple(encoded)), None
+        return RenderedChat(prompt), None
+
+    def _require_room_for_text(self, prompt: Prompt) -> None:
+        """Raises ContextOverflowError for a text so long that it cannot fit, before its tokens are
+        known: to find them could take minutes."""
+        least = _length(prompt) // self._longest_token
+        self._room(least, None, is_chat=isinstance(prompt, Chat))
+
+    def _room(self, n_prompt: int, wanted: int | None, *, is_chat: bool) -> int:
+        """Tokens that the answer may have: what is wanted, as far as the context goes."""
+        room = self._context_tokens - n_prompt
+        if room < 1:
+            raise ContextOverflowError(
+                f"this model's context is {self._context_tokens} tokens; the prompt has "
+                f"{n_prompt}, and an answer needs one more at least",
+                prompt_tokens=n_prompt,
+                limit=self._context_tokens,
+                is_chat=is_chat,
+            )
+        limits = (room, self._default_max_tokens if wanted is None else wanted)
+        return min(limit for limit in limits if limit is not None)
+
+
+def _parts(chat: Chat | None, replayed: Replayed | None) -> Parts | None:
+    if chat is None or replayed is None:
+        return None
+    return parts_of(chat, replayed.kept, replayed.given, replayed.tool_texts)
+
+
+def _length(prompt: Prompt) -> int:
+    """Characters of a text, or of what a conversation says; tokens are no text."""
+    if isinstance(prompt, tuple):
+        return 0
+    return prompt.length if isinstance(prompt, Chat) else len(prompt)

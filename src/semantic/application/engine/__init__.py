@@ -1,0 +1,1 @@
+"""One thread that computes many requests in one batch: scheduling, validation, events."""
