@@ -14,7 +14,7 @@ from mlx.nn.layers.base import Module
 
 from benchmarks.gpu_sides import prompt
 from experiments.harness.document import Json
-from semantic.adapters.mlx.provider import wrap_model
+from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.domain.prefix import common_prefix
 from semantic.domain.value_objects import BLOCK_TOKENS, SampledToken
 from tests.support.one_batch import said_by, same_bits

@@ -17,7 +17,7 @@ from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import make_prompt_cache
 
 from semantic import BlockPool, BlockPoolBatchEngine
-from semantic.adapters.mlx.provider import wrap_model
+from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.application.engine.prefill_budget import PrefillBudget
 from semantic.domain.value_objects import BLOCK_TOKENS, TokenEvent
 from tests.support.char_tokenizer import CharTokenizer

@@ -23,7 +23,7 @@ from experiments.harness.result import Result, Verdict
 from experiments.reference import greedy
 from semantic import BlockPool, BlockPoolBatchEngine, CompletedGeneration, load
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.adapters.mlx.tokenizer import MLXTokenizer
+from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from semantic.adapters.stores.background import BackgroundStore
 from semantic.adapters.stores.disk.store import DiskStore
 from semantic.adapters.stores.memory import MemoryStore

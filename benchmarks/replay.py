@@ -11,7 +11,7 @@ from experiments.harness.document import Json, Scalar
 from experiments.harness.record import Run
 from experiments.harness.result import Result, Verdict
 from semantic import load
-from semantic.adapters.mlx.chat_format import MLXChatFormat
+from semantic.adapters.mlx.text.chat_format import MLXChatFormat
 from semantic.application.chat.replay import Replay
 from semantic.application.chat.turn_cache import TurnCache
 from semantic.domain.chat import Chat, Message

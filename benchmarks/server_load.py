@@ -28,7 +28,7 @@ from experiments.harness.record import Run
 from experiments.harness.result import Result, Verdict
 from semantic import load
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.adapters.mlx.tokenizer import MLXTokenizer
+from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from tests.support.reference import generate, logit_gap
 
 QUESTION = "Does a server keep its word while clients come and go and it is killed?"

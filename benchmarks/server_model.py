@@ -15,7 +15,7 @@ from pathlib import Path
 import semantic.adapters.mlx  # isort: skip  # noqa: F401  loads OpenBLAS before MLX
 import mlx.core as mx
 
-from semantic.adapters.mlx.provider import find_folder
+from semantic.adapters.mlx.model.provider import find_folder
 
 LAYERS, INTERMEDIATE, CONTEXT = 6, 1536, 16384
 _SPECIAL = 4

@@ -22,8 +22,8 @@ from mlx_lm.models import llama
 
 from experiments.harness.environment import ROOT
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.adapters.mlx.provider import MLXModelProvider, find_folder, wrap_model
-from semantic.adapters.mlx.tokenizer import MLXTokenizer
+from semantic.adapters.mlx.model.provider import MLXModelProvider, find_folder, wrap_model
+from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from semantic.domain.errors import InvalidRequestError, ModelNotFoundError
 
 FOLDER_VARIABLE = "SEMANTIC_TEST_MODELS"

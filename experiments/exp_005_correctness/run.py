@@ -18,7 +18,7 @@ from experiments.harness.document import Json, Scalar
 from experiments.harness.record import Run
 from experiments.harness.result import Result, Verdict
 from experiments.reference import greedy
-from semantic.adapters.mlx.tokenizer import MLXTokenizer
+from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import CompletedGeneration

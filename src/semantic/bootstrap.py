@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from semantic.adapters.mlx.backend import MLXBackend
     from semantic.adapters.mlx.blas import BlasStatus
     from semantic.adapters.mlx.device import Device
-    from semantic.adapters.mlx.provider import MLXModelProvider
-    from semantic.adapters.mlx.tokenizer import MLXTokenizer
+    from semantic.adapters.mlx.model.provider import MLXModelProvider
+    from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
     from semantic.adapters.stores.disk.store import DiskStore
     from semantic.adapters.stores.responses import SteadyResponses as Responses
 
@@ -143,8 +143,8 @@ def rebuilt(app: App) -> App:
     than `load` gives.
     """
     from semantic.adapters.mlx.backend import MLXBackend
-    from semantic.adapters.mlx.provider import wrap_model
-    from semantic.adapters.mlx.tokenizer import MLXTokenizer
+    from semantic.adapters.mlx.model.provider import wrap_model
+    from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 
     if not (isinstance(app.model, MLXBackend) and isinstance(app.tokenizer, MLXTokenizer)):
         raise InvalidRequestError(f"expected a loaded model, got {type(app.model).__name__}")
@@ -305,7 +305,7 @@ def load(model_id: str = DEFAULT_MODEL) -> tuple[MLXBackend, MLXTokenizer]:
 def load_tokenizer(model_id: str) -> MLXTokenizer:
     """A model's tokenizer without its weights. Raises as `load`."""
     _provider()
-    from semantic.adapters.mlx.tokenizer_loader import load_tokenizer
+    from semantic.adapters.mlx.model.tokenizer_loader import load_tokenizer
 
     return load_tokenizer(model_id)
 
@@ -340,7 +340,7 @@ def register_readers() -> None:
 
 def _provider() -> MLXModelProvider:
     try:
-        from semantic.adapters.mlx.provider import MLXModelProvider
+        from semantic.adapters.mlx.model.provider import MLXModelProvider
     except ImportError as error:
         raise OperatorError(
             f"MLX cannot be loaded: {error}. On Linux install semantic[cpu] or semantic[cuda]"

@@ -129,10 +129,10 @@ def _held(pool: BlockPool) -> int:
 
 def _around(thread: EngineThread, app: App, settings: ServeSettings) -> Serving:
     from semantic.adapters.mlx.backend import MLXBackend
-    from semantic.adapters.mlx.chat_format import MLXChatFormat
-    from semantic.adapters.mlx.model_facts import read_context, read_sampling
-    from semantic.adapters.mlx.provider import find_folder
-    from semantic.adapters.mlx.tokenizer import MLXTokenizer
+    from semantic.adapters.mlx.model.model_facts import read_context, read_sampling
+    from semantic.adapters.mlx.model.provider import find_folder
+    from semantic.adapters.mlx.text.chat_format import MLXChatFormat
+    from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 
     if not (isinstance(app.model, MLXBackend) and isinstance(app.tokenizer, MLXTokenizer)):
         raise InvalidRequestError(f"expected a loaded model, got {type(app.model).__name__}")

@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Tokenizer
 import semantic.adapters.mlx  # isort: skip  # noqa: F401  loads OpenBLAS before MLX
 import mlx.core as mx
 
-from semantic.adapters.mlx.provider import find_folder
+from semantic.adapters.mlx.model.provider import find_folder
 
 CONTEXT: Final = 131_072
 ANSWER: Final = " Done, and it works."

@@ -14,7 +14,7 @@ import pytest
 from semantic import bootstrap
 from semantic.adapters.mlx import device
 from semantic.adapters.mlx.calibration import Calibration, StepTimes
-from semantic.adapters.mlx.provider import wrap_model
+from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.bootstrap import Settings, assemble, default_pool_bytes
 from semantic.cli import doctor
 from semantic.cli.doctor import SUPPORTED, check_blas, check_version
@@ -68,7 +68,7 @@ def test_without_mlx_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> object:
-        if name == "semantic.adapters.mlx.provider":
+        if name == "semantic.adapters.mlx.model.provider":
             raise ImportError("libmlx.so: no such file")
         return real(name, globals, locals, fromlist or (), level)
 

@@ -18,7 +18,7 @@ from tests.support.fake_tokenizer import ByteTokenizer
 
 @functools.cache
 def _embedded() -> Tokenizer:
-    from semantic.adapters.mlx.provider import MLXModelProvider
+    from semantic.adapters.mlx.model.provider import MLXModelProvider
 
     return MLXModelProvider().load_model()[1]
 

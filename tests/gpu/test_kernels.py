@@ -21,6 +21,7 @@ from mlx_lm.models import gemma3_text, llama
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.cache_choice import AttentionFor, find_kernels
 from semantic.adapters.mlx.kv_buffer import LayerShape
+from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.adapters.mlx.paged.attention import PagedAttention, Place, PortableAttention
 from semantic.adapters.mlx.paged.dialect import CUDA, METAL
 from semantic.adapters.mlx.paged.kernels import PagedKernels, tile_of
@@ -28,7 +29,6 @@ from semantic.adapters.mlx.paged.kinds import PageKind
 from semantic.adapters.mlx.paged.lineup import Lineup
 from semantic.adapters.mlx.paged.pages import Lease, Pages
 from semantic.adapters.mlx.paged.sequence import Chain, PagedSequence
-from semantic.adapters.mlx.provider import wrap_model
 from semantic.domain.value_objects import (
     BLOCK_TOKENS,
     LayerKind,

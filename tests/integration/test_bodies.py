@@ -16,7 +16,7 @@ import pytest
 from semantic.adapters.mlx.array_bytes import array_from, bytes_of
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.layer_caches import LayerCache
-from semantic.adapters.mlx.provider import wrap_model
+from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.adapters.mlx.sequence_cache import SequenceCache
 from semantic.domain.block_hash import Part
 from semantic.domain.errors import BackendError, CacheReconstructionError

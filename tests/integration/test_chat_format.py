@@ -18,10 +18,10 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
 from pydantic_core import from_json
 
-from semantic.adapters.mlx.chat_format import MLXChatFormat
-from semantic.adapters.mlx.grammar_source import grammar_source
-from semantic.adapters.mlx.tokenizer import MLXTokenizer
-from semantic.adapters.mlx.tokenizer_loader import load_tokenizer
+from semantic.adapters.mlx.model.tokenizer_loader import load_tokenizer
+from semantic.adapters.mlx.sampling.grammar_source import grammar_source
+from semantic.adapters.mlx.text.chat_format import MLXChatFormat
+from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from semantic.application.chat.answer_reader import AnswerReader
 from semantic.domain.answer import ToolCallDelta, ToolCallStarted
 from semantic.domain.chat import AnswerFormat, Chat, Message, Tool, ToolCall, ToolChoice

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from semantic.adapters.mlx.chat_format import MLXChatFormat
+from semantic.adapters.mlx.text.chat_format import MLXChatFormat
 from semantic.domain.chat import Chat, Message, ToolCall
 from tests.support.chat_templates import FORMATS, TOOLS, load_format
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.adapters.mlx.provider import wrap_model
+from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.application.engine.engine_thread import EngineThread

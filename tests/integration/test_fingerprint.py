@@ -11,10 +11,10 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from semantic.adapters.mlx import digest_cache
-from semantic.adapters.mlx import fingerprint as fingerprints
-from semantic.adapters.mlx.digest_cache import DigestCache, FileState, cache_folder
-from semantic.adapters.mlx.fingerprint import fingerprint, numerics
+from semantic.adapters.mlx.model import digest_cache
+from semantic.adapters.mlx.model import fingerprint as fingerprints
+from semantic.adapters.mlx.model.digest_cache import DigestCache, FileState, cache_folder
+from semantic.adapters.mlx.model.fingerprint import fingerprint, numerics
 
 _WEIGHTS = "model.safetensors"
 _BIG = 18 << 20

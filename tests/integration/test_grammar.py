@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import semantic
 from semantic import SamplingParams
-from semantic.adapters.mlx.grammar import Grammars
-from semantic.adapters.mlx.grammar_mask import GrammarMask
+from semantic.adapters.mlx.sampling.grammar import Grammars
+from semantic.adapters.mlx.sampling.token_mask import GrammarMask
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.grammar import Grammar
 from tests.integration.test_exactness import prompts

@@ -10,7 +10,7 @@ import pytest
 from mlx_lm.generate import generate_step
 
 from semantic import SamplingParams
-from semantic.adapters.mlx.sampling import make_processors
+from semantic.adapters.mlx.sampling.sampler import make_processors
 from tests.integration.test_exactness import prompts
 from tests.support.rig import Rig
 

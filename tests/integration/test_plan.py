@@ -16,7 +16,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from semantic import BlockPool, BlockPoolBatchEngine, ModelCacheSpec, load
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.adapters.mlx.tokenizer import MLXTokenizer
+from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from semantic.domain.errors import (
     CacheReconstructionError,
     InvalidRequestError,

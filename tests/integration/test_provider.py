@@ -10,8 +10,8 @@ import mlx.core as mx
 import pytest
 
 from semantic import BlockPool, BlockPoolBatchEngine, load
-from semantic.adapters.mlx.fingerprint import fingerprint
-from semantic.adapters.mlx.provider import EMBEDDED_MODEL, find_folder
+from semantic.adapters.mlx.model.fingerprint import fingerprint
+from semantic.adapters.mlx.model.provider import EMBEDDED_MODEL, find_folder
 from semantic.domain.errors import ModelNotFoundError
 from tests.support.reference import generate
 

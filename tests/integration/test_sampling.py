@@ -11,7 +11,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import make_logits_processors
 
 from semantic import SamplingParams
-from semantic.adapters.mlx.sampling import make_sampler
+from semantic.adapters.mlx.sampling.sampler import make_sampler
 from tests.integration.test_exactness import prompts
 from tests.support.rig import Done, Rig
 

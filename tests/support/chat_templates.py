@@ -13,9 +13,9 @@ from typing import cast
 from mlx_lm.tokenizer_utils import load
 from tokenizers import AddedToken, Tokenizer
 
-from semantic.adapters.mlx.chat_format import MLXChatFormat
-from semantic.adapters.mlx.provider import find_folder
-from semantic.adapters.mlx.tokenizer import HuggingFaceTokenizer, MLXTokenizer
+from semantic.adapters.mlx.model.provider import find_folder
+from semantic.adapters.mlx.text.chat_format import MLXChatFormat
+from semantic.adapters.mlx.text.tokenizer import HuggingFaceTokenizer, MLXTokenizer
 from semantic.domain.chat import Tool
 
 WEATHER = Tool(

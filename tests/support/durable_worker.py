@@ -18,8 +18,8 @@ from pathlib import Path
 
 from semantic import BlockPoolBatchEngine, CompletedGeneration
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.adapters.mlx.provider import MLXModelProvider
-from semantic.adapters.mlx.tokenizer import MLXTokenizer
+from semantic.adapters.mlx.model.provider import MLXModelProvider
+from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from semantic.bootstrap import App, Settings, assemble
 from semantic.domain.value_objects import ModelCacheSpec
 from semantic.ports.outbound import BatchBackend

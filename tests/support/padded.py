@@ -10,9 +10,9 @@ import math
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.cache_forms import SequenceLayers
 from semantic.adapters.mlx.calibration import Calibration, StepTimes
+from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.adapters.mlx.padded_batch import PaddedBatch
-from semantic.adapters.mlx.provider import wrap_model
-from semantic.adapters.mlx.tokenizer import MLXTokenizer
+from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from tests.support.tiny_models import tiny_model
 
 PADDED = " padded"

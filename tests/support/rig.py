@@ -9,7 +9,7 @@ from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.kv_buffer import BufferRange
 from semantic.adapters.mlx.paged.layers import PagedLayers
 from semantic.adapters.mlx.paged.pages import Pages
-from semantic.adapters.mlx.tokenizer import MLXTokenizer
+from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from semantic.application.cache.idle_caches import IdleCaches
 from semantic.application.engine.prefill_budget import PrefillBudget
 from semantic.domain.value_objects import ModelCacheSpec, SamplingParams

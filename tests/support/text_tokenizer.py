@@ -13,7 +13,7 @@ from tokenizers.decoders import Sequence as Decoders
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from semantic.adapters.mlx.tokenizer import HuggingFaceTokenizer, MLXTokenizer
+from semantic.adapters.mlx.text.tokenizer import HuggingFaceTokenizer, MLXTokenizer
 
 END = "<|end|>"
 

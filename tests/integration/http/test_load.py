@@ -21,7 +21,7 @@ from benchmarks.server_load import (
 )
 from semantic import load
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.adapters.mlx.tokenizer import MLXTokenizer
+from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.batch_choice import calibrate_here, choose_batching
 from semantic.adapters.mlx.cache_forms import SequenceLayers
 from semantic.adapters.mlx.calibration import BATCHES, Calibration, StepTimes, calibrate
+from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.adapters.mlx.padded_batch import PaddedLayer
 from semantic.adapters.mlx.probe import padding_works
-from semantic.adapters.mlx.provider import wrap_model
 from tests.support.in_pages import tiny_backend
 from tests.support.tiny_models import tiny_model
 

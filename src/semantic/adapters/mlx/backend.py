@@ -18,13 +18,13 @@ from semantic.adapters.mlx.batch_choice import new_batch
 from semantic.adapters.mlx.cache_forms import CacheForms, Memory
 from semantic.adapters.mlx.calibration import Calibration
 from semantic.adapters.mlx.decode_batch import DecodeBatch, Newcomer
-from semantic.adapters.mlx.grammar import Grammars
-from semantic.adapters.mlx.grammar_mask import GrammarMask
 from semantic.adapters.mlx.landing import Landing
 from semantic.adapters.mlx.layer_caches import LayerCache
-from semantic.adapters.mlx.logprobs import read_logprob, score_tokens
 from semantic.adapters.mlx.paged.layers import PagedLayers
-from semantic.adapters.mlx.sampling import make_processors, make_sampler
+from semantic.adapters.mlx.sampling.grammar import Grammars
+from semantic.adapters.mlx.sampling.logprobs import read_logprob, score_tokens
+from semantic.adapters.mlx.sampling.sampler import make_processors, make_sampler
+from semantic.adapters.mlx.sampling.token_mask import GrammarMask
 from semantic.domain.block_hash import Part
 from semantic.domain.entities import AgentBlocks, KVBlock
 from semantic.domain.errors import (

@@ -19,7 +19,7 @@ from semantic.adapters.mlx.cache_forms import SequenceLayers
 from semantic.adapters.mlx.decode_batch import Newcomer, OwnBatch
 from semantic.adapters.mlx.layer_caches import LayerCache
 from semantic.adapters.mlx.padded_batch import PaddedBatch
-from semantic.adapters.mlx.sampling import make_sampler
+from semantic.adapters.mlx.sampling.sampler import make_sampler
 from semantic.adapters.mlx.sequence_cache import FullCache
 from semantic.domain.value_objects import BLOCK_TOKENS, SamplingParams, SequenceId
 

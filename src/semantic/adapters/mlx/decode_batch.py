@@ -17,7 +17,7 @@ from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import TokenBuffer
 
 from semantic.adapters.mlx.layer_caches import LayerCache
-from semantic.adapters.mlx.sampling import LogitsProcessor, Sampler
+from semantic.adapters.mlx.sampling.sampler import LogitsProcessor, Sampler
 from semantic.adapters.mlx.under_way import begin
 from semantic.domain.value_objects import SequenceId
 

@@ -7,9 +7,9 @@ import json
 from collections.abc import Sequence
 from typing import Protocol
 
-from semantic.adapters.mlx.json_values import deeper_than
-from semantic.adapters.mlx.template import TemplateMessage, Traits
-from semantic.adapters.mlx.tool_text import (
+from semantic.adapters.mlx.text.chat_template import TemplateMessage, Traits
+from semantic.adapters.mlx.text.json_values import deeper_than
+from semantic.adapters.mlx.text.tool_text import (
     call_as_text,
     result_as_text,
     system_as_text,

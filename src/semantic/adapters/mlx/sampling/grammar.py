@@ -12,12 +12,12 @@ from functools import cached_property
 
 from llguidance import LLMatcher, LLParserLimits
 
-from semantic.adapters.mlx.deep_stack import on_deep_stack
-from semantic.adapters.mlx.free_text import FreeText
-from semantic.adapters.mlx.grammar_mask import GrammarMask
-from semantic.adapters.mlx.grammar_source import grammar_source
 from semantic.adapters.mlx.recent import Recent
-from semantic.adapters.mlx.token_bytes import TokenBytes
+from semantic.adapters.mlx.sampling.deep_stack import on_deep_stack
+from semantic.adapters.mlx.sampling.free_text import FreeText
+from semantic.adapters.mlx.sampling.grammar_source import grammar_source
+from semantic.adapters.mlx.sampling.token_bytes import TokenBytes
+from semantic.adapters.mlx.sampling.token_mask import GrammarMask
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.grammar import Grammar
 

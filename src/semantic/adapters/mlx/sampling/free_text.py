@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from semantic.adapters.mlx.token_bytes import TokenBytes
+from semantic.adapters.mlx.sampling.token_bytes import TokenBytes
 
 
 class FreeText:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 
-from semantic.adapters.mlx.json_values import deeper_than, unicode_text
+from semantic.adapters.mlx.text.json_values import deeper_than, unicode_text
 from semantic.domain.chat import Tool
 from semantic.domain.errors import ToolCallError
 from semantic.ports.chat import WrittenCall

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from semantic.adapters.mlx import BLAS_STATUS
 from semantic.adapters.mlx.device import read_device
-from semantic.adapters.mlx.digest_cache import DigestCache, FileState
+from semantic.adapters.mlx.model.digest_cache import DigestCache, FileState
 from semantic.domain.digest import digest
 
 _WHOLE = frozenset({".json", ".jinja", ".model", ".tiktoken", ".txt", ".py"})

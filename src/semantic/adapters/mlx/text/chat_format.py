@@ -11,15 +11,16 @@ from functools import lru_cache
 
 from llguidance import LLMatcher
 
-from semantic.adapters.mlx import call_reader, template
-from semantic.adapters.mlx.continuation import Continuation
-from semantic.adapters.mlx.conversation import hidden_in, messages_for, tools_for
-from semantic.adapters.mlx.deep_stack import on_deep_stack
-from semantic.adapters.mlx.grammar_source import grammar_source
-from semantic.adapters.mlx.json_values import unicode_text
-from semantic.adapters.mlx.token_guard import Hidden, TokenGuard
-from semantic.adapters.mlx.tokenizer import NO_TEMPLATE, MLXTokenizer
-from semantic.adapters.mlx.tool_text import TEXT_CALL_MARKS
+from semantic.adapters.mlx.sampling.deep_stack import on_deep_stack
+from semantic.adapters.mlx.sampling.grammar_source import grammar_source
+from semantic.adapters.mlx.text import chat_template as template
+from semantic.adapters.mlx.text import tool_call_parser as call_reader
+from semantic.adapters.mlx.text.incremental_rendering import Continuation
+from semantic.adapters.mlx.text.json_values import unicode_text
+from semantic.adapters.mlx.text.special_tokens import Hidden, TokenGuard
+from semantic.adapters.mlx.text.template_messages import hidden_in, messages_for, tools_for
+from semantic.adapters.mlx.text.tokenizer import NO_TEMPLATE, MLXTokenizer
+from semantic.adapters.mlx.text.tool_text import TEXT_CALL_MARKS
 from semantic.application.chat.call_grammar import (
     ANY_OBJECT,
     CallLanguage,

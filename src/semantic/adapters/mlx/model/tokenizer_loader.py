@@ -6,8 +6,8 @@ from typing import cast
 
 from mlx_lm.utils import load_tokenizer as load_wrapped
 
-from semantic.adapters.mlx.provider import find_folder
-from semantic.adapters.mlx.tokenizer import HuggingFaceTokenizer, MLXTokenizer
+from semantic.adapters.mlx.model.provider import find_folder
+from semantic.adapters.mlx.text.tokenizer import HuggingFaceTokenizer, MLXTokenizer
 from semantic.domain.errors import ModelNotFoundError
 
 # What transformers raises for a folder without a tokenizer that it knows.

@@ -20,17 +20,17 @@ from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.batch_choice import CalibrationFor, calibrate_here, choose_batching
 from semantic.adapters.mlx.cache_choice import AttentionFor, choose_pages, find_kernels
 from semantic.adapters.mlx.cache_forms import in_buffers
-from semantic.adapters.mlx.fingerprint import fingerprint
-from semantic.adapters.mlx.grammar import Grammars
+from semantic.adapters.mlx.model.fingerprint import fingerprint
 from semantic.adapters.mlx.probe import choose_layers
+from semantic.adapters.mlx.sampling.grammar import Grammars
 from semantic.adapters.mlx.spec_reader import read_shapes, read_spec
-from semantic.adapters.mlx.tokenizer import HuggingFaceTokenizer, MLXTokenizer
+from semantic.adapters.mlx.text.tokenizer import HuggingFaceTokenizer, MLXTokenizer
 from semantic.domain.errors import InvalidRequestError, ModelNotFoundError
 from semantic.domain.value_objects import ModelCacheSpec
 from semantic.ports.outbound import BatchBackend
 
 EMBEDDED_MODEL = "semantic-tiny"
-_MODELS = Path(__file__).parents[2] / "models"
+_MODELS = Path(__file__).parents[3] / "models"
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "*.txt"]
 

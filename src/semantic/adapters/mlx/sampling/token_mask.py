@@ -12,8 +12,8 @@ import mlx.core as mx
 from llguidance import LLMatcher
 
 from semantic.adapters.mlx.array_bytes import array_from
-from semantic.adapters.mlx.free_text import FreeText
-from semantic.adapters.mlx.token_bytes import TokenBytes
+from semantic.adapters.mlx.sampling.free_text import FreeText
+from semantic.adapters.mlx.sampling.token_bytes import TokenBytes
 from semantic.adapters.mlx.under_way import begin
 
 _BITS = mx.array(list(range(8)), dtype=mx.uint8)  # computed by nobody: any thread may read it

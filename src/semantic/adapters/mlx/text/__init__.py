@@ -1,0 +1,1 @@
+"""Text in and out of a model: tokenizer, chat template, tool-call parsing."""
