@@ -43,7 +43,7 @@ def test_the_users_own_file_is_read_if_it_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "mine" / "config.toml"
-    monkeypatch.setattr("semantic.adapters.http.sources.default_file", lambda: file)
+    monkeypatch.setattr("semantic.adapters.http.settings.default_file", lambda: file)
     assert shown()["port"]["origin"] == "default"
     file.parent.mkdir()
     file.write_text("port = 9\n")

@@ -21,7 +21,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from semantic.adapters.http.observed import AnswerRecord
+from semantic.adapters.http.metrics import AnswerRecord
 from semantic.adapters.http.settings import ServerSettings
 from semantic.cli.serve_options import ServeOptions
 from semantic.cli.serve_progress import ProgressBars
@@ -143,17 +143,17 @@ def test_keys_and_prompts_are_in_no_line(tmp_path: Path) -> None:
 def test_a_bar_is_there_while_a_prompt_is_computed_and_shows_no_markup() -> None:
     progress = Progress(console=Console(file=io.StringIO(), force_terminal=True))
     bars = ProgressBars(progress)
-    bars.taken_in("u", "[red]me\x1b", 100)
-    bars.taken_in("v", "other", 100)
+    bars.accepted("u", "[red]me\x1b", 100)
+    bars.accepted("v", "other", 100)
     bars.prefilled("u", 10, 99)
     bars.prefilled("v", 20, 99)
     assert [(task.description, task.completed) for task in progress.tasks] == [
         ("prefill (red]me", 10),
         ("prefill other", 20),
     ]
-    bars.writes("u")
+    bars.first_token("u")
     assert len(progress.tasks) == 1
-    bars.ended("v", AnswerRecord())
+    bars.finished("v", AnswerRecord())
     assert (progress.tasks, progress.live.is_started) == ([], False)
 
 

@@ -16,7 +16,7 @@ def show(options: ServeOptions, config: ConfigFile = None, as_json: AsJson = Fal
     A flag goes before the environment, that before the file, and that before the default.
     Secrets are masked.
     """
-    from semantic.adapters.http.sources import load_settings
+    from semantic.adapters.http.settings import load_settings
 
     loaded = load_settings(options.given(), config)
     shown = loaded.shown()

@@ -34,7 +34,7 @@ def serve(options: ServeOptions, config: ConfigFile = None) -> None:
     second one stops at once.
     """
     from semantic.adapters.http.errors import logger
-    from semantic.adapters.http.sources import load_settings
+    from semantic.adapters.http.settings import load_settings
 
     settings = load_settings(options.given(), config).settings
     responses = open_responses(engine_settings(settings), logger.warning)
@@ -109,7 +109,7 @@ def run_server(
     context = ServerContext(version=__version__)
 
     def ready(serving: ServingPort) -> None:
-        server.make_room()
+        server.refresh_connection_limits()
         _say_ready(where, serving)
 
     lifecycle = Lifecycle(context, load, ready)
@@ -121,7 +121,7 @@ def run_server(
         responses=responses,
     )
     server = make_server(app, settings, stopping=lambda: _tell("stopping"))
-    lifecycle.when_it_fails(server.stop)
+    lifecycle.on_failure(server.stop)
     _tell(f"http://{where} answers probes; loading {settings.model}")
     server.run(sockets=[bound])
     if lifecycle.failure is not None:

@@ -10,7 +10,7 @@ from semantic.cli.progress import new_progress
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from semantic.adapters.http.observed import AnswerRecord
+    from semantic.adapters.http.metrics import AnswerRecord
 
 
 class ProgressBars:
@@ -21,8 +21,8 @@ class ProgressBars:
         self._agents: dict[str, str] = {}
         self._bars: dict[str, TaskID] = {}
 
-    def taken_in(self, uid: str, agent: str, prompt_tokens: int) -> None:
-        """See `Observer.taken_in`."""
+    def accepted(self, uid: str, agent: str, prompt_tokens: int) -> None:
+        """See `Observer.accepted`."""
         del prompt_tokens
         self._agents[uid] = agent
 
@@ -35,12 +35,12 @@ class ProgressBars:
             self._bars[uid] = self._progress.add_task(f"prefill {_plain(name)}", total=total)
         self._progress.update(self._bars[uid], completed=done, total=total)
 
-    def writes(self, uid: str) -> None:
-        """See `Observer.writes`."""
+    def first_token(self, uid: str) -> None:
+        """See `Observer.first_token`."""
         self._remove(uid)
 
-    def ended(self, uid: str | None, record: AnswerRecord) -> None:
-        """See `Observer.ended`."""
+    def finished(self, uid: str | None, record: AnswerRecord) -> None:
+        """See `Observer.finished`."""
         del record
         self._agents.pop(uid or "", None)
         self._remove(uid or "")

@@ -21,7 +21,7 @@ from pydantic import SecretStr
 
 from semantic.adapters.http.app import create_app
 from semantic.adapters.http.context import ServerContext
-from semantic.adapters.http.observed import AnswerRecord
+from semantic.adapters.http.metrics import AnswerRecord
 from semantic.adapters.http.settings import ServerSettings
 from semantic.application.chat.answer_message import Said
 from semantic.bootstrap import Settings
@@ -118,8 +118,8 @@ class Halfway:
     left: threading.Event = field(default_factory=threading.Event)
     done: int = 0
 
-    def taken_in(self, uid: str, agent: str, prompt_tokens: int) -> None:
-        """See `Observer.taken_in`."""
+    def accepted(self, uid: str, agent: str, prompt_tokens: int) -> None:
+        """See `Observer.accepted`."""
 
     def prefilled(self, uid: str, done: int, total: int) -> None:
         """See `Observer.prefilled`."""
@@ -128,11 +128,11 @@ class Halfway:
         if done >= 0.3 * total:
             self.reached.set()
 
-    def writes(self, uid: str) -> None:
-        """See `Observer.writes`."""
+    def first_token(self, uid: str) -> None:
+        """See `Observer.first_token`."""
 
-    def ended(self, uid: str | None, record: AnswerRecord) -> None:
-        """See `Observer.ended`."""
+    def finished(self, uid: str | None, record: AnswerRecord) -> None:
+        """See `Observer.finished`."""
         del uid, record
         self.left.set()
 

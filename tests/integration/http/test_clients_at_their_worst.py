@@ -15,7 +15,7 @@ import pytest
 
 from semantic.adapters.http.app import create_app
 from semantic.adapters.http.context import ServerContext
-from semantic.adapters.http.protocol import GuardedProtocol
+from semantic.adapters.http.server import GuardedProtocol
 from semantic.adapters.http.settings import ServerSettings
 from semantic.application.engine.observing import Figures
 from tests.support.fake_serving import FakeServing
@@ -170,7 +170,7 @@ def test_connections_leave_files_for_others(monkeypatch: pytest.MonkeyPatch) -> 
     with running(FakeServing()) as server, ExitStack() as crowd:
         monkeypatch.setattr(resource, "getrlimit", lambda _: (40, 40))
         monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
-        server.server.make_room()
+        server.server.refresh_connection_limits()
         for _ in range(15):
             crowd.enter_context(server.connect())
         assert server.ask("GET", "/health").status == HTTPStatus.SERVICE_UNAVAILABLE

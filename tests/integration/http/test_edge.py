@@ -13,10 +13,11 @@ from fastapi import Request
 from pydantic import SecretStr
 
 from semantic.adapters.http.app import create_app
-from semantic.adapters.http.context import ServerContext, serving_of, tenant_of
-from semantic.adapters.http.keys import tenant_name
+from semantic.adapters.http.context import ServerContext, serving_of
+from semantic.adapters.http.identity import tenant_of
 from semantic.adapters.http.lifecycle import Lifecycle, RunnableServing
 from semantic.adapters.http.logs import FACTS
+from semantic.adapters.http.middleware import tenant_name
 from semantic.adapters.http.settings import ServerSettings
 from semantic.application.engine.engine_state import EngineState
 from semantic.domain.answer import AnswerEvent
@@ -94,7 +95,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
     context = ServerContext()
     lifecycle = Lifecycle(context, load)
     with running(app=create_app(context=context, lifecycle=lifecycle)) as server:
-        lifecycle.when_it_fails(server.server.stop)
+        lifecycle.on_failure(server.server.stop)
         until(lambda: lifecycle.failure is not None)
     assert str(lifecycle.failure) == "no such folder"
 

@@ -106,7 +106,7 @@ def test_a_large_body_in_chunks_is_refused(server: RunningServer) -> None:
 def test_the_rest_of_a_refused_body_is_not_waited_for_without_end(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("semantic.adapters.http.protocol.DRAIN_SECONDS", 0.3)
+    monkeypatch.setattr("semantic.adapters.http.server.DRAIN_SECONDS", 0.3)
     with server.connect() as one:
         one.sendall(_post("/nowhere", length=1000))
         assert _status(_some(one)) == 404

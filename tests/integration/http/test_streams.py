@@ -14,9 +14,9 @@ from sse_starlette import ServerSentEvent
 from starlette.responses import Response
 
 from semantic.adapters.http.app import create_app
-from semantic.adapters.http.errors import ClientGoneError
+from semantic.adapters.http.errors import ClientDisconnectedError
 from semantic.adapters.http.settings import ServerSettings
-from semantic.adapters.http.streaming import begin, event_stream, sent, until_disconnect
+from semantic.adapters.http.streaming import event_stream, sse_event, start_stream, until_disconnect
 from semantic.domain.errors import InvalidRequestError
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import RunningServer, running, until
@@ -50,25 +50,25 @@ def _app(world: World) -> FastAPI:
             for number in range(n):
                 await asyncio.sleep(pause)
                 world.produced += 1
-                yield sent({"number": number, "text": text}, event="piece")
+                yield sse_event({"number": number, "text": text}, event="piece")
         finally:
             world.closed.append("events")
 
     async def stream(
         request: Request, n: int = 3, pause: float = 0.0, large: bool = False
     ) -> Response:
-        first = await begin(request, events(n, pause, LARGE if large else "\u2028 ü"))
+        first = await start_stream(request, events(n, pause, LARGE if large else "\u2028 ü"))
         return event_stream(request, first)
 
     async def silent(request: Request) -> Response:
         return event_stream(
-            request, events(2, 0.35, "late"), lambda: sent({"type": "ping"}, event="ping")
+            request, events(2, 0.35, "late"), lambda: sse_event({"type": "ping"}, event="ping")
         )
 
     async def task(request: Request) -> str:
         try:
             return await until_disconnect(request, _long(world))
-        except ClientGoneError:
+        except ClientDisconnectedError:
             world.closed.append("gone")
             raise
 
@@ -81,9 +81,9 @@ def _app(world: World) -> FastAPI:
 async def _refused(request: Request) -> Response:
     async def none() -> AsyncGenerator[ServerSentEvent, None]:
         raise InvalidRequestError("not like this")
-        yield sent("never")  # makes it a generator
+        yield sse_event("never")  # makes it a generator
 
-    return event_stream(request, await begin(request, none()))
+    return event_stream(request, await start_stream(request, none()))
 
 
 async def _long(world: World) -> str:
@@ -173,6 +173,6 @@ def _all(connection: socket.socket) -> bytes:
 
 def test_no_reader_finds_a_line_end_within_an_event() -> None:
     text = "a\u2028b\u2029c\x85d\re\nf\x0bg\x0ch"
-    lines = sent({"text": text}).encode().decode().splitlines()
+    lines = sse_event({"text": text}).encode().decode().splitlines()
     (data,) = [line for line in lines if line]
     assert json.loads(data.removeprefix("data: ")) == {"text": text}

@@ -14,9 +14,10 @@ from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from starlette.responses import JSONResponse, Response
 
-from semantic.adapters.http.bodies import read_json, validated
-from semantic.adapters.http.context import agents_of, serving_of, tenant_of
-from semantic.adapters.http.lost import LostTokens, lost_tokens
+from semantic.adapters.http.cache_miss_report import LostTokens, lost_tokens
+from semantic.adapters.http.context import agents_of, serving_of
+from semantic.adapters.http.identity import tenant_of
+from semantic.adapters.http.request_body import read_json, validated
 from semantic.application.cache.match_reasons import REASONS
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.match import MatchEnd, MatchReport

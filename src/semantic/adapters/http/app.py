@@ -13,22 +13,16 @@ from fastapi.responses import HTMLResponse
 from fastapi.telemetry import TelemetryConfig
 from starlette.middleware import Middleware
 
-from semantic.adapters.http import agents, anthropic, health, models, openai, tokens
-from semantic.adapters.http.auth import Auth
+from semantic.adapters.http import agents, anthropic, health, models, openai
 from semantic.adapters.http.context import ServerContext
 from semantic.adapters.http.errors import add_error_handlers
-from semantic.adapters.http.hosts import Hosts
-from semantic.adapters.http.keys import ApiKeys
 from semantic.adapters.http.lifecycle import Lifecycle
-from semantic.adapters.http.limits import Limits
-from semantic.adapters.http.metrics import Metrics
-from semantic.adapters.http.observed import Observer
+from semantic.adapters.http.logs import ProgressLog, RequestLogMiddleware
+from semantic.adapters.http.metrics import Metrics, Observer
+from semantic.adapters.http.middleware import ApiKeys, Auth, Hosts, Limits, Stopping
 from semantic.adapters.http.openai import responses as openai_responses
 from semantic.adapters.http.openapi import AnthropicError, OpenAIError, describe, documented, page
-from semantic.adapters.http.progress import LoggedProgress
-from semantic.adapters.http.request_log import RequestLog
 from semantic.adapters.http.settings import ServerSettings
-from semantic.adapters.http.stopping import Stopping
 from semantic.application.chat.memory_responses import MemoryResponses
 from semantic.ports.responses import ResponsesPort
 from semantic.ports.serving import ServingPort
@@ -65,7 +59,7 @@ def create_app(
     context.settings = settings
     name = (*settings.served_model_name, settings.model)[0]
     metrics = Metrics(name, lambda: context.figures() if context.figures else None)
-    context.observers += [metrics, progress or LoggedProgress()]
+    context.observers += [metrics, progress or ProgressLog()]
     app = FastAPI(
         title="semantic",
         version=context.version,
@@ -89,7 +83,7 @@ def _middleware(settings: ServerSettings, model: str) -> Sequence[Middleware]:
     """Outermost first. The last resort against a bug stands before them all: see `errors`."""
     keys = ApiKeys(key.get_secret_value() for key in settings.api_keys)
     return (
-        Middleware(RequestLog, model=model),
+        Middleware(RequestLogMiddleware, model=model),
         Middleware(Stopping),
         Middleware(Limits, settings=settings),
         Middleware(
@@ -103,7 +97,7 @@ def _middleware(settings: ServerSettings, model: str) -> Sequence[Middleware]:
 
 
 def _add_routes(app: FastAPI) -> None:
-    for module in (health, models, tokens, openai, openai_responses, agents):
+    for module in (health, models, openai, openai_responses, agents):
         app.include_router(module.router, responses=documented(OpenAIError))
     app.include_router(anthropic.router, responses=documented(AnthropicError))
 

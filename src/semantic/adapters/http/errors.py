@@ -84,7 +84,7 @@ class TooLargeError(WireError):
         super().__init__(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, code="request_too_large")
 
 
-class ClientGoneError(Exception):
+class ClientDisconnectedError(Exception):
     """The client left before its answer was complete; nobody is there to be told anything."""
 
 
@@ -223,7 +223,7 @@ def add_error_handlers(app: FastAPI) -> None:
     """Answer in a wire's shape for everything that a route may raise."""
     for kind in (WireError, RequestError, CapacityError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _expected)
-    app.add_exception_handler(ClientGoneError, _nobody_there)
+    app.add_exception_handler(ClientDisconnectedError, _client_disconnected)
     app.add_exception_handler(Exception, _unexpected)
 
 
@@ -248,7 +248,7 @@ def _allowed_methods(request: Request) -> list[str]:
     ]
 
 
-def _nobody_there(_request: Request, _error: Exception) -> Response:
+def _client_disconnected(_request: Request, _error: Exception) -> Response:
     return Response(status_code=_CLIENT_GONE)
 
 

@@ -10,14 +10,20 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from fastapi import Request
 from pydantic_core import from_json
 
+from semantic.adapters.http.errors import FieldError
 from semantic.domain.identity import Identity, is_tag, name_of
 
 CLAUDE_CODE: Final = "claude-code"
 CODEX: Final = "codex"
 OPENCODE: Final = "opencode"
 AIPERF: Final = "aiperf"
+
+AGENT_HEADER: Final = "x-agent-id"
+_AGENT_FIELD: Final = "agent_id"
+_LONGEST_AGENT: Final = 256
 
 Json = Mapping[str, object]
 
@@ -27,6 +33,39 @@ _OLD_USER_ID: Final = re.compile(r"user_.{1,200}_session_([0-9A-Za-z-]{1,64})", 
 _ROOT: Final = "root"
 """What Codex calls the agent that its user talks to; its names are paths."""
 _NOTHING: Final[Json] = {}
+
+
+def tenant_of(request: Request) -> str:
+    """Whose request it is: derived from its API key; "" where there are no keys."""
+    tenant: str = getattr(request.state, "tenant", "")
+    return tenant
+
+
+def agent_of(request: Request, body: Mapping[str, object]) -> str | None:
+    """The agent's name from the header X-Agent-ID, else from the field `agent_id`.
+
+    None when the request names none. Raises InvalidRequestError for a name that cannot be one.
+    """
+    given = _agent_header(request)
+    param = "X-Agent-ID"
+    if given is None:
+        named = body.get(_AGENT_FIELD)
+        if named is None:
+            return None
+        if not isinstance(named, str):
+            raise FieldError("agent_id: expected a text", param=_AGENT_FIELD)
+        given, param = named, _AGENT_FIELD
+    if not 1 <= len(given) <= _LONGEST_AGENT or not given.isprintable():
+        raise FieldError(
+            f"{param}: expected 1 to {_LONGEST_AGENT} printable characters", param=param
+        )
+    return given
+
+
+def identity_of(request: Request, body: Mapping[str, object]) -> Identity | None:
+    """Who asks, as far as the client says so without being told to."""
+    headers = {name: _header_text(value) for name, value in request.headers.items()}
+    return read_identity(headers, body)
 
 
 def read_identity(headers: Mapping[str, str], body: Json) -> Identity | None:
@@ -178,3 +217,16 @@ def _parsed(text: object) -> Json:
         return _object(from_json(text))
     except ValueError:
         return _NOTHING
+
+
+def _agent_header(request: Request) -> str | None:
+    given = request.headers.get(AGENT_HEADER)
+    return None if given is None else _header_text(given)
+
+
+def _header_text(value: str) -> str:
+    """A header's text: UTF-8, as a name is in a body or a path, else Latin-1."""
+    try:
+        return value.encode("latin-1").decode()  # as it came
+    except UnicodeDecodeError:
+        return value

@@ -14,7 +14,6 @@ from anyio import to_thread
 from fastapi import FastAPI
 
 from semantic.adapters.http.context import ServerContext
-from semantic.adapters.http.warm import import_sdks
 from semantic.application.engine.observing import Figures
 from semantic.domain.errors import SemanticError
 from semantic.ports.agents import AgentsPort
@@ -62,7 +61,7 @@ class Lifecycle:
         self._serving: RunnableServing | None = None
         self.failure: BaseException | None = None
 
-    def when_it_fails(self, tell: Callable[[], None]) -> None:
+    def on_failure(self, tell: Callable[[], None]) -> None:
         """Call `tell` when the model cannot be brought up."""
         self._failed = tell
 
@@ -102,3 +101,14 @@ class Lifecycle:
             await self._serving.close()
         except SemanticError as error:
             self.failure = error  # the server ends as it should; its caller must know
+
+
+def import_sdks() -> None:
+    """Takes a second or two; any thread may do it."""
+    from semantic.adapters.http.anthropic import sdk_types
+    from semantic.adapters.http.openai import body_types
+
+    sdk_types.load()
+    body_types.chat_adapter()
+    body_types.completion_adapter()
+    body_types.response_adapter()

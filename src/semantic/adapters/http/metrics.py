@@ -1,21 +1,195 @@
-"""What Prometheus reads: vLLM's names where they mean the same, `semantic_*` for the rest.
+"""A served model that is watched: how long each answer took, and how it ended.
 
-Keeps counts of answers; asks the engine for its figures when it is asked itself.
+Everything is read off the events that wires get anyway. Keeps figures, never a text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Final
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from semantic.adapters.http.observed import AnswerRecord
 from semantic.application.engine.engine_state import EngineFigures
 from semantic.application.engine.observing import Figures
+from semantic.domain.answer import (
+    AnswerEnd,
+    AnswerEvent,
+    AnswerStarted,
+    PromptProgress,
+    ToolCallFailed,
+    Usage,
+)
+from semantic.domain.errors import SemanticError
+from semantic.domain.match import MatchReport
+from semantic.ports.serving import Ask, Prompt, ServedModel, ServingPort
+
+
+@dataclass(slots=True)
+class AnswerRecord:
+    """An answer in figures; times in seconds, from when it was asked for.
+
+    `first` is when the first piece came, `gaps` what lay between two of them. `finish` is the
+    reason of its end, "cancelled" when the client left, "refused" when it was never begun.
+    """
+
+    agent: str = ""
+    usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
+    match: MatchReport | None = None
+    first: float | None = None
+    total: float = 0.0
+    gaps: list[float] = field(default_factory=list)
+    finish: str = "cancelled"
+    error: str | None = None
+
+    @property
+    def prefill(self) -> float:
+        """Seconds that the prompt was computed."""
+        return self.match.seconds if self.match is not None else 0.0
+
+    @property
+    def waited(self) -> float:
+        """Seconds before its first piece in which it was queued or restored, not computed."""
+        return max(0.0, (self.first or 0.0) - self.prefill)
+
+    @property
+    def decode(self) -> float:
+        """Seconds from the first piece to the end."""
+        return 0.0 if self.first is None else self.total - self.first
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of decoding; None for an answer too short to have a speed."""
+        n_gaps = self.usage.completion - 1
+        return n_gaps / self.decode if n_gaps > 0 and self.decode > 0 else None
+
+
+class Observer(Protocol):
+    """Is told of every answer as it goes on. Called on the event loop: must be quick."""
+
+    def accepted(self, uid: str, agent: str, prompt_tokens: int) -> None:
+        """A request was taken in; it waits now."""
+        ...
+
+    def prefilled(self, uid: str, done: int, total: int) -> None:
+        """So many prompt tokens are in the cache."""
+        ...
+
+    def first_token(self, uid: str) -> None:
+        """The first piece of the answer came."""
+        ...
+
+    def finished(self, uid: str | None, record: AnswerRecord) -> None:
+        """It is over; `uid` is None when it was never taken in."""
+        ...
+
+
+class InstrumentedServing:
+    """Implements `ServingPort` by another one, and tells observers what happens."""
+
+    def __init__(
+        self,
+        serving: ServingPort,
+        observers: Sequence[Observer],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._serving = serving
+        self._observers = observers
+        self._clock = clock
+
+    @property
+    def model(self) -> ServedModel:
+        """See `ServingPort.model`."""
+        return self._serving.model
+
+    async def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
+        """See `ServingPort.answer`."""
+        watch = _Watch(self._observers, self._clock)
+        try:
+            async with aclosing(self._serving.answer(ask)) as events:
+                async for event in events:
+                    watch.note(event)
+                    yield event
+        except SemanticError as error:
+            watch.refused(error)
+            raise
+        finally:
+            watch.end()
+
+    async def tokenize(
+        self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
+    ) -> tuple[int, ...]:
+        """See `ServingPort.tokenize`."""
+        return await self._serving.tokenize(
+            prompt, add_special_tokens=add_special_tokens, tenant=tenant
+        )
+
+    async def detokenize(self, tokens: Sequence[int]) -> str:
+        """See `ServingPort.detokenize`."""
+        return await self._serving.detokenize(tokens)
+
+    async def token_texts(self, tokens: Sequence[int]) -> tuple[str, ...]:
+        """See `ServingPort.token_texts`."""
+        return await self._serving.token_texts(tokens)
+
+
+class _Watch:
+    """What is known of one answer so far."""
+
+    def __init__(self, observers: Sequence[Observer], clock: Callable[[], float]) -> None:
+        self._observers = observers
+        self._clock = clock
+        self._record = AnswerRecord()
+        self._started = clock()
+        self._last = self._started
+        self._uid: str | None = None
+
+    def note(self, event: AnswerEvent) -> None:
+        match event:
+            case AnswerStarted(uid, agent_id, prompt_tokens):
+                self._uid = uid
+                self._record.agent = agent_id
+                self._record.usage = Usage(prompt_tokens, 0, 0)
+                for observer in self._observers:
+                    observer.accepted(uid, agent_id, prompt_tokens)
+            case PromptProgress(done, total):
+                for observer in self._observers:
+                    observer.prefilled(self._uid or "", done, total)
+            case AnswerEnd():
+                self._record.usage = event.usage
+                self._record.match = event.match
+                self._record.finish = event.reason
+                self._record.error = event.error
+            case ToolCallFailed():
+                self._record.error = event.problem
+            case _:
+                self._piece()
+
+    def refused(self, error: SemanticError) -> None:
+        self._record.finish = "refused"
+        self._record.error = type(error).__name__
+
+    def end(self) -> None:
+        self._record.total = self._clock() - self._started
+        for observer in self._observers:
+            observer.finished(self._uid, self._record)
+
+    def _piece(self) -> None:
+        now = self._clock()
+        if self._record.first is None:
+            self._record.first = now - self._started
+            for observer in self._observers:
+                observer.first_token(self._uid or "")
+        else:
+            self._record.gaps.append(now - self._last)
+        self._last = now
+
 
 _MODEL: Final = "model_name"
 _SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900)
@@ -69,8 +243,8 @@ class Metrics:
         """All of it, as Prometheus reads it."""
         return generate_latest(self.registry)
 
-    def taken_in(self, uid: str, agent: str, prompt_tokens: int) -> None:
-        """See `Observer.taken_in`."""
+    def accepted(self, uid: str, agent: str, prompt_tokens: int) -> None:
+        """See `Observer.accepted`."""
         del agent, prompt_tokens
         self._waiting.add(uid)
 
@@ -79,12 +253,12 @@ class Metrics:
         del done, total
         self._runs(uid)
 
-    def writes(self, uid: str) -> None:
-        """See `Observer.writes`."""
+    def first_token(self, uid: str) -> None:
+        """See `Observer.first_token`."""
         self._runs(uid)
 
-    def ended(self, uid: str | None, record: AnswerRecord) -> None:
-        """See `Observer.ended`."""
+    def finished(self, uid: str | None, record: AnswerRecord) -> None:
+        """See `Observer.finished`."""
         self._waiting.discard(uid or "")
         self._running.discard(uid or "")
         good = record.finish in ("stop", "length", "tool_calls")

@@ -14,7 +14,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, Field
 
-from semantic.adapters.http.auth import OPEN_PATHS
+from semantic.adapters.http.middleware import OPEN_PATHS
 
 
 class OpenAIErrorFacts(BaseModel):

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from semantic.adapters.http.bodies import parse_object
 from semantic.adapters.http.openai.chat_messages import messages_of
 from semantic.adapters.http.openai.chat_tools import tools_of
+from semantic.adapters.http.request_body import parse_object
 from semantic.domain.chat import Chat, Message
 from semantic.domain.errors import InvalidRequestError
 

@@ -16,7 +16,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.responses import Response
 
 from semantic.adapters.http.context import settings_of
-from semantic.adapters.http.errors import ClientGoneError
+from semantic.adapters.http.errors import ClientDisconnectedError
 
 T = TypeVar("T")
 
@@ -26,14 +26,14 @@ _SEPARATOR: Final = "\n"
 """Clients that split at an empty line look for two of these."""
 
 
-def sent(data: object, event: str | None = None) -> ServerSentEvent:
+def sse_event(data: object, event: str | None = None) -> ServerSentEvent:
     """An event with `data` as JSON in one line; a text stands as it is."""
     if not isinstance(data, str):
         data = json.dumps(data, ensure_ascii=False, allow_nan=False).translate(_LINE_ENDS)
     return ServerSentEvent(data, event=event, sep=_SEPARATOR)
 
 
-def comment() -> ServerSentEvent:
+def heartbeat() -> ServerSentEvent:
     """A line that clients skip; it only shows that the connection lives."""
     return ServerSentEvent(comment="keep-alive", sep=_SEPARATOR)
 
@@ -41,7 +41,7 @@ def comment() -> ServerSentEvent:
 def event_stream(
     request: Request,
     events: AsyncIterator[ServerSentEvent],
-    keep_alive: Callable[[], ServerSentEvent] = comment,
+    keep_alive: Callable[[], ServerSentEvent] = heartbeat,
 ) -> Response:
     """A response that sends `events`, and `keep_alive()` while there are none for a time.
 
@@ -58,7 +58,7 @@ def event_stream(
 
 
 async def until_disconnect(request: Request, work: Coroutine[object, object, T]) -> T:
-    """What `work` returns. Raises ClientGoneError, and cancels it, when the client leaves.
+    """What `work` returns. Raises ClientDisconnectedError, and cancels it, when the client leaves.
 
     The request's body must have been read.
     """
@@ -68,13 +68,13 @@ async def until_disconnect(request: Request, work: Coroutine[object, object, T])
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise ClientGoneError
+        raise ClientDisconnectedError
     finally:
         await _ended(task)
         await _ended(gone)
 
 
-class Begun(Generic[T]):
+class StartedStream(Generic[T]):
     """An answer that was begun: what it raised before is still an HTTP error.
 
     Its first event has come, or is waited for where this is iterated. `aclose` closes the
@@ -99,8 +99,8 @@ class Begun(Generic[T]):
         await self._rest.aclose()
 
 
-async def begin(request: Request, events: AsyncGenerator[T, None]) -> Begun[T]:
-    """`events` after the first one has come. Raises what it raises, and ClientGoneError.
+async def start_stream(request: Request, events: AsyncGenerator[T, None]) -> StartedStream[T]:
+    """`events` after the first one has come. Raises what it raises, and ClientDisconnectedError.
 
     When it lets clients wait too long they are shown at least that the connection lives: then this
     returns without it, and what `events` raises is raised where they are iterated.
@@ -111,7 +111,7 @@ async def begin(request: Request, events: AsyncGenerator[T, None]) -> Begun[T]:
 
     first = asyncio.ensure_future(take_first())
     gone = asyncio.ensure_future(_disconnected(request))
-    begun: Begun[T] | None = None
+    begun: StartedStream[T] | None = None
     try:
         await asyncio.wait(
             (first, gone),
@@ -121,8 +121,8 @@ async def begin(request: Request, events: AsyncGenerator[T, None]) -> Begun[T]:
         if first.done():
             first.result()
         elif gone.done():
-            raise ClientGoneError
-        begun = Begun(first, events)
+            raise ClientDisconnectedError
+        begun = StartedStream(first, events)
     finally:
         await _ended(gone)
         if begun is None:

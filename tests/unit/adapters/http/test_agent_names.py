@@ -9,10 +9,10 @@ import pytest
 from fastapi import Request
 
 from semantic.adapters.http.app import create_app
-from semantic.adapters.http.context import ServerContext, agent_of
+from semantic.adapters.http.context import ServerContext
 from semantic.adapters.http.errors import FieldError
-from semantic.adapters.http.metrics import Metrics
-from semantic.adapters.http.observed import AnswerRecord
+from semantic.adapters.http.identity import agent_of
+from semantic.adapters.http.metrics import AnswerRecord, Metrics
 from semantic.domain.answer import Usage
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import RunningServer, running
@@ -69,8 +69,8 @@ def test_a_word_that_is_part_of_a_name_is_done_to_nobody(
 
 def test_a_cancelled_answer_is_no_miss_of_the_cache() -> None:
     metrics = Metrics("m", lambda: None)
-    metrics.ended("u", AnswerRecord(usage=Usage(100, 0, 0)))
-    metrics.ended("v", AnswerRecord(usage=Usage(100, 60, 3), finish="stop"))
+    metrics.finished("u", AnswerRecord(usage=Usage(100, 0, 0)))
+    metrics.finished("v", AnswerRecord(usage=Usage(100, 60, 3), finish="stop"))
     lines = metrics.text().decode().splitlines()
     assert 'vllm:prompt_tokens_total{model_name="m"} 200.0' in lines
     assert 'vllm:prefix_cache_queries_total{model_name="m"} 100.0' in lines

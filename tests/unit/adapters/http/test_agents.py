@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from semantic.adapters.http.app import create_app
 from semantic.adapters.http.context import ServerContext
-from semantic.adapters.http.keys import tenant_name
+from semantic.adapters.http.middleware import tenant_name
 from semantic.adapters.http.settings import ServerSettings
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import Reply, RunningServer, running

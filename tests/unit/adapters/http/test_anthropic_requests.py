@@ -16,7 +16,7 @@ from semantic.adapters.http.anthropic import fields, sdk_types
 from semantic.adapters.http.anthropic.thinking import seal, sealed_text, thought_of
 from semantic.adapters.http.anthropic.wanted import Wanted, read_chat, read_wanted
 from semantic.adapters.http.errors import FieldError
-from semantic.adapters.http.told_once import Warnings
+from semantic.adapters.http.logs import WarnOnce
 from semantic.domain.chat import AnswerFormat, Message, Tool, ToolCall, ToolChoice
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.value_objects import SamplingParams
@@ -31,7 +31,7 @@ def body(**changes: object) -> dict[str, object]:
 
 
 def wanted(sampling: SamplingParams | None = None, /, **changes: object) -> Wanted:
-    return read_wanted(SDK, body(**changes), sampling or SamplingParams(), Warnings())
+    return read_wanted(SDK, body(**changes), sampling or SamplingParams(), WarnOnce())
 
 
 def messages(*given_messages: object, **changes: object) -> tuple[Message, ...]:
@@ -69,7 +69,7 @@ def test_what_cannot_be_served_is_refused_by_name_unless_empty(name: str) -> Non
 
 
 def test_unknown_fields_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    warnings = Warnings()
+    warnings = WarnOnce()
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             read_wanted(SDK, body(new="x", **{"a\nb": 1}), SamplingParams(), warnings)
@@ -372,7 +372,7 @@ def test_a_wrong_value_is_named(name: str, value: object) -> None:
 def test_null_is_a_field_that_was_not_given(name: str) -> None:
     assert wanted(**{name: None}) == wanted()
     asked = {"model": "fake", "messages": [HELLO]}
-    assert read_chat(SDK, {**asked, name: None}, Warnings()) == read_chat(SDK, asked, Warnings())
+    assert read_chat(SDK, {**asked, name: None}, WarnOnce()) == read_chat(SDK, asked, WarnOnce())
 
 
 def test_json_formats() -> None:
@@ -386,8 +386,8 @@ def test_json_formats() -> None:
 
 def test_counting_reads_the_same_conversation() -> None:
     asked = body(system="Be brief.", tools=[LOOK])
-    chat = read_chat(SDK, {k: v for k, v in asked.items() if k != "max_tokens"}, Warnings())
-    assert chat == read_wanted(SDK, asked, SamplingParams(), Warnings()).chat
+    chat = read_chat(SDK, {k: v for k, v in asked.items() if k != "max_tokens"}, WarnOnce())
+    assert chat == read_wanted(SDK, asked, SamplingParams(), WarnOnce()).chat
 
 
 _json = st.recursive(

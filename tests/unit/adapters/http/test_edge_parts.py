@@ -12,15 +12,18 @@ import pytest
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
-from semantic.adapters.http.bodies import MOST_VALUES, parse_object, validated
 from semantic.adapters.http.errors import FieldError, TooLargeError
-from semantic.adapters.http.hosts import host_of
-from semantic.adapters.http.keys import ApiKeys, tenant_name
-from semantic.adapters.http.logs import FACTS, JsonLines, TextLines
-from semantic.adapters.http.metrics import Metrics
-from semantic.adapters.http.observed import AnswerRecord, ObservedServing
-from semantic.adapters.http.progress import EVERY_SECONDS, LoggedProgress
-from semantic.adapters.http.request_log import RequestLine
+from semantic.adapters.http.logs import (
+    EVERY_SECONDS,
+    FACTS,
+    JsonLines,
+    ProgressLog,
+    RequestLogEntry,
+    TextLines,
+)
+from semantic.adapters.http.metrics import AnswerRecord, InstrumentedServing, Metrics
+from semantic.adapters.http.middleware import ApiKeys, host_of, tenant_name
+from semantic.adapters.http.request_body import MAX_VALUES, parse_object, validated
 from semantic.domain.answer import (
     AnswerEnd,
     AnswerEvent,
@@ -49,17 +52,17 @@ class Seen:
         self.events: list[tuple[object, ...]] = []
         self.records: list[AnswerRecord] = []
 
-    def taken_in(self, uid: str, agent: str, prompt_tokens: int) -> None:
-        self.events.append(("taken_in", uid, agent, prompt_tokens))
+    def accepted(self, uid: str, agent: str, prompt_tokens: int) -> None:
+        self.events.append(("accepted", uid, agent, prompt_tokens))
 
     def prefilled(self, uid: str, done: int, total: int) -> None:
         self.events.append(("prefilled", uid, done, total))
 
-    def writes(self, uid: str) -> None:
-        self.events.append(("writes", uid))
+    def first_token(self, uid: str) -> None:
+        self.events.append(("first_token", uid))
 
-    def ended(self, uid: str | None, record: AnswerRecord) -> None:
-        self.events.append(("ended", uid))
+    def finished(self, uid: str | None, record: AnswerRecord) -> None:
+        self.events.append(("finished", uid))
         self.records.append(record)
 
 
@@ -86,7 +89,7 @@ def observed(serving: FakeServing, seen: Seen, take: int = 99) -> None:
     clock = serving.clock if isinstance(serving, Slow) else FakeClock()
 
     async def run() -> None:
-        answer = ObservedServing(serving, [seen], clock).answer(ASK)
+        answer = InstrumentedServing(serving, [seen], clock).answer(ASK)
         async for _ in answer:
             take_left[0] -= 1
             if not take_left[0]:
@@ -101,7 +104,12 @@ def test_an_answer_is_timed_by_its_events() -> None:
     seen = Seen()
     observed(Slow(FakeClock()), seen)
     (record,) = seen.records
-    assert [event[0] for event in seen.events] == ["taken_in", "prefilled", "writes", "ended"]
+    assert [event[0] for event in seen.events] == [
+        "accepted",
+        "prefilled",
+        "first_token",
+        "finished",
+    ]
     assert (record.first, record.total, record.gaps) == (6.0, 8.0, [0.5])
     assert (record.prefill, record.waited, record.decode) == (4.0, 2.0, 2.0)
     assert (record.tokens_per_second, record.finish) == (1.0, "stop")
@@ -115,14 +123,14 @@ def test_an_answer_that_nobody_waits_for_is_cancelled_and_a_refused_one_says_why
     refused = FakeServing(lambda _: Script(failure=OverloadedError("full", retry_after=1)))
     with pytest.raises(OverloadedError):
         observed(refused, seen)
-    assert seen.events[-1] == ("ended", None)
+    assert seen.events[-1] == ("finished", None)
     assert (seen.records[1].finish, seen.records[1].error) == ("refused", "OverloadedError")
 
 
 def test_metrics_tell_what_was_restored_and_what_it_saved() -> None:
     metrics = Metrics("m", RunnableFake().figures)
     record = AnswerRecord("me", Usage(100, 60, 3), MATCH, 6.0, 8.0, [0.5], "stop")
-    metrics.ended("u", record)
+    metrics.finished("u", record)
     lines = metrics.text().decode().splitlines()
     for line in (
         'semantic_restores_total{model_name="m",source="disk"} 1.0',
@@ -149,11 +157,11 @@ def test_requests_wait_until_they_are_computed() -> None:
             'vllm:num_requests_running{model_name="m"} 1.0' in text,
         )
 
-    metrics.taken_in("u", "me", 5)
+    metrics.accepted("u", "me", 5)
     assert now() == (True, False)
     metrics.prefilled("u", 1, 4)
     assert now() == (False, True)
-    metrics.ended("u", AnswerRecord())
+    metrics.finished("u", AnswerRecord())
     assert now() == (False, False)
     assert 'semantic_requests_failed_total{finished_reason="cancelled"' in metrics.text().decode()
 
@@ -161,12 +169,12 @@ def test_requests_wait_until_they_are_computed() -> None:
 def test_a_long_prefill_is_told_every_few_seconds(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "semantic.server")
     clock = FakeClock()
-    progress = LoggedProgress(clock)
-    progress.taken_in("u", "me", 100)
+    progress = ProgressLog(clock)
+    progress.accepted("u", "me", 100)
     for done in range(0, 100, 10):
         clock.advance(EVERY_SECONDS / 4)
         progress.prefilled("u", done, 99)
-    progress.ended("u", AnswerRecord())
+    progress.finished("u", AnswerRecord())
     progress.prefilled("u", 99, 99)
     assert [record.message for record in caplog.records] == ["prefill 30/99", "prefill 70/99"]
 
@@ -225,16 +233,16 @@ def test_a_wrong_field_is_named_by_its_path_as_the_client_wrote_it() -> None:
 
 def test_very_many_values_are_refused_unread() -> None:
     with pytest.raises(TooLargeError):
-        parse_object(b'{"a":[' + b"1," * MOST_VALUES + b"1]}")
+        parse_object(b'{"a":[' + b"1," * MAX_VALUES + b"1]}")
 
 
 def test_a_requests_line_says_what_was_lost_and_why() -> None:
-    line = RequestLine()
-    line.ended("u", AnswerRecord(agent="me", match=MATCH))
+    line = RequestLogEntry()
+    line.finished("u", AnswerRecord(agent="me", match=MATCH))
     assert {line.facts()[name] for name in ("lost", "lost_s", "lost_why")} == {None}
     tool = Difference(PartKind.TOOL, Change.CHANGED, 7, "Bash")
     for lost in (Lost(5, 0.1), Lost(40, 4.0, tool), Lost(30, 3.0)):
-        line.ended("u", AnswerRecord(match=replace(MATCH, end=MatchEnd.DIVERGED, lost=lost)))
+        line.finished("u", AnswerRecord(match=replace(MATCH, end=MatchEnd.DIVERGED, lost=lost)))
     facts = line.facts()
     assert [facts[name] for name in ("lost", "lost_s", "lost_why")] == [
         40, 4.0, "Tool 7 (Bash) changed.",

@@ -9,8 +9,7 @@ from fastapi import Request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semantic.adapters.http.context import identity_of
-from semantic.adapters.http.identity import read_identity
+from semantic.adapters.http.identity import identity_of, read_identity
 from semantic.domain.identity import Identity, is_tag
 
 S, A, P = "0199f3a2-7c1e-7d10", "a7c3", "b9d1"

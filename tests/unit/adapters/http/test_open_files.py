@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from semantic.adapters.http.open_files import room_for
+from semantic.adapters.http.server import connections_within_file_limit
 
 INFINITE = resource.RLIM_INFINITY
 
@@ -45,5 +45,5 @@ def test_the_limit_is_raised_as_far_as_it_goes_and_connections_fit_below_it(
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", system.get)
     monkeypatch.setattr(resource, "setrlimit", system.set)
-    assert room_for(2048) == room
+    assert connections_within_file_limit(2048) == room
     assert system.limit[0] == soft

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from semantic.adapters.http.errors import FieldError
-from semantic.adapters.http.told_once import Warnings
+from semantic.adapters.http.logs import WarnOnce
 
 WORKS: Final = frozenset({
     "max_tokens", "messages", "model", "output_config", "output_format", "stop_sequences",
@@ -47,11 +47,11 @@ REFUSED: Final[Mapping[str, str]] = {
 _LONGEST_NAME: Final = 80
 
 
-def check_fields(body: Mapping[str, object], warnings: Warnings) -> None:
+def check_fields(body: Mapping[str, object], warnings: WarnOnce) -> None:
     """Warn of fields that nobody knows. Raises FieldError for one that cannot be served."""
     for name, value in body.items():
         if name in REFUSED and value:
             raise FieldError(f"{name}: {REFUSED[name]}", param=name)
         if not (name in WORKS or name in OURS or name in NO_EFFECT or name in REFUSED):
             shown = repr(name[:_LONGEST_NAME])
-            warnings.say(f"/v1/messages: the field {shown} is not known and has no effect")
+            warnings.warn(f"/v1/messages: the field {shown} is not known and has no effect")

@@ -19,8 +19,7 @@ from semantic.adapters.http.anthropic import sdk_types
 from semantic.adapters.http.anthropic.description import described
 from semantic.adapters.http.anthropic.message_writer import Json, Manner, MessageWriter
 from semantic.adapters.http.anthropic.wanted import read_chat, read_wanted
-from semantic.adapters.http.bodies import read_json
-from semantic.adapters.http.context import agent_of, identity_of, serving_of, tenant_of
+from semantic.adapters.http.context import serving_of
 from semantic.adapters.http.errors import (
     FieldError,
     WireError,
@@ -28,8 +27,16 @@ from semantic.adapters.http.errors import (
     problem_of,
     request_id_of,
 )
-from semantic.adapters.http.streaming import Begun, begin, event_stream, sent, until_disconnect
-from semantic.adapters.http.told_once import Warnings
+from semantic.adapters.http.identity import agent_of, identity_of, tenant_of
+from semantic.adapters.http.logs import WarnOnce
+from semantic.adapters.http.request_body import read_json
+from semantic.adapters.http.streaming import (
+    StartedStream,
+    event_stream,
+    sse_event,
+    start_stream,
+    until_disconnect,
+)
 from semantic.domain.answer import AnswerEvent
 from semantic.domain.errors import ModelNotFoundError, SemanticError
 from semantic.ports.serving import Ask, ServedModel
@@ -37,7 +44,7 @@ from semantic.ports.serving import Ask, ServedModel
 logger = logging.getLogger("semantic.server")
 
 router = APIRouter(tags=["Anthropic"])
-_warnings = Warnings()
+_warnings = WarnOnce()
 
 
 @router.post(
@@ -59,7 +66,7 @@ async def create_message(request: Request) -> Response:
         tenant_of(request),
         identity_of(request, body),
     )
-    begun = await begin(request, serving.answer(ask))
+    begun = await start_stream(request, serving.answer(ask))
     manner = Manner(wanted.max_tokens, wanted.thoughts_omitted, wanted.edits_context)
     writer = MessageWriter(f"msg_{uuid.uuid4().hex}", serving.model.id, manner)
     if wanted.stream:
@@ -89,7 +96,7 @@ def _require_model(body: Mapping[str, object], model: ServedModel) -> None:
         )
 
 
-async def _message(begun: Begun[AnswerEvent], writer: MessageWriter) -> Json:
+async def _message(begun: StartedStream[AnswerEvent], writer: MessageWriter) -> Json:
     async with aclosing(begun):
         async for event in begun:
             writer.write(event)
@@ -97,23 +104,23 @@ async def _message(begun: Begun[AnswerEvent], writer: MessageWriter) -> Json:
 
 
 async def _events(
-    request: Request, begun: Begun[AnswerEvent], writer: MessageWriter
+    request: Request, begun: StartedStream[AnswerEvent], writer: MessageWriter
 ) -> AsyncGenerator[ServerSentEvent, None]:
     async with aclosing(begun):
         try:
             async for event in _written(begun, writer):
-                yield sent(event, str(event["type"]))
+                yield sse_event(event, str(event["type"]))
         except (SemanticError, WireError) as error:
             request_id = request_id_of(request.scope)
             logger.warning("request %s failed in its stream: %s", request_id, error)
-            yield sent(anthropic_error(problem_of(error), request_id), "error")
+            yield sse_event(anthropic_error(problem_of(error), request_id), "error")
 
 
-async def _written(begun: Begun[AnswerEvent], writer: MessageWriter) -> AsyncIterator[Json]:
+async def _written(begun: StartedStream[AnswerEvent], writer: MessageWriter) -> AsyncIterator[Json]:
     async for answer_event in begun:
         for event in writer.write(answer_event):
             yield event
 
 
 def _ping() -> ServerSentEvent:
-    return sent({"type": "ping"}, "ping")
+    return sse_event({"type": "ping"}, "ping")

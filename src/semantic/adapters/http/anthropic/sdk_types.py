@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from pydantic import ConfigDict, TypeAdapter, with_config
 
-from semantic.adapters.http.bodies import validated
 from semantic.adapters.http.errors import FieldError
+from semantic.adapters.http.request_body import validated
 
 if TYPE_CHECKING:
     from anthropic.types.beta import (

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from semantic.adapters.http.anthropic.sdk_types import SdkTypes, checked, list_at, object_at
 from semantic.adapters.http.errors import FieldError
-from semantic.adapters.http.told_once import Warnings
+from semantic.adapters.http.logs import WarnOnce
 from semantic.domain.chat import Tool, ToolChoice
 
 if TYPE_CHECKING:
     from anthropic.types.beta import BetaToolChoiceParam
 
 
-def read_tools(sdk: SdkTypes, tools: object, warnings: Warnings) -> tuple[Tool, ...]:
+def read_tools(sdk: SdkTypes, tools: object, warnings: WarnOnce) -> tuple[Tool, ...]:
     """The tools that a client describes itself; others are skipped with a warning.
 
     Raises FieldError for one that is not as it should be.
@@ -30,7 +30,7 @@ def read_tools(sdk: SdkTypes, tools: object, warnings: Warnings) -> tuple[Tool, 
         path = f"tools[{number}]"
         kind = object_at(given, path).get("type")
         if kind not in (None, "custom"):
-            warnings.say(f"/v1/messages: tools of type {kind!r:.80} are skipped: not served here")
+            warnings.warn(f"/v1/messages: tools of type {kind!r:.80} are skipped: not served here")
             continue
         tool = checked(sdk.tool, given, path)
         name = tool["name"]

@@ -6,7 +6,7 @@ place from which it can be read again. Here those places are the ends of whole b
 
 from __future__ import annotations
 
-from semantic.adapters.http.lost import extension
+from semantic.adapters.http.cache_miss_report import usage_extension
 from semantic.domain.answer import Usage
 from semantic.domain.value_objects import BLOCK_TOKENS
 
@@ -31,7 +31,7 @@ def usage_of(usage: Usage, *, answered: bool = True) -> dict[str, object]:
         output=usage.completion if answered else 0,
         thinking=usage.reasoning if answered else 0,
     )
-    return told | extension(usage.match)
+    return told | usage_extension(usage.match)
 
 
 def _usage(rest: int, *, read: int, created: int, output: int, thinking: int) -> dict[str, object]:

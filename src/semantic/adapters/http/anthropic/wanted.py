@@ -13,9 +13,9 @@ from semantic.adapters.http.anthropic.conversation import ConversationReader
 from semantic.adapters.http.anthropic.fields import check_fields
 from semantic.adapters.http.anthropic.sdk_types import SdkTypes, object_at
 from semantic.adapters.http.anthropic.tools import read_choice, read_tools
-from semantic.adapters.http.bodies import validated
 from semantic.adapters.http.errors import FieldError
-from semantic.adapters.http.told_once import Warnings
+from semantic.adapters.http.logs import WarnOnce
+from semantic.adapters.http.request_body import validated
 from semantic.domain.chat import AnswerFormat, Chat
 from semantic.domain.value_objects import SamplingParams
 
@@ -53,7 +53,7 @@ class Wanted:
 
 
 def read_wanted(
-    sdk: SdkTypes, body: Mapping[str, object], sampling: SamplingParams, warnings: Warnings
+    sdk: SdkTypes, body: Mapping[str, object], sampling: SamplingParams, warnings: WarnOnce
 ) -> Wanted:
     """What `body` asks for; what it does not say is as in `sampling`.
 
@@ -77,7 +77,7 @@ def read_wanted(
     )
 
 
-def read_chat(sdk: SdkTypes, body: Mapping[str, object], warnings: Warnings) -> Chat:
+def read_chat(sdk: SdkTypes, body: Mapping[str, object], warnings: WarnOnce) -> Chat:
     """The conversation of a body of POST /v1/messages/count_tokens. Raises as `read_wanted`."""
     check_fields(body, warnings)
     body = _given(body)
@@ -93,7 +93,7 @@ def _chat(
     sdk: SdkTypes,
     body: Mapping[str, object],
     params: MessageCreateParamsBase | MessageCountTokensParams,
-    warnings: Warnings,
+    warnings: WarnOnce,
 ) -> Chat:
     tools = read_tools(sdk, body.get("tools"), warnings)
     choice, parallel = read_choice(params.get("tool_choice"), tools)

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from semantic.adapters.http.bodies import validated
 from semantic.adapters.http.errors import FieldError
 from semantic.adapters.http.openai.answer_format import answer_format_of
 from semantic.adapters.http.openai.caller import Caller
@@ -21,6 +20,7 @@ from semantic.adapters.http.openai.limits import at_least_one, check_model
 from semantic.adapters.http.openai.sampling import sampling_of
 from semantic.adapters.http.openai.stream_options import StreamOptions, stream_options
 from semantic.adapters.http.openai.template_options import template_options
+from semantic.adapters.http.request_body import validated
 from semantic.domain.chat import Chat
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask, ServedModel

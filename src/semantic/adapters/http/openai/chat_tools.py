@@ -66,7 +66,7 @@ def _tool(path: str, value: object) -> Tool | None:
     tool = object_at(path, value)
     kind = text_at(f"{path}.type", tool.get("type"))
     if kind != "function":
-        warnings.say(f"tools of type {kind!a:.80} are left out: only functions can be called")
+        warnings.warn(f"tools of type {kind!a:.80} are left out: only functions can be called")
         return None
     tool["function"] = object_at(f"{path}.function", tool.get("function"))
     function = validated_at(path, tool_adapter(), tool)["function"]

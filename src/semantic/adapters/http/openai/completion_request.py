@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from semantic.adapters.http.bodies import validated
 from semantic.adapters.http.errors import FieldError
 from semantic.adapters.http.openai.caller import Caller
 from semantic.adapters.http.openai.choices import asks_for, number_of_choices
@@ -17,6 +16,7 @@ from semantic.adapters.http.openai.fields import COMPLETION_FIELDS, known_fields
 from semantic.adapters.http.openai.limits import at_least_one, check_model
 from semantic.adapters.http.openai.sampling import sampling_of
 from semantic.adapters.http.openai.stream_options import StreamOptions, stream_options
+from semantic.adapters.http.request_body import validated
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask, ServedModel
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from semantic.adapters.http.errors import FieldError
-from semantic.adapters.http.told_once import Warnings
+from semantic.adapters.http.logs import WarnOnce
 
 _LONGEST_NAME: Final = 80
 
-warnings: Final = Warnings()
+warnings: Final = WarnOnce()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def known_fields(
     """
     given = {name: value for name, value in body.items() if value is not None}
     for name in given.keys() - fields.keys():
-        warnings.say(f"field {within + name!a:.{_LONGEST_NAME}} is unknown and has no effect")
+        warnings.warn(f"field {within + name!a:.{_LONGEST_NAME}} is unknown and has no effect")
     known = {name: value for name, value in given.items() if name in fields}
     for name, value in known.items():
         _check(within + name, value, fields[name])

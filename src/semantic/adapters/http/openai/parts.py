@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter
 
-from semantic.adapters.http.bodies import validated
 from semantic.adapters.http.errors import FieldError
+from semantic.adapters.http.request_body import validated
 
 T = TypeVar("T")
 

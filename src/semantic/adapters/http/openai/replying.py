@@ -13,7 +13,7 @@ from sse_starlette import ServerSentEvent
 from starlette.responses import Response
 
 from semantic.adapters.http.errors import WireError, openai_error, problem_of
-from semantic.adapters.http.streaming import Begun, begin, event_stream, sent
+from semantic.adapters.http.streaming import StartedStream, event_stream, sse_event, start_stream
 from semantic.domain.errors import SemanticError
 
 P = TypeVar("P")
@@ -38,20 +38,22 @@ async def streamed(
     request: Request, pieces: AsyncGenerator[P, None], chunks: Chunks[P]
 ) -> Response:
     """A stream of `pieces`, once the first has come. Raises what comes instead of it."""
-    begun = await begin(request, pieces)
+    begun = await start_stream(request, pieces)
     return event_stream(request, _events(begun, chunks))
 
 
-async def _events(begun: Begun[P], chunks: Chunks[P]) -> AsyncGenerator[ServerSentEvent, None]:
+async def _events(
+    begun: StartedStream[P], chunks: Chunks[P]
+) -> AsyncGenerator[ServerSentEvent, None]:
     """The events of a stream. An error is an event of its own, and the last: clients raise it."""
     try:
         async for piece in begun:
-            yield sent(chunks.chunk(piece))
+            yield sse_event(chunks.chunk(piece))
         last = chunks.last()
         if last is not None:
-            yield sent(last)
-        yield sent(_DONE)
+            yield sse_event(last)
+        yield sse_event(_DONE)
     except (SemanticError, WireError) as error:
-        yield sent(openai_error(problem_of(error)))
+        yield sse_event(openai_error(problem_of(error)))
     finally:
         await begun.aclose()

@@ -9,14 +9,8 @@ from anyio import to_thread
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from semantic.adapters.http.bodies import read_json
-from semantic.adapters.http.context import (
-    agent_of,
-    identity_of,
-    serving_of,
-    settings_of,
-    tenant_of,
-)
+from semantic.adapters.http.context import serving_of, settings_of
+from semantic.adapters.http.identity import agent_of, identity_of, tenant_of
 from semantic.adapters.http.openai.caller import Caller
 from semantic.adapters.http.openai.chat_pieces import chat_pieces
 from semantic.adapters.http.openai.chat_reply import ChatChunks, chat_reply
@@ -29,6 +23,7 @@ from semantic.adapters.http.openai.description import described
 from semantic.adapters.http.openai.reply_head import new_head
 from semantic.adapters.http.openai.replying import streamed
 from semantic.adapters.http.openai.usage import UsageSum
+from semantic.adapters.http.request_body import read_json
 from semantic.adapters.http.streaming import until_disconnect
 from semantic.ports.serving import ServedModel
 

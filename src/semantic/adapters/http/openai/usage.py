@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from semantic.adapters.http.lost import extension
+from semantic.adapters.http.cache_miss_report import usage_extension
 from semantic.domain.answer import Usage
 from semantic.domain.match import MatchReport
 
@@ -52,7 +52,7 @@ def usage_body(usage: Usage) -> dict[str, object]:
             "cache_write_tokens": usage.written,
         },
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
-        **extension(usage.match),
+        **usage_extension(usage.match),
     }
 
 

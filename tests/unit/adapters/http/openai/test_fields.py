@@ -12,6 +12,7 @@ from openai.types import completion_create_params as completion_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.chat.chat_completion_stream_options_param import ChatCompletionStreamOptionsParam
 
+from semantic.adapters.http.logs import WarnOnce
 from semantic.adapters.http.openai import fields, routes
 from semantic.adapters.http.openai.fields import (
     CHAT_FIELDS,
@@ -19,7 +20,6 @@ from semantic.adapters.http.openai.fields import (
     STREAM_OPTION_FIELDS,
     Field,
 )
-from semantic.adapters.http.told_once import Warnings
 from semantic.domain.identity import Identity
 from tests.unit.adapters.http.openai.wire import CHAT, COMPLETIONS, at, wire_of
 
@@ -116,7 +116,7 @@ def test_refused_fields_of_completions(name: str, value: object) -> None:
 def test_an_unknown_field_is_told_of_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fields, "warnings", Warnings())
+    monkeypatch.setattr(fields, "warnings", WarnOnce())
     wire = wire_of()
     with caplog.at_level(logging.WARNING, "semantic.server"):
         for _ in range(3):
@@ -131,7 +131,7 @@ def test_an_unknown_field_is_told_of_once(
 def test_names_that_a_client_invents_are_not_remembered_without_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told = Warnings()
+    told = WarnOnce()
     monkeypatch.setattr(fields, "warnings", told)
     fields.known_fields({f"name{i}": i for i in range(5000)}, CHAT_FIELDS)
     assert len(told._said) == 1000

@@ -13,6 +13,7 @@ from openai.types.responses.response_text_config_param import ResponseTextConfig
 from openai.types.responses.tool_choice_function_param import ToolChoiceFunctionParam
 from openai.types.shared_params import Reasoning
 
+from semantic.adapters.http.logs import WarnOnce
 from semantic.adapters.http.openai import fields
 from semantic.adapters.http.openai.fields import Field
 from semantic.adapters.http.openai.responses import items
@@ -24,7 +25,6 @@ from semantic.adapters.http.openai.responses.fields import (
     STREAM_OPTION_FIELDS,
     TEXT_FIELDS,
 )
-from semantic.adapters.http.told_once import Warnings
 from semantic.domain.answer import ToolCallDelta, ToolCallStarted
 from semantic.domain.chat import AnswerFormat, Message, Tool, ToolCall, ToolChoice
 from tests.support.fake_serving import Script
@@ -426,7 +426,7 @@ def test_calls_of_other_tools_are_told_as_calls() -> None:
 def test_what_a_service_did_is_left_out_with_one_warning(
     kind: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(items, "warnings", Warnings())
+    monkeypatch.setattr(items, "warnings", WarnOnce())
     wire = response_wire()
     with caplog.at_level(logging.WARNING, "semantic.server"):
         for _ in range(2):
@@ -448,7 +448,7 @@ def test_functions_are_tools() -> None:
 def test_other_tools_are_left_out_with_one_warning(
     kind: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(toolbox_module, "warnings", Warnings())
+    monkeypatch.setattr(toolbox_module, "warnings", WarnOnce())
     wire = response_wire()
     with caplog.at_level(logging.WARNING, "semantic.server"):
         for _ in range(2):
@@ -555,7 +555,7 @@ def test_a_choice_in_the_sdks_shape_is_read() -> None:
 def test_an_unknown_field_is_told_of_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fields, "warnings", Warnings())
+    monkeypatch.setattr(fields, "warnings", WarnOnce())
     wire = response_wire()
     with caplog.at_level(logging.WARNING, "semantic.server"):
         for _ in range(2):

@@ -20,7 +20,7 @@ from semantic.adapters.http.openai.responses.request import ResponseRequest
 from semantic.adapters.http.openai.responses.toolbox import Json
 from semantic.adapters.http.openai.responses.writer import ResponseWriter
 from semantic.adapters.http.openai.token_logprobs import ChatTokenLogprob, chat_logprobs
-from semantic.adapters.http.streaming import Begun, sent
+from semantic.adapters.http.streaming import StartedStream, sse_event
 from semantic.domain.answer import AnswerEnd, AnswerEvent, AnswerStarted, TextDelta
 from semantic.domain.errors import SemanticError
 from semantic.ports.responses import ResponsesPort
@@ -35,7 +35,7 @@ class Answering:
     def __init__(
         self,
         asked: ResponseRequest,
-        begun: Begun[AnswerEvent] | AsyncGenerator[AnswerEvent, None],
+        begun: StartedStream[AnswerEvent] | AsyncGenerator[AnswerEvent, None],
         serving: ServingPort,
         responses: ResponsesPort,
     ) -> None:
@@ -94,4 +94,4 @@ class Answering:
 
     def _numbered(self, event: Json) -> ServerSentEvent:
         number, self._number = self._number, self._number + 1
-        return sent({**event, "sequence_number": number}, str(event["type"]))
+        return sse_event({**event, "sequence_number": number}, str(event["type"]))

@@ -105,7 +105,7 @@ class _Reading:
             raise FieldError(f"{at}: {item.kind}: {_REFUSED[item.kind]}", param=at)
         reader = _READERS.get(item.kind)
         if reader is None:
-            warnings.say(f"input items of type {item.kind!a:.80} are left out")
+            warnings.warn(f"input items of type {item.kind!a:.80} are left out")
             return
         reader(self, item)
 

@@ -11,8 +11,8 @@ from http import HTTPStatus
 from anyio import to_thread
 from fastapi import Request
 
-from semantic.adapters.http.context import tenant_of
 from semantic.adapters.http.errors import RETRY_SECONDS, WireError
+from semantic.adapters.http.identity import tenant_of
 from semantic.adapters.http.openai.responses.items import input_of
 from semantic.adapters.http.openai.responses.request import ResponseRequest
 from semantic.adapters.http.openai.responses.writer import ResponseWriter

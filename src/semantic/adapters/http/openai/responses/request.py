@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
-from semantic.adapters.http.bodies import validated
 from semantic.adapters.http.errors import FieldError, WireError
 from semantic.adapters.http.openai.caller import Caller
 from semantic.adapters.http.openai.fields import known_fields, warnings
@@ -29,6 +28,7 @@ from semantic.adapters.http.openai.responses.tool_choice import Choice, choice_a
 from semantic.adapters.http.openai.responses.toolbox import Json, Toolbox
 from semantic.adapters.http.openai.sampling import sampling_of
 from semantic.adapters.http.openai.template_options import template_options
+from semantic.adapters.http.request_body import validated
 from semantic.application.chat.response_history import History, ResponseGoneError, history_of
 from semantic.domain.chat import Chat, Message
 from semantic.domain.value_objects import SamplingParams
@@ -151,7 +151,7 @@ def _included(value: object) -> frozenset[str]:
     found = [text_at(f"include[{i}]", one) for i, one in enumerate(list_at("include", value))]
     for one in found:
         if one not in _WITHOUT_MEANING | {_SEALED, _LOGPROBS}:
-            warnings.say(f"include of {one!a:.80} is unknown and has no effect")
+            warnings.warn(f"include of {one!a:.80} is unknown and has no effect")
     return frozenset(found)
 
 

@@ -9,16 +9,17 @@ from anyio import to_thread
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import JSONResponse, Response
 
-from semantic.adapters.http.bodies import read_json
-from semantic.adapters.http.context import agent_of, identity_of, serving_of, tenant_of
+from semantic.adapters.http.context import serving_of
 from semantic.adapters.http.errors import FieldError
+from semantic.adapters.http.identity import agent_of, identity_of, tenant_of
 from semantic.adapters.http.openai.caller import Caller
 from semantic.adapters.http.openai.description import described
 from semantic.adapters.http.openai.responses.answering import Answering
 from semantic.adapters.http.openai.responses.input_list import Page, input_list
 from semantic.adapters.http.openai.responses.keeping import forget, kept, not_now, responses_of
 from semantic.adapters.http.openai.responses.request import ResponseRequest, response_request
-from semantic.adapters.http.streaming import begin, event_stream, until_disconnect
+from semantic.adapters.http.request_body import read_json
+from semantic.adapters.http.streaming import event_stream, start_stream, until_disconnect
 from semantic.domain.errors import StoreError
 from semantic.ports.responses import ResponsesPort
 from semantic.ports.serving import ServedModel
@@ -39,7 +40,7 @@ async def create_response(request: Request) -> Response:
     # Beside the event loop, where it holds up nobody: bodies may be large, the first one imports
     # the SDK, and earlier responses may be on a disk.
     asked = await to_thread.run_sync(_read, body, serving.model, caller, responses)
-    begun = await begin(request, serving.answer(asked.ask))
+    begun = await start_stream(request, serving.answer(asked.ask))
     answering = Answering(asked, begun, serving, responses)
     if asked.stream:
         return event_stream(request, answering.events(request))

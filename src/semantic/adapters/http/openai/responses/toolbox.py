@@ -154,4 +154,4 @@ def _name_at(path: str, given: Json) -> str:
 
 
 def _leave_out(kind: str) -> None:
-    warnings.say(f"tools of type {kind!a:.80} are left out: only functions can be called")
+    warnings.warn(f"tools of type {kind!a:.80} are left out: only functions can be called")

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Final
 
+from semantic.adapters.http.cache_miss_report import usage_extension
 from semantic.adapters.http.errors import Problem, openai_error
-from semantic.adapters.http.lost import extension
 from semantic.adapters.http.openai.failures import check_ended_well, unreadable_call
 from semantic.adapters.http.openai.responses.ids import new_id
 from semantic.adapters.http.openai.responses.output_items import (
@@ -213,5 +213,5 @@ def usage_body(usage: Usage) -> Json:
         "output_tokens": usage.completion,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning},
         "total_tokens": usage.total,
-        **extension(usage.match),
+        **usage_extension(usage.match),
     }

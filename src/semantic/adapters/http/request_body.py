@@ -15,15 +15,15 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 
-from semantic.adapters.http.errors import ClientGoneError, FieldError, TooLargeError
+from semantic.adapters.http.errors import ClientDisconnectedError, FieldError, TooLargeError
 from semantic.domain.errors import InvalidRequestError
 
 T = TypeVar("T")
 
-DEEPEST: Final = 64
+MAX_DEPTH: Final = 64
 """So many objects and lists may stand within each other."""
 
-MOST_VALUES: Final = 2_000_000
+MAX_VALUES: Final = 2_000_000
 """Values take many times the memory of their text: this many must be enough for one request."""
 
 _LONG: Final = 1 << 20
@@ -34,14 +34,15 @@ async def read_json(request: Request) -> dict[str, object]:
     """The body as a JSON object; {} for an empty one is an error.
 
     Raises InvalidRequestError for what is no UTF-8, no JSON, no object or nested deeper than
-    `DEEPEST`; TooLargeError for too many bytes or values; ClientGoneError when the client leaves.
+    `MAX_DEPTH`; TooLargeError for too many bytes or values; ClientDisconnectedError when the
+    client disconnects.
     """
     data = bytearray()
     try:
         async for piece in request.stream():
             data += piece
     except ClientDisconnect as error:
-        raise ClientGoneError from error
+        raise ClientDisconnectedError from error
     if len(data) < _LONG:
         return parse_object(bytes(data))
     return await to_thread.run_sync(parse_object, bytes(data))
@@ -49,8 +50,8 @@ async def read_json(request: Request) -> dict[str, object]:
 
 def parse_object(data: bytes) -> dict[str, object]:
     """The JSON object that `data` is. Raises InvalidRequestError and TooLargeError."""
-    if sum(data.count(mark) for mark in (b",", b"[", b"{")) > MOST_VALUES:
-        raise TooLargeError(f"the body has more than {MOST_VALUES} values")
+    if sum(data.count(mark) for mark in (b",", b"[", b"{")) > MAX_VALUES:
+        raise TooLargeError(f"the body has more than {MAX_VALUES} values")
     try:
         found: object = from_json(data, allow_inf_nan=False, cache_strings="keys")
     except ValueError as error:
@@ -90,7 +91,7 @@ def _check_values(body: dict[str, object]) -> None:
     """Raises InvalidRequestError for deep nesting, and for numbers that are written finite but
     are too large to be: JSON could not be written with them again."""
     level: list[object] = [body]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         below: list[object] = []
         for outer in level:
             for child in _children(outer):
@@ -101,7 +102,7 @@ def _check_values(body: dict[str, object]) -> None:
         if not below:
             return
         level = below
-    raise InvalidRequestError(f"the body is nested deeper than {DEEPEST} levels")
+    raise InvalidRequestError(f"the body is nested deeper than {MAX_DEPTH} levels")
 
 
 def _children(value: object) -> Iterable[object]:

@@ -35,7 +35,7 @@ class LostTokens(BaseModel):
     reason: Annotated[str, Field(description="The same in words.")]
 
 
-def extension(match: MatchReport | None) -> dict[str, object]:
+def usage_extension(match: MatchReport | None) -> dict[str, object]:
     """The member of a usage object, to be added to the wire's own."""
     lost = lost_tokens(match)
     return {"semantic": {"lost": None if lost is None else lost.model_dump(mode="json")}}

@@ -1,0 +1,342 @@
+"""What a client is told whose request is cut off because the server stops.
+
+Knows that only a server that stops cancels a request's task: who leaves is heard of otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from semantic.adapters.http.errors import (
+    RETRY_SECONDS,
+    Problem,
+    TooLargeError,
+    WireError,
+    problem_of,
+    problem_response,
+)
+from semantic.adapters.http.settings import ServerSettings, is_loopback
+
+_STOPPING: Final = Problem(
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    "the server is stopping",
+    code="overloaded",
+    retry_after=RETRY_SECONDS,
+)
+
+
+class Stopping:
+    """Middleware: 503 for a request that is cancelled before its answer has begun.
+
+    An answer that has begun just ends, without the mark of its end.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except asyncio.CancelledError:
+            if begun:
+                raise
+            response = problem_response(scope, _STOPPING)
+            response.headers["connection"] = "close"
+            await response(scope, receive, send)
+
+
+_VERSIONS: Final = frozenset({"1.0", "1.1"})
+
+
+class Limits:
+    """Middleware: 431 for too many headers, 413 for a large body, 408 for one that takes long.
+
+    505 for what is not HTTP/1. What comes without a length is counted while it is read.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+        self._app = app
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        problem = self._problem(scope)
+        if problem is None:
+            body = _LimitedBody(receive, self._settings)
+            await self._app(scope, body.receive, send)
+        else:
+            await problem_response(scope, problem)(scope, receive, send)
+
+    def _problem(self, scope: Scope) -> Problem | None:
+        if scope["http_version"] not in _VERSIONS:
+            return Problem(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "expected HTTP/1.1 or HTTP/1.0")
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        n_bytes = sum(len(name) + len(value) for name, value in headers)
+        limits = self._settings
+        if len(headers) > limits.max_headers or n_bytes > limits.max_header_bytes:
+            return Problem(
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+                f"expected at most {limits.max_headers} headers "
+                f"and {limits.max_header_bytes} bytes of them",
+                code="headers_too_large",
+            )
+        length = Headers(scope=scope).get("content-length", "0")
+        if length.isdecimal() and int(length) > limits.max_body_bytes:
+            return problem_of(_too_large(limits.max_body_bytes))
+        return None
+
+
+class _LimitedBody:
+    """A request's body, which ends in time and below its limit, or with a WireError."""
+
+    def __init__(self, receive: Receive, settings: ServerSettings) -> None:
+        self._receive = receive
+        self._limit = settings.max_body_bytes
+        self._timeout = settings.body_timeout
+        self._deadline: float | None = None
+        self._n_bytes = 0
+        self._complete = False
+
+    async def receive(self) -> Message:
+        if self._complete:
+            return await self._receive()  # there is only a disconnect to wait for
+        message = await self._in_time()
+        self._complete = message["type"] != "http.request" or not message.get("more_body", False)
+        self._n_bytes += len(message.get("body", b""))
+        if self._n_bytes > self._limit:
+            raise _too_large(self._limit)
+        return message
+
+    async def _in_time(self) -> Message:
+        if self._deadline is None:
+            self._deadline = asyncio.get_running_loop().time() + self._timeout
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                return await self._receive()
+        except TimeoutError as error:
+            raise WireError(
+                HTTPStatus.REQUEST_TIMEOUT,
+                f"the body did not come within {self._timeout:g} seconds",
+                code="request_timeout",
+            ) from error
+
+
+def _too_large(limit: int) -> TooLargeError:
+    return TooLargeError(f"expected a body of at most {limit} bytes")
+
+
+_READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+ANY: Final = "*"
+_ASK_AGAIN_SECONDS: Final = "600"
+
+
+class Hosts:
+    """Middleware: 421 for a Host, and 403 for an Origin, that is not ours.
+
+    Ours are loopback names, the address we are bound to, `names`, and, when others on the network
+    can reach us anyway, every numeric address: nobody else owns one. "*" allows everything.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, bound: str, names: Iterable[str] = (), origins: Iterable[str] = ()
+    ) -> None:
+        self._app = app
+        self._bound = bound.lower()
+        self._local = is_loopback(bound)
+        self._names = frozenset(name.lower() for name in names)
+        self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        problem = self._problem(scope, headers)
+        origin = headers.get("origin", "")
+        if problem is not None:
+            await problem_response(scope, problem)(scope, receive, send)
+        elif not self._is_allowed(origin.lower()):
+            await self._app(scope, receive, send)
+        elif scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+            await _permission(origin, headers)(scope, receive, send)
+        else:
+            await self._app(scope, receive, _shown_to(origin, send))
+
+    def _problem(self, scope: Scope, headers: Headers) -> Problem | None:
+        authority = headers.get("host", "")
+        if not self._is_ours(host_of(authority)):
+            return Problem(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                "the Host header names a host that is not allowed; allowed_hosts adds it",
+                code="host_not_allowed",
+            )
+        origin = headers.get("origin")
+        if origin is None or scope["method"] in _READING or self._may_post(origin, authority):
+            return None
+        return Problem(
+            HTTPStatus.FORBIDDEN,
+            "the Origin header names a page that is not allowed; allowed_origins adds it",
+            code="origin_not_allowed",
+        )
+
+    def _is_ours(self, host: str | None) -> bool:
+        if ANY in self._names:
+            return True
+        if host is None:
+            return False
+        if is_loopback(host) or host == self._bound or host in self._names:
+            return True
+        return not self._local and _is_address(host)
+
+    def _may_post(self, origin: str, authority: str) -> bool:
+        origin = origin.lower()
+        own = {f"http://{authority.lower()}", f"https://{authority.lower()}"}
+        return self._is_allowed(origin) or origin in own
+
+    def _is_allowed(self, origin: str) -> bool:
+        """Whether it is the origin of a page elsewhere that may send requests."""
+        return bool(origin) and (ANY in self._origins or origin in self._origins)
+
+
+def _permission(origin: str, asked: Headers) -> Response:
+    """The answer to a browser that asks whether a page may send what it wants to send."""
+    headers = {
+        "access-control-allow-origin": origin,
+        "access-control-allow-methods": "GET, POST, DELETE",
+        "access-control-allow-headers": asked.get("access-control-request-headers", ""),
+        "access-control-max-age": _ASK_AGAIN_SECONDS,
+        "vary": "origin, access-control-request-headers",
+    }
+    if asked.get("access-control-request-private-network") == "true":
+        headers["access-control-allow-private-network"] = "true"
+    return Response(status_code=HTTPStatus.NO_CONTENT, headers=headers)
+
+
+def _shown_to(origin: str, send: Send) -> Send:
+    """A `send` that lets the browser show the answer to the page that asked."""
+
+    async def shown(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            headers["access-control-allow-origin"] = origin
+            headers["access-control-expose-headers"] = "x-request-id, request-id, retry-after"
+            headers.add_vary_header("origin")
+        await send(message)
+
+    return shown
+
+
+def host_of(authority: str) -> str | None:
+    """The host in a Host header, without port and brackets; None for what names none."""
+    if any(mark in authority for mark in "/?#@\\"):
+        return None
+    try:
+        return urlsplit(f"//{authority}").hostname
+    except ValueError:
+        return None
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+OPEN_PATHS: Final = frozenset({"/", "/health", "/ready", "/version", "/api/hello"})
+"""What probes ask for before anybody has configured a key."""
+
+_REFUSED: Final = Problem(
+    HTTPStatus.UNAUTHORIZED,
+    "expected a valid API key, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
+    code="invalid_api_key",
+)
+
+
+class Auth:
+    """Middleware: 401 without a key, when there are keys."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not self._keys:
+            await self._app(scope, receive, send)
+            return
+        tenants = [self._keys.tenant(key) for key in presented_keys(Headers(scope=scope))]
+        tenant = next((found for found in tenants if found is not None), None)
+        if tenant is not None:
+            scope.setdefault("state", {})["tenant"] = tenant
+        elif scope["path"] not in OPEN_PATHS:
+            await problem_response(scope, _REFUSED)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def presented_keys(headers: Headers) -> list[str]:
+    """The keys that a request has, from both headers: some clients send a stale one in one."""
+    kind, _, token = headers.get("authorization", "").partition(" ")
+    bearer = token.strip() if kind.lower() == "bearer" else ""
+    return [key for key in (bearer, headers.get("x-api-key", "").strip()) if key]
+
+
+_TENANT: Final = b"semantic:tenant"
+_TENANT_BYTES: Final = 16
+
+
+class ApiKeys:
+    """The keys that open a server. Without any, everybody is the tenant ""."""
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        self._tenants = {_digest(key): tenant_name(key) for key in keys}
+
+    def __bool__(self) -> bool:
+        return bool(self._tenants)
+
+    def tenant(self, presented: str) -> str | None:
+        """The tenant whose key was presented; None for no key of ours.
+
+        Takes as long for any key, right or wrong: all are compared, each in constant time.
+        """
+        digest = _digest(presented)
+        found = None
+        for known, tenant in self._tenants.items():
+            if hmac.compare_digest(known, digest):
+                found = tenant
+        return found
+
+
+def tenant_name(key: str) -> str:
+    """The name that stands for `key` in stores: the same after a restart, and never the key."""
+    return hashlib.blake2b(
+        key.encode(), digest_size=_TENANT_BYTES, person=_TENANT, usedforsecurity=True
+    ).hexdigest()
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
