@@ -13,9 +13,10 @@ from mlx.nn.layers.base import Module
 from mlx_lm.generate import BatchGenerator
 
 from experiments import subjects
-from semantic.adapters.mlx.layer_caches import LayerCache, LayerCaches
-from semantic.adapters.mlx.sequence_cache import SequenceCache
-from semantic.adapters.mlx.spec_reader import read_shapes, read_spec
+from semantic.adapters.mlx.kv_cache.contiguous.cache import SequenceCache
+from semantic.adapters.mlx.kv_cache.contiguous.layers import ContiguousCache, LayerCaches
+from semantic.adapters.mlx.kv_cache.forms import LayerCache
+from semantic.adapters.mlx.kv_cache.spec_reader import read_shapes, read_spec
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import ModelCacheSpec, whole_blocks
@@ -45,7 +46,7 @@ class Injector:
         self.spec: ModelCacheSpec = spec
         self.caches = LayerCaches(model, spec, read_shapes(model), ragged)
 
-    def prefilled(self, tokens: Sequence[int], room: int) -> list[LayerCache]:
+    def prefilled(self, tokens: Sequence[int], room: int) -> list[ContiguousCache]:
         """Our caches after `tokens`, computed alone, with room for `room` more."""
         caches = self.caches.empty(whole_blocks(len(tokens) + room))
         self.model(mx.array([list(tokens)]), cache=caches)
@@ -55,9 +56,9 @@ class Injector:
     def generate(
         self,
         prompts: Sequence[Sequence[int]],
-        caches: Sequence[list[LayerCache]],
+        caches: Sequence[Sequence[LayerCache]],
         max_tokens: int,
-    ) -> tuple[list[list[int]], list[list[LayerCache]]]:
+    ) -> tuple[list[list[int]], list[list[ContiguousCache]]]:
         """Greedy tokens of each prompt behind its cache, in one batch; and the caches after."""
         generator = BatchGenerator(self.model)
         uids: list[int] = generator.insert(
@@ -66,16 +67,16 @@ class Injector:
             caches=list(caches),
         )
         tokens: dict[int, list[int]] = {uid: [] for uid in uids}
-        ended: dict[int, list[LayerCache]] = {}
+        ended: dict[int, list[ContiguousCache]] = {}
         while len(ended) < len(uids):
             for response in generator.next_generated():
                 tokens[response.uid].append(int(response.token))
                 if response.finish_reason is not None:
-                    ended[response.uid] = cast("list[LayerCache]", response.prompt_cache)
+                    ended[response.uid] = cast("list[ContiguousCache]", response.prompt_cache)
         generator.close()
         return [tokens[uid] for uid in uids], [ended[uid] for uid in uids]
 
-    def to_blocks(self, caches: list[LayerCache], tokens: Sequence[int]) -> AgentBlocks:
+    def to_blocks(self, caches: list[ContiguousCache], tokens: Sequence[int]) -> AgentBlocks:
         """The caches, which hold the first of `tokens`, as an agent's blocks."""
         tokens = tokens[: max(c.offset for c in caches if isinstance(c, SequenceCache))]
         counts = self.spec.blocks_for(whole_blocks(len(tokens)))
@@ -88,7 +89,7 @@ class Injector:
                 agent.add_block(block)
         return agent
 
-    def restored(self, agent: AgentBlocks, length: int, room: int) -> list[LayerCache]:
+    def restored(self, agent: AgentBlocks, length: int, room: int) -> list[ContiguousCache]:
         """New caches with the first `length` tokens of `agent`, which stays as it is."""
         capacity = whole_blocks(length + room)
         return self.caches.restored(agent, length, capacity, exclusive=False)

@@ -23,8 +23,8 @@ from experiments.exp_003_injection.cases import prompts_of
 from experiments.exp_004_extraction.files import digest_of_first
 from experiments.harness.environment import ROOT
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.adapters.mlx.layer_caches import LayerCache
-from semantic.adapters.mlx.sequence_cache import SequenceCache
+from semantic.adapters.mlx.kv_cache.contiguous.cache import SequenceCache
+from semantic.adapters.mlx.kv_cache.forms import LayerCache
 from semantic.application.cache.loading import Loader
 from semantic.application.cache.prefix_lookup import PrefixLookup
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine

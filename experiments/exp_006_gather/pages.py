@@ -33,13 +33,13 @@ from experiments.harness.record import Run
 from experiments.harness.report import show as in_words
 from experiments.harness.result import Result, Verdict
 from experiments.harness.stats import summarise
-from semantic.adapters.mlx.cache_choice import find_kernels
-from semantic.adapters.mlx.paged.attention import PagedAttention, PortableAttention
-from semantic.adapters.mlx.paged.cache import PagedCache
-from semantic.adapters.mlx.paged.kinds import page_kinds
-from semantic.adapters.mlx.paged.layers import PagedLayers
-from semantic.adapters.mlx.paged.pages import Pages
-from semantic.adapters.mlx.paged.sequence import Chain, Page
+from semantic.adapters.mlx.kv_cache.forms import find_kernels
+from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention, PortableAttention
+from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
+from semantic.adapters.mlx.kv_cache.paged.kinds import page_kinds
+from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
+from semantic.adapters.mlx.kv_cache.paged.page_pool import Pages
+from semantic.adapters.mlx.kv_cache.paged.page_table import Chain, Page
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import BLOCK_TOKENS

@@ -327,7 +327,7 @@ def blas_status() -> BlasStatus:
 
 def read_bare_model(model: object) -> ModelCacheSpec | None:
     """The spec of a framework's own model object; None when no framework knows it."""
-    from semantic.adapters.mlx.spec_reader import read_spec
+    from semantic.adapters.mlx.kv_cache.spec_reader import read_spec
 
     return read_spec(model)
 

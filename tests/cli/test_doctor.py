@@ -13,7 +13,7 @@ import pytest
 
 from semantic import bootstrap
 from semantic.adapters.mlx import device
-from semantic.adapters.mlx.calibration import Calibration, StepTimes
+from semantic.adapters.mlx.batch.calibration import Calibration, StepTimes
 from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.bootstrap import Settings, assemble, default_pool_bytes
 from semantic.cli import doctor

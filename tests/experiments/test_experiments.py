@@ -29,7 +29,7 @@ from experiments.exp_006_gather.layouts import (
 )
 from experiments.exp_006_gather.scaling import fit
 from experiments.exp_006_gather.timing import compare, in_turns, keyed, number
-from semantic.adapters.mlx.sequence_cache import SequenceCache
+from semantic.adapters.mlx.kv_cache.contiguous.cache import SequenceCache
 from semantic.domain.errors import ModelNotFoundError
 from semantic.domain.services import BlockPool
 

@@ -14,8 +14,8 @@ from experiments.exp_006_gather import pages
 from experiments.exp_006_gather.layouts import Layout, Token, all_full, gemma
 from experiments.exp_006_gather.timing import Lines
 from experiments.harness.result import Result, read
-from semantic.adapters.mlx.paged.attention import PortableAttention
-from semantic.adapters.mlx.paged.pages import Pages
+from semantic.adapters.mlx.kv_cache.paged.attention import PortableAttention
+from semantic.adapters.mlx.kv_cache.paged.page_pool import Pages
 
 TOKEN = Token(1, 4, mx.float32)
 

@@ -19,16 +19,16 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models import gemma3_text, llama
 
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.adapters.mlx.cache_choice import AttentionFor, find_kernels
-from semantic.adapters.mlx.kv_buffer import LayerShape
+from semantic.adapters.mlx.kv_cache.forms import AttentionFor, find_kernels
+from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention, Place, PortableAttention
+from semantic.adapters.mlx.kv_cache.paged.batch_metadata import Lineup
+from semantic.adapters.mlx.kv_cache.paged.dialect import CUDA, METAL
+from semantic.adapters.mlx.kv_cache.paged.kernels import PagedKernels, tile_of
+from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
+from semantic.adapters.mlx.kv_cache.paged.page_pool import Lease, Pages
+from semantic.adapters.mlx.kv_cache.paged.page_table import Chain, PagedSequence
+from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.adapters.mlx.model.provider import wrap_model
-from semantic.adapters.mlx.paged.attention import PagedAttention, Place, PortableAttention
-from semantic.adapters.mlx.paged.dialect import CUDA, METAL
-from semantic.adapters.mlx.paged.kernels import PagedKernels, tile_of
-from semantic.adapters.mlx.paged.kinds import PageKind
-from semantic.adapters.mlx.paged.lineup import Lineup
-from semantic.adapters.mlx.paged.pages import Lease, Pages
-from semantic.adapters.mlx.paged.sequence import Chain, PagedSequence
 from semantic.domain.value_objects import (
     BLOCK_TOKENS,
     LayerKind,

@@ -13,11 +13,11 @@ from typing import cast
 import mlx.core as mx
 import pytest
 
-from semantic.adapters.mlx.array_bytes import array_from, bytes_of
+from semantic.adapters.mlx.arrays import array_from, bytes_of
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.adapters.mlx.layer_caches import LayerCache
+from semantic.adapters.mlx.kv_cache.contiguous.cache import SequenceCache
+from semantic.adapters.mlx.kv_cache.forms import LayerCache
 from semantic.adapters.mlx.model.provider import wrap_model
-from semantic.adapters.mlx.sequence_cache import SequenceCache
 from semantic.domain.block_hash import Part
 from semantic.domain.errors import BackendError, CacheReconstructionError
 from semantic.domain.value_objects import SamplingParams, SequenceId

@@ -8,8 +8,8 @@ import random
 import mlx.core as mx
 
 from semantic import CompletedGeneration
-from semantic.adapters.mlx.kv_buffer import BufferRange
-from semantic.adapters.mlx.sequence_cache import SequenceCache
+from semantic.adapters.mlx.kv_cache.contiguous.buffer import BufferRange
+from semantic.adapters.mlx.kv_cache.contiguous.cache import SequenceCache
 from tests.support.rig import Rig
 from tests.support.tiny_models import VOCAB
 

@@ -16,9 +16,9 @@ from mlx_lm.models import base, cache, llama
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerFast
 
-from semantic.adapters.mlx import ragged_attention
-from semantic.adapters.mlx.ragged_batch import RaggedBatch
-from semantic.adapters.mlx.sequence_cache import SequenceCache
+from semantic.adapters.mlx.kv_cache import attention_hook
+from semantic.adapters.mlx.kv_cache.contiguous.cache import SequenceCache
+from semantic.adapters.mlx.kv_cache.contiguous.ragged_batch import RaggedBatch
 from tests.support.text_tokenizer import text_tokenizer
 from tests.support.tiny_models import VOCAB, tiny_model
 
@@ -29,19 +29,19 @@ def test_the_versions_are_the_ones_this_was_read_from() -> None:
 
 
 def test_attention_takes_the_parameters_that_our_hook_passes_on() -> None:
-    theirs = inspect.signature(ragged_attention._mlx_lm_attention).parameters
+    theirs = inspect.signature(attention_hook._mlx_lm_attention).parameters
     assert list(theirs) == ["queries", "keys", "values", "cache", "scale", "mask", "sinks"]
-    ours = inspect.signature(ragged_attention.scaled_dot_product_attention).parameters
+    ours = inspect.signature(attention_hook.scaled_dot_product_attention).parameters
     assert list(ours) == list(theirs)
 
 
 def test_models_import_attention_by_the_name_that_is_hooked() -> None:
-    assert base.scaled_dot_product_attention is ragged_attention._mlx_lm_attention
-    ragged_attention.install(tiny_model("llama"))
-    hooked = getattr(llama, ragged_attention.HOOKED_NAME)
-    assert hooked is ragged_attention.scaled_dot_product_attention
+    assert base.scaled_dot_product_attention is attention_hook._mlx_lm_attention
+    attention_hook.install(tiny_model("llama"))
+    hooked = getattr(llama, attention_hook.HOOKED_NAME)
+    assert hooked is attention_hook.scaled_dot_product_attention
     folder = Path(mlx_lm.models.__file__ or "").parent
-    users = [f for f in folder.glob("*.py") if ragged_attention.HOOKED_NAME in f.read_text()]
+    users = [f for f in folder.glob("*.py") if attention_hook.HOOKED_NAME in f.read_text()]
     assert len(users) > 100
 
 

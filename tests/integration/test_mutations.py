@@ -8,9 +8,9 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from semantic.adapters.mlx.kv_buffer import KVBuffer
-from semantic.adapters.mlx.ragged_batch import RaggedBatch, _positions
-from semantic.adapters.mlx.sequence_cache import FullCache, WindowCache
+from semantic.adapters.mlx.kv_cache.contiguous.buffer import KVBuffer
+from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache, WindowCache
+from semantic.adapters.mlx.kv_cache.contiguous.ragged_batch import RaggedBatch, _positions
 from tests.integration import test_exactness
 
 

@@ -11,8 +11,8 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models import cache as mlx_caches
 
 from semantic import BlockPool, BlockPoolBatchEngine
+from semantic.adapters.mlx.kv_cache.spec_reader import read_spec
 from semantic.adapters.mlx.model.provider import wrap_model
-from semantic.adapters.mlx.spec_reader import read_spec
 from semantic.domain.errors import UnsupportedModelError
 from semantic.domain.value_objects import LayerKind
 from tests.integration.test_exactness import prompts

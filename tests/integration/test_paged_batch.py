@@ -19,9 +19,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from semantic.adapters.mlx.paged.cache import PagedCache
-from semantic.adapters.mlx.paged.layers import PagedLayers
-from semantic.adapters.mlx.paged.lineup import Lineup, Lineups, StepPlan
+from semantic.adapters.mlx.kv_cache.paged.batch_metadata import Lineup, Lineups, StepPlan
+from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
+from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
 from semantic.domain.value_objects import SamplingParams, SequenceId
 from tests.support.in_pages import SUFFIX, tiny_backend
 from tests.support.paged_sequences import (

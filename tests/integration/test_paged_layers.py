@@ -21,10 +21,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from semantic.adapters.mlx.paged.attention import PortableAttention
-from semantic.adapters.mlx.paged.layers import PagedLayers
-from semantic.adapters.mlx.paged.pages import Pages
-from semantic.adapters.mlx.paged.sequence import Page
+from semantic.adapters.mlx.kv_cache.paged.attention import PortableAttention
+from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
+from semantic.adapters.mlx.kv_cache.paged.page_pool import Pages
+from semantic.adapters.mlx.kv_cache.paged.page_table import Page
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.errors import CacheReconstructionError
 from semantic.domain.prefix import earliest_cut

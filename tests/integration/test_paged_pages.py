@@ -17,10 +17,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from semantic.adapters.mlx.kv_buffer import LayerShape
-from semantic.adapters.mlx.paged.kinds import PageKind
-from semantic.adapters.mlx.paged.pages import Lease, Pages
-from semantic.adapters.mlx.paged.sequence import Chain
+from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
+from semantic.adapters.mlx.kv_cache.paged.page_pool import Lease, Pages
+from semantic.adapters.mlx.kv_cache.paged.page_table import Chain
+from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 
 KIND = PageKind((0, 2), LayerShape(1, 2, 2, mx.float32))
 RING = PageKind((1,), LayerShape(1, 2, 2, mx.float32), window=300, ring=2)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import mlx.core as mx
 import pytest
 
+from semantic.adapters.mlx.kv_cache.paged.attention import Appended, Place, PortableAttention
+from semantic.adapters.mlx.kv_cache.paged.page_pool import Pages
+from semantic.adapters.mlx.kv_cache.paged.page_table import Chain
 from semantic.adapters.mlx.model.provider import wrap_model
-from semantic.adapters.mlx.paged.attention import Appended, Place, PortableAttention
-from semantic.adapters.mlx.paged.pages import Pages
-from semantic.adapters.mlx.paged.sequence import Chain
 from tests.support.tiny_models import tiny_model
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 
 from semantic.adapters.mlx.backend import MLXBackend
+from semantic.adapters.mlx.kv_cache.paged.attention import PortableAttention
+from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
 from semantic.adapters.mlx.model.provider import wrap_model
-from semantic.adapters.mlx.paged.attention import PortableAttention
-from semantic.adapters.mlx.paged.kinds import PageKind
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from tests.support.padded import PADDED, padded_backend
 from tests.support.tiny_models import tiny_model

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.adapters.mlx.cache_forms import SequenceLayers
-from semantic.adapters.mlx.calibration import Calibration, StepTimes
+from semantic.adapters.mlx.batch.calibration import Calibration, StepTimes
+from semantic.adapters.mlx.batch.padded_batch import PaddedBatch
+from semantic.adapters.mlx.kv_cache.forms import SequenceLayers
 from semantic.adapters.mlx.model.provider import wrap_model
-from semantic.adapters.mlx.padded_batch import PaddedBatch
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from tests.support.tiny_models import tiny_model
 

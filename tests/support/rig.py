@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from semantic import AgentBlocks, BlockPool, BlockPoolBatchEngine, CompletedGeneration
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.adapters.mlx.kv_buffer import BufferRange
-from semantic.adapters.mlx.paged.layers import PagedLayers
-from semantic.adapters.mlx.paged.pages import Pages
+from semantic.adapters.mlx.kv_cache.contiguous.buffer import BufferRange
+from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
+from semantic.adapters.mlx.kv_cache.paged.page_pool import Pages
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from semantic.application.cache.idle_caches import IdleCaches
 from semantic.application.engine.prefill_budget import PrefillBudget

@@ -7,14 +7,20 @@ import itertools
 import mlx.core as mx
 import pytest
 
-from semantic.adapters.mlx import batch_choice
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.adapters.mlx.batch_choice import calibrate_here, choose_batching
-from semantic.adapters.mlx.cache_forms import SequenceLayers
-from semantic.adapters.mlx.calibration import BATCHES, Calibration, StepTimes, calibrate
+from semantic.adapters.mlx.batch import calibration
+from semantic.adapters.mlx.batch.calibration import (
+    BATCHES,
+    Calibration,
+    StepTimes,
+    calibrate,
+    calibrate_here,
+    choose_batching,
+)
+from semantic.adapters.mlx.batch.padded_batch import PaddedLayer
+from semantic.adapters.mlx.kv_cache.forms import SequenceLayers
+from semantic.adapters.mlx.kv_cache.probe import padding_works
 from semantic.adapters.mlx.model.provider import wrap_model
-from semantic.adapters.mlx.padded_batch import PaddedLayer
-from semantic.adapters.mlx.probe import padding_works
 from tests.support.in_pages import tiny_backend
 from tests.support.tiny_models import tiny_model
 
@@ -90,7 +96,7 @@ def test_windows_states_and_pages_are_not(name: str) -> None:
 
 
 def test_nothing_is_measured_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_choice, "calibrate", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(calibration, "calibrate", lambda *_: pytest.fail("measured"))
     monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.cpu))
     backend = tiny_backend("llama")
     assert calibrate_here(backend.model, backend._layers) is None
@@ -100,7 +106,7 @@ def test_nothing_is_measured_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> MLXBackend:
     """A model of which `calibrate_here` believes that it is on a GPU."""
     backend = tiny_backend("llama")
-    monkeypatch.setattr(batch_choice, "mx", _Gpu)
+    monkeypatch.setattr(calibration, "mx", _Gpu)
     return backend
 
 
@@ -114,15 +120,15 @@ class _Gpu:
 
 
 def test_on_a_gpu_it_is(monkeypatch: pytest.MonkeyPatch, on_a_gpu: MLXBackend) -> None:
-    monkeypatch.setattr(batch_choice, "calibrate", lambda *_: FASTER_FROM_4)
+    monkeypatch.setattr(calibration, "calibrate", lambda *_: FASTER_FROM_4)
     assert calibrate_here(on_a_gpu.model, on_a_gpu._layers) is FASTER_FROM_4
 
 
 def test_a_model_that_answers_wrongly_when_padded_is_not_measured(
     monkeypatch: pytest.MonkeyPatch, on_a_gpu: MLXBackend
 ) -> None:
-    monkeypatch.setattr(batch_choice, "calibrate", lambda *_: pytest.fail("measured"))
-    monkeypatch.setattr(batch_choice, "padding_works", lambda _: False)
+    monkeypatch.setattr(calibration, "calibrate", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(calibration, "padding_works", lambda _: False)
     assert calibrate_here(on_a_gpu.model, on_a_gpu._layers) is None
 
 
@@ -132,7 +138,7 @@ def test_a_device_without_room_for_it_decodes_one_by_one(
     def no_room(*_: object) -> Calibration:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(batch_choice, "calibrate", no_room)
+    monkeypatch.setattr(calibration, "calibrate", no_room)
     assert calibrate_here(on_a_gpu.model, on_a_gpu._layers) is None
 
 

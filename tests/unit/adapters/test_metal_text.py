@@ -16,15 +16,15 @@ import mlx.core as mx
 import pytest
 from clang import cindex  # type: ignore[import-untyped]
 
-from semantic.adapters.mlx.kv_buffer import LayerShape
-from semantic.adapters.mlx.paged import kernel_source, kernels
-from semantic.adapters.mlx.paged.attention import Place
-from semantic.adapters.mlx.paged.dialect import METAL
-from semantic.adapters.mlx.paged.kernels import HEAD_DIMS, PagedKernels, tile_of
-from semantic.adapters.mlx.paged.kinds import PageKind
-from semantic.adapters.mlx.paged.lineup import Lineup
-from semantic.adapters.mlx.paged.pages import Pages
-from semantic.adapters.mlx.paged.sequence import Chain, PagedSequence
+from semantic.adapters.mlx.kv_cache.paged import kernel_source, kernels
+from semantic.adapters.mlx.kv_cache.paged.attention import Place
+from semantic.adapters.mlx.kv_cache.paged.batch_metadata import Lineup
+from semantic.adapters.mlx.kv_cache.paged.dialect import METAL
+from semantic.adapters.mlx.kv_cache.paged.kernels import HEAD_DIMS, PagedKernels, tile_of
+from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
+from semantic.adapters.mlx.kv_cache.paged.page_pool import Pages
+from semantic.adapters.mlx.kv_cache.paged.page_table import Chain, PagedSequence
+from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 
 METAL_IN_OPENCL = """
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable

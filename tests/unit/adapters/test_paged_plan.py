@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semantic.adapters.mlx.paged.kernel_source import ITEM_INTS
-from semantic.adapters.mlx.paged.plan import (
+from semantic.adapters.mlx.kv_cache.paged.kernel_source import ITEM_INTS
+from semantic.adapters.mlx.kv_cache.paged.split_kv import (
     MOST_ITEMS,
     SHORTEST,
     Plan,

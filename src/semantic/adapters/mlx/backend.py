@@ -13,14 +13,12 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from semantic.adapters.mlx import ragged_attention
-from semantic.adapters.mlx.batch_choice import new_batch
-from semantic.adapters.mlx.cache_forms import CacheForms, Memory
-from semantic.adapters.mlx.calibration import Calibration
-from semantic.adapters.mlx.decode_batch import DecodeBatch, Newcomer
-from semantic.adapters.mlx.landing import Landing
-from semantic.adapters.mlx.layer_caches import LayerCache
-from semantic.adapters.mlx.paged.layers import PagedLayers
+from semantic.adapters.mlx.batch.calibration import Calibration, new_batch
+from semantic.adapters.mlx.batch.decode_batch import DecodeBatch, Newcomer
+from semantic.adapters.mlx.kv_cache import attention_hook
+from semantic.adapters.mlx.kv_cache.forms import CacheForms, LayerCache, Memory
+from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
+from semantic.adapters.mlx.kv_cache.staging import Landing
 from semantic.adapters.mlx.sampling.grammar import Grammars
 from semantic.adapters.mlx.sampling.logprobs import read_logprob, score_tokens
 from semantic.adapters.mlx.sampling.sampler import make_processors, make_sampler
@@ -100,7 +98,7 @@ class MLXBackend:
         """`forms` make the caches and their bytes; see `cache_forms`.
 
         Without `grammars` no answer can be held to one. `calibration` says which batches decode
-        padded; see `batch_choice`.
+        padded; see `calibration`.
         """
         self.model = model
         self._model_id = model_id
@@ -114,7 +112,7 @@ class MLXBackend:
         self._newcomers: list[_Sequence] = []
         self._next_id = 0
         self._batch = self._new_batch()
-        ragged_attention.install(model)
+        attention_hook.install(model)
 
     @property
     def model_id(self) -> str:

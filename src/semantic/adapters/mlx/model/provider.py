@@ -17,13 +17,17 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load
 
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.adapters.mlx.batch_choice import CalibrationFor, calibrate_here, choose_batching
-from semantic.adapters.mlx.cache_choice import AttentionFor, choose_pages, find_kernels
-from semantic.adapters.mlx.cache_forms import in_buffers
+from semantic.adapters.mlx.batch.calibration import CalibrationFor, calibrate_here, choose_batching
+from semantic.adapters.mlx.kv_cache.forms import (
+    AttentionFor,
+    choose_pages,
+    find_kernels,
+    in_buffers,
+)
+from semantic.adapters.mlx.kv_cache.probe import choose_layers
+from semantic.adapters.mlx.kv_cache.spec_reader import read_shapes, read_spec
 from semantic.adapters.mlx.model.fingerprint import fingerprint
-from semantic.adapters.mlx.probe import choose_layers
 from semantic.adapters.mlx.sampling.grammar import Grammars
-from semantic.adapters.mlx.spec_reader import read_shapes, read_spec
 from semantic.adapters.mlx.text.tokenizer import HuggingFaceTokenizer, MLXTokenizer
 from semantic.domain.errors import InvalidRequestError, ModelNotFoundError
 from semantic.domain.value_objects import ModelCacheSpec

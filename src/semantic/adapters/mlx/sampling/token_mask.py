@@ -11,10 +11,9 @@ from typing import cast
 import mlx.core as mx
 from llguidance import LLMatcher
 
-from semantic.adapters.mlx.array_bytes import array_from
+from semantic.adapters.mlx.arrays import array_from, async_eval
 from semantic.adapters.mlx.sampling.free_text import FreeText
 from semantic.adapters.mlx.sampling.token_bytes import TokenBytes
-from semantic.adapters.mlx.under_way import begin
 
 _BITS = mx.array(list(range(8)), dtype=mx.uint8)  # computed by nobody: any thread may read it
 
@@ -42,7 +41,7 @@ class GrammarMask:
         """`logits` (1, vocab) of the token after `tokens`, without those that may not come."""
         # The newest token has to be known here; the logits, which follow from it, are computed
         # meanwhile.
-        begin(logits)
+        async_eval(logits)
         for token in cast(list[int], tokens[self._seen :].tolist()):
             self._take(token)
         self._seen = tokens.size

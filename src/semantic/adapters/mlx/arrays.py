@@ -1,0 +1,86 @@
+"""MLX arrays: their bytes, read and written in place, and small arrays for kernels.
+
+Call these functions from the thread that runs MLX; any thread may use the memoryviews they return.
+Knows neither layers nor blocks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import mlx.core as mx
+
+from semantic.domain.errors import BackendError
+
+Bytes = bytes | memoryview
+
+async_eval = cast(Callable[..., None], mx.async_eval)
+"""`mx.async_eval` with a type: start to evaluate arrays and return at once."""
+
+
+def bytes_of(array: mx.array) -> memoryview:
+    """All bytes of `array`, writable, in its memory. Raises BackendError if it is not contiguous.
+
+    As long as the view or a part of it lives, MLX does not write to the array in place.
+    """
+    if not array.size:
+        return memoryview(bytearray())
+    raw = (array.reshape(1) if array.ndim == 0 else array).view(mx.uint8)
+    mx.eval(raw)
+    view = _as_buffer(raw)
+    # Of an array in pieces MLX views a copy: what is written there would be lost.
+    if not _in_one_piece(array) or _address(_as_buffer(array)) != _address(view):
+        raise BackendError(f"an array of shape {array.shape} does not lie in one piece")
+    return view.cast("B")
+
+
+def ordered_bytes_of(array: mx.array) -> memoryview:
+    """All bytes of `array` in order, to be read: its own, or a copy's if it lies in pieces."""
+    return bytes_of(array if _in_one_piece(array) else mx.contiguous(array))
+
+
+def array_from(data: Bytes, dtype: mx.Dtype, shape: Sequence[int]) -> mx.array:
+    """A new array with a copy of `data`, which must be as long as its shape says."""
+    if len(data) != math.prod(shape) * dtype.size:
+        raise ValueError(f"{len(data)} bytes for {dtype} of shape {tuple(shape)}")
+    if not data:
+        return mx.zeros(tuple(shape), dtype)
+    raw = mx.zeros((len(data),), mx.uint8)
+    bytes_of(raw)[:] = data
+    return raw.view(dtype).reshape(tuple(shape))
+
+
+def on_device(numbers: Sequence[int]) -> mx.array:
+    """(n,) int32 in device memory.
+
+    MLX keeps an array built from Python numbers in host memory, which every thread group of a
+    kernel would have to wait for. The cast from int64 has another size, so it gets a new buffer.
+    """
+    return mx.array(list(numbers), dtype=mx.int64).astype(mx.int32)
+
+
+def on_device_async(numbers: Sequence[int]) -> mx.array:
+    """`on_device`, with its evaluation already started.
+
+    A decode step that uploads numbers is another CUDA graph than one that does not, and MLX would
+    instantiate it anew, which takes as long as the step.
+    """
+    array = on_device(numbers)
+    async_eval(array)
+    return array
+
+
+def _in_one_piece(array: mx.array) -> bool:
+    mx.eval(array)
+    return _as_buffer(array).c_contiguous
+
+
+def _as_buffer(array: mx.array) -> memoryview:
+    return memoryview(cast(bytes, array))  # MLX's types do not say that arrays are buffers
+
+
+def _address(view: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))

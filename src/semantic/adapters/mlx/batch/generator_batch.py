@@ -1,0 +1,75 @@
+"""mlx-lm's BatchGenerator as a batch: for models some of whose caches are mlx-lm's own.
+
+It knows how to pad those. Only what the generator offers to everybody is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx_lm.generate import BatchGenerator, GenerationBatch
+
+from semantic.adapters.mlx.batch.decode_batch import Emitted, Newcomer
+from semantic.adapters.mlx.kv_cache.forms import LayerCache
+from semantic.domain.value_objects import SequenceId
+
+_UNLIMITED = 1 << 30
+"""How many sequences, and tokens of each, the BatchGenerator may take: the engine decides."""
+
+
+class GeneratorBatch:
+    """Implements `DecodeBatch`."""
+
+    joins_at_once = 1
+    """mlx-lm's caches give a sequence without tokens the zeros of a neighbour instead of no state
+    when both join together."""
+
+    def __init__(self, model: Module) -> None:
+        self._generator = BatchGenerator(
+            model,
+            max_tokens=_UNLIMITED,
+            completion_batch_size=_UNLIMITED,
+            prefill_batch_size=_UNLIMITED,
+        )
+        self._uids: dict[SequenceId, int] = {}
+        self._sequences: dict[int, SequenceId] = {}
+
+    @property
+    def stream(self) -> mx.Stream:
+        """See `DecodeBatch.stream`."""
+        return cast(mx.Stream, self._generator.stream)
+
+    def __contains__(self, sequence: object) -> bool:
+        return sequence in self._uids
+
+    def __len__(self) -> int:
+        return len(self._uids)
+
+    def join(self, newcomers: Sequence[Newcomer]) -> None:
+        """See `DecodeBatch.join`."""
+        for one in newcomers:
+            (uid,) = self._generator.insert(
+                [[one.last_token]],
+                max_tokens=[_UNLIMITED],
+                caches=[one.caches],
+                all_tokens=[one.history],
+                samplers=[one.sampler],
+                logits_processors=[one.processors],
+            )
+            self._uids[one.sequence] = uid
+            self._sequences[uid] = one.sequence
+
+    def leave(self, sequence: SequenceId) -> list[LayerCache]:
+        """See `DecodeBatch.leave`."""
+        uid = self._uids.pop(sequence)
+        del self._sequences[uid]
+        removed = self._generator.remove([uid], return_prompt_caches=True)
+        return cast(list[LayerCache], removed[uid][0])
+
+    def step(self) -> list[Emitted]:
+        """See `DecodeBatch.step`."""
+        responses = cast(list[GenerationBatch.Response], self._generator.next()[1])
+        return [Emitted(self._sequences[one.uid], one.token, one.logprobs) for one in responses]

@@ -1,0 +1,185 @@
+"""The bytes of a checkpoint: trees of arrays and numbers behind a table that says what they are.
+
+    8 bytes   length of the table, little-endian
+    table     JSON: layout, length, and one tree per layer; an array stands as {dtype: shape}
+    arrays    in the order of the trees, each at a multiple of 64 bytes
+
+Whoever reads one says what he expects; all of it is checked before any memory is taken. Knows
+neither caches nor models.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from semantic.adapters.mlx.arrays import Bytes, array_from
+from semantic.domain.errors import CacheReconstructionError
+
+_ALIGNMENT = 64
+_LENGTH_BYTES = 8
+_MOST_TABLE_BYTES = 1 << 22
+
+_DTYPES = {
+    str(dtype).removeprefix("mlx.core."): dtype
+    for dtype in (
+        mx.bool_,
+        *(mx.uint8, mx.uint16, mx.uint32, mx.uint64),
+        *(mx.int8, mx.int16, mx.int32, mx.int64),
+        *(mx.float16, mx.bfloat16, mx.float32, mx.float64, mx.complex64),
+    )
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayForm:
+    """Type and shape of an array; along `free_axis` it may be of any length above 0."""
+
+    dtype: mx.Dtype
+    shape: tuple[int, ...]
+    free_axis: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.size
+
+    def fits(self, other: ArrayForm) -> bool:
+        """Whether `other` is of this form."""
+        if self.dtype != other.dtype or len(self.shape) != len(other.shape):
+            return False
+        return all(
+            found > 0 if axis == self.free_axis else found == wanted
+            for axis, (wanted, found) in enumerate(zip(self.shape, other.shape, strict=True))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredArray:
+    """An array inside a checkpoint: its form and its bytes, still in their place."""
+
+    form: ArrayForm
+    data: Sequence[Bytes]
+
+    def load(self) -> mx.array:
+        """The array, in memory of its own."""
+        return array_from(b"".join(self.data), self.form.dtype, self.form.shape)
+
+
+Leaf = None | int | str | ArrayForm | StoredArray
+Tree = Leaf | tuple["Tree", ...] | list["Tree"]
+"""What a layer keeps. As an expectation, numbers stand for any number, texts for themselves."""
+
+
+def write_checkpoint(layout: str, length: int, trees: Sequence[Tree]) -> bytes:
+    """The checkpoint of a sequence of `length` tokens; `trees` hold StoredArrays."""
+    arrays: list[StoredArray] = []
+    table = {"layout": layout, "length": length, "layers": [_to_json(t, arrays) for t in trees]}
+    head = json.dumps(table, separators=(",", ":")).encode()
+    parts: list[Bytes] = [len(head).to_bytes(_LENGTH_BYTES, "little"), head]
+    at = _LENGTH_BYTES + len(head)
+    for array in arrays:
+        parts += [bytes(-at % _ALIGNMENT), *array.data]
+        at += -at % _ALIGNMENT + array.form.nbytes
+    return b"".join(parts)
+
+
+def read_checkpoint(body: bytes, layout: str, length: int, expected: Sequence[Tree]) -> list[Tree]:
+    """The trees of a checkpoint, which must be like `expected`; arrays are not loaded yet.
+
+    Raises CacheReconstructionError for anything that `write_checkpoint` would not have written.
+    """
+    end = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")
+    if not _LENGTH_BYTES < end <= min(len(body), _MOST_TABLE_BYTES):
+        raise CacheReconstructionError("a checkpoint without a table")
+    table = _parse(body[_LENGTH_BYTES:end])
+    for name, wanted in (("layout", layout), ("length", length)):
+        if type(table.get(name)) is not type(wanted) or table[name] != wanted:
+            raise CacheReconstructionError(f"a checkpoint of another {name}: expected {wanted!r}")
+    layers = table.get("layers")
+    if not isinstance(layers, list) or len(layers) != len(expected):
+        raise CacheReconstructionError(f"expected a checkpoint of {len(expected)} layers")
+    reader = _Reader(memoryview(body), end)
+    trees = [reader.match(*pair) for pair in zip(layers, expected, strict=True)]
+    reader.finish()
+    return trees
+
+
+def _parse(head: bytes) -> dict[str, object]:
+    try:
+        table: object = json.loads(head)
+    except (ValueError, RecursionError) as error:
+        raise CacheReconstructionError(f"a checkpoint with a broken table: {error}") from error
+    if not isinstance(table, dict):
+        raise CacheReconstructionError("a checkpoint whose table is no object")
+    return table
+
+
+def _to_json(tree: Tree, arrays: list[StoredArray]) -> object:
+    """`tree` as JSON; the arrays in it are added to `arrays`."""
+    if isinstance(tree, StoredArray):
+        arrays.append(tree)
+        return {_NAMES[tree.form.dtype]: list(tree.form.shape)}
+    if isinstance(tree, tuple | list):
+        return [_to_json(item, arrays) for item in tree]
+    if isinstance(tree, ArrayForm):
+        raise TypeError("an expectation has no bytes")
+    return tree
+
+
+class _Reader:
+    """Takes the arrays of a checkpoint off its body, in order."""
+
+    def __init__(self, body: memoryview, at: int) -> None:
+        self._body = body
+        self._at = at
+
+    def match(self, found: object, expected: Tree) -> Tree:
+        """`found` as `expected` says it must be."""
+        if isinstance(expected, ArrayForm):
+            return self._take(found, expected)
+        if isinstance(expected, tuple | list):
+            if not isinstance(found, list) or len(found) != len(expected):
+                raise CacheReconstructionError(f"expected {len(expected)} values in a checkpoint")
+            items = [self.match(*pair) for pair in zip(found, expected, strict=True)]
+            return items if isinstance(expected, list) else tuple(items)
+        if isinstance(expected, int) and type(found) is int:
+            return found
+        if found != expected or type(found) is not type(expected):
+            raise CacheReconstructionError(f"expected {expected!r} in a checkpoint")
+        return expected
+
+    def finish(self) -> None:
+        """Raise CacheReconstructionError if anything is left."""
+        if self._at != len(self._body):
+            left = len(self._body) - self._at
+            raise CacheReconstructionError(f"a checkpoint with {left} bytes too many")
+
+    def _take(self, found: object, expected: ArrayForm) -> StoredArray:
+        form = _read_form(found)
+        if form is None or not expected.fits(form):
+            raise CacheReconstructionError(
+                f"expected {expected.dtype} of shape {expected.shape} in a checkpoint"
+            )
+        start = self._at + -self._at % _ALIGNMENT
+        stop = start + form.nbytes
+        if stop > len(self._body):
+            raise CacheReconstructionError("a checkpoint that ends too early")
+        self._at = stop
+        return StoredArray(form, [self._body[start:stop]])
+
+
+def _read_form(found: object) -> ArrayForm | None:
+    """The form that {dtype: shape} says; None when that is not what it is."""
+    if not isinstance(found, dict) or len(found) != 1:
+        return None
+    ((name, shape),) = found.items()
+    if name not in _DTYPES or not isinstance(shape, list):
+        return None
+    if not all(type(n) is int and n >= 0 for n in shape):
+        return None
+    return ArrayForm(_DTYPES[name], tuple(shape))

@@ -1,0 +1,105 @@
+"""The arrays behind one layer's cache of one sequence, and ranges of them.
+
+Keys and values of consecutive tokens lie side by side; appending writes in place. Knows nothing
+of positions in a prompt, windows or batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
+
+
+class KVBuffer:
+    """Keys (1, kv_heads, capacity, k_head_dim) and values (1, kv_heads, capacity, v_head_dim).
+
+    MLX writes in place only while nothing else refers to the array: whoever keeps a part of a
+    buffer keeps a `BufferRange`, never a view. `capacity` is how many tokens it has room for.
+    """
+
+    __slots__ = ("capacity", "k", "v")
+
+    def __init__(self, k: mx.array, v: mx.array) -> None:
+        self.k = k
+        self.v = v
+        self.capacity = k.shape[2]  # asked for by every layer of every step
+
+    @classmethod
+    def empty(cls, shape: LayerShape, capacity: int) -> KVBuffer:
+        """Zeros with room for `capacity` tokens."""
+        return cls(
+            mx.zeros((1, shape.kv_heads, capacity, shape.k_head_dim), shape.dtype),
+            mx.zeros((1, shape.kv_heads, capacity, shape.v_head_dim), shape.dtype),
+        )
+
+    @classmethod
+    def gather(cls, ranges: Sequence[BufferRange], capacity: int) -> KVBuffer:
+        """A copy of `ranges`, one behind the other, with room for `capacity` tokens.
+
+        One pass over the bytes: neighbours in one buffer are copied as one piece.
+        """
+        pieces = join_neighbours(ranges)
+        return cls(
+            _concatenate([p.buffer.k[..., p.start : p.stop, :] for p in pieces], capacity),
+            _concatenate([p.buffer.v[..., p.start : p.stop, :] for p in pieces], capacity),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return self.k.nbytes + self.v.nbytes
+
+    def resize(self, kept: range, capacity: int) -> None:
+        """Move tokens `kept` to the front of new arrays with room for `capacity`."""
+        moved = KVBuffer.gather([BufferRange(self, kept.start, kept.stop)], capacity)
+        self.k, self.v, self.capacity = moved.k, moved.v, capacity
+
+    def write(self, at: int, stop: int, k: mx.array, v: mx.array) -> None:
+        """Put the tokens of `k` and `v` at positions `at` to `stop`; there must be room."""
+        self.k[..., at:stop, :] = k
+        self.v[..., at:stop, :] = v
+
+    def read(self, start: int, stop: int) -> tuple[mx.array, mx.array]:
+        """Keys and values of tokens `start` to `stop`: views, for immediate use."""
+        if start == 0 and stop == self.capacity:
+            return self.k, self.v
+        return self.k[..., start:stop, :], self.v[..., start:stop, :]
+
+
+@dataclass(frozen=True, slots=True)
+class BufferRange:
+    """Tokens `start` to `stop` of a buffer: what a block holds. Not a copy."""
+
+    buffer: KVBuffer
+    start: int
+    stop: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tokens in the range."""
+        return self.buffer.nbytes // self.buffer.capacity * (self.stop - self.start)
+
+
+def join_neighbours(ranges: Sequence[BufferRange]) -> list[BufferRange]:
+    """The same tokens in as few ranges as possible."""
+    joined: list[BufferRange] = []
+    for piece in ranges:
+        if joined and joined[-1].buffer is piece.buffer and joined[-1].stop == piece.start:
+            piece = BufferRange(piece.buffer, joined.pop().start, piece.stop)  # noqa: PLW2901
+        joined.append(piece)
+    return joined
+
+
+def _concatenate(pieces: list[mx.array], capacity: int) -> mx.array:
+    missing = capacity - sum(piece.shape[2] for piece in pieces)
+    if missing:
+        _, heads, _, dim = pieces[0].shape
+        pieces = [*pieces, mx.zeros((1, heads, missing, dim), pieces[0].dtype)]
+    if len(pieces) == 1:
+        # Of a single piece `concatenate` gives the piece itself, a view that would keep the source.
+        whole = pieces[0]
+        pieces = [whole[..., :1, :], whole[..., 1:, :]]
+    return mx.concatenate(pieces, axis=2)

@@ -1,0 +1,280 @@
+"""A sequence's caches of all layers: made empty, made from blocks, turned into blocks.
+
+Each layer is either ours (`SequenceCache`, joined without padding) or mlx-lm's own, where a model
+needs that. Knows shapes and block sizes; not requests, pools or batches.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx_lm.models.cache import make_prompt_cache
+
+from semantic.adapters.mlx.kv_cache.contiguous.buffer import BufferRange, KVBuffer, join_neighbours
+from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache, SequenceCache, WindowCache
+from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
+from semantic.domain.entities import AgentBlocks, BlockData, KVBlock
+from semantic.domain.errors import CacheReconstructionError
+from semantic.domain.prefix import earliest_cut
+from semantic.domain.value_objects import (
+    BLOCK_TOKENS,
+    LayerKind,
+    LayerSpec,
+    ModelCacheSpec,
+    whole_blocks,
+)
+
+
+class OwnCache(Protocol):
+    """What mlx-lm's own caches of a single sequence can do."""
+
+    @property
+    def state(self) -> object: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def is_trimmable(self) -> bool: ...
+
+    def trim(self, n: int) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OwnState:
+    """What a block of an mlx-lm cache holds: the whole cache, after `length` tokens."""
+
+    cache: OwnCache
+    length: int
+
+
+ContiguousCache = SequenceCache | OwnCache
+"""One layer's cache of one sequence: ours, or mlx-lm's."""
+
+
+class LayerCaches:
+    """Makes the caches of a model's sequences.
+
+    `ragged[i]` says whether layer i uses ours. A layer that keeps another state than keys and
+    values always uses mlx-lm's own.
+    """
+
+    def __init__(
+        self,
+        model: Module,
+        spec: ModelCacheSpec,
+        shapes: Sequence[LayerShape | None],
+        ragged: Sequence[bool],
+    ) -> None:
+        self._model = model
+        self._spec = spec
+        self._shapes = shapes
+        self._ragged = [
+            wanted and shape is not None for wanted, shape in zip(ragged, shapes, strict=True)
+        ]
+
+    @property
+    def ragged(self) -> tuple[bool, ...]:
+        """Which layers use our caches."""
+        return tuple(self._ragged)
+
+    def set_aside(self, n_bytes: int) -> None:
+        """Nothing: each cache has memory of its own."""
+
+    def abandon(self) -> None:
+        """Nothing: memory goes with the caches."""
+
+    def empty(self, capacity: int) -> list[ContiguousCache]:
+        """Caches of a new sequence, with room for `capacity` tokens."""
+        own = self._own_caches()
+        caches: list[ContiguousCache] = []
+        for i, layer in enumerate(self._spec.layers):
+            shape = self._shapes[i]
+            if self._ragged[i] and shape is not None:
+                buffer = KVBuffer.empty(shape, self._room(layer, capacity))
+                caches.append(cache_of(layer, buffer, offset=0, held=0))
+            else:
+                caches.append(own[i])
+        return caches
+
+    def restored(
+        self,
+        blocks: AgentBlocks,
+        length: int,
+        capacity: int,
+        *,
+        exclusive: bool,
+    ) -> list[ContiguousCache]:
+        """Caches that begin with the first `length` tokens of `blocks`.
+
+        Exclusive neighbours are taken over as they lie; anything else is copied in one pass.
+        Raises CacheReconstructionError when a layer cannot give those tokens.
+        """
+        for i in range(self._spec.n_layers):
+            self._check(i, blocks, length)
+        caches = [
+            self._restore_layer(i, layer, blocks, length, capacity, exclusive=exclusive)
+            for i, layer in enumerate(self._spec.layers)
+        ]
+        # Copies are made now: until then they refer to arrays that others write to.
+        mx.eval([cache.state for cache in caches])
+        return caches
+
+    def reserve(self, caches: Sequence[ContiguousCache], capacity: int) -> None:
+        """Make room for `capacity` tokens in every layer of ours."""
+        for layer, cache in zip(self._spec.layers, caches, strict=True):
+            if isinstance(cache, SequenceCache):
+                cache.reserve(self._room(layer, capacity))
+
+    def fill(
+        self,
+        caches: Sequence[ContiguousCache],
+        blocks: Sequence[Sequence[KVBlock]],
+        length: int,
+    ) -> list[KVBlock]:
+        """Put `caches`, which hold `length` tokens, into `blocks`; returns the blocks not needed.
+
+        Arrays shrink to the blocks that were needed, so that no memory stays behind uncounted.
+        """
+        unused: list[KVBlock] = []
+        shrunk: list[mx.array] = []
+        for layer, cache, mine in zip(self._spec.layers, caches, blocks, strict=True):
+            if isinstance(cache, SequenceCache):
+                needed = len(cache.ranges(BLOCK_TOKENS))
+                if 0 < needed * BLOCK_TOKENS < cache.buffer.capacity:
+                    cache.buffer.resize(range(cache.size()), needed * BLOCK_TOKENS)
+                    shrunk += cache.state
+                _fill_ours(cache, mine[:needed])
+            else:
+                needed = layer.blocks_for(length)
+                _fill_own(layer, OwnState(cache, length), mine[:needed])
+            unused += mine[needed:]
+        mx.eval(shrunk)
+        return unused
+
+    def _own_caches(self) -> list[OwnCache]:
+        return cast(list[OwnCache], make_prompt_cache(self._model))
+
+    @staticmethod
+    def _room(layer: LayerSpec, capacity: int) -> int:
+        return layer.blocks_for(capacity) * BLOCK_TOKENS
+
+    def _restore_layer(
+        self,
+        i: int,
+        layer: LayerSpec,
+        blocks: AgentBlocks,
+        length: int,
+        capacity: int,
+        *,
+        exclusive: bool,
+    ) -> ContiguousCache:
+        chain = blocks.blocks_for_layer(i)
+        data = [block.layer_data for block in chain]
+        if self._ragged[i]:
+            held = blocks.token_range(i)
+            ranges = _ranges_of(data)
+            room = self._room(layer, capacity)
+            buffer = _take_over(ranges) if exclusive else None
+            if buffer is None:
+                ranges = _first_tokens(ranges, length - held.start)
+                held = range(held.start, length)
+                buffer = KVBuffer.gather(ranges, max(room, whole_blocks(len(held))))
+            cache = cache_of(layer, buffer, offset=held.stop, held=len(held))
+            cache.trim(length)
+            cache.reserve(room)
+            return cache
+        (state,) = {piece for piece in data if isinstance(piece, OwnState)}
+        return _cut_own(state, length, exclusive=exclusive)
+
+    def _check(self, i: int, blocks: AgentBlocks, length: int) -> None:
+        """Raise CacheReconstructionError unless layer `i` of `blocks` can be cut to `length`."""
+        chain = blocks.blocks_for_layer(i)
+        data = [block.layer_data for block in chain]
+        who = f"layer {i} of {blocks.agent_id!r}"
+        if not chain or any(a.stop != b.start for a, b in itertools.pairwise(chain)):
+            raise CacheReconstructionError(f"{who}: blocks are missing")
+        held = blocks.token_range(i)
+        earliest = earliest_cut(self._spec.layers[i], held, held.stop)
+        if not earliest <= length <= held.stop:
+            raise CacheReconstructionError(
+                f"{who} holds tokens {held.start} to {held.stop}; it cannot give the first {length}"
+            )
+        if not self._ragged[i]:
+            if len({id(piece) for piece in data if isinstance(piece, OwnState)}) != 1:
+                raise CacheReconstructionError(f"{who} has no state")
+            return
+        ranges = _ranges_of(data)
+        if [r.stop - r.start for r in ranges] != [block.token_count for block in chain]:
+            raise CacheReconstructionError(f"{who} has no arrays for its tokens")
+        for buffer in {id(piece.buffer): piece.buffer for piece in ranges}.values():
+            found = LayerShape(
+                buffer.k.shape[1], buffer.k.shape[3], buffer.v.shape[3], buffer.k.dtype
+            )
+            if found != self._shapes[i]:
+                raise CacheReconstructionError(f"{who}: expected {self._shapes[i]}, got {found}")
+
+
+def cache_of(layer: LayerSpec, buffer: KVBuffer, *, offset: int, held: int) -> SequenceCache:
+    """Our cache of a layer after `offset` tokens, the last `held` at the front of `buffer`."""
+    if layer.kind is LayerKind.SLIDING_WINDOW and layer.window is not None:
+        most = (layer.max_blocks or 0) * BLOCK_TOKENS
+        return WindowCache(buffer, offset, layer.window, most, held)
+    return FullCache(buffer, offset)
+
+
+def _ranges_of(data: Sequence[BlockData]) -> list[BufferRange]:
+    return [piece for piece in data if isinstance(piece, BufferRange)]
+
+
+def _first_tokens(ranges: Sequence[BufferRange], n_tokens: int) -> list[BufferRange]:
+    """The ranges of the first `n_tokens` tokens."""
+    first: list[BufferRange] = []
+    for piece in ranges:
+        if n_tokens <= 0:
+            break
+        taken = min(n_tokens, piece.stop - piece.start)
+        first.append(BufferRange(piece.buffer, piece.start, piece.start + taken))
+        n_tokens -= taken
+    return first
+
+
+def _take_over(ranges: Sequence[BufferRange]) -> KVBuffer | None:
+    """The buffer that `ranges` are the beginning of, or None when they must be gathered."""
+    joined = join_neighbours(ranges)
+    return joined[0].buffer if len(joined) == 1 and joined[0].start == 0 else None
+
+
+def _fill_ours(cache: SequenceCache, blocks: Sequence[KVBlock]) -> None:
+    first = cache.held.start
+    for block, piece in zip(blocks, cache.ranges(BLOCK_TOKENS), strict=True):
+        block.start = first + piece.start
+        block.token_count = piece.stop - piece.start
+        block.layer_data = piece
+
+
+def _fill_own(layer: LayerSpec, state: OwnState, blocks: Sequence[KVBlock]) -> None:
+    """Spread the token range over the blocks; each refers to the whole cache."""
+    first = 0
+    if layer.window is not None and state.length >= layer.window:
+        first = state.length - layer.window + 1  # cannot be cut back at all any more
+    edges = [min(first + i * BLOCK_TOKENS, state.length) for i in range(len(blocks))]
+    for block, start, stop in zip(blocks, edges, [*edges[1:], state.length], strict=True):
+        block.start, block.token_count, block.layer_data = start, stop - start, state
+
+
+def _cut_own(state: OwnState, length: int, *, exclusive: bool) -> OwnCache:
+    cache = state.cache if exclusive else copy.deepcopy(state.cache)
+    surplus = state.length - length
+    if surplus == 0:
+        return cache
+    if not cache.is_trimmable() or cache.trim(surplus) != surplus:
+        raise CacheReconstructionError(
+            f"a {type(cache).__name__} of {state.length} tokens cannot be cut to {length}"
+        )
+    return cache

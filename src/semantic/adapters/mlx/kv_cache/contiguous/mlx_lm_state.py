@@ -1,0 +1,149 @@
+"""The state of mlx-lm's own caches, as a checkpoint keeps it.
+
+What a cache may look like is read off the model: the caches that one token leaves, never
+computed. Knows mlx-lm's cache classes; not where a checkpoint is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+import mlx.core as mx
+from mlx_lm.models import cache as mlx_caches
+
+from semantic.adapters.mlx.arrays import ordered_bytes_of
+from semantic.adapters.mlx.kv_cache.checkpoint import ArrayForm, StoredArray, Tree
+from semantic.adapters.mlx.kv_cache.contiguous.layers import OwnCache
+from semantic.domain.errors import (
+    BackendError,
+    CacheReconstructionError,
+    UnsupportedModelError,
+)
+
+_TOKEN_AXIS = 2
+"""Of keys and values (1, kv_heads, tokens, head_dim)."""
+
+_KNOWN: dict[str, type[object]] = {
+    kind.__name__: kind
+    for kind in (
+        mlx_caches.KVCache,
+        mlx_caches.RotatingKVCache,
+        mlx_caches.ArraysCache,
+        mlx_caches.CacheList,
+    )
+}
+
+
+class _FromState(Protocol):
+    def from_state(self, state: object) -> OwnCache: ...
+
+
+def expected_state(cache: OwnCache) -> Tree:
+    """What the state of a cache like `cache` looks like after any number of tokens."""
+    return class_name(cache), _form(cache.state, _attends(cache))
+
+
+def write_state(cache: OwnCache) -> Tree:
+    """What `cache` holds, its arrays in one piece each."""
+    return class_name(cache), _stored(cache.state)
+
+
+def read_state(tree: Tree, expected: Tree, length: int) -> OwnCache:
+    """The cache that `write_state` was given, after `length` tokens.
+
+    `tree` is like `expected`. Raises CacheReconstructionError when its numbers cannot be right.
+    """
+    name, state = cast(tuple[str, Tree], tree)
+    _, wanted = cast(tuple[str, Tree], expected)
+    _check(name, state, wanted, length)
+    return cast(_FromState, _KNOWN[name]).from_state(_loaded(state))
+
+
+def class_name(cache: object) -> str:
+    """The name of the cache's class; raises UnsupportedModelError for one that cannot be kept."""
+    name = type(cache).__name__
+    if _KNOWN.get(name) is not type(cache):
+        raise UnsupportedModelError(f"a {name} cannot be kept in a checkpoint")
+    return name
+
+
+def _attends(cache: object) -> bool:
+    return type(cache) in (mlx_caches.KVCache, mlx_caches.RotatingKVCache)
+
+
+def _form(state: object, attends: bool) -> Tree:
+    """The form of `state`; the tokens of keys and values may be of any number."""
+    if isinstance(state, mx.array):
+        return ArrayForm(state.dtype, tuple(state.shape), _TOKEN_AXIS if attends else None)
+    if isinstance(state, list | tuple):
+        if _is_part(state):
+            attends = state[1] in ("KVCache", "RotatingKVCache")
+        items = [_form(item, attends) for item in state]
+        return items if isinstance(state, list) else tuple(items)
+    return _plain(state)
+
+
+def _is_part(state: Sequence[object]) -> bool:
+    """Whether it is a (state, class name) of a CacheList."""
+    return len(state) == 2 and isinstance(state[1], str)  # noqa: PLR2004
+
+
+def _stored(state: object) -> Tree:
+    if isinstance(state, mx.array):
+        form = ArrayForm(state.dtype, tuple(state.shape))
+        return StoredArray(form, [ordered_bytes_of(state)])
+    if isinstance(state, list | tuple):
+        items = [_stored(item) for item in state]
+        return items if isinstance(state, list) else tuple(items)
+    return _plain(state)
+
+
+def _plain(state: object) -> Tree:
+    if state is None or type(state) is int or type(state) is str:
+        return state
+    raise BackendError(f"a cache's state holds a {type(state).__name__}")
+
+
+def _loaded(tree: Tree) -> object:
+    if isinstance(tree, StoredArray):
+        return tree.load()
+    if isinstance(tree, tuple | list):
+        items = [_loaded(item) for item in tree]
+        return items if isinstance(tree, list) else tuple(items)
+    return tree
+
+
+def _check(name: str, state: Tree, wanted: Tree, length: int) -> None:
+    """Raise CacheReconstructionError unless the numbers in `state` fit its arrays and `length`."""
+    if name == "CacheList":
+        parts = zip(cast(list[Tree], state), cast(list[Tree], wanted), strict=True)
+        for part, wanted_part in parts:
+            inner, inner_name = cast(tuple[Tree, str], part)
+            _check(inner_name, inner, cast(tuple[Tree, str], wanted_part)[0], length)
+    elif name in ("KVCache", "RotatingKVCache"):
+        keys, values, offset, *rest = cast(Sequence[Tree], state)
+        held = _tokens(keys)
+        fits = held == _tokens(values) and offset == length
+        if rest:
+            keep, size, index = cast(list[int], rest)
+            same = [keep, size] == list(cast(Sequence[Tree], wanted)[3:5])
+            fits = fits and same and min(length, size) <= held
+            fits = fits and _is_write_position(index, held, length, size)
+        else:
+            fits = fits and length <= held
+        if not fits:
+            raise CacheReconstructionError(f"a checkpoint whose {name} contradicts itself")
+
+
+def _is_write_position(index: int, held: int, length: int, size: int) -> bool:
+    """Whether a RotatingKVCache of `held` tokens' arrays may write next at `index`."""
+    if held == size and length >= size:
+        return 0 <= index <= size  # anywhere in the ring
+    return index == min(held, length)  # behind the last token
+
+
+def _tokens(tree: Tree) -> int:
+    if not isinstance(tree, StoredArray):
+        raise CacheReconstructionError("a checkpoint without keys and values")
+    return tree.form.shape[_TOKEN_AXIS]

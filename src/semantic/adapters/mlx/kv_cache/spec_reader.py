@@ -1,0 +1,115 @@
+"""Reads what a model caches from the model itself.
+
+`make_cache()` says which layer is which kind; a forward pass that is built but never evaluated
+says the shapes. MLX is lazy, so this costs nothing even for a model whose weights were never
+loaded, and it is right where configuration files mislead. Knows no weights and no files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.utils import tree_flatten
+from mlx_lm.models import cache as mlx_caches
+
+from semantic.domain.errors import UnsupportedModelError
+from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, LayerSpec, ModelCacheSpec
+
+_STATE_CACHES = (mlx_caches.ArraysCache, mlx_caches.CacheList)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """Shape of one token's keys and values in one layer."""
+
+    kv_heads: int
+    k_head_dim: int
+    v_head_dim: int
+    dtype: mx.Dtype
+
+
+class KeyValueCache(Protocol):
+    """The part of mlx-lm's attention caches that is read here."""
+
+    keys: mx.array
+    values: mx.array
+
+
+def read_spec(model: object) -> ModelCacheSpec | None:
+    """The spec of a bare mlx-lm model; None when `model` is none.
+
+    Raises UnsupportedModelError naming the first layer whose cache cannot be batched.
+    """
+    if not isinstance(model, Module):
+        return None
+    short, long = trace(model, 1), trace(model, BLOCK_TOKENS + 1)
+    return ModelCacheSpec(
+        tuple(_read_layer(i, *pair) for i, pair in enumerate(zip(short, long, strict=True)))
+    )
+
+
+def read_shapes(model: Module) -> list[LayerShape | None]:
+    """Shape of each layer's keys and values; None for layers that keep another state."""
+    return [
+        _shape(cache) if _kind(i, cache) is not LayerKind.STATE else None
+        for i, cache in enumerate(trace(model, 1))
+    ]
+
+
+def trace(model: Module, n_tokens: int) -> list[object]:
+    """The model's own caches as `n_tokens` tokens would leave them; nothing is computed."""
+    caches: list[object] = mlx_caches.make_prompt_cache(model)
+    model(mx.zeros((1, n_tokens), dtype=mx.int32), cache=caches)
+    return caches
+
+
+def _kind(layer: int, cache: object) -> LayerKind:
+    if type(cache) is mlx_caches.KVCache:
+        return LayerKind.FULL
+    if type(cache) is mlx_caches.RotatingKVCache and cache.keep == 0:
+        return LayerKind.SLIDING_WINDOW
+    if isinstance(cache, _STATE_CACHES) or type(cache) is mlx_caches.RotatingKVCache:
+        return LayerKind.STATE
+    raise UnsupportedModelError(
+        f"layer {layer} keeps a {type(cache).__name__}, which mlx-lm cannot batch; "
+        f"known are KVCache, RotatingKVCache, ArraysCache and CacheList"
+    )
+
+
+def _shape(cache: object) -> LayerShape:
+    k, v = _keys_and_values(cache)
+    return LayerShape(k.shape[1], k.shape[3], v.shape[3], k.dtype)
+
+
+def _keys_and_values(cache: object) -> tuple[mx.array, mx.array]:
+    filled = cast(KeyValueCache, cache)
+    return filled.keys, filled.values
+
+
+def _read_layer(layer: int, short: object, long: object) -> LayerSpec:
+    kind = _kind(layer, short)
+    if kind is LayerKind.STATE:
+        one, more = _state_bytes(short), _state_bytes(long)
+        grows = more > one
+        # A growing state is counted per block: what a second block adds, or more if the first
+        # block holds more.
+        return LayerSpec(kind, state_bytes=max(one, more - one), state_grows=grows)
+    shape = _shape(short)
+    window = short.max_size if isinstance(short, mlx_caches.RotatingKVCache) else None
+    return LayerSpec(
+        kind,
+        kv_heads=shape.kv_heads,
+        k_head_dim=shape.k_head_dim,
+        v_head_dim=shape.v_head_dim,
+        itemsize=shape.dtype.size,
+        window=window,
+    )
+
+
+def _state_bytes(cache: object) -> int:
+    state = getattr(cache, "state", ())
+    leaves = [leaf for _, leaf in cast(list[tuple[str, object]], tree_flatten(state))]
+    return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, mx.array))
