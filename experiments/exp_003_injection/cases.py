@@ -64,7 +64,7 @@ class Injector:
         uids: list[int] = generator.insert(
             [list(prompt) for prompt in prompts],
             max_tokens=[max_tokens] * len(prompts),
-            caches=list(caches),
+            caches=[list(one) for one in caches],
         )
         tokens: dict[int, list[int]] = {uid: [] for uid in uids}
         ended: dict[int, list[ContiguousCache]] = {}
