@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 
 from semantic.bootstrap import default_store_folder
-from semantic.cli import demo as module
 from semantic.cli.conversation import message
-from semantic.cli.demo import Recall
-from semantic.cli.demo_restart import Restart, Survival, Worker, to_text
-from semantic.cli.demo_script import CAST, script
-from semantic.cli.demo_view import LineView, Row, TableView, View
-from semantic.cli.demo_worker import Question, Setup
+from semantic.cli.demo import command as module
+from semantic.cli.demo.command import Recall, Restart, Row, Survival, line_view, table_view
+from semantic.cli.demo.script import CAST, script
+from semantic.cli.demo.worker import Question, Setup, Worker
 from semantic.domain.errors import BackendError
 from tests.cli.support import process, semantic
 from tests.support.fake_tokenizer import ByteTokenizer
@@ -77,7 +75,7 @@ def test_what_a_restart_lost_is_named() -> None:
     assert "than without a cache: Your name is Kai." in difference
     assert survival(restored=0).failures == ["nothing of ada was restored from disk"]
     assert "restored: 290 of 300 prompt tokens from disk; 10 prefilled" in "\n".join(
-        to_text(survival())
+        survival().lines()
     )
 
 
@@ -166,22 +164,21 @@ def test_a_script_is_as_long_as_its_role_says_and_says_the_facts_first() -> None
 
 def test_a_pipe_gets_a_line_when_a_state_changes(capsys: pytest.CaptureFixture[str]) -> None:
     row = Row("ada")
-    with LineView() as view:
-        view.update([row])
-        row.state, row.prompt_tokens = "decode", 7
-        view.update([row])
-        view.update([row])
-        row.state, row.text = "done", "Hello!"
-        view.update([row])
+    show = line_view()
+    show([row])
+    row.state, row.prompt_tokens = "decode", 7
+    show([row])
+    show([row])
+    row.state, row.text = "done", "Hello!"
+    show([row])
     assert capsys.readouterr().out == "ada: decode, 7 prompt tokens\nada: answered: Hello!\n"
 
 
 def test_a_terminal_gets_a_table_with_the_end_of_a_long_answer(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    view: View = TableView()
-    with view:
-        view.update([Row("ada", "decode", 7, 5, 3, "[first] " + "word " * 100 + "[last]")])
+    with table_view() as show:
+        show([Row("ada", "decode", 7, 5, 3, "[first] " + "word " * 100 + "[last]")])
     shown = capsys.readouterr().out
     assert "[last]" in shown
     assert "[first]" not in shown

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from semantic.cli.jobs import Job
-from semantic.cli.output import JsonLines
 from semantic.cli.progress import ProgressBar
-from semantic.cli.run import answer
+from semantic.cli.run import Job, JsonLines, answer
 from semantic.domain.errors import BackendError
 from semantic.domain.value_objects import SamplingParams
 from tests.cli.support import command_line, environment, fake_app, process, semantic

@@ -23,8 +23,8 @@ from rich.progress import Progress
 
 from semantic.adapters.http.metrics import AnswerRecord
 from semantic.adapters.http.settings import ServerSettings
-from semantic.cli.serve_options import ServeOptions
-from semantic.cli.serve_progress import ProgressBars
+from semantic.cli.options import ServeOptions
+from semantic.cli.progress import ServerProgress
 from tests.cli.support import command_line, environment, semantic
 
 SMALL = ("--pool-blocks", "400", "--port", "0")
@@ -142,7 +142,7 @@ def test_keys_and_prompts_are_in_no_line(tmp_path: Path) -> None:
 
 def test_a_bar_is_there_while_a_prompt_is_computed_and_shows_no_markup() -> None:
     progress = Progress(console=Console(file=io.StringIO(), force_terminal=True))
-    bars = ProgressBars(progress)
+    bars = ServerProgress(progress)
     bars.accepted("u", "[red]me\x1b", 100)
     bars.accepted("v", "other", 100)
     bars.prefilled("u", 10, 99)

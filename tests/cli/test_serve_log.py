@@ -36,7 +36,7 @@ def test_notices_that_nobody_can_read_end_no_server(monkeypatch: pytest.MonkeyPa
 
 def test_a_store_that_is_off_can_be_told_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("semantic.cli.progress.print_notice", _broken)
-    serve.tell_that_the_disk_is_off(StoreError("full"))
+    serve.notify_store_unavailable(StoreError("full"))
 
 
 def test_a_limit_of_open_files_that_loading_lowered_is_seen(

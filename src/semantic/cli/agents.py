@@ -1,4 +1,4 @@
-"""`semantic agents`: the agents that the store keeps. No model is loaded to look at them."""
+"""`semantic agents`: the agents in the store on disk. Loads no model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import typer
 
 from semantic.application.agents.footprint import AgentFootprint, all_footprints, footprint_of
 from semantic.application.agents.origin import asker_in, parent_of
-from semantic.cli.agent_documents import agent_json, detailed_json
 from semantic.cli.agent_lookup import (
     LOCAL_TENANT,
     AgentName,
@@ -25,7 +24,15 @@ from semantic.cli.agent_lookup import (
     shown_id,
 )
 from semantic.cli.options import AsJson, StoreOptions
-from semantic.cli.report import Json, columns, show_age, show_bytes, show_name, to_line
+from semantic.cli.report import (
+    Json,
+    columns,
+    match_json,
+    show_age,
+    show_bytes,
+    show_name,
+    to_line,
+)
 from semantic.cli.why import why
 
 _HEADINGS = (
@@ -90,8 +97,8 @@ def fork(
             ),
         )
     tokens = len(parent.token_ids)
-    said = f"{show_name(new_name)} begins with the {tokens} tokens of {show_name(name)}"
-    _tell(as_json, said, {"name": new_name, "parent": name, "tokens": tokens})
+    text = f"{show_name(new_name)} begins with the {tokens} tokens of {show_name(name)}"
+    _print(as_json, text, {"name": new_name, "parent": name, "tokens": tokens})
 
 
 def pin(
@@ -106,8 +113,8 @@ def pin(
         agent = find_agent(disk, name, model_id)
         if agent.pinned == off:
             save(disk, replace(agent, pinned=not off))
-    said = f"{show_name(name)} is {'no longer' if off else 'now'} pinned"
-    _tell(as_json, said, {"name": name, "pinned": not off})
+    text = f"{show_name(name)} is {'no longer' if off else 'now'} pinned"
+    _print(as_json, text, {"name": name, "pinned": not off})
 
 
 def rm(
@@ -116,8 +123,8 @@ def rm(
     """Forget an agent. Its blocks go when room is needed."""
     with opened(store) as disk:
         removed = disk.remove(find_agent(disk, name, model_id).scope, name)
-    said = f"{show_name(name)} is {'forgotten' if removed else 'gone already'}"
-    _tell(as_json, said, {"name": name, "removed": removed})
+    text = f"{show_name(name)} is {'forgotten' if removed else 'gone already'}"
+    _print(as_json, text, {"name": name, "removed": removed})
 
 
 def export(
@@ -141,7 +148,7 @@ def export(
     with opened(store) as disk:
         written = export_agent(disk, find_agent(disk, name, model_id), file)
     there = written.n_blocks - written.missing_blocks
-    said = (
+    text = (
         f"{show_name(name)}: {there} of {written.n_blocks} blocks, {show_bytes(written.n_bytes)}, "
         f"in {written.files.bodies} and {written.files.document}"
     )
@@ -152,7 +159,7 @@ def export(
         "bytes": written.n_bytes,
         "files": [str(written.files.bodies), str(written.files.document)],
     }
-    _tell(as_json, said, document)
+    _print(as_json, text, document)
 
 
 def import_(
@@ -175,7 +182,7 @@ def import_(
     with opened(store, create=True) as disk:
         read = import_agent(disk, file, tenant=LOCAL_TENANT, name=name)
     agent = read.manifest
-    said = (
+    text = (
         f"{show_name(agent.agent_id)}: {len(agent.token_ids)} tokens, "
         f"{show_bytes(read.n_bytes)} of blocks"
     )
@@ -186,7 +193,7 @@ def import_(
         "bodies": read.n_bodies,
         "bytes": read.n_bytes,
     }
-    _tell(as_json, said, document)
+    _print(as_json, text, document)
 
 
 AGENT_COMMANDS: dict[str, Callable[..., None]] = {
@@ -199,6 +206,48 @@ AGENT_COMMANDS: dict[str, Callable[..., None]] = {
     "import": import_,
     "why": why,
 }
+
+
+def agent_json(facts: AgentFootprint) -> Json:
+    """An agent in a list."""
+    manifest = facts.manifest
+    session, client = asker_in(manifest.note)
+    return {
+        "name": manifest.agent_id,
+        "model": manifest.model,
+        "model_id": shown_id(manifest, whole=True),
+        "tokens": len(manifest.token_ids),
+        "blocks": len(facts.chain),
+        "stored_blocks": facts.stored_blocks,
+        "bytes": facts.n_bytes,
+        "shared_bytes": facts.shared_bytes,
+        "pinned": manifest.pinned,
+        "generation": manifest.generation,
+        "parent": parent_of(manifest),
+        "session": session,
+        "client": client,
+        "saved_at": manifest.saved_at,
+    }
+
+
+def detailed_json(facts: AgentFootprint) -> Json:
+    """An agent with all its fields but its tokens."""
+    manifest = facts.manifest
+    return {
+        **agent_json(facts),
+        "prompt_tokens": manifest.prompt_tokens,
+        "note": manifest.note,
+        "match": match_json(manifest.match),
+        "chain": [
+            {
+                "start": link.start,
+                "stop": link.stop,
+                "hash": link.hash.hex(),
+                "parts": {part.value: n_bytes for part, n_bytes in facts.parts(link).items()},
+            }
+            for link in facts.chain
+        ],
+    }
 
 
 def _row(facts: AgentFootprint) -> Sequence[str]:
@@ -231,5 +280,5 @@ def _details(facts: AgentFootprint) -> Iterator[str]:
         yield f"  {link.start:>8} to {link.stop:<8} {link.hash.hex()[:16]}  {there or 'missing'}"
 
 
-def _tell(as_json: bool, said: str, document: Json) -> None:
-    typer.echo(to_line(document) if as_json else said)
+def _print(as_json: bool, text: str, document: Json) -> None:
+    typer.echo(to_line(document) if as_json else text)

@@ -15,11 +15,16 @@ from semantic.bootstrap import App
 from semantic.cli.conversation import Conversation, has_chat_template
 from semantic.cli.driving import Driver, Timing, succeeded
 from semantic.cli.edge import EXIT_INTERRUPTED, print_error, print_notice
-from semantic.cli.jobs import require_text
 from semantic.cli.options import EngineOptions, MaxTokens, SamplingOptions
 from semantic.cli.progress import ProgressBar
 from semantic.cli.report import show_bytes, show_name, show_seconds, store_lines
-from semantic.cli.terminal import is_interactive, on_interrupt, stdin_lines, write
+from semantic.cli.terminal import (
+    is_interactive,
+    on_interrupt,
+    require_text,
+    stdin_lines,
+    write,
+)
 from semantic.domain.errors import InvalidRequestError, SemanticError
 from semantic.domain.value_objects import CompletedGeneration, SamplingParams, TokenEvent
 

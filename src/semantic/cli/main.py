@@ -17,14 +17,13 @@ from semantic import __version__
 from semantic.cli.agents import AGENT_COMMANDS
 from semantic.cli.cache import CACHE_COMMANDS
 from semantic.cli.chat import chat
-from semantic.cli.config import CONFIG_COMMANDS
-from semantic.cli.demo import demo
+from semantic.cli.demo.command import demo
 from semantic.cli.doctor import doctor
 from semantic.cli.launch import LAUNCH_COMMANDS
 from semantic.cli.options import EngineOptions, command
 from semantic.cli.run import run
-from semantic.cli.serve import serve
-from semantic.cli.terminal import print_any_character
+from semantic.cli.serve import CONFIG_COMMANDS, serve
+from semantic.cli.terminal import escape_unencodable
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo,
@@ -94,7 +93,7 @@ for word, (words, commands) in GROUPS.items():
 
 def main() -> None:
     """The `semantic` program."""
-    print_any_character()
+    escape_unencodable()
     if not sys.stderr.isatty():
         # A download shows its bars to a person only.
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

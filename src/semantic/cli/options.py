@@ -1,6 +1,6 @@
-"""Options that several commands share, each declared once, as fields of a dataclass.
+"""Options of commands, each declared once, as fields of a dataclass.
 
-`command` makes a command of a function whose parameters may be such dataclasses: each field
+`command` makes a typer command of a function whose parameters may be such dataclasses: each field
 becomes an option. Knows typer and bootstrap's settings; not what a command does.
 """
 
@@ -21,9 +21,16 @@ from semantic.domain.errors import InvalidRequestError
 from semantic.domain.value_objects import SamplingParams
 
 _GIB = 1 << 30
+
+# Headings of the help.
 _ENGINE = "Model and memory"
 _STORE = "Store"
 _SAMPLING = "Sampling"
+_ADDRESS = "Address and access"
+_SERVER_SAMPLING = "Sampling, where a request says nothing; else as the model's makers recommend"
+_ANSWERS = "Answers"
+_LIMITS = "Limits and deadlines"
+_LOG = "Log"
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of text.")]
 MaxTokens = Annotated[int, typer.Option(help="The most tokens an answer may have.")]
@@ -48,56 +55,65 @@ DiskGb = Annotated[
 ]
 
 
+RamGb = Annotated[
+    float | None,
+    typer.Option(
+        help="GiB of memory for blocks saved or read lately, beside the pool. Without a "
+        "limit: a sixteenth of the memory.",
+        show_default=False,
+        rich_help_panel=_STORE,
+    ),
+]
+PoolGb = Annotated[
+    float | None,
+    typer.Option(
+        help="GiB for all agents' caches. Without a limit: a quarter of the memory, "
+        "at most what the weights leave.",
+        show_default=False,
+        rich_help_panel=_ENGINE,
+    ),
+]
+PoolBlocks = Annotated[
+    int | None,
+    typer.Option(
+        help="Blocks of 256 tokens of one layer for all agents' caches.",
+        show_default=False,
+        rich_help_panel=_ENGINE,
+    ),
+]
+_MODEL = typer.Option(
+    help="A model folder, a hub id (org/name) or the model inside the package.",
+    rich_help_panel=_ENGINE,
+)
+_NO_STORE = typer.Option(
+    "--no-store",
+    help="Keep nothing on disk: caches end with the program.",
+    rich_help_panel=_STORE,
+)
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help="A TOML file with settings, else semantic/config.toml among the user's.",
+        show_default=False,
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Which model, how much memory its caches may take, and where they are kept."""
+    """The model, the memory of its caches, and their store."""
 
-    model: Annotated[
-        str,
-        typer.Option(
-            help="A model folder, a hub id (org/name) or the model inside the package.",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = DEFAULT_MODEL
-    pool_gb: Annotated[
-        float | None,
-        typer.Option(
-            help="GiB for all agents' caches. Without a limit: a quarter of the memory, "
-            "at most what the weights leave.",
-            show_default=False,
-            rich_help_panel=_ENGINE,
-        ),
-    ] = None
-    pool_blocks: Annotated[
-        int | None,
-        typer.Option(
-            help="Blocks of 256 tokens of one layer for all agents' caches.",
-            show_default=False,
-            rich_help_panel=_ENGINE,
-        ),
-    ] = None
+    model: Annotated[str, _MODEL] = DEFAULT_MODEL
+    pool_gb: PoolGb = None
+    pool_blocks: PoolBlocks = None
     store: StoreFolder = None
-    no_store: Annotated[
-        bool,
-        typer.Option(
-            "--no-store",
-            help="Keep nothing on disk: caches end with the program.",
-            rich_help_panel=_STORE,
-        ),
-    ] = False
+    no_store: Annotated[bool, _NO_STORE] = False
     disk_gb: DiskGb = None
-    ram_gb: Annotated[
-        float | None,
-        typer.Option(
-            help="GiB of memory for blocks saved or read lately, beside the pool. Without a "
-            "limit: a sixteenth of the memory.",
-            show_default=False,
-            rich_help_panel=_STORE,
-        ),
-    ] = None
+    ram_gb: RamGb = None
 
     def settings(self) -> Settings:
-        """What bootstrap needs. Raises InvalidRequestError for a budget without room."""
+        """As bootstrap takes them. Raises InvalidRequestError for a budget of 0 or less."""
         if self.no_store and self.store is not None:
             raise InvalidRequestError("expected either --store or --no-store")
         return Settings(
@@ -113,18 +129,18 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """Which store on disk."""
+    """The store on disk."""
 
     store: StoreFolder = None
     disk_gb: DiskGb = None
 
     def settings(self) -> Settings:
-        """What bootstrap needs. Raises InvalidRequestError for a budget without room."""
+        """As bootstrap takes them. Raises InvalidRequestError for a budget of 0 or less."""
         return Settings(use_disk=True, store=self.store, disk_bytes=gib("--disk-gb", self.disk_gb))
 
 
 def gib(option: str, given: float | None) -> int | None:
-    """The bytes that an option gives in GiB. Raises InvalidRequestError for no room at all."""
+    """`given` GiB in bytes. Raises InvalidRequestError, naming `option`, below one byte."""
     if given is None:
         return None
     n_bytes = given * _GIB
@@ -135,7 +151,7 @@ def gib(option: str, given: float | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """How the next token is chosen; greedy unless told otherwise."""
+    """How the next token is chosen; greedy by default."""
 
     temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=_SAMPLING)] = (
         0.0
@@ -169,7 +185,7 @@ class SamplingOptions:
     ] = None
 
     def params(self) -> SamplingParams:
-        """Raises InvalidRequestError for a value out of range."""
+        """As the engine takes them. Raises InvalidRequestError for a value out of range."""
         return SamplingParams(
             temperature=self.temperature,
             top_p=self.top_p,
@@ -180,8 +196,188 @@ class SamplingOptions:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """Every setting of a server as a flag, under the names of other servers' flags.
+
+    None means not given: the environment, the file or the default decides, in this order.
+    """
+
+    host: Annotated[
+        str | None,
+        typer.Option(help="Where to listen; 127.0.0.1 unless set.", rich_help_panel=_ADDRESS),
+    ] = None
+    port: Annotated[
+        int | None,
+        typer.Option(help="8000 unless set; 0 takes a free one.", rich_help_panel=_ADDRESS),
+    ] = None
+    api_keys: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--api-key",
+            help="A key that clients must send; each is a tenant of its own. May be given again.",
+            rich_help_panel=_ADDRESS,
+        ),
+    ] = None
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="A file of keys, one a line.", rich_help_panel=_ADDRESS)
+    ] = None
+    allowed_hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allowed-host",
+            help="A host name that requests may be sent to. May be given again.",
+            rich_help_panel=_ADDRESS,
+        ),
+    ] = None
+    allowed_origins: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allowed-origin",
+            help="The origin of web pages that may send requests. May be given again.",
+            rich_help_panel=_ADDRESS,
+        ),
+    ] = None
+    public_prefix: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A file with a system message, or messages and tools as JSON, whose beginning "
+            "all tenants may share. May be given again.",
+            rich_help_panel=_ADDRESS,
+        ),
+    ] = None
+    model: Annotated[str | None, _MODEL] = None
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A name that requests may use for the model. May be given again.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(
+            help="The most tokens a prompt and its answer may have together.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
+    max_batch: Annotated[
+        int | None,
+        typer.Option(
+            "--max-batch",
+            "--max-num-seqs",
+            help="The most requests that are computed together.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
+    max_waiting: Annotated[
+        int | None,
+        typer.Option(
+            help="More requests than this in the queue get a 503.", rich_help_panel=_ENGINE
+        ),
+    ] = None
+    pool_gb: PoolGb = None
+    pool_blocks: PoolBlocks = None
+    store: StoreFolder = None
+    no_store: Annotated[bool | None, _NO_STORE] = None
+    disk_gb: DiskGb = None
+    ram_gb: RamGb = None
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            "--temp", "--temperature", help="0 is greedy.", rich_help_panel=_SERVER_SAMPLING
+        ),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Nucleus sampling; 0 is off.", rich_help_panel=_SERVER_SAMPLING),
+    ] = None
+    top_k: Annotated[
+        int | None,
+        typer.Option(help="Only the k likeliest; 0 is off.", rich_help_panel=_SERVER_SAMPLING),
+    ] = None
+    min_p: Annotated[
+        float | None,
+        typer.Option(
+            help="Only tokens this likely compared with the likeliest; 0 is off.",
+            rich_help_panel=_SERVER_SAMPLING,
+        ),
+    ] = None
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="The most tokens of an answer. Without it: what the context has room for.",
+            rich_help_panel=_SERVER_SAMPLING,
+        ),
+    ] = None
+    force_usage: Annotated[
+        bool | None,
+        typer.Option(
+            "--force-usage",
+            "--enable-force-include-usage",
+            help="Tell usage in streams to clients that did not ask for it.",
+            rich_help_panel=_ANSWERS,
+        ),
+    ] = None
+    max_body_mb: Annotated[
+        float | None, typer.Option(help="MiB that a request may have.", rich_help_panel=_LIMITS)
+    ] = None
+    max_header_kb: Annotated[
+        int | None, typer.Option(help="KiB that its headers may have.", rich_help_panel=_LIMITS)
+    ] = None
+    max_headers: Annotated[
+        int | None, typer.Option(help="How many headers it may have.", rich_help_panel=_LIMITS)
+    ] = None
+    max_connections: Annotated[
+        int | None, typer.Option(help="More connections get a 503.", rich_help_panel=_LIMITS)
+    ] = None
+    header_timeout: Annotated[
+        float | None, typer.Option(help="Seconds for headers to come.", rich_help_panel=_LIMITS)
+    ] = None
+    body_timeout: Annotated[
+        float | None, typer.Option(help="Seconds for a body to come.", rich_help_panel=_LIMITS)
+    ] = None
+    idle_timeout: Annotated[
+        int | None,
+        typer.Option(help="Seconds that a connection may do nothing.", rich_help_panel=_LIMITS),
+    ] = None
+    send_timeout: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds after which a client that reads nothing is left.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = None
+    keep_alive: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds between signs of life in a stream that has nothing else to say.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = None
+    stop_timeout: Annotated[
+        int | None,
+        typer.Option(
+            help="Seconds that answers have to end when the server stops.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = None
+    log_format: Annotated[str | None, typer.Option(help="text or json.", rich_help_panel=_LOG)] = (
+        None
+    )
+    log_level: Annotated[
+        str | None,
+        typer.Option(help="debug, info, warning or error.", rich_help_panel=_LOG),
+    ] = None
+
+    def given(self) -> dict[str, object]:
+        """The flags that were given, by name of their setting."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """`function` with an option for each field of its dataclass parameters, at the edge."""
+    """`function` with an option for each field of its dataclass parameters, in `process_edge`."""
     hints = get_type_hints(function, include_extras=True)
     hints.pop("return", None)
     groups = {
@@ -198,7 +394,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             function(**values)
 
     signature = _spread(inspect.signature(function).parameters, hints)
-    # typer reads the signature and the annotations of what it is given.
+    # typer reads both.
     run.__dict__["__signature__"] = signature
     run.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
     return run

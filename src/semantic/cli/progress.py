@@ -1,4 +1,7 @@
-"""How far loading and prefill are: on stderr, and only when a person looks at it."""
+"""Progress of loading and prefill as bars on stderr, on a terminal only.
+
+Knows the engine's events and the server's observer; not what is loaded or answered.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,14 @@ from semantic.ports.inbound import EngineEvent
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+    from semantic.adapters.http.metrics import AnswerRecord
+
+_NAME_CHARACTERS = 40
+"""Characters of an agent's name in front of its bar."""
+
 
 class ProgressBar:
-    """A bar that disappears when it is no longer needed. Without a terminal it does nothing."""
+    """One bar for a whole command, removed afterwards. Hidden unless stderr is a terminal."""
 
     def __init__(self) -> None:
         self._progress: Progress | None = None
@@ -28,7 +36,7 @@ class ProgressBar:
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
-            self._progress = new_progress()
+            self._progress = _new_progress()
             self._progress.start()
         return self
 
@@ -41,21 +49,21 @@ class ProgressBar:
         self.hide()
 
     def load(self, settings: Settings) -> App:
-        """`build_engine`, with a bar, and without a disk when that cannot be used.
+        """`build_engine` with a bar; without the disk tier, and a notice, if that is unusable.
 
-        Raises as it does otherwise.
+        Raises what `build_engine` raises otherwise.
         """
         self._show(f"loading {settings.model}", 0, None)
-        app = build_engine(settings, say_that_the_disk_is_off)
+        app = build_engine(settings, print_store_unavailable)
         self._show("ready", 0, None)
         return app
 
     def expect(self, uid: str, prompt_tokens: int) -> None:
-        """A request is coming; all but its last token are prefilled."""
+        """Add a request to the total: all tokens of its prompt but the last are prefilled."""
         self._total[uid] = prompt_tokens - 1
 
-    def note(self, event: EngineEvent) -> None:
-        """Show what an event of the engine says about the way so far."""
+    def update(self, event: EngineEvent) -> None:
+        """Advance by an event of the engine."""
         if self._progress is None:
             return
         if isinstance(event, PrefillEvent):
@@ -66,8 +74,8 @@ class ProgressBar:
         words = f"prefill, {self._generated} tokens generated"
         self._show(words, sum(self._done.values()), sum(self._total.values()))
 
-    def make_way(self) -> None:
-        """Answers are about to be written: a bar on the same terminal would be in their way."""
+    def hide_from_stdout(self) -> None:
+        """Remove the bar if answers are about to be written to the same terminal."""
         if sys.stdout.isatty():
             self.hide()
 
@@ -85,13 +93,57 @@ class ProgressBar:
         self._progress.update(self._task, description=words, completed=done, total=total)
 
 
-def say_that_the_disk_is_off(error: StoreError) -> None:
-    """What goes on without a disk, and why."""
+class ServerProgress:
+    """Implements the server's `Observer`: a bar for each prompt in prefill."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._agents: dict[str, str] = {}
+        self._bars: dict[str, TaskID] = {}
+
+    def accepted(self, uid: str, agent: str, prompt_tokens: int) -> None:
+        """See `Observer.accepted`."""
+        del prompt_tokens
+        self._agents[uid] = agent
+
+    def prefilled(self, uid: str, done: int, total: int) -> None:
+        """See `Observer.prefilled`."""
+        if uid not in self._bars:
+            if not self._bars:
+                self._progress.start()
+            name = self._agents.get(uid, "")
+            self._bars[uid] = self._progress.add_task(f"prefill {_plain(name)}", total=total)
+        self._progress.update(self._bars[uid], completed=done, total=total)
+
+    def first_token(self, uid: str) -> None:
+        """See `Observer.first_token`."""
+        self._remove(uid)
+
+    def finished(self, uid: str | None, record: AnswerRecord) -> None:
+        """See `Observer.finished`."""
+        del record
+        self._agents.pop(uid or "", None)
+        self._remove(uid or "")
+
+    def _remove(self, uid: str) -> None:
+        if uid in self._bars:
+            self._progress.remove_task(self._bars.pop(uid))
+            if not self._bars:
+                self._progress.stop()
+
+
+def server_progress() -> ServerProgress | None:
+    """A server's bars; None unless stderr is a terminal."""
+    return ServerProgress(_new_progress()) if sys.stderr.isatty() else None
+
+
+def print_store_unavailable(error: StoreError) -> None:
+    """A notice that caches are kept in memory only, and why."""
     print_notice(f"the disk store is off: {error}; caches are kept in memory only")
 
 
-def new_progress() -> Progress:
-    """Bars on stderr that leave nothing behind."""
+def _new_progress() -> Progress:
+    """Bars on stderr that are erased when they stop."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 
@@ -103,3 +155,8 @@ def new_progress() -> Progress:
         console=Console(stderr=True),
         transient=True,
     )
+
+
+def _plain(name: str) -> str:
+    """A client's text without control characters and rich's markup."""
+    return "".join(c for c in name[:_NAME_CHARACTERS] if c.isprintable()).replace("[", "(")

@@ -17,7 +17,9 @@ Json = dict[str, object]
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _STEP = 1024
 _SPANS = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
-_LONGEST_NAME = 60
+_NAME_CHARACTERS = 60
+_UNLIMITED = 1 << 20
+"""Columns of a terminal; more than any table has."""
 
 
 def show_bytes(n_bytes: float) -> str:
@@ -51,16 +53,22 @@ def show_name(name: str, *, whole: bool = False) -> str:
     It ends after 60 characters unless `whole`.
     """
     plain = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
-    return plain if whole or len(plain) <= _LONGEST_NAME else f"{plain[:_LONGEST_NAME]}…"
+    return plain if whole or len(plain) <= _NAME_CHARACTERS else f"{plain[:_NAME_CHARACTERS]}…"
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines, with each column as wide as its widest cell."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    """Rows as lines of aligned columns, as wide as they need: nothing is wrapped or cut."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for row in rows:
+        table.add_row(*(Text(cell, no_wrap=True) for cell in row))
+    console = Console(width=_UNLIMITED, color_system=None)
+    with console.capture() as captured:
+        console.print(table)
+    return [line.rstrip() for line in captured.get().split("\n")[:-1]]
 
 
 def answer_json(model: str, done: CompletedGeneration, timing: Timing, view: PoolView) -> Json:

@@ -1,24 +1,38 @@
-"""`semantic run`: answers one prompt, or all requests of a file in one batch."""
+"""`semantic run`: answers one prompt, or all requests of a JSON Lines file in one batch.
+
+Requests are read and checked before the model is loaded; answers are written in the order of the
+requests, each as early as that allows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import typer
 
 from semantic.bootstrap import App
-from semantic.cli.conversation import has_chat_template
-from semantic.cli.driving import Driver, succeeded
-from semantic.cli.jobs import Job, parse_lines, require_text
+from semantic.cli.conversation import Message, has_chat_template, message
+from semantic.cli.driving import Driver, Timing, succeeded
 from semantic.cli.options import AsJson, EngineOptions, MaxTokens, SamplingOptions
-from semantic.cli.output import AnswerQueue, JsonLines, Output, PlainText
 from semantic.cli.progress import ProgressBar
-from semantic.cli.terminal import read_file, read_stdin
+from semantic.cli.report import answer_json, to_line
+from semantic.cli.terminal import read_file, read_stdin, require_text, write
 from semantic.domain.errors import BackendError, InvalidRequestError, SemanticError
+from semantic.domain.services import BlockPool
+from semantic.domain.value_objects import (
+    CompletedGeneration,
+    PoolView,
+    SamplingParams,
+    TokenEvent,
+)
+from semantic.ports.inbound import EngineEvent
+from semantic.ports.outbound import Tokenizer
 
 
 def run(
@@ -64,18 +78,6 @@ def run(
             answer(app, jobs, output, progress, chat=chat)
 
 
-def read_jobs(prompt: str | None, file: Path | None, defaults: Job) -> list[Job]:
-    """What to run. Raises InvalidRequestError when it is unclear or wrong."""
-    if (prompt is None) == (file is None):
-        raise InvalidRequestError("expected either a PROMPT (- for stdin) or --file")
-    if file is not None:
-        return parse_lines(read_file(file), str(file), defaults)
-    if prompt == "-":
-        # The shell's last newline is not part of what was meant.
-        prompt = read_stdin().removesuffix("\n")
-    return [replace(defaults, prompt=require_text(prompt or ""))]
-
-
 def answer(
     app: App, jobs: Sequence[Job], output: Output, progress: ProgressBar, *, chat: bool
 ) -> None:
@@ -85,10 +87,10 @@ def answer(
     queue = AnswerQueue(uids, output, app.pool, driver.timings)
     for events in driver.steps():
         for event in events:
-            progress.note(event)
-            queue.note(event)
+            progress.update(event)
+            queue.add(event)
         if queue.ready:
-            progress.make_way()
+            progress.hide_from_stdout()
             queue.flush()
     for job, done in zip(jobs, queue.completed(uids), strict=True):
         try:
@@ -98,7 +100,7 @@ def answer(
 
 
 def submit(app: App, driver: Driver, job: Job, progress: ProgressBar, *, chat: bool) -> str:
-    """Queue one job; an error says where the job was read."""
+    """Queue one job; an error names the line that the job was read from."""
     try:
         tokens = job.tokens(app.tokenizer, chat=chat)
         uid = driver.submit(job.agent, tokens, job.max_tokens, job.sampling)
@@ -106,3 +108,251 @@ def submit(app: App, driver: Driver, job: Job, progress: ProgressBar, *, chat: b
         raise type(error)(job.problem(error)) from error
     progress.expect(uid, len(tokens))
     return uid
+
+
+# Requests
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request: a prompt or messages, and how to answer. `source` is its file and line."""
+
+    agent: str
+    prompt: str | None
+    messages: tuple[Message, ...]
+    max_tokens: int
+    sampling: SamplingParams
+    source: str = ""
+
+    def tokens(self, tokenizer: Tokenizer, *, chat: bool) -> list[int]:
+        """The prompt's token ids; by the chat template when `chat`.
+
+        Raises InvalidRequestError when there is no template or it refuses the messages.
+        """
+        if chat or self.prompt is None:
+            given = self.messages or (message("user", self.prompt or ""),)
+            return tokenizer.render_chat(given)
+        return tokenizer.encode(self.prompt)
+
+    def problem(self, error: Exception) -> str:
+        """The error's message after the job's source."""
+        return f"{self.source}: {error}" if self.source else str(error)
+
+
+def read_jobs(prompt: str | None, file: Path | None, defaults: Job) -> list[Job]:
+    """The requests of the command line. Raises InvalidRequestError if one is malformed."""
+    if (prompt is None) == (file is None):
+        raise InvalidRequestError("expected either a PROMPT (- for stdin) or --file")
+    if file is not None:
+        return parse_lines(read_file(file), str(file), defaults)
+    if prompt == "-":
+        prompt = read_stdin().removesuffix("\n")  # the shell's own newline
+    return [replace(defaults, prompt=require_text(prompt or ""))]
+
+
+def parse_lines(text: str, source: str, defaults: Job) -> list[Job]:
+    """A job for each line that is not blank; missing fields are those of `defaults`.
+
+    Raises InvalidRequestError naming the first malformed line.
+    """
+    jobs = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        where = f"{source}, line {number}"
+        try:
+            jobs.append(_parse(line, replace(defaults, agent=f"line-{number}", source=where)))
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"{where}: {error}") from error
+    if not jobs:
+        raise InvalidRequestError(f"{source} holds no request")
+    return jobs
+
+
+def _parse(line: str, defaults: Job) -> Job:
+    try:
+        fields = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InvalidRequestError(f"no JSON: {error.msg} at column {error.colno}") from error
+    if not isinstance(fields, dict):
+        raise InvalidRequestError(f"expected a JSON object, got {type(fields).__name__}")
+    unknown = sorted(set(fields) - set(_FIELDS))
+    if unknown:
+        raise InvalidRequestError(
+            f"unknown field {unknown[0]!r}; known are {', '.join(sorted(_FIELDS))}"
+        )
+    if ("prompt" in fields) == ("messages" in fields):
+        raise InvalidRequestError("expected either prompt or messages")
+    job = defaults
+    for name, value in fields.items():
+        job = _FIELDS[name](job, name, value)
+    return job
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise _wrong(name, "a string", value)
+    return value
+
+
+def _integer(name: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _wrong(name, "an integer", value)
+    return value
+
+
+def _number(name: str, value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise _wrong(name, "a number", value)
+    return value
+
+
+def _message(value: object) -> Message:
+    if not isinstance(value, dict) or set(value) != {"role", "content"}:
+        raise _wrong("messages", 'objects with "role" and "content"', value)
+    return message(_text("role", value["role"]), _text("content", value["content"]))
+
+
+def _messages(name: str, value: object) -> tuple[Message, ...]:
+    if not isinstance(value, list) or not value:
+        raise _wrong(name, "a list of messages", value)
+    return tuple(_message(one) for one in value)
+
+
+def _stop(name: str, value: object) -> tuple[str, ...]:
+    values: Sequence[object] = value if isinstance(value, list) else [value]
+    return tuple(_text(name, one) for one in values)
+
+
+def _wrong(name: str, expected: str, value: object) -> InvalidRequestError:
+    return InvalidRequestError(f"{name} must be {expected}, got {json.dumps(value)}")
+
+
+def _sample(job: Job, sampling: SamplingParams) -> Job:
+    return replace(job, sampling=sampling)
+
+
+_FIELDS: Mapping[str, Callable[[Job, str, object], Job]] = {
+    "agent": lambda job, name, value: replace(job, agent=_text(name, value)),
+    "prompt": lambda job, name, value: replace(job, prompt=require_text(_text(name, value))),
+    "messages": lambda job, name, value: replace(job, messages=_messages(name, value)),
+    "max_tokens": lambda job, name, value: replace(job, max_tokens=_integer(name, value)),
+    "temperature": lambda job, name, value: _sample(
+        job, replace(job.sampling, temperature=_number(name, value))
+    ),
+    "top_p": lambda job, name, value: _sample(
+        job, replace(job.sampling, top_p=_number(name, value))
+    ),
+    "top_k": lambda job, name, value: _sample(
+        job, replace(job.sampling, top_k=_integer(name, value))
+    ),
+    "min_p": lambda job, name, value: _sample(
+        job, replace(job.sampling, min_p=_number(name, value))
+    ),
+    "seed": lambda job, name, value: _sample(
+        job, replace(job.sampling, seed=_integer(name, value))
+    ),
+    "stop": lambda job, name, value: _sample(job, replace(job.sampling, stop=_stop(name, value))),
+}
+
+
+# Answers
+
+
+class Output(Protocol):
+    """Writes answers one after the other."""
+
+    def text(self, text: str) -> None:
+        """The next piece of the current answer."""
+        ...
+
+    def end(self, done: CompletedGeneration, timing: Timing, view: PoolView) -> None:
+        """The current answer is complete."""
+        ...
+
+
+class PlainText:
+    """The answers' text alone, each ended by a newline."""
+
+    def text(self, text: str) -> None:
+        """See `Output.text`."""
+        write(text)
+
+    def end(self, done: CompletedGeneration, timing: Timing, view: PoolView) -> None:
+        """See `Output.end`."""
+        del done, timing, view
+        write("\n")
+
+
+class JsonLines:
+    """One JSON document a line, written when the answer is complete."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    def text(self, text: str) -> None:
+        """See `Output.text`."""
+
+    def end(self, done: CompletedGeneration, timing: Timing, view: PoolView) -> None:
+        """See `Output.end`."""
+        write(to_line(answer_json(self._model, done, timing, view)) + "\n")
+
+
+@dataclass(slots=True)
+class _Answer:
+    pieces: list[str] = field(default_factory=list)
+    done: CompletedGeneration | None = None
+    view: PoolView | None = None
+
+
+class AnswerQueue:
+    """Reorder buffer: answers of one batch leave in the order of `uids`."""
+
+    def __init__(
+        self,
+        uids: Iterable[str],
+        output: Output,
+        pool: BlockPool,
+        timings: Mapping[str, Timing],
+    ) -> None:
+        self._pending = deque(uids)
+        self._output = output
+        self._pool = pool
+        self._timings = timings
+        self._answers: dict[str, _Answer] = defaultdict(_Answer)
+
+    @property
+    def ready(self) -> bool:
+        """Whether `flush` would write anything."""
+        if not self._pending:
+            return False
+        first = self._answers[self._pending[0]]
+        return bool(first.pieces) or first.done is not None
+
+    def add(self, event: EngineEvent) -> None:
+        """Buffer the event's text, or the end of its answer."""
+        answer = self._answers[event.uid]
+        if isinstance(event, TokenEvent):
+            if event.text:
+                answer.pieces.append(event.text)
+        elif isinstance(event, CompletedGeneration):
+            answer.done = event
+            # Read now: the pool may evict an idle cache before the answer is written.
+            answer.view = self._pool.view(event.agent_id)
+
+    def flush(self) -> None:
+        """Write everything that is next in order."""
+        while self._pending:
+            uid = self._pending[0]
+            answer = self._answers[uid]
+            self._output.text("".join(answer.pieces))
+            answer.pieces.clear()
+            if answer.done is None or answer.view is None:
+                return
+            self._output.end(answer.done, self._timings[uid], answer.view)
+            self._pending.popleft()
+
+    def completed(self, uids: Iterable[str]) -> list[CompletedGeneration]:
+        """The generations of `uids` that have ended."""
+        ends = (self._answers[uid].done for uid in uids)
+        return [done for done in ends if done is not None]

@@ -1,11 +1,12 @@
-"""`semantic serve`: one model behind HTTP, for every agent that speaks a known wire.
+"""`semantic serve` and `semantic config show`: a model behind HTTP, and its settings.
 
-Reads settings, opens the socket, runs the server and says how it went. What is answered is
-decided elsewhere.
+Reads settings, opens the socket and runs the server. Knows no wire.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING
 from semantic import __version__
 from semantic.bootstrap import Settings, open_responses
 from semantic.cli.edge import print_notice
-from semantic.cli.options import gib
-from semantic.cli.progress import say_that_the_disk_is_off
-from semantic.cli.serve_options import ConfigFile, ServeOptions
+from semantic.cli.options import AsJson, ConfigFile, ServeOptions, gib
+from semantic.cli.progress import print_store_unavailable, server_progress
+from semantic.cli.report import columns
+from semantic.cli.terminal import write
 from semantic.domain.errors import InvalidRequestError, StoreError
 
 if TYPE_CHECKING:
@@ -39,25 +41,48 @@ def serve(options: ServeOptions, config: ConfigFile = None) -> None:
     settings = load_settings(options.given(), config).settings
     responses = open_responses(engine_settings(settings), logger.warning)
 
-    def disk_is_off(error: StoreError) -> None:
+    def store_unavailable(error: StoreError) -> None:
         responses.keep_in_memory()
-        tell_that_the_disk_is_off(error)
+        notify_store_unavailable(error)
 
     try:
-        run_server(settings, partial(load_model, settings, disk_is_off), responses)
+        run_server(settings, partial(load_model, settings, store_unavailable), responses)
     finally:
         responses.close()
 
 
+def show(options: ServeOptions, config: ConfigFile = None, as_json: AsJson = False) -> None:
+    """Print every setting of `semantic serve`: its value, and where it is from.
+
+    A flag goes before the environment, that before the file, and that before the default.
+    Secrets are masked.
+    """
+    from semantic.adapters.http.settings import load_settings
+
+    loaded = load_settings(options.given(), config)
+    shown = loaded.shown()
+    if as_json:
+        found = {
+            name: {"value": value, "origin": loaded.origins[name]} for name, value in shown.items()
+        }
+        write(json.dumps(found, indent=2) + "\n")
+        return
+    rows = [(name, json.dumps(value), loaded.origins[name]) for name, value in shown.items()]
+    write("\n".join(columns(rows)) + "\n")
+
+
+CONFIG_COMMANDS: dict[str, Callable[..., None]] = {"show": show}
+
+
 async def load_model(
-    settings: ServerSettings, disk_is_off: StoreOff | None = None
+    settings: ServerSettings, store_unavailable: StoreOff | None = None
 ) -> RunnableServing:
-    """The model that `settings` name, ready to be asked. Raises as `serve.load_serving`."""
+    """The model that `settings` name, ready for requests. Raises as `serve.load_serving`."""
     from semantic.adapters.http.public_prefix import read_public_prefix
     from semantic.application.engine.admission import QueueLimits
     from semantic.serve import ServeSettings, load_serving
 
-    wanted = ServeSettings(
+    serving = ServeSettings(
         engine_settings(settings),
         names=settings.served_model_name,
         max_context=settings.max_model_len,
@@ -69,11 +94,11 @@ async def load_model(
         limits=QueueLimits(settings.max_waiting),
         public=tuple(map(read_public_prefix, settings.public_prefix)),
     )
-    return await load_serving(wanted, disk_is_off or tell_that_the_disk_is_off)
+    return await load_serving(serving, store_unavailable or notify_store_unavailable)
 
 
 def engine_settings(settings: ServerSettings) -> Settings:
-    """The part of a server's settings that says what to build."""
+    """The engine's part of a server's settings."""
     return Settings(
         settings.model,
         pool_bytes=gib("pool_gb", settings.pool_gb),
@@ -89,18 +114,17 @@ def engine_settings(settings: ServerSettings) -> Settings:
 def run_server(
     settings: ServerSettings, load: Load, responses: ResponsesPort | None = None
 ) -> None:
-    """Serve until a signal comes, or the model cannot be loaded. Without `responses` they are kept
-    in memory.
+    """Serve until a signal arrives or loading the model fails. Without `responses` they are
+    stored in memory.
 
-    Raises InvalidRequestError when others could reach the server without a key, OperatorError
-    when the address cannot be used, and what loading raises.
+    Raises InvalidRequestError for an address that is not loopback without keys, OperatorError when
+    the address cannot be bound, and what `load` raises.
     """
     from semantic.adapters.http.app import create_app
     from semantic.adapters.http.context import ServerContext
     from semantic.adapters.http.lifecycle import Lifecycle
     from semantic.adapters.http.logs import configure_logs
     from semantic.adapters.http.server import address, listen, make_server
-    from semantic.cli.serve_progress import progress_bar
 
     require_keys(settings)
     configure_logs(settings.log_format, settings.log_level)
@@ -110,27 +134,27 @@ def run_server(
 
     def ready(serving: ServingPort) -> None:
         server.refresh_connection_limits()
-        _say_ready(where, serving)
+        _print_ready(where, serving)
 
     lifecycle = Lifecycle(context, load, ready)
     app = create_app(
         settings=settings,
         lifecycle=lifecycle,
         context=context,
-        progress=progress_bar(),
+        progress=server_progress(),
         responses=responses,
     )
-    server = make_server(app, settings, stopping=lambda: _tell("stopping"))
+    server = make_server(app, settings, stopping=lambda: _print_line("stopping"))
     lifecycle.on_failure(server.stop)
-    _tell(f"http://{where} answers probes; loading {settings.model}")
+    _print_line(f"http://{where} answers probes; loading {settings.model}")
     server.run(sockets=[bound])
     if lifecycle.failure is not None:
         raise lifecycle.failure
-    _tell("stopped")
+    _print_line("stopped")
 
 
 def require_keys(settings: ServerSettings) -> None:
-    """Raises InvalidRequestError when others could reach the server without a key."""
+    """Raises InvalidRequestError for an address that is not loopback without keys."""
     if not settings.is_local and not settings.api_keys:
         raise InvalidRequestError(
             f"others can reach {settings.host}: expected --api-key, --api-key-file or "
@@ -138,20 +162,19 @@ def require_keys(settings: ServerSettings) -> None:
         )
 
 
-def _say_ready(where: str, serving: ServingPort) -> None:
+def _print_ready(where: str, serving: ServingPort) -> None:
     model = serving.model
     tokens = f"{model.context_tokens} tokens of context"
-    _tell(f"ready: http://{where}/v1 serves {model.id} with {tokens}")
+    _print_line(f"ready: http://{where}/v1 serves {model.id} with {tokens}")
 
 
-def tell_that_the_disk_is_off(error: StoreError) -> None:
-    """As `say_that_the_disk_is_off`, where somebody can read it."""
+def notify_store_unavailable(error: StoreError) -> None:
+    """`print_store_unavailable`; a closed stderr is ignored."""
     with suppress(OSError):
-        say_that_the_disk_is_off(error)
+        print_store_unavailable(error)
 
 
-def _tell(message: str) -> None:
-    """A notice, where somebody can read it: a log that broke must not end a server, nor keep it
-    from saving its agents."""
+def _print_line(message: str) -> None:
+    """A notice. A closed stderr must not end a server, nor keep it from saving its agents."""
     with suppress(OSError):
         print_notice(message)

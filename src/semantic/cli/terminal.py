@@ -1,4 +1,4 @@
-"""Terminal and pipe: who is watching, text that comes in, Ctrl-C. Knows nothing of models."""
+"""stdin, stdout and Ctrl-C: text in and out, and whether it is a terminal. Knows no model."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from semantic.domain.errors import InvalidRequestError
 
 
 def is_interactive() -> bool:
-    """Whether a person types and reads here."""
+    """Whether stdin and stdout are a terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def write(text: str) -> None:
-    """`text` on stdout, at once and nothing more."""
+    """Write `text` to stdout, flushed, without a newline."""
     typer.echo(text, nl=False)
 
 
-def print_any_character() -> None:
-    """Characters that the output's encoding lacks are escaped, not an error."""
+def escape_unencodable() -> None:
+    """Escape characters that the output's encoding lacks, instead of raising."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def read_stdin() -> str:
-    """All of stdin. Raises InvalidRequestError when it is no UTF-8."""
+    """All of stdin. Raises InvalidRequestError unless it is UTF-8."""
     return decode(sys.stdin.buffer.read(), "stdin")
 
 
 def stdin_lines() -> Iterator[str]:
-    """Lines of stdin as they come, without their ends. Raises as `read_stdin`."""
+    """Lines of stdin as they arrive, without their ends. Raises as `read_stdin`."""
     for line in sys.stdin.buffer:
         yield decode(line, "stdin").rstrip("\r\n")
 
 
 def read_file(path: Path) -> str:
-    """The text of a file. Raises InvalidRequestError when it cannot be read or is no UTF-8."""
+    """The text of a file. Raises InvalidRequestError when it cannot be read or is not UTF-8."""
     try:
         return decode(path.read_bytes(), str(path))
     except OSError as error:
@@ -51,7 +51,7 @@ def read_file(path: Path) -> str:
 
 
 def decode(data: bytes, source: str) -> str:
-    """UTF-8 text; a byte order mark is dropped."""
+    """Decode UTF-8 and drop a byte order mark. Raises InvalidRequestError, naming `source`."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -60,11 +60,22 @@ def decode(data: bytes, source: str) -> str:
         ) from error
 
 
+def require_text(prompt: str) -> str:
+    """`prompt`. Raises InvalidRequestError when it is empty or has no UTF-8 encoding."""
+    if not prompt:
+        raise InvalidRequestError("the prompt is empty")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError("the prompt is no UTF-8 text") from error
+    return prompt
+
+
 @contextmanager
 def on_interrupt(action: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C calls `action` instead of ending the program.
+    """Call `action` on Ctrl-C instead of raising KeyboardInterrupt.
 
-    A step of the engine must not be torn apart, so no exception is raised in it.
+    A step of the engine must not be interrupted by an exception.
     """
     previous = signal.signal(signal.SIGINT, lambda *_: action())
     try:

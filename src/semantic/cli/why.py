@@ -1,13 +1,13 @@
 """`semantic agents why`: how much of an agent's last prompt was reused, and why not more.
 
-With --prompt, how much of another one would be. Only then, or to read tokens as text, is a
-tokenizer loaded; never a model.
+With --prompt, how much of another one would be reused. Loads a tokenizer only for that and for
+--text; never a model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
@@ -16,17 +16,18 @@ from semantic.application.cache.match_reasons import REASONS, lost_reason
 from semantic.bootstrap import load_tokenizer
 from semantic.cli.agent_lookup import AgentName, ModelId, find_agent, opened
 from semantic.cli.conversation import Conversation
-from semantic.cli.jobs import require_text
 from semantic.cli.options import AsJson, StoreOptions
-from semantic.cli.prompt_match import PromptMatch, match_prompt
 from semantic.cli.report import Json, match_json, show_name, show_seconds, to_line
-from semantic.cli.terminal import read_stdin
+from semantic.cli.terminal import read_stdin, require_text
+from semantic.domain.block_hash import Part
 from semantic.domain.match import MatchReport
+from semantic.domain.prefix import common_prefix
 from semantic.domain.stored import Manifest
 from semantic.ports.outbound import Tokenizer
+from semantic.ports.store import CacheStorePort
 
 Reader = Callable[[int | None], str | None]
-"""A token as text; None when nobody can read it."""
+"""A token as text; None without a tokenizer or a token."""
 
 
 def why(
@@ -50,13 +51,13 @@ def why(
     as_json: AsJson = False,
 ) -> None:
     """Say how much of an agent's last prompt was not computed again, and why not more."""
-    wanted = None if prompt is None else _wanted(prompt)
+    given = None if prompt is None else _prompt_text(prompt)
     with opened(store) as disk:
         agent = find_agent(disk, name, model_id)
-        tokenizer = load_tokenizer(agent.model) if text or wanted is not None else None
+        tokenizer = load_tokenizer(agent.model) if text or given is not None else None
         match = None
-        if tokenizer is not None and wanted is not None:
-            match = match_prompt(disk, agent, _tokens(tokenizer, agent, wanted, raw=raw))
+        if tokenizer is not None and given is not None:
+            match = match_prompt(disk, agent, _tokens(tokenizer, agent, given, raw=raw))
     read = _reader(tokenizer)
     if as_json:
         typer.echo(to_line(to_json(agent, match, read)))
@@ -66,7 +67,7 @@ def why(
 
 
 def explain(agent: Manifest, read: Reader) -> Iterator[str]:
-    """The last prompt, in words."""
+    """The last prompt's match, as text."""
     name, match = show_name(agent.agent_id), agent.match
     if match is None:
         yield f"{name} has had no prompt since it was forked or imported"
@@ -87,7 +88,7 @@ def explain(agent: Manifest, read: Reader) -> Iterator[str]:
 
 
 def compare(agent: Manifest, match: PromptMatch, read: Reader) -> Iterator[str]:
-    """A prompt that was not submitted, in words."""
+    """The match of a prompt that was not submitted, as text."""
     name = show_name(agent.agent_id)
     yield (
         f"this prompt: {match.prompt_tokens} tokens; the first {match.common_tokens} are among the "
@@ -106,7 +107,7 @@ def compare(agent: Manifest, match: PromptMatch, read: Reader) -> Iterator[str]:
 
 
 def to_json(agent: Manifest, match: PromptMatch | None, read: Reader) -> Json:
-    """Both, as one document; "prompt" is null unless one was given."""
+    """Both matches as one document; "prompt" is null unless one was given."""
     last = match_json(agent.match)
     if last is not None and agent.match is not None:
         last |= {
@@ -155,14 +156,57 @@ def _reader(tokenizer: Tokenizer | None) -> Reader:
     return read
 
 
-def _wanted(prompt: str) -> str:
-    # The shell's last newline is not part of what was meant.
+def _prompt_text(prompt: str) -> str:
+    # Without the shell's own newline.
     return require_text(read_stdin().removesuffix("\n") if prompt == "-" else prompt)
 
 
 def _tokens(tokenizer: Tokenizer, agent: Manifest, text: str, *, raw: bool) -> tuple[int, ...]:
-    """The prompt that `text` becomes: an agent of a chat gets it as its user's next message."""
+    """The prompt for `text`: the next user message of an agent that has a conversation."""
     conversation = Conversation(tokenizer)
     if raw or not conversation.resume(agent):
         return tuple(tokenizer.encode(text))
     return conversation.ask(text)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptMatch:
+    """How far a prompt matches an agent's tokens, and how much of that is stored.
+
+    The first `common_tokens` are equal. `present` has a flag for each block that covers them, and
+    `stored_tokens` are those before the first missing block. `expected` (the agent's) and `got`
+    are the first tokens that differ; None where one of the two ends.
+    """
+
+    prompt_tokens: int
+    agent_tokens: int
+    common_tokens: int
+    expected: int | None
+    got: int | None
+    present: tuple[bool, ...]
+    stored_tokens: int
+
+    @property
+    def n_missing(self) -> int:
+        """Blocks of the common tokens that are not stored."""
+        return len(self.present) - sum(self.present)
+
+
+def match_prompt(store: CacheStorePort, manifest: Manifest, prompt: Sequence[int]) -> PromptMatch:
+    """Compare `prompt` with the agent's tokens and with the stored blocks."""
+    tokens = manifest.token_ids
+    common = common_prefix(tokens, prompt)
+    # A block that matches in part is reused up to there.
+    chain = [link for link in manifest.scope.chain(tokens) if link.start < common]
+    found = store.find([link.key(Part.FULL) for link in chain])
+    present = tuple(link.key(Part.FULL) in found for link in chain)
+    gap = present.index(False) if False in present else None
+    return PromptMatch(
+        prompt_tokens=len(prompt),
+        agent_tokens=len(tokens),
+        common_tokens=common,
+        expected=tokens[common] if common < len(tokens) else None,
+        got=prompt[common] if common < len(prompt) else None,
+        present=present,
+        stored_tokens=common if gap is None else chain[gap].start,
+    )

@@ -1,6 +1,6 @@
-"""What the demonstration's agents are told and asked, and the talk in between.
+"""The demonstration's conversations: facts, filler, tasks and questions.
 
-Sentences only; knows no engine. They are of the kinds that the embedded model was trained on.
+Text only, of the kinds that the embedded model was trained on. Knows no engine.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from semantic.ports.outbound import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """One agent: what it is told, then asked, and the words its answer must have.
+    """One agent: its facts, its question, and the words that the answer must contain.
 
-    `tokens` is how long its conversation is, at least, when the question comes up.
+    `tokens` is the least length of its conversation before the task.
     """
 
     agent: str
@@ -62,28 +62,28 @@ CAST = (
     ),
 )
 SMALL_TALK = "What is 3 plus 4?"
-"""What all are asked before the restart."""
+"""The question to every agent before the restart."""
 INTERRUPTED = "Count to 99."
-"""The answer that a restart cuts off."""
+"""The question whose answer the kill cuts off."""
 LATE = "cleo"
-"""The agent that joins when the others are already answering."""
+"""The agent that joins while the others decode."""
 
 
 def script(role: Role, tokenizer: Tokenizer) -> list[Message]:
-    """What was said before the task: the facts, then other talk up to the role's length."""
-    said = [message("user", role.told), message("assistant", role.acknowledged)]
+    """The messages before the task: the facts, then filler up to the role's length."""
+    messages = [message("user", role.told), message("assistant", role.acknowledged)]
     length = 0
     for exchange in _filler():
-        said += exchange
-        # Without what the chat template adds: the conversation is rather longer than shorter.
+        messages += exchange
+        # The chat template's own tokens are not counted: the conversation is longer than this.
         length += sum(len(tokenizer.encode(one["content"])) for one in exchange)
         if length >= role.tokens:
             break
-    return said
+    return messages
 
 
 def _filler() -> Iterator[list[Message]]:
-    """Questions and answers that have nothing to do with anybody's facts."""
+    """Exchanges unrelated to any role's facts, without end."""
     number = 0
     while True:
         x, y = 3 + number % 17, 2 + number * 5 % 13

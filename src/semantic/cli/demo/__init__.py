@@ -1,0 +1,1 @@
+"""The demonstration: agents in one batch, resumed from their caches, and restored after a kill."""
