@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import semantic.adapters.mlx  # isort: skip  # noqa: F401  loads OpenBLAS before MLX
@@ -23,7 +22,6 @@ from experiments.harness.document import Json, Scalar
 from experiments.harness.record import Run
 from experiments.harness.result import Result, Verdict
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.adapters.stores.disk import block_reader
 from semantic.adapters.stores.disk.block_file import HEADER_BYTES
 from semantic.adapters.stores.disk.store import DiskStore
 from semantic.application.cache.loading import Loader
@@ -222,7 +220,7 @@ class _NoHash:
 @contextmanager
 def believing() -> Iterator[None]:
     """Bodies are believed meanwhile. The product has no switch for this."""
-    with mock.patch.object(block_reader, "xxhash", SimpleNamespace(xxh3_128=_NoHash)):
+    with mock.patch("xxhash.xxh3_128", _NoHash):
         yield
 
 

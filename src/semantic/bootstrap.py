@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from semantic.adapters.mlx.model.provider import MLXModelProvider
     from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
     from semantic.adapters.stores.disk.store import DiskStore
-    from semantic.adapters.stores.responses import SteadyResponses as Responses
+    from semantic.adapters.stores.disk_responses import SteadyResponses as Responses
 
 
 DEFAULT_MODEL = "semantic-tiny"
@@ -224,7 +224,7 @@ def open_responses(settings: Settings, tell: Callable[[str], None]) -> Responses
     Nothing is opened before it is needed, and the store must be open by then. `tell` gets a
     sentence when they cannot be kept on disk.
     """
-    from semantic.adapters.stores.responses import SqliteResponses, SteadyResponses
+    from semantic.adapters.stores.disk_responses import SqliteResponses, SteadyResponses
     from semantic.application.chat.memory_responses import MemoryResponses
 
     memory = MemoryResponses(_RESPONSE_MEMORY_BYTES)

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from semantic.adapters.stores.responses import SqliteResponses, SteadyResponses
+from semantic.adapters.stores.disk_responses import SqliteResponses, SteadyResponses
 from semantic.application.chat.memory_responses import MemoryResponses
 from semantic.domain.response_record import encoded
 from semantic.domain.responses import StoredResponse

@@ -9,11 +9,13 @@ from typing import TypeVar
 import pytest
 
 from semantic.adapters.stores.background import (
+    FAILURES,
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
     MOST_TOUCHES,
     QUEUED_BLOCK_BYTES,
     BackgroundStore,
 )
-from semantic.adapters.stores.backoff import FAILURES, FIRST_PAUSE, LONGEST_PAUSE
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.domain.block_hash import BlockKey, Part
 from semantic.domain.errors import IntegrityError, InvalidRequestError

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from semantic.adapters.stores.records import database as database_module
-from semantic.adapters.stores.responses import SqliteResponses, SteadyResponses
+from semantic.adapters.stores import records as records_module
+from semantic.adapters.stores.disk_responses import SqliteResponses, SteadyResponses
 from semantic.application.chat.memory_responses import MemoryResponses
 from semantic.domain.errors import StoreError
 from tests.support.stored_responses import response
@@ -256,7 +256,7 @@ def test_two_processes_share_the_file(path: Path) -> None:
 def test_a_locked_file_is_waited_for_and_then_done_without(
     path: Path, steady: SteadyResponses, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database_module, "_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(records_module, "_WAIT_SECONDS", 0.01)
     steady.put("t", response(1))
     steady.close()
     with closing(sqlite3.connect(path)) as other:

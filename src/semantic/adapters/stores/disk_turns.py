@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from semantic.adapters.stores.records.records import Records
+from semantic.adapters.stores.records import Records
 from semantic.domain.block_hash import TOKEN_BYTES, pack_tokens, unpack_tokens
 from semantic.domain.digest import digest
 from semantic.domain.errors import StoreError

@@ -14,7 +14,6 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from semantic.adapters.stores.body import fill
 from semantic.domain.block_hash import BlockHash, BlockKey, BlockLink, Part, Scope, begins_like
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.stored import (
@@ -26,6 +25,7 @@ from semantic.domain.stored import (
     StoreStats,
     Tier,
 )
+from semantic.domain.value_objects import BLOCK_TOKENS
 
 ENTRY_BYTES = 1024
 """What a block or manifest costs beside its body and tokens: objects, keys, places in tables."""
@@ -384,3 +384,23 @@ def _subtract(counts: Counter[BlockHash], chain: Sequence[BlockLink]) -> None:
         counts[link.hash] -= 1
         if not counts[link.hash]:
             del counts[link.hash]
+
+
+def fill(read: BlockRead, block: StoredBlock) -> bool:
+    """Copy the body of `block` into the targets of `read`.
+
+    False, with the targets as they were, when the headers differ in any field or the body is not
+    of the size that the targets ask for.
+    """
+    if block.header != read.header:
+        return False
+    n_tokens = len(read.header.link.tokens)
+    sizes = [target.nbytes // BLOCK_TOKENS * n_tokens for target in read.targets]
+    if sum(sizes) != len(block.body):
+        return False
+    body = memoryview(block.body)
+    at = 0
+    for target, size in zip(read.targets, sizes, strict=True):
+        target.cast("B")[:size] = body[at : at + size]
+        at += size
+    return True

@@ -17,7 +17,7 @@ from semantic.adapters.stores.disk.block_file import (
     layout_stamp,
     require_same,
 )
-from semantic.adapters.stores.disk.damage import DamagedError, MismatchError, NewerFormatError
+from semantic.adapters.stores.disk.entries import DamagedError, MismatchError, NewerFormatError
 from semantic.domain.block_hash import BlockKey, Part, Scope
 from semantic.domain.stored import BlockHeader, StoredBlock
 from tests.support import store_blocks as make

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from semantic.adapters.stores.disk.entries import shown, unshown
 from semantic.adapters.stores.disk.files import FOLDER_FLAGS, FileSystem, delete_any, opened
-from semantic.adapters.stores.disk.names import shown, unshown
 
 DEPTH = 1500
 

@@ -11,7 +11,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semantic.adapters.stores.disk.damage import DamagedError, NewerFormatError
+from semantic.adapters.stores.disk.entries import DamagedError, NewerFormatError
 from semantic.adapters.stores.disk.manifest_file import (
     FiledManifest,
     decode_manifest,

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import sqlite3
 
-from semantic.adapters.stores.disk import block_rows, proofs
-from semantic.adapters.stores.disk.index import blob, whole
+from semantic.adapters.stores.disk import block_rows, schema
+from semantic.adapters.stores.disk.entries import cost_of
 from semantic.adapters.stores.disk.manifest_file import FiledManifest, ManifestFile
-from semantic.adapters.stores.disk.names import cost_of
+from semantic.adapters.stores.disk.schema import blob, whole
 from semantic.domain.block_hash import BlockHash
 
 
@@ -57,7 +57,7 @@ def add(db: sqlite3.Connection, filed: FiledManifest, file: ManifestFile) -> lis
     db.execute(
         "INSERT INTO agents(key, pinned, saved, generation, proof) VALUES (?1, ?2, ?3, ?4, ?5)"
         " ON CONFLICT (key) DO UPDATE SET pinned = ?2, saved = ?3, generation = ?4, proof = ?5",
-        (*own, proofs.of_agent(*own, chain=hashes)),
+        (*own, schema.agent_proof(*own, chain=hashes)),
     )
     agent = _id(db, filed.key)
     db.execute(

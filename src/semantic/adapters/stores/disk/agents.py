@@ -12,24 +12,25 @@ from dataclasses import replace
 
 from semantic.adapters.stores.disk import agent_rows, block_rows
 from semantic.adapters.stores.disk.blocks import Blocks
-from semantic.adapters.stores.disk.damage import DamagedError, NewerFormatError
-from semantic.adapters.stores.disk.index import IndexBrokenError
-from semantic.adapters.stores.disk.manifest_file import (
-    FiledManifest,
-    ManifestFile,
-    encode_manifest,
-)
-from semantic.adapters.stores.disk.names import (
+from semantic.adapters.stores.disk.entries import (
     MOST_NUMBER,
+    DamagedError,
     Entry,
+    NewerFormatError,
     agent_key,
     block_entry,
     cost_of,
     manifest_entry,
 )
+from semantic.adapters.stores.disk.manifest_file import (
+    FiledManifest,
+    ManifestFile,
+    encode_manifest,
+    read_manifest,
+)
 from semantic.adapters.stores.disk.open_store import OpenStore
-from semantic.adapters.stores.disk.reconcile import read_manifest
-from semantic.adapters.stores.disk.room import delete_manifests
+from semantic.adapters.stores.disk.quota import delete_manifests
+from semantic.adapters.stores.disk.schema import IndexBrokenError
 from semantic.domain.block_hash import BlockHash, Scope
 from semantic.domain.stored import Manifest
 

@@ -10,10 +10,10 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from semantic.adapters.stores.disk import proofs
+from semantic.adapters.stores.disk import schema
 from semantic.adapters.stores.disk.block_file import HEADER_BYTES, layout_stamp
-from semantic.adapters.stores.disk.index import IndexBrokenError, blob, one, whole
-from semantic.adapters.stores.disk.names import cost_of
+from semantic.adapters.stores.disk.entries import cost_of
+from semantic.adapters.stores.disk.schema import IndexBrokenError, blob, one, whole
 from semantic.domain.block_hash import (
     HEAD_TOKENS,
     TOKEN_BYTES,
@@ -118,7 +118,7 @@ def add(db: sqlite3.Connection, header: BlockHeader, body_bytes: int, used: int)
     packed = pack_tokens(link.tokens)
     own = (link.hash, header.part.value, link.parent)
     numbers = (link.start, len(link.tokens), body_bytes)
-    proof = proofs.of_block(*own, *numbers, packed, *scope)
+    proof = schema.block_proof(*own, *numbers, packed, *scope)
     cost = cost_of(HEADER_BYTES + body_bytes)
     new = db.execute(sql, (*own, *numbers, cost, used, proof, *scope))
     db.execute("INSERT INTO tokens VALUES (?, ?)", (new.lastrowid, packed))

@@ -10,12 +10,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from semantic.adapters.stores.disk import block_rows
-from semantic.adapters.stores.disk.damage import DamagedError, NewerFormatError
-from semantic.adapters.stores.disk.entries import Listed
-from semantic.adapters.stores.disk.index import IndexBrokenError, whole
-from semantic.adapters.stores.disk.names import Kind, block_entry, parse_block, parse_manifest
+from semantic.adapters.stores.disk.entries import (
+    DamagedError,
+    Kind,
+    Listed,
+    NewerFormatError,
+    block_entry,
+    parse_block,
+    parse_manifest,
+)
+from semantic.adapters.stores.disk.manifest_file import read_manifest
 from semantic.adapters.stores.disk.open_store import OpenStore
-from semantic.adapters.stores.disk.reconcile import read_manifest
+from semantic.adapters.stores.disk.schema import IndexBrokenError, whole
 from semantic.domain.block_hash import BlockKey
 from semantic.domain.errors import InvalidRequestError, StoreError
 

@@ -21,8 +21,15 @@ from dataclasses import dataclass
 
 import xxhash
 
-from semantic.adapters.stores.disk.damage import DamagedError, NewerFormatError
-from semantic.adapters.stores.disk.names import MOST_NUMBER, agent_key
+from semantic.adapters.stores.disk.entries import (
+    MOST_NUMBER,
+    DamagedError,
+    Entries,
+    NewerFormatError,
+    agent_key,
+    manifest_entry,
+)
+from semantic.adapters.stores.disk.files import read_whole
 from semantic.domain.block_hash import Scope, pack_tokens, unpack_tokens
 from semantic.domain.match import Lost, MatchEnd, MatchReport
 from semantic.domain.request_parts import Change, Difference, PartKind
@@ -127,6 +134,19 @@ def decode_manifest(data: bytes, key: bytes, generation: int) -> FiledManifest:
     if filed.key != key or filed.manifest.generation != generation:
         raise DamagedError("identity")
     return filed
+
+
+def read_manifest(
+    entries: Entries, key: bytes, generation: int
+) -> tuple[FiledManifest, ManifestFile]:
+    """A manifest and its file.
+
+    Raises DamagedError, NewerFormatError or OSError.
+    """
+    with entries.opened(manifest_entry(key, generation)) as (fd, size):
+        require_size(read_whole(entries.files, fd, FRAME_BYTES), size)
+        data = read_whole(entries.files, fd, size)
+        return decode_manifest(data, key, generation), ManifestFile.of(data)
 
 
 def _parse(text: bytes, tokens: tuple[int, ...]) -> FiledManifest:

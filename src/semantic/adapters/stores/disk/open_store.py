@@ -13,16 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from semantic.adapters.stores.disk.block_reader import BlockReader
-from semantic.adapters.stores.disk.counts import Counts
-from semantic.adapters.stores.disk.damage import DamagedError
-from semantic.adapters.stores.disk.entries import Entries
-from semantic.adapters.stores.disk.files import FileSystem
+from semantic.adapters.stores.disk.block_file import BlockReader
+from semantic.adapters.stores.disk.entries import DamagedError, Entries, Entry
+from semantic.adapters.stores.disk.files import Counts, FileSystem
 from semantic.adapters.stores.disk.folder import open_folder
-from semantic.adapters.stores.disk.index import Index, IndexBrokenError
-from semantic.adapters.stores.disk.names import Entry
-from semantic.adapters.stores.disk.reconcile import Reconciler, put_aside
-from semantic.adapters.stores.disk.room import Room
+from semantic.adapters.stores.disk.index import Index
+from semantic.adapters.stores.disk.quota import Room
+from semantic.adapters.stores.disk.recovery import Reconciler, put_aside
+from semantic.adapters.stores.disk.schema import IndexBrokenError
 from semantic.domain.errors import InvalidRequestError, StoreError
 
 T = TypeVar("T")

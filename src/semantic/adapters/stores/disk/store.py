@@ -19,11 +19,10 @@ from pathlib import Path
 from semantic.adapters.stores.disk import agent_rows
 from semantic.adapters.stores.disk.agents import Agents
 from semantic.adapters.stores.disk.blocks import Blocks
-from semantic.adapters.stores.disk.entries import Entries
+from semantic.adapters.stores.disk.entries import Entries, Kind, parse_block, parse_manifest
 from semantic.adapters.stores.disk.files import FileSystem
 from semantic.adapters.stores.disk.folder import read_format
 from semantic.adapters.stores.disk.maintenance import CheckReport, CollectReport, Maintenance
-from semantic.adapters.stores.disk.names import Kind, parse_block, parse_manifest
 from semantic.adapters.stores.disk.open_store import OpenStore
 from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope
 from semantic.domain.errors import StoreError

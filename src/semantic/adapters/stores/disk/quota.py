@@ -10,10 +10,16 @@ import sqlite3
 from collections.abc import Callable, Sequence
 
 from semantic.adapters.stores.disk import agent_rows, block_rows
-from semantic.adapters.stores.disk.counts import Counts
-from semantic.adapters.stores.disk.entries import Entries
-from semantic.adapters.stores.disk.index import Index, one
-from semantic.adapters.stores.disk.names import PAGE, block_entry, manifest_entry, unshown
+from semantic.adapters.stores.disk.entries import (
+    PAGE,
+    Entries,
+    block_entry,
+    manifest_entry,
+    unshown,
+)
+from semantic.adapters.stores.disk.files import Counts
+from semantic.adapters.stores.disk.index import Index
+from semantic.adapters.stores.disk.schema import one
 from semantic.domain.block_hash import BlockHash
 
 _FIXED = 10 * PAGE

@@ -9,45 +9,31 @@ from __future__ import annotations
 import sqlite3
 from contextlib import suppress
 
-from semantic.adapters.stores.disk import agent_rows, block_rows, proofs, room, schema
-from semantic.adapters.stores.disk.block_file import HEADER_BYTES
-from semantic.adapters.stores.disk.block_reader import BlockReader
-from semantic.adapters.stores.disk.counts import Counts
-from semantic.adapters.stores.disk.damage import DamagedError, NewerFormatError
-from semantic.adapters.stores.disk.entries import KEPT_BAD, Entries
-from semantic.adapters.stores.disk.files import read_whole
-from semantic.adapters.stores.disk.folder import Folder
-from semantic.adapters.stores.disk.manifest_file import (
-    FRAME_BYTES,
-    FiledManifest,
-    ManifestFile,
-    decode_manifest,
-    require_size,
-)
-from semantic.adapters.stores.disk.names import (
+from semantic.adapters.stores.disk import agent_rows, block_rows, quota, schema
+from semantic.adapters.stores.disk.block_file import HEADER_BYTES, BlockReader
+from semantic.adapters.stores.disk.entries import (
+    KEPT_BAD,
     MOST_NUMBER,
     PAGE,
+    DamagedError,
+    Entries,
     Entry,
     Kind,
+    NewerFormatError,
     cost_of,
     manifest_entry,
     parse_block,
     parse_manifest,
     shown,
 )
-
-
-def read_manifest(
-    entries: Entries, key: bytes, generation: int
-) -> tuple[FiledManifest, ManifestFile]:
-    """A manifest and its file.
-
-    Raises DamagedError, NewerFormatError or OSError.
-    """
-    with entries.opened(manifest_entry(key, generation)) as (fd, size):
-        require_size(read_whole(entries.files, fd, FRAME_BYTES), size)
-        data = read_whole(entries.files, fd, size)
-        return decode_manifest(data, key, generation), ManifestFile.of(data)
+from semantic.adapters.stores.disk.files import Counts, read_whole
+from semantic.adapters.stores.disk.folder import Folder
+from semantic.adapters.stores.disk.manifest_file import (
+    FRAME_BYTES,
+    FiledManifest,
+    ManifestFile,
+    read_manifest,
+)
 
 
 def put_aside(db: sqlite3.Connection, entries: Entries, entry: Entry) -> None:
@@ -84,7 +70,7 @@ class Reconciler:
 
     def run(self) -> None:
         """Raises OSError when the folder cannot be read, and IndexBrokenError for wrong rows."""
-        proofs.prove(self._db)
+        schema.verify_rows(self._db)
         self._settle_sessions()
         self._db.execute("DELETE FROM others")
         self._settle_bad()
@@ -101,7 +87,7 @@ class Reconciler:
             self._db.execute("DELETE FROM reservations WHERE session = ?", (session,))
         for session in alive - known:
             self._db.execute(
-                "INSERT INTO reservations(session, cost) VALUES (?, ?)", (session, room.SESSION)
+                "INSERT INTO reservations(session, cost) VALUES (?, ?)", (session, quota.SESSION)
             )
 
     def _settle_bad(self) -> None:

@@ -1,1 +1,0 @@
-"""Small records in one SQLite file each, which survive the process."""
