@@ -60,7 +60,7 @@ def show(options: ServeOptions, config: ConfigFile = None, as_json: AsJson = Fal
     from semantic.adapters.http.settings import load_settings
 
     loaded = load_settings(options.given(), config)
-    shown = loaded.shown()
+    shown = loaded.as_json()
     if as_json:
         found = {
             name: {"value": value, "origin": loaded.origins[name]} for name, value in shown.items()
@@ -144,7 +144,7 @@ def run_server(
         progress=server_progress(),
         responses=responses,
     )
-    server = make_server(app, settings, stopping=lambda: _print_line("stopping"))
+    server = make_server(app, settings, on_stop=lambda: _print_line("stopping"))
     lifecycle.on_failure(server.stop)
     _print_line(f"http://{where} answers probes; loading {settings.model}")
     server.run(sockets=[bound])

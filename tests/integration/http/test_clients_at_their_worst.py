@@ -15,7 +15,7 @@ import pytest
 
 from semantic.adapters.http.app import create_app
 from semantic.adapters.http.context import ServerContext
-from semantic.adapters.http.server import GuardedProtocol
+from semantic.adapters.http.server import DeadlineProtocol
 from semantic.adapters.http.settings import ServerSettings
 from semantic.application.engine.observing import Figures
 from tests.support.fake_serving import FakeServing
@@ -153,16 +153,16 @@ def _leave_a_rest(server: RunningServer, one: socket.socket) -> None:
     assert re.match(rb"HTTP/1.1 200", one.recv(16))
 
 
-def _has_answered(connection: GuardedProtocol, before: object) -> bool:
+def _has_answered(connection: DeadlineProtocol, before: object) -> bool:
     """Whether a request after `before` has its whole answer."""
     return connection.cycle is not before and connection.cycle.response_complete
 
 
-def _connections(server: RunningServer) -> list[GuardedProtocol]:
+def _connections(server: RunningServer) -> list[DeadlineProtocol]:
     return [
         found
         for found in server.server.server_state.connections
-        if isinstance(found, GuardedProtocol)
+        if isinstance(found, DeadlineProtocol)
     ]
 
 

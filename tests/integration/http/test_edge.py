@@ -16,7 +16,7 @@ from semantic.adapters.http.app import create_app
 from semantic.adapters.http.context import ServerContext, serving_of
 from semantic.adapters.http.identity import tenant_of
 from semantic.adapters.http.lifecycle import Lifecycle, RunnableServing
-from semantic.adapters.http.logs import FACTS
+from semantic.adapters.http.logs import LOG_FIELDS
 from semantic.adapters.http.middleware import tenant_name
 from semantic.adapters.http.settings import ServerSettings
 from semantic.application.engine.engine_state import EngineState
@@ -328,7 +328,7 @@ async def _answer(request: Request) -> list[str]:
 
 def _lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
     """Lines of the route that answers: those of earlier tests may come late."""
-    lines = [vars(record)[FACTS] for record in caplog.records if record.msg == "request"]
+    lines = [vars(record)[LOG_FIELDS] for record in caplog.records if record.msg == "request"]
     return [line for line in lines if "answer" in line["route"]]
 
 

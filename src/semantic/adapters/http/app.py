@@ -19,7 +19,13 @@ from semantic.adapters.http.errors import add_error_handlers
 from semantic.adapters.http.lifecycle import Lifecycle
 from semantic.adapters.http.logs import ProgressLog, RequestLogMiddleware
 from semantic.adapters.http.metrics import Metrics, Observer
-from semantic.adapters.http.middleware import ApiKeys, Auth, Hosts, Limits, Stopping
+from semantic.adapters.http.middleware import (
+    ApiKeys,
+    AuthMiddleware,
+    HostMiddleware,
+    RequestLimitsMiddleware,
+    ShutdownMiddleware,
+)
 from semantic.adapters.http.openai import responses as openai_responses
 from semantic.adapters.http.openapi import AnthropicError, OpenAIError, describe, documented, page
 from semantic.adapters.http.settings import ServerSettings
@@ -84,15 +90,15 @@ def _middleware(settings: ServerSettings, model: str) -> Sequence[Middleware]:
     keys = ApiKeys(key.get_secret_value() for key in settings.api_keys)
     return (
         Middleware(RequestLogMiddleware, model=model),
-        Middleware(Stopping),
-        Middleware(Limits, settings=settings),
+        Middleware(ShutdownMiddleware),
+        Middleware(RequestLimitsMiddleware, settings=settings),
         Middleware(
-            Hosts,
+            HostMiddleware,
             bound=settings.host,
             names=settings.allowed_hosts,
             origins=settings.allowed_origins,
         ),
-        Middleware(Auth, keys=keys),
+        Middleware(AuthMiddleware, keys=keys),
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fastapi import Request
 
 from semantic.adapters.http.errors import RETRY_SECONDS
-from semantic.adapters.http.logs import line_of
+from semantic.adapters.http.logs import log_entry_of
 from semantic.adapters.http.metrics import InstrumentedServing, Observer
 from semantic.adapters.http.settings import ServerSettings
 from semantic.application.engine.observing import Figures
@@ -52,7 +52,7 @@ def serving_of(request: Request) -> ServingPort:
     context = context_of(request)
     if context.serving is None:
         raise OverloadedError("the model is being loaded", retry_after=RETRY_SECONDS)
-    return InstrumentedServing(context.serving, [*context.observers, line_of(request.scope)])
+    return InstrumentedServing(context.serving, [*context.observers, log_entry_of(request.scope)])
 
 
 def agents_of(request: Request) -> AgentsPort:

@@ -37,7 +37,7 @@ RETRY_SECONDS: Final = 5
 _ANTHROPIC_PATHS: Final = "/v1/messages"
 _INTERNAL: Final = "internal error; the server's log has the details under this request's id"
 
-_CLIENT_GONE: Final = 499
+_CLIENT_CLOSED_REQUEST: Final = 499
 """Nobody reads it; it only tells the log how the request ended."""
 
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -249,7 +249,7 @@ def _allowed_methods(request: Request) -> list[str]:
 
 
 def _client_disconnected(_request: Request, _error: Exception) -> Response:
-    return Response(status_code=_CLIENT_GONE)
+    return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
 
 def _unexpected(request: Request, error: Exception) -> Response:

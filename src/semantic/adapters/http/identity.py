@@ -105,9 +105,9 @@ def _codex(headers: Mapping[str, str], body: Json) -> Identity | None:
     """A thread is an agent. The one that its user talks to has the session's own id."""
     metadata = _object(body.get("client_metadata"))
     turn = _parsed(headers.get("x-codex-turn-metadata") or metadata.get("x-codex-turn-metadata"))
-    if not (turn or _says(CODEX, headers, "originator", "user-agent")):
+    if not (turn or _sent_by(CODEX, headers, "originator", "user-agent")):
         return None
-    session = _first(
+    session = _first_tag(
         headers.get("session-id"),
         turn.get("session_id"),
         metadata.get("session_id"),
@@ -116,13 +116,13 @@ def _codex(headers: Mapping[str, str], body: Json) -> Identity | None:
     )
     if session is None:
         return None
-    thread = _first(headers.get("thread-id"), turn.get("thread_id"), metadata.get("thread_id"))
+    thread = _first_tag(headers.get("thread-id"), turn.get("thread_id"), metadata.get("thread_id"))
     name = _tag(turn.get("agent_name"))
     is_root = name is None or name.removeprefix("/") == _ROOT
     agent = thread if thread not in (None, session) else None if is_root else name
     if agent is None:
         return Identity(session, CODEX)
-    parent = _first(
+    parent = _first_tag(
         headers.get("x-codex-parent-thread-id"),
         metadata.get("x-codex-parent-thread-id"),
         turn.get("parent_thread_id"),
@@ -136,9 +136,9 @@ def _opencode(headers: Mapping[str, str], body: Json) -> Identity | None:
     del body
     if "x-correlation-id" in headers:
         return None
-    if "x-session-affinity" not in headers and not _says(OPENCODE, headers, "user-agent"):
+    if "x-session-affinity" not in headers and not _sent_by(OPENCODE, headers, "user-agent"):
         return None
-    session = _first(headers.get("x-session-id"), headers.get("x-session-affinity"))
+    session = _first_tag(headers.get("x-session-id"), headers.get("x-session-affinity"))
     parent = _tag(headers.get("x-parent-session-id"))
     if session is None:
         return None
@@ -158,7 +158,7 @@ def _any_session(headers: Mapping[str, str], body: Json) -> Identity | None:
     """What names one conversation, whoever sends it."""
     metadata = _object(body.get("metadata"))
     conversation = body.get("conversation")
-    session = _first(
+    session = _first_tag(
         headers.get("x-session-id"),
         conversation if isinstance(conversation, str) else _object(conversation).get("id"),
         metadata.get("session_id"),
@@ -171,7 +171,7 @@ def _shared_tag(headers: Mapping[str, str], body: Json) -> Identity | None:
     """What a client gives to all conversations of a user, or to all that begin alike."""
     del headers
     user_id = _object(body.get("metadata")).get("user_id")
-    tag = _first(
+    tag = _first_tag(
         body.get("prompt_cache_key"),
         body.get("user"),
         body.get("safety_identifier"),
@@ -190,12 +190,12 @@ _READERS: Final[tuple[Callable[[Mapping[str, str], Json], Identity | None], ...]
 )
 
 
-def _says(client: str, headers: Mapping[str, str], *names: str) -> bool:
+def _sent_by(client: str, headers: Mapping[str, str], *names: str) -> bool:
     """Whether one of these headers begins with the client's name."""
     return any(headers.get(name, "").startswith(client) for name in names)
 
 
-def _first(*found: object) -> str | None:
+def _first_tag(*found: object) -> str | None:
     """The first of these that can be a tag."""
     return next((one for one in found if is_tag(one)), None)
 

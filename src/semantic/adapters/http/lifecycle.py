@@ -61,23 +61,23 @@ class Lifecycle:
         self._serving: RunnableServing | None = None
         self.failure: BaseException | None = None
 
-    def on_failure(self, tell: Callable[[], None]) -> None:
-        """Call `tell` when the model cannot be brought up."""
-        self._failed = tell
+    def on_failure(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when the model cannot be brought up."""
+        self._failed = callback
 
     @asynccontextmanager
     async def lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
         """From the first probe to the last saved agent."""
-        task = asyncio.create_task(self._bring_up())
-        task.add_done_callback(self._note_failure)
+        task = asyncio.create_task(self._load_model())
+        task.add_done_callback(self._record_failure)
         try:
             yield
         finally:
             task.cancel()
             await asyncio.wait((task,))
-            await self._take_down()
+            await self._close()
 
-    async def _bring_up(self) -> None:
+    async def _load_model(self) -> None:
         serving = await self._load()
         self._serving = serving
         await to_thread.run_sync(import_sdks)
@@ -86,14 +86,14 @@ class Lifecycle:
         self._context.serving = serving
         self._ready(serving)
 
-    def _note_failure(self, task: asyncio.Task[None]) -> None:
+    def _record_failure(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
             return
         self.failure = task.exception()
         if self.failure is not None:
             self._failed()
 
-    async def _take_down(self) -> None:
+    async def _close(self) -> None:
         self._context.serving = self._context.agents = None
         if self._serving is None:
             return

@@ -22,36 +22,38 @@ from semantic.adapters.http.cache_miss_report import lost_tokens
 from semantic.adapters.http.errors import id_headers, logger
 from semantic.adapters.http.metrics import AnswerRecord
 
-FACTS: Final = "facts"
-"""The attribute of a log record that holds its facts by name."""
+LOG_FIELDS: Final = "fields"
+"""The attribute of a log record that holds its fields by name."""
 
-Facts = dict[str, str | int | float | None]
+LogFields = dict[str, str | int | float | None]
 
 
-def log_event(event: str, facts: Facts, level: int = logging.INFO) -> None:
+def log_event(event: str, fields: LogFields, level: int = logging.INFO) -> None:
     """One line about `event`."""
-    logger.log(level, event, extra={FACTS: facts})
+    logger.log(level, event, extra={LOG_FIELDS: fields})
 
 
 class TextLines(logging.Formatter):
-    """`12:00:00 info request agent=a prompt=12`: facts that are unknown are left out."""
+    """`12:00:00 info request agent=a prompt=12`: fields that are unknown are left out."""
 
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created, UTC).astimezone().strftime("%H:%M:%S")
-        facts = [f"{name}={_word(value)}" for name, value in _facts(record) if value is not None]
-        line = " ".join((when, record.levelname.lower(), _one_line(record.getMessage()), *facts))
+        fields = [
+            f"{name}={_quoted(value)}" for name, value in _fields_of(record) if value is not None
+        ]
+        line = " ".join((when, record.levelname.lower(), _one_line(record.getMessage()), *fields))
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
 class JsonLines(logging.Formatter):
-    """An object with `time`, `level`, `event` and the facts; a trace is one text in it."""
+    """An object with `time`, `level`, `event` and the fields; a trace is one text in it."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
             "level": record.levelname.lower(),
             "event": record.getMessage(),
-            **dict(_facts(record)),
+            **dict(_fields_of(record)),
         }
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
@@ -81,10 +83,10 @@ def configure_logs(form: Literal["text", "json"], level: str) -> None:
         theirs.handlers = [handler]
         theirs.propagate = False
         theirs.setLevel(logging.WARNING)
-    logging.getLogger("uvicorn.error").addFilter(is_news)
+    logging.getLogger("uvicorn.error").addFilter(is_not_duplicate)
 
 
-def is_news(record: logging.LogRecord) -> bool:
+def is_not_duplicate(record: logging.LogRecord) -> bool:
     """Whether a record of the HTTP library says what our own log does not.
 
     A failed request is there already with its id, and a client that speaks no HTTP is answered.
@@ -93,12 +95,12 @@ def is_news(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith(known)
 
 
-def _facts(record: logging.LogRecord) -> list[tuple[str, str | int | float | None]]:
-    facts: Facts = getattr(record, FACTS, {})
-    return list(facts.items())
+def _fields_of(record: logging.LogRecord) -> list[tuple[str, str | int | float | None]]:
+    fields: LogFields = getattr(record, LOG_FIELDS, {})
+    return list(fields.items())
 
 
-def _word(value: str | float | None) -> str:
+def _quoted(value: str | float | None) -> str:
     """One word: what has spaces or odd characters is quoted."""
     text = f"{value:.3f}" if isinstance(value, float) else str(value)
     plain = text.isprintable() and text and not any(mark in text for mark in ' "=')
@@ -109,7 +111,7 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-_MOST: Final = 1000
+_MAX_WARNINGS: Final = 1000
 """WarnOnce remembered, so that a client that invents names cannot fill the memory."""
 
 
@@ -117,16 +119,16 @@ class WarnOnce:
     """Says each thing once, and after a thousand things nothing any more."""
 
     def __init__(self) -> None:
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     def warn(self, message: str) -> None:
         """Log `message` as a warning, unless it was logged before."""
-        if message not in self._said and len(self._said) < _MOST:
-            self._said.add(message)
+        if message not in self._logged and len(self._logged) < _MAX_WARNINGS:
+            self._logged.add(message)
             logger.warning("%s", message)
 
 
-QUIET: Final = frozenset({"/health", "/ready", "/metrics", "/", "/api/hello", "/version"})
+QUIET_PATHS: Final = frozenset({"/health", "/ready", "/metrics", "/", "/api/hello", "/version"})
 """What machines ask for every few seconds: logged for those who debug."""
 
 _LINE: Final = "request_line"
@@ -152,13 +154,13 @@ class RequestLogEntry:
         del uid
         self._records.append(record)
 
-    def facts(self) -> Facts:
+    def fields(self) -> LogFields:
         """Of all answers together: tokens are summed, times are the longest, and of what was lost
         it is the most."""
         if not self._records:
             return {}
         usages = [record.usage for record in self._records]
-        firsts = [record.first for record in self._records if record.first is not None]
+        firsts = [record.ttft for record in self._records if record.ttft is not None]
         speeds = [speed for record in self._records if (speed := record.tokens_per_second)]
         errors = [record.error for record in self._records if record.error]
         losses = [lost for record in self._records if (lost := lost_tokens(record.match))]
@@ -179,7 +181,7 @@ class RequestLogEntry:
         }
 
 
-def line_of(scope: Scope) -> RequestLogEntry:
+def log_entry_of(scope: Scope) -> RequestLogEntry:
     """The line of the request of `scope`."""
     line: RequestLogEntry = scope.setdefault("state", {}).setdefault(_LINE, RequestLogEntry())
     return line
@@ -214,15 +216,19 @@ class RequestLogMiddleware:
             self._write(scope, request_id, status, time.monotonic() - started)
 
     def _write(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
-        facts: Facts = {
+        fields: LogFields = {
             "id": request_id,
             "route": f"{_method(scope)} {_pattern(scope)}",
             "status": status,
             "seconds": round(seconds, 3),
-            **({"model": self._model} | answered if (answered := line_of(scope).facts()) else {}),
+            **(
+                {"model": self._model} | answered
+                if (answered := log_entry_of(scope).fields())
+                else {}
+            ),
         }
-        quiet = scope["path"] in QUIET and status < HTTPStatus.BAD_REQUEST
-        log_event("request", facts, logging.DEBUG if quiet else logging.INFO)
+        quiet = scope["path"] in QUIET_PATHS and status < HTTPStatus.BAD_REQUEST
+        log_event("request", fields, logging.DEBUG if quiet else logging.INFO)
 
 
 def _method(scope: Scope) -> str:
@@ -238,7 +244,7 @@ def _pattern(scope: Scope) -> str:
     return pattern
 
 
-EVERY_SECONDS: Final = 5.0
+PROGRESS_INTERVAL: Final = 5.0
 """A prefill shorter than this needs no line, and a longer one not more often."""
 
 
@@ -259,7 +265,7 @@ class ProgressLog:
     def prefilled(self, uid: str, done: int, total: int) -> None:
         """See `Observer.prefilled`."""
         now = self._clock()
-        if uid in self._last and now - self._last[uid] >= EVERY_SECONDS:
+        if uid in self._last and now - self._last[uid] >= PROGRESS_INTERVAL:
             self._last[uid] = now
             log_event(f"prefill {done}/{total}", {"agent": self._agents[uid]})
 

@@ -42,7 +42,7 @@ class AnswerRecord:
     agent: str = ""
     usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
     match: MatchReport | None = None
-    first: float | None = None
+    ttft: float | None = None
     total: float = 0.0
     gaps: list[float] = field(default_factory=list)
     finish: str = "cancelled"
@@ -54,14 +54,14 @@ class AnswerRecord:
         return self.match.seconds if self.match is not None else 0.0
 
     @property
-    def waited(self) -> float:
+    def queue_time(self) -> float:
         """Seconds before its first piece in which it was queued or restored, not computed."""
-        return max(0.0, (self.first or 0.0) - self.prefill)
+        return max(0.0, (self.ttft or 0.0) - self.prefill)
 
     @property
     def decode(self) -> float:
         """Seconds from the first piece to the end."""
-        return 0.0 if self.first is None else self.total - self.first
+        return 0.0 if self.ttft is None else self.total - self.ttft
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -110,17 +110,17 @@ class InstrumentedServing:
 
     async def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
         """See `ServingPort.answer`."""
-        watch = _Watch(self._observers, self._clock)
+        timer = _AnswerTimer(self._observers, self._clock)
         try:
             async with aclosing(self._serving.answer(ask)) as events:
                 async for event in events:
-                    watch.note(event)
+                    timer.observe(event)
                     yield event
         except SemanticError as error:
-            watch.refused(error)
+            timer.reject(error)
             raise
         finally:
-            watch.end()
+            timer.finish()
 
     async def tokenize(
         self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
@@ -139,7 +139,7 @@ class InstrumentedServing:
         return await self._serving.token_texts(tokens)
 
 
-class _Watch:
+class _AnswerTimer:
     """What is known of one answer so far."""
 
     def __init__(self, observers: Sequence[Observer], clock: Callable[[], float]) -> None:
@@ -150,7 +150,7 @@ class _Watch:
         self._last = self._started
         self._uid: str | None = None
 
-    def note(self, event: AnswerEvent) -> None:
+    def observe(self, event: AnswerEvent) -> None:
         match event:
             case AnswerStarted(uid, agent_id, prompt_tokens):
                 self._uid = uid
@@ -171,19 +171,19 @@ class _Watch:
             case _:
                 self._piece()
 
-    def refused(self, error: SemanticError) -> None:
+    def reject(self, error: SemanticError) -> None:
         self._record.finish = "refused"
         self._record.error = type(error).__name__
 
-    def end(self) -> None:
+    def finish(self) -> None:
         self._record.total = self._clock() - self._started
         for observer in self._observers:
             observer.finished(self._uid, self._record)
 
     def _piece(self) -> None:
         now = self._clock()
-        if self._record.first is None:
-            self._record.first = now - self._started
+        if self._record.ttft is None:
+            self._record.ttft = now - self._started
             for observer in self._observers:
                 observer.first_token(self._uid or "")
         else:
@@ -207,7 +207,7 @@ class Metrics:
         self._model = model
         self._waiting: set[str] = set()
         self._running: set[str] = set()
-        self._prefill = _Rate()
+        self._prefill = _PrefillRate()
         self._prompt = self._counter("vllm:prompt_tokens", "Prompt tokens, cached ones too.")
         self._generated = self._counter("vllm:generation_tokens", "Tokens generated.")
         self._queries = self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up.")
@@ -237,7 +237,7 @@ class Metrics:
         self._sizes = {
             name: self._histogram(f"vllm:{name}", words, _TOKENS) for name, words in _SIZES.items()
         }
-        self.registry.register(_Now(model, self._waiting, self._running, figures))
+        self.registry.register(_EngineCollector(model, self._waiting, self._running, figures))
 
     def text(self) -> bytes:
         """All of it, as Prometheus reads it."""
@@ -292,11 +292,11 @@ class Metrics:
             self._times[name].labels(self._model).observe(seconds)
 
         observe("e2e_request_latency", record.total)
-        if record.first is None:
+        if record.ttft is None:
             return
-        observe("time_to_first_token", record.first)
+        observe("time_to_first_token", record.ttft)
         observe("request_prefill_time", record.prefill)
-        observe("request_queue_time", record.waited)
+        observe("request_queue_time", record.queue_time)
         observe("request_decode_time", record.decode)
         for gap in record.gaps:
             observe("inter_token_latency", gap)
@@ -325,7 +325,7 @@ _SIZES: Final = {
 }
 
 
-class _Rate:
+class _PrefillRate:
     """The mean time that a prompt token takes to be computed."""
 
     def __init__(self) -> None:
@@ -341,7 +341,7 @@ class _Rate:
         return self._seconds / self._tokens if self._tokens else 0.0
 
 
-class _Now(Collector):
+class _EngineCollector(Collector):
     """What is true at the moment of the question."""
 
     def __init__(

@@ -36,10 +36,10 @@ _STOPPING: Final = Problem(
 )
 
 
-class Stopping:
-    """Middleware: 503 for a request that is cancelled before its answer has begun.
+class ShutdownMiddleware:
+    """Middleware: 503 for a request that is cancelled before its answer has started.
 
-    An answer that has begun just ends, without the mark of its end.
+    An answer that has started just ends, without the mark of its end.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -49,17 +49,17 @@ class Stopping:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begun = False
+        started = False
 
         async def watched(message: Message) -> None:
-            nonlocal begun
-            begun = True
+            nonlocal started
+            started = True
             await send(message)
 
         try:
             await self._app(scope, receive, watched)
         except asyncio.CancelledError:
-            if begun:
+            if started:
                 raise
             response = problem_response(scope, _STOPPING)
             response.headers["connection"] = "close"
@@ -69,7 +69,7 @@ class Stopping:
 _VERSIONS: Final = frozenset({"1.0", "1.1"})
 
 
-class Limits:
+class RequestLimitsMiddleware:
     """Middleware: 431 for too many headers, 413 for a large body, 408 for one that takes long.
 
     505 for what is not HTTP/1. What comes without a length is counted while it is read.
@@ -148,12 +148,12 @@ def _too_large(limit: int) -> TooLargeError:
     return TooLargeError(f"expected a body of at most {limit} bytes")
 
 
-_READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 ANY: Final = "*"
-_ASK_AGAIN_SECONDS: Final = "600"
+_PREFLIGHT_MAX_AGE: Final = "600"
 
 
-class Hosts:
+class HostMiddleware:
     """Middleware: 421 for a Host, and 403 for an Origin, that is not ours.
 
     Ours are loopback names, the address we are bound to, `names`, and, when others on the network
@@ -178,23 +178,23 @@ class Hosts:
         origin = headers.get("origin", "")
         if problem is not None:
             await problem_response(scope, problem)(scope, receive, send)
-        elif not self._is_allowed(origin.lower()):
+        elif not self._is_allowed_origin(origin.lower()):
             await self._app(scope, receive, send)
         elif scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
-            await _permission(origin, headers)(scope, receive, send)
+            await _preflight_response(origin, headers)(scope, receive, send)
         else:
-            await self._app(scope, receive, _shown_to(origin, send))
+            await self._app(scope, receive, _with_cors_headers(origin, send))
 
     def _problem(self, scope: Scope, headers: Headers) -> Problem | None:
         authority = headers.get("host", "")
-        if not self._is_ours(host_of(authority)):
+        if not self._is_allowed_host(host_of(authority)):
             return Problem(
                 HTTPStatus.MISDIRECTED_REQUEST,
                 "the Host header names a host that is not allowed; allowed_hosts adds it",
                 code="host_not_allowed",
             )
         origin = headers.get("origin")
-        if origin is None or scope["method"] in _READING or self._may_post(origin, authority):
+        if origin is None or scope["method"] in _SAFE_METHODS or self._may_send(origin, authority):
             return None
         return Problem(
             HTTPStatus.FORBIDDEN,
@@ -202,7 +202,7 @@ class Hosts:
             code="origin_not_allowed",
         )
 
-    def _is_ours(self, host: str | None) -> bool:
+    def _is_allowed_host(self, host: str | None) -> bool:
         if ANY in self._names:
             return True
         if host is None:
@@ -211,32 +211,32 @@ class Hosts:
             return True
         return not self._local and _is_address(host)
 
-    def _may_post(self, origin: str, authority: str) -> bool:
+    def _may_send(self, origin: str, authority: str) -> bool:
         origin = origin.lower()
         own = {f"http://{authority.lower()}", f"https://{authority.lower()}"}
-        return self._is_allowed(origin) or origin in own
+        return self._is_allowed_origin(origin) or origin in own
 
-    def _is_allowed(self, origin: str) -> bool:
+    def _is_allowed_origin(self, origin: str) -> bool:
         """Whether it is the origin of a page elsewhere that may send requests."""
         return bool(origin) and (ANY in self._origins or origin in self._origins)
 
 
-def _permission(origin: str, asked: Headers) -> Response:
+def _preflight_response(origin: str, requested: Headers) -> Response:
     """The answer to a browser that asks whether a page may send what it wants to send."""
     headers = {
         "access-control-allow-origin": origin,
         "access-control-allow-methods": "GET, POST, DELETE",
-        "access-control-allow-headers": asked.get("access-control-request-headers", ""),
-        "access-control-max-age": _ASK_AGAIN_SECONDS,
+        "access-control-allow-headers": requested.get("access-control-request-headers", ""),
+        "access-control-max-age": _PREFLIGHT_MAX_AGE,
         "vary": "origin, access-control-request-headers",
     }
-    if asked.get("access-control-request-private-network") == "true":
+    if requested.get("access-control-request-private-network") == "true":
         headers["access-control-allow-private-network"] = "true"
     return Response(status_code=HTTPStatus.NO_CONTENT, headers=headers)
 
 
-def _shown_to(origin: str, send: Send) -> Send:
-    """A `send` that lets the browser show the answer to the page that asked."""
+def _with_cors_headers(origin: str, send: Send) -> Send:
+    """A `send` that lets the browser show the answer to the page that requested."""
 
     async def shown(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -270,14 +270,14 @@ def _is_address(host: str) -> bool:
 OPEN_PATHS: Final = frozenset({"/", "/health", "/ready", "/version", "/api/hello"})
 """What probes ask for before anybody has configured a key."""
 
-_REFUSED: Final = Problem(
+_UNAUTHORIZED: Final = Problem(
     HTTPStatus.UNAUTHORIZED,
     "expected a valid API key, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
     code="invalid_api_key",
 )
 
 
-class Auth:
+class AuthMiddleware:
     """Middleware: 401 without a key, when there are keys."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
@@ -293,7 +293,7 @@ class Auth:
         if tenant is not None:
             scope.setdefault("state", {})["tenant"] = tenant
         elif scope["path"] not in OPEN_PATHS:
-            await problem_response(scope, _REFUSED)(scope, receive, send)
+            await problem_response(scope, _UNAUTHORIZED)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

@@ -103,7 +103,7 @@ class Tokenize(BaseModel):
 
 
 class Tokenized(BaseModel):
-    """`token_strs` is the text of each token, where it was asked for."""
+    """`token_strs` is the text of each token, where it was parsed for."""
 
     tokens: list[int]
     count: int
@@ -166,9 +166,9 @@ async def tokenize(request: Request) -> Tokenized:
         tools = tools_of([] if given is None else given)
         tokens = await serving.tokenize(Chat(messages_of(body["messages"]), tools))
     else:
-        asked = validated(_tokenize_adapter(), body)
-        tokens = await serving.tokenize(asked.prompt, add_special_tokens=asked.add_special_tokens)
-    texts = await serving.token_texts(tokens) if _wants_texts(body) else None
+        parsed = validated(_tokenize_adapter(), body)
+        tokens = await serving.tokenize(parsed.prompt, add_special_tokens=parsed.add_special_tokens)
+    texts = await serving.token_texts(tokens) if _with_texts(body) else None
     return Tokenized(
         tokens=list(tokens),
         count=len(tokens),
@@ -177,18 +177,18 @@ async def tokenize(request: Request) -> Tokenized:
     )
 
 
-def _wants_texts(body: Mapping[str, object]) -> bool:
-    wanted = body.get("return_token_strs")
-    if not isinstance(wanted, bool | None):
+def _with_texts(body: Mapping[str, object]) -> bool:
+    flag = body.get("return_token_strs")
+    if not isinstance(flag, bool | None):
         raise FieldError("return_token_strs: expected true or false", param="return_token_strs")
-    return wanted is True
+    return flag is True
 
 
 @router.post("/detokenize", tags=["tokens"], openapi_extra=_body(Detokenize.model_json_schema()))
 async def detokenize(request: Request) -> Detokenized:
     """The text of tokens."""
-    asked = validated(_detokenize_adapter(), await read_json(request))
-    return Detokenized(prompt=await serving_of(request).detokenize(asked.tokens))
+    parsed = validated(_detokenize_adapter(), await read_json(request))
+    return Detokenized(prompt=await serving_of(request).detokenize(parsed.tokens))
 
 
 @cache

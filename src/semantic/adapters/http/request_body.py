@@ -26,7 +26,7 @@ MAX_DEPTH: Final = 64
 MAX_VALUES: Final = 2_000_000
 """Values take many times the memory of their text: this many must be enough for one request."""
 
-_LONG: Final = 1 << 20
+_OFFLOAD_BYTES: Final = 1 << 20
 """Bytes from which on a body is read beside the event loop, where it holds up nobody."""
 
 
@@ -43,7 +43,7 @@ async def read_json(request: Request) -> dict[str, object]:
             data += piece
     except ClientDisconnect as error:
         raise ClientDisconnectedError from error
-    if len(data) < _LONG:
+    if len(data) < _OFFLOAD_BYTES:
         return parse_object(bytes(data))
     return await to_thread.run_sync(parse_object, bytes(data))
 

@@ -34,12 +34,12 @@ from semantic.adapters.http.errors import (
 from semantic.adapters.http.settings import ServerSettings
 from semantic.domain.errors import OperatorError
 
-STOPPED_AT_ONCE: Final = 130
+KILLED_EXIT_CODE: Final = 130
 """The exit code after a second signal, as after Ctrl-C."""
 
 _BACKLOG: Final = 512
 
-_REFUSED: Final = 4
+_REFUSED_FACTOR: Final = 4
 """Beyond this many times the connections allowed there is not even an answer."""
 
 
@@ -50,12 +50,12 @@ class HttpServer(uvicorn.Server):
     """
 
     def __init__(
-        self, app: FastAPI, settings: ServerSettings, stopping: Callable[[], None]
+        self, app: FastAPI, settings: ServerSettings, on_stop: Callable[[], None]
     ) -> None:
         self._settings = settings
-        self._protocol = guarded_protocol(_limits(settings))
+        self._protocol = protocol_with_limits(_limits(settings))
         super().__init__(_config(app, settings, self._protocol))
-        self._stopping = stopping
+        self._on_stop = on_stop
 
     def refresh_connection_limits(self) -> None:
         """Look again how many connections there is room for: what loads a model may have changed
@@ -70,26 +70,26 @@ class HttpServer(uvicorn.Server):
         """A signal came. Called between two instructions of the main thread."""
         del sig, frame
         if self.should_exit:
-            os._exit(STOPPED_AT_ONCE)
+            os._exit(KILLED_EXIT_CODE)
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no more requests, let those that run end, and save."""
-        self._stopping()
+        self._on_stop()
         await super().shutdown(sockets)
 
 
 def make_server(
-    app: FastAPI, settings: ServerSettings, stopping: Callable[[], None] = lambda: None
+    app: FastAPI, settings: ServerSettings, on_stop: Callable[[], None] = lambda: None
 ) -> HttpServer:
-    """A server of `app`; `run(sockets=[...])` runs it. `stopping` is told when it ends."""
+    """A server of `app`; `run(sockets=[...])` runs it. `on_stop` is told when it ends."""
     # Streams get their time to end: uvicorn cancels what is left after `stop_timeout`.
     AppStatus.enable_automatic_graceful_drain = False
-    return HttpServer(app, settings, stopping)
+    return HttpServer(app, settings, on_stop)
 
 
 def _config(
-    app: FastAPI, settings: ServerSettings, protocol: type[GuardedProtocol]
+    app: FastAPI, settings: ServerSettings, protocol: type[DeadlineProtocol]
 ) -> uvicorn.Config:
     return uvicorn.Config(
         app,
@@ -110,7 +110,7 @@ def _config(
 def _limits(settings: ServerSettings) -> ConnectionLimits:
     """As many connections as are wanted, as far as the process may have so many files open."""
     wanted = settings.max_connections
-    refused = connections_within_file_limit(wanted * _REFUSED)
+    refused = connections_within_file_limit(wanted * _REFUSED_FACTOR)
     most = min(wanted, max(1, refused // 2))
     if most < wanted:
         logger.warning("the limit of open files leaves room for %d connections", most)
@@ -146,15 +146,15 @@ after it has sent everything must find it, not a broken connection."""
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
     """Seconds that headers may take to come and written bytes to be read, and how many
-    connections there may be; more get a 503, and beyond `most_refused` not even an answer."""
+    connections there may be; more get a 503, and beyond `max_refused` not even an answer."""
 
     header_timeout: float
     send_timeout: float
-    most: int
-    most_refused: int
+    max_connections: int
+    max_refused: int
 
 
-class GuardedProtocol(H11Protocol):
+class DeadlineProtocol(H11Protocol):
     """HTTP/1.1 with a deadline for each part of a connection's life in which a client must act.
 
     One timer at a time waits for the client: for headers, for the rest of a body after its
@@ -164,31 +164,31 @@ class GuardedProtocol(H11Protocol):
     limits: ClassVar[ConnectionLimits]
 
     _idle = False
-    _waiting: asyncio.TimerHandle | None = None
-    _stalled: asyncio.TimerHandle | None = None
+    _client_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         super().connection_made(transport)
         open_now = len(self.connections)
-        if open_now > self.limits.most_refused:
+        if open_now > self.limits.max_refused:
             transport.abort()
-        elif open_now > self.limits.most:
-            self.app = _busy
-        self._wait(self.limits.header_timeout, self._headers_are_late)
+        elif open_now > self.limits.max_connections:
+            self.app = _refuse_connection
+        self._set_client_timer(self.limits.header_timeout, self._on_header_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._wait(None)
+        self._set_client_timer(None)
         self.resume_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         before = self.cycle
-        if self._idle and self._waiting is None:
-            self._wait(self.limits.header_timeout, self._headers_are_late)
+        if self._idle and self._client_timer is None:
+            self._set_client_timer(self.limits.header_timeout, self._on_header_timeout)
         super().data_received(data)
         if self.cycle is not before:
             self._idle = False
-            self._wait(None)
+            self._set_client_timer(None)
 
     def on_response_complete(self) -> None:
         answered = self.cycle
@@ -197,17 +197,17 @@ class GuardedProtocol(H11Protocol):
         if self.transport.is_closing():
             self._close()
         elif self.cycle is answered and self.conn.their_state is h11.SEND_BODY:
-            self._wait(DRAIN_SECONDS, self.transport.abort)
+            self._set_client_timer(DRAIN_SECONDS, self.transport.abort)
 
     def pause_writing(self) -> None:
         super().pause_writing()
         # Aborting ends the request too: to it the client has left.
-        self._stalled = self.loop.call_later(self.limits.send_timeout, self.transport.abort)
+        self._write_timer = self.loop.call_later(self.limits.send_timeout, self.transport.abort)
 
     def resume_writing(self) -> None:
-        if self._stalled is not None:
-            self._stalled.cancel()
-            self._stalled = None
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
         super().resume_writing()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -225,9 +225,9 @@ class GuardedProtocol(H11Protocol):
         hint = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
         self._refuse(HTTPStatus(hint), msg.rstrip("."))
 
-    def _headers_are_late(self) -> None:
-        heard, _ = self.conn.trailing_data
-        if not heard:
+    def _on_header_timeout(self) -> None:
+        received, _ = self.conn.trailing_data
+        if not received:
             self._close()  # nothing was asked: an answer might be taken for another's
             return
         self._refuse(
@@ -238,30 +238,32 @@ class GuardedProtocol(H11Protocol):
     def _refuse(self, status: HTTPStatus, message: str) -> None:
         """Answer, unless an answer has begun, and close the connection."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self.transport.write(_answer(status, message))
+            self.transport.write(_response_bytes(status, message))
         self._close()
 
     def _close(self) -> None:
         """Close the connection when all that is written has been read, and in time in any case:
         what is too little to pause writing would be waited for without end."""
         self.transport.close()
-        self._wait(self.limits.send_timeout, self.transport.abort)
+        self._set_client_timer(self.limits.send_timeout, self.transport.abort)
 
-    def _wait(self, seconds: float | None, then: Callable[[], None] | None = None) -> None:
+    def _set_client_timer(
+        self, seconds: float | None, then: Callable[[], None] | None = None
+    ) -> None:
         """Let only `then` be waited for, or nothing."""
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
+        if self._client_timer is not None:
+            self._client_timer.cancel()
+            self._client_timer = None
         if seconds is not None and then is not None:
-            self._waiting = self.loop.call_later(seconds, then)
+            self._client_timer = self.loop.call_later(seconds, then)
 
 
-def guarded_protocol(limits: ConnectionLimits) -> type[GuardedProtocol]:
+def protocol_with_limits(limits: ConnectionLimits) -> type[DeadlineProtocol]:
     """The protocol with `limits`: uvicorn makes one for each connection, and knows no more."""
-    return type("LimitedProtocol", (GuardedProtocol,), {"limits": limits})
+    return type("LimitedProtocol", (DeadlineProtocol,), {"limits": limits})
 
 
-def _answer(status: HTTPStatus, message: str) -> bytes:
+def _response_bytes(status: HTTPStatus, message: str) -> bytes:
     """A whole answer: what the parser has seen of the request is not fit to answer it with."""
     body = json.dumps(openai_error(Problem(status, message))).encode()
     head = (
@@ -271,7 +273,7 @@ def _answer(status: HTTPStatus, message: str) -> bytes:
     return head.encode() + body
 
 
-async def _busy(scope: Scope, receive: Receive, send: Send) -> None:
+async def _refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
     """Answers in place of the application while there are too many connections."""
     problem = Problem(
         HTTPStatus.SERVICE_UNAVAILABLE,
@@ -284,7 +286,7 @@ async def _busy(scope: Scope, receive: Receive, send: Send) -> None:
     await response(scope, receive, send)
 
 
-_OTHERS: Final = 256
+_RESERVED_FILES: Final = 256
 """Files beside connections: the model's, the store's, the log."""
 
 
@@ -294,11 +296,13 @@ def connections_within_file_limit(wanted: int) -> int:
     Where the limit is low, connections get half of it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = _raised(soft, hard, wanted + _OTHERS)
-    return wanted if limit is None else max(1, min(wanted, max(limit - _OTHERS, limit // 2)))
+    limit = _raise_soft_limit(soft, hard, wanted + _RESERVED_FILES)
+    return (
+        wanted if limit is None else max(1, min(wanted, max(limit - _RESERVED_FILES, limit // 2)))
+    )
 
 
-def _raised(soft: int, hard: int, needed: int) -> int | None:
+def _raise_soft_limit(soft: int, hard: int, needed: int) -> int | None:
     """The limit as it is now; None for none, or none that matters."""
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return None

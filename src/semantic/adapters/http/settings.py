@@ -109,7 +109,7 @@ class ServerSettings(BaseSettings):
         mode="before",
     )
     @classmethod
-    def _separated(cls, given: object) -> object:
+    def _split_commas(cls, given: object) -> object:
         """A text stands for its parts between commas: what an environment variable can hold."""
         if isinstance(given, str):
             return tuple(part.strip() for part in given.split(",") if part.strip())
@@ -117,7 +117,7 @@ class ServerSettings(BaseSettings):
 
     @field_validator("api_keys", mode="before")
     @classmethod
-    def _not_none(cls, given: object) -> object:
+    def _require_key(cls, given: object) -> object:
         """An empty text is no wish to go without keys: a variable was not filled in."""
         if isinstance(given, str) and not given.strip(" ,"):
             raise ValueError("expected at least one key")
@@ -125,7 +125,7 @@ class ServerSettings(BaseSettings):
 
     @field_validator("api_keys")
     @classmethod
-    def _usable(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+    def _check_keys(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
         for key in keys:
             text = key.get_secret_value()
             if not (text.isascii() and text.isprintable() and text.strip() == text and text):
@@ -167,20 +167,20 @@ SECRET_NAMES: Final = frozenset({"api_keys"})
 
 
 _PREFIX: Final = "SEMANTIC_"
-_ON: Final = frozenset({"true", "1", "yes", "on", "t", "y"})
+_TRUE: Final = frozenset({"true", "1", "yes", "on", "t", "y"})
 _MASK: Final = "********"
 _LARGEST_FILE: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedSettings:
     """Settings, and for each by name where its value is from: "flag", "env NAME", "file PATH"
     or "default"."""
 
     settings: ServerSettings
     origins: Mapping[str, str]
 
-    def shown(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, object]:
         """Values as JSON can tell them; secrets are masked."""
         values: dict[str, object] = self.settings.model_dump(mode="json")
         for name in SECRET_NAMES:
@@ -194,14 +194,14 @@ def default_file() -> Path:
     return platformdirs.user_config_path("semantic") / "config.toml"
 
 
-def load_settings(flags: Mapping[str, object], file: Path | None = None) -> Loaded:
+def load_settings(flags: Mapping[str, object], file: Path | None = None) -> LoadedSettings:
     """The settings that `flags` (by field name), the environment and `file` give together.
 
     Without `file` the user's own is read, if there is one. Raises InvalidRequestError naming the
     setting, where it stands and what was expected.
     """
     path = default_file() if file is None else file
-    environment = _given(EnvSettingsSource(ServerSettings)())
+    environment = _without_empty(EnvSettingsSource(ServerSettings)())
     in_file = _read_toml(path, must_exist=file is not None)
     origins = dict.fromkeys(ServerSettings.model_fields, "default")
     values: dict[str, object] = {}
@@ -210,7 +210,7 @@ def load_settings(flags: Mapping[str, object], file: Path | None = None) -> Load
         (environment, {name: f"env {_PREFIX}{name.upper()}" for name in environment}),
         (flags, dict.fromkeys(flags, "flag")),
     ):
-        for name in _opposites(layer):
+        for name in _overridden(layer):
             if values.pop(name, None) is not None:
                 origins[name] = "default"
         values |= layer
@@ -222,10 +222,10 @@ def load_settings(flags: Mapping[str, object], file: Path | None = None) -> Load
     if settings.api_key_file is not None:
         given = () if origins["api_keys"] == "default" else (origins["api_keys"],)
         origins["api_keys"] = " and ".join((*given, f"file {settings.api_key_file}"))
-    return Loaded(_with_keys_of_file(settings), origins)
+    return LoadedSettings(_with_keys_of_file(settings), origins)
 
 
-def _given(environment: Mapping[str, object]) -> dict[str, object]:
+def _without_empty(environment: Mapping[str, object]) -> dict[str, object]:
     """Without variables that are empty, which count as not set; but an empty list of keys is a
     mistake that must not open a server."""
     return {
@@ -233,10 +233,10 @@ def _given(environment: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def _opposites(layer: Mapping[str, object]) -> list[str]:
+def _overridden(layer: Mapping[str, object]) -> list[str]:
     """What a layer makes void in all below it: the store is on, or off."""
     void = ["no_store"] if "store" in layer else []
-    return [*void, "store"] if str(layer.get("no_store", "")).lower() in _ON else void
+    return [*void, "store"] if str(layer.get("no_store", "")).lower() in _TRUE else void
 
 
 def _read_toml(path: Path, *, must_exist: bool) -> dict[str, object]:

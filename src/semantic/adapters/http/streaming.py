@@ -63,15 +63,15 @@ async def until_disconnect(request: Request, work: Coroutine[object, object, T])
     The request's body must have been read.
     """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(request))
+    gone = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
         raise ClientDisconnectedError
     finally:
-        await _ended(task)
-        await _ended(gone)
+        await _cancel_and_wait(task)
+        await _cancel_and_wait(gone)
 
 
 class StartedStream(Generic[T]):
@@ -95,7 +95,7 @@ class StartedStream(Generic[T]):
     async def aclose(self) -> None:
         """Close the generator: a request that still runs is cancelled."""
         if self._first is not None:
-            await _ended(self._first)
+            await _cancel_and_wait(self._first)
         await self._rest.aclose()
 
 
@@ -110,7 +110,7 @@ async def start_stream(request: Request, events: AsyncGenerator[T, None]) -> Sta
         return await anext(events)
 
     first = asyncio.ensure_future(take_first())
-    gone = asyncio.ensure_future(_disconnected(request))
+    gone = asyncio.ensure_future(_wait_for_disconnect(request))
     begun: StartedStream[T] | None = None
     try:
         await asyncio.wait(
@@ -124,9 +124,9 @@ async def start_stream(request: Request, events: AsyncGenerator[T, None]) -> Sta
             raise ClientDisconnectedError
         begun = StartedStream(first, events)
     finally:
-        await _ended(gone)
+        await _cancel_and_wait(gone)
         if begun is None:
-            await _ended(first)
+            await _cancel_and_wait(first)
             await events.aclose()
     return begun
 
@@ -146,12 +146,12 @@ def _bytes(event: ServerSentEvent) -> bytes:
     return event.encode().replace(b"\r\n", b"\n")
 
 
-async def _disconnected(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-async def _ended(task: asyncio.Future[T]) -> None:
+async def _cancel_and_wait(task: asyncio.Future[T]) -> None:
     """Cancel `task` if it still runs, and wait until it has ended."""
     if task.done():
         return

@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from semantic.adapters.http.anthropic.message_writer import Json, Manner, MessageWriter
-from semantic.adapters.http.anthropic.thinking import thought_of
-from semantic.adapters.http.anthropic.usage import usage_of
+from semantic.adapters.http.anthropic.reply import Json, MessageWriter, ResponseStyle, usage_of
+from semantic.adapters.http.anthropic.thinking import thinking_text
 from semantic.adapters.http.errors import WireError
 from semantic.domain.answer import (
     AnswerEnd,
@@ -38,7 +37,7 @@ from semantic.domain.request_parts import Change, Difference, PartKind
 EVENT: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
 BETA_EVENT: TypeAdapter[BetaRawMessageStreamEvent] = TypeAdapter(BetaRawMessageStreamEvent)
 USAGE = Usage(prompt=700, cached=256, completion=9, reasoning=2)
-PLAIN = Manner(USAGE.completion)
+PLAIN = ResponseStyle(USAGE.completion)
 
 
 def answer(
@@ -49,9 +48,9 @@ def answer(
     return [started, PromptProgress(699, 699), *pieces, end]
 
 
-def written(events: list[AnswerEvent], manner: Manner = PLAIN) -> tuple[list[Json], Json]:
+def written(events: list[AnswerEvent], style: ResponseStyle = PLAIN) -> tuple[list[Json], Json]:
     """The events of a stream, and the message that is sent instead of one."""
-    writer = MessageWriter("msg_1", "fake", manner)
+    writer = MessageWriter("msg_1", "fake", style)
     sent = [one for event in events for one in writer.write(event)]
     # What goes over the wire is text: nothing here may change it afterwards.
     return json.loads(json.dumps(sent)), json.loads(json.dumps(writer.message()))
@@ -115,7 +114,7 @@ def test_why_it_ended(
     reason: AnswerReason, stop_string: str | None, max_tokens: int, expected: tuple[str, str]
 ) -> None:
     events = answer(TextDelta("x"), reason=reason, stop_string=stop_string)
-    _, message = written(events, Manner(max_tokens))
+    _, message = written(events, ResponseStyle(max_tokens))
     assert (message["stop_reason"], message["stop_sequence"]) == expected
 
 
@@ -127,24 +126,24 @@ def test_an_answer_of_nothing_is_a_message_without_content() -> None:
 
 def test_thoughts_that_are_not_shown_come_back_in_their_signature() -> None:
     events, message = written(
-        answer(ReasoningDelta("Secret"), TextDelta("Hi")), Manner(9, thoughts_omitted=True)
+        answer(ReasoningDelta("Secret"), TextDelta("Hi")), ResponseStyle(9, omit_thinking=True)
     )
     assert "Secret" not in json.dumps([events, message])
     (thought, _) = added_up(events).content
     assert thought.type == "thinking"
     assert thought.thinking == ""
-    assert thought_of("", thought.signature) == "Secret"
+    assert thinking_text("", thought.signature) == "Secret"
 
 
 def test_a_prompt_alone_has_no_answer() -> None:
-    events, message = written(answer(TextDelta("x"), *CALL), Manner(0))
+    events, message = written(answer(TextDelta("x"), *CALL), ResponseStyle(0))
     assert types(events) == ["message_start", "message_delta", "message_stop"]
     assert (message["content"], message["stop_reason"]) == ([], "max_tokens")
     assert Message.model_validate(message).usage.output_tokens == 0
 
 
 def test_edits_of_the_context_are_answered_with_none() -> None:
-    events, message = written(answer(TextDelta("x")), Manner(9, edits_context=True))
+    events, message = written(answer(TextDelta("x")), ResponseStyle(9, report_context_edits=True))
     found = BetaMessage.model_validate(message).context_management
     assert found is not None
     assert found.applied_edits == []
@@ -190,13 +189,13 @@ def _calls(draw: st.DrawFn) -> tuple[AnswerPiece, ...]:
 @given(
     st.lists(_piece.map(lambda piece: (piece,)) | _calls(), max_size=8),
     st.sampled_from(["stop", "length", "tool_calls"]),
-    st.builds(Manner, st.sampled_from([0, 9, 10]), st.booleans(), st.booleans()),
+    st.builds(ResponseStyle, st.sampled_from([0, 9, 10]), st.booleans(), st.booleans()),
 )
 def test_a_stream_adds_up_to_the_message(
-    groups: list[tuple[AnswerPiece, ...]], reason: AnswerReason, manner: Manner
+    groups: list[tuple[AnswerPiece, ...]], reason: AnswerReason, style: ResponseStyle
 ) -> None:
     pieces = [piece for group in groups for piece in group]
-    events, message = written(answer(*pieces, reason=reason), manner)
+    events, message = written(answer(*pieces, reason=reason), style)
     for event in events:
         BETA_EVENT.validate_python(event)
     BetaMessage.model_validate(message)

@@ -12,9 +12,13 @@ from anthropic.types.beta import message_count_tokens_params, message_create_par
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semantic.adapters.http.anthropic import fields, sdk_types
-from semantic.adapters.http.anthropic.thinking import seal, sealed_text, thought_of
-from semantic.adapters.http.anthropic.wanted import Wanted, read_chat, read_wanted
+from semantic.adapters.http.anthropic import request, sdk_types
+from semantic.adapters.http.anthropic.request import MessageRequest, read_chat, read_request
+from semantic.adapters.http.anthropic.thinking import (
+    signature_of,
+    signature_with_text,
+    thinking_text,
+)
 from semantic.adapters.http.errors import FieldError
 from semantic.adapters.http.logs import WarnOnce
 from semantic.domain.chat import AnswerFormat, Message, Tool, ToolCall, ToolChoice
@@ -30,8 +34,8 @@ def body(**changes: object) -> dict[str, object]:
     return {"model": "fake", "max_tokens": 100, "messages": [HELLO], **changes}
 
 
-def wanted(sampling: SamplingParams | None = None, /, **changes: object) -> Wanted:
-    return read_wanted(SDK, body(**changes), sampling or SamplingParams(), WarnOnce())
+def wanted(sampling: SamplingParams | None = None, /, **changes: object) -> MessageRequest:
+    return read_request(SDK, body(**changes), sampling or SamplingParams(), WarnOnce())
 
 
 def messages(*given_messages: object, **changes: object) -> tuple[Message, ...]:
@@ -48,7 +52,12 @@ def refusal(**changes: object) -> FieldError:
 
 
 def test_every_field_of_the_sdk_has_its_place() -> None:
-    tables = [set(fields.WORKS), set(fields.OURS), set(fields.NO_EFFECT), set(fields.REFUSED)]
+    tables = [
+        set(request.SUPPORTED),
+        set(request.EXTENSIONS),
+        set(request.IGNORED),
+        set(request.REFUSED),
+    ]
     placed = set().union(*tables)
     assert sum(map(len, tables)) == len(placed)
     documented = {
@@ -62,7 +71,7 @@ def test_every_field_of_the_sdk_has_its_place() -> None:
     assert placed - documented - older == {"agent_id"}
 
 
-@pytest.mark.parametrize("name", sorted(fields.REFUSED))
+@pytest.mark.parametrize("name", sorted(request.REFUSED))
 def test_what_cannot_be_served_is_refused_by_name_unless_empty(name: str) -> None:
     assert refusal(**{name: {"type": "x"}}).param == name
     wanted(**{name: [] if name == "mcp_servers" else None})
@@ -72,7 +81,7 @@ def test_unknown_fields_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
     warnings = WarnOnce()
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            read_wanted(SDK, body(new="x", **{"a\nb": 1}), SamplingParams(), warnings)
+            read_request(SDK, body(new="x", **{"a\nb": 1}), SamplingParams(), warnings)
     assert [record.message for record in caplog.records] == [
         "/v1/messages: the field 'new' is not known and has no effect",
         "/v1/messages: the field 'a\\nb' is not known and has no effect",
@@ -103,8 +112,8 @@ def test_what_claude_code_sends_is_accepted() -> None:
     )
     assert asked.chat.template_options == {"enable_thinking": True, "reasoning_effort": "high"}
     assert asked.stream
-    assert asked.thoughts_omitted
-    assert asked.edits_context
+    assert asked.omit_thinking
+    assert asked.report_context_edits
 
 
 # Messages
@@ -241,14 +250,14 @@ def test_an_answer_cannot_be_continued() -> None:
 
 @given(st.text())
 def test_a_thought_that_was_not_shown_comes_back(thought: str) -> None:
-    assert thought_of("", sealed_text(thought)) == thought
-    assert thought_of(thought, seal(thought)) == thought
-    assert seal(thought) == seal(thought)
+    assert thinking_text("", signature_with_text(thought)) == thought
+    assert thinking_text(thought, signature_of(thought)) == thought
+    assert signature_of(thought) == signature_of(thought)
 
 
 @pytest.mark.parametrize("signature", ["", "ErUBCkYIB", "semantic.text.%%%", "semantic.text._w=="])
 def test_a_signature_that_is_not_ours_says_nothing(signature: str) -> None:
-    assert thought_of("", signature) == ""
+    assert thinking_text("", signature) == ""
 
 
 @pytest.mark.parametrize(
@@ -368,7 +377,7 @@ def test_a_wrong_value_is_named(name: str, value: object) -> None:
     assert refusal(**{name: value}).param.startswith(name)
 
 
-@pytest.mark.parametrize("name", sorted(fields.WORKS - {"max_tokens", "messages", "model"}))
+@pytest.mark.parametrize("name", sorted(request.SUPPORTED - {"max_tokens", "messages", "model"}))
 def test_null_is_a_field_that_was_not_given(name: str) -> None:
     assert wanted(**{name: None}) == wanted()
     asked = {"model": "fake", "messages": [HELLO]}
@@ -387,7 +396,7 @@ def test_json_formats() -> None:
 def test_counting_reads_the_same_conversation() -> None:
     asked = body(system="Be brief.", tools=[LOOK])
     chat = read_chat(SDK, {k: v for k, v in asked.items() if k != "max_tokens"}, WarnOnce())
-    assert chat == read_wanted(SDK, asked, SamplingParams(), WarnOnce()).chat
+    assert chat == read_request(SDK, asked, SamplingParams(), WarnOnce()).chat
 
 
 _json = st.recursive(
@@ -404,7 +413,7 @@ _json = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from(sorted(fields.WORKS)), _json, max_size=6))
+@given(st.dictionaries(st.sampled_from(sorted(request.SUPPORTED)), _json, max_size=6))
 def test_any_body_is_read_or_refused(changes: dict[str, object]) -> None:
     with suppress(InvalidRequestError):
         wanted(**changes)

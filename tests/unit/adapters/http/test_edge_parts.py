@@ -14,8 +14,8 @@ from typing_extensions import TypedDict
 
 from semantic.adapters.http.errors import FieldError, TooLargeError
 from semantic.adapters.http.logs import (
-    EVERY_SECONDS,
-    FACTS,
+    LOG_FIELDS,
+    PROGRESS_INTERVAL,
     JsonLines,
     ProgressLog,
     RequestLogEntry,
@@ -110,8 +110,8 @@ def test_an_answer_is_timed_by_its_events() -> None:
         "first_token",
         "finished",
     ]
-    assert (record.first, record.total, record.gaps) == (6.0, 8.0, [0.5])
-    assert (record.prefill, record.waited, record.decode) == (4.0, 2.0, 2.0)
+    assert (record.ttft, record.total, record.gaps) == (6.0, 8.0, [0.5])
+    assert (record.prefill, record.queue_time, record.decode) == (4.0, 2.0, 2.0)
     assert (record.tokens_per_second, record.finish) == (1.0, "stop")
 
 
@@ -172,7 +172,7 @@ def test_a_long_prefill_is_told_every_few_seconds(caplog: pytest.LogCaptureFixtu
     progress = ProgressLog(clock)
     progress.accepted("u", "me", 100)
     for done in range(0, 100, 10):
-        clock.advance(EVERY_SECONDS / 4)
+        clock.advance(PROGRESS_INTERVAL / 4)
         progress.prefilled("u", done, 99)
     progress.finished("u", AnswerRecord())
     progress.prefilled("u", 99, 99)
@@ -181,7 +181,7 @@ def test_a_long_prefill_is_told_every_few_seconds(caplog: pytest.LogCaptureFixtu
 
 def test_lines_are_one_line_whatever_a_name_holds() -> None:
     record = logging.LogRecord("semantic.server", logging.INFO, "", 0, "request", (), None)
-    vars(record)[FACTS] = {"agent": 'a b\n"\x1b[0m', "ttft_s": 0.12345, "tok_s": None, "n": 3}
+    vars(record)[LOG_FIELDS] = {"agent": 'a b\n"\x1b[0m', "ttft_s": 0.12345, "tok_s": None, "n": 3}
     line = TextLines().format(record)
     assert line.endswith(r'info request agent="a b\n\"\u001b[0m" ttft_s=0.123 n=3')
     found = json.loads(JsonLines().format(record))
@@ -239,11 +239,11 @@ def test_very_many_values_are_refused_unread() -> None:
 def test_a_requests_line_says_what_was_lost_and_why() -> None:
     line = RequestLogEntry()
     line.finished("u", AnswerRecord(agent="me", match=MATCH))
-    assert {line.facts()[name] for name in ("lost", "lost_s", "lost_why")} == {None}
+    assert {line.fields()[name] for name in ("lost", "lost_s", "lost_why")} == {None}
     tool = Difference(PartKind.TOOL, Change.CHANGED, 7, "Bash")
     for lost in (Lost(5, 0.1), Lost(40, 4.0, tool), Lost(30, 3.0)):
         line.finished("u", AnswerRecord(match=replace(MATCH, end=MatchEnd.DIVERGED, lost=lost)))
-    facts = line.facts()
+    facts = line.fields()
     assert [facts[name] for name in ("lost", "lost_s", "lost_why")] == [
         40, 4.0, "Tool 7 (Bash) changed.",
     ]  # fmt: skip

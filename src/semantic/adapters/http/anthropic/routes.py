@@ -16,9 +16,8 @@ from sse_starlette import ServerSentEvent
 from starlette.responses import JSONResponse, Response
 
 from semantic.adapters.http.anthropic import sdk_types
-from semantic.adapters.http.anthropic.description import described
-from semantic.adapters.http.anthropic.message_writer import Json, Manner, MessageWriter
-from semantic.adapters.http.anthropic.wanted import read_chat, read_wanted
+from semantic.adapters.http.anthropic.reply import Json, MessageWriter, ResponseStyle
+from semantic.adapters.http.anthropic.request import read_chat, read_request
 from semantic.adapters.http.context import serving_of
 from semantic.adapters.http.errors import (
     FieldError,
@@ -47,9 +46,30 @@ router = APIRouter(tags=["Anthropic"])
 _warnings = WarnOnce()
 
 
+def _described(reply: str, *required: str, streams: bool = False) -> dict[str, object]:
+    """A route whose body needs the whole numbers `required` beside a model and messages."""
+    body = {
+        "type": "object",
+        "description": "As Anthropic documents it.",
+        "required": ["model", "messages", *required],
+        "properties": {
+            "model": {"type": "string"},
+            "messages": {"type": "array", "items": {"type": "object"}, "minItems": 1},
+            **{name: {"type": "integer", "minimum": 0} for name in required},
+        },
+    }
+    replies = {"application/json": {"schema": {"type": "object"}}}
+    if streams:
+        replies["text/event-stream"] = {"schema": {"type": "string"}}
+    return {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
+        "responses": {"200": {"description": reply, "content": replies}},
+    }
+
+
 @router.post(
     "/v1/messages",
-    openapi_extra=described("The message, or a stream of events.", "max_tokens", streams=True),
+    openapi_extra=_described("The message, or a stream of events.", "max_tokens", streams=True),
 )
 async def create_message(request: Request) -> Response:
     """Answer a conversation, as a message or, with `stream`, as events."""
@@ -57,24 +77,24 @@ async def create_message(request: Request) -> Response:
     body = await read_json(request)
     _require_model(body, serving.model)
     sdk = await to_thread.run_sync(sdk_types.load)
-    wanted = read_wanted(sdk, body, serving.model.sampling, _warnings)
+    parsed = read_request(sdk, body, serving.model.sampling, _warnings)
     ask = Ask(
-        wanted.chat,
-        wanted.sampling,
-        max(1, wanted.max_tokens),
+        parsed.chat,
+        parsed.sampling,
+        max(1, parsed.max_tokens),
         agent_of(request, body),
         tenant_of(request),
         identity_of(request, body),
     )
-    begun = await start_stream(request, serving.answer(ask))
-    manner = Manner(wanted.max_tokens, wanted.thoughts_omitted, wanted.edits_context)
-    writer = MessageWriter(f"msg_{uuid.uuid4().hex}", serving.model.id, manner)
-    if wanted.stream:
-        return event_stream(request, _events(request, begun, writer), _ping)
-    return JSONResponse(await until_disconnect(request, _message(begun, writer)))
+    stream = await start_stream(request, serving.answer(ask))
+    style = ResponseStyle(parsed.max_tokens, parsed.omit_thinking, parsed.report_context_edits)
+    writer = MessageWriter(f"msg_{uuid.uuid4().hex}", serving.model.id, style)
+    if parsed.stream:
+        return event_stream(request, _events(request, stream, writer), _ping)
+    return JSONResponse(await until_disconnect(request, _message(stream, writer)))
 
 
-@router.post("/v1/messages/count_tokens", openapi_extra=described("How many tokens."))
+@router.post("/v1/messages/count_tokens", openapi_extra=_described("How many tokens."))
 async def count_tokens(request: Request) -> Response:
     """How many tokens a conversation has as a prompt."""
     serving = serving_of(request)
@@ -96,19 +116,19 @@ def _require_model(body: Mapping[str, object], model: ServedModel) -> None:
         )
 
 
-async def _message(begun: StartedStream[AnswerEvent], writer: MessageWriter) -> Json:
-    async with aclosing(begun):
-        async for event in begun:
+async def _message(stream: StartedStream[AnswerEvent], writer: MessageWriter) -> Json:
+    async with aclosing(stream):
+        async for event in stream:
             writer.write(event)
     return writer.message()
 
 
 async def _events(
-    request: Request, begun: StartedStream[AnswerEvent], writer: MessageWriter
+    request: Request, stream: StartedStream[AnswerEvent], writer: MessageWriter
 ) -> AsyncGenerator[ServerSentEvent, None]:
-    async with aclosing(begun):
+    async with aclosing(stream):
         try:
-            async for event in _written(begun, writer):
+            async for event in _written(stream, writer):
                 yield sse_event(event, str(event["type"]))
         except (SemanticError, WireError) as error:
             request_id = request_id_of(request.scope)
@@ -116,8 +136,10 @@ async def _events(
             yield sse_event(anthropic_error(problem_of(error), request_id), "error")
 
 
-async def _written(begun: StartedStream[AnswerEvent], writer: MessageWriter) -> AsyncIterator[Json]:
-    async for answer_event in begun:
+async def _written(
+    stream: StartedStream[AnswerEvent], writer: MessageWriter
+) -> AsyncIterator[Json]:
+    async for answer_event in stream:
         for event in writer.write(answer_event):
             yield event
 

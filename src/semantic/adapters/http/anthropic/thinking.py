@@ -15,17 +15,17 @@ _SEAL: Final = "semantic.seal."
 _TEXT: Final = "semantic.text."
 
 
-def seal(thought: str) -> str:
+def signature_of(thought: str) -> str:
     """The signature of a thought that the client is shown: the same for the same text."""
     return _SEAL + _encoded(hashlib.sha256(_utf8(thought)).digest())
 
 
-def sealed_text(thought: str) -> str:
+def signature_with_text(thought: str) -> str:
     """The signature of a thought that the client is not shown: it holds it."""
     return _TEXT + _encoded(_utf8(thought))
 
 
-def thought_of(shown: str, signature: str) -> str:
+def thinking_text(shown: str, signature: str) -> str:
     """The thought that came back; `shown` unless only the signature has it."""
     if shown or not signature.startswith(_TEXT):
         return shown

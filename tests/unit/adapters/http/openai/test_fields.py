@@ -134,7 +134,7 @@ def test_names_that_a_client_invents_are_not_remembered_without_end(
     told = WarnOnce()
     monkeypatch.setattr(fields, "warnings", told)
     fields.known_fields({f"name{i}": i for i in range(5000)}, CHAT_FIELDS)
-    assert len(told._said) == 1000
+    assert len(told._logged) == 1000
 
 
 @pytest.mark.parametrize(

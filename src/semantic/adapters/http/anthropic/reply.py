@@ -11,8 +11,8 @@ from typing import Literal
 
 from pydantic_core import from_json
 
-from semantic.adapters.http.anthropic.thinking import seal, sealed_text
-from semantic.adapters.http.anthropic.usage import usage_at_start, usage_of
+from semantic.adapters.http.anthropic.thinking import signature_of, signature_with_text
+from semantic.adapters.http.cache_miss_report import usage_extension
 from semantic.adapters.http.errors import RETRY_SECONDS, WireError
 from semantic.domain.answer import (
     AnswerEnd,
@@ -24,7 +24,9 @@ from semantic.domain.answer import (
     ToolCallDelta,
     ToolCallFailed,
     ToolCallStarted,
+    Usage,
 )
+from semantic.domain.value_objects import BLOCK_TOKENS
 
 logger = logging.getLogger("semantic.server")
 
@@ -46,17 +48,17 @@ class _Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
-    """How an answer is to be told.
+class ResponseStyle:
+    """How an answer is to be found.
 
     An answer may have `max_tokens`, 0 to compute the prompt only: what the model wrote is left
-    out then. See `Wanted` for the others.
+    out then. See `MessageRequest` for the others.
     """
 
     max_tokens: int
 
-    thoughts_omitted: bool = False
-    edits_context: bool = False
+    omit_thinking: bool = False
+    report_context_edits: bool = False
 
     @property
     def prompt_only(self) -> bool:
@@ -66,8 +68,8 @@ class Manner:
 class MessageWriter:
     """Writes one message. `write` takes an answer's events in order and returns those to send."""
 
-    def __init__(self, message_id: str, model: str, manner: Manner) -> None:
-        self._manner = manner
+    def __init__(self, message_id: str, model: str, style: ResponseStyle) -> None:
+        self._style = style
         self._blocks: list[_Block] = []
         self._open = False  # whether the last block may still grow
         self._problem = ""
@@ -96,7 +98,7 @@ class MessageWriter:
             case ToolCallFailed():
                 self._problem = event.problem
                 return []
-        return [] if self._manner.prompt_only else self._piece(event)
+        return [] if self._style.prompt_only else self._piece(event)
 
     def message(self) -> Json:
         """The whole message; only after the end was written."""
@@ -133,7 +135,7 @@ class MessageWriter:
     def _grow(self, text: str, delta: str, key: str) -> list[Json]:
         block = self._blocks[-1]
         block.parts.append(text)
-        if block.kind == "thinking" and self._manner.thoughts_omitted:
+        if block.kind == "thinking" and self._style.omit_thinking:
             return []
         return [self._event("content_block_delta", delta={"type": delta, key: text})]
 
@@ -156,7 +158,7 @@ class MessageWriter:
         _require_success(end, self._problem)
         stop_reason = self._stop_reason(end)
         stop_sequence = end.stop_string if stop_reason == "stop_sequence" else None
-        usage = usage_of(end.usage, answered=not self._manner.prompt_only)
+        usage = usage_of(end.usage, answered=not self._style.prompt_only)
         self._message |= {
             "stop_reason": stop_reason,
             "stop_sequence": stop_sequence,
@@ -167,18 +169,18 @@ class MessageWriter:
             "delta": {"stop_reason": stop_reason, "stop_sequence": stop_sequence},
             "usage": usage,
         }
-        if self._manner.edits_context:
+        if self._style.report_context_edits:
             edits: Json = {"context_management": {"applied_edits": []}}
             self._message |= edits
             delta |= edits
         return [*self._stop_block(), delta, {"type": "message_stop"}]
 
     def _stop_reason(self, end: AnswerEnd) -> str:
-        if self._manner.prompt_only:
+        if self._style.prompt_only:
             return "max_tokens"
         if end.reason == "stop":
             return "end_turn" if end.stop_string is None else "stop_sequence"
-        if end.reason == "length" and end.usage.completion < self._manner.max_tokens:
+        if end.reason == "length" and end.usage.completion < self._style.max_tokens:
             return "model_context_window_exceeded"  # there was no room for more
         return _STOP_REASONS[end.reason]
 
@@ -187,16 +189,20 @@ class MessageWriter:
             case "text":
                 return {"type": "text", "text": block.text}
             case "thinking":
-                shown = "" if self._manner.thoughts_omitted else block.text
+                shown = "" if self._style.omit_thinking else block.text
                 signature = self._signature(block)
                 return {"type": "thinking", "thinking": shown, "signature": signature}
             case "tool_use":
-                # A call that was cut off is told as far as it goes, as streaming clients read it.
+                # A call that was cut off is found as far as it goes, as streaming clients read it.
                 arguments = from_json(block.text or "{}", allow_partial=True)
                 return {**_empty(block), "input": arguments}
 
     def _signature(self, block: _Block) -> str:
-        return sealed_text(block.text) if self._manner.thoughts_omitted else seal(block.text)
+        return (
+            signature_with_text(block.text)
+            if self._style.omit_thinking
+            else signature_of(block.text)
+        )
 
 
 _STOP_REASONS: dict[AnswerReason, str] = {"length": "max_tokens", "tool_calls": "tool_use"}
@@ -223,3 +229,36 @@ def _require_success(end: AnswerEnd, problem: str) -> None:
         # What went wrong may tell of the machine; only the log gets it.
         logger.error("an answer failed: %s", end.error)
         raise WireError(500, "the model failed while it answered")
+
+
+def usage_at_start(prompt_tokens: int) -> dict[str, object]:
+    """Before anything is known of the cache: the event at the end says how the prompt divides."""
+    return _usage(prompt_tokens, read=0, created=0, output=0, thinking=0)
+
+
+def usage_of(usage: Usage, *, answered: bool = True) -> dict[str, object]:
+    """The three parts add up to the prompt. `answered` is False when no answer was found.
+
+    The last token is never among those written, so `input_tokens` is at least 1: there are
+    clients that take 0 for a figure that is missing, and go on with the one from the start.
+    """
+    whole_blocks = (usage.prompt - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+    created = max(0, whole_blocks - usage.cached)
+    found = _usage(
+        usage.prompt - usage.cached - created,
+        read=usage.cached,
+        created=created,
+        output=usage.completion if answered else 0,
+        thinking=usage.reasoning if answered else 0,
+    )
+    return found | usage_extension(usage.match)
+
+
+def _usage(rest: int, *, read: int, created: int, output: int, thinking: int) -> dict[str, object]:
+    return {
+        "input_tokens": rest,
+        "cache_read_input_tokens": read,
+        "cache_creation_input_tokens": created,
+        "output_tokens": output,
+        "output_tokens_details": {"thinking_tokens": thinking},
+    }
