@@ -49,9 +49,7 @@ class HttpServer(uvicorn.Server):
     Nothing is lost by the latter but what was computed since: the store can be killed.
     """
 
-    def __init__(
-        self, app: FastAPI, settings: ServerSettings, on_stop: Callable[[], None]
-    ) -> None:
+    def __init__(self, app: FastAPI, settings: ServerSettings, on_stop: Callable[[], None]) -> None:
         self._settings = settings
         self._protocol = protocol_with_limits(_limits(settings))
         super().__init__(_config(app, settings, self._protocol))
