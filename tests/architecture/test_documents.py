@@ -1,0 +1,160 @@
+"""What the documents name exists: modules, functions and classes in them, and linked files.
+
+A path in a code span is looked for from the repository's root and from `src/semantic`; a span
+`path.py::Name.method` names a definition in that module. Nothing of `semantic` is imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "semantic"
+FOLDERS = ("src", "tests", "docs", "benchmarks", "experiments", "tools")
+DOCUMENTS = sorted(
+    [
+        *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")),
+        ROOT / "SECURITY.md",
+        *(ROOT / "docs").rglob("*.md"),
+    ]
+)
+MOST_WORDS = {"README.md": 900, "ARCHITECTURE.md": 1200}
+
+FENCE = re.compile(r"^(```+|~~~+).*?^\1", re.DOTALL | re.MULTILINE)
+SPAN = re.compile(r"`([^`\n]+)`")
+MODULE = re.compile(r"(?P<path>(?:[\w.-]+/)*[\w-]+\.py)(?:::(?P<name>[\w.]+))?")
+FOLDER = re.compile(r"(?:[\w.-]+/)+[\w.-]*")
+LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)(?:#[^)]*)?\)")
+
+# --- what each rule looks for -----------------------------------------------------------------
+
+
+def unknown_names(text: str) -> list[str]:
+    """Paths and definitions in the code spans of a text that are not there."""
+    spans = SPAN.findall(FENCE.sub("", text))
+    return [span for span in spans if not _is_known(span)]
+
+
+def broken_links(text: str, folder: Path) -> list[str]:
+    """Links to files that are not there; addresses of other sites are not looked at."""
+    return [target for target in LINK.findall(text) if not (folder / target).exists()]
+
+
+def defined_names(tree: ast.Module) -> set[str]:
+    """Classes, functions, methods (`Class.method`) and assigned names of a module."""
+    return set(_definitions(tree.body, ""))
+
+
+def _is_known(span: str) -> bool:
+    module = MODULE.fullmatch(span)
+    if module is not None:
+        places = _places(module["path"])
+        name = module["name"]
+        return bool(places) and (name is None or any(name in _names(path) for path in places))
+    if FOLDER.fullmatch(span) and span.split("/", 1)[0] in _top_folders():
+        return bool(_places(span))
+    return True
+
+
+def _places(path: str) -> list[Path]:
+    if "/" in path:
+        return [found for base in (ROOT, SOURCE) if (found := base / path).exists()]
+    below = (found for folder in FOLDERS for found in (ROOT / folder).rglob(path))
+    return [found for found in below if "node_modules" not in found.parts]
+
+
+def _top_folders() -> set[str]:
+    return {*FOLDERS, *(path.name for path in SOURCE.iterdir() if path.is_dir())}
+
+
+def _names(path: Path) -> set[str]:
+    return defined_names(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def _definitions(body: list[ast.stmt], prefix: str) -> Iterator[str]:
+    for node in body:
+        match node:
+            case ast.ClassDef(name=name, body=inner):
+                yield prefix + name
+                yield from _definitions(inner, f"{prefix}{name}.")
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield prefix + name
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                yield prefix + name
+            case _:
+                pass
+
+
+def _short(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+# --- the rules --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=_short)
+def test_every_module_and_definition_that_a_document_names_exists(document: Path) -> None:
+    assert unknown_names(document.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=_short)
+def test_every_file_that_a_document_links_exists(document: Path) -> None:
+    assert broken_links(document.read_text(encoding="utf-8"), document.parent) == []
+
+
+@pytest.mark.parametrize(("name", "most"), MOST_WORDS.items())
+def test_a_document_to_begin_with_is_short(name: str, most: int) -> None:
+    assert len((ROOT / name).read_text(encoding="utf-8").split()) <= most
+
+
+def test_every_decision_is_in_the_index() -> None:
+    folder = ROOT / "docs" / "adr"
+    index = (folder / "README.md").read_text(encoding="utf-8")
+    assert [path.name for path in folder.glob("0*.md") if f"({path.name})" not in index] == []
+
+
+# --- the rules can fire -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "span",
+    [
+        "domain/no_such_module.py",
+        "no_such_module.py",
+        "domain/services.py::NoSuchClass",
+        "domain/services.py::BlockPool.no_such_method",
+        "adapters/no_such_folder",
+        "src/semantic/no_such_folder/",
+    ],
+)
+def test_an_unknown_name_is_found(span: str) -> None:
+    assert unknown_names(f"see `{span}`") == [span]
+
+
+@pytest.mark.parametrize(
+    "span",
+    [
+        "domain/services.py",
+        "services.py",
+        "domain/services.py::BlockPool.share",
+        "src/semantic/domain",
+        "adapters/stores/",
+        "path/or/hub-id",
+        "X-Agent-ID",
+    ],
+)
+def test_a_known_name_passes(span: str) -> None:
+    assert unknown_names(f"see `{span}`") == []
+
+
+def test_code_blocks_are_no_names() -> None:
+    assert unknown_names("```\n`no_such_module.py`\n```\n") == []
+
+
+def test_a_broken_link_is_found() -> None:
+    assert broken_links("[a](no_such.md) [b](https://example.org)", ROOT) == ["no_such.md"]
