@@ -106,9 +106,9 @@ class Lifecycle:
 def import_sdks() -> None:
     """Takes a second or two; any thread may do it."""
     from semantic.adapters.http.anthropic import sdk_types
-    from semantic.adapters.http.openai import body_types
+    from semantic.adapters.http.openai import sdk_types as openai_types
 
     sdk_types.load()
-    body_types.chat_adapter()
-    body_types.completion_adapter()
-    body_types.response_adapter()
+    openai_types.chat_adapter()
+    openai_types.completion_adapter()
+    openai_types.response_adapter()

@@ -15,8 +15,7 @@ from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt, StrictStr, Ty
 
 from semantic.adapters.http.context import serving_of
 from semantic.adapters.http.errors import FieldError
-from semantic.adapters.http.openai.chat_messages import messages_of
-from semantic.adapters.http.openai.chat_tools import tools_of
+from semantic.adapters.http.openai.chat.conversation import messages_of, tools_of
 from semantic.adapters.http.request_body import read_json, validated
 from semantic.domain.chat import Chat
 from semantic.domain.errors import ModelNotFoundError

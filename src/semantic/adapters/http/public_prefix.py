@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from semantic.adapters.http.openai.chat_messages import messages_of
-from semantic.adapters.http.openai.chat_tools import tools_of
+from semantic.adapters.http.openai.chat.conversation import messages_of, tools_of
 from semantic.adapters.http.request_body import parse_object
 from semantic.domain.chat import Chat, Message
 from semantic.domain.errors import InvalidRequestError

@@ -1,4 +1,4 @@
-"""The wires of OpenAI's clients: chat completions and completions. A wire decides nothing."""
+"""OpenAI's wires: chat completions, completions and responses."""
 
 from semantic.adapters.http.openai.routes import router
 

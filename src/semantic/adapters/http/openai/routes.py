@@ -1,4 +1,4 @@
-"""/v1/chat/completions and /v1/completions: a body becomes asks, their answers become a reply."""
+"""/v1/chat/completions and /v1/completions: parse the body, run its choices, reply."""
 
 from __future__ import annotations
 
@@ -11,25 +11,53 @@ from starlette.responses import JSONResponse, Response
 
 from semantic.adapters.http.context import serving_of, settings_of
 from semantic.adapters.http.identity import agent_of, identity_of, tenant_of
-from semantic.adapters.http.openai.caller import Caller
-from semantic.adapters.http.openai.chat_pieces import chat_pieces
-from semantic.adapters.http.openai.chat_reply import ChatChunks, chat_reply
-from semantic.adapters.http.openai.chat_request import chat_request
-from semantic.adapters.http.openai.choices import together
-from semantic.adapters.http.openai.completion_pieces import completion_pieces
-from semantic.adapters.http.openai.completion_reply import CompletionChunks, completion_reply
-from semantic.adapters.http.openai.completion_request import completion_request
-from semantic.adapters.http.openai.description import described
-from semantic.adapters.http.openai.reply_head import new_head
-from semantic.adapters.http.openai.replying import streamed
-from semantic.adapters.http.openai.usage import UsageSum
+from semantic.adapters.http.openai.chat.reply import ChatChunks, chat_deltas, chat_reply
+from semantic.adapters.http.openai.chat.request import chat_request
+from semantic.adapters.http.openai.completions.reply import (
+    CompletionChunks,
+    completion_deltas,
+    completion_reply,
+)
+from semantic.adapters.http.openai.completions.request import completion_request
+from semantic.adapters.http.openai.replies import UsageSum, merged_events, new_metadata, streamed
+from semantic.adapters.http.openai.requests import Caller
 from semantic.adapters.http.request_body import read_json
 from semantic.adapters.http.streaming import until_disconnect
 from semantic.ports.serving import ServedModel
 
 router: Final = APIRouter(tags=["openai"])
 
-R = TypeVar("R")
+P = TypeVar("P")
+
+
+def described(required: str) -> dict[str, object]:
+    """The OpenAPI description of a route whose body requires `model` and the field `required`.
+
+    Written by hand: generating it would import the SDK.
+    """
+    properties = {
+        "model": {"type": "string"},
+        required: {},
+        "stream": {"type": "boolean"},
+    }
+    body = {
+        "type": "object",
+        "description": "As OpenAI documents it; fields that are not supported are a 400.",
+        "required": ["model", required],
+        "properties": properties,
+    }
+    return {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
+        "responses": {
+            "200": {
+                "description": "The reply, or a stream of its chunks.",
+                "content": {
+                    "application/json": {"schema": {"type": "object"}},
+                    "text/event-stream": {"schema": {"type": "string"}},
+                },
+            }
+        },
+    }
 
 
 @router.post("/v1/chat/completions", openapi_extra=described("messages"))
@@ -37,39 +65,39 @@ async def create_chat_completion(request: Request) -> Response:
     """Answers a conversation, as OpenAI's chat completions do."""
     body = await read_json(request)
     serving = serving_of(request)
-    asked = await _read(chat_request, request, body, serving.model)
-    head, usage = new_head("chatcmpl", serving.model), UsageSum(n=len(asked.asks))
-    pieces = chat_pieces(together(serving, asked.asks), serving)
-    if asked.options.stream:
-        return await streamed(request, pieces, ChatChunks(head, asked.options, usage))
-    return JSONResponse(await until_disconnect(request, chat_reply(pieces, head, usage)))
+    parsed = await _parsed(chat_request, request, body, serving.model)
+    metadata, usage = new_metadata("chatcmpl", serving.model), UsageSum(n=len(parsed.choices))
+    deltas = chat_deltas(merged_events(serving, parsed.choices), serving)
+    if parsed.options.stream:
+        return await streamed(request, deltas, ChatChunks(metadata, parsed.options, usage))
+    return JSONResponse(await until_disconnect(request, chat_reply(deltas, metadata, usage)))
 
 
 @router.post("/v1/completions", openapi_extra=described("prompt"))
 async def create_completion(request: Request) -> Response:
-    """Goes on with a text or with tokens, as OpenAI's completions do."""
+    """Continues a text or token ids, as OpenAI's completions do."""
     body = await read_json(request)
     serving = serving_of(request)
-    asked = await _read(completion_request, request, body, serving.model)
-    head, usage = new_head("cmpl", serving.model), UsageSum(asked.n)
-    pieces = completion_pieces(together(serving, asked.asks), serving, asked)
-    if asked.options.stream:
-        return await streamed(request, pieces, CompletionChunks(head, asked.options, usage))
-    return JSONResponse(await until_disconnect(request, completion_reply(pieces, head, usage)))
+    parsed = await _parsed(completion_request, request, body, serving.model)
+    metadata, usage = new_metadata("cmpl", serving.model), UsageSum(parsed.n)
+    deltas = completion_deltas(merged_events(serving, parsed.choices), serving, parsed)
+    if parsed.options.stream:
+        return await streamed(request, deltas, CompletionChunks(metadata, parsed.options, usage))
+    return JSONResponse(await until_disconnect(request, completion_reply(deltas, metadata, usage)))
 
 
-async def _read(
-    read: Callable[[Mapping[str, object], ServedModel, Caller], R],
+async def _parsed(
+    parse: Callable[[Mapping[str, object], ServedModel, Caller], P],
     request: Request,
     body: Mapping[str, object],
     model: ServedModel,
-) -> R:
-    """What `body` asks. It is read beside the event loop, where it holds up nobody: bodies may be
-    large, and the first one imports the SDK."""
+) -> P:
+    """`body` as parsed by `parse`, in a worker thread: bodies may be large, and the first one
+    imports the SDK."""
     caller = Caller(
         agent_of(request, body),
         tenant_of(request),
         settings_of(request).force_usage,
         identity_of(request, body),
     )
-    return await to_thread.run_sync(read, body, model, caller)
+    return await to_thread.run_sync(parse, body, model, caller)

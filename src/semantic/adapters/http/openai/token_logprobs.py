@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens as the chat wire tells them: by text, with the likeliest others."""
+"""Log-probabilities of tokens in the shape of chat completions: by text, with alternatives."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing_extensions import TypedDict
 from semantic.domain.value_objects import TokenLogprob
 from semantic.ports.serving import ServingPort
 
-_IMPOSSIBLE: Final = -9999.0
-"""How OpenAI writes the log-probability of what cannot be; JSON has no minus infinity."""
+_MINUS_INFINITY: Final = -9999.0
+"""OpenAI's value for a probability of 0: JSON has no minus infinity."""
 
 _INCOMPLETE: Final = "\ufffd"
+"""In the text of a token that is only part of a character."""
 
 
 class TopLogprob(TypedDict):
-    """A token that could have been there; `bytes` is null for a part of a character."""
+    """A candidate token. `bytes` is null for a part of a character."""
 
     token: str
     bytes: list[int] | None
@@ -25,20 +26,20 @@ class TopLogprob(TypedDict):
 
 
 class ChatTokenLogprob(TopLogprob):
-    """A token that is there, and the likeliest ones in its place."""
+    """A generated token and the likeliest candidates at its position."""
 
     top_logprobs: list[TopLogprob]
 
 
 def finite(logprob: float) -> float:
-    """`logprob`, or what stands for minus infinity."""
-    return max(logprob, _IMPOSSIBLE)
+    """`logprob`, with OpenAI's -9999 for minus infinity."""
+    return max(logprob, _MINUS_INFINITY)
 
 
 async def texts_of(
     serving: ServingPort, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None]
 ) -> Mapping[int, str]:
-    """The text of each of `tokens`, and of each token that `logprobs` name."""
+    """The text of each token in `tokens` and in `logprobs`, by token id."""
     ids = set(tokens)
     for one in logprobs:
         if one is not None:
@@ -50,7 +51,7 @@ async def texts_of(
 async def chat_logprobs(
     serving: ServingPort, logprobs: Sequence[TokenLogprob]
 ) -> list[ChatTokenLogprob]:
-    """`logprobs` in the shape of `choices[].logprobs.content`."""
+    """`logprobs` as the list `choices[].logprobs.content`."""
     texts = await texts_of(serving, (), logprobs)
     return [
         {

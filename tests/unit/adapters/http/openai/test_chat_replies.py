@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from openai.lib.streaming._deltas import accumulate_delta
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from semantic.adapters.http.openai.usage import UsageSum, usage_body
+from semantic.adapters.http.openai.replies import UsageSum, usage_object
 from semantic.domain.answer import (
     AnswerPiece,
     AnswerReason,
@@ -250,7 +250,7 @@ def test_usage_tells_what_was_lost() -> None:
     usage = UsageSum()
     for number, one in enumerate((small, match, None, replace(match, lost=None))):
         usage.add(number, Usage(900, 512, 3, match=one))
-    assert usage_body(usage.total())["semantic"] == {"lost": told}
+    assert usage_object(usage.total())["semantic"] == {"lost": told}
 
 
 def test_several_choices() -> None:

@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 import pytest
 
-from semantic.adapters.http.openai.choices import together
+from semantic.adapters.http.openai.replies import merged_events
 from semantic.domain.answer import AnswerEvent, AnswerStarted, TextDelta
 from semantic.domain.errors import OverloadedError
 from semantic.domain.value_objects import SamplingParams
@@ -45,7 +45,7 @@ class Gated(FakeServing):
 def test_nothing_comes_before_all_have_begun() -> None:
     async def run() -> None:
         serving = Gated("start")
-        events = together(serving, ASKS)
+        events = merged_events(serving, ASKS)
         first = asyncio.ensure_future(anext(events))
         await asyncio.sleep(0.01)
         assert not first.done()
@@ -62,7 +62,7 @@ def test_no_answer_waits_for_a_slower_one() -> None:
     async def run() -> None:
         serving = Gated("text")
         seen: list[int] = []
-        async with aclosing(together(serving, ASKS)) as events:
+        async with aclosing(merged_events(serving, ASKS)) as events:
             async for index, event in events:
                 if isinstance(event, TextDelta):
                     seen.append(index)
@@ -80,7 +80,7 @@ def test_cancelling_ends_all(holds: str) -> None:
         serving = Gated(holds)
 
         async def read() -> None:
-            async for _ in together(serving, ASKS):
+            async for _ in merged_events(serving, ASKS):
                 pass
 
         task = asyncio.ensure_future(read())
@@ -100,7 +100,7 @@ def test_an_answer_that_cannot_begin_ends_all() -> None:
         busy = OverloadedError("busy", retry_after=1)
         serving.script = lambda ask: Script(failure=busy) if ask.sampling.seed == 2 else Script()
         with pytest.raises(OverloadedError, match="busy"):
-            await anext(together(serving, ASKS))
+            await anext(merged_events(serving, ASKS))
         assert sorted(serving.left, key=str) == [0, 1, 2]
 
     asyncio.run(run())
@@ -109,7 +109,7 @@ def test_an_answer_that_cannot_begin_ends_all() -> None:
 def test_closing_before_the_first_event_asks_nothing() -> None:
     async def run() -> None:
         serving = FakeServing()
-        await together(serving, ASKS).aclose()
+        await merged_events(serving, ASKS).aclose()
         assert serving.asked == []
 
     asyncio.run(run())

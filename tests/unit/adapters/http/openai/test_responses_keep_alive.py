@@ -12,9 +12,8 @@ import pytest
 from starlette.requests import Request
 
 from semantic.adapters.http.app import create_app
-from semantic.adapters.http.openai.caller import Caller
-from semantic.adapters.http.openai.responses.answering import Answering
-from semantic.adapters.http.openai.responses.quiet import never_quiet
+from semantic.adapters.http.openai.requests import Caller
+from semantic.adapters.http.openai.responses.reply import ResponseReply, with_heartbeat
 from semantic.adapters.http.openai.responses.request import response_request
 from semantic.adapters.http.settings import ServerSettings
 from semantic.application.chat.memory_responses import MemoryResponses
@@ -106,9 +105,9 @@ def test_a_failure_before_anything_was_sent_still_begins_as_clients_expect() -> 
         full = OverloadedError("full", retry_after=3)
         serving, kept = FakeServing(lambda _: Script(failure=full)), MemoryResponses(1 << 20)
         asked = response_request({"model": "fake", "input": "Hi"}, serving.model, Caller(), kept)
-        answering = Answering(asked, serving.answer(asked.ask), serving, kept)
+        reply = ResponseReply(asked, serving.answer(asked.ask), serving, kept)
         scope = {"type": "http", "app": create_app(serving), "headers": []}
-        return [event.event async for event in answering.events(Request(scope))]
+        return [event.event async for event in reply.events(Request(scope))]
 
     assert asyncio.run(told()) == ["response.created", "response.failed"]
 
@@ -147,7 +146,7 @@ async def endless(closed: list[bool]) -> AsyncGenerator[int, None]:
 def test_signs_of_life_come_for_as_long_as_nothing_else_does() -> None:
     async def taken() -> tuple[list[int], list[bool]]:
         closed: list[bool] = []
-        async with aclosing(never_quiet(endless(closed), QUIET, lambda: 0)) as events:
+        async with aclosing(with_heartbeat(endless(closed), QUIET, lambda: 0)) as events:
             found = [await anext(events) for _ in range(4)]
         return found, closed
 
@@ -159,7 +158,7 @@ def test_a_stream_that_is_cancelled_where_it_waits_is_closed() -> None:
         closed: list[bool] = []
 
         async def read() -> None:
-            async for _ in never_quiet(endless(closed), 60, lambda: 0):
+            async for _ in with_heartbeat(endless(closed), 60, lambda: 0):
                 pass
 
         task = asyncio.create_task(read())
@@ -179,7 +178,7 @@ def test_what_events_raise_is_raised() -> None:
     found: list[int] = []
 
     async def take() -> None:
-        async for event in never_quiet(failing(), 60, lambda: 0):
+        async for event in with_heartbeat(failing(), 60, lambda: 0):
             found.append(event)  # noqa: PERF401  # what came before the error counts
 
     with pytest.raises(ValueError, match="no more"):

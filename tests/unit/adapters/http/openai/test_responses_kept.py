@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from semantic.adapters.http.app import create_app
-from semantic.adapters.http.openai.caller import Caller
-from semantic.adapters.http.openai.responses.answering import Answering
+from semantic.adapters.http.openai.requests import Caller
+from semantic.adapters.http.openai.responses.reply import ResponseReply
 from semantic.adapters.http.openai.responses.request import response_request
 from semantic.adapters.http.settings import ServerSettings
 from semantic.application.chat.memory_responses import MemoryResponses
@@ -330,9 +330,9 @@ def test_a_response_is_kept_before_its_end_is_told() -> None:
     async def kept_at_each_event() -> list[tuple[str | None, bool]]:
         serving, kept = FakeServing(), Remembering()
         asked = response_request({"model": "fake", "input": "Hi"}, serving.model, Caller(), kept)
-        answering = Answering(asked, serving.answer(asked.ask), serving, kept)
+        reply = ResponseReply(asked, serving.answer(asked.ask), serving, kept)
         scope = {"type": "http", "app": create_app(serving), "headers": []}
-        events = answering.events(Request(scope))
+        events = reply.events(Request(scope))
         return [(event.event, bool(kept.ids)) async for event in events]
 
     found = asyncio.run(kept_at_each_event())

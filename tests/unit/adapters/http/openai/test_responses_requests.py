@@ -16,8 +16,7 @@ from openai.types.shared_params import Reasoning
 from semantic.adapters.http.logs import WarnOnce
 from semantic.adapters.http.openai import fields
 from semantic.adapters.http.openai.fields import Field
-from semantic.adapters.http.openai.responses import items
-from semantic.adapters.http.openai.responses import toolbox as toolbox_module
+from semantic.adapters.http.openai.responses import input_items, tools
 from semantic.adapters.http.openai.responses.fields import (
     CACHE_OPTION_FIELDS,
     REASONING_FIELDS,
@@ -74,7 +73,7 @@ def test_every_documented_item_is_read_left_out_or_refused() -> None:
         at_least_one_type(kind)
         for kind in ResponseInputItemParam.__args__  # type: ignore[attr-defined]
     }
-    known = {*items._READERS, *items._REFUSED, *LEFT_OUT}
+    known = {*input_items._READERS, *input_items._REFUSED, *LEFT_OUT}
     assert documented == known
 
 
@@ -426,7 +425,7 @@ def test_calls_of_other_tools_are_told_as_calls() -> None:
 def test_what_a_service_did_is_left_out_with_one_warning(
     kind: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(items, "warnings", WarnOnce())
+    monkeypatch.setattr(input_items, "warnings", WarnOnce())
     wire = response_wire()
     with caplog.at_level(logging.WARNING, "semantic.server"):
         for _ in range(2):
@@ -448,7 +447,7 @@ def test_functions_are_tools() -> None:
 def test_other_tools_are_left_out_with_one_warning(
     kind: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(toolbox_module, "warnings", WarnOnce())
+    monkeypatch.setattr(tools, "warnings", WarnOnce())
     wire = response_wire()
     with caplog.at_level(logging.WARNING, "semantic.server"):
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""OpenAI's responses: what is answered, and what is kept of it under an id."""
+"""The responses wire: /v1/responses, including stored responses and their input items."""
 
 from semantic.adapters.http.openai.responses.routes import router
 

@@ -1,86 +1,86 @@
-"""Every field of a request for a response, and what becomes of it; see `openai.fields`.
+"""Request fields of the responses wire: which are supported; see `openai.fields`.
 
-Knows names; not how a field is read.
+Knows names; not what a field means.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from semantic.adapters.http.openai.fields import NOTED, WORKS, Field
+from semantic.adapters.http.openai.fields import IGNORED, SUPPORTED, Field
 
 RESPONSE_FIELDS: Final[dict[str, Field]] = {
     "access_programs": Field("there are no such programs here"),
     "background": Field("answers are not computed in the background", (False,)),
     "context_management": Field("histories are not shortened by the server", ([],)),
     "conversation": Field("conversations are not kept; use previous_response_id"),
-    "image": NOTED,
-    "include": WORKS,
-    "input": WORKS,
-    "instructions": WORKS,
-    "max_output_tokens": WORKS,
-    "max_tool_calls": NOTED,
-    "metadata": NOTED,
-    "model": WORKS,
+    "image": IGNORED,
+    "include": SUPPORTED,
+    "input": SUPPORTED,
+    "instructions": SUPPORTED,
+    "max_output_tokens": SUPPORTED,
+    "max_tool_calls": IGNORED,
+    "metadata": IGNORED,
+    "model": SUPPORTED,
     "moderation": Field("this server moderates nothing"),
-    "parallel_tool_calls": WORKS,
-    "previous_response_id": WORKS,
+    "parallel_tool_calls": SUPPORTED,
+    "previous_response_id": SUPPORTED,
     "prompt": Field("prompts are not kept; send the text itself"),
-    "prompt_cache_key": NOTED,
-    "prompt_cache_options": WORKS,
-    "prompt_cache_retention": NOTED,
-    "reasoning": WORKS,
-    "safety_identifier": NOTED,
+    "prompt_cache_key": IGNORED,
+    "prompt_cache_options": SUPPORTED,
+    "prompt_cache_retention": IGNORED,
+    "reasoning": SUPPORTED,
+    "safety_identifier": IGNORED,
     "service_tier": Field("there is one tier only", ("auto", "default")),
-    "store": WORKS,
-    "stream": WORKS,
-    "stream_options": WORKS,
-    "temperature": WORKS,
-    "text": WORKS,
-    "tool_choice": WORKS,
-    "tools": WORKS,
-    "top_logprobs": WORKS,
-    "top_p": WORKS,
+    "store": SUPPORTED,
+    "stream": SUPPORTED,
+    "stream_options": SUPPORTED,
+    "temperature": SUPPORTED,
+    "text": SUPPORTED,
+    "tool_choice": SUPPORTED,
+    "tools": SUPPORTED,
+    "top_logprobs": SUPPORTED,
+    "top_p": SUPPORTED,
     "truncation": Field("input is never truncated", ("disabled",)),
-    "user": NOTED,
-    # Fields that OpenAI does not have and that clients send.
-    "agent_id": WORKS,
-    "chat_template_kwargs": WORKS,
-    "client_metadata": NOTED,
-    "frequency_penalty": WORKS,
-    "ignore_eos": WORKS,
-    "logit_bias": WORKS,
-    "min_p": WORKS,
+    "user": IGNORED,
+    # Outside of OpenAI's API; clients send them.
+    "agent_id": SUPPORTED,
+    "chat_template_kwargs": SUPPORTED,
+    "client_metadata": IGNORED,
+    "frequency_penalty": SUPPORTED,
+    "ignore_eos": SUPPORTED,
+    "logit_bias": SUPPORTED,
+    "min_p": SUPPORTED,
     "min_tokens": Field("a least number of tokens cannot be enforced", (0,)),
-    "presence_penalty": WORKS,
-    "repetition_penalty": WORKS,
-    "seed": WORKS,
-    "stop": WORKS,
-    "top_k": WORKS,
+    "presence_penalty": SUPPORTED,
+    "repetition_penalty": SUPPORTED,
+    "seed": SUPPORTED,
+    "stop": SUPPORTED,
+    "top_k": SUPPORTED,
 }
-"""`max_tool_calls` and `image` are about tools and inputs that this server does not have."""
+"""`max_tool_calls` and `image` concern hosted tools and image inputs, which are not served."""
 
 REASONING_FIELDS: Final[dict[str, Field]] = {
     "context": Field("which thoughts stay is up to the model's template", ("auto",)),
-    "effort": WORKS,
-    "generate_summary": NOTED,
+    "effort": SUPPORTED,
+    "generate_summary": IGNORED,
     "mode": Field("there is one mode only", ("standard",)),
-    "summary": NOTED,
+    "summary": IGNORED,
 }
-"""Thoughts are told as they were written, whether a summary was asked for or not."""
+"""Reasoning is returned verbatim, with or without a requested summary."""
 
 TEXT_FIELDS: Final[dict[str, Field]] = {
-    "format": WORKS,
+    "format": SUPPORTED,
     "verbosity": Field("this model has no such setting", ("medium",)),
 }
 
 CACHE_OPTION_FIELDS: Final[dict[str, Field]] = {
-    "comparison_response_id": NOTED,
-    "mode": NOTED,
+    "comparison_response_id": IGNORED,
+    "mode": IGNORED,
     "prewarm": Field("a prompt is not computed without an answer", (False,)),
-    "ttl": NOTED,
+    "ttl": IGNORED,
 }
-"""Everything is in the cache, as long as there is room: what was asked for is given."""
+"""Every prompt is cached within the quota, so that there is nothing to switch on."""
 
 STREAM_OPTION_FIELDS: Final[dict[str, Field]] = {
     "include_obfuscation": Field("events are not obfuscated", (False,)),

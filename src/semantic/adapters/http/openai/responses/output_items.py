@@ -1,29 +1,59 @@
-"""The items that a response is made of, each with the events by which a stream tells of it.
+"""Output items of a response: their JSON objects and the events that stream them.
 
-Raw thoughts are the `content` of a reasoning item: a `summary` would be another text, which this
-server does not write. Knows OpenAI's shapes; not where pieces come from.
+Raw reasoning is the `content` of a reasoning item; this server writes no `summary`. Knows OpenAI's
+shapes; not the answer's events.
 """
 
 from __future__ import annotations
 
+import base64
+import secrets
+from binascii import Error as Base64Error
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from semantic.adapters.http.openai.responses.ids import new_id
-from semantic.adapters.http.openai.responses.sealed import sealed
-from semantic.adapters.http.openai.responses.toolbox import CallName, Json
+from semantic.adapters.http.openai.fields import Json
+from semantic.adapters.http.openai.responses.tools import FunctionName
 from semantic.adapters.http.openai.token_logprobs import ChatTokenLogprob
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
-_CONTENT: Final = 0
-"""Every item has one part at most."""
+_CONTENT_INDEX: Final = 0
+"""Every item has at most one part."""
+
+_ID_BYTES: Final = 24
+_ENCODED_PREFIX: Final = "semantic.thought."
+
+
+def new_id(prefix: str) -> str:
+    """A new random id that starts with `prefix`: resp, msg, rs or fc."""
+    return f"{prefix}_{secrets.token_hex(_ID_BYTES)}"
+
+
+def encoded_reasoning(text: str) -> str:
+    """`text` as the field `encrypted_content`, which clients return unread.
+
+    It is encoded and not encrypted: only the conversation's own client receives it.
+    """
+    data = text.encode("utf-8", "surrogatepass")
+    return _ENCODED_PREFIX + base64.urlsafe_b64encode(data).decode("ascii")
+
+
+def decoded_reasoning(encoded: str) -> str:
+    """The inverse of `encoded_reasoning`; "" for damaged text and for that of another service."""
+    if not encoded.startswith(_ENCODED_PREFIX):
+        return ""
+    try:
+        data = base64.urlsafe_b64decode(encoded.removeprefix(_ENCODED_PREFIX))
+        return data.decode("utf-8", "surrogatepass")
+    except (Base64Error, ValueError):
+        return ""
 
 
 @dataclass(slots=True)
 class TextItem:
-    """A message of the assistant."""
+    """An item of type `message`."""
 
     index: int
     id: str = field(default_factory=lambda: new_id("msg"))
@@ -31,33 +61,33 @@ class TextItem:
     logprobs: list[Json] = field(default_factory=list)
 
     def begin(self) -> list[Json]:
-        """The events before its text."""
+        """The events before the text."""
         return [
             _added(self.index, self.body("in_progress") | {"content": []}),
             _part_event("added", self, _text_part("", ())),
         ]
 
     def grow(self, text: str, logprobs: Sequence[ChatTokenLogprob]) -> list[Json]:
-        """The events for more of its text."""
+        """The events for more of the text."""
         found = [_logprob(one) for one in logprobs]
         self.texts.append(text)
         self.logprobs += found
         return [
             {
                 "type": "response.output_text.delta",
-                **_place(self),
+                **_position(self),
                 "delta": text,
                 "logprobs": found,
             }
         ]
 
     def end(self, status: Status) -> list[Json]:
-        """The events after its text."""
+        """The events after the text."""
         text = "".join(self.texts)
         return [
             {
                 "type": "response.output_text.done",
-                **_place(self),
+                **_position(self),
                 "text": text,
                 "logprobs": self.logprobs,
             },
@@ -66,7 +96,7 @@ class TextItem:
         ]
 
     def body(self, status: Status) -> Json:
-        """The item as far as it has come."""
+        """The item with its content so far."""
         part = _text_part("".join(self.texts), self.logprobs)
         return {
             "id": self.id,
@@ -78,62 +108,62 @@ class TextItem:
 
 
 @dataclass(slots=True)
-class ThoughtItem:
-    """What the model thought. With `carried` the client can send it back unread."""
+class ReasoningItem:
+    """An item of type `reasoning`; `encrypted` adds the field `encrypted_content`."""
 
     index: int
-    carried: bool = False
+    encrypted: bool = False
     id: str = field(default_factory=lambda: new_id("rs"))
     texts: list[str] = field(default_factory=list)
 
     def begin(self) -> list[Json]:
-        """The events before its text."""
+        """The events before the text."""
         empty = self.body("in_progress") | {"content": [], "encrypted_content": None}
-        return [_added(self.index, empty), _part_event("added", self, _thought_part(""))]
+        return [_added(self.index, empty), _part_event("added", self, _reasoning_part(""))]
 
     def grow(self, text: str) -> list[Json]:
-        """The events for more of its text."""
+        """The events for more of the text."""
         self.texts.append(text)
-        return [{"type": "response.reasoning_text.delta", **_place(self), "delta": text}]
+        return [{"type": "response.reasoning_text.delta", **_position(self), "delta": text}]
 
     def end(self, status: Status) -> list[Json]:
-        """The events after its text."""
+        """The events after the text."""
         text = "".join(self.texts)
         return [
-            {"type": "response.reasoning_text.done", **_place(self), "text": text},
-            _part_event("done", self, _thought_part(text)),
+            {"type": "response.reasoning_text.done", **_position(self), "text": text},
+            _part_event("done", self, _reasoning_part(text)),
             _done(self.index, self.body(status)),
         ]
 
     def body(self, status: Status) -> Json:
-        """The item as far as it has come."""
+        """The item with its content so far."""
         text = "".join(self.texts)
         return {
             "id": self.id,
             "type": "reasoning",
             "status": status,
             "summary": [],
-            "content": [_thought_part(text)],
-            "encrypted_content": sealed(text) if self.carried else None,
+            "content": [_reasoning_part(text)],
+            "encrypted_content": encoded_reasoning(text) if self.encrypted else None,
         }
 
 
 @dataclass(slots=True)
 class CallItem:
-    """A call of the function `name`."""
+    """An item of type `function_call`."""
 
     index: int
     call_id: str
-    name: CallName
+    name: FunctionName
     id: str = field(default_factory=lambda: new_id("fc"))
     texts: list[str] = field(default_factory=list)
 
     def begin(self) -> list[Json]:
-        """The events before its arguments."""
+        """The events before the arguments."""
         return [_added(self.index, self.body("in_progress"))]
 
     def grow(self, arguments: str) -> list[Json]:
-        """The events for more of its arguments."""
+        """The events for more of the arguments."""
         self.texts.append(arguments)
         return [
             {
@@ -145,7 +175,7 @@ class CallItem:
         ]
 
     def end(self, status: Status) -> list[Json]:
-        """The events after its arguments."""
+        """The events after the arguments."""
         return [
             {
                 "type": "response.function_call_arguments.done",
@@ -158,7 +188,7 @@ class CallItem:
         ]
 
     def body(self, status: Status) -> Json:
-        """The item as far as it has come."""
+        """The item with its content so far."""
         body: Json = {
             "id": self.id,
             "type": "function_call",
@@ -172,7 +202,7 @@ class CallItem:
         return body
 
 
-OutputItem = TextItem | ThoughtItem | CallItem
+OutputItem = TextItem | ReasoningItem | CallItem
 
 
 def _added(index: int, item: Json) -> Json:
@@ -183,23 +213,23 @@ def _done(index: int, item: Json) -> Json:
     return {"type": "response.output_item.done", "output_index": index, "item": item}
 
 
-def _part_event(what: str, item: TextItem | ThoughtItem, part: Json) -> Json:
-    return {"type": f"response.content_part.{what}", **_place(item), "part": part}
+def _part_event(what: str, item: TextItem | ReasoningItem, part: Json) -> Json:
+    return {"type": f"response.content_part.{what}", **_position(item), "part": part}
 
 
-def _place(item: TextItem | ThoughtItem) -> Json:
-    return {"item_id": item.id, "output_index": item.index, "content_index": _CONTENT}
+def _position(item: TextItem | ReasoningItem) -> Json:
+    return {"item_id": item.id, "output_index": item.index, "content_index": _CONTENT_INDEX}
 
 
 def _text_part(text: str, logprobs: Sequence[Json]) -> Json:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
-def _thought_part(text: str) -> Json:
+def _reasoning_part(text: str) -> Json:
     return {"type": "reasoning_text", "text": text}
 
 
 def _logprob(one: ChatTokenLogprob) -> Json:
-    """In this wire's shape: a part of a character has no bytes, not null."""
+    """In the shape of this wire: `bytes` of a part of a character is [], not null."""
     top = [{**other, "bytes": other["bytes"] or []} for other in one["top_logprobs"]]
     return {**one, "bytes": one["bytes"] or [], "top_logprobs": top}

@@ -1,44 +1,49 @@
-"""The body of a request for a response, as what is asked of the served model.
+"""The body of a response's request, parsed into one engine request.
 
-Everything is checked before anything is asked. Knows the wire's fields and where earlier responses
-are; not how answers come.
+Validates every field before anything is generated, and prepends the history of a previous
+response. Knows the wire's fields; not its replies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from semantic.adapters.http.errors import FieldError, WireError
-from semantic.adapters.http.openai.caller import Caller
-from semantic.adapters.http.openai.fields import known_fields, warnings
-from semantic.adapters.http.openai.limits import at_least_one, check_model
-from semantic.adapters.http.openai.parts import list_at, object_at, text_at
+from semantic.adapters.http.openai.chat.conversation import template_options
+from semantic.adapters.http.openai.fields import (
+    Json,
+    at_least_one,
+    known_fields,
+    list_at,
+    object_at,
+    text_at,
+    validated_at,
+    warnings,
+)
+from semantic.adapters.http.openai.requests import Caller, check_model, sampling_of
 from semantic.adapters.http.openai.responses.fields import (
     CACHE_OPTION_FIELDS,
     REASONING_FIELDS,
     RESPONSE_FIELDS,
     STREAM_OPTION_FIELDS,
+    TEXT_FIELDS,
 )
-from semantic.adapters.http.openai.responses.items import Input, input_of
-from semantic.adapters.http.openai.responses.text_format import TextFormat, text_format_of
-from semantic.adapters.http.openai.responses.tool_choice import Choice, choice_among
-from semantic.adapters.http.openai.responses.toolbox import Json, Toolbox
-from semantic.adapters.http.openai.sampling import sampling_of
-from semantic.adapters.http.openai.template_options import template_options
+from semantic.adapters.http.openai.responses.input_items import ResponseInput, input_of
+from semantic.adapters.http.openai.responses.tools import Choice, ToolSet, choice_among
 from semantic.adapters.http.request_body import validated
 from semantic.application.chat.response_history import History, ResponseGoneError, history_of
-from semantic.domain.chat import Chat, Message
+from semantic.domain.chat import AnswerFormat, Chat, Message
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.responses import ResponsesPort
 from semantic.ports.serving import Ask, ServedModel
 
 if TYPE_CHECKING:
-    from semantic.adapters.http.openai.body_types import ResponseBody
+    from semantic.adapters.http.openai.sdk_types import ResponseBody
 
-_READ_BY_PART: Final = frozenset(
+_CHECKED_BY_ELEMENT: Final = frozenset(
     {
         "chat_template_kwargs",
         "include",
@@ -50,12 +55,14 @@ _READ_BY_PART: Final = frozenset(
         "tools",
     }
 )
-"""So that each error names the very part."""
+"""So that errors name the element's path."""
 
-_MOST_TOP_LOGPROBS: Final = 20
-_SEALED: Final = "reasoning.encrypted_content"
+_MAX_TOP_LOGPROBS: Final = 20
+_FORMAT: Final = "text.format"
+
+_ENCRYPTED_REASONING: Final = "reasoning.encrypted_content"
 _LOGPROBS: Final = "message.output_text.logprobs"
-_WITHOUT_MEANING: Final = frozenset(
+_INCLUDE_WITHOUT_EFFECT: Final = frozenset(
     {
         "code_interpreter_call.outputs",
         "computer_call_output.output.image_url",
@@ -65,64 +72,64 @@ _WITHOUT_MEANING: Final = frozenset(
         "web_search_call.results",
     }
 )
-"""About items that no response of this server has."""
+"""They concern items that no response of this server has."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseRequest:
     """A request for a response.
 
-    `own` is what this request said, `toolbox` the names of its functions. With `sealed` thoughts
-    are told also as what a client can send back unread, with `logprobs` every text has them.
-    `told` are the fields of the reply's body that the request decides.
+    `input` is that of this request alone, `tools` maps function names. `reply_fields` are the
+    fields of the response object that the request determines. `encrypted_reasoning` and `logprobs`
+    switch on optional fields of the output.
     """
 
     ask: Ask
-    own: Input
-    toolbox: Toolbox
-    told: Json
-    previous: str | None = None
+    input: ResponseInput
+    tools: ToolSet
+    reply_fields: Json
+    previous_response_id: str | None = None
     stream: bool = False
     store: bool = True
-    sealed: bool = False
+    encrypted_reasoning: bool = False
     logprobs: bool = False
 
 
 def response_request(
-    body: Mapping[str, object], model: ServedModel, caller: Caller, responses: ResponsesPort
+    body: Mapping[str, object], model: ServedModel, caller: Caller, store: ResponsesPort
 ) -> ResponseRequest:
-    """What `body` asks of `model`. May have to wait for `responses`.
+    """Parse `body`. May block on `store`.
 
-    Raises InvalidRequestError, ModelNotFoundError, and WireError where the response to go on from
-    is not kept.
+    Raises InvalidRequestError, ModelNotFoundError, and WireError if the previous response is not
+    stored.
     """
-    from semantic.adapters.http.openai.body_types import response_adapter
+    from semantic.adapters.http.openai.sdk_types import response_adapter
 
     known = known_fields(body, RESPONSE_FIELDS)
     checked = validated(
         response_adapter(),
-        {name: value for name, value in known.items() if name not in _READ_BY_PART},
+        {name: value for name, value in known.items() if name not in _CHECKED_BY_ELEMENT},
     )
     if "model" not in checked:
         raise FieldError("model: expected a model's name", param="model")
     check_model(checked["model"], model)
-    included = _included(known.get("include", []))
-    reasoning, stream = _checked_parts(known)
+    include = _include(known.get("include", []))
+    reasoning, stream = _checked_objects(known)
     sampling = sampling_of(checked, known.get("stop"), model)
-    sampling = _with_logprobs(sampling, checked, asked=_LOGPROBS in included)
+    sampling = _with_logprobs(sampling, checked, included=_LOGPROBS in include)
     max_tokens = at_least_one("max_output_tokens", checked.get("max_output_tokens"))
     previous = checked.get("previous_response_id")
-    toolbox = Toolbox()
-    toolbox.add_given("tools", known.get("tools", []))
-    own = input_of(known.get("input"), toolbox)
-    history = None if previous is None else _history(responses, caller.tenant, previous)
+    tools = ToolSet()
+    tools.add_requested("tools", known.get("tools", []))
+    own_input = input_of(known.get("input"), tools)
+    history = None if previous is None else _history(store, caller.tenant, previous)
     if history is not None:
-        toolbox.add_earlier(history.tools)
-    choice = choice_among(toolbox, known.get("tool_choice"))
-    text = text_format_of(known.get("text"))
+        tools.add_previous(history.tools)
+    choice = choice_among(tools, known.get("tool_choice"))
+    text = _text_format(known.get("text"))
     effort = reasoning.get("effort")
     chat = Chat(
-        _messages(checked.get("instructions"), history, own),
+        _messages(checked.get("instructions"), history, own_input),
         choice.tools,
         choice.choice,
         parallel_tool_calls=checked.get("parallel_tool_calls") is not False,
@@ -135,37 +142,37 @@ def response_request(
     agent = caller.agent or (None if history is None else history.agent)
     return ResponseRequest(
         Ask(chat, sampling, max_tokens, agent, caller.tenant, caller.identity),
-        own,
-        toolbox,
-        _told(checked, chat, sampling, toolbox, choice, text, reasoning),
+        own_input,
+        tools,
+        _reply_fields(checked, chat, sampling, tools, choice, text, reasoning),
         previous,
         stream=stream,
         store=checked.get("store") is not False,
-        sealed=_SEALED in included,
+        encrypted_reasoning=_ENCRYPTED_REASONING in include,
         logprobs=sampling.logprobs is not None,
     )
 
 
-def _included(value: object) -> frozenset[str]:
-    """What a reply is to have beside what it always has."""
+def _include(value: object) -> frozenset[str]:
+    """The field `include`: names of optional fields of the output."""
     found = [text_at(f"include[{i}]", one) for i, one in enumerate(list_at("include", value))]
     for one in found:
-        if one not in _WITHOUT_MEANING | {_SEALED, _LOGPROBS}:
+        if one not in _INCLUDE_WITHOUT_EFFECT | {_ENCRYPTED_REASONING, _LOGPROBS}:
             warnings.warn(f"include of {one!a:.80} is unknown and has no effect")
     return frozenset(found)
 
 
-def _checked_parts(known: Mapping[str, object]) -> tuple[Json, bool]:
-    """The field `reasoning`, and whether a stream is wanted. Raises FieldError."""
+def _checked_objects(known: Mapping[str, object]) -> tuple[Json, bool]:
+    """The fields `reasoning` and `stream`. Raises FieldError for a refused nested field."""
     reasoning: Json = {}
     for name, table in (
         ("reasoning", REASONING_FIELDS),
         ("prompt_cache_options", CACHE_OPTION_FIELDS),
         ("stream_options", STREAM_OPTION_FIELDS),
     ):
-        part = known_fields(object_at(name, known.get(name, {})), table, f"{name}.")
+        nested = known_fields(object_at(name, known.get(name, {})), table, f"{name}.")
         if name == "reasoning":
-            reasoning = part
+            reasoning = nested
     stream = known.get("stream") is True
     if "stream_options" in known and not stream:
         raise FieldError(
@@ -174,19 +181,21 @@ def _checked_parts(known: Mapping[str, object]) -> tuple[Json, bool]:
     return reasoning, stream
 
 
-def _with_logprobs(sampling: SamplingParams, body: ResponseBody, *, asked: bool) -> SamplingParams:
+def _with_logprobs(
+    sampling: SamplingParams, body: ResponseBody, *, included: bool
+) -> SamplingParams:
     top = body.get("top_logprobs") or 0
-    if not 0 <= top <= _MOST_TOP_LOGPROBS:
+    if not 0 <= top <= _MAX_TOP_LOGPROBS:
         raise FieldError(
-            f"top_logprobs must be between 0 and {_MOST_TOP_LOGPROBS}, got {top}",
+            f"top_logprobs must be between 0 and {_MAX_TOP_LOGPROBS}, got {top}",
             param="top_logprobs",
         )
-    return replace(sampling, logprobs=top) if asked or top else sampling
+    return replace(sampling, logprobs=top) if included or top else sampling
 
 
-def _history(responses: ResponsesPort, tenant: str, previous: str) -> History:
+def _history(store: ResponsesPort, tenant: str, previous: str) -> History:
     try:
-        return history_of(responses, tenant, previous)
+        return history_of(store, tenant, previous)
     except ResponseGoneError as error:
         message = f"Previous response with id {previous!r:.200} not found."
         if error.response_id != previous:
@@ -202,25 +211,59 @@ def _history(responses: ResponsesPort, tenant: str, previous: str) -> History:
         ) from error
 
 
-def _messages(instructions: str | None, history: History | None, own: Input) -> tuple[Message, ...]:
-    """The whole conversation. Instructions are those of this request alone."""
-    first = () if instructions is None else (Message("system", instructions),)
-    said = (*(history.messages if history is not None else ()), *own.messages)
-    if not said:
+def _messages(
+    instructions: str | None, history: History | None, own_input: ResponseInput
+) -> tuple[Message, ...]:
+    """The whole conversation. Instructions of previous requests do not carry over."""
+    system = () if instructions is None else (Message("system", instructions),)
+    previous = () if history is None else history.messages
+    conversation = (*previous, *own_input.messages)
+    if not conversation:
         raise FieldError("input: expected a text or at least one item", param="input")
-    return (*first, *said)
+    return (*system, *conversation)
 
 
-def _told(
+@dataclass(frozen=True, slots=True)
+class _TextFormat:
+    """`answer_format` is None for free text; `reply_value` is `text.format` of the reply."""
+
+    answer_format: AnswerFormat | None = None
+    reply_value: Json = field(default_factory=lambda: {"type": "text"})
+
+
+def _text_format(value: object) -> _TextFormat:
+    """The field `text`. A schema is enforced, strict or not. Raises FieldError."""
+    from semantic.adapters.http.openai.sdk_types import text_format_adapters
+
+    if value is None:
+        return _TextFormat()
+    text = known_fields(object_at("text", value), TEXT_FIELDS, "text.")
+    if "format" not in text:
+        return _TextFormat()
+    given = object_at(_FORMAT, text["format"])
+    kind = given.get("type")
+    adapters = text_format_adapters()
+    if not isinstance(kind, str) or kind not in adapters:
+        path = f"{_FORMAT}.type"
+        raise FieldError(f"{path}: expected one of {', '.join(adapters)}", param=path)
+    checked = validated_at(_FORMAT, adapters[kind], given)
+    if checked["type"] == "text":
+        return _TextFormat()
+    if checked["type"] == "json_object":
+        return _TextFormat(AnswerFormat(), {"type": "json_object"})
+    return _TextFormat(AnswerFormat(checked["schema"]), {**checked})
+
+
+def _reply_fields(
     body: ResponseBody,
     chat: Chat,
     sampling: SamplingParams,
-    toolbox: Toolbox,
+    tools: ToolSet,
     choice: Choice,
-    text: TextFormat,
+    text: _TextFormat,
     reasoning: Json,
 ) -> Json:
-    """What the reply's body repeats of the request, with what holds where nothing was said."""
+    """What the response object repeats of the request, including effective defaults."""
     return {
         "instructions": body.get("instructions"),
         "max_output_tokens": body.get("max_output_tokens"),
@@ -234,9 +277,9 @@ def _told(
         "service_tier": "default",
         "store": body.get("store") is not False,
         "temperature": sampling.temperature,
-        "text": {"format": text.told, "verbosity": "medium"},
-        "tool_choice": choice.told,
-        "tools": toolbox.told,
+        "text": {"format": text.reply_value, "verbosity": "medium"},
+        "tool_choice": choice.reply_value,
+        "tools": tools.reply_tools,
         "top_logprobs": sampling.logprobs or 0,
         "top_p": sampling.top_p or 1.0,
         "truncation": "disabled",

@@ -1,4 +1,4 @@
-"""/v1/responses: a body becomes an ask, its answer a response; kept ones are found by their ids."""
+"""/v1/responses: create a response; retrieve, delete and list the input of stored ones."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from starlette.responses import JSONResponse, Response
 from semantic.adapters.http.context import serving_of
 from semantic.adapters.http.errors import FieldError
 from semantic.adapters.http.identity import agent_of, identity_of, tenant_of
-from semantic.adapters.http.openai.caller import Caller
-from semantic.adapters.http.openai.description import described
-from semantic.adapters.http.openai.responses.answering import Answering
-from semantic.adapters.http.openai.responses.input_list import Page, input_list
-from semantic.adapters.http.openai.responses.keeping import forget, kept, not_now, responses_of
+from semantic.adapters.http.openai.requests import Caller
+from semantic.adapters.http.openai.responses import stored
+from semantic.adapters.http.openai.responses.reply import ResponseReply
 from semantic.adapters.http.openai.responses.request import ResponseRequest, response_request
+from semantic.adapters.http.openai.routes import described
 from semantic.adapters.http.request_body import read_json
 from semantic.adapters.http.streaming import event_stream, start_stream, until_disconnect
 from semantic.domain.errors import StoreError
@@ -31,41 +30,41 @@ ResponseId = Annotated[str, Path(description="The response's id, as its body had
 
 @router.post("/v1/responses", openapi_extra=described("input"))
 async def create_response(request: Request) -> Response:
-    """Answers a conversation as a response, which can be gone on from by its id."""
+    """Answers a conversation as a response, which can be continued by its id."""
     body = await read_json(request)
-    serving, responses = serving_of(request), responses_of(request)
+    serving, store = serving_of(request), stored.store_of(request)
     caller = Caller(
         agent_of(request, body), tenant_of(request), identity=identity_of(request, body)
     )
-    # Beside the event loop, where it holds up nobody: bodies may be large, the first one imports
-    # the SDK, and earlier responses may be on a disk.
-    asked = await to_thread.run_sync(_read, body, serving.model, caller, responses)
-    begun = await start_stream(request, serving.answer(asked.ask))
-    answering = Answering(asked, begun, serving, responses)
-    if asked.stream:
-        return event_stream(request, answering.events(request))
-    return JSONResponse(await until_disconnect(request, answering.body()))
+    # In a worker thread: bodies may be large, the first one imports the SDK, and previous
+    # responses may be on disk.
+    parsed = await to_thread.run_sync(_parse, body, serving.model, caller, store)
+    answer = await start_stream(request, serving.answer(parsed.ask))
+    reply = ResponseReply(parsed, answer, serving, store)
+    if parsed.stream:
+        return event_stream(request, reply.events(request))
+    return JSONResponse(await until_disconnect(request, reply.body()))
 
 
 @router.get("/v1/responses/{response_id}")
 async def retrieve_response(
     request: Request,
     response_id: ResponseId,
-    stream: Annotated[bool, Query(description="Only false: what is kept is whole.")] = False,
+    stream: Annotated[bool, Query(description="Only false: stored responses are whole.")] = False,
 ) -> Response:
-    """A response that was kept, as it was given."""
+    """A stored response, as it was returned."""
     if stream:
         raise FieldError("stream: a kept response is whole; expected false", param="stream")
-    serving_of(request)  # until the model is loaded nothing is known
-    found = await kept(request, response_id)
+    serving_of(request)  # 503 until the model is loaded
+    found = await stored.get_response(request, response_id)
     return Response(found.body, media_type="application/json")
 
 
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(request: Request, response_id: ResponseId) -> Response:
-    """Forget a response. What went on from it cannot be gone on from any more."""
+    """Deletes a stored response. Responses that continue it can no longer be continued."""
     serving_of(request)
-    await forget(request, response_id)
+    await stored.delete_response(request, response_id)
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
@@ -77,16 +76,16 @@ async def list_input_items(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
 ) -> Response:
-    """What the response's own request said; not what was said before it."""
-    serving_of(request)  # until the model is loaded nothing is known
-    found = await kept(request, response_id)
-    return JSONResponse(input_list(found, Page(after, limit, order)))
+    """The input items of the response's own request, without those of previous responses."""
+    serving_of(request)
+    found = await stored.get_response(request, response_id)
+    return JSONResponse(stored.input_list(found, stored.Page(after, limit, order)))
 
 
-def _read(
-    body: Mapping[str, object], model: ServedModel, caller: Caller, responses: ResponsesPort
+def _parse(
+    body: Mapping[str, object], model: ServedModel, caller: Caller, store: ResponsesPort
 ) -> ResponseRequest:
     try:
-        return response_request(body, model, caller, responses)
+        return response_request(body, model, caller, store)
     except StoreError as error:
-        raise not_now(error) from error
+        raise stored.store_unavailable(error) from error

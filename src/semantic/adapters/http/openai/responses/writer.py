@@ -1,7 +1,7 @@
-"""An answer as a response: the events of a stream, and the body that they add up to.
+"""An answer's events to the events of a response's stream, and the object they add up to.
 
-A reply that is no stream is the body of the last event, so the two cannot differ. Knows no HTTP
-and no numbers of events.
+Without a stream the reply is the object of the last event, so the two cannot differ. Knows no HTTP
+and no sequence numbers.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Final
 
 from semantic.adapters.http.cache_miss_report import usage_extension
 from semantic.adapters.http.errors import Problem, openai_error
-from semantic.adapters.http.openai.failures import check_ended_well, unreadable_call
-from semantic.adapters.http.openai.responses.ids import new_id
+from semantic.adapters.http.openai.fields import Json
+from semantic.adapters.http.openai.replies import check_finished, unreadable_call
 from semantic.adapters.http.openai.responses.output_items import (
     CallItem,
     OutputItem,
+    ReasoningItem,
     Status,
     TextItem,
-    ThoughtItem,
+    new_id,
 )
 from semantic.adapters.http.openai.responses.request import ResponseRequest
-from semantic.adapters.http.openai.responses.toolbox import Json
 from semantic.adapters.http.openai.token_logprobs import ChatTokenLogprob
 from semantic.domain.answer import (
     AnswerEnd,
@@ -37,20 +37,18 @@ from semantic.domain.answer import (
     Usage,
 )
 
-_OURS: Final = "server_error"
-_THEIRS: Final = "invalid_prompt"
-_TOO_LONG: Final = "context_length_exceeded"
-"""Not among the codes of OpenAI's types, but what OpenAI sends, and what clients look for before
-they shorten their history."""
+_SERVER_ERROR: Final = "server_error"
+_CLIENT_ERROR: Final = "invalid_prompt"
+_OVERFLOW: Final = "context_length_exceeded"
+"""Missing in OpenAI's types, but sent by OpenAI; clients shorten their history when they get it."""
 
-
-_NOT_YET: Final[Json] = {
+_UNFINISHED: Final[Json] = {
     "status": "in_progress",
     "completed_at": None,
     "incomplete_details": None,
     "usage": None,
 }
-"""What is not known before the end."""
+"""The fields of an unfinished response that its end sets."""
 
 
 class ResponseWriter:
@@ -64,7 +62,7 @@ class ResponseWriter:
         self._items: list[OutputItem] = []
         self._statuses: list[Status] = []
         self._open: OutputItem | None = None
-        self._begun = False
+        self._created = False
         self._body: Json = {
             "id": new_id("resp"),
             "object": "response",
@@ -73,68 +71,73 @@ class ResponseWriter:
             "error": None,
             "model": model,
             "output": [],
-            **_NOT_YET,
-            **request.told,
+            **_UNFINISHED,
+            **request.reply_fields,
         }
 
     @property
     def id(self) -> str:
-        """The response's name."""
+        """The response's id."""
         return str(self._body["id"])
 
     @property
     def created(self) -> int:
-        """When it was begun, in seconds since 1970."""
+        """The time of creation, in seconds since 1970."""
         created = self._body["created_at"]
         return created if isinstance(created, int) else 0
 
     @property
     def body(self) -> Json:
-        """The response as far as it has come."""
+        """The response object with its output so far."""
         items = zip(self._items, self._statuses, strict=True)
         return {**self._body, "output": [item.body(status) for item, status in items]}
 
     def write(self, event: AnswerEvent, logprobs: Sequence[ChatTokenLogprob] = ()) -> list[Json]:
-        """The events to send for `event`, whose text has these `logprobs`.
+        """The events to send for `event`; `logprobs` are those of its text.
 
-        Raises WireError when the answer failed.
+        Raises WireError if the answer failed.
         """
         match event:
             case AnswerStarted():
-                begun = [] if self._begun else [self.sign_of_life()]
-                return [*begun, self.sign_of_life()]
+                return [*self._created_once(), self.heartbeat()]
             case ToolCallFailed():
                 raise unreadable_call(event)
             case AnswerEnd():
                 return self._end(event)
-        return self._piece(event, logprobs)
+        return self._output(event, logprobs)
 
-    def sign_of_life(self) -> Json:
-        """The event that says that the response was begun, or is still being made."""
-        what, self._begun = "in_progress" if self._begun else "created", True
-        # It may be whole already, and on its way to a slow disk: nobody is to know that yet.
-        return {"type": f"response.{what}", "response": {**self.body, **_NOT_YET}}
+    def heartbeat(self) -> Json:
+        """The event `response.created` the first time, then `response.in_progress`.
+
+        It never has the fields of a finished response: while a finished one is being stored it
+        must not look finished.
+        """
+        kind, self._created = "in_progress" if self._created else "created", True
+        return {"type": f"response.{kind}", "response": {**self.body, **_UNFINISHED}}
 
     def failed(self, problem: Problem) -> list[Json]:
-        """The events of a response that cannot be finished."""
-        begun = [] if self._begun else [self.sign_of_life()]
+        """The events that end a response with an error."""
+        created = self._created_once()
         events = self._close("incomplete")
         self._body |= {
             "status": "failed",
             "error": {"code": _code(problem), "message": _message(problem)},
         }
-        return [*begun, *events, self._told("failed")]
+        return [*created, *events, self._final("failed")]
 
-    # Pieces
+    def _created_once(self) -> list[Json]:
+        return [] if self._created else [self.heartbeat()]
 
-    def _piece(self, event: AnswerEvent, logprobs: Sequence[ChatTokenLogprob]) -> list[Json]:
+    # Output
+
+    def _output(self, event: AnswerEvent, logprobs: Sequence[ChatTokenLogprob]) -> list[Json]:
         match event:
             case TextDelta():
                 return self._text(event.text, logprobs)
             case ReasoningDelta(text) if text:
-                return self._thought(text)
+                return self._reasoning(text)
             case ToolCallStarted():
-                name = self._request.toolbox.named(event.name)
+                name = self._request.tools.client_name(event.name)
                 return self._begin(CallItem(len(self._items), event.id, name))
             case ToolCallDelta() if isinstance(self._open, CallItem):
                 return self._open.grow(event.arguments)
@@ -146,10 +149,10 @@ class ResponseWriter:
         item = TextItem(len(self._items))
         return [*self._begin(item), *item.grow(text, logprobs)]
 
-    def _thought(self, text: str) -> list[Json]:
-        if isinstance(self._open, ThoughtItem):
+    def _reasoning(self, text: str) -> list[Json]:
+        if isinstance(self._open, ReasoningItem):
             return self._open.grow(text)
-        item = ThoughtItem(len(self._items), self._request.sealed)
+        item = ReasoningItem(len(self._items), self._request.encrypted_reasoning)
         return [*self._begin(item), *item.grow(text)]
 
     def _begin(self, item: OutputItem) -> list[Json]:
@@ -160,7 +163,7 @@ class ResponseWriter:
         return [*events, *item.begin()]
 
     def _close(self, status: Status) -> list[Json]:
-        """The events that end the item that may still grow, if there is one."""
+        """The events that end the open item, if there is one."""
         item, self._open = self._open, None
         if item is None:
             return []
@@ -170,13 +173,13 @@ class ResponseWriter:
     # The end
 
     def _end(self, end: AnswerEnd) -> list[Json]:
-        check_ended_well(end)
+        check_finished(end)
         cut = end.reason == "length"
         events: list[Json] = []
         if not cut and not any(isinstance(item, TextItem | CallItem) for item in self._items):
-            events = self._begin(TextItem(len(self._items)))  # an answer of nothing is a text
+            events = self._begin(TextItem(len(self._items)))  # an empty answer has an empty text
         events += self._close("incomplete" if cut else "completed")
-        self._body |= {"status": "completed", "usage": usage_body(end.usage)}
+        self._body |= {"status": "completed", "usage": _usage_object(end.usage)}
         if cut:
             self._body |= {
                 "status": "incomplete",
@@ -184,26 +187,26 @@ class ResponseWriter:
             }
         else:
             self._body["completed_at"] = int(self._clock())
-        return [*events, self._told("incomplete" if cut else "completed")]
+        return [*events, self._final("incomplete" if cut else "completed")]
 
-    def _told(self, what: str) -> Json:
-        return {"type": f"response.{what}", "response": self.body}
+    def _final(self, kind: str) -> Json:
+        return {"type": f"response.{kind}", "response": self.body}
 
 
 def _code(problem: Problem) -> str:
     if problem.tokens is not None:
-        return _TOO_LONG
-    return _OURS if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR else _THEIRS
+        return _OVERFLOW
+    is_ours = problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    return _SERVER_ERROR if is_ours else _CLIENT_ERROR
 
 
 def _message(problem: Problem) -> str:
-    """In the words of an error of HTTP: clients know some of them."""
-    told = openai_error(problem)["error"]
-    return str(told["message"]) if isinstance(told, dict) else problem.message
+    """The message of the corresponding HTTP error: clients match some of them."""
+    error = openai_error(problem)["error"]
+    return str(error["message"]) if isinstance(error, dict) else problem.message
 
 
-def usage_body(usage: Usage) -> Json:
-    """What an answer took, in this wire's names."""
+def _usage_object(usage: Usage) -> Json:
     return {
         "input_tokens": usage.prompt,
         "input_tokens_details": {

@@ -1,6 +1,6 @@
-"""The body of a chat completion as what is asked of the served model.
+"""The body of a chat completion, parsed into one engine request per choice.
 
-Everything is checked before anything is asked. Knows the wire's fields; not how answers come.
+Validates every field before anything is generated. Knows the wire's fields; not its replies.
 """
 
 from __future__ import annotations
@@ -10,56 +10,68 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from semantic.adapters.http.errors import FieldError
-from semantic.adapters.http.openai.answer_format import answer_format_of
-from semantic.adapters.http.openai.caller import Caller
-from semantic.adapters.http.openai.chat_messages import messages_of
-from semantic.adapters.http.openai.chat_tools import choice_among, tools_of
-from semantic.adapters.http.openai.choices import asks_for, number_of_choices
-from semantic.adapters.http.openai.fields import CHAT_FIELDS, known_fields
-from semantic.adapters.http.openai.limits import at_least_one, check_model
-from semantic.adapters.http.openai.sampling import sampling_of
-from semantic.adapters.http.openai.stream_options import StreamOptions, stream_options
-from semantic.adapters.http.openai.template_options import template_options
+from semantic.adapters.http.openai.chat.conversation import (
+    answer_format_of,
+    choice_among,
+    messages_of,
+    template_options,
+    tools_of,
+)
+from semantic.adapters.http.openai.fields import (
+    CHAT_FIELDS,
+    at_least_one,
+    known_fields,
+    without_elements,
+)
+from semantic.adapters.http.openai.requests import (
+    Caller,
+    StreamOptions,
+    check_model,
+    choices_of,
+    number_of_choices,
+    sampling_of,
+    stream_options,
+)
 from semantic.adapters.http.request_body import validated
 from semantic.domain.chat import Chat
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask, ServedModel
 
 if TYPE_CHECKING:
-    from semantic.adapters.http.openai.body_types import ChatBody
+    from semantic.adapters.http.openai.sdk_types import ChatBody
 
-_MOST_TOP_LOGPROBS: Final = 20
+_MAX_TOP_LOGPROBS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A request for a chat completion: an ask for each choice, and how to reply."""
+    """A chat completion: one engine request per choice, and how to reply."""
 
-    asks: tuple[Ask, ...]
+    choices: tuple[Ask, ...]
     options: StreamOptions
 
 
 def chat_request(body: Mapping[str, object], model: ServedModel, caller: Caller) -> ChatRequest:
-    """What `body` asks of `model`. Raises InvalidRequestError and ModelNotFoundError."""
-    from semantic.adapters.http.openai.body_types import chat_adapter, plain_fields
+    """Parse `body`. Raises InvalidRequestError and ModelNotFoundError."""
+    from semantic.adapters.http.openai.sdk_types import chat_adapter
 
     known = known_fields(body, CHAT_FIELDS)
-    checked = validated(chat_adapter(), plain_fields(known))
+    checked = validated(chat_adapter(), without_elements(known))
     check_model(checked["model"], model)
     sampling = sampling_of(checked, known.get("stop"), model)
     sampling = _with_logprobs(sampling, checked)
-    asks = asks_for(
+    choices = choices_of(
         [_chat(checked, known)],
         number_of_choices(checked.get("n")),
         sampling,
         _max_tokens(checked),
         caller,
     )
-    return ChatRequest(asks, stream_options(known, force_usage=caller.force_usage))
+    return ChatRequest(choices, stream_options(known, force_usage=caller.force_usage))
 
 
 def _chat(checked: ChatBody, known: Mapping[str, object]) -> Chat:
-    """The conversation; what is read part by part is in `known`."""
+    """The conversation, from the validated body and the fields that are validated by element."""
     tools = tools_of(known.get("tools", []))
     tools, choice = choice_among(tools, known.get("tool_choice"))
     return Chat(
@@ -87,9 +99,9 @@ def _with_logprobs(sampling: SamplingParams, body: ChatBody) -> SamplingParams:
             raise FieldError("top_logprobs: expected logprobs to be true", param="top_logprobs")
         return sampling
     top = 0 if top is None else top
-    if not 0 <= top <= _MOST_TOP_LOGPROBS:
+    if not 0 <= top <= _MAX_TOP_LOGPROBS:
         raise FieldError(
-            f"top_logprobs must be between 0 and {_MOST_TOP_LOGPROBS}, got {top}",
+            f"top_logprobs must be between 0 and {_MAX_TOP_LOGPROBS}, got {top}",
             param="top_logprobs",
         )
     return replace(sampling, logprobs=top)

@@ -1,6 +1,6 @@
-"""The body of a completion as what is asked of the served model.
+"""The body of a completion, parsed into one engine request per choice of each prompt.
 
-Everything is checked before anything is asked. Knows the wire's fields; not how answers come.
+Validates every field before anything is generated. Knows the wire's fields; not its replies.
 """
 
 from __future__ import annotations
@@ -10,37 +10,47 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from semantic.adapters.http.errors import FieldError
-from semantic.adapters.http.openai.caller import Caller
-from semantic.adapters.http.openai.choices import asks_for, number_of_choices
-from semantic.adapters.http.openai.fields import COMPLETION_FIELDS, known_fields
-from semantic.adapters.http.openai.limits import at_least_one, check_model
-from semantic.adapters.http.openai.sampling import sampling_of
-from semantic.adapters.http.openai.stream_options import StreamOptions, stream_options
+from semantic.adapters.http.openai.fields import (
+    COMPLETION_FIELDS,
+    at_least_one,
+    known_fields,
+    without_elements,
+)
+from semantic.adapters.http.openai.requests import (
+    Caller,
+    StreamOptions,
+    check_model,
+    choices_of,
+    number_of_choices,
+    sampling_of,
+    stream_options,
+)
 from semantic.adapters.http.request_body import validated
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask, ServedModel
 
 if TYPE_CHECKING:
-    from semantic.adapters.http.openai.body_types import CompletionBody
+    from semantic.adapters.http.openai.sdk_types import CompletionBody
 
-_USUAL_MAX_TOKENS: Final = 16
+_DEFAULT_MAX_TOKENS: Final = 16
 """As OpenAI documents it."""
 
-_MOST_LOGPROBS: Final = 5
+_MAX_LOGPROBS: Final = 5
 
 TextPrompt = str | tuple[int, ...]
+"""A text or token ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """A request for completions: an ask for each of the `n` choices of each prompt.
+    """Completions: one engine request for each of the `n` choices of each prompt.
 
-    With `only_score` nothing is to be answered: the one token that a request has to generate is
-    not told.
+    With `only_score` the prompt is scored and nothing answered: the one token that the engine has
+    to generate is not returned.
     """
 
     prompts: tuple[TextPrompt, ...]
-    asks: tuple[Ask, ...]
+    choices: tuple[Ask, ...]
     n: int
     options: StreamOptions
     echo: bool = False
@@ -51,12 +61,12 @@ class CompletionRequest:
 def completion_request(
     body: Mapping[str, object], model: ServedModel, caller: Caller
 ) -> CompletionRequest:
-    """What `body` asks of `model`. Raises InvalidRequestError and ModelNotFoundError."""
-    from semantic.adapters.http.openai.body_types import completion_adapter, plain_fields
+    """Parse `body`. Raises InvalidRequestError and ModelNotFoundError."""
+    from semantic.adapters.http.openai.sdk_types import completion_adapter
 
     known = known_fields(body, COMPLETION_FIELDS)
-    prompts = prompts_of(known.get("prompt"), model.vocab_size)
-    checked = validated(completion_adapter(), plain_fields(known))
+    prompts = _prompts(known.get("prompt"), model.vocab_size)
+    checked = validated(completion_adapter(), without_elements(known))
     check_model(checked["model"], model)
     n = number_of_choices(checked.get("n"), len(prompts))
     _check_best_of(checked.get("best_of"), n)
@@ -66,7 +76,7 @@ def completion_request(
     sampling = _with_logprobs(sampling, checked)
     return CompletionRequest(
         prompts,
-        asks_for(prompts, n, sampling, max(max_tokens, 1), caller),
+        choices_of(prompts, n, sampling, max(max_tokens, 1), caller),
         n,
         stream_options(known, force_usage=caller.force_usage),
         echo=echo,
@@ -75,10 +85,10 @@ def completion_request(
     )
 
 
-def prompts_of(value: object, vocab_size: int) -> tuple[TextPrompt, ...]:
-    """The prompts of a body: a text, a list of texts, token ids, or a list of lists of them.
+def _prompts(value: object, vocab_size: int) -> tuple[TextPrompt, ...]:
+    """The field `prompt`: a text, a list of texts, token ids, or a list of lists of token ids.
 
-    Raises FieldError for anything else, for a prompt of nothing, and for an id that is no token.
+    Raises FieldError for anything else, for an empty prompt and for an unknown token id.
     """
     if isinstance(value, list) and value and not _are_ids(value):
         return tuple(_prompt(f"prompt[{i}]", one, vocab_size) for i, one in enumerate(value))
@@ -116,7 +126,7 @@ def _check_best_of(best_of: int | None, n: int) -> None:
 
 def _max_tokens(value: int | None, *, echo: bool) -> int:
     if value is None:
-        return _USUAL_MAX_TOKENS
+        return _DEFAULT_MAX_TOKENS
     if value == 0 and echo:
         return 0
     at_least_one("max_tokens", value)
@@ -127,8 +137,8 @@ def _with_logprobs(sampling: SamplingParams, body: CompletionBody) -> SamplingPa
     top = body.get("logprobs")
     if top is None:
         return sampling
-    if not 0 <= top <= _MOST_LOGPROBS:
+    if not 0 <= top <= _MAX_LOGPROBS:
         raise FieldError(
-            f"logprobs must be between 0 and {_MOST_LOGPROBS}, got {top}", param="logprobs"
+            f"logprobs must be between 0 and {_MAX_LOGPROBS}, got {top}", param="logprobs"
         )
     return replace(sampling, logprobs=top, prompt_logprobs=top if body.get("echo") else None)

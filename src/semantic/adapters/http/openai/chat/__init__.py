@@ -1,0 +1,1 @@
+"""The chat completions wire: /v1/chat/completions."""

@@ -1,0 +1,324 @@
+"""The conversation of a chat completion: messages, tools, answer format and template options.
+
+Translates the wire's shapes to the domain's; texts stay verbatim. Hosted tools are dropped with
+one warning: this server runs none. Knows nothing of a model's chat template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from semantic.adapters.http.errors import FieldError
+from semantic.adapters.http.openai.fields import (
+    list_at,
+    object_at,
+    text_at,
+    validated_at,
+    warnings,
+)
+from semantic.domain.chat import AnswerFormat, Message, Tool, ToolCall, ToolChoice
+
+_PART_SEPARATOR: Final = "\n"
+"""Joins the text parts of one message, as in other local servers."""
+
+_REASONING_FIELDS: Final = ("reasoning_content", "reasoning")
+
+_UNREADABLE: Final = {
+    "image_url": "images cannot be read by this model",
+    "input_audio": "audio cannot be read by this model",
+    "file": "files cannot be read by this model",
+}
+
+_CHOICE: Final = "tool_choice"
+_FORMAT: Final = "response_format"
+
+_NO_THINKING_EFFORTS: Final = frozenset({"none", "minimal"})
+"""Efforts that switch reasoning off in models that can do without."""
+
+_RESERVED_OPTIONS: Final = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "documents",
+        "max_length",
+        "messages",
+        "padding",
+        "sanitize_control_tokens",
+        "self",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+"""Template arguments that carry the conversation itself or would replace the template."""
+
+
+# Messages
+
+
+def messages_of(value: object) -> tuple[Message, ...]:
+    """The field `messages`. Raises FieldError for the first invalid message."""
+    found = list_at("messages", value)
+    if not found:
+        raise FieldError("messages: expected at least one message", param="messages")
+    return tuple(_message(f"messages[{i}]", one) for i, one in enumerate(found))
+
+
+def _message(path: str, value: object) -> Message:
+    from semantic.adapters.http.openai.sdk_types import message_adapters
+
+    message = object_at(path, value)
+    role = message.get("role")
+    adapter = message_adapters().get(role) if isinstance(role, str) else None
+    reader = _READERS.get(role) if isinstance(role, str) else None
+    if adapter is None or reader is None:
+        expected = ", ".join(_READERS)
+        hint = "; functions are tools now" if role == "function" else ""
+        raise FieldError(f"{path}.role: expected one of {expected}{hint}", param=f"{path}.role")
+    validated_at(path, adapter, message)
+    return reader(path, message)
+
+
+def _system(path: str, message: Mapping[str, object]) -> Message:
+    return Message("system", _content(path, message), name=_name(message))
+
+
+def _developer(path: str, message: Mapping[str, object]) -> Message:
+    return Message("developer", _content(path, message), name=_name(message))
+
+
+def _user(path: str, message: Mapping[str, object]) -> Message:
+    return Message("user", _content(path, message), name=_name(message))
+
+
+def _tool_result(path: str, message: Mapping[str, object]) -> Message:
+    call = text_at(f"{path}.tool_call_id", message["tool_call_id"])
+    return Message("tool", _content(path, message), tool_call_id=call, name=_name(message))
+
+
+def _assistant(path: str, message: Mapping[str, object]) -> Message:
+    for name in ("function_call", "audio"):
+        if name in message:
+            hint = "use tool_calls" if name == "function_call" else "there is no audio here"
+            raise FieldError(f"{path}.{name}: not supported; {hint}", param=f"{path}.{name}")
+    texts = (_content(path, message), _text(path, message, "refusal"))
+    return Message(
+        "assistant",
+        _PART_SEPARATOR.join(filter(None, texts)),
+        reasoning=_reasoning(path, message),
+        tool_calls=_calls(f"{path}.tool_calls", message.get("tool_calls", [])),
+        name=_name(message),
+    )
+
+
+_READERS: Final[dict[str, Callable[[str, Mapping[str, object]], Message]]] = {
+    "system": _system,
+    "developer": _developer,
+    "user": _user,
+    "assistant": _assistant,
+    "tool": _tool_result,
+}
+
+
+def _content(path: str, message: Mapping[str, object]) -> str:
+    content = message.get("content", "")
+    if isinstance(content, str):
+        return content
+    path = f"{path}.content"
+    parts = list_at(path, content)
+    return _PART_SEPARATOR.join(_part(f"{path}[{i}]", part) for i, part in enumerate(parts))
+
+
+def _part(path: str, value: object) -> str:
+    part = object_at(path, value)
+    kind = str(part.get("type"))
+    if kind in {"text", "refusal"}:
+        return text_at(f"{path}.{kind}", part.get(kind))
+    problem = _UNREADABLE.get(kind, "expected a part of type text")
+    raise FieldError(f"{path}.type: {problem}", param=f"{path}.type")
+
+
+def _reasoning(path: str, message: Mapping[str, object]) -> str:
+    """An assistant message's reasoning: replies have it under two names, and clients return
+    either."""
+    given = (_text(path, message, name) for name in _REASONING_FIELDS)
+    return next(filter(None, given), "")
+
+
+def _text(path: str, message: Mapping[str, object], name: str) -> str:
+    return text_at(f"{path}.{name}", message.get(name, ""))
+
+
+def _name(message: Mapping[str, object]) -> str | None:
+    name = message.get("name")
+    return name if isinstance(name, str) else None
+
+
+def _calls(path: str, value: object) -> tuple[ToolCall, ...]:
+    return tuple(_call(f"{path}[{i}]", one) for i, one in enumerate(list_at(path, value)))
+
+
+def _call(path: str, value: object) -> ToolCall:
+    from semantic.adapters.http.openai.sdk_types import tool_call_adapter
+
+    call = validated_at(path, tool_call_adapter(), object_at(path, value))
+    return ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
+
+
+# Tools
+
+
+def tools_of(value: object) -> tuple[Tool, ...]:
+    """The functions in the field `tools`. Raises FieldError for an invalid tool."""
+    found: dict[str, Tool] = {}
+    for i, one in enumerate(list_at("tools", value)):
+        path = f"tools[{i}]"
+        tool = _tool(path, one)
+        if tool is None:
+            continue
+        if tool.name in found:
+            at = f"{path}.function.name"
+            raise FieldError(f"{at}: there is a tool {tool.name!r} already", param=at)
+        found[tool.name] = tool
+    return tuple(found.values())
+
+
+def _tool(path: str, value: object) -> Tool | None:
+    from semantic.adapters.http.openai.sdk_types import tool_adapter
+
+    tool = object_at(path, value)
+    kind = text_at(f"{path}.type", tool.get("type"))
+    if kind != "function":
+        warnings.warn(f"tools of type {kind!a:.80} are left out: only functions can be called")
+        return None
+    tool["function"] = object_at(f"{path}.function", tool.get("function"))
+    function = validated_at(path, tool_adapter(), tool)["function"]
+    if not function["name"]:
+        at = f"{path}.function.name"
+        raise FieldError(f"{at}: expected a name", param=at)
+    return Tool(
+        function["name"],
+        function.get("description", ""),
+        function.get("parameters", {}),
+        strict=bool(function.get("strict")),
+    )
+
+
+def choice_among(tools: Sequence[Tool], value: object) -> tuple[tuple[Tool, ...], ToolChoice]:
+    """The callable tools, and the choice among them that the field `tool_choice` makes.
+
+    Raises FieldError for an invalid choice and for one of an unknown tool.
+    """
+    match value:
+        case None | "auto":
+            return tuple(tools), ToolChoice()
+        case "none":
+            return tuple(tools), ToolChoice("none")
+        case "required":
+            return required(tools)
+        case _:
+            return _chosen(tools, object_at(_CHOICE, value))
+
+
+def _chosen(
+    tools: Sequence[Tool], choice: dict[str, object]
+) -> tuple[tuple[Tool, ...], ToolChoice]:
+    match choice.get("type"):
+        case "function":
+            return tuple(tools), ToolChoice("required", _named(tools, choice))
+        case "allowed_tools":
+            return _allowed(tools, choice)
+        case _:
+            path = f"{_CHOICE}.type"
+            raise FieldError(f"{path}: expected function or allowed_tools", param=path)
+
+
+def required(tools: Sequence[Tool]) -> tuple[tuple[Tool, ...], ToolChoice]:
+    """The choice that requires a call of any of `tools`. Raises FieldError if there is none."""
+    if not tools:
+        raise FieldError("tool_choice: required, but there is no function to call", param=_CHOICE)
+    return tuple(tools), ToolChoice("required")
+
+
+def _named(tools: Sequence[Tool], choice: dict[str, object]) -> str:
+    from semantic.adapters.http.openai.sdk_types import named_choice_adapter
+
+    name = validated_at(_CHOICE, named_choice_adapter(), choice)["function"]["name"]
+    check_known(name, tools, f"{_CHOICE}.function.name")
+    return name
+
+
+def _allowed(
+    tools: Sequence[Tool], choice: dict[str, object]
+) -> tuple[tuple[Tool, ...], ToolChoice]:
+    from semantic.adapters.http.openai.sdk_types import allowed_choice_adapter, named_choice_adapter
+
+    path = f"{_CHOICE}.allowed_tools"
+    mode = validated_at(_CHOICE, allowed_choice_adapter(), choice)["allowed_tools"]["mode"]
+    among = list_at(f"{path}.tools", object_at(path, choice["allowed_tools"])["tools"])
+    names: set[str] = set()
+    for i, one in enumerate(among):
+        at = f"{path}.tools[{i}]"
+        name = validated_at(at, named_choice_adapter(), object_at(at, one))["function"]["name"]
+        check_known(name, tools, at)
+        names.add(name)
+    allowed = tuple(tool for tool in tools if tool.name in names)
+    return required(allowed) if mode == "required" else (allowed, ToolChoice())
+
+
+def check_known(name: str, tools: Sequence[Tool], path: str) -> None:
+    """Raise FieldError, with the `path` of the choice, unless one of `tools` has this name."""
+    if name not in {tool.name for tool in tools}:
+        raise FieldError(f"{path}: there is no function {name!r} among the tools", param=path)
+
+
+# Answer format and template options
+
+
+def answer_format_of(value: object) -> AnswerFormat | None:
+    """The field `response_format`; None for free text. A schema is enforced, strict or not.
+
+    Raises FieldError for an invalid format.
+    """
+    from semantic.adapters.http.openai.sdk_types import format_adapters
+
+    if value is None:
+        return None
+    given = object_at(_FORMAT, value)
+    kind = given.get("type")
+    adapters = format_adapters()
+    if not isinstance(kind, str) or kind not in adapters:
+        path = f"{_FORMAT}.type"
+        raise FieldError(f"{path}: expected one of {', '.join(adapters)}", param=path)
+    checked = validated_at(_FORMAT, adapters[kind], given)
+    if checked["type"] == "text":
+        return None
+    if checked["type"] == "json_object":
+        return AnswerFormat()
+    schema = checked["json_schema"].get("schema")
+    if schema is None:
+        path = f"{_FORMAT}.json_schema.schema"
+        raise FieldError(f"{path}: expected a JSON schema", param=path)
+    return AnswerFormat(schema)
+
+
+def template_options(effort: str | None, own: Mapping[str, object]) -> dict[str, object]:
+    """Template options for a reasoning effort, overridden by the client's `own` options.
+
+    Raises FieldError for an option that a client must not set.
+    """
+    options: dict[str, object] = {}
+    if effort is not None:
+        options = {
+            "reasoning_effort": effort,
+            "enable_thinking": effort not in _NO_THINKING_EFFORTS,
+        }
+    for name in own:
+        if name in _RESERVED_OPTIONS or name.startswith("return_") or name.endswith("_token"):
+            path = "chat_template_kwargs"
+            raise FieldError(f"{path}: {name!r} is not the client's to set", param=path)
+    return options | dict(own)

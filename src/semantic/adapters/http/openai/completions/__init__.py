@@ -1,0 +1,1 @@
+"""The completions wire: /v1/completions."""

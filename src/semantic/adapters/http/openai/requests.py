@@ -1,0 +1,260 @@
+"""What requests of OpenAI's wires share: caller, sampling parameters, choices, stream options.
+
+Sampling parameters start from the served model's defaults. Knows no messages and no replies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from semantic.adapters.http.errors import FieldError
+from semantic.adapters.http.openai.fields import (
+    STREAM_OPTION_FIELDS,
+    known_fields,
+    list_at,
+    object_at,
+    text_at,
+)
+from semantic.domain.errors import ModelNotFoundError
+from semantic.domain.identity import Identity
+from semantic.domain.value_objects import SamplingParams
+from semantic.ports.serving import Ask, Prompt, ServedModel
+
+if TYPE_CHECKING:
+    from semantic.adapters.http.openai.sdk_types import ChatBody, CompletionBody, ResponseBody
+
+MAX_CHOICES: Final = 128
+"""Choices that one request may have, over all its prompts."""
+
+_RANGES: Final[dict[str, tuple[float, float]]] = {
+    "temperature": (0, 2),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "repetition_penalty": (0.01, 100),
+}
+
+_GREEDY_BELOW: Final = 1e-6
+"""A smaller temperature or top_p means greedy decoding: in fp32 the reciprocal of the one is
+infinite, and the other leaves no token to sample."""
+
+_MAX_BIAS: Final = 100
+_MAX_STOPS: Final = 64
+_SEEDS: Final = 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The origin of a request: its agent's name, if it has one, its tenant and client identity.
+
+    With `force_usage` streams report usage even if the request does not ask for it.
+    """
+
+    agent: str | None = None
+    tenant: str = ""
+    force_usage: bool = False
+    identity: Identity | None = None
+
+
+def check_model(name: str, model: ServedModel) -> None:
+    """Raise ModelNotFoundError, listing the served names, unless `name` is one of them."""
+    if name not in model.names:
+        known = ", ".join(model.names)
+        raise ModelNotFoundError(f"there is no model {name[:200]!r}; this server has: {known}")
+
+
+# Choices
+
+
+def number_of_choices(n: int | None, n_prompts: int = 1) -> int:
+    """The choices of each prompt. Raises FieldError if all together exceed `MAX_CHOICES`."""
+    n = 1 if n is None else n
+    if n_prompts > MAX_CHOICES:
+        raise FieldError(
+            f"prompt: expected {MAX_CHOICES} prompts at most, got {n_prompts}", param="prompt"
+        )
+    if n < 1 or n * n_prompts > MAX_CHOICES:
+        each = "" if n_prompts == 1 else f" for {n_prompts} prompts"
+        most = MAX_CHOICES // n_prompts
+        raise FieldError(f"n must be between 1 and {most}{each}, got {n}", param="n")
+    return n
+
+
+def choices_of(
+    prompts: Sequence[Prompt],
+    n: int,
+    sampling: SamplingParams,
+    max_tokens: int | None,
+    caller: Caller,
+) -> tuple[Ask, ...]:
+    """One engine request per choice of each prompt, in the order of the choices' indices.
+
+    The first choice continues the caller's agent. The others get agent names and seeds of their
+    own, so that they neither overwrite that agent's history nor repeat its answer.
+    """
+    return tuple(
+        Ask(
+            prompt,
+            _sampling_of_choice(sampling, choice),
+            max_tokens,
+            agent=_agent_of_choice(caller.agent, number * n + choice),
+            tenant=caller.tenant,
+            identity=caller.identity,
+        )
+        for number, prompt in enumerate(prompts)
+        for choice in range(n)
+    )
+
+
+def _sampling_of_choice(sampling: SamplingParams, choice: int) -> SamplingParams:
+    if sampling.seed is None:
+        return sampling
+    return replace(sampling, seed=(sampling.seed + choice) % _SEEDS)
+
+
+def _agent_of_choice(agent: str | None, index: int) -> str | None:
+    return agent if agent is None or index == 0 else f"{agent}/{index + 1}"
+
+
+# Sampling parameters
+
+
+def sampling_of(
+    body: ChatBody | CompletionBody | ResponseBody, stop: object, model: ServedModel
+) -> SamplingParams:
+    """The sampling parameters of `body` and of its unvalidated field `stop`.
+
+    Fields that the body does not have are as in `model.sampling`. Raises FieldError for a value
+    out of range.
+    """
+    usual = model.sampling
+    temperature = _number(body, "temperature", usual.temperature)
+    sampling = replace(
+        usual,
+        temperature=0 if temperature < _GREEDY_BELOW else temperature,
+        top_p=_number(body, "top_p", usual.top_p),
+        min_p=_number(body, "min_p", usual.min_p),
+        presence_penalty=_number(body, "presence_penalty", usual.presence_penalty),
+        frequency_penalty=_number(body, "frequency_penalty", usual.frequency_penalty),
+    )
+    sampling = _with_other_neutrals(sampling, body)
+    bias, seed = body.get("logit_bias"), body.get("seed")
+    if stop is not None:
+        sampling = replace(sampling, stop=_stops(stop))
+    if bias is not None:
+        sampling = replace(sampling, logit_bias=_biases(bias, model.vocab_size))
+    if seed is not None:
+        # OpenAI's seeds are any 64-bit integers, ours are not negative.
+        sampling = replace(sampling, seed=seed % _SEEDS)
+    if "ignore_eos" in body:
+        sampling = replace(sampling, ignore_eos=body["ignore_eos"])
+    return sampling
+
+
+def _number(body: Mapping[str, object], name: str, default: float) -> float:
+    """The number called `name`, or `default`. Raises FieldError for one out of its range."""
+    value = body.get(name)
+    if not isinstance(value, (int, float)):
+        return default
+    low, high = _RANGES[name]
+    if not low <= value <= high:
+        raise FieldError(f"{name} must be between {low} and {high}, got {value}", param=name)
+    return float(value)
+
+
+def _with_other_neutrals(
+    sampling: SamplingParams, body: ChatBody | CompletionBody | ResponseBody
+) -> SamplingParams:
+    """`sampling` with the fields that the wire switches off by another value than the domain."""
+    if "top_k" in body:
+        top_k = body["top_k"]
+        if top_k < -1:
+            raise FieldError(f"top_k must be -1 or more, got {top_k}", param="top_k")
+        sampling = replace(sampling, top_k=max(top_k, 0))
+    top_p = body.get("top_p")
+    if top_p is not None and top_p < _GREEDY_BELOW:
+        # On the wire 0 means greedy decoding; in `SamplingParams` it means off.
+        sampling = replace(sampling, top_p=0, top_k=1)
+    if "repetition_penalty" in body:
+        penalty = _number(body, "repetition_penalty", 1)
+        sampling = replace(sampling, repetition_penalty=None if penalty == 1 else penalty)
+    return sampling
+
+
+def _stops(stop: object) -> tuple[str, ...]:
+    given = [stop] if isinstance(stop, str) else list_at("stop", stop)
+    stops = tuple(text_at(f"stop[{i}]", one) for i, one in enumerate(given))
+    if len(stops) > _MAX_STOPS:
+        raise FieldError(f"stop: expected {_MAX_STOPS} texts at most", param="stop")
+    if not all(stops):
+        raise FieldError("stop: expected texts that are not empty", param="stop")
+    return stops
+
+
+def _biases(biases: Mapping[str, int], vocab_size: int) -> dict[int, float]:
+    found: dict[int, float] = {}
+    for token, bias in biases.items():
+        if not (token.isascii() and token.isdigit() and len(token) < 10):  # noqa: PLR2004
+            raise FieldError(f"logit_bias: {token[:40]!r} is no token id", param="logit_bias")
+        if int(token) >= vocab_size:
+            raise FieldError(
+                f"logit_bias: token ids are below {vocab_size}, got {token}", param="logit_bias"
+            )
+        if abs(bias) > _MAX_BIAS:
+            raise FieldError(
+                f"logit_bias must be between -{_MAX_BIAS} and {_MAX_BIAS}, got {bias}",
+                param="logit_bias",
+            )
+        found[int(token)] = float(bias)
+    return found
+
+
+# Stream options
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """How a reply is sent.
+
+    With `usage` a stream ends with a chunk that has the usage of the whole request. With
+    `running_usage` the last chunk of each choice also has the usage so far; a choice's tokens are
+    counted at its end.
+    """
+
+    stream: bool = False
+    usage: bool = False
+    running_usage: bool = False
+
+
+def stream_options(body: Mapping[str, object], *, force_usage: bool) -> StreamOptions:
+    """The options in a body with validated types; `force_usage` switches `usage` on in any case.
+
+    Raises FieldError for stream options of a reply that is no stream.
+    """
+    stream = body.get("stream") is True
+    value = body.get("stream_options")
+    if value is None:
+        return StreamOptions(stream, usage=stream and force_usage)
+    if not stream:
+        raise FieldError(
+            "stream_options: only for a stream; expected stream to be true", param="stream_options"
+        )
+    path = "stream_options"
+    options = known_fields(object_at(path, value), STREAM_OPTION_FIELDS, f"{path}.")
+    running = _flag(options, "continuous_usage_stats")
+    return StreamOptions(
+        stream,
+        usage=_flag(options, "include_usage") or force_usage or running,
+        running_usage=running,
+    )
+
+
+def _flag(options: Mapping[str, object], name: str) -> bool:
+    value = options.get(name, False)
+    if not isinstance(value, bool):
+        path = f"stream_options.{name}"
+        raise FieldError(f"{path}: expected true or false", param=path)
+    return value

@@ -1,0 +1,246 @@
+"""Tools of a response's request: what the model may call, under which names, and the choice.
+
+A function in a namespace keeps its own name for the model unless another function has it; the
+client receives its calls with the namespace. A namespace's description is not in the prompt.
+Hosted tools are dropped with one warning: this server runs none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from semantic.adapters.http.errors import FieldError
+from semantic.adapters.http.openai.chat.conversation import check_known, required
+from semantic.adapters.http.openai.fields import (
+    Json,
+    list_at,
+    object_at,
+    text_at,
+    validated_at,
+    warnings,
+)
+from semantic.domain.chat import Tool, ToolChoice
+
+_CHOICE: Final = "tool_choice"
+_MODES: Final = ("auto", "required")
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionName:
+    """A function as the client names it."""
+
+    name: str
+    namespace: str | None = None
+
+
+@dataclass(slots=True)
+class ToolSet:
+    """Functions by their name for the model. `reply_tools` is the field `tools` of the reply."""
+
+    reply_tools: list[Json] = field(default_factory=list)
+    _tools: dict[str, Tool] = field(default_factory=dict)
+    _names: dict[str, FunctionName] = field(default_factory=dict)
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """The functions that the model may call."""
+        return tuple(self._tools.values())
+
+    def add_requested(self, path: str, value: object) -> None:
+        """Add the list of tools at `path`.
+
+        Raises FieldError for an invalid tool and for a second function of the same name.
+        """
+        found = _functions(path, value)
+        self.reply_tools += [one.reply_tool for one in found if one.reply_tool is not None]
+        # Functions outside of namespaces first: they keep their names.
+        for one in sorted(found, key=lambda one: one.name.namespace is not None):
+            if one.name in self._names.values():
+                raise FieldError(
+                    f"{one.path}: there is a tool {one.name.name!r} already", param=one.path
+                )
+            self._add(one)
+
+    def add_loaded(self, path: str, value: object) -> tuple[Tool, ...]:
+        """Add the tools of an input item, replacing those of the same name, and return them."""
+        return tuple(self._tools[self._add(one)] for one in _functions(path, value))
+
+    def add_previous(self, tools: Sequence[Tool]) -> None:
+        """Add the tools of previous responses whose names are not in use."""
+        for tool in tools:
+            if tool.name not in self._tools:
+                self._tools[tool.name] = tool
+                self._names[tool.name] = FunctionName(tool.name)
+
+    def model_name(self, name: FunctionName) -> str:
+        """The function's name for the model; its own name if it is not in this set."""
+        return next((known for known, one in self._names.items() if one == name), name.name)
+
+    def client_name(self, model_name: str) -> FunctionName:
+        """The inverse of `model_name`."""
+        return self._names.get(model_name, FunctionName(model_name))
+
+    def _add(self, one: _Function) -> str:
+        tool, known = one.tool, one.name.name
+        if self._names.get(known, one.name) != one.name:
+            known = f"{one.name.namespace}__{one.name.name}"
+        if self._names.get(known, one.name) != one.name:
+            raise FieldError(f"{one.path}: there is a tool {known!r} already", param=one.path)
+        self._names[known] = one.name
+        self._tools[known] = replace(tool, name=known)
+        return known
+
+
+# Tools
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """A function whose name is at `path`.
+
+    `reply_tool` is the tool of the reply that contains it; of a namespace only the first function
+    has it.
+    """
+
+    path: str
+    name: FunctionName
+    tool: Tool
+    reply_tool: Json | None
+
+
+def _functions(path: str, value: object) -> list[_Function]:
+    found: list[_Function] = []
+    for i, one in enumerate(list_at(path, value)):
+        at = f"{path}[{i}]"
+        tool = object_at(at, one)
+        kind = text_at(f"{at}.type", tool.get("type"))
+        if kind == "function":
+            found.append(_function(at, tool))
+        elif kind == "namespace":
+            found += _namespace(at, tool)
+        else:
+            _warn_dropped(kind)
+    return found
+
+
+def _namespace(path: str, given: Json) -> list[_Function]:
+    namespace = _name_at(path, given)
+    functions: list[_Function] = []
+    for i, one in enumerate(list_at(f"{path}.tools", given.get("tools"))):
+        at = f"{path}.tools[{i}]"
+        tool = object_at(at, one)
+        kind = text_at(f"{at}.type", tool.get("type"))
+        if kind == "function":
+            functions.append(_function(at, tool, namespace))
+        else:
+            _warn_dropped(kind)
+    reply_tool: Json = {
+        "type": "namespace",
+        "name": namespace,
+        "description": str(given.get("description", "")),
+        "tools": [one.reply_tool for one in functions],
+    }
+    return [replace(one, reply_tool=None if i else reply_tool) for i, one in enumerate(functions)]
+
+
+def _function(path: str, given: Json, namespace: str | None = None) -> _Function:
+    from semantic.adapters.http.openai.sdk_types import response_tool_adapter
+
+    complete = {"parameters": None, "strict": None, **given}
+    checked = validated_at(path, response_tool_adapter(), complete)
+    name = _name_at(path, given)
+    parameters, strict = checked["parameters"] or {}, bool(checked["strict"])
+    description = checked.get("description")
+    reply_tool: Json = {
+        "type": "function",
+        "name": name,
+        "description": description,
+        "parameters": parameters,
+        "strict": strict,
+    }
+    tool = Tool(name, description or "", parameters, strict=strict)
+    return _Function(f"{path}.name", FunctionName(name, namespace), tool, reply_tool)
+
+
+def _name_at(path: str, given: Json) -> str:
+    name = text_at(f"{path}.name", given.get("name"))
+    if not name:
+        raise FieldError(f"{path}.name: expected a name", param=f"{path}.name")
+    return name
+
+
+def _warn_dropped(kind: str) -> None:
+    warnings.warn(f"tools of type {kind!a:.80} are left out: only functions can be called")
+
+
+# Tool choice
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The callable tools and the choice among them; `reply_value` is the reply's field."""
+
+    tools: tuple[Tool, ...]
+    choice: ToolChoice
+    reply_value: str | Json
+
+
+def choice_among(tools: ToolSet, value: object) -> Choice:
+    """The field `tool_choice`. Raises FieldError for an invalid choice or an unknown tool."""
+    match value:
+        case None | "auto":
+            return Choice(tools.tools, ToolChoice(), "auto")
+        case "none":
+            return Choice(tools.tools, ToolChoice("none"), "none")
+        case "required":
+            return Choice(*required(tools.tools), "required")
+        case _:
+            return _chosen(tools, object_at(_CHOICE, value))
+
+
+def _chosen(tools: ToolSet, given: Json) -> Choice:
+    match given.get("type"):
+        case "function":
+            known = _known(tools, _CHOICE, given)
+            reply_value = {"type": "function", "name": given["name"]}
+            return Choice(tools.tools, ToolChoice("required", known), reply_value)
+        case "allowed_tools":
+            return _allowed(tools, given)
+        case _:
+            path = f"{_CHOICE}.type"
+            raise FieldError(
+                f"{path}: expected function or allowed_tools; nothing else can be called here",
+                param=path,
+            )
+
+
+def _allowed(tools: ToolSet, given: Json) -> Choice:
+    mode = given.get("mode")
+    if mode not in _MODES:
+        path = f"{_CHOICE}.mode"
+        raise FieldError(f"{path}: expected one of {', '.join(_MODES)}", param=path)
+    names: list[str] = []
+    functions: list[Json] = []
+    for i, one in enumerate(list_at(f"{_CHOICE}.tools", given.get("tools"))):
+        at = f"{_CHOICE}.tools[{i}]"
+        tool = object_at(at, one)
+        if text_at(f"{at}.type", tool.get("type")) == "function":
+            names.append(_known(tools, at, tool))
+            functions.append({"type": "function", "name": tool["name"]})
+    allowed = tuple(tool for tool in tools.tools if tool.name in names)
+    reply_value: Json = {"type": "allowed_tools", "mode": mode, "tools": functions}
+    if mode == "required":
+        return Choice(*required(allowed), reply_value)
+    return Choice(allowed, ToolChoice(), reply_value)
+
+
+def _known(tools: ToolSet, path: str, given: Json) -> str:
+    """The name for the model of the function that is named at `path`. Raises FieldError."""
+    at = f"{path}.name"
+    name = text_at(at, given.get("name"))
+    namespace = given.get("namespace")
+    known = tools.model_name(FunctionName(name, namespace if isinstance(namespace, str) else None))
+    check_known(known, tools.tools, at)
+    return known
