@@ -305,7 +305,7 @@ def load(model_id: str = DEFAULT_MODEL) -> tuple[MLXBackend, MLXTokenizer]:
 def load_tokenizer(model_id: str) -> MLXTokenizer:
     """A model's tokenizer without its weights. Raises as `load`."""
     _provider()
-    from semantic.adapters.mlx.model.tokenizer_loader import load_tokenizer
+    from semantic.adapters.mlx.model.provider import load_tokenizer
 
     return load_tokenizer(model_id)
 

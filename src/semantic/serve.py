@@ -129,8 +129,7 @@ def _held(pool: BlockPool) -> int:
 
 def _around(thread: EngineThread, app: App, settings: ServeSettings) -> Serving:
     from semantic.adapters.mlx.backend import MLXBackend
-    from semantic.adapters.mlx.model.model_facts import read_context, read_sampling
-    from semantic.adapters.mlx.model.provider import find_folder
+    from semantic.adapters.mlx.model.provider import find_folder, read_context, read_sampling
     from semantic.adapters.mlx.text.chat_format import MLXChatFormat
     from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 

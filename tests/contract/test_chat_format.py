@@ -30,7 +30,7 @@ def of_template(name: str) -> ChatFormat:
 
 @functools.cache
 def embedded() -> ChatFormat:
-    from semantic.adapters.mlx.model.tokenizer_loader import load_tokenizer
+    from semantic.adapters.mlx.model.provider import load_tokenizer
     from semantic.adapters.mlx.text.chat_format import MLXChatFormat
 
     return MLXChatFormat(load_tokenizer("semantic-tiny"))

@@ -18,8 +18,8 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
 from pydantic_core import from_json
 
-from semantic.adapters.mlx.model.tokenizer_loader import load_tokenizer
-from semantic.adapters.mlx.sampling.grammar_source import grammar_source
+from semantic.adapters.mlx.model.provider import load_tokenizer
+from semantic.adapters.mlx.sampling.grammar_compiler import grammar_source
 from semantic.adapters.mlx.text.chat_format import MLXChatFormat
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from semantic.application.chat.answer_reader import AnswerReader
@@ -151,7 +151,7 @@ def test_arguments_of_nothing_are_an_empty_object(name: str, arguments: str) -> 
         call = replace(CALLED.tool_calls[0], arguments=written)
         return text_of(name, Chat((USER, replace(CALLED, tool_calls=(call,)), RESULT), TOOLS))
 
-    if format_of(name)._traits.text_arguments:
+    if format_of(name)._features.text_arguments:
         assert text(arguments)
     else:
         assert text(arguments) == text("{}")

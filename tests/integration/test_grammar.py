@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import semantic
 from semantic import SamplingParams
-from semantic.adapters.mlx.sampling.grammar import Grammars
+from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
 from semantic.adapters.mlx.sampling.token_mask import GrammarMask
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.grammar import Grammar
@@ -286,7 +286,7 @@ def allowed(mask: GrammarMask, tokens: list[int], size: int) -> list[int]:
 def test_tokens_of_the_same_text_are_all_allowed_and_stepped_as_they_are() -> None:
     texts = text_tokenizer(["<0x41>", "AB", "BA", "BB", "AAB"], replacing=5)
     size = 100
-    grammars = Grammars(texts.inner, texts.eos_token_ids, size)
+    grammars = GrammarCompiler(texts.inner, texts.eos_token_ids, size)
     grammar = Grammar("lark", "start: /[AB]{6}C/")
     ends = sorted(texts.eos_token_ids)
     seen: set[int] = set()
@@ -306,7 +306,7 @@ def test_tokens_of_the_same_text_are_all_allowed_and_stepped_as_they_are() -> No
 def test_a_model_with_more_or_fewer_tokens_than_its_tokenizer(size: int) -> None:
     texts = text_tokenizer()
     ends = {3} if size == 90 else texts.eos_token_ids
-    grammars = Grammars(texts.inner, ends, size)
+    grammars = GrammarCompiler(texts.inner, ends, size)
     any_text = Grammar("lark", "start: /(.|\\n)*/")
     options = allowed(grammars.mask(any_text, 0), [], size)
     assert set(range(90)) - {3} <= set(options)
@@ -317,7 +317,7 @@ def test_a_model_with_more_or_fewer_tokens_than_its_tokenizer(size: int) -> None
 
 def test_a_language_of_tokens_that_the_model_lacks_fails_and_does_not_raise() -> None:
     texts = text_tokenizer()
-    grammars = Grammars(texts.inner, {3}, 90)
+    grammars = GrammarCompiler(texts.inner, {3}, 90)
     mask = grammars.mask(Grammar("lark", 'start: "}"'), 2)
     assert allowed(mask, [1, 2], 90) == [3]
     assert mask.failure_at(1) is None
@@ -326,7 +326,7 @@ def test_a_language_of_tokens_that_the_model_lacks_fails_and_does_not_raise() ->
 
 def test_a_mask_goes_on_where_the_answer_is() -> None:
     texts = text_tokenizer()
-    grammars = Grammars(texts.inner, texts.eos_token_ids, 96)
+    grammars = GrammarCompiler(texts.inner, texts.eos_token_ids, 96)
     said = [*texts.encode('{"a": [1, 2]}'), 95]
     grammar = json_grammar({"type": "object"})
     stepped = grammars.mask(grammar, 2)
@@ -342,7 +342,7 @@ def test_no_token_runs_over_the_end_of_the_free_part() -> None:
     extra = [">{", "</t>", "</t>x", "x</t", "t>\n"]
     texts = text_tokenizer(extra, replacing=5)
     names = {text: id_of(texts, text) for text in [*extra, *"</t>x{}"]}
-    grammars = Grammars(texts.inner, texts.eos_token_ids, 96)
+    grammars = GrammarCompiler(texts.inner, texts.eos_token_ids, 96)
     grammar = Grammar("lark", 'start: "{}"', after="</t>")
 
     def options(*said: str) -> set[int]:
@@ -363,7 +363,7 @@ def test_no_token_runs_over_the_end_of_the_free_part() -> None:
 
 def check(grammar: Grammar) -> None:
     texts = text_tokenizer()
-    Grammars(texts.inner, texts.eos_token_ids, 96).check(grammar)
+    GrammarCompiler(texts.inner, texts.eos_token_ids, 96).check(grammar)
 
 
 def chain(n: int, **more: object) -> dict[str, object]:
@@ -443,7 +443,7 @@ def test_references_that_lead_on_and_on_do_not_overrun_the_stack() -> None:
 
 def test_whitespace_comes_to_an_end() -> None:
     texts = text_tokenizer()
-    mask = Grammars(texts.inner, texts.eos_token_ids, 96).mask(json_grammar(PERSON), 0)
+    mask = GrammarCompiler(texts.inner, texts.eos_token_ids, 96).mask(json_grammar(PERSON), 0)
     (space,) = texts.encode(" ")
     tokens = texts.encode("{")
     while space in allowed(mask, tokens, 96):

@@ -10,7 +10,7 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 from semantic import SamplingParams
-from semantic.adapters.mlx.sampling.logprobs import score_tokens
+from semantic.adapters.mlx.sampling.sampler import score_tokens
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.domain.match import MatchEnd
 from semantic.domain.value_objects import TokenLogprob

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from semantic.adapters.mlx.text.special_tokens import Hidden, TokenGuard
+from semantic.adapters.mlx.text.special_tokens import Escaper, SpecialTokens
 
 SPECIAL = ("<s>", "<|end|>", "<|e")
 MARKS = ("<tool>", "</tool>")
@@ -63,14 +63,14 @@ def tokenizer_of(kind: str) -> Tokenizer:
 
 
 @functools.cache
-def guard_of(kind: str) -> TokenGuard:
+def special_tokens_of(kind: str) -> SpecialTokens:
     tokenizer = tokenizer_of(kind)
 
     def numbered(texts: tuple[str, ...]) -> dict[str, int]:
         numbers = tokenizer.get_vocab()
         return {text: numbers[text] for text in texts}
 
-    return TokenGuard(
+    return SpecialTokens(
         lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids),
         numbered(SPECIAL),
         numbered(MARKS),
@@ -79,9 +79,9 @@ def guard_of(kind: str) -> TokenGuard:
 
 def encoded(kind: str, text: str, *, marks: bool = True) -> tuple[str, list[str]]:
     """A user's text after <s> and before </tool>, decoded, and the special tokens in it."""
-    tokenizer, guard = tokenizer_of(kind), guard_of(kind)
-    hidden = Hidden(guard, [text])
-    tokens = guard.encode(f"<s>{hidden(text, marks=marks)}</tool>", hidden)
+    tokenizer, special_tokens = tokenizer_of(kind), special_tokens_of(kind)
+    escaper = Escaper(special_tokens, [text])
+    tokens = special_tokens.encode(f"<s>{escaper(text, marks=marks)}</tool>", escaper)
     added = tokenizer.get_added_tokens_decoder()
     special = [added[token].content for token in tokens if token in added]
     return str(tokenizer.decode(tokens, skip_special_tokens=False)), special
@@ -116,7 +116,7 @@ def test_marks_are_left_to_those_who_may_write_them(kind: str) -> None:
 
 @given(st.sampled_from(list(KINDS)), st.text(alphabet="ab \n", max_size=8))
 def test_a_text_without_special_tokens_is_encoded_in_one_piece(kind: str, text: str) -> None:
-    tokenizer, guard = tokenizer_of(kind), guard_of(kind)
+    tokenizer, special_tokens = tokenizer_of(kind), special_tokens_of(kind)
     whole = tokenizer.encode(f"<s>{text}</tool>", add_special_tokens=False).ids
-    hidden = Hidden(guard, [text])
-    assert guard.encode(f"<s>{hidden(text, marks=True)}</tool>", hidden) == list(whole)
+    escaper = Escaper(special_tokens, [text])
+    assert special_tokens.encode(f"<s>{escaper(text, marks=True)}</tool>", escaper) == list(whole)

@@ -1,7 +1,7 @@
-"""MLX and mlx-lm behind the ports; the only folder that imports them.
+"""Adapter for MLX and mlx-lm; the only package that imports them.
 
-OpenBLAS must be loaded before the first `import mlx.core`, so it happens here, before any module
-of this folder is executed. So must what MLX reads from its environment.
+OpenBLAS must be loaded, and MLX's environment variables set, before the first `import mlx.core`.
+Importing this package does both before any of its modules runs.
 """
 
 import os
@@ -10,8 +10,8 @@ import sys
 from semantic.adapters.mlx.blas import load_openblas
 
 if sys.platform == "linux":
-    # MLX's CUDA backend ends a CUDA graph when the arrays that its kernels read exceed this, and
-    # each layer reads the whole pool of pages: one graph per layer would cost more than the layer.
+    # MLX's CUDA backend ends a CUDA graph when the arrays that its kernels read exceed this. Each
+    # layer reads the whole page pool: a graph per layer would cost more than the layer itself.
     os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", str(1 << 30))
 
 BLAS_STATUS = load_openblas()

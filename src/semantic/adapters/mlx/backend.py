@@ -19,9 +19,13 @@ from semantic.adapters.mlx.kv_cache import attention_hook
 from semantic.adapters.mlx.kv_cache.forms import CacheForms, LayerCache, Memory
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
 from semantic.adapters.mlx.kv_cache.staging import Landing
-from semantic.adapters.mlx.sampling.grammar import Grammars
-from semantic.adapters.mlx.sampling.logprobs import read_logprob, score_tokens
-from semantic.adapters.mlx.sampling.sampler import make_processors, make_sampler
+from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
+from semantic.adapters.mlx.sampling.sampler import (
+    make_processors,
+    make_sampler,
+    read_logprob,
+    score_tokens,
+)
 from semantic.adapters.mlx.sampling.token_mask import GrammarMask
 from semantic.domain.block_hash import Part
 from semantic.domain.entities import AgentBlocks, KVBlock
@@ -92,7 +96,7 @@ class MLXBackend:
         spec: ModelCacheSpec,
         forms: CacheForms,
         vocab_size: int,
-        grammars: Grammars | None = None,
+        grammars: GrammarCompiler | None = None,
         calibration: Calibration | None = None,
     ) -> None:
         """`forms` make the caches and their bytes; see `cache_forms`.
@@ -104,7 +108,7 @@ class MLXBackend:
         self._model_id = model_id
         self._spec = spec
         self._vocab_size = vocab_size
-        self.grammars = grammars or Grammars(None, (), vocab_size)
+        self.grammars = grammars or GrammarCompiler(None, (), vocab_size)
         self._layers, self._bodies = forms.layers, forms.bodies
         self._calibration = calibration
         self._sequences: dict[SequenceId, _Sequence] = {}

@@ -1,1 +1,1 @@
-"""Finding, loading and identifying a model."""
+"""Model loading: find, load and fingerprint a model."""

@@ -1,6 +1,6 @@
-"""Digests of large files that were read before, in a small file in the user's cache folder.
+"""Cache of digests of large files, in a small JSON file in the user's cache folder.
 
-Only saves time: what cannot be read, is not ours or looks wrong is as if it were not there.
+Only saves time: a file that is unreadable, owned by another user or malformed counts as empty.
 Knows no models.
 """
 
@@ -17,15 +17,15 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 _FILE = "weights.json"
-_MOST_BYTES = 1 << 20
-_MOST_ENTRIES = 1000
+_MAX_BYTES = 1 << 20
+_MAX_ENTRIES = 1000
 _DIGEST_BYTES = 32
 _CLOCK_NS = 2_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """What changes whenever a file's content does: a program cannot set `ctime_ns` back."""
+    """Changes whenever the file's content does: a program cannot set `ctime_ns` back."""
 
     device: int
     inode: int
@@ -35,13 +35,13 @@ class FileState:
 
     @classmethod
     def of(cls, path: Path) -> FileState:
-        """The state of the file that `path` leads to."""
+        """The state of the file at `path`, symlinks followed."""
         found = path.stat()
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
     @property
     def settled(self) -> bool:
-        """Whether a change from now on is sure to show: file systems' clocks may be coarse."""
+        """Whether a later change is sure to change the state: file system clocks may be coarse."""
         return time.time_ns() - self.ctime_ns > _CLOCK_NS
 
     @property
@@ -50,7 +50,7 @@ class FileState:
 
 
 def cache_folder() -> Path:
-    """Where this user's caches of ours lie."""
+    """The folder of this user's caches of ours."""
     own = os.environ.get("SEMANTIC_CACHE")
     if own:
         return Path(own).expanduser()
@@ -62,7 +62,7 @@ def cache_folder() -> Path:
 
 
 class DigestCache:
-    """Digests by the state of a file. No call fails: without a file it just remembers nothing."""
+    """Digests by file state. No call raises: if its file cannot be used, it is just empty."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
@@ -71,23 +71,23 @@ class DigestCache:
         self._changed = False
 
     def get(self, state: FileState) -> bytes | None:
-        """The digest of the file with this state, 32 bytes, if it is known."""
+        """The digest of the file with this state, 32 bytes; None if not cached."""
         self._load()
         found = self._entries.get(state.key)
         return None if found is None else bytes.fromhex(found)
 
     def put(self, state: FileState, digest: bytes) -> None:
-        """Remember `digest`; `save` makes it last."""
+        """Add `digest` in memory; `save` writes it."""
         self._load()
         self._entries[state.key] = digest.hex()
         self._changed = True
 
     def save(self) -> None:
-        """Write what is new: whole or not at all, readable by its owner alone."""
+        """Write new entries, if any: atomically, readable by the owner alone."""
         if not self._changed:
             return
-        newest = dict(list(self._entries.items())[-_MOST_ENTRIES:])
-        # A home that cannot be written to, or is none, costs time and nothing else.
+        newest = dict(list(self._entries.items())[-_MAX_ENTRIES:])
+        # A home that is not writable, or does not exist, costs only time.
         with contextlib.suppress(OSError, RuntimeError):
             _write(self._path(), json.dumps(newest).encode())
             self._changed = False
@@ -104,7 +104,7 @@ class DigestCache:
 
 
 def _read(path: Path) -> bytes:
-    """The content of a plain file of ours. Raises OSError or ValueError for anything else."""
+    """The content of a regular file of this user. Raises OSError or ValueError for any other."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(path, flags)
     with os.fdopen(descriptor, "rb") as file:
@@ -112,14 +112,14 @@ def _read(path: Path) -> bytes:
         others_write = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or others_write:
             raise ValueError(f"{path} is not a plain file of this user's own")
-        data = file.read(_MOST_BYTES + 1)
-    if len(data) > _MOST_BYTES:
+        data = file.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
         raise ValueError(f"{path} is too large")
     return data
 
 
 def _parse(data: bytes) -> dict[str, str]:
-    """Entries that look right. Raises ValueError or RecursionError when nothing does."""
+    """The well-formed entries. Raises ValueError or RecursionError if it is no JSON object."""
     entries: object = json.loads(data)
     if not isinstance(entries, dict):
         raise ValueError("no entries")  # noqa: TRY004  it came from a file, not from a caller

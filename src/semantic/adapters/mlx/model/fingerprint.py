@@ -1,7 +1,7 @@
-"""Names a model by its content: every byte of its files, and how numbers are computed here.
+"""Fingerprint of a model: a hash of all its files and of how this machine computes.
 
-Equal names give equal keys and values. Where the folder lies and what its weight files' dates are
-changes nothing. Knows files, not models.
+Equal fingerprints give equal keys and values. Independent of the folder's path and of file times.
+Knows files, not models.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _MORE_TEMPLATES = "additional_chat_templates/*.jinja"
 _CHUNK = 16 << 20
 _WORTH_CACHING = 64 << 20
 _THREADS = 4
-"""SHA-256 lets other threads run, so four read and hash side by side."""
+"""SHA-256 releases the interpreter lock, so four threads read and hash in parallel."""
 
 
 def fingerprint(folder: Path, cache: DigestCache | None = None) -> str:
-    """The model id of what lies in `folder`. Raises OSError when a file cannot be read.
+    """The model id of the model in `folder`. Raises OSError if a file cannot be read.
 
-    Digests of large weight files are kept in `cache`, by default the user's own.
+    Digests of large weight files are cached in `cache`, by default the user's own.
     """
     cache = DigestCache() if cache is None else cache
     fields = [numerics().encode()]
@@ -44,7 +44,7 @@ def fingerprint(folder: Path, cache: DigestCache | None = None) -> str:
 
 
 def numerics() -> str:
-    """What decides how this machine rounds: libraries, device, architecture, weight type, BLAS."""
+    """What determines rounding here: libraries, device, architecture, weight type, BLAS."""
     kind = read_device().kind
     parts = {
         "mlx": version("mlx"),
@@ -58,7 +58,7 @@ def numerics() -> str:
 
 
 def _files_of(folder: Path) -> Iterator[Path]:
-    """The files that decide what the model computes and how text becomes its tokens."""
+    """The files that determine what the model computes and how text is tokenized."""
     for path in (*folder.iterdir(), *folder.glob(_MORE_TEMPLATES)):
         if path.suffix in _WHOLE | _WEIGHTS and path.is_file():
             yield path
@@ -72,7 +72,7 @@ def _digest_file(path: Path, cache: DigestCache) -> bytes:
     if known is not None:
         return known
     found = _hash(path, before.size)
-    # A file that changed while it was read, or just before, is hashed again the next time.
+    # The digest of a file modified during the read, or just before, is not cached.
     if cacheable and before.settled and FileState.of(path) == before:
         cache.put(before, found)
     return found

@@ -1,11 +1,14 @@
-"""Finds a model, loads it with mlx-lm and wraps it for the engine.
+"""Model loading: finds a model's folder, loads it with mlx-lm and wraps it in a backend.
 
-Knows folders, the hub's cache and how a model is named; not what it is used for.
+Also reads the model's own defaults: context length and sampling. Knows folders, model ids and the
+hub's cache; not what a model is used for.
 """
 
 from __future__ import annotations
 
+import json
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
@@ -15,6 +18,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load
+from mlx_lm.utils import load_tokenizer as load_wrapped_tokenizer
 
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.batch.calibration import CalibrationFor, calibrate_here, choose_batching
@@ -27,10 +31,10 @@ from semantic.adapters.mlx.kv_cache.forms import (
 from semantic.adapters.mlx.kv_cache.probe import choose_layers
 from semantic.adapters.mlx.kv_cache.spec_reader import read_shapes, read_spec
 from semantic.adapters.mlx.model.fingerprint import fingerprint
-from semantic.adapters.mlx.sampling.grammar import Grammars
+from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
 from semantic.adapters.mlx.text.tokenizer import HuggingFaceTokenizer, MLXTokenizer
 from semantic.domain.errors import InvalidRequestError, ModelNotFoundError
-from semantic.domain.value_objects import ModelCacheSpec
+from semantic.domain.value_objects import ModelCacheSpec, SamplingParams
 from semantic.ports.outbound import BatchBackend
 
 EMBEDDED_MODEL = "semantic-tiny"
@@ -38,8 +42,11 @@ _MODELS = Path(__file__).parents[3] / "models"
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "*.txt"]
 
+_CONTEXT_FIELD = "max_position_embeddings"
+_GENERATION_CONFIG = "generation_config.json"
+
 # What mlx-lm, transformers and the safetensors reader raise for a folder that is not a model.
-_BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
+_LOAD_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
 
 
 class MLXModelProvider:
@@ -48,13 +55,13 @@ class MLXModelProvider:
     def load_model(self, model_id: str = EMBEDDED_MODEL) -> tuple[MLXBackend, MLXTokenizer]:
         """See `ModelProviderPort.load_model`.
 
-        On a CPU the weights become fp32, the only type that is fast there.
+        On a CPU the weights are converted to fp32, the only type that is fast there.
         """
         folder = find_folder(model_id)
         try:
             loaded = load(str(folder))
             name = fingerprint(folder)
-        except _BROKEN as error:
+        except _LOAD_ERRORS as error:
             raise ModelNotFoundError(f"cannot load the model in {folder}: {error}") from error
         model, tokenizer = cast(Module, loaded[0]), cast(HuggingFaceTokenizer, loaded[1])
         if mx.default_device() == mx.Device(mx.cpu):
@@ -77,10 +84,11 @@ def wrap_model(
 ) -> MLXBackend:
     """A backend for an mlx-lm model that is already in memory.
 
-    Without a `model_id` it gets one of its own: no other model's cache will ever fit it. Answers
-    can be held to a grammar only with the `tokenizer`. `attention` finds what computes over pages
-    of a kind on this device; without it, or where it finds nothing, caches are not in pages. Then
-    `calibration` finds which batches decode padded.
+    Without a `model_id` it gets a random one, so no stored cache ever matches it. Structured
+    output needs the `tokenizer`. `attention` finds paged attention for this device; without it, or
+    if it finds none, caches are contiguous, and `calibration` measures which batches decode padded.
+
+    Raises InvalidRequestError if `model` is not an mlx-lm model.
     """
     spec = read_spec(model)
     if spec is None:
@@ -94,16 +102,56 @@ def wrap_model(
     size = logits.shape[-1]
     grammars = None
     if tokenizer is not None:
-        grammars = Grammars(tokenizer.inner, tokenizer.eos_token_ids, size)
+        grammars = GrammarCompiler(tokenizer.inner, tokenizer.eos_token_ids, size)
     chosen = choose_batching(model, spec, forms.layers, calibration)
     return MLXBackend(model, model_id, spec, forms, size, grammars, chosen)
 
 
-def find_folder(model_id: str) -> Path:
-    """The folder that `model_id` names: the embedded model, a path, or a hub id.
+def load_tokenizer(model_id: str) -> MLXTokenizer:
+    """The tokenizer of a model, without loading its weights. Raises ModelNotFoundError."""
+    folder = find_folder(model_id)
+    try:
+        wrapped = load_wrapped_tokenizer(folder)
+    except _LOAD_ERRORS as error:
+        raise ModelNotFoundError(f"cannot load the tokenizer in {folder}: {error}") from error
+    return MLXTokenizer(cast(HuggingFaceTokenizer, wrapped))
 
-    A hub id is looked up in the hub's local cache and downloaded only when it is not there and
-    HF_HUB_OFFLINE is not set. Raises ModelNotFoundError.
+
+def read_context(model: object) -> int | None:
+    """The model's context length in tokens; None if its configuration has none."""
+    arguments = getattr(model, "args", None)
+    nested = getattr(arguments, "text_config", None)
+    own = getattr(arguments, _CONTEXT_FIELD, None)
+    found = nested.get(_CONTEXT_FIELD) if own is None and isinstance(nested, Mapping) else own
+    return found if isinstance(found, int) and found > 0 else None
+
+
+def read_sampling(folder: Path) -> SamplingParams:
+    """The default sampling of `generation_config.json`; greedy if absent, broken or invalid."""
+    try:
+        given = json.loads((folder / _GENERATION_CONFIG).read_text())
+    except (OSError, ValueError, RecursionError):
+        return SamplingParams()
+    if not isinstance(given, dict) or given.get("do_sample") is False:
+        return SamplingParams()
+    temperature, top_p, top_k = (given.get(name) for name in ("temperature", "top_p", "top_k"))
+    if not isinstance(temperature, int | float):
+        return SamplingParams()
+    try:
+        return SamplingParams(
+            temperature=temperature,
+            top_p=top_p if isinstance(top_p, int | float) else 0.0,
+            top_k=top_k if isinstance(top_k, int) else 0,
+        )
+    except InvalidRequestError:
+        return SamplingParams()
+
+
+def find_folder(model_id: str) -> Path:
+    """The folder of `model_id`: the embedded model, a path, or a hub id.
+
+    A hub id is downloaded only if the hub's local cache does not have it and HF_HUB_OFFLINE is not
+    set. Raises ModelNotFoundError.
     """
     if model_id == EMBEDDED_MODEL:
         return _MODELS / EMBEDDED_MODEL

@@ -1,12 +1,14 @@
-"""Sampling parameters as mlx-lm's samplers and logits processors.
+"""Sampling: seeded samplers, logits processors for penalties and logit bias, log-probabilities.
 
-A seeded draw depends on the seed and the position in the answer alone, so it is the same in any
-batch and after a preemption. Knows nothing of requests.
+A seeded draw depends only on the seed and on the token's index in the answer, so it does not
+change with the batch or after a preemption. Knows neither sequences nor requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import mlx.core as mx
 from mlx_lm.sample_utils import (
@@ -17,19 +19,26 @@ from mlx_lm.sample_utils import (
     make_logits_processors,
 )
 
-from semantic.domain.value_objects import SamplingParams
+from semantic.domain.value_objects import SamplingParams, TokenLogprob
 
 _SEED_STRIDE = 0x9E3779B97F4A7C15
-"""Keeps the keys of neighbouring seeds apart: 2**64 divided by the golden ratio."""
+"""Spreads the keys of adjacent seeds: 2**64 divided by the golden ratio."""
+
+_SCORED_ROWS = 32
+"""Positions per step of `score_tokens`; each needs a row of fp32 logits of the whole vocabulary."""
 
 Sampler = Callable[[mx.array], mx.array]
+"""Log-probabilities (1, vocab) to a token id (1,)."""
+
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
+"""All tokens of a sequence and the next logits (1, vocab) to the logits to sample from."""
 
 
 def make_sampler(params: SamplingParams, drawn: int) -> Sampler:
-    """A sampler of log-probabilities (1, vocab) for the answer's token `drawn` and those after.
+    """A sampler for token `drawn` of the answer and all later ones; call it once per token.
 
-    Called once per token. All greedy requests share one, so that a batch is sampled in one call.
+    Greedy requests share one sampler, so that a batch of them is sampled in one call. Raises
+    ValueError for a sampled request without a seed.
     """
     if params.greedy:
         return greedy_sampler
@@ -49,10 +58,9 @@ def make_sampler(params: SamplingParams, drawn: int) -> Sampler:
 
 
 def make_processors(params: SamplingParams, n_prompt: int) -> list[LogitsProcessor]:
-    """Logits processors for the penalties and biases asked for.
+    """Logits processors for the penalties and the logit bias of `params`.
 
-    mlx-lm calls them with the tokens so far and the logits (1, vocab) of the next one, once for
-    each token. The first `n_prompt` tokens are no part of the answer.
+    mlx-lm calls each once per token. The first `n_prompt` tokens are not part of the answer.
     """
     processors: list[LogitsProcessor] = make_logits_processors(
         logit_bias=dict(params.logit_bias) or None,
@@ -64,11 +72,38 @@ def make_processors(params: SamplingParams, n_prompt: int) -> list[LogitsProcess
     return processors
 
 
-def _penalty(presence: float, frequency: float, n_prompt: int) -> LogitsProcessor:
-    """OpenAI's penalties: of presence for a token that the answer has, of frequency for each time.
+def read_logprob(logprobs: mx.array, token: int, n_top: int) -> TokenLogprob:
+    """The log-probability of `token` and the `n_top` most likely tokens, from (vocab,).
 
-    mlx-lm's own count the prompt's tokens too, and only the last ones. The counts are kept from
-    step to step; the first call counts all that was said before, so a preemption changes nothing.
+    Tokens of probability zero are not listed among the most likely.
+    """
+    top: tuple[tuple[int, float], ...] = ()
+    if n_top:
+        n_top = min(n_top, logprobs.shape[-1])
+        indices = mx.argpartition(-logprobs, kth=n_top - 1)[:n_top]
+        values = cast(list[float], logprobs[indices].astype(mx.float32).tolist())
+        top = _most_likely(cast(list[int], indices.tolist()), values)
+    return TokenLogprob(token, cast(float, logprobs[token].item()), top)
+
+
+def score_tokens(logits: mx.array, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:
+    """The log-probability of each of `tokens` and the `n_top` most likely tokens at its position.
+
+    `logits` is (len(tokens), vocab) of any type; the log-softmax is computed in fp32.
+    """
+    mx.eval(logits)
+    scores: list[TokenLogprob] = []
+    for start in range(0, len(tokens), _SCORED_ROWS):
+        rows = logits[start : start + _SCORED_ROWS].astype(mx.float32)
+        scores += _score_rows(rows, tokens[start : start + _SCORED_ROWS], n_top)
+    return scores
+
+
+def _penalty(presence: float, frequency: float, n_prompt: int) -> LogitsProcessor:
+    """OpenAI's penalties: `presence` once per distinct answer token, `frequency` per occurrence.
+
+    mlx-lm's own penalties also count prompt tokens, and only a recent window. Counts are carried
+    from step to step; the first call counts all earlier tokens, so a preemption changes nothing.
     """
     counts: mx.array | None = None
     counted = n_prompt
@@ -87,7 +122,7 @@ def _penalty(presence: float, frequency: float, n_prompt: int) -> LogitsProcesso
 
 
 def _filter(logprobs: mx.array, params: SamplingParams) -> mx.array:
-    """mlx-lm's filters in mlx-lm's order."""
+    """Top-p, min-p and top-k, in mlx-lm's order."""
     if 0 < params.top_p < 1:
         logprobs = apply_top_p(logprobs, params.top_p)
     if params.min_p > 0:
@@ -95,3 +130,27 @@ def _filter(logprobs: mx.array, params: SamplingParams) -> mx.array:
     if 0 < params.top_k < logprobs.shape[-1]:
         logprobs = apply_top_k(logprobs, params.top_k)
     return logprobs
+
+
+def _score_rows(logits: mx.array, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:
+    n_top = min(n_top, logits.shape[-1])
+    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    own = mx.take_along_axis(logprobs, mx.array(list(tokens))[:, None], axis=-1)[:, 0]
+    tops: list[tuple[tuple[int, float], ...]] = [()] * len(tokens)
+    if n_top:
+        indices = mx.argpartition(-logprobs, kth=n_top - 1, axis=-1)[:, :n_top]
+        values = mx.take_along_axis(logprobs, indices, axis=-1)
+        rows = zip(
+            cast(list[list[int]], indices.tolist()),
+            cast(list[list[float]], values.tolist()),
+            strict=True,
+        )
+        tops = [_most_likely(*row) for row in rows]
+    scores = cast(list[float], own.tolist())
+    return [TokenLogprob(*one) for one in zip(tokens, scores, tops, strict=True)]
+
+
+def _most_likely(tokens: list[int], values: list[float]) -> tuple[tuple[int, float], ...]:
+    """Pairs of token and log-probability, most likely first, without those at minus infinity."""
+    pairs = [pair for pair in zip(tokens, values, strict=True) if pair[1] > -math.inf]
+    return tuple(sorted(pairs, key=lambda pair: (-pair[1], pair[0])))

@@ -1,79 +1,167 @@
-"""A grammar as a logits processor: at each step it leaves only the tokens that may come next.
+"""Constrained decoding: a logits processor that masks tokens by a compiled grammar.
 
-Follows one sequence. Never raises, since that would end all sequences of the step: a grammar
-that fails lets its own sequence end, and tells why.
+Follows one sequence. Never raises, since that would end every sequence of the step: a grammar
+that fails ends its own sequence and reports why. Knows no grammar notation.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from functools import cached_property
 from typing import cast
 
 import mlx.core as mx
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.hf import from_tokenizer
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from transformers import PreTrainedTokenizerFast
 
 from semantic.adapters.mlx.arrays import array_from, async_eval
-from semantic.adapters.mlx.sampling.free_text import FreeText
-from semantic.adapters.mlx.sampling.token_bytes import TokenBytes
+from semantic.domain.errors import InvalidRequestError
 
-_BITS = mx.array(list(range(8)), dtype=mx.uint8)  # computed by nobody: any thread may read it
+_BITS = mx.array(list(range(8)), dtype=mx.uint8)  # never evaluated: any thread may read it
+
+
+class Vocabulary:
+    """The tokens of one model as bytes, and masks over them; built once per model.
+
+    A model may have more logits than its tokenizer has tokens; the surplus is never allowed.
+    """
+
+    def __init__(self, tokenizer: object, eos: Collection[int], size: int) -> None:
+        """`size` is the number of logits. Takes about a second for 150,000 tokens.
+
+        Raises InvalidRequestError for a tokenizer without a byte-level vocabulary, and if no token
+        ends an answer.
+        """
+        inner = tokenizer
+        if isinstance(tokenizer, TokenizerWrapper):
+            inner = tokenizer._tokenizer  # noqa: SLF001  it has no other name for it
+        if not isinstance(inner, PreTrainedTokenizerFast):
+            raise InvalidRequestError("grammar: this model's tokenizer cannot be held to one")
+        self.size = size
+        self.eos = frozenset(token for token in eos if token < size)
+        if not self.eos:
+            raise InvalidRequestError("grammar: this model has no token that ends an answer")
+        n_known = len(inner)
+        self.trie = from_tokenizer(inner, n_vocab=max(size, n_known), eos_token=sorted(self.eos))
+        self._n_known = min(size, n_known)
+
+    @cached_property
+    def texts(self) -> list[bytes]:
+        """The bytes of each token of the tokenizer."""
+        trie: LLTokenizer = self.trie
+        return [trie.decode_bytes([token]) for token in range(self._n_known)]
+
+    @cached_property
+    def only_eos(self) -> mx.array:
+        """Bools (size,) that allow the EOS tokens alone."""
+        return mx.array([token in self.eos for token in range(self.size)])
+
+    def all_but_eos(self, without: Collection[int] = ()) -> mx.array:
+        """Bools (size,) that allow each token of the tokenizer, except EOS tokens and `without`."""
+        allowed = [True] * len(self.texts) + [False] * (self.size - len(self.texts))
+        for token in (*self.eos, *without):
+            allowed[token] = False
+        return mx.array(allowed)
+
+
+class FreePrefix:
+    """Unconstrained text before a grammar: ends when `mark` has been written.
+
+    Matches bytes, so it does not matter how a mark is split into tokens. A state is the part of
+    the mark written so far. Text after the mark belongs to the grammar, so a token that would
+    write the mark's end and more is masked; so is EOS.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, mark: str) -> None:
+        self._vocabulary = vocabulary
+        self._mark = mark.encode()
+        # Only these can write the mark's end and more.
+        self._longer = [i for i, text in enumerate(vocabulary.texts) if self._mark[-1] in text[:-1]]
+        self._masks: dict[bytes, mx.array] = {}
+        self.mask(b"")  # the usual state: computed here, not while a batch waits for it
+
+    def advance(self, state: bytes, token: int) -> bytes | None:
+        """The state after `token`; None once the mark is complete."""
+        texts = self._vocabulary.texts
+        text = state + (texts[token] if token < len(texts) else b"")
+        if self._mark in text:
+            return None
+        longest = min(len(text), len(self._mark) - 1)
+        suffixes = (text[-size:] for size in range(longest, 0, -1))
+        return next((suffix for suffix in suffixes if self._mark.startswith(suffix)), b"")
+
+    def mask(self, state: bytes) -> mx.array:
+        """Bools (vocab,): the tokens allowed in `state`."""
+        if state not in self._masks:
+            texts = self._vocabulary.texts
+            overrunning = [token for token in self._longer if self._overruns(state + texts[token])]
+            self._masks[state] = self._vocabulary.all_but_eos(without=overrunning)
+        return self._masks[state]
+
+    def _overruns(self, text: bytes) -> bool:
+        at = text.find(self._mark)
+        return 0 <= at < len(text) - len(self._mark)
 
 
 class GrammarMask:
-    """Follows one sequence from the beginning of its answer.
+    """The token mask of one sequence, from the first token of its answer.
 
-    The first call is told all that was said before, so a preemption changes nothing.
+    The first call consumes all earlier tokens of the answer, so a preemption changes nothing.
     """
 
     def __init__(
-        self, tokens: TokenBytes, matcher: LLMatcher, free: FreeText | None, n_prompt: int
+        self, vocabulary: Vocabulary, matcher: LLMatcher, prefix: FreePrefix | None, n_prompt: int
     ) -> None:
-        """`matcher` is this sequence's own; the first `n_prompt` tokens are no part of the
-        answer."""
-        self._tokens = tokens
+        """`matcher` belongs to this sequence alone; its answer begins after `n_prompt` tokens."""
+        self._vocabulary = vocabulary
         self._matcher = matcher
-        self._free = free
-        self._state: bytes | None = None if free is None else b""
+        self._prefix = prefix
+        self._prefix_state: bytes | None = None if prefix is None else b""
         self._seen = n_prompt
         self._ended = False
         self._failure: tuple[int, str] | None = None
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        """`logits` (1, vocab) of the token after `tokens`, without those that may not come."""
-        # The newest token has to be known here; the logits, which follow from it, are computed
+        """`logits` (1, vocab) of the token after `tokens`, minus infinity where not allowed."""
+        # Reading the newest token waits for it; the logits, which depend on it, are evaluated
         # meanwhile.
         async_eval(logits)
         for token in cast(list[int], tokens[self._seen :].tolist()):
-            self._take(token)
+            self._consume(token)
         self._seen = tokens.size
         return mx.where(self._allowed(), logits, mx.array(-mx.inf, logits.dtype))
 
     def failure_at(self, position: int) -> str | None:
-        """Why the token at `position`, the prompt's tokens counted, does not fit the grammar."""
+        """Why the grammar failed at or before token `position` of the sequence, prompt included;
+        None if it did not."""
         if self._failure is None or position < self._failure[0]:
             return None
         return self._failure[1]
 
-    def _take(self, token: int) -> None:
+    def _consume(self, token: int) -> None:
         self._seen += 1
         if self._ended or self._failure is not None:
-            return  # one step is computed ahead, also behind the end
-        if self._free is not None and self._state is not None:
-            self._state = self._free.after(self._state, token)
-        elif token in self._tokens.ends and self._matcher.is_accepting():
+            return  # decoding runs one step ahead, also past the end
+        if self._prefix is not None and self._prefix_state is not None:
+            self._prefix_state = self._prefix.advance(self._prefix_state, token)
+        elif token in self._vocabulary.eos and self._matcher.is_accepting():
             self._ended = True
         elif not self._matcher.consume_token(token):
             self._fail()
 
     def _allowed(self) -> mx.array:
+        """Bools (vocab,)."""
         if self._ended or self._failure is not None:
-            return self._tokens.only_ends
-        if self._free is not None and self._state is not None:
-            return self._free.allowed(self._state)
-        size = self._tokens.size
+            return self._vocabulary.only_eos
+        if self._prefix is not None and self._prefix_state is not None:
+            return self._prefix.mask(self._prefix_state)
+        size = self._vocabulary.size
         mask = self._matcher.compute_bitmask()[: -(-size // 8)]
         if self._matcher.is_error() or not int.from_bytes(mask, "little") & ((1 << size) - 1):
             self._fail()
-            return self._tokens.only_ends
+            return self._vocabulary.only_eos
         bits = (array_from(mask, mx.uint8, (len(mask), 1)) >> _BITS) & 1
         return bits.reshape(-1)[:size].astype(mx.bool_)
 

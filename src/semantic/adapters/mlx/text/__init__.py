@@ -1,1 +1,1 @@
-"""Text in and out of a model: tokenizer, chat template, tool-call parsing."""
+"""Chat format of a model: tokenizer, chat template, special tokens, tool-call parsing."""

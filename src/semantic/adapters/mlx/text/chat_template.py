@@ -1,7 +1,7 @@
-"""A model's chat template: what it can say, found out by trying, and conversations by it.
+"""A model's chat template: rendering, and which features it supports, detected by trial.
 
-Knows messages, not tokens. What a template is tried with does not depend on any conversation, so
-one message is always written in the same way and a conversation that grows keeps its beginning.
+Knows messages, not tokens. The trials do not depend on any chat, so a message is always rendered
+in the same way and a growing chat keeps its prefix.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from semantic.domain.errors import InvalidRequestError
 
 TemplateMessage = dict[str, object]
 Apply = Callable[[list[TemplateMessage], "list[TemplateMessage] | None", Mapping[str, object]], str]
-"""Messages, tools and options by name to text, ready for the assistant's answer."""
+"""Messages, tools and options to text that ends with the generation prompt."""
 
-# What a template raises for messages that it does not want: its own words, or, where it is a
-# program or reads something that is not there, what Python says.
-_REFUSED = (
+# What a template raises for messages that it does not support: its own error or, where it is
+# Python code or reads a missing value, Python's.
+_TEMPLATE_ERRORS = (
     TemplateError,
     ValueError,
     TypeError,
@@ -36,13 +36,13 @@ _SHORT_ID = "call00001"
 
 
 @dataclass(frozen=True, slots=True)
-class Traits:
-    """What a template can say.
+class TemplateFeatures:
+    """What a template supports.
 
-    `tools`: it shows tools, their calls and results. `text_arguments`: it wants a call's
-    arguments as JSON text. `short_ids`: calls must have ids of nine letters and digits.
-    `later_system`: a system message may stand anywhere. `repeats`: two messages of one role may
-    follow each other.
+    `tools`: it renders tools, their calls and results. `text_arguments`: it expects a call's
+    arguments as JSON text. `short_ids`: ids of calls must be nine letters and digits.
+    `developer`: it has a developer role. `first_system`, `later_system`: a system message may come
+    first, or anywhere. `repeats`: consecutive messages may have the same role.
     """
 
     tools: bool = False
@@ -60,49 +60,40 @@ def render(
     tools: list[TemplateMessage] | None,
     options: Mapping[str, object],
 ) -> str:
-    """The text of a conversation. Raises InvalidRequestError when the template refuses it."""
+    """The text of a chat. Raises InvalidRequestError if the template refuses it."""
     try:
         return apply(messages, tools, options)
-    except _REFUSED as error:
+    except _TEMPLATE_ERRORS as error:
         reason = str(error) or type(error).__name__
         raise InvalidRequestError(f"the chat template refused the messages: {reason}") from error
 
 
-def read_traits(apply: Apply, source: str, *, reads_calls: bool) -> Traits:
-    """Try the template that `source` is the text of; a program has none.
+def detect_features(apply: Apply, source: str, *, parses_calls: bool) -> TemplateFeatures:
+    """Detect by trial what a template supports; `source` is its text, empty for one in Python.
 
-    Without `reads_calls` nothing reads the calls that the template teaches: it shows no tools.
+    Without a parser for its calls (`parses_calls`) a template counts as one without tools.
     """
     probe = _Probe(apply)
     text_arguments, short_ids = False, False
-    tools = reads_calls and probe.differs_with_tools()
+    tools = parses_calls and probe.renders_tools()
     if tools:
-        ways = [(text, short) for text in (False, True) for short in (False, True)]
-        shown = next(
-            (way for way in ways if probe.shows_calls(text_arguments=way[0], short_ids=way[1])),
-            None,
-        )
-        tools = shown is not None
-        text_arguments, short_ids = shown or (False, False)
-    system = probe.shows(_say("system", 1), _say("user", 2))
-    return Traits(
+        forms = [(text, short) for text in (False, True) for short in (False, True)]
+        supported = next((form for form in forms if probe.renders_calls(*form)), None)
+        tools = supported is not None
+        text_arguments, short_ids = supported or (False, False)
+    system = probe.renders("system", "user")
+    return TemplateFeatures(
         tools=tools,
         text_arguments=text_arguments,
         short_ids=short_ids,
-        developer="developer" in source and probe.shows(_say("developer", 1), _say("user", 2)),
+        developer="developer" in source and probe.renders("developer", "user"),
         first_system=system,
-        later_system=system and probe.shows_later_systems(),
-        repeats=probe.shows(
-            _say("user", 1),
-            _say("user", 2),
-            _say("assistant", 3),
-            _say("assistant", 4),
-            _say("user", 5),
-        ),
+        later_system=system and probe.renders_later_systems(),
+        repeats=probe.renders("user", "user", "assistant", "assistant", "user"),
     )
 
 
-def _say(role: str, number: int) -> TemplateMessage:
+def _message(role: str, number: int) -> TemplateMessage:
     return {"role": role, "content": f"probe{number}text"}
 
 
@@ -121,35 +112,31 @@ _TOOL: TemplateMessage = {
 
 
 class _Probe:
-    """Renders small conversations and looks at what became of them."""
+    """Renders small chats and checks whether everything in them appears."""
 
     def __init__(self, apply: Apply) -> None:
         self._apply = apply
 
-    def shows(self, *messages: TemplateMessage) -> bool:
-        """Each message's content appears, in the order in which they stand."""
+    def renders(self, *roles: str) -> bool:
+        """The contents of messages with these roles appear, in order."""
+        messages = [_message(role, number) for number, role in enumerate(roles, start=1)]
         text = self._text(messages, None)
-        return text is not None and _in_order(text, [str(said["content"]) for said in messages])
+        return text is not None and _in_order(text, [str(one["content"]) for one in messages])
 
-    def shows_later_systems(self) -> bool:
-        first = _say("system", 1)
+    def renders_later_systems(self) -> bool:
         return (
-            self.shows(
-                first, _say("user", 2), _say("system", 3), _say("assistant", 4), _say("user", 5)
-            )
-            and self.shows(
-                _say("user", 2), _say("assistant", 3), _say("system", 4), _say("user", 5)
-            )
-            and self.shows(first, _say("system", 2), _say("user", 3), _say("system", 4))
+            self.renders("system", "user", "system", "assistant", "user")
+            and self.renders("user", "assistant", "system", "user")
+            and self.renders("system", "system", "user", "system")
         )
 
-    def differs_with_tools(self) -> bool:
-        asked = [_say("user", 1)]
-        text = self._text(asked, [_TOOL])
-        return text is not None and text != self._text(asked, None) and "probetool" in text
+    def renders_tools(self) -> bool:
+        question = [_message("user", 1)]
+        text = self._text(question, [_TOOL])
+        return text is not None and text != self._text(question, None) and "probetool" in text
 
-    def shows_calls(self, *, text_arguments: bool, short_ids: bool) -> bool:
-        """A call and its result appear, when they are written in this way."""
+    def renders_calls(self, text_arguments: bool, short_ids: bool) -> bool:
+        """A call in this form appears, and so does its result."""
         call_id = _SHORT_ID if short_ids else _LONG_ID
         arguments = '{"probekey": "probevalue"}' if text_arguments else {"probekey": "probevalue"}
         call = {
@@ -157,8 +144,8 @@ class _Probe:
             "type": "function",
             "function": {"name": "probetool", "arguments": arguments},
         }
-        said: list[TemplateMessage] = [
-            _say("user", 1),
+        messages: list[TemplateMessage] = [
+            _message("user", 1),
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {
                 "role": "tool",
@@ -167,7 +154,7 @@ class _Probe:
                 "name": "probetool",
             },
         ]
-        text = self._text(said, [_TOOL])
+        text = self._text(messages, [_TOOL])
         return text is not None and _in_order(
             text, ["probe1text", "probetool", "probevalue", "proberesult"]
         )
@@ -177,7 +164,7 @@ class _Probe:
     ) -> str | None:
         try:
             return self._apply([dict(message) for message in messages], tools, {})
-        except _REFUSED:
+        except _TEMPLATE_ERRORS:
             return None
 
 

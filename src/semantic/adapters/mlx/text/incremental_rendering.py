@@ -1,7 +1,7 @@
-"""What a template writes behind an answer, whatever was said before: found in a short stand-in.
+"""Incremental rendering: what a chat template writes after an answer, without rendering history.
 
-In the stand-in only what comes after the answer is the conversation's own. Knows messages and
-tokens; no template.
+Renders a short substitute for the history with the same later messages and takes the tokens after
+the answer's end. Knows messages and tokens; no template.
 """
 
 from __future__ import annotations
@@ -16,72 +16,72 @@ from semantic.ports.chat import RenderedChat
 
 Render = Callable[[Chat], RenderedChat]
 
-_ASKED = Message("user", "x")
-_SAID = "y"
+_QUESTION = Message("user", "x")
+_ANSWER_TEXT = "y"
 
 
-class Continuation:
-    """Continues conversations by one template, if that can be done with it.
+class IncrementalRenderer:
+    """Continues chats by one template. Tries at construction whether the template allows it.
 
-    `render` renders a whole conversation; `ends` are the tokens that end an answer; `thinks` says
-    whether the model marks thoughts.
+    `is_supported`: the tokens after an answer do not depend on the history. `preserves_history`:
+    a full rendering shows earlier answers, thoughts included, as they were generated.
     """
 
-    def __init__(self, render: Render, ends: frozenset[int], *, thinks: bool) -> None:
+    def __init__(self, render: Render, eos: frozenset[int], *, thinks: bool) -> None:
+        """`render` renders a whole chat, `eos` tokens end an answer, `thinks` is whether the model
+        marks thoughts."""
         self._render = render
-        self._ends = ends
-        self.works = self._try()
-        self.keeps_history = self._keeps(thinks=thinks)
+        self._eos = eos
+        self.is_supported = self._is_supported()
+        self.preserves_history = self._preserves_history(thinks=thinks)
 
-    def after(self, chat: Chat, n_messages: int) -> RenderedChat | None:
+    def render_after(self, chat: Chat, n_messages: int) -> RenderedChat | None:
         """See `ChatFormat.render_after`."""
-        return self._after(chat, n_messages) if self.works else None
+        return self._render_after(chat, n_messages) if self.is_supported else None
 
-    def _after(self, chat: Chat, n_messages: int) -> RenderedChat | None:
-        said = chat.messages[n_messages - 1]
-        calls = tuple(replace(call, arguments="{}") for call in said.tool_calls)
-        stand_in = replace(said, content=_SAID, reasoning="", tool_calls=calls)
-        # Templates look whether there are tools at all; how many, they say at the beginning.
+    def _render_after(self, chat: Chat, n_messages: int) -> RenderedChat | None:
+        answer = chat.messages[n_messages - 1]
+        calls = tuple(replace(call, arguments="{}") for call in answer.tool_calls)
+        substitute = replace(answer, content=_ANSWER_TEXT, reasoning="", tool_calls=calls)
+        # After the beginning, templates only test whether there are tools: one is as good as all.
         short = replace(chat, tools=chat.tools[:1])
         later = chat.messages[n_messages:]
-        asked = self._render(replace(short, messages=(_ASKED,))).tokens
-        whole = self._render(replace(short, messages=(_ASKED, stand_in, *later)))
-        begin = common_prefix(asked, whole.tokens)
+        question = self._render(replace(short, messages=(_QUESTION,))).tokens
+        whole = self._render(replace(short, messages=(_QUESTION, substitute, *later)))
+        begin = common_prefix(question, whole.tokens)
         for at in range(begin, len(whole.tokens)):
-            if whole.tokens[at] in self._ends:
+            if whole.tokens[at] in self._eos:
                 return replace(whole, tokens=whole.tokens[at:])
         return None
 
-    def _keeps(self, *, thinks: bool) -> bool:
-        """Whether the template, left alone, writes history as it was: thoughts too, and as before
-        when a later question follows."""
-        asked = Message("user", "probe1")
-        answer, other = (Message("assistant", "probe2", thought) for thought in ("no", "yes"))
-        try:
-            first, second, third = (
-                self._render(Chat((asked, *(answer, asked) * n))).tokens for n in range(3)
-            )
-            shows = second != self._render(Chat((asked, other, asked))).tokens
-        except InvalidRequestError:
-            return False
-        # A prompt ends with what opens an answer, and in history an answer may begin otherwise.
-        opening = first[common_prefix(first, second) :]
-        return second[common_prefix(second, third) :] == opening and (shows or not thinks)
-
-    def _try(self) -> bool:
-        """Whether what is found in a stand-in is what the template writes in a conversation, right
-        behind the answer."""
-        asked = Message("user", "probe1")
+    def _is_supported(self) -> bool:
+        """Whether a substitute's tokens are those of a full rendering, right after the answer."""
+        question = Message("user", "probe1")
         last = []
         try:
             for text in ("probe2", "probe3"):
                 answer = Message("assistant", text)
-                chat = Chat((asked, answer, asked, answer, asked))
+                chat = Chat((question, answer, question, answer, question))
                 whole = self._render(chat).tokens
-                after = self._after(chat, 4)
+                after = self._render_after(chat, 4)
                 if after is None or whole[-len(after.tokens) :] != after.tokens:
                     return False
                 last.append(whole[: -len(after.tokens)][-1:])
         except InvalidRequestError:
             return False
         return last[0] != last[1]
+
+    def _preserves_history(self, *, thinks: bool) -> bool:
+        """Whether an answer is rendered as generated, also when a later question follows."""
+        question = Message("user", "probe1")
+        answer, other = (Message("assistant", "probe2", thought) for thought in ("no", "yes"))
+        try:
+            first, second, third = (
+                self._render(Chat((question, *(answer, question) * n))).tokens for n in range(3)
+            )
+            shows = second != self._render(Chat((question, other, question))).tokens
+        except InvalidRequestError:
+            return False
+        # The generation prompt ends `first`; in history an answer may begin otherwise.
+        generation_prompt = first[common_prefix(first, second) :]
+        return second[common_prefix(second, third) :] == generation_prompt and (shows or not thinks)

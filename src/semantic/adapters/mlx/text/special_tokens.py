@@ -1,8 +1,9 @@
-"""Keeps texts of users from becoming the special tokens that they spell.
+"""Escapes special tokens spelled in users' texts, so that they stay text.
 
-A text's special tokens are hidden behind plain words before the template sees them. When the
-rendered conversation is encoded they come back as ordinary text, letter by letter, so only what
-the template itself writes becomes a special token. Everything else is encoded as it always is.
+Before the template runs, each special token in a text is replaced by a placeholder. When the
+rendered chat is encoded, placeholders are encoded as ordinary text, character by character if
+need be, so only what the template itself writes becomes a special token. Text without special
+tokens is encoded unchanged.
 """
 
 from __future__ import annotations
@@ -16,65 +17,66 @@ Encode = Callable[[str], list[int]]
 _NEVER = "(?!)"
 
 
-class TokenGuard:
-    """Knows which texts are special tokens of one tokenizer."""
+class SpecialTokens:
+    """The special tokens of one tokenizer, and an encoder that honours escapes."""
 
     def __init__(
         self, encode: Encode, special: Mapping[str, int], marks: Mapping[str, int]
     ) -> None:
-        """`special` tokens are never an author's; `marks` are those that a template writes and
-        only a system or an assistant may."""
+        """`special` tokens are escaped in every text; `marks`, which a template writes around
+        calls and thoughts, are allowed in texts of the system and the assistant."""
         self._encode = encode
         self._tokens = frozenset(special.values()) | frozenset(marks.values())
         self.special = _any_of(special)
         self.all = _any_of([*special, *marks])
         self._newline = encode("\n")
         # SentencePiece puts a space before every text; none belongs in the middle of one.
-        self._spaced = encode("a") != self._behind_newline("a")
+        self._adds_space = encode("a") != self._encode_after_newline("a")
 
-    def encode(self, text: str, hidden: Hidden) -> list[int]:
-        """The tokens of a rendered conversation with what is `hidden` in it."""
-        pieces = hidden.find.split(text)
+    def encode(self, text: str, escaper: Escaper) -> list[int]:
+        """The tokens of a rendered chat whose texts were escaped by `escaper`."""
+        pieces = escaper.placeholder.split(text)
         tokens = self._encode(pieces[0])
         for at, piece in enumerate(pieces[1:], start=1):
             if at % 2:
-                tokens += self._as_text(hidden.texts[int(piece)])
+                tokens += self._encode_as_text(escaper.texts[int(piece)])
             elif piece:
-                tokens += self._inner(piece)
+                tokens += self._encode_inner(piece)
         return tokens
 
-    def _as_text(self, text: str) -> list[int]:
-        """The tokens of `text` without special ones: a part of one is none."""
-        tokens = self._inner(text)
+    def _encode_as_text(self, text: str) -> list[int]:
+        """The tokens of `text` without special ones: its parts are not special."""
+        tokens = self._encode_inner(text)
         if len(text) == 1 or not self._tokens.intersection(tokens):
             return tokens
-        return self._as_text(text[:1]) + self._as_text(text[1:])
+        return self._encode_as_text(text[:1]) + self._encode_as_text(text[1:])
 
-    def _inner(self, text: str) -> list[int]:
-        """The tokens of a text that stands behind another one."""
-        return self._behind_newline(text) if self._spaced else self._encode(text)
+    def _encode_inner(self, text: str) -> list[int]:
+        """The tokens of a text that follows another text."""
+        return self._encode_after_newline(text) if self._adds_space else self._encode(text)
 
-    def _behind_newline(self, text: str) -> list[int]:
+    def _encode_after_newline(self, text: str) -> list[int]:
         tokens = self._encode("\n" + text)
         size = len(self._newline)
         return tokens[size:] if tokens[:size] == self._newline else self._encode(text)
 
 
-class Hidden:
-    """What was hidden in the texts of one conversation."""
+class Escaper:
+    """Replaces special tokens in the texts of one chat by placeholders."""
 
-    def __init__(self, guard: TokenGuard, texts: Iterable[str]) -> None:
-        """`texts` are all that the conversation holds: no word that hides is part of one."""
-        self._guard = guard
+    def __init__(self, special_tokens: SpecialTokens, texts: Iterable[str]) -> None:
+        """`texts` are all texts of the chat: no placeholder occurs in any of them."""
+        self._special_tokens = special_tokens
         self._word = _word_not_in([text for text in texts if "hiddentext" in text])
-        self.find = re.compile(f"{self._word}([0-9]+)z")
+        self.placeholder = re.compile(f"{self._word}([0-9]+)z")
         self.texts: list[str] = []
 
     def __call__(self, text: str, *, marks: bool = False) -> str:
-        """`text` with words in the place of special tokens."""
-        return (self._guard.all if marks else self._guard.special).sub(self._hide, text)
+        """`text` with placeholders for special tokens, and for `marks` if requested."""
+        pattern = self._special_tokens.all if marks else self._special_tokens.special
+        return pattern.sub(self._replace, text)
 
-    def _hide(self, found: re.Match[str]) -> str:
+    def _replace(self, found: re.Match[str]) -> str:
         self.texts.append(found[0])
         return f"{self._word}{len(self.texts) - 1}z"
 
@@ -87,6 +89,6 @@ def _word_not_in(texts: Iterable[str]) -> str:
 
 
 def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
-    """Finds any of `tokens`, the longest that fits."""
+    """Matches any of `tokens`, the longest first."""
     longest_first = sorted((token for token in tokens if token), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or _NEVER)

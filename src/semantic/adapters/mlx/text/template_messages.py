@@ -1,4 +1,8 @@
-"""A chat as the messages that one model's template can say. Knows no template text, no tokens."""
+"""A chat as messages that one model's template supports; unsupported parts become text.
+
+A template without tools, calls or system messages gets them as text in the form that most open
+models have been trained on: JSON between marks. Knows no template's source, no tokens.
+"""
 
 from __future__ import annotations
 
@@ -7,167 +11,181 @@ import json
 from collections.abc import Sequence
 from typing import Protocol
 
-from semantic.adapters.mlx.text.chat_template import TemplateMessage, Traits
-from semantic.adapters.mlx.text.json_values import deeper_than
-from semantic.adapters.mlx.text.tool_text import (
-    call_as_text,
-    result_as_text,
-    system_as_text,
-    tools_as_text,
-)
+from semantic.adapters.mlx.text.chat_template import TemplateFeatures, TemplateMessage
+from semantic.adapters.mlx.text.tool_call_parser import parse_arguments
 from semantic.domain.chat import Chat, Message, Tool, ToolCall
+from semantic.ports.chat import Marks
+
+TEXT_CALL_MARKS = Marks("<tool_call>", "</tool_call>")
+"""Around a call written as text."""
+
+_TOOLS_PROMPT = """\
+# Tools
+
+You can call functions. These are their signatures, one JSON object in each line:
+<tools>
+{tools}
+</tools>
+
+To call a function, write a JSON object with its name and its arguments between these marks:
+<tool_call>
+{{"name": "<name>", "arguments": {{<arguments>}}}}
+</tool_call>"""
 
 _SYSTEM = ("system", "developer")
 _SHORT_ID_LENGTH = 9
-_DEEPEST = 64
-"""Levels of lists and objects in a call's arguments; templates write each by a call of its own."""
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-"""What templates call the thought of an assistant's message."""
+"""Field names of templates for the thought of an assistant message."""
 
 
-class Hide(Protocol):
-    """Takes the special tokens out of a text; `marks` also those that only templates use."""
+class Escape(Protocol):
+    """Escapes special tokens in a text; `marks` also those that only templates may write."""
 
     def __call__(self, text: str, *, marks: bool = False) -> str: ...
 
 
-def tools_for(tools: Sequence[Tool], hide: Hide) -> list[TemplateMessage]:
-    """Tools as templates expect them."""
-    return [{"type": "function", "function": _signature(tool, hide)} for tool in tools]
+def template_tools(tools: Sequence[Tool], escape: Escape) -> list[TemplateMessage]:
+    """Tools in the form that templates expect."""
+    return [{"type": "function", "function": _signature(tool, escape)} for tool in tools]
 
 
-def messages_for(chat: Chat, traits: Traits, hide: Hide) -> list[TemplateMessage]:
-    """The messages of `chat` for a template of these traits, each where it stands."""
-    writer = _Writer(traits, hide)
+def template_messages(
+    chat: Chat, features: TemplateFeatures, escape: Escape
+) -> list[TemplateMessage]:
+    """The messages of `chat` for a template with these features, in order."""
+    writer = _Writer(features, escape)
     messages = list(chat.messages)
-    if chat.tools and not traits.tools:
-        writer.about_tools(chat.tools, after=bool(messages) and messages[0].role in _SYSTEM)
+    if chat.tools and not features.tools:
+        writer.add_tools(chat.tools, after=bool(messages) and messages[0].role in _SYSTEM)
     for message in messages:
         writer.add(message)
     return writer.messages
 
 
-def arguments_object(arguments: str) -> object:
-    """A call's arguments as an object, of which null is an empty one; the text itself when it is
-    the text of none, or of one that is nested too deeply for a template to write."""
-    if not arguments.strip():
-        return {}
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-    if value is None:
-        return {}
-    return value if isinstance(value, dict) and not deeper_than(_DEEPEST, value) else arguments
-
-
-def _signature(tool: Tool, hide: Hide) -> dict[str, object]:
-    parameters = dict(tool.parameters) or {"type": "object", "properties": {}}
-    return {
-        "name": hide(tool.name),
-        "description": hide(tool.description),
-        "parameters": hidden_in(parameters, hide),
-    }
-
-
-def hidden_in(value: object, hide: Hide) -> object:
-    """`value` with the special tokens taken out of every text in it."""
+def escape_all(value: object, escape: Escape) -> object:
+    """`value` with special tokens escaped in every text, keys included."""
     if isinstance(value, str):
-        return hide(value)
+        return escape(value)
     if isinstance(value, dict):
-        return {hide(str(key)): hidden_in(entry, hide) for key, entry in value.items()}
+        return {escape(str(key)): escape_all(entry, escape) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [hidden_in(entry, hide) for entry in value]
+        return [escape_all(entry, escape) for entry in value]
     return value
 
 
-class _Writer:
-    """Builds the messages one by one; none depends on a later one."""
+def _signature(tool: Tool, escape: Escape) -> dict[str, object]:
+    parameters = dict(tool.parameters) or {"type": "object", "properties": {}}
+    return {
+        "name": escape(tool.name),
+        "description": escape(tool.description),
+        "parameters": escape_all(parameters, escape),
+    }
 
-    def __init__(self, traits: Traits, hide: Hide) -> None:
-        self._traits = traits
-        self._hide = hide
+
+def _call_as_text(name: str, arguments: str) -> str:
+    """A call as the assistant writes it; `arguments` is JSON text and used unchanged."""
+    name = json.dumps(name, ensure_ascii=False)
+    return f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'
+
+
+def _result_as_text(content: str) -> str:
+    return f"<tool_response>\n{content}\n</tool_response>"
+
+
+def _system_as_text(content: str) -> str:
+    return f"<system>\n{content}\n</system>"
+
+
+class _Writer:
+    """Appends messages one by one; none depends on a later one."""
+
+    def __init__(self, features: TemplateFeatures, escape: Escape) -> None:
+        self._features = features
+        self._escape = escape
         self._tools_text = ""
         self.messages: list[TemplateMessage] = []
 
-    def about_tools(self, tools: Sequence[Tool], *, after: bool) -> None:
-        """Tell of `tools` in the first system message, `after` what it says, or in one before."""
-        self._tools_text = tools_as_text([_signature(tool, self._hide) for tool in tools])
+    def add_tools(self, tools: Sequence[Tool], *, after: bool) -> None:
+        """Describe `tools` in a new first system message, or `after` the text of the chat's own."""
+        signatures = (_signature(tool, self._escape) for tool in tools)
+        lines = (json.dumps(signature, ensure_ascii=False) for signature in signatures)
+        self._tools_text = _TOOLS_PROMPT.format(tools="\n".join(lines))
         if not after:
-            self._system("system", "")
+            self._add_system("system", "")
 
     def add(self, message: Message) -> None:
         if message.role in _SYSTEM:
-            self._system(message.role, self._hide(message.content))
+            self._add_system(message.role, self._escape(message.content))
         elif message.role == "assistant":
-            self._assistant(message)
+            self._add_assistant(message)
         elif message.role == "tool":
-            self._tool(message)
+            self._add_result(message)
         else:
-            self._user(self._hide(message.content, marks=True), message.name)
+            self._add_user(self._escape(message.content, marks=True), message.name)
 
-    def _system(self, role: str, content: str) -> None:
+    def _add_system(self, role: str, content: str) -> None:
         if self._tools_text:
             content = "\n\n".join(filter(None, (content, self._tools_text)))
             self._tools_text = ""
-        role = role if role == "system" or self._traits.developer else "system"
-        allowed = self._traits.later_system if self.messages else self._traits.first_system
+        role = role if role == "system" or self._features.developer else "system"
+        allowed = self._features.later_system if self.messages else self._features.first_system
         if allowed or (role == "developer" and not self.messages):
-            self._put({"role": role, "content": content})
+            self._append({"role": role, "content": content})
         elif self._last_role() in _SYSTEM:
             self._extend(content)
         elif self._last_role() == "tool":
-            # A user's message here would be one more question: some templates drop the thoughts
-            # before the last question, and with them what is in the cache.
-            self._extend(system_as_text(content))
+            # A user message here would count as a new question: some templates drop the thoughts
+            # before the last question, which would invalidate the cached prefix.
+            self._extend(_system_as_text(content))
         else:
-            self._user(system_as_text(content))
+            self._add_user(_system_as_text(content))
 
-    def _user(self, content: str, name: str | None = None) -> None:
-        self._put({"role": "user", "content": content} | self._named(name))
+    def _add_user(self, content: str, name: str | None = None) -> None:
+        self._append({"role": "user", "content": content} | self._name_field(name))
 
-    def _assistant(self, message: Message) -> None:
-        content = self._hide(message.content)
-        said: TemplateMessage = {"role": "assistant", "content": content}
+    def _add_assistant(self, message: Message) -> None:
+        content = self._escape(message.content)
+        answer: TemplateMessage = {"role": "assistant", "content": content}
         if message.reasoning:
-            said |= dict.fromkeys(_REASONING_FIELDS, self._hide(message.reasoning))
-        if message.tool_calls and self._traits.tools:
-            said["tool_calls"] = [self._call(call) for call in message.tool_calls]
+            answer |= dict.fromkeys(_REASONING_FIELDS, self._escape(message.reasoning))
+        if message.tool_calls and self._features.tools:
+            answer["tool_calls"] = [self._call(call) for call in message.tool_calls]
         elif message.tool_calls:
             calls = (
-                call_as_text(self._hide(call.name), self._hide(call.arguments.strip() or "{}"))
+                _call_as_text(self._escape(call.name), self._escape(call.arguments.strip() or "{}"))
                 for call in message.tool_calls
             )
-            said["content"] = "\n".join(filter(None, (content, *calls)))
-        self._put(said)
+            answer["content"] = "\n".join(filter(None, (content, *calls)))
+        self._append(answer)
 
-    def _tool(self, message: Message) -> None:
-        content = self._hide(message.content, marks=True)
-        if not self._traits.tools:
-            self._user(result_as_text(content))
+    def _add_result(self, message: Message) -> None:
+        content = self._escape(message.content, marks=True)
+        if not self._features.tools:
+            self._add_user(_result_as_text(content))
             return
-        said: TemplateMessage = {"role": "tool", "content": content} | self._named(message.name)
+        result: TemplateMessage = {"role": "tool", "content": content}
+        result |= self._name_field(message.name)
         if message.tool_call_id is not None:
-            said["tool_call_id"] = self._id(message.tool_call_id)
+            result["tool_call_id"] = self._id(message.tool_call_id)
             if message.name is None:
-                said |= self._named(self._called(said["tool_call_id"]))
-        self._put(said)
+                result |= self._name_field(self._called_name(result["tool_call_id"]))
+        self._append(result)
 
     def _call(self, call: ToolCall) -> dict[str, object]:
-        arguments = arguments_object(call.arguments)
-        if self._traits.text_arguments or isinstance(arguments, str):
-            arguments = self._hide(call.arguments)
+        arguments = parse_arguments(call.arguments)
+        if self._features.text_arguments or isinstance(arguments, str):
+            arguments = self._escape(call.arguments)
         return {
             "id": self._id(call.id),
             "type": "function",
             "function": {
-                "name": self._hide(call.name),
-                "arguments": hidden_in(arguments, self._hide),
+                "name": self._escape(call.name),
+                "arguments": escape_all(arguments, self._escape),
             },
         }
 
-    def _called(self, call_id: object) -> str | None:
-        """The name in the call that `call_id` says."""
+    def _called_name(self, call_id: object) -> str | None:
+        """The tool's name in the latest call with this id."""
         for message in reversed(self.messages):
             calls = message.get("tool_calls")
             for call in calls if isinstance(calls, list) else []:
@@ -176,34 +194,35 @@ class _Writer:
         return None
 
     def _id(self, call_id: str) -> str:
-        if not self._traits.short_ids:
-            return self._hide(call_id)
+        if not self._features.short_ids:
+            return self._escape(call_id)
         if len(call_id) == _SHORT_ID_LENGTH and call_id.isalnum() and call_id.isascii():
             return call_id
         return hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[
             :_SHORT_ID_LENGTH
         ]
 
-    def _named(self, name: str | None) -> TemplateMessage:
-        return {} if name is None else {"name": self._hide(name)}
+    def _name_field(self, name: str | None) -> TemplateMessage:
+        return {} if name is None else {"name": self._escape(name)}
 
     def _last_role(self) -> object:
         return self.messages[-1]["role"] if self.messages else None
 
     def _extend(self, content: str) -> None:
-        """Add to the last message."""
+        """Add to the content of the last message."""
         self.messages[-1]["content"] = f"{self.messages[-1]['content']}\n\n{content}"
 
-    def _put(self, message: TemplateMessage) -> None:
-        """Append a message, to the last one's text where the template wants roles to alternate."""
+    def _append(self, message: TemplateMessage) -> None:
+        """Append a message; merged into the last one where the template requires alternating
+        roles."""
         last = self.messages[-1] if self.messages else None
-        joins = (
+        merges = (
             last is not None
-            and not self._traits.repeats
+            and not self._features.repeats
             and last["role"] == message["role"] in ("user", "assistant")
             and "tool_calls" not in last
         )
-        if last is None or not joins:
+        if last is None or not merges:
             self.messages.append(message)
             return
         texts = (str(last["content"]), str(message["content"]))

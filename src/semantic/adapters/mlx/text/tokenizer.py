@@ -1,4 +1,4 @@
-"""A Hugging Face tokenizer behind the `Tokenizer` port. Knows no model."""
+"""Implements the `Tokenizer` port over a Hugging Face tokenizer. Knows no model."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ NO_TEMPLATE = "this model has no chat template; send a plain prompt"
 
 
 class AddedToken(Protocol):
-    """A token that stands for one text as a whole; a `special` one is no text."""
+    """A token for one fixed text; a `special` one is control, not text."""
 
     content: str
     special: bool
 
 
 class HuggingFaceTokenizer(Protocol):
-    """The part of mlx-lm's wrapper of a transformers tokenizer that is used here."""
+    """The part of mlx-lm's `TokenizerWrapper` that is used here."""
 
     bos_token: str | None
     chat_template: object
@@ -51,10 +51,10 @@ class HuggingFaceTokenizer(Protocol):
 
 
 class MLXTokenizer:
-    """Implements `Tokenizer`; text in, token ids out, as mlx-lm does it. Any thread may call it.
+    """Implements `Tokenizer` with mlx-lm's results. Any thread may call it.
 
-    Encoding sets the tokenizer up before it runs, so one thread at a time does it. Decoding only
-    reads and waits for nobody: the engine does it for every token.
+    Encoding changes the tokenizer's state, so it holds a lock. Decoding only reads and never
+    blocks: the engine decodes every token.
     """
 
     def __init__(self, inner: HuggingFaceTokenizer) -> None:
@@ -69,11 +69,11 @@ class MLXTokenizer:
 
     @property
     def longest_token(self) -> int:
-        """Characters that one token stands for at most; no text has fewer tokens than that says."""
+        """Characters of the longest token: a text of n characters has at least n / this tokens."""
         return max(map(len, self.inner.get_vocab()), default=1)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """See `Tokenizer.encode`. A text that begins with the BOS token gets no second one."""
+        """See `Tokenizer.encode`. A text that begins with the BOS token gets no second BOS."""
         bos = self.inner.bos_token
         if bos is not None and text.startswith(bos):
             add_special_tokens = False
@@ -81,7 +81,7 @@ class MLXTokenizer:
             return list(self.inner.encode(text, add_special_tokens=add_special_tokens))
 
     def encode_rendered(self, text: str) -> list[int]:
-        """Tokens of what a template wrote: it writes its own special tokens."""
+        """Tokens of a template's output, which has its special tokens already."""
         return self.encode(text, add_special_tokens=False)
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -105,3 +105,12 @@ class MLXTokenizer:
         if not isinstance(text, str):
             raise TypeError(f"expected a rendered template, got {type(text).__name__}")
         return self.encode_rendered(text)
+
+
+def replace_surrogates(text: str) -> str:
+    """`text` with U+FFFD for each lone surrogate: JSON can spell one, UTF-8 cannot encode it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

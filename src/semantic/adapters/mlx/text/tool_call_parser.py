@@ -1,20 +1,23 @@
-"""Reads tool calls with mlx-lm's parsers. Knows what may be wrong with what a model wrote."""
+"""Tool-call parsing: calls out of a model's output, and arguments out of history.
+
+Uses mlx-lm's parsers, and knows what may be wrong in what a model generates. Knows no template.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 
-from semantic.adapters.mlx.text.json_values import deeper_than, unicode_text
+from semantic.adapters.mlx.text.tokenizer import replace_surrogates
 from semantic.domain.chat import Tool
 from semantic.domain.errors import ToolCallError
 from semantic.ports.chat import WrittenCall
 
 Parser = Callable[[str, "list[dict[str, object]]"], object]
-"""The text between the marks and the tools to one call, or a list of calls."""
+"""The text between the marks, and the tools, to one call or a list of calls."""
 
-# mlx-lm's parsers expect calls that are well formed; these are what they raise for others.
-_GARBAGE = (
+# mlx-lm's parsers expect well-formed calls; for others they raise these.
+_PARSER_ERRORS = (
     ValueError,
     TypeError,
     LookupError,
@@ -26,9 +29,9 @@ _GARBAGE = (
     MemoryError,
 )
 
-# How formats write one argument. The parsers leave out an argument that is not closed, as in a
-# call whose end mark stood inside the argument; without it the call would be another one.
-_ARGUMENTS = (
+# Marks around one argument, by format. The parsers drop an argument that is not closed, as in a
+# call whose end mark occurs inside the argument; without it the call would be a different one.
+_ARGUMENT_MARKS = (
     ("<arg_value>", "</arg_value>"),
     ("<longcat_arg_value>", "</longcat_arg_value>"),
     ("<parameter", "</parameter>"),
@@ -36,9 +39,9 @@ _ARGUMENTS = (
     ("<atem:parameter", "</atem:parameter>"),
 )
 
-# What begins a call or an argument in some format. For each of them a parser may look through all
-# that follows, and nothing else runs while it does: a few hundred take it well below a second.
-_BEGINNINGS = (
+# What begins a call or an argument in some format. For each, a parser may scan all the text that
+# follows while it holds the interpreter lock: a few hundred take well below a second.
+_PART_STARTS = (
     "call:",
     "<function",
     "<invoke",
@@ -49,51 +52,72 @@ _BEGINNINGS = (
     "<param",
     "[ARGS]",
 )
-_MOST_BEGINNINGS = 512
+_MAX_PARTS = 512
 
-_DEEPEST = 50
-"""Levels of lists and objects in a call. What is deeper could not be sent back in a body."""
+_MAX_PARSED_DEPTH = 50
+"""Levels of lists and objects in a generated call. A deeper one could not be sent back in a later
+request."""
+_MAX_RENDERED_DEPTH = 64
+"""Levels of lists and objects in a call of the history; templates recurse into each level."""
 
 
-def read_calls(parser: Parser | None, text: str, tools: Sequence[Tool]) -> list[WrittenCall]:
-    """The calls in `text`: plain JSON, or what `parser` reads.
+def parse_calls(parser: Parser | None, text: str, tools: Sequence[Tool]) -> list[WrittenCall]:
+    """The calls in `text`: plain JSON, or whatever form `parser` reads.
 
-    JSON comes first: it is what a grammar makes of a call, whatever the model's own form is.
-    Raises ToolCallError.
+    JSON is tried first, since constrained decoding produces it whatever the model's own form is.
+    Raises ToolCallError if there is no call, or one that is malformed or names no tool.
     """
     try:
-        found = _as_json(text)
-        if found is None and parser is not None:
+        parsed = _parse_json(text)
+        if parsed is None and parser is not None:
             _check_size(text)
             _check_closed(text)
-            found = parser(text, [_declared(tool) for tool in tools])
-        calls = found if isinstance(found, list) else [found]
+            parsed = parser(text, [_declaration(tool) for tool in tools])
+        calls = parsed if isinstance(parsed, list) else [parsed]
         names = [tool.name for tool in tools]
-        written = [_written(call, names) for call in calls]
+        checked = [_checked_call(call, names) for call in calls]
     except ToolCallError:
         raise
-    except _GARBAGE as error:
+    except _PARSER_ERRORS as error:
         reason = str(error) or type(error).__name__
         raise ToolCallError(f"the model wrote a tool call that cannot be read: {reason}") from error
-    if not written:
+    if not checked:
         raise ToolCallError("the model marked a tool call and wrote none")
-    return written
+    return checked
+
+
+def parse_arguments(arguments: str) -> object:
+    """The arguments of a call in the history as an object; null and blank text are an empty one.
+
+    Returns the text itself if it is not the JSON of an object, or nested too deeply to render.
+    """
+    if not arguments.strip():
+        return {}
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or _is_deeper_than(_MAX_RENDERED_DEPTH, value):
+        return arguments
+    return value
 
 
 def _check_size(text: str) -> None:
-    parts = sum(map(text.count, _BEGINNINGS))
-    if parts > _MOST_BEGINNINGS:
+    parts = sum(map(text.count, _PART_STARTS))
+    if parts > _MAX_PARTS:
         raise ToolCallError(f"the model wrote a tool call of {parts} parts, which is too many")
 
 
 def _check_closed(text: str) -> None:
-    for start, end in _ARGUMENTS:
+    for start, end in _ARGUMENT_MARKS:
         if text.rfind(start) > text.rfind(end):
             raise ToolCallError(f"the model wrote a tool call with a {start!r} that does not end")
 
 
-def _as_json(text: str) -> object:
-    """The call or list of calls that `text` is the JSON of; None when it is none."""
+def _parse_json(text: str) -> object:
+    """The call or list of calls in JSON; None if `text` is neither."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -103,13 +127,13 @@ def _as_json(text: str) -> object:
     return value if calls and named else None
 
 
-def _declared(tool: Tool) -> dict[str, object]:
-    """A tool as mlx-lm's parsers expect it; they read the types of its arguments."""
+def _declaration(tool: Tool) -> dict[str, object]:
+    """A tool as mlx-lm's parsers expect it; they look up the types of its arguments."""
     parameters = {"properties": {}, **tool.parameters}
     return {"type": "function", "function": {"name": tool.name, "parameters": parameters}}
 
 
-def _written(call: object, names: Sequence[str]) -> WrittenCall:
+def _checked_call(call: object, names: Sequence[str]) -> WrittenCall:
     if not isinstance(call, Mapping):
         raise ToolCallError("the model wrote a tool call that is no JSON object with a name")
     name = call.get("name")
@@ -122,15 +146,30 @@ def _written(call: object, names: Sequence[str]) -> WrittenCall:
         raise ToolCallError(
             f"the arguments of {name} must be an object, got {type(arguments).__name__}"
         )
-    _check_depth(name, arguments)
-    return WrittenCall(name, _json_text(arguments))
+    if _is_deeper_than(_MAX_PARSED_DEPTH, arguments):
+        raise ToolCallError(
+            f"the arguments of {name} are nested deeper than {_MAX_PARSED_DEPTH} levels"
+        )
+    return WrittenCall(name, _portable_json(arguments))
 
 
-def _json_text(value: object) -> str:
-    """JSON that any client can read, and send back: no NaN, and no half of a surrogate pair."""
-    return unicode_text(json.dumps(value, ensure_ascii=False, allow_nan=False))
+def _portable_json(value: object) -> str:
+    """JSON that any client can parse and send back: no NaN, no lone surrogates."""
+    return replace_surrogates(json.dumps(value, ensure_ascii=False, allow_nan=False))
 
 
-def _check_depth(name: str, arguments: object) -> None:
-    if deeper_than(_DEEPEST, arguments):
-        raise ToolCallError(f"the arguments of {name} are nested deeper than {_DEEPEST} levels")
+def _is_deeper_than(levels: int, value: object) -> bool:
+    """Whether lists and objects in `value` are nested more than `levels` deep."""
+    level = [value]
+    for _ in range(levels + 1):
+        level = [outer for outer in level if isinstance(outer, dict | list)]
+        if not level:
+            return False
+        level = [child for outer in level for child in _children(outer)]
+    return True
+
+
+def _children(value: object) -> list[object]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
