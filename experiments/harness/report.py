@@ -1,11 +1,15 @@
-"""Keeps the numbers in Markdown equal to the results they come from.
+"""Fills the numbers in Markdown files from result files, and checks that they are equal.
 
-A number stands in a region; the first word names a result (a JSON path from the repository
-root, or an experiment's folder), the second a key path in it, the third may be a format:
+A number is the content of a region: the first word names a result (a JSON path from the
+repository root, or an experiment's folder), the second a key path in it, the third may be a
+format specification:
 
     `<!-- result:exp_001_example summary.p95_ms .1f -->4.2<!-- /result -->`
 
-A list of objects becomes a table, an object a table of its fields. Text inside code stays.
+A list of objects becomes a table, an object a table of its fields. Regions inside code are
+left alone. Without FILE every Markdown file of the root, `docs`, `experiments` and
+`benchmarks` is processed.
+
 Run: python -m experiments.harness.report [--check] [FILE ...]
 """
 
@@ -34,7 +38,10 @@ CODE = re.compile(
 
 
 def render(text: str, root: Path = ROOT) -> str:
-    """The text with every region filled from its result; nothing else changes."""
+    """Return `text` with every region filled from its result; nothing else changes.
+
+    Raises ResultError for a malformed region and for one without a value.
+    """
     code = [match.span() for match in CODE.finditer(text)]
     regions = [match for match in REGION.finditer(text) if not _inside(match, code)]
     marks = [match for match in MARK.finditer(text) if not _inside(match, code)]
@@ -49,7 +56,7 @@ def render(text: str, root: Path = ROOT) -> str:
 
 
 def update(path: Path, root: Path = ROOT) -> bool:
-    """Fill the regions of a file; return whether that changed it."""
+    """Fill the regions of a file; return whether the file changed."""
     before = path.read_text(encoding="utf-8")
     after = render(before, root)
     if after != before:
@@ -58,7 +65,7 @@ def update(path: Path, root: Path = ROOT) -> bool:
 
 
 def differences(path: Path, root: Path = ROOT) -> list[str]:
-    """One line for each line of the file that its results contradict."""
+    """Return one message per line of the file that differs from its results."""
     before = path.read_text(encoding="utf-8")
     after = render(before, root)
     if before == after:
@@ -74,14 +81,17 @@ def differences(path: Path, root: Path = ROOT) -> list[str]:
 
 
 def documents(root: Path = ROOT) -> list[Path]:
-    """Every Markdown file that may hold numbers: the root's own, and those of docs and co."""
+    """Return every Markdown file that may contain regions, sorted."""
     folders = ("docs", "experiments", "benchmarks")
     nested = (path for folder in folders for path in (root / folder).rglob("*.md"))
     return sorted([*root.glob("*.md"), *nested])
 
 
 def lookup(name: str, keys: str, root: Path = ROOT) -> Json:
-    """The value at a dotted key path of a result; list entries are addressed by number."""
+    """Return the value at a dotted key path of a result; list entries are addressed by number.
+
+    Raises ResultError when there is no such result or key.
+    """
     path = root / name if name.endswith(".json") else root / "experiments" / name / "result.json"
     if not path.is_file():
         raise ResultError(f"result:{name}: no such result")
@@ -92,7 +102,7 @@ def lookup(name: str, keys: str, root: Path = ROOT) -> Json:
 
 
 def show(value: Json, spec: str = "") -> str:
-    """How a value reads in prose, or as a table if it is made of several."""
+    """Return a value as text: a scalar formatted by `spec`, a list or object as a table."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if is_scalar(value):
@@ -151,7 +161,7 @@ def _first_stray(marks: Sequence[re.Match[str]], regions: Sequence[re.Match[str]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Fill the regions of the files given, or of all; with --check only say what differs."""
+    """Fill the regions of the files given, or of all; with --check only report differences."""
     parser = argparse.ArgumentParser(prog="report", description=main.__doc__)
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
     parser.add_argument("--check", action="store_true", help="change nothing; fail on a difference")
