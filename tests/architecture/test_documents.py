@@ -16,6 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "semantic"
 FOLDERS = ("src", "tests", "docs", "benchmarks", "experiments", "tools")
+MODULES = sorted(SOURCE.rglob("*.py"))
 DOCUMENTS = sorted(
     [
         *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")),
@@ -29,6 +30,9 @@ FENCE = re.compile(r"^(```+|~~~+).*?^\1", re.DOTALL | re.MULTILINE)
 SPAN = re.compile(r"`([^`\n]+)`")
 MODULE = re.compile(r"(?P<path>(?:[\w.-]+/)*[\w-]+\.py)(?:::(?P<name>[\w.]+))?")
 FOLDER = re.compile(r"(?:[\w.-]+/)+[\w.-]*")
+THREAD = re.compile(
+    r"""thread_name_prefix="(?P<pool>[^"]+)"|(?:Thread\(|__init__\()[^)]*\bname="(?P<one>[^"]+)\""""
+)
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)(?:#[^)]*)?\)")
 
 # --- what each rule looks for -----------------------------------------------------------------
@@ -43,6 +47,11 @@ def unknown_names(text: str) -> list[str]:
 def broken_links(text: str, folder: Path) -> list[str]:
     """Links to files that are not there; addresses of other sites are not looked at."""
     return [target for target in LINK.findall(text) if not (folder / target).exists()]
+
+
+def thread_names(source: str) -> set[str]:
+    """Names that a module gives to threads and pools of threads."""
+    return {match["pool"] or match["one"] for match in THREAD.finditer(source)}
 
 
 def defined_names(tree: ast.Module) -> set[str]:
@@ -118,6 +127,13 @@ def test_every_decision_is_in_the_index() -> None:
     assert [path.name for path in folder.glob("0*.md") if f"({path.name})" not in index] == []
 
 
+def test_the_architecture_names_every_thread() -> None:
+    named = {name for path in MODULES for name in thread_names(path.read_text(encoding="utf-8"))}
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    assert len(named) > 1
+    assert {name for name in named if f"`{name}`" not in text} == set()
+
+
 # --- the rules can fire -----------------------------------------------------------------------
 
 
@@ -158,3 +174,15 @@ def test_code_blocks_are_no_names() -> None:
 
 def test_a_broken_link_is_found() -> None:
     assert broken_links("[a](no_such.md) [b](https://example.org)", ROOT) == ["no_such.md"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'ThreadPoolExecutor(4, thread_name_prefix="load")',
+        'threading.Thread(target=run, name="load", daemon=True)',
+        'super().__init__(name="load", daemon=True)',
+    ],
+)
+def test_a_thread_is_recognised(source: str) -> None:
+    assert thread_names(source) == {"load"}
