@@ -48,7 +48,7 @@ def from_files(subject_name: str, folder: str, new_tokens: int) -> None:
         agent = files.load(path, pool)
         load_ms = 1000 * (time.perf_counter() - begun)
         loaded[agent.agent_id] = load_ms, files.digest(agent)
-        engine.resident.put(CacheKey(backend.model_id, agent.agent_id), agent)
+        engine.idle_caches.put(CacheKey(backend.model_id, agent.agent_id), agent)
         engine.submit(agent.agent_id, agent.token_ids, max_tokens=new_tokens)
     for done in engine.step():
         continued = Continued(

@@ -86,7 +86,7 @@ async def load_serving(settings: ServeSettings, store_off: StoreOff | None = Non
     def rebuild() -> BlockPoolBatchEngine:
         apps.append(rebuilt(apps.pop()))
         for tokens in public:
-            apps[-1].engine.open_to_all(tokens)
+            apps[-1].engine.make_public(tokens)
         return apps[-1].engine
 
     thread: EngineThread = EngineThread(build, rebuild, settings.limits)

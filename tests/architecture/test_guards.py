@@ -178,7 +178,7 @@ def test_only_the_command_line_and_one_place_in_the_core_may_catch_everything() 
     found = {_short(path): broad_handlers(_tree(path)) for path in MODULES}
     broad = {name: len(lines) for name, lines in found.items() if lines}
     inside = {name: n for name, n in broad.items() if not name.startswith("cli/")}
-    assert inside == {"application/engine/attempt.py": 1}
+    assert inside == {"application/engine/calls.py": 1}
 
 
 def test_no_file_names_a_registry_or_a_path_of_one_machine() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from semantic.adapters.exchange.exporting import export_agent
 from semantic.adapters.exchange.importing import import_agent
-from semantic.application.cache.break_even import BreakEven
+from semantic.application.cache.loading import BreakEven
 from semantic.domain.block_hash import HEAD_TOKENS
 from semantic.domain.match import MatchEnd
 from semantic.domain.prefix import common_prefix

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from semantic.adapters.stores.disk.block_file import HEADER_BYTES
-from semantic.application.cache.break_even import BreakEven
+from semantic.application.cache.loading import BreakEven
 from semantic.bootstrap import App, Settings, build_engine
 from tests.support.durable import (
     MIB,

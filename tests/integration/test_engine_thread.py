@@ -18,7 +18,7 @@ from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.application.engine.engine_thread import EngineThread
-from semantic.application.engine.order import Order
+from semantic.application.engine.submission import Submission
 from semantic.bootstrap import App, Settings, build_engine, open_store, rebuilt
 from semantic.domain.errors import IntegrityError, InvalidRequestError
 from semantic.domain.services import BlockPool
@@ -76,7 +76,7 @@ def ask(thread: EngineThread, agent: str, prompt: Sequence[int], n: int = 6) -> 
         if isinstance(events[-1], CompletedGeneration):
             ended.set()
 
-    thread.submit(Order(agent, tuple(prompt), n), listen).accepted.result(PATIENCE)
+    thread.submit(Submission(agent, tuple(prompt), n), listen).accepted.result(PATIENCE)
     assert ended.wait(PATIENCE)
     (done,) = [event for event in heard if isinstance(event, CompletedGeneration)]
     return done

@@ -61,7 +61,7 @@ class Rig:
     @property
     def store(self) -> IdleCaches:
         """The idle caches in the pool."""
-        return self.engine.resident
+        return self.engine.idle_caches
 
     def run(self) -> dict[str, Done]:
         """Run until nothing is left; completions by uid."""
@@ -93,7 +93,7 @@ class Rig:
             return sum(pages.n_used * pages.kind.column_bytes for pages in self.pages)
         idle = {
             id(block.layer_data.buffer): block.layer_data.buffer
-            for key in self.store.oldest_first()
+            for key in self.store.lru_order()
             for block in getattr(self.store.get(key), "all_blocks", list)()
             if isinstance(block.layer_data, BufferRange)
         }
@@ -112,7 +112,7 @@ class Rig:
 
     def forget_all(self) -> None:
         """Drop every idle cache."""
-        for key in self.store.oldest_first():
+        for key in self.store.lru_order():
             self.engine.forget(key.agent_id)
 
 
@@ -123,7 +123,7 @@ class FixedBudget(PrefillBudget):
         super().__init__()
         self._chunk = chunk
 
-    def next_chunk(self, wanted: int, *, decoding: bool, company: bool) -> int:
+    def next_chunk(self, wanted: int, *, decoding: bool, concurrent: bool) -> int:
         """The fixed size."""
-        del wanted, decoding, company
+        del wanted, decoding, concurrent
         return self._chunk

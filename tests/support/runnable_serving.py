@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from semantic.application.engine.engine_state import EngineFigures, EngineState
-from semantic.application.engine.observing import Figures
+from semantic.application.engine.engine_state import EngineFigures, EngineState, Figures
 from semantic.domain.errors import AgentNotFoundError
 from semantic.domain.stored import StoreStats, Tier
 from semantic.ports.agents import AgentDetail, AgentsPort, AgentSummary

@@ -1,7 +1,7 @@
-"""One request on its way: what was asked, how far it is, what it has said so far.
+"""Request: one submitted generation request, its phase, its tokens and its text so far.
 
-State is counts and token lists from which the rest follows. Knows no pool, backend or clock;
-the engine moves it from phase to phase.
+State is counts and token lists from which the rest follows. Knows no pool, store, backend or
+clock; the engine and the cache move it from phase to phase.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from semantic.application.cache.prefix_state import PrefixState
 from semantic.application.detokenizer import StreamingDetokenizer
 from semantic.domain.entities import AgentBlocks, KVBlock
+from semantic.domain.match import MatchEnd
 from semantic.domain.stop_strings import StopStrings
+from semantic.domain.stored import Manifest
 from semantic.domain.value_objects import (
     CacheKey,
     FinishReason,
@@ -24,19 +25,19 @@ from semantic.domain.value_objects import (
 )
 
 _SCORED_CHUNK = 128
-"""Prompt tokens that are scored at once. Figures depend on it in their last bits, so it depends
-on nothing; and there are log-probabilities of a whole vocabulary for each of them in memory."""
+"""Prompt tokens per scoring call. Fixed, because the last bits of the log-probabilities depend on
+it; small, because each token holds log-probabilities of the whole vocabulary in memory."""
 
 
 class Phase(Enum):
-    """Where a request is."""
+    """The phase of a request."""
 
     WAITING = "waiting"
-    """Holds no blocks: just arrived, or preempted."""
+    """Holds no blocks: new, or preempted."""
     LOAD = "load"
-    """Holds blocks; waits until what a store has of it is read into them."""
+    """Holds blocks; its stored prefix is being read into them."""
     PREFILL = "prefill"
-    """Holds blocks for its tokens; not all of them are computed."""
+    """Holds blocks for all its tokens; some are still to be computed."""
     DECODE = "decode"
     """Takes part in every decode step."""
     FINISHED = "finished"
@@ -44,10 +45,10 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class Restore:
-    """A cache to begin with: the first `length` tokens of `blocks`.
+    """An idle cache to restore: the first `length` tokens of `blocks`.
 
-    `exclusive`: nobody else holds the blocks, the request owns them. Otherwise they are only
-    pinned until they have been copied.
+    `exclusive`: the request is the only holder of the blocks and owns them. Otherwise they are
+    pinned until the backend has copied them.
     """
 
     blocks: AgentBlocks
@@ -55,9 +56,23 @@ class Restore:
     exclusive: bool
 
 
+@dataclass(slots=True)
+class Reuse:
+    """What the agent had cached when the request was submitted, and how its reuse ended."""
+
+    history: tuple[int, ...] | None = None
+    """Tokens of the agent's previous turn; None for an unknown agent."""
+    manifest: Manifest | None = None
+    """The agent's newest manifest."""
+    end: MatchEnd = MatchEnd.MISSING
+    """Why the reused prefix is not longer."""
+    source: str = "none"
+    """Where the prefix was read from: "pool", a tier's name, or "none"."""
+
+
 @dataclass(slots=True, eq=False)
 class Request:
-    """A submitted request. `number` is its place in the order of arrival."""
+    """A submitted request. `number` is its position in the order of arrival."""
 
     uid: str
     number: int
@@ -84,7 +99,8 @@ class Request:
     cached_tokens: int = 0
     preemptions: int = 0
     cancel_requested: bool = False
-    archived: PrefixState = field(default_factory=PrefixState)
+    prefill_seconds: float = 0.0
+    reuse: Reuse = field(default_factory=Reuse)
     _text: list[str] = field(default_factory=list)
     _detokenizer: StreamingDetokenizer = field(init=False)
     _stop: StopStrings = field(init=False)
@@ -96,7 +112,7 @@ class Request:
 
     # Tokens:  prompt            generated
     #         |0 ......... p-1 | p ....... p+g-1 |
-    #         | computed: in the cache  | the last token runs in the next decode step
+    #         | computed: in the cache  | the last token is the input of the next decode step
     @property
     def tokens(self) -> tuple[int, ...]:
         """Prompt and generated tokens."""
@@ -108,22 +124,22 @@ class Request:
 
     @property
     def to_prefill(self) -> int:
-        """Tokens to compute before it can decode: all but the last, which gives the logits."""
+        """Tokens to compute before decoding: all but the last, whose step gives the logits."""
         return max(0, self.n_tokens - 1 - self.computed)
 
     @property
-    def most_tokens(self) -> int:
-        """The most tokens its cache may ever hold."""
+    def max_total_tokens(self) -> int:
+        """Prompt and answer together: the most tokens that its cache may hold."""
         return len(self.prompt) + self.max_tokens
 
     @property
-    def silent(self) -> bool:
-        """Whether it decodes and its first token since it does is still to come."""
+    def awaits_first_token(self) -> bool:
+        """Whether it decodes and has not yet received a token since it began to."""
         return self.phase is Phase.DECODE and self.computed < self.n_tokens
 
     @property
     def scoring(self) -> bool:
-        """Whether log-probabilities of the prompt are still to come."""
+        """Whether log-probabilities of the prompt are still to be computed."""
         return self.params.prompt_logprobs is not None and len(self.scores) < len(self.prompt)
 
     @property
@@ -133,39 +149,37 @@ class Request:
 
     @property
     def owner(self) -> str:
-        """In whose name the pool holds its blocks."""
+        """The pool's name for the holder of its blocks."""
         return CacheKey("", self.agent_id, self.tenant).owner
 
     @property
     def text(self) -> str:
-        """The answer so far."""
+        """The text generated so far."""
         return "".join(self._text)
 
-    def next_chunk(self, limit: int) -> tuple[int, ...]:
-        """The next tokens to prefill, at most `limit`; not beyond a junction."""
+    def next_chunk(self, limit: int, checkpoint_at: int | None = None) -> tuple[int, ...]:
+        """The next tokens to prefill: at most `limit`, not beyond a `checkpoint_at` ahead."""
         stop = min(self.computed + limit, self.n_tokens - 1)
-        junction = self.archived.junction
-        if junction is not None and junction > self.computed:
-            stop = min(stop, junction)
+        if checkpoint_at is not None and checkpoint_at > self.computed:
+            stop = min(stop, checkpoint_at)
         return self.tokens[self.computed : stop]
 
     def next_scored(self) -> tuple[int, ...]:
-        """The next tokens to score, and the one before them."""
+        """The next tokens to score, preceded by the one before them."""
         stop = min(self.computed + _SCORED_CHUNK, len(self.prompt) - 1)
         return self.prompt[self.computed : stop + 1]
 
     def preempt(self) -> None:
-        """Back to waiting, with its tokens and without anything computed."""
+        """Return to WAITING: tokens are kept, what was computed is not."""
         if self.scoring:
             self._drop_scores()
         self.phase = Phase.WAITING
         self.computed = 0
         self.cached_tokens = 0
         self.preemptions += 1
-        self.archived.wait_again()
 
     def as_cache(self, length: int, model_id: str) -> AgentBlocks:
-        """Its blocks, as a cache of its first `length` tokens."""
+        """Its blocks as a cache of its first `length` tokens."""
         cache = AgentBlocks(
             self.agent_id,
             token_ids=self.tokens[:length],
@@ -178,7 +192,10 @@ class Request:
         return cache
 
     def accept(self, sampled: SampledToken) -> tuple[str, FinishReason | None]:
-        """Take one generated token; the text it made certain, and why it was the last, if so."""
+        """Append one generated token.
+
+        Returns the text that is final with it, and the finish reason if it is the last token.
+        """
         self.generated.append(sampled.token)
         self.computed = self.n_tokens
         if sampled.logprob is not None:
@@ -190,13 +207,13 @@ class Request:
         return text, reason
 
     def end_text(self) -> str:
-        """What was held back, when the answer ends without a word from the model."""
+        """Release the text held back; called when the answer ends without an end token."""
         text = self._rest()
         self._text.append(text)
         return text
 
     def _drop_scores(self) -> None:
-        """Nothing is scored yet but the first token, which follows nothing."""
+        """Reset the scores. The first token has none: no token precedes it."""
         self.scores = [] if self.params.prompt_logprobs is None else [None]
 
     def _next_text(self, token: int) -> tuple[str, FinishReason | None]:
@@ -210,7 +227,7 @@ class Request:
         return text + self._rest(), self._reason_at_length()
 
     def _reason_at_length(self) -> FinishReason:
-        # The last characters, held back until now, may have completed a stop string.
+        # The characters released last may complete a stop string.
         return "stop" if self._stop.stopped else "length"
 
     def _rest(self) -> str:

@@ -18,10 +18,9 @@ from semantic.application.chat.answer_reader import AnswerReader
 from semantic.application.chat.preparation import Preparation, Prepared
 from semantic.application.chat.reading import Reading
 from semantic.application.chat.replay import Replay
+from semantic.application.engine.engine_state import Figures
 from semantic.application.engine.engine_thread import EngineThread
-from semantic.application.engine.event_queue import EventQueue
-from semantic.application.engine.observing import Figures
-from semantic.application.engine.order import Order, RequestHandle
+from semantic.application.engine.submission import EventQueue, RequestHandle, Submission
 from semantic.domain.answer import (
     AnswerEnd,
     AnswerEvent,
@@ -109,14 +108,14 @@ class Serving:
             if isinstance(event, AnswerEnd) and event.error is not None:
                 raise BackendError(event.error)
         await self.agents.pin(name, PUBLIC_TENANT, pinned=True)
-        await asyncio.wrap_future(self._thread.call(lambda engine: engine.open_to_all(tokens)))
+        await asyncio.wrap_future(self._thread.call(lambda engine: engine.make_public(tokens)))
         return tokens
 
     async def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
         """See `ServingPort.answer`."""
         prepared = await self._work(lambda: self._preparation.prepare(ask))
         with self._names.claimed(prepared, ask) as agent:
-            order = Order(
+            submission = Submission(
                 agent,
                 prepared.tokens,
                 prepared.max_tokens,
@@ -125,7 +124,7 @@ class Serving:
                 self._names.note(agent, prepared, ask),
             )
             inbox: EventQueue = EventQueue(asyncio.get_running_loop())
-            ticket = self._thread.submit(order, inbox.put)
+            ticket = self._thread.submit(submission, inbox.put)
             try:
                 uid = await asyncio.wrap_future(ticket.accepted)
                 yield AnswerStarted(uid, agent, len(prepared.tokens))

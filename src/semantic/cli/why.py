@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from semantic.application.cache.match_reasons import REASONS, lost_reason
+from semantic.application.cache.match_report import REASONS, lost_reason
 from semantic.bootstrap import load_tokenizer
 from semantic.cli.agent_lookup import AgentName, ModelId, find_agent, opened
 from semantic.cli.conversation import Conversation

@@ -11,6 +11,11 @@ from collections.abc import Sequence
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.value_objects import LayerKind, LayerSpec, ModelCacheSpec
 
+_MAX_GENERATION_PROMPT = 16
+"""Tokens; no template needs more."""
+_MAX_GENERATION_SHARE = 4
+"""At most one part in this many of a short prompt, or all short prompts would look alike."""
+
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     """Length of the longest common prefix."""
@@ -18,6 +23,15 @@ def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     if tuple(left[:limit]) == tuple(right[:limit]):
         return limit
     return next(i for i in range(limit) if left[i] != right[i])
+
+
+def without_generation_prompt(n_tokens: int) -> int:
+    """How many of a prompt's tokens the agent's next prompt can be expected to repeat.
+
+    A rendered conversation ends with the marks that open the answer; a template may write them
+    differently once the answer is known.
+    """
+    return n_tokens - min(_MAX_GENERATION_PROMPT, n_tokens // _MAX_GENERATION_SHARE)
 
 
 def earliest_cut(layer: LayerSpec, held: range, total: int) -> int:

@@ -17,7 +17,7 @@ from semantic.adapters.http.app import create_app
 from semantic.adapters.http.context import ServerContext
 from semantic.adapters.http.server import DeadlineProtocol
 from semantic.adapters.http.settings import ServerSettings
-from semantic.application.engine.observing import Figures
+from semantic.application.engine.engine_state import Figures
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import Reply, RunningServer, running, until
 from tests.support.runnable_serving import RunnableFake

@@ -59,7 +59,7 @@ def test_an_agent_after_its_turn(served: AgentsWorld) -> None:
 
 def test_where_its_blocks_are(served: AgentsWorld) -> None:
     served.turn("ada", 600)
-    served.world.engine.resident.evict()
+    served.world.engine.idle_caches.evict()
     detail = shown(served, "ada")
     assert detail.summary.blocks == {"memory": 3}
     assert detail.summary.pool_bytes == 0
@@ -79,7 +79,7 @@ def test_blocks_that_are_gone_are_missing() -> None:
 
     served = AgentsWorld(Forgetful(64 << 20))
     served.turn("ada", 600)
-    served.world.engine.resident.evict()
+    served.world.engine.idle_caches.evict()
     assert shown(served, "ada").blocks[0].place == "missing"
 
 

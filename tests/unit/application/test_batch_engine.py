@@ -332,7 +332,7 @@ def test_several_requests_of_one_agent_run_together() -> None:
     uids = {of.engine.submit("a", prompt, None, 25): prompt for prompt in prompts}
     for done in of.finish():
         assert done.tokens == expected(of.spec, uids[done.uid], 25).tokens
-    assert of.store.oldest_first() == (of.key("a"),)
+    assert of.store.lru_order() == (of.key("a"),)
     of.forget_all()
     assert of.pool.used_blocks == 0
 
@@ -402,7 +402,7 @@ def test_a_cache_without_token_ids_cannot_be_appended_to() -> None:
 
 def account(of: World) -> object:
     """What a refusal must leave as it was."""
-    caches = [of.store.get(key) for key in of.store.oldest_first()]
+    caches = [of.store.get(key) for key in of.store.lru_order()]
     return (
         of.pool.used_blocks,
         of.pool.holders(),
@@ -462,7 +462,7 @@ def test_idle_caches_do_not_stand_in_the_way() -> None:
         of.run(agent, text_of(0, 100))
     assert of.pool.available_blocks == 0
     of.run("d", text_of(0, 600))
-    assert of.store.oldest_first() == (of.key("d"),)
+    assert of.store.lru_order() == (of.key("d"),)
 
 
 def test_the_idle_cache_used_longest_ago_is_dropped_first() -> None:
@@ -470,7 +470,7 @@ def test_the_idle_cache_used_longest_ago_is_dropped_first() -> None:
     caches = {agent: of.run(agent, text_of(0, 100)).blocks for agent in "abcd"}
     of.run("a", text_of(0, 120))
     of.run("e", text_of(7, 100))
-    assert [key.agent_id for key in of.store.oldest_first()] == ["c", "d", "a", "e"]
+    assert [key.agent_id for key in of.store.lru_order()] == ["c", "d", "a", "e"]
     dropped = caches["b"]
     assert dropped is not None
     assert dropped.retired

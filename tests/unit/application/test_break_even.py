@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from semantic.application.cache.break_even import BreakEven
+from semantic.application.cache.loading import BreakEven
 
 
 def test_without_measurements_the_disk_is_read() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from semantic.application.engine.recent_concurrency import RecentConcurrency
+from semantic.application.engine.scheduler import RecentConcurrency
 
 
 def test_one_request_after_the_other_is_no_company() -> None:

@@ -155,10 +155,10 @@ class EngineMachine(RuleBasedStateMachine):
         )
 
     def expect_refusal(self, send: Callable[[], str]) -> None:
-        before = self.world.pool.used_blocks, self.world.store.oldest_first()
+        before = self.world.pool.used_blocks, self.world.store.lru_order()
         with pytest.raises(PoolExhaustedError, match=r"^Cannot allocate"):
             send()
-        assert (self.world.pool.used_blocks, self.world.store.oldest_first()) == before
+        assert (self.world.pool.used_blocks, self.world.store.lru_order()) == before
 
     @rule(agent=agents, seed=seeds, n=lengths, max_tokens=new_tokens, variant=variants)
     def ask_anew(self, agent: str, seed: int, n: int, max_tokens: int, variant: int) -> None:

@@ -13,7 +13,7 @@ import pytest
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.application.engine.admission import QueueLimits
 from semantic.application.engine.engine_state import EngineFigures, EngineState
-from semantic.application.engine.order import Order, RequestHandle
+from semantic.application.engine.submission import RequestHandle, Submission
 from semantic.domain.errors import (
     BackendError,
     IntegrityError,
@@ -90,14 +90,16 @@ def test_submitting_waits_for_no_step() -> None:
 @pytest.mark.parametrize(
     ("order", "error"),
     [
-        (Order("ann", (), 5), InvalidRequestError),
-        (Order("", (1,), 5), InvalidRequestError),
-        (Order("ann", (10_000,), 5), InvalidRequestError),
-        (Order("ann", (1,), 0), InvalidRequestError),
-        (Order("ann", (1,) * 100_000, 5), PoolExhaustedError),
+        (Submission("ann", (), 5), InvalidRequestError),
+        (Submission("", (1,), 5), InvalidRequestError),
+        (Submission("ann", (10_000,), 5), InvalidRequestError),
+        (Submission("ann", (1,), 0), InvalidRequestError),
+        (Submission("ann", (1,) * 100_000, 5), PoolExhaustedError),
     ],
 )
-def test_what_the_engine_refuses_comes_to_who_asked(order: Order, error: type[Exception]) -> None:
+def test_what_the_engine_refuses_comes_to_who_asked(
+    order: Submission, error: type[Exception]
+) -> None:
     with running(Life()) as life:
         heard = Heard(order)
         with pytest.raises(error):
@@ -346,7 +348,7 @@ def test_a_submission_that_breaks_the_engine_is_refused_and_the_engine_replaced(
 
     with running(Life()) as life:
         with life.held():
-            life.world.engine.submit = breaks  # type: ignore[method-assign]
+            life.world.engine.enqueue = breaks  # type: ignore[method-assign]
             first, second = life.ask("ann"), life.ask("bob")
         with pytest.raises(Bug):
             first[0].accepted.result(PATIENCE)

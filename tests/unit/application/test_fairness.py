@@ -261,7 +261,7 @@ def test_a_large_request_comes_to_its_turn_while_small_ones_keep_coming() -> Non
         of.engine.submit(f"small {n}", text_of(2 + n % 5, 20), None, 8)
         events = of.engine.step_once()
         of.check(opened=True)
-        if large in of.engine.load.waiting:
+        if large in of.engine.waiting:
             seen |= {event.uid for event in events}
         answers |= {done.uid: done.tokens for done in completions(events)}
         if large in answers:
@@ -318,7 +318,9 @@ def test_a_short_prompt_speaks_in_under_five_decode_steps_beside_its_own_prefill
 ) -> None:
     of, long, first_token = short_behind_long(n_tokens, n_long, steps, n_talkers)
     assert first_token < n_tokens * TOKEN + 5 * DECODE_STEP
-    assert {r.uid for r in of.engine._running if r.to_prefill} == set(long), "still computed"
+    assert {r.uid for r in of.engine._scheduler.running if r.to_prefill} == set(long), (
+        "still computed"
+    )
     assert all(done.finish_reason == "length" for done in of.finish())
 
 

@@ -23,7 +23,7 @@ TOOL = Difference(PartKind.TOOL, Change.CHANGED, 2, "Bash")
 
 
 def note(chat: Chat) -> str:
-    return note_of(None, parts_of(chat))
+    return note_of("", parts_of(chat))
 
 
 BEFORE = note(CHAT)
@@ -158,9 +158,9 @@ def test_a_request_that_was_not_saved_is_not_compared_with() -> None:
     of = world()
     ask(of, PROMPT, BEFORE)
     of.engine.submit("ann", text_of(5, 600), max_tokens=4, note=AFTER)
-    while not any(request.computed > 300 for request in of.engine.load.requests):
+    while not any(request.computed > 300 for request in of.engine.requests):
         of.engine.step_once()
-    (request,) = of.engine.load.requests
+    (request,) = of.engine.requests
     of.engine.cancel(
         request.uid
     )  # nothing was said: the pool has this prompt, the store the one before

@@ -6,8 +6,7 @@ import itertools
 
 import pytest
 
-from semantic.application.cache.match_reasons import REASONS, lost_reason
-from semantic.application.cache.part_words import part_words
+from semantic.application.cache.match_report import REASONS, lost_reason, part_words
 from semantic.domain.match import Lost, MatchEnd, MatchReport
 from semantic.domain.request_parts import Change, Difference, PartKind
 

@@ -33,14 +33,14 @@ class Machine:
         prompt: int,
         *,
         decoding: bool = True,
-        company: bool = False,
+        concurrent: bool = False,
     ) -> list[float]:
         """Compute a prompt beside running agents; seconds of each step."""
         gaps = []
         at = 0
         while at < prompt:
             left = prompt - at
-            n = min(budget.next_chunk(left, decoding=decoding, company=company), left)
+            n = min(budget.next_chunk(left, decoding=decoding, concurrent=concurrent), left)
             seconds = self.prefill(n, at) + self.decode * decoding
             budget.observe(n, seconds, decoding=decoding)
             gaps.append(seconds)
@@ -66,9 +66,10 @@ def percentile(values: list[float], part: float) -> float:
 
 
 def test_the_first_chunk_cannot_hurt() -> None:
-    assert PrefillBudget(smallest=16).next_chunk(MUCH, decoding=True, company=False) == 64
+    assert PrefillBudget(smallest=16).next_chunk(MUCH, decoding=True, concurrent=False) == 64
     assert (
-        PrefillBudget(smallest=16, largest=20).next_chunk(MUCH, decoding=False, company=False) == 20
+        PrefillBudget(smallest=16, largest=20).next_chunk(MUCH, decoding=False, concurrent=False)
+        == 20
     )
     assert PrefillBudget().rate is None
 
@@ -100,7 +101,7 @@ def test_chunks_converge_to_what_fits_the_target(rate: float) -> None:
     machine.run(budget, int(rate * 4))
     assert budget.rate == pytest.approx(rate)
     fits = rate * (TARGET - 0.05)
-    assert 0.7 * fits <= budget.next_chunk(MUCH, decoding=True, company=False) <= fits
+    assert 0.7 * fits <= budget.next_chunk(MUCH, decoding=True, concurrent=False) <= fits
 
 
 def test_a_machine_that_becomes_slow_is_noticed_within_a_few_chunks() -> None:
@@ -117,16 +118,16 @@ def test_a_batch_that_becomes_slow_leaves_less_for_prompts() -> None:
     machine = Machine(2000, 0.02, overhead=0.0)
     machine.talk(budget, 3)
     machine.run(budget, 2000)
-    before = budget.next_chunk(MUCH, decoding=True, company=False)
+    before = budget.next_chunk(MUCH, decoding=True, concurrent=False)
     Machine(2000, 0.2).talk(budget, 8)
-    assert budget.next_chunk(MUCH, decoding=True, company=False) < before / 2
+    assert budget.next_chunk(MUCH, decoding=True, concurrent=False) < before / 2
 
 
 def test_while_nobody_decodes_chunks_may_take_longer() -> None:
     budget = PrefillBudget(TARGET, idle_gap=1.0, largest=100_000)
     Machine(1000, 0.0, overhead=0.0).run(budget, 3000, decoding=False)
-    assert budget.next_chunk(MUCH, decoding=False, company=False) == pytest.approx(850, abs=2)
-    assert budget.next_chunk(MUCH, decoding=True, company=False) == pytest.approx(212, abs=2)
+    assert budget.next_chunk(MUCH, decoding=False, concurrent=False) == pytest.approx(850, abs=2)
+    assert budget.next_chunk(MUCH, decoding=True, concurrent=False) == pytest.approx(212, abs=2)
 
 
 @pytest.mark.parametrize("machine", [Machine(5, 0.5), Machine(1e9, 0.0)], ids=["slow", "fast"])
@@ -136,7 +137,7 @@ def test_a_chunk_is_never_smaller_or_larger_than_allowed(machine: Machine, decod
     machine.talk(budget, 5)
     for _ in range(20):
         machine.run(budget, 300, decoding=decoding)
-        assert 16 <= budget.next_chunk(MUCH, decoding=decoding, company=False) <= 512
+        assert 16 <= budget.next_chunk(MUCH, decoding=decoding, concurrent=False) <= 512
 
 
 def test_the_end_of_a_prompt_does_not_pass_for_slowness() -> None:
@@ -172,7 +173,7 @@ def test_an_idle_step_teaches_nothing() -> None:
 def test_in_company_a_long_prompt_holds_nobody_up(machine: Machine, decoding: bool) -> None:
     budget = PrefillBudget(TARGET)
     machine.talk(budget, 5)
-    gaps = machine.run(budget, 9000, decoding=decoding, company=True)
+    gaps = machine.run(budget, 9000, decoding=decoding, concurrent=True)
     smallest = machine.prefill(16, 9000) + machine.decode
     longest = max(smallest, min(TARGET, 4 * machine.decode) + machine.overhead)
     assert percentile(gaps[2:-1], 0.95) < 1.2 * longest
@@ -184,14 +185,16 @@ def test_in_company_a_prompt_that_fits_into_one_step_has_it(decoding: bool) -> N
     machine = Machine(2000, 0.01, overhead=0.0)
     machine.talk(budget, 5)
     machine.run(budget, 3000, decoding=False)
-    fits = budget.next_chunk(1, decoding=decoding, company=True)
+    fits = budget.next_chunk(1, decoding=decoding, concurrent=True)
     assert fits == pytest.approx(2000 * (TARGET - 0.01 * decoding) * 0.85, abs=2)
-    assert budget.next_chunk(fits, decoding=decoding, company=True) == fits
+    assert budget.next_chunk(fits, decoding=decoding, concurrent=True) == fits
     few = 2000 * (0.04 - 0.01 * decoding)
-    assert budget.next_chunk(fits + 1, decoding=decoding, company=True) == pytest.approx(few, abs=2)
+    assert budget.next_chunk(fits + 1, decoding=decoding, concurrent=True) == pytest.approx(
+        few, abs=2
+    )
 
 
 def test_before_any_decode_step_a_chunk_in_company_takes_the_target_gap() -> None:
     budget = PrefillBudget(TARGET, idle_gap=1.0, largest=100_000)
     Machine(1000, 0.0, overhead=0.0).run(budget, 3000, decoding=False)
-    assert budget.next_chunk(MUCH, decoding=False, company=True) == pytest.approx(212, abs=2)
+    assert budget.next_chunk(MUCH, decoding=False, concurrent=True) == pytest.approx(212, abs=2)

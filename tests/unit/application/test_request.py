@@ -47,7 +47,7 @@ def say_all(of: Request, text: str) -> tuple[list[str], FinishReason | None]:
 def test_a_new_request_waits_and_has_said_nothing() -> None:
     of = request()
     assert (of.phase, of.text, of.generated, of.n_tokens) == (Phase.WAITING, "", [], 6)
-    assert (of.to_prefill, of.most_tokens) == (5, 106)
+    assert (of.to_prefill, of.max_total_tokens) == (5, 106)
 
 
 def test_all_tokens_but_the_last_are_prefilled_in_chunks() -> None:

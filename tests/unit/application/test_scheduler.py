@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from semantic.application.engine.scheduler import PrefillTurns, preemption_victim
+from semantic.application.engine.scheduler import PrefillOrder, preemption_victim
 from semantic.application.request import Request
 from semantic.domain.value_objects import SamplingParams
 
@@ -24,28 +24,28 @@ def request(number: int, left: int, agent: str = "a", tenant: str = "") -> Reque
 
 def turns_without_progress(requests: list[Request], n: int) -> list[int]:
     """The numbers of those chosen, while nobody gets on."""
-    turns: PrefillTurns = PrefillTurns()
+    turns: PrefillOrder = PrefillOrder()
     chosen = []
     for _ in range(n):
         one = turns.next(requests)
         assert one is not None
-        turns.give(one, 0)
+        turns.account(one, 0)
         chosen.append(one.number)
     return chosen
 
 
-def give(turns: PrefillTurns, requests: list[Request], chunk: int) -> Request:
+def give(turns: PrefillOrder, requests: list[Request], chunk: int) -> Request:
     """One chunk; whose it was."""
     one = turns.next([request for request in requests if request.to_prefill])
     assert one is not None
     n_tokens = len(one.next_chunk(chunk))
     one.computed += n_tokens
-    turns.give(one, n_tokens)
+    turns.account(one, n_tokens)
     return one
 
 
 def test_nobody_waits_when_there_is_nobody() -> None:
-    turns: PrefillTurns = PrefillTurns()
+    turns: PrefillOrder = PrefillOrder()
     assert [turns.next([]) for _ in range(5)] == [None] * 5
     assert preemption_victim([]) is None
 
@@ -72,7 +72,7 @@ def test_every_fourth_chunk_is_the_oldest_prompts() -> None:
 
 def test_a_stream_of_short_prompts_cannot_starve_a_long_one() -> None:
     for agent in ("a", "another"):
-        turns: PrefillTurns = PrefillTurns()
+        turns: PrefillOrder = PrefillOrder()
         long, n = request(0, 5000), 0
         while long.to_prefill:
             n += 1
@@ -81,7 +81,7 @@ def test_a_stream_of_short_prompts_cannot_starve_a_long_one() -> None:
 
 
 def test_no_stream_of_newcomers_can_starve_anybody() -> None:
-    turns: PrefillTurns = PrefillTurns()
+    turns: PrefillOrder = PrefillOrder()
     long, n = [request(0, 2000, "a"), request(1, 3000, "b")], 2
     while any(one.to_prefill for one in long):
         n += 1
@@ -90,7 +90,7 @@ def test_no_stream_of_newcomers_can_starve_anybody() -> None:
 
 
 def test_agents_with_long_prompts_share_what_a_stream_of_short_ones_leaves() -> None:
-    turns: PrefillTurns = PrefillTurns()
+    turns: PrefillOrder = PrefillOrder()
     ann, bob = request(0, 2000, "ann"), request(1, 2000, "bob")
     for n in range(2, 60):
         give(turns, [ann, bob, request(n, 20, f"newcomer {n}")], 100)
@@ -100,7 +100,7 @@ def test_agents_with_long_prompts_share_what_a_stream_of_short_ones_leaves() -> 
 
 def test_many_short_prompts_of_one_agent_count_together() -> None:
     """By its prompts alone the flood would be first, all of the three turns of four."""
-    turns: PrefillTurns = PrefillTurns()
+    turns: PrefillOrder = PrefillOrder()
     ann, flood, n = request(0, 500, "ann"), [request(i, 100, "flood") for i in range(1, 5)], 5
     while ann.to_prefill:
         one = give(turns, [ann, *flood], 100)
@@ -112,7 +112,7 @@ def test_many_short_prompts_of_one_agent_count_together() -> None:
 
 
 def test_a_short_prompt_is_not_behind_what_its_tenants_others_had() -> None:
-    turns: PrefillTurns = PrefillTurns()
+    turns: PrefillOrder = PrefillOrder()
     flood = [request(i, 300, "flood", "t") for i in range(4)]
     for _ in range(6):
         give(turns, flood, 100)
@@ -121,7 +121,7 @@ def test_a_short_prompt_is_not_behind_what_its_tenants_others_had() -> None:
 
 
 def test_agents_of_the_same_name_of_two_tenants_are_two() -> None:
-    turns: PrefillTurns = PrefillTurns()
+    turns: PrefillOrder = PrefillOrder()
     mine, theirs = request(0, 250, "ann", "me"), request(1, 260, "ann", "you")
     chosen = [give(turns, [mine, theirs], 100) for _ in range(3)]
     assert chosen == [mine, mine, mine]

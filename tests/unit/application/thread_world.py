@@ -11,8 +11,8 @@ from semantic.adapters.stores.memory import MemoryStore
 from semantic.application.engine.admission import QueueLimits
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.application.engine.engine_thread import EngineThread
-from semantic.application.engine.order import Order, RequestHandle
 from semantic.application.engine.prefill_budget import PrefillBudget
+from semantic.application.engine.submission import RequestHandle, Submission
 from semantic.domain.value_objects import (
     CompletedGeneration,
     ModelCacheSpec,
@@ -76,7 +76,7 @@ class FragileWorld(World):
 class Heard:
     """What a listener was told of one order, call by call."""
 
-    order: Order
+    order: Submission
     variant: int = 0
     raises: bool = False
     calls: list[list[Event]] = field(default_factory=list)
@@ -106,6 +106,7 @@ class Heard:
         done = self.done
         ended = done.finish_reason in ("stop", "length")
         most = self.order.max_tokens if ended else max(1, len(done.tokens))
+        assert not isinstance(self.order.prompt, str)
         answer = expected(spec, self.order.prompt, most, self.variant)
         told = [event.token for event in self.events if isinstance(event, TokenEvent)]
         assert list(done.tokens) == told
@@ -152,8 +153,8 @@ class Life:
 
     def order(
         self, agent: str, seed: int = 1, n: int = 30, max_tokens: int = 5, variant: int = 0
-    ) -> Order:
-        return Order(agent, text_of(seed, n), max_tokens, VARIANTS[variant])
+    ) -> Submission:
+        return Submission(agent, text_of(seed, n), max_tokens, VARIANTS[variant])
 
     def ask(
         self,

@@ -131,7 +131,7 @@ class World:
     @property
     def store(self) -> IdleCaches:
         """The idle caches in the pool."""
-        return self.engine.resident
+        return self.engine.idle_caches
 
     def key(self, agent: str) -> CacheKey:
         return CacheKey(self.backend.model_id, agent)
@@ -180,9 +180,9 @@ class World:
             assert self.backend.n_open == 0
 
     def forget_all(self) -> None:
-        for key in self.store.oldest_first():
+        for key in self.store.lru_order():
             assert self.engine.forget(key.agent_id)
-        assert self.store.oldest_first() == ()
+        assert self.store.lru_order() == ()
 
 
 def world(

@@ -14,7 +14,7 @@ from semantic.adapters.http.errors import RETRY_SECONDS
 from semantic.adapters.http.logs import log_entry_of
 from semantic.adapters.http.metrics import InstrumentedServing, Observer
 from semantic.adapters.http.settings import ServerSettings
-from semantic.application.engine.observing import Figures
+from semantic.application.engine.engine_state import Figures
 from semantic.domain.errors import OverloadedError
 from semantic.ports.agents import AgentsPort
 from semantic.ports.serving import ServingPort

@@ -48,7 +48,10 @@ async def ready(request: Request) -> Ready:
     """The model is loaded and takes requests; 503 until then."""
     figures = context_of(request).figures
     # As for /metrics: figures of the store may wait for its locks.
-    if figures is not None and not (await to_thread.run_sync(figures)).engine.state.takes_orders:
+    if (
+        figures is not None
+        and not (await to_thread.run_sync(figures)).engine.state.accepts_submissions
+    ):
         raise OverloadedError("the engine takes no requests", retry_after=RETRY_SECONDS)
     return Ready(status="ready", model=serving_of(request).model.id)
 

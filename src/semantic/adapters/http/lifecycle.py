@@ -14,7 +14,7 @@ from anyio import to_thread
 from fastapi import FastAPI
 
 from semantic.adapters.http.context import ServerContext
-from semantic.application.engine.observing import Figures
+from semantic.application.engine.engine_state import Figures
 from semantic.domain.errors import SemanticError
 from semantic.ports.agents import AgentsPort
 from semantic.ports.serving import ServingPort

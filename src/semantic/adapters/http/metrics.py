@@ -16,8 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from semantic.application.engine.engine_state import EngineFigures
-from semantic.application.engine.observing import Figures
+from semantic.application.engine.engine_state import EngineFigures, Figures
 from semantic.domain.answer import (
     AnswerEnd,
     AnswerEvent,

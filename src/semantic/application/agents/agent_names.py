@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from semantic.application.agents.finder import AgentFinder
 from semantic.application.agents.origin import Origin, origin_of
 from semantic.application.cache.agent_note import note_of
-from semantic.application.cache.generation_prompt import without_opening
 from semantic.application.chat.preparation import Prepared
+from semantic.domain.prefix import without_generation_prompt
 from semantic.domain.request_parts import thread_of
 from semantic.ports.serving import Ask
 
@@ -47,7 +47,7 @@ class AgentNames:
         """What is to be kept with the claimed `agent`: so that it is found after a restart, and
         so that its next request can be compared with this one."""
         origin = self._finder.origin(agent, ask.tenant) or _origin(prepared, ask)
-        return note_of(origin, prepared.parts)
+        return note_of("" if origin is None else origin.note(), prepared.parts)
 
 
 def _origin(prepared: Prepared, ask: Ask) -> Origin | None:
@@ -58,4 +58,4 @@ def _without_opening(prepared: Prepared) -> tuple[int, ...]:
     """What the agent's next prompt will surely begin with."""
     if prepared.chat is None:
         return prepared.tokens
-    return prepared.tokens[: without_opening(len(prepared.tokens))]
+    return prepared.tokens[: without_generation_prompt(len(prepared.tokens))]

@@ -61,15 +61,15 @@ class AgentDirectory:
 
     def activity(self, engine: BlockPoolBatchEngine, tenant: str) -> dict[str, Activity]:
         """What the engine has of each of the tenant's agents."""
-        pool = engine.load.pool
+        pool = engine.pool
         found: dict[str, Activity] = {}
-        for key in engine.resident.oldest_first():
-            kept = engine.resident.get(key)
+        for key in engine.idle_caches.lru_order():
+            kept = engine.idle_caches.get(key)
             if key.tenant == tenant and kept is not None:
                 n_tokens = kept.total_tokens
                 n_bytes = pool.view(key.owner).n_bytes
                 found[key.agent_id] = Activity("idle", n_tokens, n_tokens, n_bytes)
-        for request in engine.load.requests:
+        for request in engine.requests:
             if request.tenant == tenant:
                 held = pool.view(request.owner).n_bytes
                 found[request.agent_id] = Activity(

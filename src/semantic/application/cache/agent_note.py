@@ -1,7 +1,7 @@
-"""The note of an agent's manifest: where its requests come from, and the parts of the last one.
+"""The note in an agent's manifest: the origin of its requests, and the parts of the last one.
 
-Each is a line of JSON: labels and digests, no text. Some kilobytes; a hundred at most. Knows no
-store.
+Each is one line of JSON with labels and digests, never text; usually some kilobytes, at most a
+hundred. Knows neither the store nor what an origin contains.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 from collections.abc import Sequence
 from typing import TypeVar, get_args
 
-from semantic.application.agents.origin import Origin
 from semantic.domain.chat import Role
 from semantic.domain.request_parts import MOST_MESSAGES, SHORT, Given, Named, Parts, Said, label
 
@@ -21,25 +20,25 @@ _VERSION = 1
 _ROLES: dict[str, Role] = {role[0]: role for role in get_args(Role)}
 
 
-def note_of(origin: Origin | None, parts: Parts | None) -> str:
-    """What `origin_in` and `parts_in` read again; "" for nothing."""
-    lines = [] if origin is None else [origin.note()]
+def note_of(origin: str, parts: Parts | None) -> str:
+    """The note: the line `origin` (see `Origin.note`; "" for none), then the parts."""
+    lines = [origin] if origin else []
     if parts is not None:
         text = json.dumps(_written(parts), ensure_ascii=False, separators=(",", ":"))
         lines.append(text)
     return "\n".join(lines)
 
 
-def parts_in(note: str, most_messages: int = MOST_MESSAGES) -> Parts | None:
-    """The parts that a note tells of; None for any other text, and for notes of older versions.
+def parts_in(note: str, max_messages: int = MOST_MESSAGES) -> Parts | None:
+    """The parts in a note; None for any other text and for notes of older versions.
 
-    Of the messages only the first `most_messages` are read.
+    Reads only the first `max_messages` messages.
     """
     line = note if note.startswith(_START) else note.partition("\n")[2]
-    if not line.startswith(_START):  # others may be long
+    if not line.startswith(_START):  # other texts may be long
         return None
     try:
-        return _read(json.loads(line), most_messages)
+        return _read(json.loads(line), max_messages)
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
@@ -57,11 +56,11 @@ def _written(parts: Parts) -> dict[str, object]:
     }
 
 
-def _read(fields: object, most_messages: int) -> Parts | None:
-    """Raises KeyError, TypeError or ValueError for what `_written` does not write."""
+def _read(fields: object, max_messages: int) -> Parts | None:
+    """Raises KeyError, TypeError or ValueError for anything that `_written` does not write."""
     if not isinstance(fields, dict) or fields["parts"] != _VERSION:
         return None
-    read = _is(list, fields["messages"])[:most_messages]
+    read = _is(list, fields["messages"])[:max_messages]
     messages = tuple(_said(_is(str, one)) for one in read)
     n_messages, kept = _is(int, fields["n_messages"]), _is(int, fields["kept"])
     if not 0 <= kept <= n_messages or n_messages < len(messages):
@@ -72,7 +71,7 @@ def _read(fields: object, most_messages: int) -> Parts | None:
 
 def _named(pairs: Sequence[object]) -> tuple[Named, ...]:
     found = [_is(list, pair) for pair in pairs]
-    # It may be of a file that somebody else wrote.
+    # The file may have been written by another program.
     return tuple(Named(label(_is(str, name)), _is(str, digest)) for name, digest in found)
 
 

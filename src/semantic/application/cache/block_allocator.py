@@ -1,8 +1,8 @@
-"""A request's blocks: taken from the pool, grown, handed on, given back.
+"""BlockAllocator: allocates, grows, shares and frees the blocks of requests.
 
-Knows the pool, the store of idle caches and which blocks belong to which request; not when a
-request runs or what its blocks contain. Room is made here by dropping idle caches; preempting
-a running request is the engine's decision.
+Evicts idle caches, least recently used first, when the pool is full; preempting a running request
+is the scheduler's decision. Knows the pool, the idle caches and which blocks belong to which
+request; not when a request runs or what its blocks contain.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from semantic.domain.value_objects import (
 
 
 class BlockAllocator:
-    """Moves blocks between the pool, running requests and the store of idle caches.
+    """Moves blocks between the pool, running requests and idle caches.
 
-    Who holds what, over a request's life (each line is one owner of each block):
+    Ownership over a request's life:
 
-        idle cache in the store   --adopt (exclusive)-->   request
-        idle cache of another     --pin, copied by the backend, unpin-->   (unchanged)
-        pool                      --reserve, grow-->       request
-        request                   --keep-->                idle cache in the store
+        idle cache, exclusive     --adopt-->               request
+        idle cache, shared        --pin, copy by the backend, unpin-->   (unchanged)
+        pool                      --admit, grow-->         request
+        request                   --keep-->                idle cache
         request                   --release-->             pool
     """
 
@@ -41,27 +41,27 @@ class BlockAllocator:
         self,
         pool: BlockPool,
         spec: ModelCacheSpec,
-        store: IdleCaches,
+        idle: IdleCaches,
         model_id: str,
-        archive: PrefixStore | None = None,
+        prefixes: PrefixStore | None = None,
     ) -> None:
         self._pool = pool
-        self._archive = archive
+        self._prefixes = prefixes
         self._spec = spec
-        self._store = store
+        self._idle = idle
         self._model_id = model_id
 
     def key(self, agent_id: str, tenant: str = "") -> CacheKey:
-        """Under what the agent's cache is kept."""
+        """The key of the agent's idle cache."""
         return CacheKey(self._model_id, agent_id, tenant)
 
-    def require_room(self, request: Request, agents: Iterable[str]) -> None:
-        """Raise PoolExhaustedError when `request` could not end even with the pool to itself.
+    def require_capacity(self, request: Request, agents: Iterable[str]) -> None:
+        """Raise PoolExhaustedError if `request` could not finish even with the pool to itself.
 
-        What others than the engine's `agents` hold is not the engine's to give.
+        Blocks held outside the engine's `agents` cannot be freed here and count as used.
         """
-        ours = {*agents, *(key.owner for key in self._store.oldest_first())}
-        counts = self._spec.blocks_for(whole_blocks(request.most_tokens))
+        ours = {*agents, *(key.owner for key in self._idle.lru_order())}
+        counts = self._spec.blocks_for(whole_blocks(request.max_total_tokens))
         others = [holder for holder in self._pool.holders() if holder not in ours]
         if not self._pool.fits_alone(counts, beside=others):
             raise PoolExhaustedError(
@@ -72,10 +72,10 @@ class BlockAllocator:
             )
 
     def admit(self, request: Request, headroom: int = 0) -> bool:
-        """Give `request` blocks for the tokens it has and one more, reusing what it can of a cache.
+        """Allocate blocks for the request's tokens and one more, reusing a cached prefix.
 
-        `headroom` are blocks per growing layer that must stay free after that. Drops idle caches
-        to make room; False, with nothing changed, when that is not enough.
+        `headroom` blocks per growing layer must stay free besides. Evicts idle caches to make
+        room; returns False, with nothing changed, if that is not enough.
         """
         spare = headroom * BLOCK_TOKENS
         if request.scoring:
@@ -87,17 +87,17 @@ class BlockAllocator:
             return self._extend(request, whole_blocks(request.n_tokens + 1), spare)
         if self._admit_with(request, restore, spare):
             return True
-        # With the pool to itself a request must be able to start, if need be without the cache.
+        # A request alone in the pool must be able to start, if need be without the cache.
         return headroom == 0 and self._extend(request, whole_blocks(request.n_tokens + 1))
 
     def grow(self, request: Request) -> bool:
-        """Give a decoding request room for one token more than it has; False if there is none."""
+        """Allocate room for one more token of a decoding request; False if the pool is full."""
         if request.n_tokens < request.capacity:
             return True
         return self._extend(request, whole_blocks(request.n_tokens + 1))
 
     def unpin(self, request: Request) -> None:
-        """The backend has taken over, or copied, what `request` begins with: let go of it."""
+        """Release the restored cache: the backend has adopted or copied it."""
         restore, request.restore = request.restore, None
         if restore is None:
             return
@@ -105,7 +105,7 @@ class BlockAllocator:
             self._pool.free(restore.blocks.all_blocks(), request.owner)
             return
         for block in restore.blocks.all_blocks():
-            # What was not taken over would stay in memory behind a block that is filled anew.
+            # Data that was not adopted would otherwise stay in memory until the block is refilled.
             block.layer_data = None
 
     def release(self, request: Request) -> None:
@@ -117,19 +117,19 @@ class BlockAllocator:
         request.capacity = 0
 
     def free_unused(self, request: Request, unused: Sequence[KVBlock]) -> None:
-        """Return some of the blocks of `request` to the pool."""
+        """Return the `unused` blocks of `request` to the pool."""
         gone = {block.block_id for block in unused}
         self._pool.free(unused, request.owner)
         request.blocks = [[b for b in layer if b.block_id not in gone] for layer in request.blocks]
 
     def give_back(self, request: Request) -> None:
-        """End a request that computed nothing: the cache it took goes back to the store."""
+        """Undo the admission of a request that computed nothing: an adopted cache is idle again."""
         restore = request.restore
         if restore is None or not restore.exclusive:
             self.release(request)
             return
-        if self._store.get(self.key(request.agent_id, request.tenant)) is not None:
-            self.release(request)  # the agent has a newer one by now
+        if self._idle.get(self.key(request.agent_id, request.tenant)) is not None:
+            self.release(request)  # the agent has a newer cache by now
             return
         taken = {block.block_id for block in restore.blocks.all_blocks()}
         unused = [b for layer in request.blocks for b in layer if b.block_id not in taken]
@@ -138,13 +138,13 @@ class BlockAllocator:
         self.keep(request, restore.blocks)
 
     def idle_tokens(self, agent_id: str, tenant: str) -> tuple[int, ...] | None:
-        """The tokens of the agent's idle cache; None when it has none in the pool."""
-        kept = self._store.get(self.key(agent_id, tenant))
+        """The tokens of the agent's idle cache; None if it has none."""
+        kept = self._idle.get(self.key(agent_id, tenant))
         return None if kept is None else kept.token_ids
 
     def drop_idle(self, agent_id: str, tenant: str) -> bool:
-        """Return the agent's idle cache to the pool; False when there is none."""
-        kept = self._store.take(self.key(agent_id, tenant))
+        """Free the agent's idle cache; False if it has none."""
+        kept = self._idle.take(self.key(agent_id, tenant))
         if kept is None:
             return False
         self._pool.free(kept.all_blocks(), kept.owner)
@@ -152,20 +152,20 @@ class BlockAllocator:
         return True
 
     def fork(self, agent_id: str, new_agent_id: str, tenant: str) -> bool:
-        """Let a new agent hold the idle cache of another one too; False when there is none."""
-        kept = self._store.get(self.key(agent_id, tenant))
+        """Share an agent's idle cache with a new agent; False if there is none."""
+        kept = self._idle.get(self.key(agent_id, tenant))
         if kept is None:
             return False
         key = self.key(new_agent_id, tenant)
         self._pool.share(kept.all_blocks(), key.owner)
-        self._store.put(key, kept.snapshot(new_agent_id, key.owner))
+        self._idle.put(key, kept.snapshot(new_agent_id, key.owner))
         return True
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raise IntegrityError unless each agent holds in the pool just what is known here."""
+        """Raise IntegrityError unless the pool's holders agree with requests and idle caches."""
         expected: dict[str, set[BlockId]] = defaultdict(set)
-        for key in self._store.oldest_first():
-            kept = self._store.get(key)
+        for key in self._idle.lru_order():
+            kept = self._idle.get(key)
             if kept is not None:
                 expected[kept.owner].update(block.block_id for block in kept.all_blocks())
         for request in requests:
@@ -181,10 +181,10 @@ class BlockAllocator:
                 )
 
     def keep(self, request: Request, blocks: AgentBlocks) -> None:
-        """Hand the blocks of an ended request to the store as its agent's cache."""
+        """Make the blocks of an ended request its agent's idle cache."""
         request.blocks = []
         request.capacity = 0
-        self._store.put(self.key(request.agent_id, request.tenant), blocks)
+        self._idle.put(self.key(request.agent_id, request.tenant), blocks)
 
     def _budget(self) -> str:
         parts = []
@@ -195,8 +195,8 @@ class BlockAllocator:
         return " and ".join(parts)
 
     def _find_cache(self, request: Request) -> Restore | None:
-        """The longest usable prefix among the cache given and the one kept for the agent."""
-        kept = self._store.get(self.key(request.agent_id, request.tenant))
+        """The longest usable prefix among the given cache and the agent's idle cache."""
+        kept = self._idle.get(self.key(request.agent_id, request.tenant))
         best: Restore | None = None
         for blocks in (kept, request.given_cache):
             length = reusable_prefix(self._spec, blocks, request.tokens)
@@ -210,23 +210,23 @@ class BlockAllocator:
         return best
 
     def _is_longer_stored(self, request: Request, restore: Restore | None) -> bool:
-        """Whether the store has more of the request's tokens than the pool, by a block at least."""
-        prefix = None if self._archive is None else self._archive.find(request)
-        if prefix is None or restore is None:
-            return prefix is not None
-        if prefix.length >= restore.length + BLOCK_TOKENS:
+        """Whether the store's prefix is longer than the pool's by at least a block."""
+        prefix = None if self._prefixes is None else self._prefixes.find(request)
+        if self._prefixes is None or prefix is None:
+            return False
+        if restore is None or prefix.length >= restore.length + BLOCK_TOKENS:
             return True
-        request.archived.prefix = None
+        self._prefixes.decline(request)
         return False
 
     def _admit_with(self, request: Request, restore: Restore, spare: int) -> bool:
         """Admit `request` on top of a cache, or change nothing.
 
-        The request works on a snapshot: the original may be evicted or passed again meanwhile.
+        The request works on a snapshot: the original may be evicted or reused meanwhile.
         """
         source = restore.blocks
         if restore.exclusive:
-            self._store.take(self.key(request.agent_id, request.tenant))
+            self._idle.take(self.key(request.agent_id, request.tenant))
             request.blocks = [
                 list(source.blocks_for_layer(layer)) for layer in range(self._spec.n_layers)
             ]
@@ -246,7 +246,7 @@ class BlockAllocator:
         return False
 
     def _extend(self, request: Request, capacity: int, spare: int = 0) -> bool:
-        """Raise the request's capacity; `spare` tokens more must fit in the pool besides."""
+        """Raise the request's capacity to `capacity` tokens; room for `spare` more must be left."""
         blocks = request.blocks or [[] for _ in self._spec.layers]
         missing = self._missing(blocks, capacity)
         if not self._make_room(self._missing(blocks, capacity + spare)):
@@ -255,7 +255,7 @@ class BlockAllocator:
             try:
                 new = self._pool.allocate_layers(missing, request.owner)
             except PoolExhaustedError:
-                return False  # somebody outside the engine was quicker
+                return False  # a holder outside the engine allocated first
             for mine, more in zip(blocks, new, strict=True):
                 mine.extend(more)
         request.blocks = blocks
@@ -263,26 +263,26 @@ class BlockAllocator:
         return True
 
     def _missing(self, blocks: list[list[KVBlock]], capacity: int) -> list[int]:
-        """Blocks per layer that `blocks` lack for `capacity` tokens."""
+        """How many blocks per layer `blocks` lack for `capacity` tokens."""
         wanted = self._spec.blocks_for(capacity)
         return [max(0, want - len(have)) for want, have in zip(wanted, blocks, strict=True)]
 
     def _make_room(self, counts: list[int]) -> bool:
-        """Drop idle caches, the one used longest ago first, until `counts` fit.
+        """Evict idle caches, least recently used first, until `counts` fit.
 
-        Drops none when even dropping all would not do.
+        Evicts none if even evicting all would not be enough.
         """
         if self._pool.can_allocate(counts):
             return True
         idle = [
             block
-            for key in self._store.oldest_first()
-            if (blocks := self._store.get(key)) is not None
+            for key in self._idle.lru_order()
+            if (blocks := self._idle.get(key)) is not None
             for block in blocks.all_blocks()
         ]
         if not self._pool.can_allocate(counts, after_freeing=idle):
             return False
         while not self._pool.can_allocate(counts):
-            if not self._store.evict():
+            if not self._idle.evict():
                 return False
         return True

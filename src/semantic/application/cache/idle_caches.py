@@ -1,6 +1,6 @@
-"""Idle caches that stay in the pool, in the memory where they were computed.
+"""IdleCaches: the pool's LRU list of agents' caches that no request is using.
 
-Knows the pool, to give blocks back; not how a cache is computed.
+Knows the pool, to free evicted blocks; not how a cache is computed.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from semantic.domain.value_objects import CacheKey
 
 
 class IdleCaches:
-    """The last cache of each agent, the one used longest ago dropped first.
+    """Each agent's newest cache, in least recently used order.
 
-    A cache's blocks are held in the pool in the name of its agent. Not locked: whoever shares it
-    between threads guards it.
+    The pool counts an agent as the holder of its cache's blocks. Not thread-safe: the caller
+    locks.
     """
 
     def __init__(self, pool: BlockPool) -> None:
@@ -24,30 +24,30 @@ class IdleCaches:
         self._caches: OrderedDict[CacheKey, AgentBlocks] = OrderedDict()
 
     def get(self, key: CacheKey) -> AgentBlocks | None:
-        """The agent's cache, or None. It stays here: read it, do not change it."""
+        """The agent's cache, or None; not a use. The caller must not change it."""
         return self._caches.get(key)
 
     def put(self, key: CacheKey, blocks: AgentBlocks) -> None:
-        """Keep `blocks` as the agent's cache, instead of an older one."""
+        """Make `blocks` the agent's cache; an older one is freed."""
         older = self._caches.pop(key, None)
         if older is not None and older is not blocks:
             self._drop(older)
         self._caches[key] = blocks
 
     def take(self, key: CacheKey) -> AgentBlocks | None:
-        """The agent's cache, now the caller's, or None."""
+        """Remove and return the agent's cache, or None."""
         return self._caches.pop(key, None)
 
     def evict(self) -> bool:
-        """Drop the cache that was used longest ago; False when there is none."""
+        """Free the least recently used cache; False if there is none."""
         if not self._caches:
             return False
         _, blocks = self._caches.popitem(last=False)
         self._drop(blocks)
         return True
 
-    def oldest_first(self) -> tuple[CacheKey, ...]:
-        """Whose caches are kept, the one used longest ago first."""
+    def lru_order(self) -> tuple[CacheKey, ...]:
+        """Keys of all caches, least recently used first."""
         return tuple(self._caches)
 
     def _drop(self, blocks: AgentBlocks) -> None:

@@ -1,73 +1,150 @@
-"""Says how much of a request's prompt was reused, and why not more.
+"""Match report: how much of a request's prompt was reused, why not more, and that in a sentence.
 
-A pure function of the request; reads no store. Of notes it knows only the parts of a request.
+A pure function of the request; reads no store. Of an agent's note it knows only the parts of a
+request.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from semantic.application.cache.agent_note import parts_in
-from semantic.application.cache.generation_prompt import without_opening
 from semantic.application.request import Request
 from semantic.domain.match import Lost, MatchEnd, MatchReport
-from semantic.domain.prefix import common_prefix
-from semantic.domain.request_parts import Difference, changed_part, rendered_part
+from semantic.domain.prefix import common_prefix, without_generation_prompt
+from semantic.domain.request_parts import (
+    Change,
+    Difference,
+    PartKind,
+    changed_part,
+    rendered_part,
+)
 from semantic.domain.value_objects import BLOCK_TOKENS
 
 
 def match_report(request: Request) -> MatchReport:
-    """The report of a request, at its end."""
-    state, prompt = request.archived, request.prompt
-    history = state.history or ()
+    """The report of a request that has ended."""
+    prompt, reuse = request.prompt, request.reuse
+    history = reuse.history or ()
     shared = common_prefix(history, prompt)
     differs = shared < min(len(history), len(prompt))
     return MatchReport(
         prompt_tokens=len(prompt),
         reused_tokens=request.cached_tokens,
         end=_end(request, shared, differs=differs),
-        source=state.source if request.cached_tokens else "none",
+        source=reuse.source if request.cached_tokens else "none",
         differs_at=shared if differs else None,
         expected=history[shared] if differs else None,
         got=prompt[shared] if differs else None,
-        seconds=state.prefill_seconds,
+        seconds=request.prefill_seconds,
         lost=_lost(request, shared, differs=differs),
     )
 
 
 def _lost(request: Request, shared: int, *, differs: bool) -> Lost | None:
-    """What the agent had of the prompt's length and was computed again.
+    """Tokens that the agent had cached and the request computed again; None if there are none.
 
-    The last token always is. Where all is as it was, less than a block is no loss: a store may
-    hold whole ones only.
+    The last prompt token is always computed. Where the prompt is unchanged, less than a block does
+    not count: a store may hold whole blocks only.
     """
     computed = min(request.computed, len(request.prompt) - 1)
-    held = min(len(request.archived.history or ()), computed)
+    held = min(len(request.reuse.history or ()), computed)
     n_tokens = held - request.cached_tokens
     if n_tokens < (1 if differs else BLOCK_TOKENS):
         return None
     share = n_tokens / (computed - request.cached_tokens)
     part = _part(request, shared) if differs else None
-    return Lost(n_tokens, share * request.archived.prefill_seconds, part)
+    return Lost(n_tokens, share * request.prefill_seconds, part)
 
 
 def _part(request: Request, shared: int) -> Difference | None:
-    """What in the request is not as it was; None when the request before is not known."""
-    saved = request.archived.manifest
-    if saved is None or saved.token_ids != request.archived.history:
-        return None  # what was saved is of another turn than what the pool had
+    """The part of the request that changed; None if the previous request is unknown."""
+    saved = request.reuse.manifest
+    if saved is None or saved.token_ids != request.reuse.history:
+        return None  # the manifest is of another turn than the idle cache
     before, now = parts_in(saved.note), parts_in(request.note)
     if before is None or now is None:
         return None
-    in_answer = shared >= without_opening(saved.prompt_tokens)
+    in_answer = shared >= without_generation_prompt(saved.prompt_tokens)
     return changed_part(before, now) or rendered_part(before, now, in_answer=in_answer)
 
 
 def _end(request: Request, shared: int, *, differs: bool) -> MatchEnd:
-    """Why the reused prefix ended; `shared` tokens are what the agent had before."""
-    end = request.archived.end
+    """Why the reused prefix ended; `shared` tokens equal the agent's previous ones."""
+    end = request.reuse.end
     if request.params.prompt_logprobs is not None and not request.cached_tokens:
         return MatchEnd.SCORED
-    if request.archived.history is None:
+    if request.reuse.history is None:
         return MatchEnd.NEW if end is MatchEnd.MISSING else end
     if request.cached_tokens < min(shared, len(request.prompt) - 1):
         return end
     return MatchEnd.DIVERGED if differs else MatchEnd.COMPLETE
+
+
+# In words
+
+REASONS: Mapping[MatchEnd, str] = {
+    MatchEnd.COMPLETE: "All that was cached of it was used.",
+    MatchEnd.NEW: "Nothing was cached that begins like it.",
+    MatchEnd.DIVERGED: "It is not what the agent had before.",
+    MatchEnd.MISSING: "The next block is not there: evicted, dropped or never saved.",
+    MatchEnd.DAMAGED: "The next block did not hold what it should and was put aside.",
+    MatchEnd.NO_CHECKPOINT: (
+        "The blocks are there, but this model's windows or states can be resumed only at an "
+        "earlier position."
+    ),
+    MatchEnd.SLOWER: "Reading the rest would have taken longer than computing it.",
+    MatchEnd.SCORED: "Log-probabilities of the prompt were asked for: all of it was computed.",
+}
+
+_OF_THE_REQUEST = (MatchEnd.DIVERGED, MatchEnd.COMPLETE)
+
+
+def lost_reason(match: MatchReport) -> str:
+    """Why cached tokens were computed again: the changed part, or what the cache lacks."""
+    if match.lost is None or match.lost.part is None:
+        return REASONS[match.end]
+    words = part_words(match.lost.part)
+    changed = f"{words[0].upper()}{words[1:]}."
+    return changed if match.end in _OF_THE_REQUEST else f"{changed} {REASONS[match.end]}"
+
+
+_CHANGES: Mapping[Change, str] = {
+    Change.CHANGED: "{} changed",
+    Change.ADDED: "{} was added",
+    Change.REMOVED: "{} was removed",
+    Change.MOVED: "{} is at another place in the order",
+    Change.NOT_ANSWERED: "{} is not the answer that was given",
+    Change.CUT: "{} ended at a stop string, before what the model wrote did",
+    Change.RENDERED: "{} is written differently by the template",
+}
+_THINKING: Mapping[Change, str] = {
+    Change.REMOVED: "the thinking of {} was left out",
+    Change.ADDED: "thinking was added to {}",
+    Change.CHANGED: "the thinking of {} changed",
+    Change.RENDERED: "the template writes the thinking of {} differently or leaves it out",
+}
+_TEMPLATE = "nothing in the request changed, but the template writes it differently"
+
+
+def part_words(part: Difference) -> str:
+    """A clause that says what changed, and how."""
+    match part.kind:
+        case PartKind.TEMPLATE:
+            return _TEMPLATE
+        case PartKind.THINKING:
+            where = "earlier messages" if part.number is None else _numbered("message", part)
+            return _THINKING.get(part.change, _THINKING[Change.CHANGED]).format(where)
+        case PartKind.OPTION:
+            thing = f"the template option {part.name}" if part.name else "a template option"
+        case PartKind.SYSTEM:
+            first = part.number == 1
+            thing = "the system message" if first else f"system message {part.number}"
+        case _:
+            thing = _numbered(part.kind.value, part)
+    return _CHANGES[part.change].format(thing)
+
+
+def _numbered(noun: str, part: Difference) -> str:
+    """tool 7 (Bash)."""
+    return f"{noun} {part.number} ({part.name})" if part.name else f"{noun} {part.number}"

@@ -1,8 +1,9 @@
-"""The engine's side of the store: what requests begin with, and what is kept of them.
+"""PrefixStore: the prefix cache. Finds, restores and saves requests' blocks in a block store.
 
-Looks prefixes up, loads them beside the running batch, exports what is new, writes manifests.
-Knows tokens, hashes and the ports; not when a request runs nor how many blocks the pool has.
-Whatever goes wrong here costs time: the request is computed as if there were no store.
+Looks up the longest stored prefix of a request, loads it beside the running batch, exports new
+blocks and saves manifests. Keeps its own state by request id. Knows tokens, hashes and the ports;
+not when a request runs, nor how many blocks the pool has. A failure here never fails a request:
+its tokens are computed as if there were no store.
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from semantic.application.cache.break_even import BreakEven
-from semantic.application.cache.loading import Load, Loader
+from semantic.application.cache.loading import BreakEven, Load, Loader
 from semantic.application.cache.match_report import match_report
 from semantic.application.cache.prefix_lookup import PrefixLookup, StoredPrefix, window_links
 from semantic.application.request import Request
@@ -34,10 +34,47 @@ from semantic.ports.outbound import BatchBackend
 from semantic.ports.store import CacheStorePort
 
 
-class PrefixStore:
-    """Keeps what requests compute, and gives it to those that begin alike.
+@dataclass(slots=True)
+class _State:
+    """What the prefix store knows of one request."""
 
-    Used by the stepping thread, under the engine's lock where requests change hands.
+    links: list[BlockLink] = field(default_factory=list)
+    """Hash chain of the request's full blocks, as far as it has been computed."""
+    stored_blocks: int = 0
+    """How many leading blocks are known to be in the store."""
+    prefix: StoredPrefix | None = None
+    """The stored prefix to restore when the request is opened."""
+    searched: bool = False
+    """Whether `prefix` has been looked up since the request began to wait."""
+    load: Load | None = None
+    """The prefix that is being read into the request's sequence."""
+    checkpoint_at: int | None = None
+    """Position at which to take a checkpoint: other agents share the tokens before it."""
+    in_flight: BlockHash | None = None
+    """The block this request is computing, for which others may wait."""
+
+    def full_links(self, scope: Scope, tokens: Sequence[int]) -> list[BlockLink]:
+        """Links of the full blocks of `tokens`, which extend those of earlier calls."""
+        done = len(self.links)
+        n_full = len(tokens) // BLOCK_TOKENS
+        if done < n_full:
+            parent = self.links[-1].hash if done else None
+            rest = tokens[done * BLOCK_TOKENS : n_full * BLOCK_TOKENS]
+            self.links += scope.chain(rest, parent=parent, start=done * BLOCK_TOKENS)
+        return self.links[:n_full]
+
+    def all_links(self, scope: Scope, tokens: Sequence[int]) -> list[BlockLink]:
+        """Links of all blocks of `tokens`; the last one may be partial."""
+        links = self.full_links(scope, tokens)
+        rest = tokens[len(links) * BLOCK_TOKENS :]
+        parent = links[-1].hash if links else None
+        return [*links, *scope.chain(rest, parent=parent, start=len(links) * BLOCK_TOKENS)]
+
+
+class PrefixStore:
+    """Shares computed blocks between requests with equal prefixes, and across restarts.
+
+    Called by the stepping thread; `find` also under the engine's lock by submitting threads.
     """
 
     def __init__(
@@ -49,90 +86,116 @@ class PrefixStore:
         model_name: str = "",
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`now` gives seconds since 1970, for people to read; nothing is decided by it."""
+        """`prefill_rate` is the measured prompt tokens per second, None before the first chunk.
+
+        `now` is Unix time in seconds, recorded for display only.
+        """
         self._model = model
         self._layout = model.layout()
         self._store = store
-        self._finder = PrefixLookup(store, self._layout)
+        self._lookup = PrefixLookup(store, self._layout)
         self._loader = Loader(model, store)
         self.break_even = BreakEven(prefill_rate)
         self._namespace = namespace_of(model.model_id, self._layout.name)
         self._model_name = model_name
         self._now = now
         self._scopes: dict[str, Scope] = {}
+        self._states: dict[str, _State] = {}
         self._in_flight: dict[BlockHash, str] = {}
         self._public: list[tuple[int, ...]] = []
-        self.restored_bytes: Counter[Tier] = Counter()  # read whole, since the start
+        self.restored_bytes: Counter[Tier] = Counter()  # since the start, complete loads only
 
     @property
     def resumes_anywhere(self) -> bool:
-        """Whether a sequence can be begun at any token, also before the last one it held.
+        """Whether a sequence can be restored at any token, not only at a checkpoint.
 
-        A request that comes back must run its last token again; where checkpoints are needed, one
-        taken after that token is of no use to it.
+        A preempted request must run its last token again, so a checkpoint taken after that token
+        is of no use to it.
         """
         return not self._layout.needs_checkpoint
 
     # Agents
 
     def scope(self, tenant: str) -> Scope:
-        """Within which the blocks of `tenant` are shared."""
+        """The scope within which blocks of `tenant` are shared."""
         if tenant not in self._scopes:
             tag = tenant_tag(self._store.secret, tenant)
             self._scopes[tenant] = Scope(self._namespace, tag)
         return self._scopes[tenant]
 
-    def open_to_all(self, tokens: Sequence[int]) -> None:
-        """Let every tenant begin with what PUBLIC_TENANT has of `tokens`."""
+    def make_public(self, tokens: Sequence[int]) -> None:
+        """Share PUBLIC_TENANT's blocks of `tokens` with every tenant."""
         self._public.append(tuple(tokens))
 
     def manifest(self, agent_id: str, tenant: str) -> Manifest | None:
-        """The agent as it was saved last."""
+        """The agent's newest manifest, or None."""
         return self._store.manifest(self.scope(tenant), agent_id)
 
     def fork(self, manifest: Manifest, new_agent_id: str) -> None:
-        """Save `manifest` in another agent's name; its blocks are shared."""
+        """Save `manifest` under another agent's name; the blocks are shared."""
         forked = replace(manifest, agent_id=new_agent_id, parent=manifest.agent_id, pinned=False)
         self._store.save(replace(forked, generation=0, saved_at=self._now()))
 
     def forget(self, agent_id: str, tenant: str) -> bool:
-        """Forget what was saved of the agent; its blocks stay until room is needed."""
+        """Remove the agent's manifest; its blocks stay until they are evicted."""
         return self._store.remove(self.scope(tenant), agent_id)
 
-    # Beginning with what is there
+    # Restoring
 
     def find(self, request: Request) -> StoredPrefix | None:
-        """What the store has of a waiting request's tokens; looked for once while it waits."""
-        state = request.archived
+        """The stored prefix of a waiting request, looked up once while it waits."""
+        state = self._state(request)
         if not state.searched:
             state.searched = True
             state.prefix = self._worthwhile(self._search(request, start=0), request)
-            self._note_junction(request)
+            if state.prefix is not None:
+                self._plan_checkpoint(state, state.prefix)
             if state.prefix is not None and not state.prefix.length:
-                state.prefix = None  # others have its blocks, and there is nowhere to begin
+                state.prefix = None  # blocks of others, with no checkpoint to resume from
         return state.prefix
 
-    def begin(self, request: Request, prefix: StoredPrefix) -> Load | None:
-        """Let `prefix` be read into the request's sequence. Raises BackendError."""
-        if request.sequence is None:
-            raise AssertionError("only an opened request is loaded")
-        self.release(request)  # what is read is not computed: nobody has to wait for it
-        request.archived.prefix = None
-        load = self._loader.begin(prefix, request.sequence)
-        request.archived.load = load
-        return load
+    def decline(self, request: Request) -> None:
+        """Do not restore the prefix that `find` returned: the pool has a longer one."""
+        self._state(request).prefix = None
 
-    def next_blocks(self, request: Request) -> StoredPrefix | None:
-        """What others have computed meanwhile of what `request` has to compute next."""
+    def begin_load(self, request: Request) -> bool:
+        """Start to read the prefix that `find` returned; False if there is none.
+
+        Raises BackendError when there is no memory for it.
+        """
+        state = self._state(request)
+        prefix, state.prefix = state.prefix, None
+        return prefix is not None and self._begin(request, prefix)
+
+    def load_next_blocks(self, request: Request) -> bool:
+        """Start to read what others have computed meanwhile of the request's next blocks.
+
+        False if there is nothing to read. Raises BackendError.
+        """
         if self._layout.needs_checkpoint or request.computed % BLOCK_TOKENS:
-            return None
-        if request.archived.end is MatchEnd.DAMAGED:
-            return None  # what could not be read just now would be found again
-        return self._worthwhile(self._search(request, start=request.computed), request)
+            return False
+        if request.reuse.end is MatchEnd.DAMAGED:
+            return False  # the lookup would return the same unreadable block
+        prefix = self._worthwhile(self._search(request, start=request.computed), request)
+        return prefix is not None and self._begin(request, prefix)
+
+    def is_loading(self, request: Request) -> bool:
+        """Whether a load of the request has begun and is not finished."""
+        return self._state(request).load is not None
+
+    def is_loaded(self, request: Request) -> bool:
+        """Whether nothing is left to read for the request: `finish_load` does not block."""
+        load = self._state(request).load
+        return load is None or load.done
+
+    def wait_for_load(self, requests: Iterable[Request], seconds: float) -> None:
+        """Return when a load of one of `requests` is done, or after `seconds`."""
+        loads = (self._state(request).load for request in requests)
+        self._loader.wait([load for load in loads if load is not None], seconds)
 
     def finish_load(self, request: Request) -> None:
-        """The request's load is done: it holds what was proven. Raises BackendError."""
-        state = request.archived
+        """Give the request the verified blocks of its load. Raises BackendError."""
+        state, reuse = self._state(request), request.reuse
         load, state.load = state.load, None
         if load is None:
             return
@@ -141,73 +204,78 @@ class PrefixStore:
         request.computed = loaded.length
         request.cached_tokens += loaded.length - load.prefix.start
         request.cached_tokens = min(request.cached_tokens, len(request.prompt) - 1)
-        # What is everybody's is no part of the agent's own chain: that is kept whole.
-        state.kept_blocks = 0 if load.prefix.is_public else loaded.length // BLOCK_TOKENS
-        state.end = loaded.end
+        # Public blocks are of another scope: the agent's own chain is still stored in full.
+        state.stored_blocks = 0 if load.prefix.is_public else loaded.length // BLOCK_TOKENS
+        reuse.end = loaded.end
         if loaded.length > load.prefix.start:
             if loaded.end is not MatchEnd.DAMAGED:
                 self.restored_bytes.update({t: load.prefix.bytes_in(t) for t in Tier})
-            state.source = load.prefix.source.value
+            reuse.source = load.prefix.source.value
             self._store.touch([header.key for header in load.prefix.headers])
 
-    def wait(self, loads: Iterable[Load], seconds: float) -> None:
-        """Return when one of `loads` is done, or after `seconds`."""
-        self._loader.wait(loads, seconds)
-
-    # Computing once for several
+    # Computing a shared block once
 
     def claim(self, request: Request) -> bool:
-        """Whether `request` may compute its next block; False while another one is at it.
+        """Whether `request` may compute its next block; False while another request computes it.
 
-        Who is told yes computes it for all: the others find it in the store when it is done. Who
-        is in the middle of a block goes on with it in any case.
+        The claiming request computes the block for all: the others read it from the store. A
+        request in the middle of a block always continues.
         """
         self.release(request)
+        state = self._state(request)
         number = request.computed // BLOCK_TOKENS
-        links = request.archived.full_links(self.scope(request.tenant), request.tokens[:-1])
+        links = state.full_links(self.scope(request.tenant), request.tokens[:-1])
         if self._layout.needs_checkpoint or number >= len(links):
             return True
-        wanted = links[number].hash
-        if self._in_flight.setdefault(wanted, request.uid) == request.uid:
-            request.archived.computing = wanted
+        block = links[number].hash
+        if self._in_flight.setdefault(block, request.uid) == request.uid:
+            state.in_flight = block
             return True
         return request.computed % BLOCK_TOKENS != 0
 
     def release(self, request: Request) -> None:
-        """`request` computes no block any more that others may wait for."""
-        computing, request.archived.computing = request.archived.computing, None
-        if computing is not None and self._in_flight.get(computing) == request.uid:
-            del self._in_flight[computing]
+        """Give up the request's claim, if it has one."""
+        state = self._state(request)
+        block, state.in_flight = state.in_flight, None
+        if block is not None and self._in_flight.get(block) == request.uid:
+            del self._in_flight[block]
 
-    # Keeping
+    def checkpoint_at(self, request: Request) -> int | None:
+        """Position where prefill must stop to take a checkpoint that other agents can resume."""
+        return self._state(request).checkpoint_at
+
+    # Saving
 
     def publish(self, request: Request) -> None:
-        """Keep the blocks that prefill has completed, so that others need not compute them."""
-        sequence, state = request.sequence, request.archived
-        whole = request.computed // BLOCK_TOKENS
+        """Save the blocks that prefill has completed, so that other requests can restore them."""
+        sequence, state = request.sequence, self._state(request)
         if sequence is None:
             return
+        n_full = request.computed // BLOCK_TOKENS
         links = state.full_links(self.scope(request.tenant), request.tokens)
-        if whole > state.kept_blocks:
-            self._put_full(sequence, links[state.kept_blocks : whole])
-            state.kept_blocks = whole
-        if request.computed == state.junction:
-            self._put_way_on(sequence, links[:whole])
+        if n_full > state.stored_blocks:
+            self._put_full(sequence, links[state.stored_blocks : n_full])
+            state.stored_blocks = n_full
+        if request.computed == state.checkpoint_at:
+            self._put_checkpoint(sequence, links[:n_full])
 
-    def keep_blocks(self, request: Request) -> int:
-        """Keep all that an open, not decoding sequence holds; how many tokens that is."""
-        sequence, state = request.sequence, request.archived
+    def save_blocks(self, request: Request) -> int:
+        """Save everything that an open sequence holds; returns how many tokens that is.
+
+        The sequence must not be decoding.
+        """
+        sequence, state = request.sequence, self._state(request)
         if sequence is None:
             return 0
         length = self._model.length(sequence)
         links = state.all_links(self.scope(request.tenant), request.tokens[:length])
-        if self._put_full(sequence, links[state.kept_blocks :]):
-            self._put_way_on(sequence, links)
+        if self._put_full(sequence, links[state.stored_blocks :]):
+            self._put_checkpoint(sequence, links)
         return length
 
-    def keep_turn(self, request: Request, length: int) -> None:
-        """Save the agent as it is after the turn that `request` was."""
-        # Read again: it may have been pinned while the request ran.
+    def save_turn(self, request: Request, length: int) -> None:
+        """Save the agent's manifest: the first `length` tokens of `request`."""
+        # Read again, not taken from the request: it may have been pinned meanwhile.
         before = self.manifest(request.agent_id, request.tenant)
         self._store.save(
             Manifest(
@@ -224,43 +292,67 @@ class PrefixStore:
             )
         )
 
-    # Life
+    # Life of a request, and of the store
+
+    def close_sequence(self, request: Request) -> None:
+        """Give up the request's claim and load: its sequence is being closed."""
+        self.release(request)
+        self._state(request).load = None
+
+    def preempt(self, request: Request) -> None:
+        """Look the prefix up again when the request is next admitted: it may be evicted by then."""
+        state = self._state(request)
+        state.prefix, state.searched, state.load, state.in_flight = None, False, None, None
+
+    def drop(self, request: Request) -> None:
+        """Forget the state of a request that has ended."""
+        self._states.pop(request.uid, None)
 
     def flush(self) -> None:
-        """Return when all that was kept is as safe as the store can make it."""
+        """Return when everything saved so far is as durable as the store can make it."""
         self._store.flush()
 
     def close(self, *, keep_store: bool = False) -> None:
-        """End the reading threads and, unless somebody else goes on with it, the store."""
+        """End the loader's threads and close the store, unless another engine continues with it."""
         self._loader.close()
         if not keep_store:
             self._store.close()
 
     # Inside
 
+    def _state(self, request: Request) -> _State:
+        return self._states.setdefault(request.uid, _State())
+
+    def _begin(self, request: Request, prefix: StoredPrefix) -> bool:
+        if request.sequence is None:
+            raise AssertionError("only an opened request is loaded")
+        self.release(request)  # a block that is read is not computed: others need not wait for it
+        self._state(request).load = self._loader.begin(prefix, request.sequence)
+        return True
+
     def _search(self, request: Request, start: int) -> StoredPrefix | None:
         tokens = request.tokens[:-1]  # the last one must run to give the logits of the next
         scope = self.scope(request.tenant)
-        links = request.archived.full_links(scope, tokens)
-        prefix = self._finder.find(scope, links, tokens, start)
-        state = request.archived
+        state = self._state(request)
+        links = state.full_links(scope, tokens)
+        prefix = self._lookup.find(scope, links, tokens, start)
         if prefix is not None:
-            state.end = prefix.end
-            state.kept_blocks = max(state.kept_blocks, prefix.known // BLOCK_TOKENS)
+            request.reuse.end = prefix.end
+            state.stored_blocks = max(state.stored_blocks, prefix.known // BLOCK_TOKENS)
         public = None if start else self._search_public(tokens)
         if public is None or (prefix is not None and prefix.length >= public.length):
             return prefix
-        state.end = public.end
+        request.reuse.end = public.end
         return public
 
     def _search_public(self, tokens: Sequence[int]) -> StoredPrefix | None:
-        """What there is for everybody of the beginning of `tokens`."""
+        """The longest prefix of `tokens` that is shared with every tenant."""
         length = max((common_prefix(one, tokens) for one in self._public), default=0)
         if not length:
             return None
-        scope, begins = self.scope(PUBLIC_TENANT), tokens[:length]
-        links = [link for link in scope.chain(begins) if link.is_full]
-        found = self._finder.find(scope, links, begins)
+        scope, shared = self.scope(PUBLIC_TENANT), tokens[:length]
+        links = [link for link in scope.chain(shared) if link.is_full]
+        found = self._lookup.find(scope, links, shared)
         return None if found is None else replace(found, is_public=True)
 
     def _worthwhile(self, prefix: StoredPrefix | None, request: Request) -> StoredPrefix | None:
@@ -270,24 +362,23 @@ class PrefixStore:
         n_tokens = prefix.length - prefix.start
         if self.break_even.worth_reading(prefix.bytes_in(Tier.DISK), n_tokens):
             return prefix
-        request.archived.end = MatchEnd.SLOWER
+        request.reuse.end = MatchEnd.SLOWER
         return None
 
-    def _note_junction(self, request: Request) -> None:
-        """Others have more of these tokens than can be begun with: take a checkpoint there."""
-        prefix = request.archived.prefix
-        if self._layout.needs_checkpoint and prefix is not None and prefix.known > prefix.length:
-            request.archived.junction = prefix.known
+    def _plan_checkpoint(self, state: _State, prefix: StoredPrefix) -> None:
+        """More blocks are stored than can be restored: take a checkpoint at their end."""
+        if self._layout.needs_checkpoint and prefix.known > prefix.length:
+            state.checkpoint_at = prefix.known
 
     def _put_full(self, sequence: SequenceId, links: Sequence[BlockLink]) -> bool:
-        """Keep these blocks' FULL bodies; False when one was refused: no later one is of use."""
+        """Save FULL bodies; False when the store refuses one: later ones would be unreachable."""
         lacking = self._store.lacking([link.key(Part.FULL) for link in links])
         return all(
             self._put(sequence, link, Part.FULL) for link in links if link.key(Part.FULL) in lacking
         )
 
-    def _put_way_on(self, sequence: SequenceId, links: Sequence[BlockLink]) -> None:
-        """Keep what is needed to go on after `links`: the window, and a checkpoint."""
+    def _put_checkpoint(self, sequence: SequenceId, links: Sequence[BlockLink]) -> None:
+        """Save what a sequence needs to resume after `links`: window bodies and a checkpoint."""
         if not self._layout.needs_checkpoint or not links:
             return
         window = window_links(self._layout, links)

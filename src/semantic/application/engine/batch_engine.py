@@ -1,7 +1,7 @@
-"""BlockPoolBatchEngine: many agents' requests, one model, one pool of blocks.
+"""BlockPoolBatchEngine: continuous batching of many agents' requests over one pool of blocks.
 
-Decides what runs when; the pool counts blocks, the backend computes, the store keeps idle
-caches. Knows no framework, no transport and no chat format.
+The scheduler decides what runs when, the pool counts blocks, the backend computes, and the prefix
+store saves and restores caches. Knows no framework, no transport and no chat format.
 """
 
 from __future__ import annotations
@@ -15,13 +15,10 @@ from collections.abc import Iterator, Sequence
 from semantic.application.cache.agent_caches import AgentCaches
 from semantic.application.cache.block_allocator import BlockAllocator
 from semantic.application.cache.idle_caches import IdleCaches
+from semantic.application.cache.match_report import match_report
 from semantic.application.cache.prefix_store import PrefixStore
-from semantic.application.engine.completion import completion
-from semantic.application.engine.engine_load import EngineLoad
-from semantic.application.engine.fair_queue import FairQueue
 from semantic.application.engine.prefill_budget import PrefillBudget
-from semantic.application.engine.prefilling import Prefilling
-from semantic.application.engine.scheduler import preemption_victim
+from semantic.application.engine.scheduler import Scheduler, Step
 from semantic.application.engine.sequences import Sequences
 from semantic.application.engine.submission import Submission
 from semantic.application.engine.validation import RequestValidator
@@ -29,11 +26,12 @@ from semantic.application.request import Phase, Request
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.errors import BackendError, InvalidRequestError
 from semantic.domain.services import BlockPool
-from semantic.domain.stored import Manifest
+from semantic.domain.stored import Manifest, Tier
 from semantic.domain.value_objects import (
     CompletedGeneration,
     FinishReason,
     ModelCacheSpec,
+    PrefillEvent,
     SampledToken,
     SamplingParams,
     TokenEvent,
@@ -43,14 +41,14 @@ from semantic.ports.outbound import BatchBackend, Clock, Tokenizer
 from semantic.ports.store import CacheStorePort
 
 _LOAD_WAIT = 0.02
-"""Seconds of a step in which nothing happens but reading; it ends early when something is read."""
+"""Seconds that a step with nothing but loads waits for one of them to finish."""
 
 
 class BlockPoolBatchEngine:
     """Batched generation with every agent's KV cache in blocks of one pool.
 
     Implements `GenerationEnginePort`. A request's answer is the same alone or in any batch, with
-    or without a cache, preempted or not. When the pool is full, idle caches are dropped first,
+    or without a cache, preempted or not. When the pool is full, idle caches are evicted first,
     then the youngest running request is preempted and computed again later; a request fails only
     if it could not fit alone, and then before any work.
 
@@ -76,41 +74,37 @@ class BlockPoolBatchEngine:
         clock: Clock = time.perf_counter,
         model_name: str = "",
     ) -> None:
-        """`max_batch` is how many requests decode together.
+        """At most `max_batch` requests run together.
 
-        Idle caches stay in the pool while there is room; with a `store` they outlive that, and
-        the process if the store does. `model_name` is written beside what is saved.
+        Idle caches stay in the pool until they are evicted; with a `store` they outlive that, and
+        the process if the store does. `model_name` is saved with each agent, for display.
 
-        Raises InvalidRequestError when model, spec and pool do not belong together.
+        Raises InvalidRequestError if model, spec and pool do not describe the same cache.
         """
         if model.cache_spec() != spec or pool.spec != spec:
             raise InvalidRequestError("model, spec and pool must describe the same cache")
         if max_batch < 1:
             raise InvalidRequestError(f"max_batch must be at least 1, got {max_batch}")
         model.set_aside(pool.most_bytes)
-        self._pool = pool
-        self._resident = IdleCaches(pool)
-        self._intake = RequestValidator(model, tokenizer)
-        self._budget = budget or PrefillBudget(largest=model.best_chunk)
-        self._archive = None
+        budget = budget or PrefillBudget(largest=model.best_chunk)
+        self._prefixes = None
         if store is not None:
-            self._archive = PrefixStore(
-                model, store, prefill_rate=lambda: self._budget.rate, model_name=model_name
+            self._prefixes = PrefixStore(
+                model, store, prefill_rate=lambda: budget.rate, model_name=model_name
             )
-        self._ledger = BlockAllocator(pool, spec, self._resident, model.model_id, self._archive)
-        self._sequences = Sequences(model, self._ledger, self._archive)
-        self._max_batch = max_batch
+        self._pool = pool
+        self._idle = IdleCaches(pool)
+        self._allocator = BlockAllocator(pool, spec, self._idle, model.model_id, self._prefixes)
+        self._scheduler = Scheduler(self._allocator, budget, clock, max_batch)
+        self._sequences = Sequences(model, self._allocator, self._prefixes)
+        self._validator = RequestValidator(model, tokenizer)
         self._clock = clock
-        # Guards what `submit` and `cancel` share with the stepping thread: the queues, the store
+        # Guards what `submit` and `cancel` share with the stepping thread: the queues, idle caches
         # and the blocks of waiting requests. Never held while the model computes.
         self._lock = threading.RLock()
-        self._known = AgentCaches(self._ledger, self._archive, self._lock)
-        self._waiting: FairQueue = FairQueue()
-        self._running: list[Request] = []
+        self._agents = AgentCaches(self._allocator, self._prefixes, self._lock)
         self._outbox: deque[CompletedGeneration] = deque()
         self._numbers = itertools.count()
-        self._prefilling = Prefilling(self._sequences, self._budget, clock)
-        self.preemptions = 0  # how often a running request was preempted, since the start
 
     # The port
 
@@ -128,23 +122,25 @@ class BlockPoolBatchEngine:
     ) -> str:
         """See `GenerationEnginePort.submit`."""
         sampling = sampling or SamplingParams()
-        asked = Submission(
-            agent_id, prompt, cache, max_tokens, sampling, append=append, tenant=tenant, note=note
+        return self.enqueue(
+            Submission(agent_id, prompt, max_tokens, sampling, tenant, note, cache, append)
         )
-        # Not under the lock: a long text takes a while to encode, and nobody has to wait for it.
-        self._intake.check(asked)
-        archived = self._known.recall(agent_id, tenant)
-        request = self._intake.accept(asked, archived, next(self._numbers))
+
+    def enqueue(self, submission: Submission) -> str:
+        """`submit` with its arguments in one value."""
+        # Not under the lock: encoding a long text takes a while and concerns no other request.
+        self._validator.check(submission)
+        cached = self._agents.recall(submission.agent_id, submission.tenant)
+        request = self._validator.accept(submission, cached, next(self._numbers))
         with self._lock:
-            self._ledger.require_room(request, [r.owner for r in (*self._waiting, *self._running)])
-            self._waiting.push(request)
-            self._admit()
+            self._scheduler.add(request)
+            self._scheduler.admit()
             return request.uid
 
     def cancel(self, uid: str) -> bool:
         """See `GenerationEnginePort.cancel`."""
         with self._lock:
-            for request in (*self._waiting, *self._running):
+            for request in self._scheduler:
                 if request.uid == uid:
                     request.cancel_requested = True
                     return True
@@ -163,140 +159,114 @@ class BlockPoolBatchEngine:
         """See `GenerationEnginePort.step_once`."""
         with self._lock:
             events = self._finish_cancelled()
-            self._admit()
+            self._scheduler.admit()
             events += self._refuse_stuck()
         events += self._open_admitted()
         events += self._finish_loads()
-        started = self._clock()
-        decoding = bool(self._in_phase(Phase.DECODE))
-        prefilled = self._prefill(events, decoding=decoding)
-        ended = self._clock()
-        with self._lock:
-            events += self._grow()
-        # Last, so that no token that is there waits for a chunk.
-        events += self._decode()
-        if decoding:
-            ended = self._clock()
-        self._budget.observe(prefilled, ended - started, decoding=decoding)
+        step = self._scheduler.begin_step()
+        events += self._prefill(step)
+        events += self._grow()
+        events += self._decode()  # last: a prompt completed in this step decodes in it
+        self._scheduler.end_step(step)
         return events
 
     # Beyond the port
 
     @property
-    def resident(self) -> IdleCaches:
-        """The idle caches that are in the pool; to be looked at only."""
-        return self._resident
-
-    @property
-    def load(self) -> EngineLoad:
-        """How much there is to do, and what the pool has for it."""
-        restored = Counter() if self._archive is None else self._archive.restored_bytes
-        return EngineLoad(self._waiting, self._running, self._pool, self.preemptions, restored)
-
-    @property
     def has_work(self) -> bool:
         """Whether a request is waiting or running."""
-        return bool(self._waiting or self._running)
+        return len(self._scheduler) > 0
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """All requests that have not ended; read only."""
+        return tuple(self._scheduler)
+
+    @property
+    def waiting(self) -> frozenset[str]:
+        """The uids of requests without blocks, new or preempted."""
+        return self._scheduler.waiting.uids
+
+    @property
+    def n_running(self) -> int:
+        """How many requests hold blocks."""
+        return len(self._scheduler.running)
+
+    @property
+    def idle_caches(self) -> IdleCaches:
+        """The idle caches in the pool; read only."""
+        return self._idle
+
+    @property
+    def pool(self) -> BlockPool:
+        return self._pool
+
+    @property
+    def preemptions(self) -> int:
+        """How often a running request was preempted, since the start."""
+        return self._scheduler.preemptions
+
+    @property
+    def restored_bytes(self) -> Counter[Tier]:
+        """Bytes read from each tier of the store, since the start."""
+        return Counter() if self._prefixes is None else self._prefixes.restored_bytes
 
     def forget(self, agent_id: str, *, tenant: str = "") -> bool:
-        """Drop an agent's idle cache and what was saved of it; False when there is neither.
+        """Drop an agent's idle cache and its manifest; False if it has neither.
 
-        Running requests go on.
+        Its running requests continue.
         """
-        return self._known.forget(agent_id, tenant)
+        return self._agents.forget(agent_id, tenant)
 
     def fork(self, agent_id: str, new_agent_id: str, *, tenant: str = "") -> None:
-        """Let a new agent begin with all that `agent_id` has; copies no keys and values.
+        """Share everything that `agent_id` has cached with a new agent; copies no blocks.
 
-        Raises InvalidRequestError when `agent_id` is not known or `new_agent_id` is.
+        Raises InvalidRequestError if `agent_id` is unknown or `new_agent_id` exists.
         """
-        self._known.fork(agent_id, new_agent_id, tenant)
+        self._agents.fork(agent_id, new_agent_id, tenant)
 
     def manifest(self, agent_id: str, *, tenant: str = "") -> Manifest | None:
-        """The agent as it was saved after its last turn; None when it was not."""
-        return self._known.manifest(agent_id, tenant)
+        """The manifest saved after the agent's last turn, or None."""
+        return self._agents.manifest(agent_id, tenant)
 
-    def open_to_all(self, tokens: Sequence[int]) -> None:
-        """Let every tenant begin with what PUBLIC_TENANT's agents have of `tokens`."""
-        if self._archive is not None:
-            self._archive.open_to_all(tokens)
+    def make_public(self, tokens: Sequence[int]) -> None:
+        """Share PUBLIC_TENANT's blocks of `tokens` with every tenant."""
+        if self._prefixes is not None:
+            self._prefixes.make_public(tokens)
 
     def flush(self) -> None:
-        """Return when all that was kept is as safe as the store can make it."""
-        if self._archive is not None:
-            self._archive.flush()
+        """Return when everything saved so far is as durable as the store can make it."""
+        if self._prefixes is not None:
+            self._prefixes.flush()
 
     def close(self, *, keep_store: bool = False) -> None:
-        """End the engine; flush and close the store, unless it is kept for another engine."""
-        if self._archive is not None:
-            self._archive.close(keep_store=keep_store)
+        """End the engine; flush and close the store, unless another engine continues with it."""
+        if self._prefixes is not None:
+            self._prefixes.close(keep_store=keep_store)
 
     def check_integrity(self) -> None:
-        """Raise IntegrityError unless pool, requests and store agree on every block."""
+        """Raise IntegrityError unless pool, requests and idle caches agree on every block."""
         with self._lock:
             self._pool.check_integrity()
-            self._ledger.check_integrity((*self._waiting, *self._running))
+            self._allocator.check_integrity(self._scheduler)
 
-    # Admitting and growing (under the lock)
+    # The parts of a step, in their order
 
-    def _in_phase(self, phase: Phase) -> list[Request]:
-        return [request for request in tuple(self._running) if request.phase is phase]
-
-    def _admit(self) -> None:
-        """Give blocks to waiting requests, each in its turn, while there is room."""
-        while len(self._running) < self._max_batch:
-            request = self._waiting.take(self._running, self._give_blocks)
-            if request is None:
-                return
-            request.phase = Phase.PREFILL
-            self._running.append(request)
-
-    def _give_blocks(self, request: Request) -> bool:
-        # A preempted request comes back only when the others can grow beside it, else it would
-        # be preempted again at the next block.
-        headroom = len(self._running) if request.preemptions else 0
-        return self._ledger.admit(request, headroom)
+    def _finish_cancelled(self) -> list[EngineEvent]:
+        cancelled = [request for request in self._scheduler if request.cancel_requested]
+        return [self._finish(request, "cancelled") for request in cancelled]
 
     def _refuse_stuck(self) -> list[EngineEvent]:
-        """End the first waiting request when nothing runs and there is still no room for it:
-        since it was submitted somebody outside the engine took blocks of the pool."""
-        if self._running or not self._waiting:
+        request = self._scheduler.stuck()
+        if request is None:
             return []
-        request = self._waiting.first(self._running)
         refusal = f"Cannot allocate blocks for {request.n_tokens} tokens: others hold the pool"
         return [self._complete(request, "error", error=refusal)]
 
-    def _grow(self) -> list[EngineEvent]:
-        """Room for one more token for each decoding request; preempt the youngest if need be."""
-        events: list[EngineEvent] = []
-        for request in sorted(self._in_phase(Phase.DECODE), key=lambda r: r.number):
-            before = request.capacity
-            while request.phase is Phase.DECODE and not self._ledger.grow(request):
-                victim = preemption_victim(self._running)
-                if victim is not None:
-                    self._preempt(victim)
-            if request.phase is Phase.DECODE and request.capacity > before:
-                try:
-                    self._sequences.reserve(request)
-                except BackendError as error:
-                    events.append(self._fail(request, str(error)))
-        return events
-
-    def _preempt(self, request: Request) -> None:
-        """Take its blocks; it goes back to the head of the queue with the tokens it has."""
-        self._sequences.preempt(request)
-        self._ledger.release(request)
-        self._running.remove(request)
-        request.preempt()
-        self.preemptions += 1
-        self._waiting.push(request)
-
-    # Running
-
     def _open_admitted(self) -> list[EngineEvent]:
-        """Give newly admitted requests their sequences, so that blocks reserved are arrays held."""
+        """Open the sequences of newly admitted requests: reserved blocks become memory."""
         events: list[EngineEvent] = []
-        for request in self._in_phase(Phase.PREFILL):
+        for request in self._scheduler.in_phase(Phase.PREFILL):
             if request.sequence is None:
                 try:
                     self._sequences.open(request)
@@ -305,21 +275,54 @@ class BlockPoolBatchEngine:
         return events
 
     def _finish_loads(self) -> list[EngineEvent]:
-        """Let those go on whose blocks have been read; wait only when nobody can do anything."""
-        loading = self._in_phase(Phase.LOAD)
-        if self._archive is not None and len(loading) == len(self._running):
-            self._archive.wait([r.archived.load for r in loading if r.archived.load], _LOAD_WAIT)
+        """Continue requests whose prefix has been read; wait only if nothing else can run."""
+        loading = self._scheduler.in_phase(Phase.LOAD)
+        if loading and len(loading) == self.n_running:
+            self._sequences.wait_for_load(loading, _LOAD_WAIT)
         events: list[EngineEvent] = []
         for request in loading:
-            if request.archived.load is None or request.archived.load.done:
+            if self._sequences.is_loaded(request):
                 try:
                     self._sequences.finish_load(request)
                 except BackendError as error:
                     events.append(self._fail(request, str(error)))
         return events
 
+    def _prefill(self, step: Step) -> list[EngineEvent]:
+        """Compute prompt chunks, up to the step's budget."""
+        events: list[EngineEvent] = []
+        while (chunk := self._scheduler.next_chunk(step, self._sequences.may_prefill)) is not None:
+            events.append(self._compute(step, *chunk))
+        self._scheduler.end_prefill(step)
+        return events
+
+    def _compute(self, step: Step, request: Request, limit: int) -> EngineEvent:
+        started = self._clock()
+        try:
+            n_tokens = self._sequences.prefill(request, limit)
+        except BackendError as error:
+            # Only its text: the error's frames refer to the memory of the failed sequence.
+            return self._fail(request, str(error))
+        self._scheduler.prefilled(step, request, n_tokens)
+        request.prefill_seconds += self._clock() - started
+        return PrefillEvent(request.uid, request.agent_id, request.computed, request.n_tokens - 1)
+
+    def _grow(self) -> list[EngineEvent]:
+        """Reserve room for one more token of each decoding request, oldest first."""
+        events: list[EngineEvent] = []
+        with self._lock:
+            decoding = self._scheduler.in_phase(Phase.DECODE)
+            for request in sorted(decoding, key=lambda request: request.number):
+                if self._scheduler.grow(request, self._sequences.preempt):
+                    try:
+                        self._sequences.reserve(request)
+                    except BackendError as error:
+                        events.append(self._fail(request, str(error)))
+        return events
+
     def _decode(self) -> list[EngineEvent]:
-        decoding = self._in_phase(Phase.DECODE)
+        """One token for each decoding request."""
+        decoding = self._scheduler.in_phase(Phase.DECODE)
         if not decoding:
             return []
         try:
@@ -333,19 +336,7 @@ class BlockPoolBatchEngine:
         event = TokenEvent(request.uid, request.agent_id, sampled.token, text, sampled.logprob)
         return [event] if reason is None else [event, self._finish(request, reason)]
 
-    def _prefill(self, events: list[EngineEvent], *, decoding: bool) -> int:
-        """Compute prompt chunks; returns how many tokens."""
-        about = len(self._waiting) + len(self._running)
-        chunks = self._prefilling.step(self._running, about, decoding=decoding)
-        events += chunks.events
-        events += [self._fail(request, reason) for request, reason in chunks.failed]
-        return chunks.n_tokens
-
-    # Ending
-
-    def _finish_cancelled(self) -> list[EngineEvent]:
-        cancelled = [r for r in (*self._waiting, *self._running) if r.cancel_requested]
-        return [self._finish(request, "cancelled") for request in cancelled]
+    # Ends
 
     def _finish(self, request: Request, reason: FinishReason) -> CompletedGeneration:
         """End a request; what it computed becomes its agent's idle cache."""
@@ -354,16 +345,16 @@ class BlockPoolBatchEngine:
         with self._lock:
             blocks = self._sequences.extract(request)
             if blocks is not None:
-                self._ledger.keep(request, blocks)
+                self._allocator.keep(request, blocks)
             else:
-                self._ledger.give_back(request)
+                self._allocator.give_back(request)
             return self._complete(request, reason, blocks=blocks)
 
     def _fail(self, request: Request, reason: str) -> CompletedGeneration:
-        """End a request whose computation failed; its cache may be half written, so it goes."""
+        """End a request whose computation failed; its cache may be incomplete and is freed."""
         with self._lock:
             self._sequences.close(request)
-            self._ledger.release(request)
+            self._allocator.release(request)
             return self._complete(request, "error", error=reason)
 
     def _complete(
@@ -375,8 +366,21 @@ class BlockPoolBatchEngine:
         error: str | None = None,
     ) -> CompletedGeneration:
         request.phase = Phase.FINISHED
-        if request in self._running:
-            self._running.remove(request)
-        elif request in self._waiting:
-            self._waiting.remove(request)
-        return completion(request, reason, blocks, error)
+        self._scheduler.remove(request)
+        if self._prefixes is not None:
+            self._prefixes.drop(request)
+        return CompletedGeneration(
+            uid=request.uid,
+            agent_id=request.agent_id,
+            text=request.text,
+            tokens=tuple(request.generated),
+            finish_reason=reason,
+            prompt_tokens=len(request.prompt),
+            cached_tokens=request.cached_tokens,
+            blocks=blocks,
+            logprobs=tuple(request.logprobs),
+            error=error or request.error,
+            match=match_report(request),
+            stop_string=request.stop_string,
+            prompt_logprobs=() if request.scoring else tuple(request.scores),
+        )

@@ -1,4 +1,4 @@
-"""What an engine's thread shows of itself: its state, and figures for whoever watches."""
+"""The state of an engine's thread, and figures of the engine and its stores for monitoring."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from semantic.domain.stored import Tier
+from semantic.domain.stored import StoreStats, Tier
 
 
 class EngineState(StrEnum):
-    """Where an engine's thread is."""
+    """The state of an engine's thread."""
 
     LOADING = "loading"
-    """The engine is being built; not before that are orders taken."""
+    """The engine is being built; submissions are refused until it is ready."""
     READY = "ready"
     REBUILDING = "rebuilding"
-    """The engine failed and is built again; orders are taken and wait."""
+    """The engine failed and is being rebuilt; submissions are queued."""
     STOPPING = "stopping"
-    """No more orders are taken; those that were go on, or are being cancelled."""
+    """Submissions are refused; those accepted before finish or are being cancelled."""
     STOPPED = "stopped"
     FAILED = "failed"
-    """There is no engine, and there will be none."""
+    """There is no engine and none will be built."""
 
     @property
-    def takes_orders(self) -> bool:
+    def accepts_submissions(self) -> bool:
         return self in (EngineState.READY, EngineState.REBUILDING)
 
     @property
@@ -34,12 +34,12 @@ class EngineState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineFigures:
-    """Figures at one moment.
+    """Figures of an engine at one moment.
 
-    `inbox` are orders that the engine does not know yet, `waiting` requests that it has and that
-    hold no blocks. Of both, `queued` never ran, and may need `queued_bytes`. `pool_bytes` is the
-    pool's limit. `preemptions`, `rebuilds` and `restored_bytes`, those read from each tier of the
-    store, are counted from the start.
+    `inbox` counts submissions that the engine has not validated yet, `waiting` its requests
+    without blocks. Of both, `queued` never ran and may need `queued_bytes`. `pool_bytes` is the
+    pool's limit. `preemptions`, `rebuilds` and `restored_bytes` (by tier of the store) are counted
+    since the start.
     """
 
     state: EngineState
@@ -53,3 +53,11 @@ class EngineFigures:
     preemptions: int = 0
     rebuilds: int = 0
     restored_bytes: Mapping[Tier, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Figures of the engine, and statistics of each tier of its store."""
+
+    engine: EngineFigures
+    stores: tuple[StoreStats, ...] = ()

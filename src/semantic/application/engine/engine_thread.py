@@ -1,7 +1,7 @@
-"""EngineThread: the one thread that builds an engine, drives it and ends it.
+"""EngineThread: the one thread that builds an engine, steps it, rebuilds it and closes it.
 
-Whoever asks puts orders into an inbox and never waits for a step; answers come to listeners.
-Knows engines and threads; no event loop, no transport and no model format.
+Submissions go through an inbox, so callers never wait for a step; events go to listeners. Knows
+engines and threads; no event loop, no transport and no model format.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from semantic.application.engine.admission import Admission, QueueLimits, limit_bytes
-from semantic.application.engine.attempt import Failure, attempt
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
-from semantic.application.engine.engine_call import EngineCall, engine_call
+from semantic.application.engine.calls import EngineCall, Failure, attempt, engine_call
 from semantic.application.engine.engine_state import EngineFigures, EngineState
-from semantic.application.engine.order import Listener, Order, RequestHandle
+from semantic.application.engine.submission import Listener, RequestHandle, Submission
 from semantic.domain.errors import (
     BackendError,
     CapacityError,
@@ -35,23 +34,20 @@ from semantic.ports.outbound import Clock
 
 T = TypeVar("T")
 
-_SOON = 5
-"""Seconds to come again in, while the model is being loaded or the process ends."""
+_RETRY_AFTER = 5
+"""Seconds; sent with a refusal while the model is being loaded or the process ends."""
 
-_ORDERS_PER_STEP = 16
-"""Handing one in takes a look into the store: a crowd must not hold up those that run."""
+_SUBMISSIONS_PER_STEP = 16
+"""Accepting one includes a lookup in the store: a burst must not delay the running requests."""
 
 
 def _ignore(_: object) -> None:
-    """Hears nothing."""
+    """A listener that ignores its events."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Stop:
-    """That the thread is to end: when what was taken in has ended, or is cancelled at `deadline`.
-
-    A deadline of None is none.
-    """
+    """A request to stop: running requests finish, or are cancelled at `deadline` (None: never)."""
 
     deadline: float | None
 
@@ -59,9 +55,8 @@ class _Stop:
 class EngineThread:
     """Runs one engine in a thread of its own, from loading the model to saving every agent.
 
-    Every method may be called from any thread and, `stop` excepted, returns at once. Whatever
-    breaks a step ends the requests that the engine had; the engine is built again around the same
-    store, and the orders in the inbox go on.
+    Methods are thread-safe and, except `stop`, return at once. An exception in a step fails the
+    engine's requests; the engine is rebuilt around the same store, and the inbox is kept.
     """
 
     def __init__(
@@ -73,9 +68,10 @@ class EngineThread:
         clock: Clock = time.monotonic,
         on_failure: Callable[[Exception], None] = _ignore,
     ) -> None:
-        """`build` and `rebuild` are called on the thread; `rebuild` after a failure, for an engine
-        with the store of the one before. `on_failure` is told, there too, whatever was raised
-        that nobody expects, by the engine or a listener; tracebacks are gone after that.
+        """All three functions are called on the thread.
+
+        `rebuild` makes an engine around the store of the one that failed. `on_failure` receives
+        every unexpected exception of the engine or a listener; its traceback is dropped afterwards.
         """
         self.ready: Future[None] = Future()
         self._build = build
@@ -84,7 +80,7 @@ class EngineThread:
         self._clock = clock
         self._on_failure = on_failure
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
-        # Guards what any thread may write: the three boxes, the state and the wish to stop. Never
+        # Guards what any thread may write: the three queues, the state and the stop request. Never
         # held while the engine works.
         self._changed = threading.Condition()
         self._inbox: deque[RequestHandle] = deque()
@@ -93,10 +89,10 @@ class EngineThread:
         self._state = EngineState.LOADING
         self._reason: str | None = None
         self._stop: _Stop | None = None
-        # The thread's own.
+        # Used by the thread only.
         self._engine: BlockPoolBatchEngine | None = None
         self._admission: Admission | None = None
-        self._tickets: dict[str, RequestHandle] = {}
+        self._handles: dict[str, RequestHandle] = {}
         self._never_ran: dict[str, RequestHandle] = {}
         self._past_preemptions = 0
         self._past_restored: Counter[Tier] = Counter()
@@ -105,9 +101,11 @@ class EngineThread:
     # Life
 
     def start(self) -> None:
-        """Begin to build the engine; `ready` is done when it is there, or raises what `build`
-        did. To be called once."""
-        self.ready.set_running_or_notify_cancel()  # who waits for it cannot cancel it for all
+        """Start to build the engine; call once.
+
+        `ready` is done when the engine is, or raises the exception of `build`.
+        """
+        self.ready.set_running_or_notify_cancel()  # one waiter must not cancel it for all
         self._thread.start()
 
     @property
@@ -116,61 +114,61 @@ class EngineThread:
 
     @property
     def failure(self) -> str | None:
-        """Why the state is FAILED; None when it is not."""
+        """Why the state is FAILED; None in any other state."""
         return self._reason
 
     def stop(self, *, drain: bool = True, timeout: float | None = None) -> bool:
-        """Take no more orders, end those there are, save every agent; return when that is done.
+        """Refuse submissions, finish or cancel the accepted ones, save every agent, then return.
 
-        With `drain` they go on to their end, for at most `timeout` seconds; then, or without it,
-        they are cancelled: what was computed is kept. Called again meanwhile, it cancels them and
-        returns at once, as does the call before. Returns whether all is over.
+        With `drain` requests may finish within `timeout` seconds; after that, or without it, they
+        are cancelled, and what they computed is saved. A second call cancels them at once and
+        returns at once, as does the first. Returns whether the thread has ended.
         """
         with self._changed:
             again = self._stop is not None
             seconds = timeout if drain and not again else 0.0
             self._stop = _Stop(None if seconds is None else self._clock() + seconds)
-            if self._state.takes_orders:
+            if self._state.accepts_submissions:
                 self._state = EngineState.STOPPING
             if not self._thread.is_alive() and not self._state.is_over:
-                self._state = EngineState.STOPPED  # it was never started
+                self._state = EngineState.STOPPED  # never started
                 self.ready.set_exception(self._refusal())
             mine = self._stop
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._state.is_over or again or self._stop is not mine)
             return self._state.is_over
 
-    # Orders
+    # Submissions
 
-    def submit(self, order: Order, listener: Listener) -> RequestHandle:
-        """Take `order` in; the engine has it between two steps, and `RequestHandle.accepted` tells.
+    def submit(self, submission: Submission, listener: Listener) -> RequestHandle:
+        """Queue `submission`; the engine validates it before its next step (see `accepted`).
 
         Raises OverloadedError when the queue is full, the model is being loaded or the thread is
-        stopping, and BackendError when there will be no engine any more.
+        stopping, and BackendError when the engine has failed for good.
         """
-        ticket = RequestHandle(order, listener)
+        handle = RequestHandle(submission, listener)
         with self._changed:
-            if not self._state.takes_orders or self._admission is None:
+            if not self._state.accepts_submissions or self._admission is None:
                 raise self._refusal()
-            self._admission.enter(ticket, order.most_tokens)
-            self._inbox.append(ticket)
+            self._admission.enter(handle, submission.max_total_tokens)
+            self._inbox.append(handle)
             self._changed.notify_all()
-        return ticket
+        return handle
 
-    def cancel(self, ticket: RequestHandle) -> None:
-        """End an order within one step. Does nothing when it has ended."""
-        if ticket.accepted.cancel():
+    def cancel(self, handle: RequestHandle) -> None:
+        """Cancel a request within one step. Does nothing if it has ended."""
+        if handle.accepted.cancel():
             if self._admission is not None:
-                self._admission.leave(ticket)
+                self._admission.leave(handle)
             return
         with self._changed:
-            self._to_cancel.append(ticket)
+            self._to_cancel.append(handle)
             self._changed.notify_all()
 
     def call(self, function: Callable[[BlockPoolBatchEngine], T]) -> Future[T]:
-        """Let `function` look at the engine, or change it, between two steps.
+        """Call `function` with the engine, between two steps, on the thread.
 
-        The result is what it returns or raises. Raises as `submit` when the thread has ended.
+        The future has its result or exception. Raises as `submit` when the thread has ended.
         """
         call, result = engine_call(function)
         with self._changed:
@@ -182,52 +180,50 @@ class EngineThread:
 
     @property
     def figures(self) -> EngineFigures:
-        """How things stand."""
+        """Figures of this moment."""
         engine, admission = self._engine, self._admission
         if engine is None or admission is None:
             return EngineFigures(self._state)
-        load = engine.load
         return EngineFigures(
             self._state,
             inbox=len(self._inbox),
-            waiting=len(load.waiting),
-            running=load.running,
+            waiting=len(engine.waiting),
+            running=engine.n_running,
             queued=admission.waiting,
             queued_bytes=admission.n_bytes,
-            pool_used_bytes=load.pool.used_bytes,
-            pool_bytes=limit_bytes(load.pool),
-            preemptions=self._past_preemptions + load.preemptions,
+            pool_used_bytes=engine.pool.used_bytes,
+            pool_bytes=limit_bytes(engine.pool),
+            preemptions=self._past_preemptions + engine.preemptions,
             rebuilds=self._rebuilds,
-            restored_bytes=self._past_restored + load.restored_bytes,
+            restored_bytes=self._past_restored + engine.restored_bytes,
         )
 
     # On the thread
 
     def _main(self) -> None:
-        self._end(attempt(self._live))
+        self._shut_down(attempt(self._run))
         self._engine = self._admission = None
-        # A thread that ends gives back what the framework keeps for it, and that needs the
-        # interpreter: a process that ends in the same moment is aborted. It waits instead, with
-        # nothing in its hands, until the process is gone.
+        # An ending thread releases the framework's thread-local state, which needs the interpreter:
+        # a process that exits in that moment would abort. It waits for the process's end instead.
         threading.Event().wait()
 
-    def _live(self) -> None:
+    def _run(self) -> None:
         self._engine = self._build()
-        self._admission = Admission(self._limits, self._engine.load.pool, self._clock)
-        self._become(EngineState.READY)
+        self._admission = Admission(self._limits, self._engine.pool, self._clock)
+        self._set_state(EngineState.READY)
         self.ready.set_result(None)
         while self._wait_for_work(self._engine):
-            failure = self._turn(self._engine)
+            failure = self._iterate(self._engine)
             if failure is not None:
-                self._engine = self._replace(self._engine, failure)
+                self._engine = self._rebuilt(self._engine, failure)
                 gc.collect()  # the broken engine is in cycles
 
-    def _become(self, state: EngineState) -> None:
+    def _set_state(self, state: EngineState) -> None:
         with self._changed:
             self._state = state if self._stop is None else EngineState.STOPPING
 
     def _wait_for_work(self, engine: BlockPoolBatchEngine) -> bool:
-        """Return when there is something to do; False when there will be nothing any more."""
+        """Block until there is work; False when the thread must stop."""
         with self._changed:
             while not (self._inbox or self._to_cancel or self._calls or engine.has_work):
                 if self._stop is not None:
@@ -235,101 +231,90 @@ class EngineThread:
                 self._changed.wait()
             return True
 
-    def _turn(self, engine: BlockPoolBatchEngine) -> Failure | None:
-        """Empty the boxes and run one step; what broke the engine, if something did.
+    def _iterate(self, engine: BlockPoolBatchEngine) -> Failure | None:
+        """Empty the queues and run one step; returns the exception that broke the engine, if any.
 
-        Only this thread takes from the boxes, so what was in there still is.
+        Only this thread removes from the queues, so their lengths can only grow meanwhile.
         """
         for _ in range(len(self._calls)):
-            self._calls.popleft().work(engine)
-        self._hurry(engine)
-        for _ in range(min(len(self._inbox), _ORDERS_PER_STEP)):
-            failure = self._hand_in(engine, self._inbox.popleft())
+            self._calls.popleft().run(engine)
+        self._cancel_overdue(engine)
+        for _ in range(min(len(self._inbox), _SUBMISSIONS_PER_STEP)):
+            failure = self._accept(engine, self._inbox.popleft())
             if failure is not None:
                 return failure
         for _ in range(len(self._to_cancel)):
-            ticket = self._to_cancel.popleft()
-            if ticket.uid is not None and self._tickets.get(ticket.uid) is ticket:
-                engine.cancel(ticket.uid)
+            handle = self._to_cancel.popleft()
+            if handle.uid is not None and self._handles.get(handle.uid) is handle:
+                engine.cancel(handle.uid)
         events = attempt(engine.step_once)
         if isinstance(events, Failure):
             return events
-        self._tell_all(engine, events)
-        self._settle_queue(engine)
+        self._notify_all(engine, events)
+        self._update_queue(engine)
         return None
 
-    def _hand_in(self, engine: BlockPoolBatchEngine, ticket: RequestHandle) -> Failure | None:
-        """Give an order to the engine; what broke that, if it is more than a refusal."""
-        if not ticket.accepted.set_running_or_notify_cancel():
-            self._leave(ticket)
+    def _accept(self, engine: BlockPoolBatchEngine, handle: RequestHandle) -> Failure | None:
+        """Submit to the engine; returns the failure if it is more than a refusal."""
+        if not handle.accepted.set_running_or_notify_cancel():
+            self._dequeue(handle)
             return None
-        order = ticket.order
-        uid = attempt(
-            lambda: engine.submit(
-                order.agent_id,
-                order.prompt,
-                max_tokens=order.max_tokens,
-                sampling=order.sampling,
-                tenant=order.tenant,
-                note=order.note,
-            )
-        )
+        uid = attempt(lambda: engine.enqueue(handle.submission))
         if isinstance(uid, Failure):
-            self._leave(ticket)
-            ticket.accepted.set_exception(uid.error)
+            self._dequeue(handle)
+            handle.accepted.set_exception(uid.error)
             return None if isinstance(uid.error, (RequestError, CapacityError)) else uid
-        ticket.uid = uid
-        self._tickets[uid] = self._never_ran[uid] = ticket
-        ticket.accepted.set_result(uid)
+        handle.uid = uid
+        self._handles[uid] = self._never_ran[uid] = handle
+        handle.accepted.set_result(uid)
         return None
 
-    def _tell_all(self, engine: BlockPoolBatchEngine, events: Sequence[EngineEvent]) -> None:
-        """Let each listener hear its own events of one step, in one call."""
+    def _notify_all(self, engine: BlockPoolBatchEngine, events: Sequence[EngineEvent]) -> None:
+        """Notify each listener once, with the events of its request in this step."""
         by_request: dict[str, list[EngineEvent]] = {}
         for event in events:
             by_request.setdefault(event.uid, []).append(event)
         for uid, own in by_request.items():
-            ticket = self._tickets.get(uid)
-            if ticket is None:
-                continue  # a call's own
+            handle = self._handles.get(uid)
+            if handle is None:
+                continue  # submitted by an EngineCall
             if isinstance(own[-1], CompletedGeneration):
-                del self._tickets[uid]
-            if not self._tell(ticket, own):
-                # Nobody hears its answer: it ends, and what was computed is kept.
-                ticket.listener = _ignore
+                del self._handles[uid]
+            if not self._notify(handle, own):
+                # Its listener is broken: cancel it, which saves what was computed.
+                handle.listener = _ignore
                 engine.cancel(uid)
 
-    def _tell(self, ticket: RequestHandle, events: Sequence[EngineEvent]) -> bool:
-        outcome = attempt(lambda: ticket.tell(events))
+    def _notify(self, handle: RequestHandle, events: Sequence[EngineEvent]) -> bool:
+        outcome = attempt(lambda: handle.notify(events))
         if isinstance(outcome, Failure):
             self._report(outcome)
         return outcome is None
 
-    def _settle_queue(self, engine: BlockPoolBatchEngine) -> None:
-        """Who holds blocks, or has ended, has left the queue; a preempted one does not come back
-        into it."""
-        waiting = engine.load.waiting
+    def _update_queue(self, engine: BlockPoolBatchEngine) -> None:
+        """Requests that hold blocks or have ended leave the queue; preempted ones do not return."""
+        waiting = engine.waiting
         for uid in [uid for uid in self._never_ran if uid not in waiting]:
-            self._leave(self._never_ran.pop(uid))
+            self._dequeue(self._never_ran.pop(uid))
 
-    def _leave(self, ticket: RequestHandle) -> None:
+    def _dequeue(self, handle: RequestHandle) -> None:
         if self._admission is not None:
-            self._admission.leave(ticket)
+            self._admission.leave(handle)
 
     def _report(self, failure: Failure) -> None:
         attempt(lambda: self._on_failure(failure.error))
 
     # Failing and ending, on the thread
 
-    def _replace(self, broken: BlockPoolBatchEngine, failure: Failure) -> BlockPoolBatchEngine:
-        """End what the broken engine had; another one around the same store.
+    def _rebuilt(self, broken: BlockPoolBatchEngine, failure: Failure) -> BlockPoolBatchEngine:
+        """Fail the broken engine's requests and build another one around the same store.
 
-        Raises BackendError when there will be none.
+        Raises BackendError if it cannot be rebuilt.
         """
-        self._become(EngineState.REBUILDING)
+        self._set_state(EngineState.REBUILDING)
         self._report(failure)
-        failure.drop_frames()  # they hold the broken engine, and its caches with it
-        self._break_off(f"the engine failed: {failure}")
+        failure.drop_frames()  # they refer to the broken engine and its caches
+        self._fail_all(f"the engine failed: {failure}")
         if self._rebuild is None:
             raise BackendError(f"the engine failed: {failure}")
         attempt(lambda: broken.close(keep_store=True))
@@ -338,38 +323,38 @@ class EngineThread:
             self._report(engine)
             raise BackendError(f"the engine failed ({failure}) and cannot be rebuilt: {engine}")
         self._past_preemptions += broken.preemptions
-        self._past_restored += broken.load.restored_bytes
+        self._past_restored += broken.restored_bytes
         self._rebuilds += 1
-        self._become(EngineState.READY)
+        self._set_state(EngineState.READY)
         return engine
 
-    def _break_off(self, reason: str) -> None:
-        """Let everybody hear that the engine is gone."""
-        tickets = list(self._tickets.values())
-        self._tickets.clear()
+    def _fail_all(self, reason: str) -> None:
+        """End every request of the failed engine with an error."""
+        handles = list(self._handles.values())
+        self._handles.clear()
         self._never_ran.clear()
-        for ticket in tickets:
-            self._leave(ticket)
-            self._tell(ticket, [ticket.broken_off(reason)])
+        for handle in handles:
+            self._dequeue(handle)
+            self._notify(handle, [handle.failed(reason)])
 
-    def _hurry(self, engine: BlockPoolBatchEngine) -> None:
-        """When the time to end in peace is over, cancel everything."""
+    def _cancel_overdue(self, engine: BlockPoolBatchEngine) -> None:
+        """Cancel all requests once the drain deadline has passed."""
         stop = self._stop
         if stop is None or stop.deadline is None or self._clock() < stop.deadline:
             return
         self._refuse_inbox()
-        for uid in self._tickets:
+        for uid in self._handles:
             engine.cancel(uid)
 
     def _refuse_inbox(self) -> None:
         for _ in range(len(self._inbox)):
-            ticket = self._inbox.popleft()
-            self._leave(ticket)
-            if ticket.accepted.set_running_or_notify_cancel():
-                ticket.accepted.set_exception(self._refusal())
+            handle = self._inbox.popleft()
+            self._dequeue(handle)
+            if handle.accepted.set_running_or_notify_cancel():
+                handle.accepted.set_exception(self._refusal())
 
-    def _end(self, outcome: Failure | None) -> None:
-        """Close what there is, and let nobody wait for what will not come."""
+    def _shut_down(self, outcome: Failure | None) -> None:
+        """Close the engine and fail every pending future."""
         closed = None if self._engine is None else attempt(self._engine.close)
         failures = [one for one in (outcome, closed) if one is not None]
         for failure in failures:
@@ -378,7 +363,7 @@ class EngineThread:
         with self._changed:
             self._state = EngineState.FAILED if failures else EngineState.STOPPED
             self._changed.notify_all()
-        self._break_off(f"the engine failed: {self._reason}")
+        self._fail_all(f"the engine failed: {self._reason}")
         self._refuse_inbox()
         for _ in range(len(self._calls)):
             self._calls.popleft().refuse(self._refusal())
@@ -386,8 +371,8 @@ class EngineThread:
             self.ready.set_exception(outcome.error)
 
     def _refusal(self) -> SemanticError:
-        """Why nothing is taken in now."""
+        """Why submissions are refused now."""
         if self._state is EngineState.FAILED:
             return BackendError(f"the engine failed: {self._reason}")
         doing = "being loaded" if self._state is EngineState.LOADING else "stopping"
-        return OverloadedError(f"the engine is {doing}", retry_after=_SOON)
+        return OverloadedError(f"the engine is {doing}", retry_after=_RETRY_AFTER)

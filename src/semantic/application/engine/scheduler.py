@@ -1,62 +1,246 @@
-"""Which request computes its prompt next, and which is preempted.
+"""Scheduler: admits requests, chooses who prefills next, grows and preempts the running ones.
 
-Decided by the requests' state and what their agents were given; no pool, no backend, no clock.
+The order of one engine step is: `admit` waiting requests, prefill what `next_chunk` chooses
+(chunked prefill), `grow` every decoding request by a token, decode. Knows requests, the block
+allocator and a clock; not what a backend computes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
-from semantic.application.request import Request
+from semantic.application.cache.block_allocator import BlockAllocator
+from semantic.application.engine.fair_queue import FairQueue
+from semantic.application.engine.prefill_budget import PrefillBudget
+from semantic.application.request import Phase, Request
+from semantic.ports.outbound import Clock
 
 _LONGEST_WAITING_EVERY = 4
-"""One chunk in this many goes to the agent that waits longest for one, if that one has been
-passed over as often, so that a stream of short prompts cannot starve a long one."""
+"""One chunk in this many goes to the agent that has waited longest, if it was passed over as often:
+a stream of short prompts cannot starve a long one."""
+_CONCURRENT_SECONDS = 30.0
+"""How long after two requests were last active together more are expected: agents that work at the
+same time usually send their next request within this time."""
 
 
-class PrefillTurns:
-    """Gives the chunks of prefill to agents.
+@dataclass(slots=True)
+class Step:
+    """The prefill and decode of one engine step, as they are measured.
 
-    The next chunk is the one's whose agent will have had the least when its prompt is computed:
-    a short prompt does not wait for a long one, and who sends many short ones has them counted
-    together. An agent that has nothing left to compute is forgotten.
+    `decoding`: whether requests decode in this step. `owes_token`: a request awaits its first
+    token, so the step prefills nothing. `concurrent`: see `RecentConcurrency`.
+    """
+
+    started: float
+    decoding: bool
+    owes_token: bool
+    concurrent: bool
+    n_prefilled: int = 0
+    prefill_ended: float = 0.0
+
+
+class Scheduler:
+    """The waiting and the running requests of one engine.
+
+    Called under the engine's lock where requests change between waiting and running.
+    """
+
+    def __init__(
+        self, allocator: BlockAllocator, budget: PrefillBudget, clock: Clock, max_batch: int
+    ) -> None:
+        """At most `max_batch` requests run together."""
+        self._allocator = allocator
+        self._budget = budget
+        self._clock = clock
+        self._max_batch = max_batch
+        self._order = PrefillOrder()
+        self._concurrency = RecentConcurrency()
+        self.waiting = FairQueue()
+        self.running: list[Request] = []
+        self.preemptions = 0  # since the start
+
+    def __iter__(self) -> Iterator[Request]:
+        """All requests that have not ended."""
+        return iter((*self.waiting, *self.running))
+
+    def __len__(self) -> int:
+        return len(self.waiting) + len(self.running)
+
+    def in_phase(self, phase: Phase) -> list[Request]:
+        """The running requests in `phase`."""
+        return [request for request in tuple(self.running) if request.phase is phase]
+
+    # Admit
+
+    def add(self, request: Request) -> None:
+        """Queue a new request.
+
+        Raises PoolExhaustedError if it could not finish even with the pool to itself.
+        """
+        self._allocator.require_capacity(request, [other.owner for other in self])
+        self.waiting.push(request)
+
+    def admit(self) -> None:
+        """Allocate blocks to waiting requests, in fair order, while there is room."""
+        while len(self.running) < self._max_batch:
+            request = self.waiting.take(self.running, self._allocate)
+            if request is None:
+                return
+            request.phase = Phase.PREFILL
+            self.running.append(request)
+
+    def _allocate(self, request: Request) -> bool:
+        # A preempted request returns only when the others can grow beside it: otherwise it would
+        # be preempted again at the next block.
+        headroom = len(self.running) if request.preemptions else 0
+        return self._allocator.admit(request, headroom)
+
+    def stuck(self) -> Request | None:
+        """The first waiting request, if it cannot be admitted although nothing runs.
+
+        Blocks of the pool have been allocated outside the engine since it was submitted.
+        """
+        if self.running or not self.waiting:
+            return None
+        return self.waiting.first(self.running)
+
+    def remove(self, request: Request) -> None:
+        """Forget a request that has ended."""
+        if request in self.running:
+            self.running.remove(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+
+    # Prefill
+
+    def begin_step(self) -> Step:
+        """Begin to measure a step."""
+        now = self._clock()
+        return Step(
+            started=now,
+            decoding=bool(self.in_phase(Phase.DECODE)),
+            owes_token=any(request.awaits_first_token for request in self.running),
+            concurrent=self._concurrency.observe(len(self), now),
+        )
+
+    def next_chunk(
+        self, step: Step, may_prefill: Callable[[Request], bool]
+    ) -> tuple[Request, int] | None:
+        """The request that computes next and at most how many tokens; None ends the prefill.
+
+        `may_prefill` is False for a request that waits for another one's block. After a prompt is
+        complete, only prompts that fit entirely go on: a first token never waits for a long chunk.
+        """
+        if step.owes_token:
+            return None
+        request = self._order.next(
+            [one for one in self.in_phase(Phase.PREFILL) if may_prefill(one)]
+        )
+        if request is None:
+            return None
+        wanted = step.n_prefilled + request.to_prefill
+        limit = self._budget.next_chunk(wanted, decoding=step.decoding, concurrent=step.concurrent)
+        left = limit - step.n_prefilled
+        is_last = left >= request.to_prefill
+        owes_token = any(one.awaits_first_token for one in self.running)
+        return None if left <= 0 or (owes_token and not is_last) else (request, left)
+
+    def prefilled(self, step: Step, request: Request, n_tokens: int) -> None:
+        """Account for a chunk of `n_tokens` of `request`."""
+        step.n_prefilled += n_tokens
+        self._order.account(request, n_tokens)
+
+    def end_prefill(self, step: Step) -> None:
+        """Take the time at the end of a step's prefill."""
+        step.prefill_ended = self._clock()
+
+    def end_step(self, step: Step) -> None:
+        """Learn the rates of prefill and decode from a finished step."""
+        ended = self._clock() if step.decoding else step.prefill_ended
+        self._budget.observe(step.n_prefilled, ended - step.started, decoding=step.decoding)
+
+    # Grow and preempt
+
+    def grow(self, request: Request, preempt: Callable[[Request], None]) -> bool:
+        """Allocate room for one more token of a decoding request, preempting others if need be.
+
+        Calls `preempt` for each request that must give up its sequence, which may be `request`
+        itself. Returns whether the request still runs and its capacity has grown.
+        """
+        before = request.capacity
+        while request.phase is Phase.DECODE and not self._allocator.grow(request):
+            victim = preemption_victim(self.running)
+            if victim is not None:
+                preempt(victim)
+                self._preempt(victim)
+        return request.phase is Phase.DECODE and request.capacity > before
+
+    def _preempt(self, request: Request) -> None:
+        """Free the request's blocks; it returns to the head of the queue with its tokens."""
+        self._allocator.release(request)
+        self.running.remove(request)
+        request.preempt()
+        self.preemptions += 1
+        self.waiting.push(request)
+
+
+def preemption_victim(requests: Sequence[Request]) -> Request | None:
+    """The request to preempt when the pool is full: the youngest, which has the least to compute
+    again. The oldest request always progresses, so every request ends."""
+    return max(requests, key=lambda request: request.number, default=None)
+
+
+class PrefillOrder:
+    """The order in which prompts receive chunks.
+
+    The next chunk goes to the request whose agent will have computed the fewest tokens once this
+    prompt is complete: a short prompt does not wait for a long one, and an agent's many short
+    prompts are counted together. An agent with nothing left to compute is forgotten.
     """
 
     def __init__(self) -> None:
         self._turn = 0
-        self._given: dict[str, int] = {}  # tokens
-        self._waits_since: dict[str, int] = {}  # turns
-        self._last_turn: dict[int, int] = {}  # of each request, or when it came
+        self._computed: dict[str, int] = {}  # tokens, by agent
+        self._waits_since: dict[str, int] = {}  # turn, by agent
+        self._last_turn: dict[int, int] = {}  # by request: of its last chunk, or of its arrival
 
     def next(self, requests: Sequence[Request]) -> Request | None:
-        """Whose prompt is to get the next chunk; None when there is nobody."""
+        """The request to prefill next; None if none is ready."""
         owners = {request.number: request.owner for request in requests}
         here = set(owners.values())
-        self._given = {owner: self._given.get(owner, 0) for owner in here}
+        self._computed = {owner: self._computed.get(owner, 0) for owner in here}
         self._waits_since = {owner: self._waits_since.get(owner, self._turn) for owner in here}
         self._last_turn = {number: self._last_turn.get(number, self._turn) for number in owners}
 
         def longest_waiting(request: Request) -> tuple[int, int]:
             return self._waits_since[owners[request.number]], request.number
 
-        def least_given(request: Request) -> tuple[int, int]:
-            return self._given[owners[request.number]] + request.to_prefill, request.number
+        def least_computed(request: Request) -> tuple[int, int]:
+            return self._computed[owners[request.number]] + request.to_prefill, request.number
 
         oldest = min(requests, key=longest_waiting, default=None)
         if oldest is not None and (self._turn + 1) % _LONGEST_WAITING_EVERY == 0:
             passed_over = self._turn - self._last_turn[oldest.number]
             if passed_over >= _LONGEST_WAITING_EVERY - 1:
                 return oldest
-        return min(requests, key=least_given, default=None)
+        return min(requests, key=least_computed, default=None)
 
-    def give(self, request: Request, n_tokens: int) -> None:
-        """`request` has had its turn and computed `n_tokens`."""
+    def account(self, request: Request, n_tokens: int) -> None:
+        """Count a chunk of `n_tokens` for the request's agent."""
         self._turn += 1
-        self._given[request.owner] = self._given.get(request.owner, 0) + n_tokens
+        self._computed[request.owner] = self._computed.get(request.owner, 0) + n_tokens
         self._waits_since[request.owner] = self._last_turn[request.number] = self._turn
 
 
-def preemption_victim(requests: Sequence[Request]) -> Request | None:
-    """The request to preempt when the pool runs dry: the last to arrive has the least to lose,
-    and the oldest always goes on, so every request ends."""
-    return max(requests, key=lambda request: request.number, default=None)
+class RecentConcurrency:
+    """Whether several requests were active at the same time in the last 30 s."""
+
+    def __init__(self) -> None:
+        self._until = float("-inf")
+
+    def observe(self, n_requests: int, now: float) -> bool:
+        """Record `n_requests` active at `now` (seconds); returns whether more are expected."""
+        if n_requests > 1:
+            self._until = now + _CONCURRENT_SECONDS
+        return now < self._until

@@ -1,13 +1,14 @@
-"""Requests' sequences in the backend: opened, computed, closed, turned into caches.
+"""Sequences: the backend's side of running requests. Opens, prefills, decodes and closes them.
 
-Knows the backend and which sequence belongs to which request; not who runs next, nor the pool
-beyond the ledger's word. What the backend cannot do to one sequence never touches another.
+A failure in one sequence never affects another. Knows the backend and which sequence belongs to
+which request; not the order of requests, nor the pool beyond the block allocator.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from semantic.application.cache.block_allocator import BlockAllocator
-from semantic.application.cache.prefix_lookup import StoredPrefix
 from semantic.application.cache.prefix_store import PrefixStore
 from semantic.application.request import Phase, Request
 from semantic.domain.entities import AgentBlocks
@@ -17,58 +18,71 @@ from semantic.ports.outbound import BatchBackend
 
 
 class Sequences:
-    """The open sequences. Used by the stepping thread alone."""
+    """The open sequences. Called by the stepping thread only."""
 
     def __init__(
         self,
         model: BatchBackend,
-        ledger: BlockAllocator,
-        archive: PrefixStore | None = None,
+        allocator: BlockAllocator,
+        prefixes: PrefixStore | None = None,
     ) -> None:
         self._model = model
-        self._ledger = ledger
-        self._archive = archive
+        self._allocator = allocator
+        self._prefixes = prefixes
         self._requests: dict[SequenceId, Request] = {}
 
     def open(self, request: Request) -> None:
-        """Give an admitted request its sequence, restored where it can be.
+        """Open the sequence of an admitted request, restored from a cache if there is one.
 
-        What a store has is read beside the running batch: the request is in phase LOAD then.
+        A stored prefix is read beside the running batch: the request is then in phase LOAD.
         Raises BackendError.
         """
-        prefix = request.archived.prefix
         sequence = self._restored(request)
         if sequence is None:
             sequence = self._model.open(request.capacity)
         request.sequence = sequence
         self._requests[sequence] = request
-        if prefix is not None and not request.computed:
-            self._load(request, prefix)
+        if (
+            self._prefixes is not None
+            and not request.computed
+            and self._prefixes.begin_load(request)
+        ):
+            request.phase = Phase.LOAD
+
+    def wait_for_load(self, requests: Sequence[Request], seconds: float) -> None:
+        """Return when the load of one of `requests` is done, or after `seconds`."""
+        if self._prefixes is not None:
+            self._prefixes.wait_for_load(requests, seconds)
+
+    def is_loaded(self, request: Request) -> bool:
+        """Whether nothing is left to read for a request in phase LOAD."""
+        return self._prefixes is None or self._prefixes.is_loaded(request)
 
     def finish_load(self, request: Request) -> None:
-        """What was read for a request in phase LOAD is its own now. Raises BackendError."""
-        if self._archive is not None:
-            self._archive.finish_load(request)
+        """Restore what was read for a request in phase LOAD. Raises BackendError."""
+        if self._prefixes is not None:
+            self._prefixes.finish_load(request)
         request.phase = Phase.PREFILL
 
     def reserve(self, request: Request) -> None:
-        """Make room for what the request's blocks hold. Raises BackendError."""
+        """Reserve memory for the request's capacity. Raises BackendError."""
         if request.sequence is not None:
             self._model.reserve(request.sequence, request.capacity)
 
     def prefill(self, request: Request, limit: int) -> int:
-        """Compute at most `limit` tokens of an opened request; how many there were.
+        """Compute at most `limit` tokens of an opened request; returns how many were computed.
 
-        A prompt that is scored goes on in chunks of its own, whatever the limit.
-        One that has nothing left to compute begins to decode; one whose next blocks somebody
-        else has computed meanwhile loads them instead. Raises BackendError.
+        A scored prompt is computed in chunks of fixed size, whatever the limit. A request with
+        nothing left to compute begins to decode; one whose next blocks another request has
+        computed meanwhile loads them instead. Raises BackendError.
         """
         if request.sequence is None:
             raise AssertionError("only an opened request is prefilled")
         before = request.computed
         if request.scoring:
             self._score(request, request.sequence)
-        elif self._load_next(request):
+        elif self._prefixes is not None and self._prefixes.load_next_blocks(request):
+            request.phase = Phase.LOAD
             return 0
         else:
             self._compute(request, request.sequence, limit)
@@ -80,51 +94,52 @@ class Sequences:
         return request.computed - before
 
     def decode(self) -> list[tuple[Request, SampledToken]]:
-        """One token for each decoding request. Raises BackendError: then all of them are lost."""
+        """One token for each decoding request. A BackendError fails all of them."""
         return [(self._requests[token.sequence], token) for token in self._model.decode()]
 
     def may_prefill(self, request: Request) -> bool:
-        """Whether to compute the request's next tokens now; not while another one does so."""
+        """Whether to compute the request's next tokens now: no other request is computing them."""
         if request.sequence is None:
             return False
-        return self._archive is None or request.scoring or self._archive.claim(request)
+        return self._prefixes is None or request.scoring or self._prefixes.claim(request)
 
     def preempt(self, request: Request) -> None:
-        """Drop the request's sequence; a store keeps what is of use when it comes back."""
-        if self._archive is not None and self._archive.resumes_anywhere:
-            self._keep(request)
+        """Close the request's sequence; saves its blocks where they can be restored later."""
+        if self._prefixes is not None and self._prefixes.resumes_anywhere:
+            self._save(request)
         self.close(request)
+        if self._prefixes is not None:
+            self._prefixes.preempt(request)
 
     def close(self, request: Request) -> None:
-        """Drop the request's sequence, if it has one."""
+        """Close the request's sequence, if it has one."""
         sequence = self._forget(request)
         if sequence is None:
             return
         try:
             self._model.close(sequence)
         except BackendError:
-            # It is out of every batch for us. What memory the backend could not free is lost,
-            # and no reason to lose more.
+            # The sequence is in no batch any more; memory that the backend could not free leaks.
             return
 
     def extract(self, request: Request) -> AgentBlocks | None:
-        """Turn the request's sequence into a cache; None when there is nothing to keep.
+        """Turn the request's sequence into an idle cache; None if it holds nothing.
 
-        The store keeps it too, and the agent's turn if it said something.
+        Saves its blocks to the store, and the agent's manifest if a token was generated.
         """
         sequence = request.sequence
         if sequence is None:
             return None
-        kept = self._keep(request)
-        if kept and request.generated and self._archive is not None:
-            self._archive.keep_turn(request, kept)
+        saved = self._save(request)
+        if saved and request.generated and self._prefixes is not None:
+            self._prefixes.save_turn(request, saved)
         length = self._model.length(sequence)
         self._forget(request)
         try:
             unused = self._model.extract(sequence, request.blocks)
         except BackendError:
             return None  # the answer is complete; only its cache is lost
-        self._ledger.free_unused(request, unused)
+        self._allocator.free_unused(request, unused)
         return request.as_cache(length, self._model.model_id) if length else None
 
     def _restored(self, request: Request) -> SequenceId | None:
@@ -136,12 +151,12 @@ class Sequences:
                 restore.blocks, restore.length, request.capacity, exclusive=restore.exclusive
             )
         except CacheReconstructionError:
-            return None  # then it is computed: a cache may cost time, never an answer
+            return None  # the tokens are computed instead
         finally:
-            self._ledger.unpin(request)
+            self._allocator.unpin(request)
         request.computed = restore.length
-        request.archived.source = "pool"
-        # A request that was preempted may find parts of its answer too; those are no prompt.
+        request.reuse.source = "pool"
+        # A preempted request may find parts of its answer in the cache; those do not count.
         request.cached_tokens = min(restore.length, len(request.prompt) - 1)
         return sequence
 
@@ -153,46 +168,35 @@ class Sequences:
         self._publish(request)
 
     def _compute(self, request: Request, sequence: SequenceId, limit: int) -> None:
-        chunk = request.next_chunk(limit)
+        checkpoint_at = None if self._prefixes is None else self._prefixes.checkpoint_at(request)
+        chunk = request.next_chunk(limit, checkpoint_at)
         if chunk:
             self._model.prefill(sequence, chunk)
             request.computed += len(chunk)
             self._publish(request)
 
-    def _load(self, request: Request, prefix: StoredPrefix) -> None:
-        if self._archive is not None:
-            self._archive.begin(request, prefix)
-            request.phase = Phase.LOAD
-
-    def _load_next(self, request: Request) -> bool:
-        prefix = None if self._archive is None else self._archive.next_blocks(request)
-        if prefix is None:
-            return False
-        self._load(request, prefix)
-        return True
-
     def _publish(self, request: Request) -> None:
-        if self._archive is None:
+        if self._prefixes is None:
             return
         try:
-            self._archive.publish(request)
+            self._prefixes.publish(request)
         except BackendError:
-            return  # then it is not kept; the request goes on
+            return  # not saved; the request continues
 
-    def _keep(self, request: Request) -> int:
-        """Let the store keep what the sequence holds; how many tokens, 0 when it cannot."""
-        if self._archive is None or request.sequence is None or request.archived.load is not None:
+    def _save(self, request: Request) -> int:
+        """Save what the sequence holds to the store; how many tokens, 0 if it cannot be saved."""
+        prefixes = self._prefixes
+        if prefixes is None or request.sequence is None or prefixes.is_loading(request):
             return 0
         try:
             self._model.pause(request.sequence)
-            return self._archive.keep_blocks(request)
+            return prefixes.save_blocks(request)
         except BackendError:
             return 0
 
     def _forget(self, request: Request) -> SequenceId | None:
-        if self._archive is not None:
-            self._archive.release(request)
-        request.archived.load = None
+        if self._prefixes is not None:
+            self._prefixes.close_sequence(request)
         sequence, request.sequence = request.sequence, None
         if sequence is not None:
             del self._requests[sequence]

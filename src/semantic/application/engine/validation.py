@@ -1,7 +1,7 @@
-"""Turns what a caller asks into a request, or says what is wrong with it.
+"""Request validation: a submission becomes a request, or is refused before any state changes.
 
-Checks everything that can be checked without the pool, before any state changes. Knows the
-model's vocabulary and tokenizer; not whether there is room.
+Checks everything that can be checked without the pool. Knows the model's vocabulary and tokenizer;
+not whether the pool has room.
 """
 
 from __future__ import annotations
@@ -10,22 +10,21 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
-from semantic.application.cache.prefix_state import PrefixState
 from semantic.application.engine.submission import Submission
-from semantic.application.request import Request
+from semantic.application.request import Request, Reuse
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.errors import CacheReconstructionError, InvalidRequestError
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.outbound import BatchBackend, Tokenizer
 
-_MOST_ALTERNATIVES = 100
-"""Of each token's log-probabilities: a request for all of them would fill the memory."""
-_LONGEST_NOTE = 1 << 20
-"""Characters; a note is saved with each turn."""
+_MAX_ALTERNATIVES = 100
+"""Alternatives per token: log-probabilities of the whole vocabulary would fill the memory."""
+_MAX_NOTE = 1 << 20
+"""Characters; the note is saved with each turn."""
 
 
 class RequestValidator:
-    """Makes requests for one model."""
+    """Validates submissions to one model."""
 
     def __init__(self, model: BatchBackend, tokenizer: Tokenizer) -> None:
         self._model = model
@@ -33,63 +32,63 @@ class RequestValidator:
         self._vocab_size = model.vocab_size
         self._tokenizer = tokenizer
 
-    def check(self, asked: Submission) -> None:
-        """Raise as `GenerationEnginePort.submit` unless the simple fields are right."""
-        if not _is_text(asked.agent_id) or not asked.agent_id:
+    def check(self, submission: Submission) -> None:
+        """Check the fields that need no encoding. Raises as `GenerationEnginePort.submit`."""
+        if not _is_text(submission.agent_id) or not submission.agent_id:
             raise InvalidRequestError(
-                f"agent_id must be a non-empty string, got {asked.agent_id!r}"
+                f"agent_id must be a non-empty string, got {submission.agent_id!r}"
             )
-        if not _is_int(asked.max_tokens) or asked.max_tokens < 1:
-            raise InvalidRequestError(f"max_tokens must be at least 1, got {asked.max_tokens!r}")
-        if not _is_text(asked.tenant):
-            raise InvalidRequestError(f"tenant must be a string, got {asked.tenant!r}")
-        if not _is_text(asked.note) or len(asked.note) > _LONGEST_NOTE:
+        if not _is_int(submission.max_tokens) or submission.max_tokens < 1:
             raise InvalidRequestError(
-                f"note must be a string of at most {_LONGEST_NOTE} characters"
+                f"max_tokens must be at least 1, got {submission.max_tokens!r}"
             )
-        self._check_cache(asked.cache)
+        if not _is_text(submission.tenant):
+            raise InvalidRequestError(f"tenant must be a string, got {submission.tenant!r}")
+        if not _is_text(submission.note) or len(submission.note) > _MAX_NOTE:
+            raise InvalidRequestError(f"note must be a string of at most {_MAX_NOTE} characters")
+        self._check_cache(submission.cache)
 
-    def accept(self, asked: Submission, archived: PrefixState, number: int) -> Request:
-        """The request; `archived` says what the agent had, to append to when no cache is given.
+    def accept(self, submission: Submission, cached: Reuse, number: int) -> Request:
+        """The request; without a given cache, `append` continues the tokens in `cached`.
 
         Raises as `GenerationEnginePort.submit`.
         """
-        self.check(asked)
-        params = self._checked(asked.sampling)
-        tokens = self._tokens(asked.prompt, add_special_tokens=not asked.append)
-        if asked.append:
-            before = asked.cache.token_ids if asked.cache is not None else archived.history
+        self.check(submission)
+        params = self._checked(submission.sampling)
+        tokens = self._tokens(submission.prompt, add_special_tokens=not submission.append)
+        if submission.append:
+            before = submission.cache.token_ids if submission.cache is not None else cached.history
             if not before:
                 raise InvalidRequestError(
-                    f"append: agent {asked.agent_id!r} has no cache to append to"
+                    f"append: agent {submission.agent_id!r} has no cache to append to"
                 )
             tokens = before + tokens
         return Request(
             uid=f"request-{number}",
             number=number,
-            agent_id=asked.agent_id,
+            agent_id=submission.agent_id,
             prompt=tokens,
-            max_tokens=asked.max_tokens,
+            max_tokens=submission.max_tokens,
             params=params,
             eos_token_ids=frozenset() if params.ignore_eos else self._tokenizer.eos_token_ids,
             decode=self._tokenizer.decode,
-            given_cache=asked.cache,
-            tenant=asked.tenant,
-            note=asked.note,
-            archived=archived,
+            given_cache=submission.cache,
+            tenant=submission.tenant,
+            note=submission.note,
+            reuse=cached,
         )
 
     def _checked(self, params: SamplingParams) -> SamplingParams:
-        """The parameters with a seed, unless they need none."""
+        """Validated parameters; a seed is drawn where sampling needs one."""
         for token in params.logit_bias:
             if not 0 <= token < self._vocab_size:
                 raise InvalidRequestError(
                     f"logit_bias names token {token}; token ids are below {self._vocab_size}"
                 )
         for name in ("logprobs", "prompt_logprobs"):
-            if (getattr(params, name) or 0) > _MOST_ALTERNATIVES:
+            if (getattr(params, name) or 0) > _MAX_ALTERNATIVES:
                 raise InvalidRequestError(
-                    f"{name} must be at most {_MOST_ALTERNATIVES}, got {getattr(params, name)}"
+                    f"{name} must be at most {_MAX_ALTERNATIVES}, got {getattr(params, name)}"
                 )
         if params.grammar is not None:
             if params.ignore_eos:
@@ -112,7 +111,7 @@ class RequestValidator:
     def _tokens(self, prompt: str | Sequence[int], *, add_special_tokens: bool) -> tuple[int, ...]:
         if not _is_sequence(prompt):
             raise InvalidRequestError(f"prompt must be text or token ids, got {prompt!r}")
-        # Asked before encoding: where a tokenizer adds a BOS token, no text becomes a token.
+        # Checked before encoding: a tokenizer that adds BOS makes a token of empty text.
         if not prompt:
             raise InvalidRequestError("prompt must not be empty")
         tokens: Sequence[int] = (
@@ -120,7 +119,7 @@ class RequestValidator:
             if isinstance(prompt, str)
             else prompt
         )
-        # Of a hundred thousand tokens all at once; one by one only to say which is wrong.
+        # All tokens at once, which is quick; one by one only to name the wrong one.
         if {*map(type, tokens)} != {int} or min(tokens) < 0 or max(tokens) >= self._vocab_size:
             self._check_each(tokens)
         return tuple(tokens)
@@ -144,5 +143,5 @@ def _is_sequence(value: object) -> bool:
 
 
 def _is_int(value: object) -> bool:
-    """Whether `value` is a whole number; True and False are none."""
+    """Whether `value` is an integer; True and False are not."""
     return isinstance(value, int) and not isinstance(value, bool)

@@ -7,10 +7,9 @@ from typing import cast
 
 import pytest
 
-from semantic.application.cache.prefix_state import PrefixState
 from semantic.application.engine.submission import Submission
 from semantic.application.engine.validation import RequestValidator
-from semantic.application.request import Request
+from semantic.application.request import Request, Reuse
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.errors import CacheReconstructionError, InvalidRequestError
 from semantic.domain.grammar import Grammar
@@ -36,18 +35,18 @@ def accept(
     number: int = 7,
 ) -> Request:
     backend = FakeBackend(ModelCacheSpec((FULL,)))
-    asked = Submission(
+    submission = Submission(
         agent_id,
         cast("str | list[int]", prompt),
-        cache,
         max_tokens,
         sampling or SamplingParams(),
-        append=append,
         tenant=cast(str, tenant),
         note=cast(str, note),
+        cache=cache,
+        append=append,
     )
     return RequestValidator(backend, CharTokenizer(frozenset({3}))).accept(
-        asked, PrefixState(history=history), number
+        submission, Reuse(history=history), number
     )
 
 
@@ -140,11 +139,11 @@ def test_without_append_the_prompt_is_whole() -> None:
 def test_only_the_beginning_of_a_conversation_gets_special_tokens() -> None:
     tokenizer = ByteTokenizer()
     backend = FakeBackend(ModelCacheSpec((FULL,)), vocab_size=tokenizer.vocab_size)
-    intake = RequestValidator(backend, tokenizer)
+    validator = RequestValidator(backend, tokenizer)
     prompts = [
-        intake.accept(
-            Submission("a", "hi", None, 1, SamplingParams(), append=append),
-            PrefixState(history=(4,)),
+        validator.accept(
+            Submission("a", "hi", 1, append=append),
+            Reuse(history=(4,)),
             0,
         ).prompt
         for append in (False, True)
@@ -155,9 +154,7 @@ def test_only_the_beginning_of_a_conversation_gets_special_tokens() -> None:
 def test_an_empty_text_is_an_empty_prompt_also_where_a_tokenizer_adds_tokens() -> None:
     backend = FakeBackend(ModelCacheSpec((FULL,)), vocab_size=999)
     with pytest.raises(InvalidRequestError, match="prompt must not be empty"):
-        RequestValidator(backend, ByteTokenizer()).accept(
-            Submission("a", "", None, 1, SamplingParams()), PrefixState(), 0
-        )
+        RequestValidator(backend, ByteTokenizer()).accept(Submission("a", "", 1), Reuse(), 0)
 
 
 def test_a_seed_is_drawn_only_when_one_is_needed() -> None:

@@ -77,7 +77,7 @@ class StoredEngineMachine(EngineMachine):
         """Killed in the middle of whatever it does, and started again."""
         self.asked, self.done = {}, {}
         self.world = replace(self.world, archive=self.store)
-        archive = self.world.engine._archive
+        archive = self.world.engine._prefixes
         assert archive is not None
         self.reads = archive._loader._threads = LateReads()
         # When nothing else can be done, the engine waits until something is read.
@@ -89,7 +89,7 @@ class StoredEngineMachine(EngineMachine):
 
     @rule(agent=agents, new=agents)
     def fork(self, agent: str, new: str) -> None:
-        engine, ledger = self.world.engine, self.world.engine._ledger
+        engine, ledger = self.world.engine, self.world.engine._allocator
         there = {
             name: engine.manifest(name) or ledger.idle_tokens(name, "") for name in (agent, new)
         }
@@ -125,7 +125,7 @@ class StoredEngineMachine(EngineMachine):
 
     @rule(agent=agents, n=st.sampled_from([1, 30]), max_tokens=new_tokens, variant=variants)
     def append_to_what_is_known(self, agent: str, n: int, max_tokens: int, variant: int) -> None:
-        known = self.world.engine._known.recall(agent, "").history
+        known = self.world.engine._agents.recall(agent, "").history
         more = text_of(5, n)
         if known is None:
             with pytest.raises(InvalidRequestError, match="no cache to append to"):

@@ -132,21 +132,21 @@ def test_a_follower_goes_on_alone_when_its_leader_is_cancelled() -> None:
 def test_nobody_waits_for_one_that_reads_what_another_computed() -> None:
     of = world(largest_chunk=256)
     reads = LateReads()
-    assert of.engine._archive is not None
-    loader = of.engine._archive._loader
+    assert of.engine._prefixes is not None
+    loader = of.engine._prefixes._loader
     loader._threads = reads
     shared = text_of(1, 700)
     for agent in ("ann", "ben", "cy"):
         of.engine.submit(agent, (*shared, len(agent)), max_tokens=4)
-    while all(r.phase is not Phase.DECODE for r in of.engine._running):
+    while all(r.phase is not Phase.DECODE for r in of.engine._scheduler.running):
         of.engine.step_once()
     of.engine.step_once()
     # The first has computed blocks of all three; both others read them, at the same time.
-    assert [r.phase for r in of.engine._running] == [Phase.DECODE, Phase.LOAD, Phase.LOAD]
-    while any(r.phase is Phase.LOAD for r in of.engine._running):
+    assert [r.phase for r in of.engine._scheduler.running] == [Phase.DECODE, Phase.LOAD, Phase.LOAD]
+    while any(r.phase is Phase.LOAD for r in of.engine._scheduler.running):
         reads.arrive()
         of.engine.step_once()
-    assert of.engine._running
+    assert of.engine._scheduler.running
 
 
 def test_what_a_cancelled_prompt_computed_is_found_again() -> None:
@@ -239,7 +239,7 @@ def test_tenants_share_nothing_and_each_finds_its_own() -> None:
 def test_a_tenant_cannot_take_anothers_name_in_the_pool() -> None:
     of = world()
     answer(of, "ann", text_of(1, 300), tenant="x")
-    (key,) = of.store.oldest_first()
+    (key,) = of.store.lru_order()
     assert key.owner != "ann"
     answer(of, key.owner, text_of(2, 300))
     of.engine.check_integrity()
@@ -338,11 +338,11 @@ def test_what_was_read_is_counted_in_bytes() -> None:
     first = world()
     prompt = text_of(1, 900)
     answer(first, "ann", prompt)
-    assert not first.engine.load.restored_bytes
+    assert not first.engine.restored_bytes
     again = world(WHOLE, store_of(first))
     read = answer(again, "ann", prompt).cached_tokens
     per_token = sum(again.backend.layout().bytes_per_token(Part.FULL))
-    assert again.engine.load.restored_bytes[Tier.MEMORY] >= read * per_token
+    assert again.engine.restored_bytes[Tier.MEMORY] >= read * per_token
 
 
 def test_a_pinned_agent_stays_pinned_from_turn_to_turn() -> None:
@@ -401,7 +401,7 @@ def test_a_store_that_is_too_slow_is_passed_over() -> None:
     prompt = text_of(1, 900)
     answer(first, "ann", prompt)
     again = world(WHOLE, store_of(first))
-    archive = again.engine._archive
+    archive = again.engine._prefixes
     assert isinstance(archive, PrefixStore)
     archive.break_even._prefill_rate = lambda: 1e9
     archive.break_even.observe(1, 1e9)

@@ -36,7 +36,7 @@ class Shelf:
         return blocks
 
     def agents(self) -> list[str]:
-        return [key.agent_id for key in self.store.oldest_first()]
+        return [key.agent_id for key in self.store.lru_order()]
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def key(agent: str, model: str = "m") -> CacheKey:
 def test_an_empty_store_has_nothing(shelf: Shelf) -> None:
     assert shelf.store.get(key("a")) is None
     assert shelf.store.take(key("a")) is None
-    assert shelf.store.oldest_first() == ()
+    assert shelf.store.lru_order() == ()
     assert shelf.store.evict() is False
 
 

@@ -53,7 +53,7 @@ class Desk:
         return blocks
 
     def agents(self) -> list[str]:
-        return [key.agent_id for key in self.store.oldest_first()]
+        return [key.agent_id for key in self.store.lru_order()]
 
 
 def test_a_request_gets_blocks_for_its_tokens_and_the_next() -> None:
@@ -206,9 +206,9 @@ def test_a_refused_admission_puts_an_own_cache_back() -> None:
 
 def test_what_cannot_end_alone_is_refused() -> None:
     desk = Desk(5)
-    desk.ledger.require_room(desk.request("a", 700, max_tokens=68), [])
+    desk.ledger.require_capacity(desk.request("a", 700, max_tokens=68), [])
     with pytest.raises(PoolExhaustedError, match=r"^Cannot allocate 6 blocks .*has 5 blocks$"):
-        desk.ledger.require_room(desk.request("a", 700, max_tokens=69), [])
+        desk.ledger.require_capacity(desk.request("a", 700, max_tokens=69), [])
 
 
 def test_an_account_that_lost_a_block_is_noticed() -> None:
