@@ -7,7 +7,6 @@ from typing import cast
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import make_prompt_cache
 
 from semantic import SamplingParams
 from semantic.adapters.mlx.sampling.sampler import score_tokens
@@ -16,6 +15,7 @@ from semantic.domain.match import MatchEnd
 from semantic.domain.value_objects import TokenLogprob
 from tests.integration.test_exactness import prompts
 from tests.support.rig import Rig
+from tests.support.rounding import log_probabilities, most_rounding
 
 SCORED = SamplingParams(prompt_logprobs=3)
 Scores = tuple[TokenLogprob | None, ...]
@@ -36,9 +36,9 @@ def test_the_figures_are_those_of_mlx_lm(architecture: str, n: int) -> None:
     found = scored(rig, "ann", prompt)
     assert len(found) == n
     assert found[0] is None
-    # Alike in chunks; one long pass makes its sums in another order, which these models magnify.
-    for chunk, near in ((128, 1e-5), (n, 1e-5 if n <= 129 else 2e-4)):
-        rows = forward(rig, prompt, chunk)
+    near = most_rounding(rig.model)
+    for chunk in (128, n):
+        rows = cast("list[list[float]]", log_probabilities(rig.model, prompt, chunk).tolist())
         for i, one in enumerate(found[1:], 1):
             assert one is not None
             row = rows[i - 1]
@@ -47,17 +47,6 @@ def test_the_figures_are_those_of_mlx_lm(architecture: str, n: int) -> None:
             best = sorted(row, reverse=True)[:3]
             assert [value for _, value in one.top] == pytest.approx(best, abs=near)
             assert all(value == pytest.approx(row[token], abs=near) for token, value in one.top)
-
-
-def forward(rig: Rig, prompt: list[int], chunk: int) -> list[list[float]]:
-    """The log-softmax after each token, by mlx-lm's model and caches alone."""
-    caches = make_prompt_cache(rig.model)
-    rows: list[list[float]] = []
-    for start in range(0, len(prompt), chunk):
-        logits = rig.model(mx.array([prompt[start : start + chunk]]), cache=caches)[0]
-        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        rows += cast("list[list[float]]", logprobs.tolist())
-    return rows
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
