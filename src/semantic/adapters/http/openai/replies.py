@@ -1,8 +1,8 @@
 """What replies of chat completions and completions share: events of all choices to JSON or SSE.
 
-The answers of a request's choices run concurrently and are merged into one stream of events. A
-wire turns events into deltas, and deltas into chunks or into one object, with metadata and usage
-from here. Knows no wire's choices.
+The answers of a request's choices run concurrently and are merged into one stream of events. Each
+wire turns events into deltas of its own; a `Reply` sends deltas as the chunks of a stream or as one
+object. Knows no wire's fields within `choices`.
 """
 
 from __future__ import annotations
@@ -12,22 +12,30 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import lru_cache
 from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
-from typing import Final, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from anyio import CancelScope
 from fastapi import Request
 from sse_starlette import ServerSentEvent
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from semantic.adapters.http.cache_miss_report import usage_extension
 from semantic.adapters.http.errors import WireError, openai_error, problem_of
+from semantic.adapters.http.openai.fields import Json
 from semantic.adapters.http.openai.requests import StreamOptions
-from semantic.adapters.http.streaming import StartedStream, event_stream, sse_event, start_stream
+from semantic.adapters.http.streaming import (
+    StartedStream,
+    event_stream,
+    sse_event,
+    start_stream,
+    until_disconnect,
+)
 from semantic.domain.answer import AnswerEnd, AnswerEvent, AnswerStarted, ToolCallFailed, Usage
 from semantic.domain.errors import SemanticError
 from semantic.domain.match import MatchReport
@@ -35,7 +43,7 @@ from semantic.ports.serving import Ask, ServedModel, ServingPort
 
 logger = logging.getLogger("semantic.server")
 
-D = TypeVar("D")
+D = TypeVar("D", bound="Delta")
 D_contra = TypeVar("D_contra", contravariant=True)
 
 IndexedEvent = tuple[int, AnswerEvent]
@@ -44,7 +52,7 @@ IndexedEvent = tuple[int, AnswerEvent]
 _DONE: Final = "[DONE]"
 
 _VERSIONED: Final = ("semantic", "mlx", "mlx-lm")
-"""Packages whose versions may change the last bits of a result."""
+"""Packages that may change the last bits of a result with their version."""
 
 
 # Events of all choices
@@ -130,55 +138,12 @@ def unreadable_call(failed: ToolCallFailed) -> WireError:
     )
 
 
-# Metadata and usage
-
-
-@dataclass(frozen=True, slots=True)
-class ReplyMetadata:
-    """Identical in all chunks of a reply. `created` is in seconds since 1970."""
-
-    id: str
-    created: int
-    model: str
-    fingerprint: str
-
-    def as_object(self, kind: str) -> dict[str, object]:
-        """The first fields of a JSON object of this `kind`."""
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.fingerprint,
-        }
-
-
-def new_metadata(prefix: str, model: ServedModel) -> ReplyMetadata:
-    """Metadata with a new random id that starts with `prefix`."""
-    return ReplyMetadata(
-        f"{prefix}-{secrets.token_hex(16)}", int(time.time()), model.id, _fingerprint(model.id)
-    )
-
-
-@lru_cache(maxsize=16)
-def _fingerprint(model_id: str) -> str:
-    """Changes with everything that may change the answer to a seed: the model and the packages."""
-    versions = (f"{name} {_version(name)}" for name in _VERSIONED)
-    named = "\0".join((*versions, model_id)).encode("utf-8", "surrogatepass")
-    return f"fp_{hashlib.sha256(named).hexdigest()[:10]}"
-
-
-def _version(package: str) -> str:
-    """The installed version; "none" for a package that runs from its source."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "none"
+# Usage
 
 
 @dataclass(slots=True)
 class UsageSum:
-    """Sums the usage of a request whose prompts have `n` choices each.
+    """Sums the usage of a request with `n` choices per prompt.
 
     A prompt counts once, whatever its number of choices; its cached tokens are those that none of
     the choices computed. `match` is that of the prompt with the most tokens computed again.
@@ -208,7 +173,7 @@ class UsageSum:
         )
 
 
-def usage_object(usage: Usage) -> dict[str, object]:
+def usage_object(usage: Usage) -> Json:
     """The member `usage` of replies and last chunks."""
     return {
         "prompt_tokens": usage.prompt,
@@ -227,76 +192,137 @@ def _n_recomputed(match: MatchReport | None) -> int:
     return 0 if match is None or match.lost is None else match.lost.tokens
 
 
-# Streams
+# Replies
 
 
-class Chunks(Protocol[D_contra]):
-    """Serializes the deltas of a wire as chunks."""
+class Delta(Protocol):
+    """What is new in one choice. The last delta of a choice has its `usage`."""
 
-    def chunk(self, delta: D_contra) -> dict[str, object]:
-        """The chunk with `delta`."""
+    @property
+    def index(self) -> int:
+        """The index of the choice."""
         ...
 
-    def last(self) -> dict[str, object] | None:
-        """The chunk after all deltas, if there is one."""
+    @property
+    def usage(self) -> Usage | None:
+        """The usage of the choice; None before its end."""
+        ...
+
+    def as_object(self) -> Json:
+        """The member of a chunk's `choices`."""
+        ...
+
+
+class ChoiceSum(Protocol[D_contra]):
+    """The sum of a choice's deltas."""
+
+    def add(self, delta: D_contra) -> None:
+        """Add the next delta."""
+        ...
+
+    def as_object(self, index: int) -> Json:
+        """The member of the whole reply's `choices`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkFactory:
-    """Wraps choices into chunks of this `kind`: metadata, and usage where the options request it.
+class ReplyKind(Generic[D]):
+    """What distinguishes a wire's replies: the names of their objects, and how deltas add up."""
 
-    With usage requested every chunk has the member `usage`, as OpenAI's have.
+    id_prefix: str
+    name: str
+    chunk_name: str
+    new_sum: Callable[[], ChoiceSum[D]]
+
+
+class Reply(Generic[D]):
+    """One reply, as the chunks of a stream or as one object; both are made of the same deltas.
+
+    Chunks and objects share the id, the time of creation and the fingerprint. `n` is the number of
+    choices per prompt.
     """
 
-    kind: str
-    metadata: ReplyMetadata
-    options: StreamOptions
-    usage: UsageSum
+    def __init__(
+        self, kind: ReplyKind[D], model: ServedModel, options: StreamOptions, *, n: int
+    ) -> None:
+        self._kind = kind
+        self._options = options
+        self._usage = UsageSum(n)
+        self._id = f"{kind.id_prefix}-{secrets.token_hex(16)}"
+        self._created = int(time.time())
+        self._model = model.id
 
-    def chunk(
-        self, choice: dict[str, object], index: int, ended: Usage | None
-    ) -> dict[str, object]:
-        """The chunk with `choice`; `ended` is the usage of choice number `index` at its end."""
-        chunk = self.metadata.as_object(self.kind) | {"choices": [choice]}
-        if ended is not None:
-            self.usage.add(index, ended)
-        if self.options.usage:
-            known = self.options.running_usage and ended is not None
-            chunk["usage"] = usage_object(self.usage.total()) if known else None
-        return chunk
+    async def respond(self, request: Request, deltas: AsyncGenerator[D, None]) -> Response:
+        """The HTTP response, once the first chunk or the whole object is there.
 
-    def last(self) -> dict[str, object] | None:
-        """The final chunk, with the total usage; None unless usage was requested."""
-        if not self.options.usage:
-            return None
-        usage = usage_object(self.usage.total())
-        return self.metadata.as_object(self.kind) | {"choices": [], "usage": usage}
+        What `deltas` raises until then is raised here, and becomes an HTTP error. A later error is
+        the last event of the stream; clients raise it.
+        """
+        if not self._options.stream:
+            return JSONResponse(await until_disconnect(request, self._whole(deltas)))
+        chunks = await start_stream(request, self._chunks(deltas))
+        return event_stream(request, _events(chunks))
+
+    async def _whole(self, deltas: AsyncIterator[D]) -> Json:
+        sums: dict[int, ChoiceSum[D]] = {}
+        async for delta in deltas:
+            sums.setdefault(delta.index, self._kind.new_sum()).add(delta)
+            if delta.usage is not None:
+                self._usage.add(delta.index, delta.usage)
+        choices = [sums[index].as_object(index) for index in sorted(sums)]
+        return self._object(self._kind.name, choices) | self._total_usage()
+
+    async def _chunks(self, deltas: AsyncGenerator[D, None]) -> AsyncGenerator[Json, None]:
+        """The chunks. With usage requested each has the member `usage`, as OpenAI's have."""
+        name, options = self._kind.chunk_name, self._options
+        async with aclosing(deltas):
+            async for delta in deltas:
+                chunk = self._object(name, [delta.as_object()])
+                if delta.usage is not None:
+                    self._usage.add(delta.index, delta.usage)
+                if options.usage:
+                    known = options.running_usage and delta.usage is not None
+                    chunk |= self._total_usage() if known else {"usage": None}
+                yield chunk
+        if options.usage:
+            yield self._object(name, []) | self._total_usage()
+
+    def _object(self, name: str, choices: Sequence[Json]) -> Json:
+        return {
+            "id": self._id,
+            "object": name,
+            "created": self._created,
+            "model": self._model,
+            "system_fingerprint": _fingerprint(self._model),
+            "choices": choices,
+        }
+
+    def _total_usage(self) -> Json:
+        return {"usage": usage_object(self._usage.total())}
 
 
-async def streamed(
-    request: Request, deltas: AsyncGenerator[D, None], chunks: Chunks[D]
-) -> Response:
-    """A response that streams `deltas`, once the first has arrived.
-
-    What `deltas` raises before the first is raised here, and becomes an HTTP error. A later error
-    is the last event of the stream; clients raise it.
-    """
-    stream = await start_stream(request, deltas)
-    return event_stream(request, _events(stream, chunks))
-
-
-async def _events(
-    stream: StartedStream[D], chunks: Chunks[D]
-) -> AsyncGenerator[ServerSentEvent, None]:
+async def _events(chunks: StartedStream[Json]) -> AsyncGenerator[ServerSentEvent, None]:
     try:
-        async for delta in stream:
-            yield sse_event(chunks.chunk(delta))
-        last = chunks.last()
-        if last is not None:
-            yield sse_event(last)
+        async for chunk in chunks:
+            yield sse_event(chunk)
         yield sse_event(_DONE)
     except (SemanticError, WireError) as error:
         yield sse_event(openai_error(problem_of(error)))
     finally:
-        await stream.aclose()
+        await chunks.aclose()
+
+
+@lru_cache(maxsize=16)
+def _fingerprint(model_id: str) -> str:
+    """Changes with everything that may change the answer to a seed: the model and the packages."""
+    versions = (f"{name} {_version(name)}" for name in _VERSIONED)
+    named = "\0".join((*versions, model_id)).encode("utf-8", "surrogatepass")
+    return f"fp_{hashlib.sha256(named).hexdigest()[:10]}"
+
+
+def _version(package: str) -> str:
+    """The installed version; "none" for a package that runs from its source."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"

@@ -50,7 +50,7 @@ _SEEDS: Final = 2**63
 class Caller:
     """The origin of a request: its agent's name, if it has one, its tenant and client identity.
 
-    With `force_usage` streams report usage even if the request does not ask for it.
+    With `force_usage` streams report usage even if it is not requested.
     """
 
     agent: str | None = None

@@ -7,22 +7,17 @@ from typing import Final, TypeVar
 
 from anyio import to_thread
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from semantic.adapters.http.context import serving_of, settings_of
 from semantic.adapters.http.identity import agent_of, identity_of, tenant_of
-from semantic.adapters.http.openai.chat.reply import ChatChunks, chat_deltas, chat_reply
+from semantic.adapters.http.openai.chat.reply import CHAT_REPLY, chat_deltas
 from semantic.adapters.http.openai.chat.request import chat_request
-from semantic.adapters.http.openai.completions.reply import (
-    CompletionChunks,
-    completion_deltas,
-    completion_reply,
-)
+from semantic.adapters.http.openai.completions.reply import COMPLETION_REPLY, completion_deltas
 from semantic.adapters.http.openai.completions.request import completion_request
-from semantic.adapters.http.openai.replies import UsageSum, merged_events, new_metadata, streamed
+from semantic.adapters.http.openai.replies import Reply, merged_events
 from semantic.adapters.http.openai.requests import Caller
 from semantic.adapters.http.request_body import read_json
-from semantic.adapters.http.streaming import until_disconnect
 from semantic.ports.serving import ServedModel
 
 router: Final = APIRouter(tags=["openai"])
@@ -31,7 +26,7 @@ P = TypeVar("P")
 
 
 def described(required: str) -> dict[str, object]:
-    """The OpenAPI description of a route whose body requires `model` and the field `required`.
+    """The OpenAPI description of a route; its body requires `model` and the field `required`.
 
     Written by hand: generating it would import the SDK.
     """
@@ -66,11 +61,9 @@ async def create_chat_completion(request: Request) -> Response:
     body = await read_json(request)
     serving = serving_of(request)
     parsed = await _parsed(chat_request, request, body, serving.model)
-    metadata, usage = new_metadata("chatcmpl", serving.model), UsageSum(n=len(parsed.choices))
     deltas = chat_deltas(merged_events(serving, parsed.choices), serving)
-    if parsed.options.stream:
-        return await streamed(request, deltas, ChatChunks(metadata, parsed.options, usage))
-    return JSONResponse(await until_disconnect(request, chat_reply(deltas, metadata, usage)))
+    reply = Reply(CHAT_REPLY, serving.model, parsed.options, n=len(parsed.choices))
+    return await reply.respond(request, deltas)
 
 
 @router.post("/v1/completions", openapi_extra=described("prompt"))
@@ -79,11 +72,9 @@ async def create_completion(request: Request) -> Response:
     body = await read_json(request)
     serving = serving_of(request)
     parsed = await _parsed(completion_request, request, body, serving.model)
-    metadata, usage = new_metadata("cmpl", serving.model), UsageSum(parsed.n)
     deltas = completion_deltas(merged_events(serving, parsed.choices), serving, parsed)
-    if parsed.options.stream:
-        return await streamed(request, deltas, CompletionChunks(metadata, parsed.options, usage))
-    return JSONResponse(await until_disconnect(request, completion_reply(deltas, metadata, usage)))
+    reply = Reply(COMPLETION_REPLY, serving.model, parsed.options, n=parsed.n)
+    return await reply.respond(request, deltas)
 
 
 async def _parsed(

@@ -17,7 +17,7 @@ from semantic.adapters.http.openai.fields import (
     validated_at,
     warnings,
 )
-from semantic.domain.chat import AnswerFormat, Message, Tool, ToolCall, ToolChoice
+from semantic.domain.chat import AnswerFormat, Message, Role, Tool, ToolCall, ToolChoice
 
 _PART_SEPARATOR: Final = "\n"
 """Joins the text parts of one message, as in other local servers."""
@@ -28,6 +28,12 @@ _UNREADABLE: Final = {
     "image_url": "images cannot be read by this model",
     "input_audio": "audio cannot be read by this model",
     "file": "files cannot be read by this model",
+}
+
+_PLAIN_ROLES: Final[Mapping[str, Role]] = {
+    "system": "system",
+    "developer": "developer",
+    "user": "user",
 }
 
 _CHOICE: Final = "tool_choice"
@@ -83,16 +89,9 @@ def _message(path: str, value: object) -> Message:
     return reader(path, message)
 
 
-def _system(path: str, message: Mapping[str, object]) -> Message:
-    return Message("system", _content(path, message), name=_name(message))
-
-
-def _developer(path: str, message: Mapping[str, object]) -> Message:
-    return Message("developer", _content(path, message), name=_name(message))
-
-
-def _user(path: str, message: Mapping[str, object]) -> Message:
-    return Message("user", _content(path, message), name=_name(message))
+def _plain(path: str, message: Mapping[str, object]) -> Message:
+    role = _PLAIN_ROLES[str(message["role"])]
+    return Message(role, _content(path, message), name=_name(message))
 
 
 def _tool_result(path: str, message: Mapping[str, object]) -> Message:
@@ -116,9 +115,7 @@ def _assistant(path: str, message: Mapping[str, object]) -> Message:
 
 
 _READERS: Final[dict[str, Callable[[str, Mapping[str, object]], Message]]] = {
-    "system": _system,
-    "developer": _developer,
-    "user": _user,
+    **dict.fromkeys(_PLAIN_ROLES, _plain),
     "assistant": _assistant,
     "tool": _tool_result,
 }

@@ -1,28 +1,25 @@
-"""Replies of chat completions: answer events to deltas, deltas to chunks or to one object.
+"""Choices of chat completions: answer events to deltas, and deltas to a message.
 
-The object is the sum of the deltas that a stream's chunks have, so the two cannot differ. Knows
+The message is the sum of the deltas that a stream's chunks have, so the two cannot differ. Knows
 OpenAI's shapes; neither ids nor server-sent events.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from typing_extensions import TypedDict
 
+from semantic.adapters.http.openai.fields import Json
 from semantic.adapters.http.openai.replies import (
-    ChunkFactory,
     IndexedEvent,
-    ReplyMetadata,
-    UsageSum,
+    ReplyKind,
     check_finished,
     unreadable_call,
-    usage_object,
 )
-from semantic.adapters.http.openai.requests import StreamOptions
 from semantic.adapters.http.openai.token_logprobs import ChatTokenLogprob, chat_logprobs
 from semantic.domain.answer import (
     AnswerEnd,
@@ -36,9 +33,6 @@ from semantic.domain.answer import (
     Usage,
 )
 from semantic.ports.serving import ServingPort
-
-_CHUNK: Final = "chat.completion.chunk"
-_OBJECT: Final = "chat.completion"
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -78,6 +72,15 @@ class ChatDelta:
     logprobs: tuple[ChatTokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
+
+    def as_object(self) -> Json:
+        """The member of a chunk's `choices`."""
+        return {
+            "index": self.index,
+            "delta": self.message,
+            "logprobs": _logprobs(self.logprobs),
+            "finish_reason": self.finish_reason,
+        }
 
 
 # Events to deltas
@@ -155,46 +158,7 @@ class _Choice:
         return [ChatDelta(self.index, {"content": ""}), last]
 
 
-# Deltas to chunks
-
-
-class ChatChunks:
-    """Serializes deltas as the chunks of a stream."""
-
-    def __init__(self, metadata: ReplyMetadata, options: StreamOptions, usage: UsageSum) -> None:
-        self._chunks = ChunkFactory(_CHUNK, metadata, options, usage)
-        self.last = self._chunks.last
-
-    def chunk(self, delta: ChatDelta) -> dict[str, object]:
-        """The chunk with `delta`."""
-        choice: dict[str, object] = {
-            "index": delta.index,
-            "delta": delta.message,
-            "logprobs": _logprobs(delta.logprobs),
-            "finish_reason": delta.finish_reason,
-        }
-        return self._chunks.chunk(choice, delta.index, delta.usage)
-
-
-def _logprobs(content: Sequence[ChatTokenLogprob]) -> dict[str, object] | None:
-    return {"content": list(content), "refusal": None} if content else None
-
-
-# Deltas to one object
-
-
-async def chat_reply(
-    deltas: AsyncIterator[ChatDelta], metadata: ReplyMetadata, usage: UsageSum
-) -> dict[str, object]:
-    """The chat completion object that `deltas` add up to."""
-    messages: dict[int, _Message] = {}
-    async for delta in deltas:
-        messages.setdefault(delta.index, _Message()).add(delta)
-        if delta.usage is not None:
-            usage.add(delta.index, delta.usage)
-    choices = [messages[index].choice(index) for index in sorted(messages)]
-    totals = usage_object(usage.total())
-    return metadata.as_object(_OBJECT) | {"choices": choices, "usage": totals}
+# The sum of deltas
 
 
 @dataclass(slots=True)
@@ -211,7 +175,7 @@ class _Call:
         self.name += function.get("name", "")
         self.arguments += function.get("arguments", "")
 
-    def as_object(self) -> dict[str, object]:
+    def as_object(self) -> Json:
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
 
@@ -236,10 +200,10 @@ class _Message:
         self.logprobs += delta.logprobs
         self.finish_reason = delta.finish_reason or self.finish_reason
 
-    def choice(self, index: int) -> dict[str, object]:
-        """The member of `choices`. Fields that a message does not have are absent, as OpenAI's."""
+    def as_object(self, index: int) -> Json:
+        """The member of `choices`, without the fields that the message does not have."""
         content = "".join(self.contents) if self.contents else None
-        message: dict[str, object] = {"role": "assistant", "content": content, "refusal": None}
+        message: Json = {"role": "assistant", "content": content, "refusal": None}
         if self.reasoning:
             reasoning = "".join(self.reasoning)
             message |= {"reasoning": reasoning, "reasoning_content": reasoning}
@@ -252,3 +216,10 @@ class _Message:
             "logprobs": _logprobs(self.logprobs),
             "finish_reason": self.finish_reason,
         }
+
+
+def _logprobs(content: Sequence[ChatTokenLogprob]) -> Json | None:
+    return {"content": list(content), "refusal": None} if content else None
+
+
+CHAT_REPLY: Final = ReplyKind("chatcmpl", "chat.completion", "chat.completion.chunk", _Message)

@@ -1,26 +1,19 @@
-"""Replies of completions: answer events to deltas, deltas to chunks or to one object.
+"""Choices of completions: answer events to deltas, and deltas to a text.
 
-The object is the sum of the deltas that a stream's chunks have, so the two cannot differ. Knows
+The text is the sum of the deltas that a stream's chunks have, so the two cannot differ. Knows
 OpenAI's shapes; neither ids nor server-sent events.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from semantic.adapters.http.openai.completions.request import CompletionRequest, TextPrompt
-from semantic.adapters.http.openai.replies import (
-    ChunkFactory,
-    IndexedEvent,
-    ReplyMetadata,
-    UsageSum,
-    check_finished,
-    usage_object,
-)
-from semantic.adapters.http.openai.requests import StreamOptions
+from semantic.adapters.http.openai.fields import Json
+from semantic.adapters.http.openai.replies import IndexedEvent, ReplyKind, check_finished
 from semantic.adapters.http.openai.token_logprobs import finite, texts_of
 from semantic.domain.answer import (
     AnswerEnd,
@@ -32,8 +25,6 @@ from semantic.domain.answer import (
 )
 from semantic.domain.value_objects import TokenLogprob
 from semantic.ports.serving import ServingPort
-
-_OBJECT: Final = "text_completion"
 
 FinishReason = Literal["stop", "length"]
 
@@ -61,7 +52,7 @@ class LegacyLogprobs:
         self.top_logprobs += more.top_logprobs
         self.text_offset += more.text_offset
 
-    def as_object(self) -> dict[str, object]:
+    def as_object(self) -> Json:
         """The member `logprobs` of a choice."""
         return {
             "tokens": self.tokens,
@@ -80,6 +71,15 @@ class CompletionDelta:
     logprobs: LegacyLogprobs = field(default_factory=LegacyLogprobs)
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
+
+    def as_object(self) -> Json:
+        """The member of `choices`: chunks and whole replies have the same."""
+        return {
+            "index": self.index,
+            "text": self.text,
+            "logprobs": self.logprobs.as_object() if self.logprobs else None,
+            "finish_reason": self.finish_reason,
+        }
 
 
 # Events to deltas
@@ -185,7 +185,7 @@ async def _logprobs(
     offset: int,
     length: int,
 ) -> LegacyLogprobs:
-    """The entries of `tokens`, whose text is `length` characters long and begins at `offset`.
+    """The entries of `tokens`; their text begins at `offset` and has `length` characters.
 
     The offset of a token that is only a part of a character is at most the character's end.
     """
@@ -210,51 +210,7 @@ def _by_text(logprob: TokenLogprob, texts: Mapping[int, str]) -> dict[str, float
     return found
 
 
-# Deltas to chunks
-
-
-class CompletionChunks:
-    """Serializes deltas as the chunks of a stream."""
-
-    def __init__(self, metadata: ReplyMetadata, options: StreamOptions, usage: UsageSum) -> None:
-        self._chunks = ChunkFactory(_OBJECT, metadata, options, usage)
-        self.last = self._chunks.last
-
-    def chunk(self, delta: CompletionDelta) -> dict[str, object]:
-        """The chunk with `delta`."""
-        choice = _choice_object(delta.index, delta.text, delta.logprobs, delta.finish_reason)
-        return self._chunks.chunk(choice, delta.index, delta.usage)
-
-
-def _choice_object(
-    index: int, text: str, logprobs: LegacyLogprobs, finish_reason: str | None
-) -> dict[str, object]:
-    return {
-        "index": index,
-        "text": text,
-        "logprobs": logprobs.as_object() if logprobs else None,
-        "finish_reason": finish_reason,
-    }
-
-
-# Deltas to one object
-
-
-async def completion_reply(
-    deltas: AsyncIterator[CompletionDelta], metadata: ReplyMetadata, usage: UsageSum
-) -> dict[str, object]:
-    """The completion object that `deltas` add up to."""
-    texts: dict[int, _Text] = {}
-    async for delta in deltas:
-        texts.setdefault(delta.index, _Text()).add(delta)
-        if delta.usage is not None:
-            usage.add(delta.index, delta.usage)
-    choices = [
-        _choice_object(index, "".join(text.fragments), text.logprobs, text.finish_reason)
-        for index, text in sorted(texts.items())
-    ]
-    totals = usage_object(usage.total())
-    return metadata.as_object(_OBJECT) | {"choices": choices, "usage": totals}
+# The sum of deltas
 
 
 @dataclass(slots=True)
@@ -263,9 +219,17 @@ class _Text:
 
     fragments: list[str] = field(default_factory=list)
     logprobs: LegacyLogprobs = field(default_factory=LegacyLogprobs)
-    finish_reason: str | None = None
+    finish_reason: FinishReason | None = None
 
     def add(self, delta: CompletionDelta) -> None:
         self.fragments.append(delta.text)
         self.logprobs.extend(delta.logprobs)
         self.finish_reason = delta.finish_reason or self.finish_reason
+
+    def as_object(self, index: int) -> Json:
+        """The member of `choices`."""
+        text = "".join(self.fragments)
+        return CompletionDelta(index, text, self.logprobs, self.finish_reason).as_object()
+
+
+COMPLETION_REPLY: Final = ReplyKind("cmpl", "text_completion", "text_completion", _Text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Final, Literal
 
 from anyio import to_thread
@@ -15,13 +14,10 @@ from semantic.adapters.http.identity import agent_of, identity_of, tenant_of
 from semantic.adapters.http.openai.requests import Caller
 from semantic.adapters.http.openai.responses import stored
 from semantic.adapters.http.openai.responses.reply import ResponseReply
-from semantic.adapters.http.openai.responses.request import ResponseRequest, response_request
+from semantic.adapters.http.openai.responses.request import response_request
 from semantic.adapters.http.openai.routes import described
 from semantic.adapters.http.request_body import read_json
 from semantic.adapters.http.streaming import event_stream, start_stream, until_disconnect
-from semantic.domain.errors import StoreError
-from semantic.ports.responses import ResponsesPort
-from semantic.ports.serving import ServedModel
 
 router: Final = APIRouter(tags=["openai"])
 
@@ -38,7 +34,8 @@ async def create_response(request: Request) -> Response:
     )
     # In a worker thread: bodies may be large, the first one imports the SDK, and previous
     # responses may be on disk.
-    parsed = await to_thread.run_sync(_parse, body, serving.model, caller, store)
+    with stored.store_errors():
+        parsed = await to_thread.run_sync(response_request, body, serving.model, caller, store)
     answer = await start_stream(request, serving.answer(parsed.ask))
     reply = ResponseReply(parsed, answer, serving, store)
     if parsed.stream:
@@ -80,12 +77,3 @@ async def list_input_items(
     serving_of(request)
     found = await stored.get_response(request, response_id)
     return JSONResponse(stored.input_list(found, stored.Page(after, limit, order)))
-
-
-def _parse(
-    body: Mapping[str, object], model: ServedModel, caller: Caller, store: ResponsesPort
-) -> ResponseRequest:
-    try:
-        return response_request(body, model, caller, store)
-    except StoreError as error:
-        raise stored.store_unavailable(error) from error

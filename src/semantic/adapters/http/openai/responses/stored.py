@@ -7,7 +7,8 @@ implementation.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final, Literal
@@ -45,7 +46,9 @@ async def put_response(
 
 async def get_response(request: Request, response_id: str) -> StoredResponse:
     """The tenant's response with this id. Raises WireError if there is none."""
-    found = await to_thread.run_sync(_get, store_of(request), tenant_of(request), response_id)
+    store, tenant = store_of(request), tenant_of(request)
+    with store_errors():
+        found = await to_thread.run_sync(store.get, tenant, response_id)
     if found is None:
         raise _not_found(response_id)
     return found
@@ -53,20 +56,26 @@ async def get_response(request: Request, response_id: str) -> StoredResponse:
 
 async def delete_response(request: Request, response_id: str) -> None:
     """Delete the tenant's response with this id. Raises WireError if there is none."""
-    deleted = await to_thread.run_sync(_delete, store_of(request), tenant_of(request), response_id)
+    store, tenant = store_of(request), tenant_of(request)
+    with store_errors():
+        deleted = await to_thread.run_sync(store.delete, tenant, response_id)
     if not deleted:
         raise _not_found(response_id)
 
 
-def store_unavailable(error: StoreError) -> WireError:
-    """The client's error for a failed store. The cause may disclose details of the machine."""
-    del error
-    return WireError(
-        HTTPStatus.SERVICE_UNAVAILABLE,
-        "responses cannot be read now",
-        code="overloaded",
-        retry_after=RETRY_SECONDS,
-    )
+@contextmanager
+def store_errors() -> Iterator[None]:
+    """Raise StoreError as a WireError of status 503, without the cause: it may disclose details of
+    the machine."""
+    try:
+        yield
+    except StoreError as error:
+        raise WireError(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            "responses cannot be read now",
+            code="overloaded",
+            retry_after=RETRY_SECONDS,
+        ) from error
 
 
 def _put(
@@ -88,20 +97,6 @@ def _put(
             writer.created,
         ),
     )
-
-
-def _get(store: ResponsesPort, tenant: str, response_id: str) -> StoredResponse | None:
-    try:
-        return store.get(tenant, response_id)
-    except StoreError as error:
-        raise store_unavailable(error) from error
-
-
-def _delete(store: ResponsesPort, tenant: str, response_id: str) -> bool:
-    try:
-        return store.delete(tenant, response_id)
-    except StoreError as error:
-        raise store_unavailable(error) from error
 
 
 def _not_found(response_id: str) -> WireError:

@@ -68,7 +68,7 @@ class ToolSet:
         return tuple(self._tools[self._add(one)] for one in _functions(path, value))
 
     def add_previous(self, tools: Sequence[Tool]) -> None:
-        """Add the tools of previous responses whose names are not in use."""
+        """Add the tools of previous responses, except those with a name that is in use."""
         for tool in tools:
             if tool.name not in self._tools:
                 self._tools[tool.name] = tool
@@ -98,10 +98,10 @@ class ToolSet:
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """A function whose name is at `path`.
+    """A function; `path` is that of its name.
 
-    `reply_tool` is the tool of the reply that contains it; of a namespace only the first function
-    has it.
+    `reply_tool` is the reply's tool that contains the function, set only for the first function of
+    a namespace.
     """
 
     path: str
