@@ -1,7 +1,7 @@
-"""/v1/agents: what the server knows of each agent, and what may be done with it.
+"""/v1/agents: list, show, fork, pin and delete agents.
 
-An agent's name is the client's own text: it stands percent-encoded in the path, slashes included.
-One of another tenant is not there.
+An agent's name is free text, percent-encoded in the path, slashes included. Agents of other tenants
+do not exist for a request.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ AgentId = Annotated[str, Path(description="The agent's name, percent-encoded.")]
 
 
 class Fork(BaseModel):
-    """The name of a new agent that begins with all that another one has."""
+    """The name of a new agent that starts with the full state of another one."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -38,7 +38,7 @@ class Fork(BaseModel):
 
 
 class Pin(BaseModel):
-    """Whether an agent's blocks are kept whatever else needs the room."""
+    """Whether an agent's blocks are exempt from eviction."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -46,7 +46,7 @@ class Pin(BaseModel):
 
 
 class LastTurn(BaseModel):
-    """An agent's last prompt in tokens, and how much of it was not computed again."""
+    """The prompt tokens of an agent's last turn, and the share that was cached."""
 
     prompt_tokens: int | None
     cached_tokens: int | None
@@ -54,7 +54,7 @@ class LastTurn(BaseModel):
 
 
 class BlockCounts(BaseModel):
-    """How many of an agent's blocks are where."""
+    """The number of an agent's blocks in each tier."""
 
     pool: int
     memory: int
@@ -63,15 +63,15 @@ class BlockCounts(BaseModel):
 
 
 class Agent(BaseModel):
-    """An agent. Agents are a tree: `parent` began it, or is what it was forked from."""
+    """An agent. Agents form a tree: `parent` spawned it, or is what it was forked from."""
 
     object: Literal["agent"]
     id: str
     model: str
     client: Annotated[
-        str | None, Field(description="The program that asks: claude-code, codex, opencode, …")
+        str | None, Field(description="The client program: claude-code, codex, opencode, …")
     ]
-    session: Annotated[str | None, Field(description="What its client calls the session.")]
+    session: Annotated[str | None, Field(description="The client's id of the session.")]
     parent: str | None
     children: Annotated[list[str], Field(description="The agents of which it is the parent.")]
     state: AgentState
@@ -87,7 +87,7 @@ class Agent(BaseModel):
 
 
 class Match(BaseModel):
-    """An agent's last prompt: what of it was not computed again, and why not more."""
+    """An agent's last prompt: how much of it was reused from the cache, and why not more."""
 
     prompt_tokens: int
     reused_tokens: int
@@ -102,7 +102,8 @@ class Match(BaseModel):
     got: int | None
     got_text: str | None
     lost: Annotated[
-        LostTokens | None, Field(description="What it had and computed again, and why.")
+        LostTokens | None,
+        Field(description="Tokens that were cached but had to be recomputed, and why."),
     ]
 
 
@@ -115,7 +116,7 @@ class Why(BaseModel):
 
 
 class Block(BaseModel):
-    """A block of an agent's: tokens `start` to `stop`."""
+    """A block of an agent: tokens `start` to `stop`."""
 
     start: int
     stop: int
@@ -143,31 +144,31 @@ _PIN: Final = TypeAdapter(Pin)
 
 
 def _takes(model: type[BaseModel]) -> dict[str, object]:
-    """The description of a body that is read by hand, within the limits of all bodies."""
+    """The OpenAPI description of a body that the route reads itself, within the common limits."""
     content = {"application/json": {"schema": model.model_json_schema()}}
     return {"requestBody": {"required": True, "content": content}}
 
 
 def _gives(model: type[BaseModel]) -> dict[int | str, dict[str, object]]:
-    """The description of what a route replies."""
+    """The OpenAPI description of a route's response."""
     return {200: {"model": model}}
 
 
 @router.get("", responses=_gives(Agents))
 async def list_agents(request: Request) -> Response:
-    """All agents: first those that have a request, then the last used first."""
+    """All agents: those with an active request first, then by last use, newest first."""
     found = await agents_of(request).list(tenant_of(request))
     return JSONResponse({"object": "list", "data": [_summary(one) for one in found]})
 
 
-# The longer paths come first: `{agent_id:path}` takes slashes too.
+# Longer paths are registered first: `{agent_id:path}` matches slashes too.
 
 
 @router.get("/{agent_id:path}/why", responses=_gives(Why))
 async def why(request: Request, agent_id: AgentId) -> Response:
-    """How much of the agent's last prompt was not computed again, and why not more."""
+    """How much of the agent's last prompt was reused from the cache, and why not more."""
     if not request.scope["raw_path"].endswith(b"/why"):
-        return await show(request, f"{agent_id}/why")  # the slash was encoded: part of a name
+        return await show(request, f"{agent_id}/why")  # an encoded slash: part of a name
     detail = await agents_of(request).show(agent_id, tenant_of(request))
     match = None if detail.match is None else await _match(detail.match, serving_of(request))
     found = Why(object="agent.match", id=agent_id, match=match)
@@ -176,7 +177,7 @@ async def why(request: Request, agent_id: AgentId) -> Response:
 
 @router.post("/{agent_id:path}/fork", openapi_extra=_takes(Fork), responses=_gives(Agent))
 async def fork(request: Request, agent_id: AgentId) -> Response:
-    """Let a new agent begin with all that this one had after its last turn; copies nothing."""
+    """Create an agent that starts with this one's state after its last turn; copies nothing."""
     _check_action(request, b"/fork")
     body = validated(_FORK, await read_json(request))
     forked = await agents_of(request).fork(agent_id, body.new_id, tenant_of(request))
@@ -185,7 +186,7 @@ async def fork(request: Request, agent_id: AgentId) -> Response:
 
 @router.post("/{agent_id:path}/pin", openapi_extra=_takes(Pin), responses=_gives(Agent))
 async def pin(request: Request, agent_id: AgentId) -> Response:
-    """Keep the agent's blocks whatever else needs the room, or let them be evicted again."""
+    """Exempt the agent's blocks from eviction, or allow it again."""
     _check_action(request, b"/pin")
     body = validated(_PIN, await read_json(request))
     tenant = tenant_of(request)
@@ -204,20 +205,20 @@ async def show(request: Request, agent_id: AgentId) -> Response:
 
 @router.delete("/{agent_id:path}")
 async def forget(request: Request, agent_id: AgentId) -> Response:
-    """Forget the agent; its blocks go when room is needed."""
+    """Delete the agent; its blocks are evicted when space is needed."""
     await agents_of(request).forget(agent_id, tenant_of(request))
     return JSONResponse({"object": "agent.deleted", "id": agent_id, "deleted": True})
 
 
 def _check_action(request: Request, action: bytes) -> None:
-    """Raises InvalidRequestError where the slash was encoded: then the word is part of a name,
-    and another agent is meant than the one before it."""
+    """Raise InvalidRequestError if the slash was encoded: then the word is part of an agent's name,
+    and the request refers to another agent."""
     if not request.scope["raw_path"].endswith(action):
         raise InvalidRequestError("expected /fork or /pin behind the agent's name, not encoded")
 
 
 def _summary(agent: AgentSummary) -> Mapping[str, object]:
-    """An agent as one entry of a list."""
+    """An agent as an entry of a list."""
     share = None
     if agent.last_prompt is not None and agent.last_cached is not None:
         share = agent.last_cached / agent.last_prompt
@@ -250,7 +251,7 @@ _PLACES: Final = ("pool", "memory", "disk", "missing")
 
 
 async def _match(match: MatchReport, serving: ServingPort) -> Match:
-    """A report with its reason in words, and with the tokens that differ as texts."""
+    """A match report with its reason in words and the differing tokens as texts."""
     return Match(
         prompt_tokens=match.prompt_tokens,
         reused_tokens=match.reused_tokens,

@@ -1,6 +1,6 @@
-"""The application: middleware in the order in which a request meets it, and all routes.
+"""The ASGI application: the middleware stack in request order, and all routes.
 
-Knows which parts there are; each part is told only what it needs.
+Knows which parts there are; passes each one only what it needs.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _NO_TELEMETRY: Final[TelemetryConfig] = {
     "operation_spans": False,
     "auto_configure": False,
 }
-"""The framework's own may hold what requests had, and could be sent elsewhere."""
+"""FastAPI's own telemetry may record request contents and export them; it stays off."""
 
 RESPONSE_BYTES: Final = 64 << 20
-"""What responses may take where they are kept in memory."""
+"""Byte limit of stored responses where they are held in memory."""
 
 
 def create_app(
@@ -55,10 +55,10 @@ def create_app(
     progress: Observer | None = None,
     responses: ResponsesPort | None = None,
 ) -> FastAPI:
-    """A server's application around `serving`, or around what `lifecycle` brings up.
+    """Create the application that serves `serving`, or the model that `lifecycle` loads.
 
-    `context` is the one that `lifecycle` fills; `progress` shows prefills, else the log does.
-    Responses are kept in `responses`, else in memory.
+    `context` is the one that `lifecycle` fills. `progress` displays prefills; by default they are
+    logged. Responses are stored in `responses`, by default in memory.
     """
     settings = settings or ServerSettings()
     context = context or ServerContext(serving)
@@ -86,7 +86,7 @@ def create_app(
 
 
 def _middleware(settings: ServerSettings, model: str) -> Sequence[Middleware]:
-    """Outermost first. The last resort against a bug stands before them all: see `errors`."""
+    """Outermost first. The handler of unexpected errors wraps the whole stack: see `errors`."""
     keys = ApiKeys(key.get_secret_value() for key in settings.api_keys)
     return (
         Middleware(RequestLogMiddleware, model=model),

@@ -1,6 +1,6 @@
-"""What usage says beyond its wire's own figures: what was computed again, and why.
+"""Cache misses in usage objects: tokens that were cached before and had to be recomputed, and why.
 
-It stands under the product's name, where no client looks for anything else.
+They are reported in a member named `semantic`, which no client reads by accident.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from semantic.domain.request_parts import Change, Difference, PartKind
 
 
 class LostPart(BaseModel):
-    """What in the request is not as it was. Tools count from 1, and so do messages behind the
+    """The part of the request that changed. Tools count from 1, and so do messages after the
     leading system messages."""
 
     kind: PartKind
@@ -25,24 +25,24 @@ class LostPart(BaseModel):
 
 
 class LostTokens(BaseModel):
-    """Tokens that the agent had and that were computed again, and how long that took."""
+    """Tokens that were cached for the agent but had to be recomputed, and the time that took."""
 
     tokens: int
     seconds: float
-    differs_at: Annotated[int | None, Field(description="The first token that is another.")]
+    differs_at: Annotated[int | None, Field(description="The first token that differs.")]
     part: LostPart | None
     end: MatchEnd
-    reason: Annotated[str, Field(description="The same in words.")]
+    reason: Annotated[str, Field(description="The cause in words.")]
 
 
 def usage_extension(match: MatchReport | None) -> dict[str, object]:
-    """The member of a usage object, to be added to the wire's own."""
+    """The `semantic` member to merge into a wire's usage object."""
     lost = lost_tokens(match)
     return {"semantic": {"lost": None if lost is None else lost.model_dump(mode="json")}}
 
 
 def lost_tokens(match: MatchReport | None) -> LostTokens | None:
-    """What `match` says was lost; None when nothing was."""
+    """The cache miss that `match` reports; None if there was none."""
     if match is None or match.lost is None:
         return None
     lost = match.lost

@@ -1,6 +1,6 @@
-"""What a route may ask of its request: the served model, the tenant, the agent, the settings.
+"""Typed access of routes to the server's state: the served model, its agents, the settings.
 
-Typed access to what the edge has put there; decides nothing itself.
+Decides nothing itself. See `identity` for the sender of a request.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from semantic.ports.serving import ServingPort
 
 @dataclass(slots=True)
 class ServerContext:
-    """What one server has. `serving` and `agents` are None until the model is loaded.
+    """The state of one server. `serving` and `agents` are None until the model is loaded.
 
-    `observers` are told of every answer; `figures` is of the engine, and may be called by any
-    thread. `version` is the program's.
+    `observers` are notified of every answer. `figures` returns the engine's current figures and may
+    be called from any thread. `version` is the program's.
     """
 
     serving: ServingPort | None = None
@@ -37,18 +37,18 @@ class ServerContext:
 
 
 def context_of(request: Request) -> ServerContext:
-    """What the server of this request has."""
+    """The state of the server that handles this request."""
     context: ServerContext = request.app.state.context
     return context
 
 
 def settings_of(request: Request) -> ServerSettings:
-    """How the server was set up."""
+    """The server's settings."""
     return context_of(request).settings
 
 
 def serving_of(request: Request) -> ServingPort:
-    """The served model. Raises OverloadedError while it is being loaded."""
+    """The served model, instrumented for metrics and log. Raises OverloadedError while it loads."""
     context = context_of(request)
     if context.serving is None:
         raise OverloadedError("the model is being loaded", retry_after=RETRY_SECONDS)
@@ -56,7 +56,7 @@ def serving_of(request: Request) -> ServingPort:
 
 
 def agents_of(request: Request) -> AgentsPort:
-    """The agents of the served model. Raises OverloadedError while it is being loaded."""
+    """The agents of the served model. Raises OverloadedError while it loads."""
     agents = context_of(request).agents
     if agents is None:
         raise OverloadedError("the model is being loaded", retry_after=RETRY_SECONDS)

@@ -1,7 +1,7 @@
-"""Every error that leaves over HTTP: its status, and its body in the shape of the wire asked.
+"""Error responses: the HTTP status of every error, and its body in the shape of the request's wire.
 
-Knows the error tree and the two shapes; not what a route does. Only a fixed text is told of what
-we did not expect: the trace goes to the log, under the id that the client got.
+Knows the error tree and both shapes; not what a route does. An unexpected error is reported to the
+client as a fixed text with its request id; the traceback goes to the log under the same id.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from semantic.domain.errors import (
 logger = logging.getLogger("semantic.server")
 
 RETRY_SECONDS: Final = 5
-"""When to come again, where nothing better is known."""
+"""Default Retry-After, where no better estimate exists."""
 
 _ANTHROPIC_PATHS: Final = "/v1/messages"
 _INTERNAL: Final = "internal error; the server's log has the details under this request's id"
 
 _CLIENT_CLOSED_REQUEST: Final = 499
-"""Nobody reads it; it only tells the log how the request ended."""
+"""nginx's status for a client disconnect. It is never read, only logged."""
 
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 _CLOSING: Final = frozenset({408, 431, 505})
-"""After these the rest of the request is not waited for."""
+"""Statuses after which the connection closes without reading the rest of the request."""
 
 _ANTHROPIC_TYPES: Final = {
     400: "invalid_request_error",
@@ -59,7 +59,7 @@ _ANTHROPIC_TYPES: Final = {
 
 
 class WireError(Exception):
-    """An answer that is an error, from the edge itself: its HTTP status and one clear message."""
+    """An error response raised by the HTTP layer itself: its status and message."""
 
     def __init__(
         self,
@@ -78,18 +78,18 @@ class WireError(Exception):
 
 
 class TooLargeError(WireError):
-    """The body is larger than the server takes."""
+    """The request body exceeds a limit."""
 
     def __init__(self, message: str) -> None:
         super().__init__(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, code="request_too_large")
 
 
 class ClientDisconnectedError(Exception):
-    """The client left before its answer was complete; nobody is there to be told anything."""
+    """The client disconnected before its response was complete."""
 
 
 class FieldError(InvalidRequestError):
-    """A field of the body is wrong; `param` is its path, as in `messages[0].content`."""
+    """A field of the body is invalid; `param` is its path, as in `messages[0].content`."""
 
     def __init__(self, message: str, *, param: str) -> None:
         super().__init__(message)
@@ -98,7 +98,7 @@ class FieldError(InvalidRequestError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An error as a wire tells it. `tokens` is (asked for, limit) of a context overflow."""
+    """An error as reported on a wire. `tokens` is (requested, limit) of a context overflow."""
 
     status: int
     message: str
@@ -109,7 +109,7 @@ class Problem:
 
 
 def problem_of(error: BaseException) -> Problem:
-    """What a client is told of `error`: a fixed text unless it was raised on purpose."""
+    """The problem to report for `error`; unexpected errors become a fixed text."""
     match error:
         case WireError():
             found = Problem(error.status, str(error), error.param, error.code, error.retry_after)
@@ -151,10 +151,10 @@ def _wrong_parameter(error: RequestValidationError) -> Problem:
 
 
 def openai_error(problem: Problem) -> dict[str, object]:
-    """The body of an error as OpenAI's clients read it."""
+    """The error body of OpenAI's API."""
     message = problem.message
     if problem.tokens is not None:
-        # Clients that shorten their history know this error by its first words alone.
+        # Clients that truncate their history match the first words of this message.
         message = "This model's maximum context length is {1} tokens; the prompt has {0}".format(
             *problem.tokens
         )
@@ -171,10 +171,10 @@ def openai_error(problem: Problem) -> dict[str, object]:
 
 
 def anthropic_error(problem: Problem, request_id: str | None = None) -> dict[str, object]:
-    """The body of an error as Anthropic's clients read it."""
+    """The error body of Anthropic's API."""
     message = problem.message
     if problem.tokens is not None:
-        # Clients read both numbers out of exactly this text, and compact their history.
+        # Clients parse both numbers out of exactly this text, and compact their history.
         message = "prompt is too long: {} tokens > {} maximum".format(*problem.tokens)
     ours = problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR
     fallback = "api_error" if ours else "invalid_request_error"
@@ -187,7 +187,7 @@ def anthropic_error(problem: Problem, request_id: str | None = None) -> dict[str
 
 
 def problem_response(scope: Scope, problem: Problem) -> Response:
-    """The answer to the request of `scope`, in the shape of the wire that it asked."""
+    """The error response to the request of `scope`, in the shape of its wire."""
     if is_anthropic(scope["path"]):
         body = anthropic_error(problem, request_id_of(scope))
     else:
@@ -203,24 +203,24 @@ def problem_response(scope: Scope, problem: Problem) -> Response:
 
 
 def is_anthropic(path: str) -> bool:
-    """Whether errors below `path` have Anthropic's shape."""
+    """Whether errors at `path` have Anthropic's shape."""
     return path == _ANTHROPIC_PATHS or path.startswith(_ANTHROPIC_PATHS + "/")
 
 
 def id_headers(request_id: str | None) -> dict[str, str]:
-    """A request's id under the names that both families of clients look for."""
+    """The request id under the header names of both client families."""
     return {} if request_id is None else {"x-request-id": request_id, "request-id": request_id}
 
 
 def request_id_of(scope: Scope) -> str | None:
-    """The id that the request of `scope` got at the edge."""
+    """The id that `RequestLogMiddleware` assigned to the request of `scope`."""
     state: Mapping[str, object] = scope.get("state", {})
     found = state.get("request_id")
     return found if isinstance(found, str) else None
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Answer in a wire's shape for everything that a route may raise."""
+    """Install handlers that turn everything a route may raise into an error response."""
     for kind in (WireError, RequestError, CapacityError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _expected)
     app.add_exception_handler(ClientDisconnectedError, _client_disconnected)
@@ -237,7 +237,7 @@ def _expected(request: Request, error: Exception) -> Response:
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """All that the path can be asked with: the router tells those of its first route only."""
+    """All methods of the path: the router reports those of its first matching route only."""
     return [
         method
         for method in _METHODS
@@ -256,8 +256,8 @@ def _unexpected(request: Request, error: Exception) -> Response:
     request_id = request_id_of(request.scope)
     logger.error("request %s failed", request_id, exc_info=error)
     response = problem_response(request.scope, problem_of(error))
-    response.headers["connection"] = "close"  # uvicorn closes it: no client may count on it
+    response.headers["connection"] = "close"  # uvicorn closes the connection
     if request_id is not None:
-        # This stands before all middleware, so nobody else gives the answer its id.
+        # This handler runs outside all middleware, so it must set the id itself.
         response.headers.update({"request-id": request_id, "x-request-id": request_id})
     return response

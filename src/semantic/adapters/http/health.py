@@ -1,4 +1,4 @@
-"""What probes ask for: whether the process lives, whether it can answer, what it is."""
+"""Probes and metrics: liveness, readiness, version, Prometheus."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ router: Final = APIRouter(tags=["health"])
 
 
 class Status(BaseModel):
-    """A word that says it all."""
+    """A status in one word."""
 
     status: str
 
 
 class Ready(Status):
-    """`model` is the id of the model that answers."""
+    """`model` is the id of the served model."""
 
     model: str
 
@@ -38,16 +38,16 @@ class Version(BaseModel):
 @router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health() -> Status:
-    """The process lives. Says nothing of the model: see /ready."""
+    """Liveness: the process responds. Independent of the model: see /ready."""
     return Status(status="ok")
 
 
 @router.head("/ready", include_in_schema=False)
 @router.get("/ready")
 async def ready(request: Request) -> Ready:
-    """The model is loaded and takes requests; 503 until then."""
+    """Readiness: the model is loaded and accepts requests; 503 until then."""
     figures = context_of(request).figures
-    # As for /metrics: figures of the store may wait for its locks.
+    # Off the event loop, as for /metrics: figures of the store may block on its locks.
     if (
         figures is not None
         and not (await to_thread.run_sync(figures)).engine.state.accepts_submissions
@@ -59,16 +59,16 @@ async def ready(request: Request) -> Ready:
 @router.head("/version", include_in_schema=False)
 @router.get("/version")
 async def version(request: Request) -> Version:
-    """Which version of the program answers."""
+    """The program's version."""
     return Version(version=context_of(request).version)
 
 
 @router.head("/metrics", include_in_schema=False)
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(request: Request) -> Response:
-    """Figures for Prometheus."""
+    """Metrics in Prometheus' text format."""
     found: Metrics = request.app.state.metrics
-    # Figures of the store may wait for its locks; probes and answers go on meanwhile.
+    # Off the event loop: figures of the store may block on its locks.
     return Response(await to_thread.run_sync(found.text), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -77,5 +77,5 @@ async def metrics(request: Request) -> Response:
 @router.head("/api/hello", include_in_schema=False)
 @router.get("/api/hello", include_in_schema=False)
 async def hello(request: Request) -> Status:
-    """Clients try these before anything else; any answer will do."""
+    """Reachability check that clients send before anything else; any 200 will do."""
     return Status(status="loading" if context_of(request).serving is None else "ok")

@@ -1,7 +1,9 @@
-"""Who asks, read from what clients send anyway: headers and fields that nobody had to set up.
+"""The sender of a request: its tenant, its agent, and the client session that it identifies itself
+with.
 
-Every client has its own; the first that is recognized counts. All of it is only believed as a tag:
-what is too long, not printable or not as it should be is passed over, and never an error.
+Sessions are read from headers and fields that clients send unconfigured; each client has its own,
+and the first reader that recognizes one wins. They are tags only: a value that is too long, not
+printable or malformed is ignored, never an error.
 """
 
 from __future__ import annotations
@@ -28,15 +30,15 @@ _LONGEST_AGENT: Final = 256
 Json = Mapping[str, object]
 
 _LONGEST_JSON: Final = 16 << 10
-"""Characters of JSON within a header or a field."""
+"""Maximum characters of JSON within a header or a field."""
 _OLD_USER_ID: Final = re.compile(r"user_.{1,200}_session_([0-9A-Za-z-]{1,64})", re.ASCII)
 _ROOT: Final = "root"
-"""What Codex calls the agent that its user talks to; its names are paths."""
+"""Codex's name of the agent that talks to the user; agent names are paths."""
 _NOTHING: Final[Json] = {}
 
 
 def tenant_of(request: Request) -> str:
-    """Whose request it is: derived from its API key; "" where there are no keys."""
+    """The tenant of the request, derived from its API key; "" on a server without keys."""
     tenant: str = getattr(request.state, "tenant", "")
     return tenant
 
@@ -44,7 +46,7 @@ def tenant_of(request: Request) -> str:
 def agent_of(request: Request, body: Mapping[str, object]) -> str | None:
     """The agent's name from the header X-Agent-ID, else from the field `agent_id`.
 
-    None when the request names none. Raises InvalidRequestError for a name that cannot be one.
+    None if the request names none. Raises FieldError for an invalid name.
     """
     given = _agent_header(request)
     param = "X-Agent-ID"
@@ -63,13 +65,13 @@ def agent_of(request: Request, body: Mapping[str, object]) -> str | None:
 
 
 def identity_of(request: Request, body: Mapping[str, object]) -> Identity | None:
-    """Who asks, as far as the client says so without being told to."""
+    """The identity that the client sends by itself; None if there is none."""
     headers = {name: _header_text(value) for name, value in request.headers.items()}
     return read_identity(headers, body)
 
 
 def read_identity(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Who asks with these headers, their names in lower case, and this body; None for nobody."""
+    """The identity in `headers` (lower-case names) and `body`; None if no reader recognizes one."""
     for read in _READERS:
         found = read(headers, body)
         if found is not None:
@@ -78,7 +80,7 @@ def read_identity(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _claude_code(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Its subagents have an id of their own; who began one has to be told only when nested."""
+    """Subagents have ids of their own; a parent id is sent only by nested subagents."""
     session = _tag(headers.get("x-claude-code-session-id")) or _session_of_user_id(body)
     if session is None:
         return None
@@ -90,7 +92,7 @@ def _claude_code(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _session_of_user_id(body: Json) -> str | None:
-    """The session in `metadata.user_id`: JSON, or in older versions the end of a text."""
+    """The session in `metadata.user_id`: JSON, or the suffix of the text in older versions."""
     user_id = _object(body.get("metadata")).get("user_id")
     if not isinstance(user_id, str):
         return None
@@ -102,7 +104,7 @@ def _session_of_user_id(body: Json) -> str | None:
 
 
 def _codex(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """A thread is an agent. The one that its user talks to has the session's own id."""
+    """A thread is an agent. The root agent's thread has the session's own id."""
     metadata = _object(body.get("client_metadata"))
     turn = _parsed(headers.get("x-codex-turn-metadata") or metadata.get("x-codex-turn-metadata"))
     if not (turn or _sent_by(CODEX, headers, "originator", "user-agent")):
@@ -146,7 +148,7 @@ def _opencode(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _aiperf(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """Its two headers have the same id; alone the first of them is any request's."""
+    """Both headers hold the same id; x-correlation-id alone may be sent by any client."""
     del body
     session = _tag(headers.get("x-correlation-id"))
     if session is None or "x-session-affinity" not in headers:
@@ -155,7 +157,7 @@ def _aiperf(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _any_session(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """What names one conversation, whoever sends it."""
+    """A conversation id in one of the common fields, of any client."""
     metadata = _object(body.get("metadata"))
     conversation = body.get("conversation")
     session = _first_tag(
@@ -168,7 +170,7 @@ def _any_session(headers: Mapping[str, str], body: Json) -> Identity | None:
 
 
 def _shared_tag(headers: Mapping[str, str], body: Json) -> Identity | None:
-    """What a client gives to all conversations of a user, or to all that begin alike."""
+    """A tag that a client uses for all conversations of a user, or for all with a common prefix."""
     del headers
     user_id = _object(body.get("metadata")).get("user_id")
     tag = _first_tag(
@@ -191,12 +193,12 @@ _READERS: Final[tuple[Callable[[Mapping[str, str], Json], Identity | None], ...]
 
 
 def _sent_by(client: str, headers: Mapping[str, str], *names: str) -> bool:
-    """Whether one of these headers begins with the client's name."""
+    """Whether one of these headers starts with the client's name."""
     return any(headers.get(name, "").startswith(client) for name in names)
 
 
 def _first_tag(*found: object) -> str | None:
-    """The first of these that can be a tag."""
+    """The first of these values that is a valid tag."""
     return next((one for one in found if is_tag(one)), None)
 
 
@@ -205,12 +207,12 @@ def _tag(found: object) -> str | None:
 
 
 def _object(value: object) -> Json:
-    """A JSON object; an empty one for anything else."""
+    """`value` if it is a JSON object, else an empty one."""
     return value if isinstance(value, dict) else _NOTHING
 
 
 def _parsed(text: object) -> Json:
-    """The JSON object that a text is; an empty one for anything else."""
+    """The JSON object that `text` encodes; an empty one for anything else."""
     if not isinstance(text, str) or len(text) > _LONGEST_JSON:
         return _NOTHING
     try:
@@ -225,8 +227,8 @@ def _agent_header(request: Request) -> str | None:
 
 
 def _header_text(value: str) -> str:
-    """A header's text: UTF-8, as a name is in a body or a path, else Latin-1."""
+    """A header value decoded as UTF-8, as in a body or a path, else as Latin-1."""
     try:
-        return value.encode("latin-1").decode()  # as it came
+        return value.encode("latin-1").decode()  # the raw bytes
     except UnicodeDecodeError:
         return value

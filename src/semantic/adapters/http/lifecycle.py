@@ -1,6 +1,6 @@
-"""A server's life: it answers probes at once, loads its model beside that, and saves at the end.
+"""Server lifecycle: answers probes at once, loads the model in the background, saves on shutdown.
 
-Knows that a model takes time to load and to leave; not how either is done.
+Knows that loading and closing a model take time; not how either is done.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from semantic.ports.serving import ServingPort
 
 
 class RunnableServing(ServingPort, Protocol):
-    """A served model that takes requests, until it is closed."""
+    """A served model that accepts requests until it is closed."""
 
     @property
     def agents(self) -> AgentsPort:
-        """The agents that it has."""
+        """Its agents."""
         ...
 
     def figures(self) -> Figures:
-        """Of this moment. Any thread may call it."""
+        """Current figures. Thread-safe."""
         ...
 
     async def close(self) -> None:
-        """Cancel what runs, save every agent, end all threads. Raises SemanticError."""
+        """Cancel running requests, save every agent, end all threads. Raises SemanticError."""
         ...
 
 
 Load = Callable[[], Coroutine[None, None, RunnableServing]]
-"""Loads a model without holding up the event loop. Is cancelled when the server stops first."""
+"""Loads a model without blocking the event loop. Cancelled if the server stops first."""
 
 
 class Lifecycle:
-    """Brings a served model up in the background and takes it down.
+    """Loads a served model in the background, and closes it on shutdown.
 
-    `ready` is told when requests can come. `failure` is why it could not be brought up, or not
-    be taken down in good order.
+    `ready` is called once the model accepts requests. `failure` is the error that prevented loading
+    or a clean shutdown.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class Lifecycle:
         self.failure: BaseException | None = None
 
     def on_failure(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when the model cannot be brought up."""
+        """Call `callback` if the model cannot be loaded."""
         self._failed = callback
 
     @asynccontextmanager
     async def lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
-        """From the first probe to the last saved agent."""
+        """The ASGI lifespan, from the first probe until every agent is saved."""
         task = asyncio.create_task(self._load_model())
         task.add_done_callback(self._record_failure)
         try:
@@ -100,11 +100,12 @@ class Lifecycle:
         try:
             await self._serving.close()
         except SemanticError as error:
-            self.failure = error  # the server ends as it should; its caller must know
+            self.failure = error  # the server still exits in order; the caller reports it
 
 
 def import_sdks() -> None:
-    """Takes a second or two; any thread may do it."""
+    """Warm-up: import the types of the client SDKs, which the first request of each wire would else
+    wait for. Takes a second or two. Thread-safe."""
     from semantic.adapters.http.anthropic import sdk_types
     from semantic.adapters.http.openai import sdk_types as openai_types
 

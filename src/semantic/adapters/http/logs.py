@@ -1,6 +1,7 @@
-"""What the server writes to its log, as text or as JSON, one line for each event.
+"""The server's log on stderr, as text or JSON lines: configuration, one line per request, progress
+of long prefills, warnings logged once.
 
-Knows the form of a line; not what happens. A line never holds a prompt, a key or a body.
+Never logs a prompt, a key, a body, or a path as it was sent: the route's pattern is logged instead.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semantic.adapters.http.cache_miss_report import lost_tokens
 from semantic.adapters.http.errors import id_headers, logger
-from semantic.adapters.http.metrics import AnswerRecord
+from semantic.adapters.http.metrics import AnswerRecord, Observer
 
 LOG_FIELDS: Final = "fields"
 """The attribute of a log record that holds its fields by name."""
@@ -29,12 +30,12 @@ LogFields = dict[str, str | int | float | None]
 
 
 def log_event(event: str, fields: LogFields, level: int = logging.INFO) -> None:
-    """One line about `event`."""
+    """Log one line for `event`."""
     logger.log(level, event, extra={LOG_FIELDS: fields})
 
 
 class TextLines(logging.Formatter):
-    """`12:00:00 info request agent=a prompt=12`: fields that are unknown are left out."""
+    """Formats records as `12:00:00 info request agent=a prompt=12`; None fields are omitted."""
 
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created, UTC).astimezone().strftime("%H:%M:%S")
@@ -46,7 +47,8 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """An object with `time`, `level`, `event` and the fields; a trace is one text in it."""
+    """Formats records as objects with `time`, `level`, `event` and the fields; `trace` holds a
+    traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -61,17 +63,17 @@ class JsonLines(logging.Formatter):
 
 
 class StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to what stderr is now: a progress bar puts something in its place for a while."""
+    """Writes to the current `sys.stderr`, which a progress bar replaces temporarily."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = (
             sys.stderr
-        )  # not `setStream`: that flushes the one before, which may be closed
+        )  # not `setStream`: it flushes the previous stream, which may be closed
         super().emit(record)
 
 
 def configure_logs(form: Literal["text", "json"], level: str) -> None:
-    """Send our log and the warnings of the HTTP library and the event loop to stderr."""
+    """Send our log, and the warnings of uvicorn and asyncio, to stderr."""
     handler = StderrHandler()
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     ours = logging.getLogger("semantic")
@@ -87,9 +89,9 @@ def configure_logs(form: Literal["text", "json"], level: str) -> None:
 
 
 def is_not_duplicate(record: logging.LogRecord) -> bool:
-    """Whether a record of the HTTP library says what our own log does not.
+    """Filter: drop uvicorn's records of events that our own log already contains.
 
-    A failed request is there already with its id, and a client that speaks no HTTP is answered.
+    Failed requests are logged with their id, and malformed HTTP is answered.
     """
     known = ("Exception in ASGI application", "Invalid HTTP request", "ASGI callable returned")
     return not record.getMessage().startswith(known)
@@ -101,7 +103,7 @@ def _fields_of(record: logging.LogRecord) -> list[tuple[str, str | int | float |
 
 
 def _quoted(value: str | float | None) -> str:
-    """One word: what has spaces or odd characters is quoted."""
+    """`value` as one word: quoted if it contains spaces or special characters."""
     text = f"{value:.3f}" if isinstance(value, float) else str(value)
     plain = text.isprintable() and text and not any(mark in text for mark in ' "=')
     return text if plain else json.dumps(text, ensure_ascii=True)
@@ -112,42 +114,33 @@ def _one_line(text: str) -> str:
 
 
 _MAX_WARNINGS: Final = 1000
-"""WarnOnce remembered, so that a client that invents names cannot fill the memory."""
+"""Distinct warnings remembered, so that client-invented names cannot fill the memory."""
 
 
 class WarnOnce:
-    """Says each thing once, and after a thousand things nothing any more."""
+    """Logs each distinct warning once; nothing more after `_MAX_WARNINGS` of them."""
 
     def __init__(self) -> None:
         self._logged: set[str] = set()
 
     def warn(self, message: str) -> None:
-        """Log `message` as a warning, unless it was logged before."""
+        """Log `message` as a warning unless it was logged before."""
         if message not in self._logged and len(self._logged) < _MAX_WARNINGS:
             self._logged.add(message)
             logger.warning("%s", message)
 
 
 QUIET_PATHS: Final = frozenset({"/health", "/ready", "/metrics", "/", "/api/hello", "/version"})
-"""What machines ask for every few seconds: logged for those who debug."""
+"""Paths that machines poll every few seconds: logged at debug level."""
 
-_LINE: Final = "request_line"
+_ENTRY: Final = "request_line"
 
 
-class RequestLogEntry:
-    """What is known of one request's answers; a request may ask for several."""
+class RequestLogEntry(Observer):
+    """The answers of one request, which may have several."""
 
     def __init__(self) -> None:
         self._records: list[AnswerRecord] = []
-
-    def accepted(self, uid: str, agent: str, prompt_tokens: int) -> None:
-        """See `Observer.accepted`."""
-
-    def prefilled(self, uid: str, done: int, total: int) -> None:
-        """See `Observer.prefilled`."""
-
-    def first_token(self, uid: str) -> None:
-        """See `Observer.first_token`."""
 
     def finished(self, uid: str | None, record: AnswerRecord) -> None:
         """See `Observer.finished`."""
@@ -155,16 +148,16 @@ class RequestLogEntry:
         self._records.append(record)
 
     def fields(self) -> LogFields:
-        """Of all answers together: tokens are summed, times are the longest, and of what was lost
-        it is the most."""
+        """Fields over all answers: tokens are summed, times are maxima, the cache miss is the
+        largest."""
         if not self._records:
             return {}
         usages = [record.usage for record in self._records]
         firsts = [record.ttft for record in self._records if record.ttft is not None]
         speeds = [speed for record in self._records if (speed := record.tokens_per_second)]
         errors = [record.error for record in self._records if record.error]
-        losses = [lost for record in self._records if (lost := lost_tokens(record.match))]
-        worst = max(losses, key=lambda one: one.tokens, default=None)
+        misses = [miss for record in self._records if (miss := lost_tokens(record.match))]
+        worst = max(misses, key=lambda miss: miss.tokens, default=None)
         return {
             "agent": self._records[0].agent,
             "prompt": sum(usage.prompt for usage in usages),
@@ -182,13 +175,13 @@ class RequestLogEntry:
 
 
 def log_entry_of(scope: Scope) -> RequestLogEntry:
-    """The line of the request of `scope`."""
-    line: RequestLogEntry = scope.setdefault("state", {}).setdefault(_LINE, RequestLogEntry())
-    return line
+    """The log entry of the request of `scope`."""
+    entry: RequestLogEntry = scope.setdefault("state", {}).setdefault(_ENTRY, RequestLogEntry())
+    return entry
 
 
 class RequestLogMiddleware:
-    """Middleware: gives a request its id, and writes its line when it is over."""
+    """Assigns a request id, and logs one line when the request is done."""
 
     def __init__(self, app: ASGIApp, model: str) -> None:
         self._app = app
@@ -232,24 +225,24 @@ class RequestLogMiddleware:
 
 
 def _method(scope: Scope) -> str:
-    """A method of HTTP; whatever else was sent there is not repeated."""
+    """A known HTTP method; anything else that was sent is not logged."""
     known = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
     method: str = scope["method"]
     return method if method in known else "?"
 
 
 def _pattern(scope: Scope) -> str:
-    """The route's pattern, as in `/v1/models/{id}`; "?" where there is no route."""
+    """The route's pattern, as in `/v1/models/{id}`; "?" without a route."""
     pattern: str = getattr(scope.get("route"), "path_format", "?")
     return pattern
 
 
 PROGRESS_INTERVAL: Final = 5.0
-"""A prefill shorter than this needs no line, and a longer one not more often."""
+"""Seconds between two progress lines; shorter prefills log none."""
 
 
-class ProgressLog:
-    """Implements `Observer`: a line such as `prefill 12288/60000` every few seconds."""
+class ProgressLog(Observer):
+    """Logs `prefill 12288/60000` every few seconds. The bar on a terminal is the CLI's."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -268,9 +261,6 @@ class ProgressLog:
         if uid in self._last and now - self._last[uid] >= PROGRESS_INTERVAL:
             self._last[uid] = now
             log_event(f"prefill {done}/{total}", {"agent": self._agents[uid]})
-
-    def first_token(self, uid: str) -> None:
-        """See `Observer.first_token`."""
 
     def finished(self, uid: str | None, record: AnswerRecord) -> None:
         """See `Observer.finished`."""

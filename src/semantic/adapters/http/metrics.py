@@ -1,6 +1,8 @@
-"""A served model that is watched: how long each answer took, and how it ended.
+"""Metrics of answers: an instrumented serving port that measures each answer, and their Prometheus
+collectors.
 
-Everything is read off the events that wires get anyway. Keeps figures, never a text.
+Measures from the events that a wire consumes anyway; stores figures, never text. Names are vLLM's
+where the meaning is the same, `semantic_*` otherwise.
 """
 
 from __future__ import annotations
@@ -32,10 +34,10 @@ from semantic.ports.serving import Ask, Prompt, ServedModel, ServingPort
 
 @dataclass(slots=True)
 class AnswerRecord:
-    """An answer in figures; times in seconds, from when it was asked for.
+    """Measurements of one answer; times in seconds since its request.
 
-    `first` is when the first piece came, `gaps` what lay between two of them. `finish` is the
-    reason of its end, "cancelled" when the client left, "refused" when it was never begun.
+    `ttft` is the time to the first piece, `gaps` are the times between pieces. `finish` is the
+    finish reason, "cancelled" on a disconnect, "refused" if the request was rejected.
     """
 
     agent: str = ""
@@ -49,12 +51,12 @@ class AnswerRecord:
 
     @property
     def prefill(self) -> float:
-        """Seconds that the prompt was computed."""
+        """Seconds of prefill."""
         return self.match.seconds if self.match is not None else 0.0
 
     @property
     def queue_time(self) -> float:
-        """Seconds before its first piece in which it was queued or restored, not computed."""
+        """Seconds before the first piece spent queued or restoring, not computing."""
         return max(0.0, (self.ttft or 0.0) - self.prefill)
 
     @property
@@ -64,33 +66,36 @@ class AnswerRecord:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of decoding; None for an answer too short to have a speed."""
+        """Decode throughput; None for an answer of less than two tokens."""
         n_gaps = self.usage.completion - 1
         return n_gaps / self.decode if n_gaps > 0 and self.decode > 0 else None
 
 
 class Observer(Protocol):
-    """Is told of every answer as it goes on. Called on the event loop: must be quick."""
+    """Receives the progress of every answer, on the event loop: methods must not block.
+
+    Subclasses override what they need; the defaults do nothing, but `finished` is required.
+    """
 
     def accepted(self, uid: str, agent: str, prompt_tokens: int) -> None:
-        """A request was taken in; it waits now."""
-        ...
+        """The request was accepted and is queued."""
+        del uid, agent, prompt_tokens
 
     def prefilled(self, uid: str, done: int, total: int) -> None:
-        """So many prompt tokens are in the cache."""
-        ...
+        """`done` of `total` prompt tokens are in the cache."""
+        del uid, done, total
 
     def first_token(self, uid: str) -> None:
-        """The first piece of the answer came."""
-        ...
+        """The first piece of the answer was generated."""
+        del uid
 
     def finished(self, uid: str | None, record: AnswerRecord) -> None:
-        """It is over; `uid` is None when it was never taken in."""
+        """The answer ended; `uid` is None if the request was never accepted."""
         ...
 
 
 class InstrumentedServing:
-    """Implements `ServingPort` by another one, and tells observers what happens."""
+    """Implements `ServingPort` by delegation, and notifies observers."""
 
     def __init__(
         self,
@@ -139,7 +144,7 @@ class InstrumentedServing:
 
 
 class _AnswerTimer:
-    """What is known of one answer so far."""
+    """Measures one answer."""
 
     def __init__(self, observers: Sequence[Observer], clock: Callable[[], float]) -> None:
         self._observers = observers
@@ -195,11 +200,11 @@ _SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 _TOKENS: Final = (1, 10, 100, 1_000, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000)
 
 _RESTORED: Final = ("memory", "disk")
-"""Where restored tokens come from; what the pool still had was never away."""
+"""Tiers that tokens are restored from; tokens still in the pool need no restore."""
 
 
-class Metrics:
-    """Implements `Observer`: counts every answer of one model."""
+class Metrics(Observer):
+    """Prometheus metrics of one model."""
 
     def __init__(self, model: str, figures: Callable[[], Figures | None]) -> None:
         self.registry = CollectorRegistry()
@@ -207,24 +212,26 @@ class Metrics:
         self._waiting: set[str] = set()
         self._running: set[str] = set()
         self._prefill = _PrefillRate()
-        self._prompt = self._counter("vllm:prompt_tokens", "Prompt tokens, cached ones too.")
+        self._prompt = self._counter("vllm:prompt_tokens", "Prompt tokens, including cached ones.")
         self._generated = self._counter("vllm:generation_tokens", "Tokens generated.")
         self._queries = self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up.")
         self._hits = self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the cache.")
         self._success = Counter(
             "vllm:request_success",
-            "Answers that came to their end, by why.",
+            "Complete answers by finish reason.",
             (_MODEL, "finished_reason"),
             registry=self.registry,
         )
         self._failed = Counter(
             "semantic_requests_failed",
-            "Answers without a good end: error, cancelled, refused.",
+            "Failed answers: error, cancelled, refused.",
             (_MODEL, "finished_reason"),
             registry=self.registry,
         )
-        self._restores = self._counter_from("semantic_restores", "Answers begun by reading.")
-        self._restored = self._counter_from("semantic_restored_tokens", "Prompt tokens read.")
+        self._restores = self._counter_from(
+            "semantic_restores", "Answers that started from restored blocks."
+        )
+        self._restored = self._counter_from("semantic_restored_tokens", "Prompt tokens restored.")
         self._saved = self._counter(
             "semantic_prefill_seconds_saved",
             "Seconds that cached prompt tokens would have taken at the mean speed so far.",
@@ -239,7 +246,7 @@ class Metrics:
         self.registry.register(_EngineCollector(model, self._waiting, self._running, figures))
 
     def text(self) -> bytes:
-        """All of it, as Prometheus reads it."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def accepted(self, uid: str, agent: str, prompt_tokens: int) -> None:
@@ -273,7 +280,7 @@ class Metrics:
     def _count_tokens(self, record: AnswerRecord) -> None:
         usage = record.usage
         self._prompt.labels(self._model).inc(usage.prompt)
-        if record.finish != "cancelled":  # else nobody was told what the cache had
+        if record.finish != "cancelled":  # else the cached tokens are unknown
             self._queries.labels(self._model).inc(usage.prompt)
             self._hits.labels(self._model).inc(usage.cached)
         self._generated.labels(self._model).inc(usage.completion)
@@ -314,8 +321,8 @@ _TIMES: Final = {
     "time_to_first_token": "Seconds from the request to its first piece.",
     "inter_token_latency": "Seconds between two pieces of an answer.",
     "e2e_request_latency": "Seconds from the request to its end.",
-    "request_queue_time": "Seconds before the first piece that nothing was computed.",
-    "request_prefill_time": "Seconds that the prompt was computed.",
+    "request_queue_time": "Seconds before the first piece in which nothing was computed.",
+    "request_prefill_time": "Seconds of prefill.",
     "request_decode_time": "Seconds from the first piece to the end.",
 }
 _SIZES: Final = {
@@ -325,7 +332,7 @@ _SIZES: Final = {
 
 
 class _PrefillRate:
-    """The mean time that a prompt token takes to be computed."""
+    """The mean prefill time per token."""
 
     def __init__(self) -> None:
         self._tokens = 0
@@ -341,7 +348,7 @@ class _PrefillRate:
 
 
 class _EngineCollector(Collector):
-    """What is true at the moment of the question."""
+    """Gauges and counters of the engine, read at scrape time."""
 
     def __init__(
         self,
@@ -362,13 +369,13 @@ class _EngineCollector(Collector):
             running = figures.engine.running
             waiting = figures.engine.inbox + figures.engine.waiting
         yield self._gauge("vllm:num_requests_running", "Requests being computed.", running)
-        yield self._gauge("vllm:num_requests_waiting", "Requests that wait.", waiting)
+        yield self._gauge("vllm:num_requests_waiting", "Requests in the queue.", waiting)
         if figures is not None:
             yield from self._of_engine(figures.engine)
             yield from self._of_stores(figures)
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: to be registered must not ask the engine."""
+        """Nothing: registration must not read the engine."""
         yield from ()
 
     def _of_engine(self, engine: EngineFigures) -> Iterator[Metric]:
@@ -379,10 +386,10 @@ class _EngineCollector(Collector):
         yield self._gauge("semantic_pool_used_bytes", "Bytes of the pool in use.", used)
         yield self._gauge("semantic_pool_max_bytes", "Bytes that the pool may use.", most)
         yield self._count(
-            "vllm:num_preemptions", "Requests that gave their blocks back.", engine.preemptions
+            "vllm:num_preemptions", "Requests that were preempted.", engine.preemptions
         )
         yield self._count(
-            "semantic_engine_rebuilds", "Engines made for one that failed.", engine.rebuilds
+            "semantic_engine_rebuilds", "Engines rebuilt after a failure.", engine.rebuilds
         )
         restored = CounterMetricFamily(
             "semantic_restored_bytes",
@@ -398,7 +405,9 @@ class _EngineCollector(Collector):
         used = _tiers("semantic_store_bytes", "Bytes in a tier of the store.")
         most = _tiers("semantic_store_max_bytes", "Bytes that a tier of the store may take.")
         events = CounterMetricFamily(
-            "semantic_store_events", "Blocks by what happened to them.", labels=("tier", "event")
+            "semantic_store_events",
+            "Events of blocks in a tier of the store.",
+            labels=("tier", "event"),
         )
         for stats in figures.stores:
             blocks.add_metric((stats.tier,), stats.n_blocks)

@@ -1,6 +1,7 @@
-"""What a client is told whose request is cut off because the server stops.
+"""ASGI middleware at the edge: shutdown, request limits, Host and Origin checks, API keys.
 
-Knows that only a server that stops cancels a request's task: who leaves is heard of otherwise.
+`app` lists it in request order. Knows sizes, clocks, headers and keys; no routes. Everything that
+happens on a connection before its request is complete belongs to `server`.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ _STOPPING: Final = Problem(
 
 
 class ShutdownMiddleware:
-    """Middleware: 503 for a request that is cancelled before its answer has started.
+    """Replies 503 to a request that is cancelled before its response has started.
 
-    An answer that has started just ends, without the mark of its end.
+    Only a shutdown cancels a request's task; a disconnect is signalled through `receive`. A
+    response that has started ends without its final event.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -70,9 +72,9 @@ _VERSIONS: Final = frozenset({"1.0", "1.1"})
 
 
 class RequestLimitsMiddleware:
-    """Middleware: 431 for too many headers, 413 for a large body, 408 for one that takes long.
+    """Replies 431 to too many header fields, 413 to a large body, 408 to a slow one.
 
-    505 for what is not HTTP/1. What comes without a length is counted while it is read.
+    Replies 505 to anything but HTTP/1. A body without Content-Length is counted while it is read.
     """
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
@@ -110,7 +112,7 @@ class RequestLimitsMiddleware:
 
 
 class _LimitedBody:
-    """A request's body, which ends in time and below its limit, or with a WireError."""
+    """A request body with a size limit and a deadline; `receive` raises WireError beyond them."""
 
     def __init__(self, receive: Receive, settings: ServerSettings) -> None:
         self._receive = receive
@@ -122,7 +124,7 @@ class _LimitedBody:
 
     async def receive(self) -> Message:
         if self._complete:
-            return await self._receive()  # there is only a disconnect to wait for
+            return await self._receive()  # only a disconnect can follow
         message = await self._in_time()
         self._complete = message["type"] != "http.request" or not message.get("more_body", False)
         self._n_bytes += len(message.get("body", b""))
@@ -154,10 +156,14 @@ _PREFLIGHT_MAX_AGE: Final = "600"
 
 
 class HostMiddleware:
-    """Middleware: 421 for a Host, and 403 for an Origin, that is not ours.
+    """Replies 421 to a Host, and 403 to an Origin, that is not allowed. Answers CORS preflights.
 
-    Ours are loopback names, the address we are bound to, `names`, and, when others on the network
-    can reach us anyway, every numeric address: nobody else owns one. "*" allows everything.
+    Prevents two attacks from web pages: DNS rebinding (a foreign name that resolves to this machine
+    arrives as Host) and cross-origin posts to a known address (the page arrives as Origin).
+
+    Allowed hosts are loopback names, the bound address, `names`, and, if the server is reachable
+    from the network anyway, every numeric address, which no attacker can register. "*" allows all.
+    Pages from `origins` get the CORS headers that their browser requires.
     """
 
     def __init__(
@@ -217,12 +223,12 @@ class HostMiddleware:
         return self._is_allowed_origin(origin) or origin in own
 
     def _is_allowed_origin(self, origin: str) -> bool:
-        """Whether it is the origin of a page elsewhere that may send requests."""
+        """Whether pages of this foreign origin may send requests."""
         return bool(origin) and (ANY in self._origins or origin in self._origins)
 
 
 def _preflight_response(origin: str, requested: Headers) -> Response:
-    """The answer to a browser that asks whether a page may send what it wants to send."""
+    """The reply to a CORS preflight request."""
     headers = {
         "access-control-allow-origin": origin,
         "access-control-allow-methods": "GET, POST, DELETE",
@@ -236,7 +242,7 @@ def _preflight_response(origin: str, requested: Headers) -> Response:
 
 
 def _with_cors_headers(origin: str, send: Send) -> Send:
-    """A `send` that lets the browser show the answer to the page that requested."""
+    """Wrap `send` to add the headers that let the browser show the response to the page."""
 
     async def shown(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -250,7 +256,7 @@ def _with_cors_headers(origin: str, send: Send) -> Send:
 
 
 def host_of(authority: str) -> str | None:
-    """The host in a Host header, without port and brackets; None for what names none."""
+    """The host of a Host header, without port and brackets; None if it names none."""
     if any(mark in authority for mark in "/?#@\\"):
         return None
     try:
@@ -268,7 +274,7 @@ def _is_address(host: str) -> bool:
 
 
 OPEN_PATHS: Final = frozenset({"/", "/health", "/ready", "/version", "/api/hello"})
-"""What probes ask for before anybody has configured a key."""
+"""Paths that need no key: probes use them before any key is configured."""
 
 _UNAUTHORIZED: Final = Problem(
     HTTPStatus.UNAUTHORIZED,
@@ -278,7 +284,7 @@ _UNAUTHORIZED: Final = Problem(
 
 
 class AuthMiddleware:
-    """Middleware: 401 without a key, when there are keys."""
+    """Replies 401 without a valid key, if there are keys. Stores the key's tenant in the scope."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
         self._app = app
@@ -299,7 +305,7 @@ class AuthMiddleware:
 
 
 def presented_keys(headers: Headers) -> list[str]:
-    """The keys that a request has, from both headers: some clients send a stale one in one."""
+    """The keys of a request, from both headers: some clients send a stale key in one of them."""
     kind, _, token = headers.get("authorization", "").partition(" ")
     bearer = token.strip() if kind.lower() == "bearer" else ""
     return [key for key in (bearer, headers.get("x-api-key", "").strip()) if key]
@@ -310,7 +316,10 @@ _TENANT_BYTES: Final = 16
 
 
 class ApiKeys:
-    """The keys that open a server. Without any, everybody is the tenant ""."""
+    """The API keys of a server; only digests are stored, so that no key can be logged by mistake.
+
+    False if there are none: then every request belongs to the tenant "".
+    """
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._tenants = {_digest(key): tenant_name(key) for key in keys}
@@ -319,9 +328,9 @@ class ApiKeys:
         return bool(self._tenants)
 
     def tenant(self, presented: str) -> str | None:
-        """The tenant whose key was presented; None for no key of ours.
+        """The tenant of the presented key; None for an unknown key.
 
-        Takes as long for any key, right or wrong: all are compared, each in constant time.
+        Constant time: compares all keys, each in constant time, whether or not one matches.
         """
         digest = _digest(presented)
         found = None
@@ -332,7 +341,7 @@ class ApiKeys:
 
 
 def tenant_name(key: str) -> str:
-    """The name that stands for `key` in stores: the same after a restart, and never the key."""
+    """The name of `key`'s tenant in stores: stable across restarts, never the key itself."""
     return hashlib.blake2b(
         key.encode(), digest_size=_TENANT_BYTES, person=_TENANT, usedforsecurity=True
     ).hexdigest()

@@ -1,6 +1,6 @@
 """/v1/models, /tokenize and /detokenize: the served model's names and its tokenizer.
 
-Models have the fields of both clients' families; tokenizing has the shape of vLLM's routes.
+Models have the fields of both client families; tokenization follows vLLM's routes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OWNER: Final = "semantic"
 
 class Model(BaseModel):
     """A name that requests may use. `max_model_len`, `context_length` and `max_input_tokens` are
-    the same number of tokens, under the names that clients look for."""
+    the same number of tokens under the names that different clients read."""
 
     id: str
     object: Literal["model"] = "model"
@@ -91,7 +91,7 @@ def _model(name: str, served: ServedModel) -> Model:
 
 
 class Tokenize(BaseModel):
-    """A text to count. Other fields of vLLM's clients are let be."""
+    """A text to tokenize. Other fields of vLLM's clients are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -102,7 +102,7 @@ class Tokenize(BaseModel):
 
 
 class Tokenized(BaseModel):
-    """`token_strs` is the text of each token, where it was parsed for."""
+    """`token_strs` is the text of each token, if requested."""
 
     tokens: list[int]
     count: int
@@ -111,7 +111,7 @@ class Tokenized(BaseModel):
 
 
 class Detokenize(BaseModel):
-    """Tokens to read."""
+    """Tokens to decode."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -126,7 +126,7 @@ class Detokenized(BaseModel):
 
 
 def _body(*schemas: dict[str, object]) -> dict[str, object]:
-    """The body of a route that reads it itself, for its description: as one of `schemas`."""
+    """The OpenAPI description of a body that the route reads itself: any of `schemas`."""
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
@@ -157,7 +157,7 @@ _CONVERSATION: Final[dict[str, object]] = {
     "/tokenize", tags=["tokens"], openapi_extra=_body(Tokenize.model_json_schema(), _CONVERSATION)
 )
 async def tokenize(request: Request) -> Tokenized:
-    """The tokens of a text, or of a conversation as the model is shown it."""
+    """The tokens of a text, or of a conversation rendered by the chat template."""
     body = await read_json(request)
     serving = serving_of(request)
     if "messages" in body:

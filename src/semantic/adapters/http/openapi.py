@@ -1,6 +1,6 @@
-"""The description of the API: every status that may come, and a page for people.
+"""The OpenAPI description with every possible status, and an HTML page of the routes.
 
-Nothing is loaded from elsewhere: the page is one piece of HTML without scripts.
+The page is a single document without scripts or external resources.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from semantic.adapters.http.middleware import OPEN_PATHS
 
 
 class OpenAIErrorFacts(BaseModel):
-    """What went wrong; `param` is the field, where one is to blame."""
+    """What went wrong; `param` is the invalid field, if there is one."""
 
     message: str
     type: str
@@ -27,7 +27,7 @@ class OpenAIErrorFacts(BaseModel):
 
 
 class OpenAIError(BaseModel):
-    """An error as OpenAI's clients read it."""
+    """The error body of OpenAI's API."""
 
     error: OpenAIErrorFacts
 
@@ -40,7 +40,7 @@ class AnthropicErrorFacts(BaseModel):
 
 
 class AnthropicError(BaseModel):
-    """An error as Anthropic's clients read it."""
+    """The error body of Anthropic's API."""
 
     type: Literal["error"]
     error: AnthropicErrorFacts
@@ -48,7 +48,7 @@ class AnthropicError(BaseModel):
 
 
 class Documented(TypedDict):
-    """A status in the form that FastAPI takes."""
+    """A status in FastAPI's form."""
 
     model: type[BaseModel]
     description: str
@@ -56,26 +56,26 @@ class Documented(TypedDict):
 
 STATUSES: Final[Mapping[int, str]] = {
     400: "A field is wrong; the message names it and what was expected.",
-    401: "No key, or none of ours.",
-    403: "Sent by a web page that is not allowed.",
-    404: "There is nothing of that name.",
-    405: "Not with this method.",
-    408: "The request did not come in time.",
+    401: "No valid API key.",
+    403: "The Origin header names a page that is not allowed.",
+    404: "No agent, model, response or route of that name.",
+    405: "The path does not support this method.",
+    408: "The request was not received in time.",
     413: "The body is too large.",
     421: "The Host header names a host that is not allowed.",
     431: "Too many headers, or too large ones.",
     500: "A bug; the server's log has the details.",
-    503: "No room now, or the model is being loaded; Retry-After says when to come again.",
+    503: "The queue is full, or the model is being loaded; see Retry-After.",
 }
 
 
 def documented(model: type[BaseModel]) -> dict[int | str, dict[str, object]]:
-    """Every status that any route may have, with a body of `model`."""
+    """Every status that any route may return, with a body of `model`."""
     return {status: {"model": model, "description": words} for status, words in STATUSES.items()}
 
 
 def describe(app: FastAPI, *, version: str, with_keys: bool) -> None:
-    """Let `app` describe itself, with the keys it asks for."""
+    """Install the OpenAPI schema of `app`; `with_keys` adds its authentication schemes."""
 
     def openapi() -> dict[str, object]:
         if not app.openapi_schema:
@@ -95,11 +95,11 @@ def describe(app: FastAPI, *, version: str, with_keys: bool) -> None:
             app.openapi_schema = schema
         return app.openapi_schema
 
-    app.__dict__["openapi"] = openapi  # the way FastAPI has for it
+    app.__dict__["openapi"] = openapi  # the documented way to extend the schema
 
 
 def page(app: FastAPI) -> HTMLResponse:
-    """The routes of `app` as a list to read."""
+    """The routes of `app` as an HTML page."""
     rows = "\n".join(_row(*operation) for operation in _operations(app.openapi()))
     return HTMLResponse(_PAGE.format(version=escape(app.version), rows=rows))
 
@@ -137,7 +137,7 @@ def _row(method: str, path: str, words: str) -> str:
 
 
 def _drop_unused_status(paths: Mapping[str, Mapping[str, dict[str, dict[str, object]]]]) -> None:
-    """FastAPI adds 422 to routes with parameters; a wrong one is a 400 here."""
+    """Drop 422, which FastAPI adds to routes with parameters; an invalid one is a 400 here."""
     for methods in paths.values():
         for operation in methods.values():
             operation["responses"].pop("422", None)

@@ -1,6 +1,6 @@
-"""What an operator lets all tenants share: a file with the beginning of a conversation.
+"""Public prefixes: files with the start of a conversation whose cache all tenants share.
 
-Knows the file's two forms; not what is done with it.
+Knows the two file formats; not how the prefix is used.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from semantic.domain.errors import InvalidRequestError
 
 
 def read_public_prefix(path: Path) -> Chat:
-    """The conversation in `path`: a .json file has the fields `messages` and perhaps `tools` of
-    a chat completion's body, any other file is the text of a system message.
+    """Read the conversation in `path`: a .json file has the fields `messages` and optionally
+    `tools` of a chat completion request; any other file is the text of a system message.
 
     Raises InvalidRequestError.
     """

@@ -1,4 +1,4 @@
-"""Request bodies: bytes to a JSON object, and a JSON object to what a wire asked for.
+"""Request bodies: from bytes to a JSON object, and from JSON to a wire's request type.
 
 Knows limits and JSON; not what any field means.
 """
@@ -21,21 +21,21 @@ from semantic.domain.errors import InvalidRequestError
 T = TypeVar("T")
 
 MAX_DEPTH: Final = 64
-"""So many objects and lists may stand within each other."""
+"""Maximum nesting of objects and lists."""
 
 MAX_VALUES: Final = 2_000_000
-"""Values take many times the memory of their text: this many must be enough for one request."""
+"""Maximum number of values in a request: parsed values take many times the memory of their text."""
 
 _OFFLOAD_BYTES: Final = 1 << 20
-"""Bytes from which on a body is read beside the event loop, where it holds up nobody."""
+"""Bodies of at least this many bytes are parsed on a worker thread, off the event loop."""
 
 
 async def read_json(request: Request) -> dict[str, object]:
-    """The body as a JSON object; {} for an empty one is an error.
+    """Read the body as a JSON object. An empty body is an error.
 
-    Raises InvalidRequestError for what is no UTF-8, no JSON, no object or nested deeper than
-    `MAX_DEPTH`; TooLargeError for too many bytes or values; ClientDisconnectedError when the
-    client disconnects.
+    Raises InvalidRequestError for a body that is not UTF-8, not JSON, not an object or nested
+    deeper than `MAX_DEPTH`; TooLargeError for too many bytes or values; ClientDisconnectedError if
+    the client disconnects.
     """
     data = bytearray()
     try:
@@ -49,7 +49,7 @@ async def read_json(request: Request) -> dict[str, object]:
 
 
 def parse_object(data: bytes) -> dict[str, object]:
-    """The JSON object that `data` is. Raises InvalidRequestError and TooLargeError."""
+    """Parse `data` as a JSON object. Raises InvalidRequestError and TooLargeError."""
     if sum(data.count(mark) for mark in (b",", b"[", b"{")) > MAX_VALUES:
         raise TooLargeError(f"the body has more than {MAX_VALUES} values")
     try:
@@ -65,9 +65,9 @@ def parse_object(data: bytes) -> dict[str, object]:
 
 
 def validated(adapter: TypeAdapter[T], body: Mapping[str, object]) -> T:
-    """`body` as `adapter` knows it. Raises InvalidRequestError for the first wrong field.
+    """Validate `body` with `adapter`. Raises FieldError for the first wrong field.
 
-    Of a union the branch that got furthest is told: its errors lie deepest.
+    For a union, reports the branch that matched furthest: its errors are the deepest.
     """
     try:
         return adapter.validate_python(body)
@@ -88,8 +88,8 @@ _KINDS: Final[dict[type, str]] = {
 
 
 def _check_values(body: dict[str, object]) -> None:
-    """Raises InvalidRequestError for deep nesting, and for numbers that are written finite but
-    are too large to be: JSON could not be written with them again."""
+    """Raise InvalidRequestError for deep nesting, and for number literals that overflow to
+    infinity, which JSON could not represent again."""
     level: list[object] = [body]
     for _ in range(MAX_DEPTH):
         below: list[object] = []
@@ -112,9 +112,9 @@ def _children(value: object) -> Iterable[object]:
 
 
 def _path(parts: Sequence[int | str], body: object) -> str:
-    """`messages[0].content`: the parts of a location that exist in the body, and one beyond.
+    """`messages[0].content`: the parts of a pydantic location that exist in the body, plus one.
 
-    A location also has the names of a union's branches, which no client wrote.
+    A location also contains the names of union branches, which are not part of the body.
     """
     path = ""
     at = body

@@ -1,6 +1,6 @@
-"""The process's HTTP server: one socket, one event loop, and how both end.
+"""The HTTP server process: one socket, one event loop, connection limits and deadlines, shutdown.
 
-Knows uvicorn and signals; not what the application answers.
+Knows uvicorn, signals, bytes, clocks and open files; no routes.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ KILLED_EXIT_CODE: Final = 130
 _BACKLOG: Final = 512
 
 _REFUSED_FACTOR: Final = 4
-"""Beyond this many times the connections allowed there is not even an answer."""
+"""Up to this many times the connection limit get a 503; beyond it connections are aborted."""
 
 
 class HttpServer(uvicorn.Server):
-    """Ends after the first signal in good order, and at the second one at once.
+    """Shuts down gracefully on the first signal, and exits at once on the second one.
 
-    Nothing is lost by the latter but what was computed since: the store can be killed.
+    The latter loses only what was computed since the last save: the store is crash-safe.
     """
 
     def __init__(self, app: FastAPI, settings: ServerSettings, on_stop: Callable[[], None]) -> None:
@@ -56,23 +56,23 @@ class HttpServer(uvicorn.Server):
         self._on_stop = on_stop
 
     def refresh_connection_limits(self) -> None:
-        """Look again how many connections there is room for: what loads a model may have changed
-        the limit of open files."""
+        """Recompute the connection limits: loading a model may have changed the limit of open
+        files."""
         self._protocol.limits = _limits(self._settings)
 
     def stop(self) -> None:
-        """End in good order, as after a signal. Any thread may call it."""
+        """Shut down gracefully, as after a signal. Thread-safe."""
         self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal came. Called between two instructions of the main thread."""
+        """Signal handler; runs between two instructions of the main thread."""
         del sig, frame
         if self.should_exit:
             os._exit(KILLED_EXIT_CODE)
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no more requests, let those that run end, and save."""
+        """Accept no more requests, let running ones end, and save."""
         self._on_stop()
         await super().shutdown(sockets)
 
@@ -80,8 +80,8 @@ class HttpServer(uvicorn.Server):
 def make_server(
     app: FastAPI, settings: ServerSettings, on_stop: Callable[[], None] = lambda: None
 ) -> HttpServer:
-    """A server of `app`; `run(sockets=[...])` runs it. `on_stop` is told when it ends."""
-    # Streams get their time to end: uvicorn cancels what is left after `stop_timeout`.
+    """Create a server of `app`; run it by `run(sockets=[...])`. Calls `on_stop` on shutdown."""
+    # Running streams may finish: uvicorn cancels the rest after `stop_timeout`.
     AppStatus.enable_automatic_graceful_drain = False
     return HttpServer(app, settings, on_stop)
 
@@ -106,17 +106,17 @@ def _config(
 
 
 def _limits(settings: ServerSettings) -> ConnectionLimits:
-    """As many connections as are wanted, as far as the process may have so many files open."""
-    wanted = settings.max_connections
-    refused = connections_within_file_limit(wanted * _REFUSED_FACTOR)
-    most = min(wanted, max(1, refused // 2))
-    if most < wanted:
-        logger.warning("the limit of open files leaves room for %d connections", most)
+    """The configured number of connections, as far as the limit of open files allows."""
+    configured = settings.max_connections
+    refused = connections_within_file_limit(configured * _REFUSED_FACTOR)
+    most = min(configured, max(1, refused // 2))
+    if most < configured:
+        logger.warning("the limit of open files allows only %d connections", most)
     return ConnectionLimits(settings.header_timeout, settings.send_timeout, most, refused)
 
 
 def listen(settings: ServerSettings) -> socket.socket:
-    """A socket that listens where `settings` say. Raises OperatorError when it cannot."""
+    """Open a listening socket at the configured address. Raises OperatorError on failure."""
     where = address(settings.host, settings.port)
     try:
         found = socket.getaddrinfo(
@@ -132,19 +132,19 @@ def listen(settings: ServerSettings) -> socket.socket:
 
 
 def address(host: str, port: int) -> str:
-    """`host:port`, with brackets where the host has colons itself."""
+    """`host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 DRAIN_SECONDS: Final = 10.0
-"""How long the rest of a body that nobody wants may come in: a client that reads its answer only
-after it has sent everything must find it, not a broken connection."""
+"""Seconds to drain the rest of a rejected body: a client that reads the response only after sending
+everything must receive it, not a connection reset."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Seconds that headers may take to come and written bytes to be read, and how many
-    connections there may be; more get a 503, and beyond `max_refused` not even an answer."""
+    """Timeouts in seconds for receiving headers and for sending, and numbers of connections: more
+    than `max_connections` get a 503, more than `max_refused` are aborted."""
 
     header_timeout: float
     send_timeout: float
@@ -153,10 +153,11 @@ class ConnectionLimits:
 
 
 class DeadlineProtocol(H11Protocol):
-    """HTTP/1.1 with a deadline for each part of a connection's life in which a client must act.
+    """HTTP/1.1 with a deadline for each phase of a connection in which the client must act.
 
-    One timer at a time waits for the client: for headers, for the rest of a body after its
-    answer, or for the end of a connection that we have closed. Another waits for written bytes.
+    uvicorn has none for headers, nor for a client that stops reading. One timer at a time waits for
+    the client: for headers, for the rest of a body after the response, or for the end of a closed
+    connection. Another one waits for written bytes to be read.
     """
 
     limits: ClassVar[ConnectionLimits]
@@ -199,7 +200,7 @@ class DeadlineProtocol(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        # Aborting ends the request too: to it the client has left.
+        # Aborting also ends the request, as a disconnect.
         self._write_timer = self.loop.call_later(self.limits.send_timeout, self.transport.abort)
 
     def resume_writing(self) -> None:
@@ -218,7 +219,7 @@ class DeadlineProtocol(H11Protocol):
             self._close()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP; called where the parser's error is being handled."""
+        """Reject malformed HTTP; called while the parser's error is being handled."""
         error = sys.exception()
         hint = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
         self._refuse(HTTPStatus(hint), msg.rstrip("."))
@@ -226,7 +227,7 @@ class DeadlineProtocol(H11Protocol):
     def _on_header_timeout(self) -> None:
         received, _ = self.conn.trailing_data
         if not received:
-            self._close()  # nothing was asked: an answer might be taken for another's
+            self._close()  # no request was sent: a response might be matched with a later one
             return
         self._refuse(
             HTTPStatus.REQUEST_TIMEOUT,
@@ -234,21 +235,21 @@ class DeadlineProtocol(H11Protocol):
         )
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
-        """Answer, unless an answer has begun, and close the connection."""
+        """Send an error response unless a response has started, and close the connection."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.write(_response_bytes(status, message))
         self._close()
 
     def _close(self) -> None:
-        """Close the connection when all that is written has been read, and in time in any case:
-        what is too little to pause writing would be waited for without end."""
+        """Close the connection once everything written has been read, or at the send timeout: an
+        amount too small to pause writing would else be waited for forever."""
         self.transport.close()
         self._set_client_timer(self.limits.send_timeout, self.transport.abort)
 
     def _set_client_timer(
         self, seconds: float | None, then: Callable[[], None] | None = None
     ) -> None:
-        """Let only `then` be waited for, or nothing."""
+        """Replace the client timer; None for no timer."""
         if self._client_timer is not None:
             self._client_timer.cancel()
             self._client_timer = None
@@ -257,12 +258,12 @@ class DeadlineProtocol(H11Protocol):
 
 
 def protocol_with_limits(limits: ConnectionLimits) -> type[DeadlineProtocol]:
-    """The protocol with `limits`: uvicorn makes one for each connection, and knows no more."""
+    """A protocol class with `limits`: uvicorn instantiates it per connection without arguments."""
     return type("LimitedProtocol", (DeadlineProtocol,), {"limits": limits})
 
 
 def _response_bytes(status: HTTPStatus, message: str) -> bytes:
-    """A whole answer: what the parser has seen of the request is not fit to answer it with."""
+    """A complete response: the parser's state cannot be used to send one."""
     body = json.dumps(openai_error(Problem(status, message))).encode()
     head = (
         f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
@@ -272,7 +273,7 @@ def _response_bytes(status: HTTPStatus, message: str) -> bytes:
 
 
 async def _refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers in place of the application while there are too many connections."""
+    """ASGI application of connections beyond the limit: replies 503."""
     problem = Problem(
         HTTPStatus.SERVICE_UNAVAILABLE,
         "too many connections",
@@ -285,13 +286,15 @@ async def _refuse_connection(scope: Scope, receive: Receive, send: Send) -> None
 
 
 _RESERVED_FILES: Final = 256
-"""Files beside connections: the model's, the store's, the log."""
+"""File descriptors reserved for the model, the store and the log."""
 
 
 def connections_within_file_limit(wanted: int) -> int:
-    """How many of `wanted` connections the process has room for; raises its limit where it may.
+    """How many of `wanted` connections fit the limit of open files; raises the soft limit if it
+    can.
 
-    Where the limit is low, connections get half of it.
+    A process without free descriptors can neither accept a connection, not even to refuse it, nor
+    read its store. Under a low limit connections get half of it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _raise_soft_limit(soft, hard, wanted + _RESERVED_FILES)
@@ -301,14 +304,14 @@ def connections_within_file_limit(wanted: int) -> int:
 
 
 def _raise_soft_limit(soft: int, hard: int, needed: int) -> int | None:
-    """The limit as it is now; None for none, or none that matters."""
+    """The soft limit after raising it as far as possible; None if it does not restrict `needed`."""
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return None
-    wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    if wanted <= soft:
+    raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if raised <= soft:
         return soft
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    except (OSError, ValueError):  # some systems allow less than they say
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+    except (OSError, ValueError):  # some systems allow less than the hard limit
         return soft
-    return wanted
+    return raised

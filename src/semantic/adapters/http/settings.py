@@ -1,6 +1,7 @@
-"""Everything about a server that can be set: names, types, defaults and what is allowed.
+"""Server settings: names, types, defaults and bounds, and loading them from flags, environment and
+file.
 
-Knows no flags, files or variables: see `sources`. Secrets never show their text.
+Records the source of every value. Knows no flags by name; secrets never show their text.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _KIB: Final = 1 << 10
 class ServerSettings(BaseSettings):
     """A server's settings. Sizes are in the unit of their name: GiB, MiB, KiB; times in seconds.
 
-    How tokens are chosen is as the model's makers recommend, where nothing is set.
+    Sampling defaults to the recommendation in the model's own configuration.
     """
 
     model_config = SettingsConfigDict(
@@ -96,7 +97,7 @@ class ServerSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only what is given: `sources` reads the rest, and remembers from where."""
+        """Only explicit values: `load_settings` reads the sources, and records each origin."""
         del settings_cls, env_settings, dotenv_settings, file_secret_settings
         return (init_settings,)
 
@@ -110,7 +111,7 @@ class ServerSettings(BaseSettings):
     )
     @classmethod
     def _split_commas(cls, given: object) -> object:
-        """A text stands for its parts between commas: what an environment variable can hold."""
+        """Split a text at commas, as an environment variable encodes a list."""
         if isinstance(given, str):
             return tuple(part.strip() for part in given.split(",") if part.strip())
         return given
@@ -118,7 +119,7 @@ class ServerSettings(BaseSettings):
     @field_validator("api_keys", mode="before")
     @classmethod
     def _require_key(cls, given: object) -> object:
-        """An empty text is no wish to go without keys: a variable was not filled in."""
+        """Reject an empty text: an unset variable must not open the server."""
         if isinstance(given, str) and not given.strip(" ,"):
             raise ValueError("expected at least one key")
         return given
@@ -153,7 +154,7 @@ class ServerSettings(BaseSettings):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` is a name or an address of this machine that no other can reach."""
+    """Whether `host` is a loopback name or address."""
     if host.rstrip(".").lower() == "localhost":
         return True
     try:
@@ -174,14 +175,13 @@ _LARGEST_FILE: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LoadedSettings:
-    """Settings, and for each by name where its value is from: "flag", "env NAME", "file PATH"
-    or "default"."""
+    """Settings, and the origin of each by name: "flag", "env NAME", "file PATH" or "default"."""
 
     settings: ServerSettings
     origins: Mapping[str, str]
 
     def as_json(self) -> dict[str, object]:
-        """Values as JSON can tell them; secrets are masked."""
+        """The values as JSON; secrets are masked."""
         values: dict[str, object] = self.settings.model_dump(mode="json")
         for name in SECRET_NAMES:
             secrets: tuple[SecretStr, ...] = getattr(self.settings, name)
@@ -190,15 +190,15 @@ class LoadedSettings:
 
 
 def default_file() -> Path:
-    """Where the settings are that nobody named: `semantic/config.toml` in the user's folder."""
+    """The default settings file: `semantic/config.toml` in the user's configuration folder."""
     return platformdirs.user_config_path("semantic") / "config.toml"
 
 
 def load_settings(flags: Mapping[str, object], file: Path | None = None) -> LoadedSettings:
-    """The settings that `flags` (by field name), the environment and `file` give together.
+    """Load settings: flags override the environment, which overrides `file`, then the defaults.
 
-    Without `file` the user's own is read, if there is one. Raises InvalidRequestError naming the
-    setting, where it stands and what was expected.
+    `flags` are given by field name. Without `file` the user's default file is read, if it exists.
+    Raises InvalidRequestError naming the setting, its origin and what was expected.
     """
     path = default_file() if file is None else file
     environment = _without_empty(EnvSettingsSource(ServerSettings)())
@@ -226,15 +226,15 @@ def load_settings(flags: Mapping[str, object], file: Path | None = None) -> Load
 
 
 def _without_empty(environment: Mapping[str, object]) -> dict[str, object]:
-    """Without variables that are empty, which count as not set; but an empty list of keys is a
-    mistake that must not open a server."""
+    """Drop empty variables, which count as not set; an empty list of keys is rejected later, as it
+    must not open a server."""
     return {
         name: value for name, value in environment.items() if value != "" or name in SECRET_NAMES
     }
 
 
 def _overridden(layer: Mapping[str, object]) -> list[str]:
-    """What a layer makes void in all below it: the store is on, or off."""
+    """Settings of lower layers that a layer voids: `store` and `no_store` exclude each other."""
     void = ["no_store"] if "store" in layer else []
     return [*void, "store"] if str(layer.get("no_store", "")).lower() in _TRUE else void
 
@@ -248,7 +248,7 @@ def _read_toml(path: Path, *, must_exist: bool) -> dict[str, object]:
         return {}
     try:
         found = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also a number too long, lists too deep
+    except (ValueError, RecursionError) as error:  # RecursionError: nesting too deep
         raise InvalidRequestError(f"{path} is no TOML: {error}") from error
     unknown = sorted(found.keys() - ServerSettings.model_fields.keys())
     if unknown:
@@ -260,7 +260,7 @@ def _read_toml(path: Path, *, must_exist: bool) -> dict[str, object]:
 
 
 def _read_text(path: Path) -> str:
-    """Raises InvalidRequestError for what cannot be read, and FileNotFoundError."""
+    """Raises InvalidRequestError for an unreadable file, and FileNotFoundError."""
     try:
         with path.open("rb") as file:
             data = file.read(_LARGEST_FILE + 1)
@@ -277,7 +277,7 @@ def _read_text(path: Path) -> str:
 
 
 def _with_keys_of_file(settings: ServerSettings) -> ServerSettings:
-    """With the keys in `api_key_file` beside those given: one a line, `#` begins a remark."""
+    """Add the keys in `api_key_file` to those given: one per line, `#` starts a comment."""
     path = settings.api_key_file
     if path is None:
         return settings
@@ -303,7 +303,7 @@ def _with_keys_of_file(settings: ServerSettings) -> ServerSettings:
 
 
 def _first_problem(error: ValidationError, origins: Mapping[str, str]) -> str:
-    """One line that names the setting, its origin and what was expected; never its value."""
+    """One line naming the setting, its origin and what was expected; never its value."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     words = first["msg"].removeprefix("Value error, ")
     words = words.replace("Input should be", "expected")

@@ -1,6 +1,6 @@
-"""Answers that take their time: streams of events, and work that ends when its client leaves.
+"""Streaming responses: server-sent events with heartbeats, and cancellation on client disconnect.
 
-Knows server-sent events and disconnects; not what the events say.
+Knows server-sent events and disconnects; not what the events contain.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from semantic.adapters.http.errors import ClientDisconnectedError
 T = TypeVar("T")
 
 _LINE_ENDS: Final = str.maketrans({mark: f"\\u{ord(mark):04x}" for mark in "\x85\u2028\u2029"})
-"""Readers that know Unicode end a line at these; in JSON they may stand as escapes."""
+"""Line separators of Unicode, at which some readers split lines; JSON allows to escape them."""
 _SEPARATOR: Final = "\n"
-"""Clients that split at an empty line look for two of these."""
+"""Some clients split events at two of these."""
 
 
 def sse_event(data: object, event: str | None = None) -> ServerSentEvent:
-    """An event with `data` as JSON in one line; a text stands as it is."""
+    """An event with `data` as JSON on one line; a text is sent as it is."""
     if not isinstance(data, str):
         data = json.dumps(data, ensure_ascii=False, allow_nan=False).translate(_LINE_ENDS)
     return ServerSentEvent(data, event=event, sep=_SEPARATOR)
 
 
 def heartbeat() -> ServerSentEvent:
-    """A line that clients skip; it only shows that the connection lives."""
+    """A comment line, which clients ignore; keeps the connection alive."""
     return ServerSentEvent(comment="keep-alive", sep=_SEPARATOR)
 
 
@@ -43,10 +43,10 @@ def event_stream(
     events: AsyncIterator[ServerSentEvent],
     keep_alive: Callable[[], ServerSentEvent] = heartbeat,
 ) -> Response:
-    """A response that sends `events`, and `keep_alive()` while there are none for a time.
+    """A response that streams `events`, with a `keep_alive()` event in every idle interval.
 
-    When the client leaves, `events` is cancelled where it waits, or closed. A client that stops
-    reading is made to leave by the connection's own deadline.
+    On a disconnect `events` is cancelled where it waits, or closed. A client that stops reading is
+    disconnected by the connection's send timeout.
     """
     settings = settings_of(request)
     return EventSourceResponse(
@@ -58,27 +58,27 @@ def event_stream(
 
 
 async def until_disconnect(request: Request, work: Coroutine[object, object, T]) -> T:
-    """What `work` returns. Raises ClientDisconnectedError, and cancels it, when the client leaves.
+    """Await `work`. Raises ClientDisconnectedError, and cancels it, if the client disconnects.
 
     The request's body must have been read.
     """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_wait_for_disconnect(request))
+    disconnected = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, disconnected), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
         raise ClientDisconnectedError
     finally:
         await _cancel_and_wait(task)
-        await _cancel_and_wait(gone)
+        await _cancel_and_wait(disconnected)
 
 
 class StartedStream(Generic[T]):
-    """An answer that was begun: what it raised before is still an HTTP error.
+    """A stream whose errors before its first item can still become HTTP errors.
 
-    Its first event has come, or is waited for where this is iterated. `aclose` closes the
-    generator, whether iterating has begun or not.
+    Its first item has arrived, or is awaited by iteration. `aclose` closes the generator, whether
+    or not iteration has started.
     """
 
     def __init__(self, first: asyncio.Future[T], rest: AsyncGenerator[T, None]) -> None:
@@ -93,46 +93,46 @@ class StartedStream(Generic[T]):
         return await (anext(self._rest) if first is None else first)
 
     async def aclose(self) -> None:
-        """Close the generator: a request that still runs is cancelled."""
+        """Close the generator, which cancels a request that still runs."""
         if self._first is not None:
             await _cancel_and_wait(self._first)
         await self._rest.aclose()
 
 
 async def start_stream(request: Request, events: AsyncGenerator[T, None]) -> StartedStream[T]:
-    """`events` after the first one has come. Raises what it raises, and ClientDisconnectedError.
+    """Wait for the first of `events`. Raises what `events` raises, and ClientDisconnectedError.
 
-    When it lets clients wait too long they are shown at least that the connection lives: then this
-    returns without it, and what `events` raises is raised where they are iterated.
+    Returns without it after the keep-alive interval, so that heartbeats can be sent; then `events`
+    raises where it is iterated.
     """
 
     async def take_first() -> T:
         return await anext(events)
 
     first = asyncio.ensure_future(take_first())
-    gone = asyncio.ensure_future(_wait_for_disconnect(request))
-    begun: StartedStream[T] | None = None
+    disconnected = asyncio.ensure_future(_wait_for_disconnect(request))
+    started: StartedStream[T] | None = None
     try:
         await asyncio.wait(
-            (first, gone),
+            (first, disconnected),
             timeout=settings_of(request).keep_alive,
             return_when=asyncio.FIRST_COMPLETED,
         )
         if first.done():
             first.result()
-        elif gone.done():
+        elif disconnected.done():
             raise ClientDisconnectedError
-        begun = StartedStream(first, events)
+        started = StartedStream(first, events)
     finally:
-        await _cancel_and_wait(gone)
-        if begun is None:
+        await _cancel_and_wait(disconnected)
+        if started is None:
             await _cancel_and_wait(first)
             await events.aclose()
-    return begun
+    return started
 
 
 async def _encoded(events: AsyncIterator[ServerSentEvent]) -> AsyncGenerator[bytes, None]:
-    """Bytes of `events`, which are closed with this generator."""
+    """The bytes of `events`, which are closed with this generator."""
     if isinstance(events, AsyncGenerator):
         async with aclosing(events):
             async for event in events:
@@ -152,7 +152,7 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 async def _cancel_and_wait(task: asyncio.Future[T]) -> None:
-    """Cancel `task` if it still runs, and wait until it has ended."""
+    """Cancel `task` if it still runs, and wait for its end."""
     if task.done():
         return
     task.cancel()

@@ -1,4 +1,4 @@
-"""Anthropic's messages: what its SDK and the agents built on it speak."""
+"""Anthropic's Messages API, for its SDK and the agents built on it."""
 
 from __future__ import annotations
 

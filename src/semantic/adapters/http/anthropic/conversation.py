@@ -1,7 +1,8 @@
-"""Anthropic's messages to messages as every wire means them.
+"""Anthropic's messages, tools and tool choice, translated to the domain's.
 
-A text and a list with one text block are the same, `cache_control` says nothing, and messages of
-role "system" stay where they stand: what was sent before stays the beginning of what is sent next.
+A text and a list with one text block are equivalent, `cache_control` is ignored, and messages of
+role "system" keep their position, so that a request extends the prefix of the previous one. Knows
+which tools work only on Anthropic's own servers; not how a template renders a tool.
 """
 
 from __future__ import annotations
@@ -21,23 +22,24 @@ if TYPE_CHECKING:
 
 
 _BILLING: Final = "x-anthropic-billing-header:"
-"""Clients put a line before their system prompt that changes between versions and requests."""
+"""Start of a line that clients put before their system prompt, and that differs between versions
+and requests."""
 
 _BETWEEN_BLOCKS: Final = "\n\n"
 _FAILED: Final = "Error: "
-"""Before the result of a tool that failed: templates have no other place to say so."""
+"""Prefix of a failed tool's result: templates have no other place for it."""
 
 
 class ConversationReader:
-    """Reads the messages of one body."""
+    """Reads the messages of one request."""
 
     def __init__(self, sdk: SdkTypes) -> None:
         self._sdk = sdk
-        self._called: dict[str, str] = {}  # names of tools by the ids of their calls
-        self.effort: str | None = None  # what the last system message asks for, if one does
+        self._tool_names: dict[str, str] = {}  # tool names by call id
+        self.effort: str | None = None  # of the last system message that sets it
 
     def read(self, body: Mapping[str, object]) -> tuple[Message, ...]:
-        """System prompt and messages in order. Raises FieldError naming what is wrong."""
+        """The system prompt and the messages in order. Raises FieldError for the first invalid one."""
         found = list(self._system_prompt(body.get("system")))
         messages = list_at(body.get("messages"), "messages")
         last_user = max((i for i, one in enumerate(messages) if _role(one) == "user"), default=-1)
@@ -59,14 +61,14 @@ class ConversationReader:
             return
         blocks = _as_blocks(system, "system")
         texts = [self._text(block, f"system[{i}]") for i, block in enumerate(blocks)]
-        kept = [text for text in map(_without_billing, texts) if text]
-        if kept:
-            yield Message("system", _BETWEEN_BLOCKS.join(kept))
+        parts = [text for text in map(_without_billing, texts) if text]
+        if parts:
+            yield Message("system", _BETWEEN_BLOCKS.join(parts))
 
     def _message(
         self, message: Mapping[str, object], path: str, *, passed: bool
     ) -> Iterator[Message]:
-        """What one message becomes; `passed` says that a message of the user comes later."""
+        """The domain's messages for one message; `passed` if a later message is the user's."""
         role = message.get("role")
         match role:
             case "user":
@@ -100,7 +102,7 @@ class ConversationReader:
         yield Message("system", _BETWEEN_BLOCKS.join(texts))
 
     def _from_user(self, blocks: Sequence[object], path: str) -> Iterator[Message]:
-        """Results of tools and what the user says, in the order in which they stand."""
+        """Tool results and user text, in the order of the blocks."""
         if not blocks:
             at = f"{path}.content"
             raise FieldError(f"{at}: expected at least one block", param=at)
@@ -128,11 +130,11 @@ class ConversationReader:
             "tool",
             _FAILED + text if result.get("is_error") else text,
             tool_call_id=call,
-            name=self._called.get(call),
+            name=self._tool_names.get(call),
         )
 
     def _from_assistant(self, blocks: Sequence[object], path: str) -> Message:
-        """One message: texts are joined as they were written, without anything between."""
+        """One message: texts are concatenated as they were generated, without a separator."""
         texts: list[str] = []
         thoughts: list[str] = []
         calls: list[ToolCall] = []
@@ -154,11 +156,12 @@ class ConversationReader:
 
     def _tool_use(self, block: object, path: str) -> ToolCall:
         call = checked(self._sdk.tool_use, block, path)
-        self._called[call["id"]] = call["name"]
+        self._tool_names[call["id"]] = call["name"]
         return ToolCall(call["id"], call["name"], json.dumps(call["input"], ensure_ascii=False))
 
     def _text(self, block: object, path: str, other: str = "") -> str:
-        """The text of a text block. Raises FieldError for another one; `other` may stand there."""
+        """The text of a text block. Raises FieldError for another type; `other` names those also
+        allowed."""
         kind = _type(block)
         if isinstance(block, dict) and kind != "text":
             raise FieldError(
@@ -174,7 +177,7 @@ def _content(message: Mapping[str, object], path: str) -> Sequence[object]:
 
 
 def _as_blocks(content: object, path: str) -> Sequence[object]:
-    """Blocks, of which a text alone is one. Raises FieldError."""
+    """Content as blocks; a text is one block. Raises FieldError."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list):
@@ -183,7 +186,7 @@ def _as_blocks(content: object, path: str) -> Sequence[object]:
 
 
 def _without_billing(text: str) -> str:
-    """`text` without the line that only says who is asking with which version."""
+    """`text` without the leading line that identifies client and version."""
     if not text.startswith(_BILLING):
         return text
     return text.partition("\n")[2].lstrip("\n")
@@ -198,9 +201,9 @@ def _role(message: object) -> object:
 
 
 def read_tools(sdk: SdkTypes, tools: object, warnings: WarnOnce) -> tuple[Tool, ...]:
-    """The tools that a client describes itself; others are skipped with a warning.
+    """The tools with a definition of the client's own; others are skipped with a warning.
 
-    Raises FieldError for one that is not as it should be.
+    Raises FieldError for an invalid definition.
     """
     if tools is None:
         return ()
@@ -229,9 +232,9 @@ def read_tools(sdk: SdkTypes, tools: object, warnings: WarnOnce) -> tuple[Tool, 
 def read_choice(
     choice: BetaToolChoiceParam | None, tools: Sequence[Tool]
 ) -> tuple[ToolChoice, bool]:
-    """Whether a tool must be called, and whether several may be.
+    """Whether a tool must be called, and whether parallel calls are allowed.
 
-    Raises FieldError when it must and there is none, or not the one named.
+    Raises FieldError if a call is required and the tool is not defined.
     """
     if choice is None:
         return ToolChoice(), True

@@ -1,6 +1,7 @@
-"""An answer as Anthropic's clients read it: events of a stream, and the message they add up to.
+"""Replies of Anthropic's Messages API: the events of a stream, the message they add up to, and
+usage.
 
-Both are made of the same blocks, so they cannot differ. Knows no HTTP.
+Stream and message are built from the same blocks, so they cannot differ. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Json = dict[str, object]
 
 @dataclass(slots=True)
 class _Block:
-    """A content block as it grows. `id` and `name` are a tool call's."""
+    """A content block under construction. `id` and `name` are a tool call's."""
 
     kind: Literal["text", "thinking", "tool_use"]
     id: str = ""
@@ -49,10 +50,10 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class ResponseStyle:
-    """How an answer is to be found.
+    """What the request determines of its reply.
 
-    An answer may have `max_tokens`, 0 to compute the prompt only: what the model wrote is left
-    out then. See `MessageRequest` for the others.
+    `max_tokens` is its limit; 0 computes only the prompt and omits the content. See
+    `MessageRequest` for the others.
     """
 
     max_tokens: int
@@ -66,7 +67,7 @@ class ResponseStyle:
 
 
 class MessageWriter:
-    """Writes one message. `write` takes an answer's events in order and returns those to send."""
+    """Builds one message: `write` takes an answer's events in order, and returns those to send."""
 
     def __init__(self, message_id: str, model: str, style: ResponseStyle) -> None:
         self._style = style
@@ -85,9 +86,9 @@ class MessageWriter:
         }
 
     def write(self, event: AnswerEvent) -> list[Json]:
-        """The events to send for `event`; each has its name as "type".
+        """The events to send for `event`; "type" holds the name of each.
 
-        Raises WireError when the answer failed.
+        Raises WireError if the answer failed.
         """
         match event:
             case AnswerStarted():
@@ -101,10 +102,10 @@ class MessageWriter:
         return [] if self._style.prompt_only else self._piece(event)
 
     def message(self) -> Json:
-        """The whole message; only after the end was written."""
+        """The complete message; valid only after the last event."""
         return {**self._message, "content": [self._content(block) for block in self._blocks]}
 
-    # Pieces
+    # Content
 
     def _piece(self, event: AnswerEvent) -> list[Json]:
         match event:
@@ -120,7 +121,7 @@ class MessageWriter:
         return []
 
     def _block(self, kind: Literal["text", "thinking"]) -> list[Json]:
-        """Go on with a block of that kind, or begin one."""
+        """Continue a block of that kind, or start one."""
         if self._open and self._blocks[-1].kind == kind:
             return []
         return self._begin(_Block(kind))
@@ -181,7 +182,7 @@ class MessageWriter:
         if end.reason == "stop":
             return "end_turn" if end.stop_string is None else "stop_sequence"
         if end.reason == "length" and end.usage.completion < self._style.max_tokens:
-            return "model_context_window_exceeded"  # there was no room for more
+            return "model_context_window_exceeded"  # the context was full
         return _STOP_REASONS[end.reason]
 
     def _content(self, block: _Block) -> Json:
@@ -193,7 +194,7 @@ class MessageWriter:
                 signature = self._signature(block)
                 return {"type": "thinking", "thinking": shown, "signature": signature}
             case "tool_use":
-                # A call that was cut off is found as far as it goes, as streaming clients read it.
+                # Truncated arguments are parsed as far as possible, as streaming clients do.
                 arguments = from_json(block.text or "{}", allow_partial=True)
                 return {**_empty(block), "input": arguments}
 
@@ -209,7 +210,7 @@ _STOP_REASONS: dict[AnswerReason, str] = {"length": "max_tokens", "tool_calls": 
 
 
 def _empty(block: _Block) -> Json:
-    """The block before anything was written to it."""
+    """The block before any content."""
     match block.kind:
         case "text":
             return {"type": "text", "text": ""}
@@ -220,38 +221,40 @@ def _empty(block: _Block) -> Json:
 
 
 def _require_success(end: AnswerEnd, problem: str) -> None:
-    """Raise unless the answer ended as it should; `problem` is of a call that cannot be read."""
+    """Raise WireError unless the answer completed; `problem` describes an unparsable tool call."""
     if problem:
         raise WireError(500, f"the model wrote a tool call that cannot be read: {problem}")
     if end.reason == "cancelled":
         raise WireError(503, "the server cancelled this request", retry_after=RETRY_SECONDS)
     if end.reason == "error":
-        # What went wrong may tell of the machine; only the log gets it.
+        # The error may disclose details of the machine; only the log gets it.
         logger.error("an answer failed: %s", end.error)
         raise WireError(500, "the model failed while it answered")
 
 
 def usage_at_start(prompt_tokens: int) -> dict[str, object]:
-    """Before anything is known of the cache: the event at the end says how the prompt divides."""
+    """Usage before the cache hit is known: the last event reports how the prompt divides."""
     return _usage(prompt_tokens, read=0, created=0, output=0, thinking=0)
 
 
 def usage_of(usage: Usage, *, answered: bool = True) -> dict[str, object]:
-    """The three parts add up to the prompt. `answered` is False when no answer was found.
+    """Usage of a complete answer. `answered` is False if its content was omitted.
 
-    The last token is never among those written, so `input_tokens` is at least 1: there are
-    clients that take 0 for a figure that is missing, and go on with the one from the start.
+    A prompt has three parts that add up: read from the cache, written to it, and the rest after the
+    last cacheable position, which here is the last block boundary. The last token is never among
+    those written, so `input_tokens` is at least 1: some clients take 0 for a missing value and use
+    the one from the start.
     """
     whole_blocks = (usage.prompt - 1) // BLOCK_TOKENS * BLOCK_TOKENS
     created = max(0, whole_blocks - usage.cached)
-    found = _usage(
+    usage_body = _usage(
         usage.prompt - usage.cached - created,
         read=usage.cached,
         created=created,
         output=usage.completion if answered else 0,
         thinking=usage.reasoning if answered else 0,
     )
-    return found | usage_extension(usage.match)
+    return usage_body | usage_extension(usage.match)
 
 
 def _usage(rest: int, *, read: int, created: int, output: int, thinking: int) -> dict[str, object]:

@@ -1,6 +1,6 @@
-"""What a body of POST /v1/messages asks for, in the terms of every wire.
+"""Requests of POST /v1/messages: what each top-level field means, translated to the domain's types.
 
-Translates; decides nothing about models. Knows no HTTP.
+Decides nothing about models. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -30,26 +30,27 @@ SUPPORTED: Final = frozenset({
     "max_tokens", "messages", "model", "output_config", "output_format", "stop_sequences",
     "stream", "system", "temperature", "thinking", "tool_choice", "tools", "top_k", "top_p",
 })  # fmt: skip
-"""They do what they are documented to do."""
+"""Fields with their documented effect. A test compares all tables with the SDK's own fields: one
+that is new there is in none of them."""
 
 EXTENSIONS: Final = frozenset({"agent_id"})
 
 IGNORED: Final[Mapping[str, str]] = {
-    "betas": "what they switch on is there, or is asked for by other fields",
+    "betas": "what they enable is always on, or set by other fields",
     "billing_policy": "nothing is billed",
-    "cache_control": "everything is cached anyway",
-    "context_management": "no edit is applied, and the answer says so",
-    "diagnostics": "GET /v1/agents/{id}/why tells it",
+    "cache_control": "all prompts are cached",
+    "context_management": "no edit is applied, as the reply reports",
+    "diagnostics": "see GET /v1/agents/{id}/why",
     "fallback_credit_token": "nothing is billed",
-    "fallbacks": "one model is served, and it never declines",
-    "inference_geo": "it runs here",
-    "metadata": "its user_id may say who asks; it changes no answer",
+    "fallbacks": "there is one model, which never declines",
+    "inference_geo": "inference is local",
+    "metadata": "its user_id may identify the session; it changes no answer",
     "service_tier": "there is one",
     "speed": "there is one",
     "user_profile_id": "nothing is billed",
-    "workspace_id": "the API key alone decides",
+    "workspace_id": "the API key alone determines the tenant",
 }
-"""Accepted, since leaving them out of account gives the answer that was asked for."""
+"""Accepted: ignoring them does not change the answer. The value is the reason."""
 
 REFUSED: Final[Mapping[str, str]] = {
     "compaction": "this server does not summarize conversations",
@@ -57,28 +58,27 @@ REFUSED: Final[Mapping[str, str]] = {
     "mcp_servers": "this server calls no MCP servers",
     "thread": "this server keeps no messages: send all of them (their KV cache is kept)",
 }
-"""An error unless empty: an answer without them would not be what was asked for."""
+"""Rejected unless empty: ignoring them would change the answer. The value is the reason."""
 
 _LONGEST_NAME: Final = 80
 
 _MIN_TOP_P: Final = 1e-9
-"""Of 0 the likeliest token alone is meant; in `SamplingParams` 0 means off."""
+"""0 means greedy sampling, but in `SamplingParams` it means off."""
 _MIN_TEMPERATURE: Final = 1e-6
-"""Below it the likeliest token alone is meant, too: in fp32 it has no reciprocal."""
+"""Below it sampling is greedy: the reciprocal overflows in fp32."""
 _MAX_STOPS: Final = 64
-"""All of them are looked for at each token, where other answers wait."""
+"""All stop sequences are matched at each token, which delays other answers."""
 _MIN_BUDGET: Final = 1024
 _EFFORTS: Final = {"xhigh": "high", "max": "high"}
-"""Templates know no more than high."""
+"""Templates know no effort above high."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageRequest:
-    """A message that was asked for.
+    """A parsed request for a message.
 
-    `max_tokens` is 0 when only the prompt is to be computed. `omit_thinking`: the client
-    wants to know that there were thoughts, not what they were. `report_context_edits`: it asked for
-    edits of the context and wants to be told which were applied.
+    `max_tokens` is 0 to compute only the prompt. `omit_thinking`: thinking blocks are sent without
+    their text. `report_context_edits`: the reply lists the context edits that were applied.
     """
 
     chat: Chat
@@ -92,9 +92,9 @@ class MessageRequest:
 def read_request(
     sdk: SdkTypes, body: Mapping[str, object], sampling: SamplingParams, warnings: WarnOnce
 ) -> MessageRequest:
-    """What `body` asks for; what it does not say is as in `sampling`.
+    """Parse `body`; sampling parameters that it lacks are those of `sampling`.
 
-    Raises InvalidRequestError naming the first field that is wrong.
+    Raises InvalidRequestError naming the first invalid field.
     """
     check_fields(body, warnings)
     body = _without_nulls(body)
@@ -115,14 +115,14 @@ def read_request(
 
 
 def read_chat(sdk: SdkTypes, body: Mapping[str, object], warnings: WarnOnce) -> Chat:
-    """The conversation of a body of POST /v1/messages/count_tokens. Raises as `read_request`."""
+    """The conversation of a POST /v1/messages/count_tokens body. Raises like `read_request`."""
     check_fields(body, warnings)
     body = _without_nulls(body)
     return _chat(sdk, body, validated(sdk.count, body), warnings)
 
 
 def _without_nulls(body: Mapping[str, object]) -> Mapping[str, object]:
-    """`body` without its nulls: clients write one for a field that they do not give."""
+    """`body` without nulls, which clients send for fields that are not set."""
     return {name: value for name, value in body.items() if value is not None}
 
 
@@ -159,7 +159,7 @@ def _template_options(
 
 
 def _check_budget(thinking: BetaThinkingConfigParam | None) -> None:
-    """A budget is a hint to the model; one that is documented to be refused is refused."""
+    """A thinking budget is a hint to the model; too small a one is rejected, as documented."""
     if thinking is not None and thinking["type"] == "enabled":
         budget = thinking["budget_tokens"]
         if budget < _MIN_BUDGET:
@@ -170,7 +170,7 @@ def _check_budget(thinking: BetaThinkingConfigParam | None) -> None:
 
 
 def _answer_format(body: Mapping[str, object]) -> AnswerFormat | None:
-    """What `output_config.format`, or `output_format` of older clients, asks for."""
+    """The format in `output_config.format`, or in `output_format` of older clients."""
     output = body.get("output_config")
     path = "output_format"
     output_format = body.get(path)
@@ -188,7 +188,7 @@ def _answer_format(body: Mapping[str, object]) -> AnswerFormat | None:
 def _sampling(
     body: Mapping[str, object], stop: tuple[str, ...], sampling: SamplingParams
 ) -> SamplingParams:
-    """`sampling` with what the body says. The SDK's newest types do not name all of it."""
+    """`sampling` with the parameters of the body, some of which the SDK's newest types lack."""
     if len(stop) > _MAX_STOPS:
         raise FieldError(
             f"stop_sequences: expected {_MAX_STOPS} texts at most, got {len(stop)}",
@@ -238,7 +238,7 @@ def _stream(body: Mapping[str, object]) -> bool:
 
 
 def check_fields(body: Mapping[str, object], warnings: WarnOnce) -> None:
-    """Warn of fields that nobody knows. Raises FieldError for one that cannot be served."""
+    """Warn of unknown fields. Raises FieldError for one that cannot be served."""
     for name, value in body.items():
         if name in REFUSED and value:
             raise FieldError(f"{name}: {REFUSED[name]}", param=name)

@@ -1,6 +1,6 @@
 """POST /v1/messages and /v1/messages/count_tokens.
 
-Reads what is asked for, lets the served model answer, and tells it as Anthropic's clients expect.
+Parses the request, lets the served model answer, and replies in Anthropic's format.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _warnings = WarnOnce()
 
 
 def _described(reply: str, *required: str, streams: bool = False) -> dict[str, object]:
-    """A route whose body needs the whole numbers `required` beside a model and messages."""
+    """The OpenAPI description of a route, without importing the SDK; `required` are integers."""
     body = {
         "type": "object",
         "description": "As Anthropic documents it.",
@@ -72,7 +72,7 @@ def _described(reply: str, *required: str, streams: bool = False) -> dict[str, o
     openapi_extra=_described("The message, or a stream of events.", "max_tokens", streams=True),
 )
 async def create_message(request: Request) -> Response:
-    """Answer a conversation, as a message or, with `stream`, as events."""
+    """Generate a message, as one reply or, with `stream`, as events."""
     serving = serving_of(request)
     body = await read_json(request)
     _require_model(body, serving.model)
@@ -96,7 +96,7 @@ async def create_message(request: Request) -> Response:
 
 @router.post("/v1/messages/count_tokens", openapi_extra=_described("How many tokens."))
 async def count_tokens(request: Request) -> Response:
-    """How many tokens a conversation has as a prompt."""
+    """Count the tokens of a conversation as a prompt."""
     serving = serving_of(request)
     body = await read_json(request)
     _require_model(body, serving.model)

@@ -1,7 +1,7 @@
-"""The shapes of Anthropic's requests, taken from its own SDK and built when first needed.
+"""The request types of Anthropic's SDK, imported and compiled to validators on first use.
 
-Importing the SDK takes seconds, so nothing here does before `load` is called; call it off the
-event loop. Knows shapes only; not what a field means.
+Importing the SDK takes seconds: call `load` off the event loop. Knows types only; not what a field
+means.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SdkTypes:
-    """One adapter for each shape that is read. The SDK's lists are not looked into by those of
-    whole bodies: their elements are checked one by one, so that an error names the element."""
+    """One validator per type. Those of whole bodies do not validate list elements: elements are
+    checked one by one, so that an error names the element."""
 
     create: TypeAdapter[MessageCreateParamsBase]
     count: TypeAdapter[MessageCountTokensParams]
@@ -51,7 +51,8 @@ class SdkTypes:
 
 @cache
 def load() -> SdkTypes:
-    """Import the SDK's types and build their adapters: seconds the first time, then nothing."""
+    """Import the SDK's types and build their validators: takes seconds the first time, cached
+    after."""
     from anthropic.types import beta
     from anthropic.types.beta.beta_system_message_output_config_param import (
         BetaSystemMessageOutputConfigParam,
@@ -73,13 +74,13 @@ def load() -> SdkTypes:
 
 
 def _strict(kind: type[T]) -> TypeAdapter[T]:
-    """An adapter that converts nothing, also not in what `kind` holds: a text is no number."""
+    """A validator that converts nothing, at any depth: a text is not a number."""
     own = with_config(ConfigDict(strict=True))(new_class(kind.__name__, (kind,)))
     return TypeAdapter(cast("type[T]", own))
 
 
 def checked(adapter: TypeAdapter[T], value: object, path: str) -> T:
-    """`value`, which stands at `path` of a body, as `adapter` knows it. Raises FieldError."""
+    """Validate `value` at `path` of a body with `adapter`. Raises FieldError."""
     found = object_at(value, path)
     try:
         return validated(adapter, found)
@@ -90,14 +91,14 @@ def checked(adapter: TypeAdapter[T], value: object, path: str) -> T:
 
 
 def object_at(value: object, path: str) -> Mapping[str, object]:
-    """`value` as the object that must stand at `path`. Raises FieldError."""
+    """`value` if it is an object. Raises FieldError naming `path`."""
     if not isinstance(value, dict):
         raise FieldError(f"{path}: expected an object", param=path)
     return value
 
 
 def list_at(value: object, path: str) -> list[object]:
-    """`value` as the list that must stand at `path`. Raises FieldError."""
+    """`value` if it is a list. Raises FieldError naming `path`."""
     if not isinstance(value, list):
         raise FieldError(f"{path}: expected a list", param=path)
     return value

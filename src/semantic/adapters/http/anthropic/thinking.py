@@ -1,7 +1,7 @@
-"""Thoughts on the wire: their signatures, and what a request says about thinking.
+"""Signatures of thinking blocks, which clients return unread with the block.
 
-Clients send a thought back with its signature, unread. It proves nothing here; where a client
-asked not to be shown thoughts it carries the thought, so that the next prompt can have it.
+They authenticate nothing. If the request omits thinking from the reply, the signature carries its
+text, so that the next prompt can contain it.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ _TEXT: Final = "semantic.text."
 
 
 def signature_of(thought: str) -> str:
-    """The signature of a thought that the client is shown: the same for the same text."""
+    """The signature of a thinking block sent with its text; deterministic."""
     return _SEAL + _encoded(hashlib.sha256(_utf8(thought)).digest())
 
 
 def signature_with_text(thought: str) -> str:
-    """The signature of a thought that the client is not shown: it holds it."""
+    """The signature of a thinking block sent without its text: contains the text."""
     return _TEXT + _encoded(_utf8(thought))
 
 
 def thinking_text(shown: str, signature: str) -> str:
-    """The thought that came back; `shown` unless only the signature has it."""
+    """The text of a returned block: `shown`, or the text in the signature if `shown` is empty."""
     if shown or not signature.startswith(_TEXT):
         return shown
     try:
         data = base64.urlsafe_b64decode(signature.removeprefix(_TEXT))
         return data.decode("utf-8", "surrogatepass")
     except (Base64Error, ValueError):
-        return shown  # somebody else's, or broken on its way
+        return shown  # another server's, or corrupted
 
 
 def _encoded(data: bytes) -> str:
