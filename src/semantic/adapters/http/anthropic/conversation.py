@@ -39,7 +39,7 @@ class ConversationReader:
         self.effort: str | None = None  # of the last system message that sets it
 
     def read(self, body: Mapping[str, object]) -> tuple[Message, ...]:
-        """The system prompt and the messages in order. Raises FieldError for the first invalid one."""
+        """The system prompt and the messages in order. Raises FieldError if one is invalid."""
         found = list(self._system_prompt(body.get("system")))
         messages = list_at(body.get("messages"), "messages")
         last_user = max((i for i, one in enumerate(messages) if _role(one) == "user"), default=-1)
