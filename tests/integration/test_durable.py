@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from semantic.application.cache.break_even import BreakEven
 
-from semantic.adapters.exchange.exporting import export_agent
-from semantic.adapters.exchange.importing import import_agent
+from semantic.adapters.exchange.transfer import export_agent, import_agent
 from semantic.application.cache.loading import BreakEven
 from semantic.domain.block_hash import HEAD_TOKENS
 from semantic.domain.match import MatchEnd

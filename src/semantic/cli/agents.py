@@ -143,7 +143,7 @@ def export(
 
     They are as secret as what the agent was told: whoever has them can read it.
     """
-    from semantic.adapters.exchange.exporting import export_agent
+    from semantic.adapters.exchange.transfer import export_agent
 
     with opened(store) as disk:
         written = export_agent(disk, find_agent(disk, name, model_id), file)
@@ -177,7 +177,7 @@ def import_(
 
     Take files only from people whom you trust: what an agent remembers cannot be checked.
     """
-    from semantic.adapters.exchange.importing import import_agent
+    from semantic.adapters.exchange.transfer import import_agent
 
     with opened(store, create=True) as disk:
         read = import_agent(disk, file, tenant=LOCAL_TENANT, name=name)

@@ -1,16 +1,16 @@
-"""`semantic launch`: a coding agent's settings for a server that runs.
+"""`semantic launch`: a coding agent's settings for a running server.
 
-Prints what would change, and changes it only when told to. Starts neither a server nor an agent.
+Prints the changes, and writes them only with --write. Starts neither a server nor an agent.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,32 +19,18 @@ from semantic.cli.options import AsJson
 from semantic.cli.report import Json, show_name, to_line
 
 if TYPE_CHECKING:
+    from semantic.adapters.clients.coding_agents import CodingAgent
     from semantic.adapters.clients.config_file import Plan
-    from semantic.adapters.clients.file_format import FileFormat
+    from semantic.adapters.clients.file_format import Change
     from semantic.adapters.clients.running_server import RunningServer
-    from semantic.adapters.clients.settings_tree import Change, Settings
 
-_ROOM = 32_768
-"""Tokens of context below which an agent's own prompt and tools leave little for the work."""
-
-
-class _Client(Protocol):
-    """A module that knows one agent's settings."""
-
-    @property
-    def NAME(self) -> str: ...  # noqa: N802  a module's constant
-
-    @property
-    def FORMAT(self) -> FileFormat: ...  # noqa: N802  a module's constant
-
-    def settings_file(self, environment: Mapping[str, str]) -> Path: ...
-
-    def settings(self, server: RunningServer) -> Settings: ...
+_ENOUGH_CONTEXT = 32_768
+"""Tokens. In a smaller context an agent's own prompt and tools leave little for the work."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """Which server, and what to do with the settings."""
+    """The server, and whether to write."""
 
     url: Annotated[
         str,
@@ -70,7 +56,7 @@ class LaunchOptions:
     ] = False
 
     def server(self) -> RunningServer:
-        """The server that is meant. Raises as `find_server`."""
+        """The server of these options. Raises as `find_server`."""
         from semantic.adapters.clients.running_server import find_server
 
         return find_server(self.url, self.model, self.key_variable)
@@ -81,34 +67,34 @@ def claude(options: LaunchOptions, as_json: AsJson = False) -> None:
 
     Without --write prints `export` lines, which `eval "$(semantic launch claude)"` takes over.
     """
-    from semantic.adapters.clients import claude_code
+    from semantic.adapters.clients.coding_agents import CLAUDE, claude_exports
 
     server = options.server()
-    exports = claude_code.exports(server)
-    outcome = _outcome(claude_code, server, write=options.write)
+    exports = claude_exports(server)
+    outcome = _outcome(CLAUDE, server, write=options.write)
     if as_json:
         typer.echo(to_line({**outcome.document, "exports": exports}))
         return
     if options.write:
-        outcome.tell()
+        outcome.print()
         return
     typer.echo("\n".join(f"export {name}={word}" for name, word in exports.items()))
-    # A shell that evaluates all this must not run it.
-    outcome.tell(prefix="# ")
+    # Comments to the shell that evaluates the lines above.
+    outcome.print(prefix="# ")
 
 
 def codex(options: LaunchOptions, as_json: AsJson = False) -> None:
     """Set up Codex: a provider and the model in its config.toml."""
-    from semantic.adapters.clients import codex as client
+    from semantic.adapters.clients.coding_agents import CODEX
 
-    _set_up(client, options, as_json=as_json)
+    _set_up(CODEX, options, as_json=as_json)
 
 
 def opencode(options: LaunchOptions, as_json: AsJson = False) -> None:
     """Set up opencode: a provider and the model in its opencode.json."""
-    from semantic.adapters.clients import opencode as client
+    from semantic.adapters.clients.coding_agents import OPENCODE
 
-    _set_up(client, options, as_json=as_json)
+    _set_up(OPENCODE, options, as_json=as_json)
 
 
 LAUNCH_COMMANDS: dict[str, Callable[..., None]] = {
@@ -120,7 +106,7 @@ LAUNCH_COMMANDS: dict[str, Callable[..., None]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What was done, or would be."""
+    """A plan, and whether it was carried out."""
 
     client: str
     server: RunningServer
@@ -144,7 +130,7 @@ class _Outcome:
             "backup": None if self.backup is None else str(self.backup),
         }
 
-    def tell(self, prefix: str = "") -> None:
+    def print(self, prefix: str = "") -> None:
         typer.echo("\n".join(prefix + line for line in self._lines()))
 
     def _lines(self) -> Iterator[str]:
@@ -163,26 +149,26 @@ class _Outcome:
             yield f"written; as it was: {show_name(str(self.backup), whole=True)}"
 
 
-def _set_up(client: _Client, options: LaunchOptions, *, as_json: bool) -> None:
-    outcome = _outcome(client, options.server(), write=options.write)
+def _set_up(agent: CodingAgent, options: LaunchOptions, *, as_json: bool) -> None:
+    outcome = _outcome(agent, options.server(), write=options.write)
     if as_json:
         typer.echo(to_line(outcome.document))
     else:
-        outcome.tell()
+        outcome.print()
 
 
-def _outcome(client: _Client, server: RunningServer, *, write: bool) -> _Outcome:
+def _outcome(agent: CodingAgent, server: RunningServer, *, write: bool) -> _Outcome:
     from semantic.adapters.clients import config_file
 
-    path = client.settings_file(os.environ)
-    plan = config_file.plan(path, client.FORMAT, client.settings(server))
-    if server.context_tokens < _ROOM:
+    path = agent.settings_file(os.environ)
+    plan = config_file.plan(path, agent.format, agent.settings(server))
+    if server.context_tokens < _ENOUGH_CONTEXT:
         print_notice(
             f"{show_name(server.model)} has {server.context_tokens} tokens of context: agents "
             "send 10 to 30 thousand before the first word"
         )
     backup = config_file.write(plan) if write else None
-    return _Outcome(client.NAME, server, plan, write and bool(plan.changes), backup)
+    return _Outcome(agent.name, server, plan, write and bool(plan.changes), backup)
 
 
 def _diff(change: Change) -> Iterator[str]:
@@ -194,7 +180,7 @@ def _diff(change: Change) -> Iterator[str]:
 
 
 def _dotted(path: Sequence[str]) -> str:
-    """A path as TOML writes it: a part that is no plain word stands in quotes."""
+    """A path as TOML writes it: a part that is not a bare key is quoted."""
     plain = (part.replace("_", "").replace("-", "") for part in path)
     return ".".join(
         part if word.isascii() and word.isalnum() else json.dumps(part)

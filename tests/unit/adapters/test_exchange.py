@@ -15,8 +15,7 @@ import safetensors
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semantic.adapters.exchange import importing
-from semantic.adapters.exchange.agent_files import AgentFiles
+from semantic.adapters.exchange import transfer
 from semantic.adapters.exchange.document import (
     AgentDocument,
     BodyEntry,
@@ -24,8 +23,7 @@ from semantic.adapters.exchange.document import (
     read_document,
     write_document,
 )
-from semantic.adapters.exchange.exporting import export_agent
-from semantic.adapters.exchange.importing import import_agent
+from semantic.adapters.exchange.transfer import AgentFiles, export_agent, import_agent
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.domain.block_hash import Part, Scope, namespace_of, tenant_tag
 from semantic.domain.errors import CapacityError, InvalidRequestError
@@ -280,7 +278,7 @@ def test_what_is_no_json_is_refused_whatever_its_checksum(
 def test_a_document_of_any_size_is_not_read(
     exported: AgentFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importing, "_LARGEST_DOCUMENT", 100)
+    monkeypatch.setattr(transfer, "_MAX_DOCUMENT_BYTES", 100)
     assert "is larger than 100 bytes" in refused(exported)
 
 

@@ -1,2 +1,4 @@
-"""Configuration files of other makers' agents: what they hold for a server of ours, and how a
-file that belongs to a user is changed. Knows no engine; asks a server only for its models."""
+"""Settings files of other makers' coding agents, and how to enter a server of ours into them.
+
+Knows no engine; requests only the list of models from a server.
+"""

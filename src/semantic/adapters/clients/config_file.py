@@ -1,4 +1,4 @@
-"""A file that belongs to a user and is changed by us: read whole, copied, replaced in one step.
+"""Changes a user's settings file: read whole, backed up, replaced atomically.
 
 Knows the file system; not what a client's settings mean.
 """
@@ -15,18 +15,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from semantic.adapters.clients.file_format import FileFormat, UnreadableError
-from semantic.adapters.clients.settings_tree import Change, Settings, changes
+from semantic.adapters.clients.file_format import (
+    Change,
+    FileFormat,
+    Settings,
+    UnreadableError,
+    changes,
+)
 from semantic.domain.errors import InvalidRequestError, OperatorError
 
 _OWNER_ONLY: Final = 0o600
 _FOLDER: Final = 0o700
-_LARGEST: Final = 1 << 24
+_MAX_BYTES: Final = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What would become of the file at `path`. `before` is None where there is none yet."""
+    """The content of the file at `path` before and after; `before` is None if there is no file."""
 
     path: Path
     before: bytes | None
@@ -34,45 +39,45 @@ class Plan:
     changes: tuple[Change, ...]
 
 
-def plan(path: Path, kind: FileFormat, wanted: Settings) -> Plan:
-    """What it takes that `wanted` holds in the file. Changes nothing.
+def plan(path: Path, kind: FileFormat, required: Settings) -> Plan:
+    """The change after which the file holds `required`. Writes nothing.
 
-    Raises UnreadableError for what is no such file, OperatorError for what cannot be opened.
+    Raises UnreadableError for a file that is not of `kind`, OperatorError if it cannot be opened.
     """
     before = _read(path)
     try:
         text = "" if before is None else before.decode("utf-8-sig")
-        needed = tuple(changes(kind.read(text), wanted))
-        after = kind.change(text, wanted).encode() if needed else before or b""
+        needed = tuple(changes(kind.read(text), required))
+        after = kind.change(text, required).encode() if needed else before or b""
     except UnicodeDecodeError as error:
-        raise _left(path, f"byte {error.start} is no UTF-8") from None
+        raise _unreadable(path, f"byte {error.start} is no UTF-8") from None
     except RecursionError:
-        raise _left(path, "it is nested too deeply") from None
+        raise _unreadable(path, "it is nested too deeply") from None
     except InvalidRequestError as error:
-        raise _left(path, str(error)) from None
+        raise _unreadable(path, str(error)) from None
     return Plan(path, before, after, needed)
 
 
-def write(wanted: Plan) -> Path | None:
-    """Do what was planned; returns where a copy of the file as it was is, if it was there.
+def write(change: Plan) -> Path | None:
+    """Carry out the plan; the path of a backup of the previous file, None if there was none.
 
-    A symbolic link stays one: the file that it leads to is replaced. A new file can be read by
-    its owner alone. Raises OperatorError when it cannot be written, or was changed meanwhile;
-    then the file is as it was.
+    A symbolic link stays one: its target is replaced. A new file is readable by its owner only.
+    Raises OperatorError when it cannot be written or was changed since `plan`; the file is then
+    unchanged.
     """
-    if not wanted.changes:
+    if not change.changes:
         return None
-    target = Path(os.path.realpath(wanted.path))
-    with _told(wanted.path, "written"):
+    target = Path(os.path.realpath(change.path))
+    with _os_errors(change.path, "written"):
         target.parent.mkdir(mode=_FOLDER, parents=True, exist_ok=True)
-        mode = _OWNER_ONLY if wanted.before is None else stat.S_IMODE(target.stat().st_mode)
-        copy = None if wanted.before is None else _copied(target, wanted.before, mode)
-        _replace(target, wanted, mode)
+        mode = _OWNER_ONLY if change.before is None else stat.S_IMODE(target.stat().st_mode)
+        copy = None if change.before is None else _backup(target, change.before, mode)
+        _replace(target, change, mode)
     return copy
 
 
 def _read(path: Path) -> bytes | None:
-    with _told(path, "read"):
+    with _os_errors(path, "read"):
         try:
             is_plain = stat.S_ISREG(path.stat().st_mode)
         except FileNotFoundError:
@@ -80,17 +85,17 @@ def _read(path: Path) -> bytes | None:
         if not is_plain:
             raise UnreadableError(f"{path} is no file")
         data = path.read_bytes()
-    if len(data) > _LARGEST:
+    if len(data) > _MAX_BYTES:
         raise UnreadableError(f"{path} has {len(data)} bytes: expected a file of settings")
     return data
 
 
-def _left(path: Path, why: str) -> UnreadableError:
+def _unreadable(path: Path, why: str) -> UnreadableError:
     return UnreadableError(f"{path} was left as it is: {why}")
 
 
-def _copied(target: Path, data: bytes, mode: int) -> Path:
-    """A copy beside the file, under a name that nobody has yet."""
+def _backup(target: Path, data: bytes, mode: int) -> Path:
+    """Write a backup next to the file, under a new name."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     number = 1
     while True:
@@ -102,18 +107,18 @@ def _copied(target: Path, data: bytes, mode: int) -> Path:
             number += 1
             continue
         try:
-            _fill(descriptor, data, mode)
+            _write_all(descriptor, data, mode)
         except OSError:
             copy.unlink(missing_ok=True)
             raise
         return copy
 
 
-def _replace(target: Path, wanted: Plan, mode: int) -> None:
+def _replace(target: Path, change: Plan, mode: int) -> None:
     descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
-        _fill(descriptor, wanted.after, mode)
-        if _read(target) != wanted.before:
+        _write_all(descriptor, change.after, mode)
+        if _read(target) != change.before:
             raise OperatorError(f"{target} was changed meanwhile, and not by us: try again")
         Path(name).replace(target)
     finally:
@@ -121,7 +126,7 @@ def _replace(target: Path, wanted: Plan, mode: int) -> None:
             Path(name).unlink()
 
 
-def _fill(descriptor: int, data: bytes, mode: int) -> None:
+def _write_all(descriptor: int, data: bytes, mode: int) -> None:
     with os.fdopen(descriptor, "wb") as file:
         os.fchmod(descriptor, mode)
         file.write(data)
@@ -130,7 +135,8 @@ def _fill(descriptor: int, data: bytes, mode: int) -> None:
 
 
 @contextmanager
-def _told(path: Path, what: str) -> Iterator[None]:
+def _os_errors(path: Path, what: str) -> Iterator[None]:
+    """Turn OSError into OperatorError."""
     try:
         yield
     except OSError as error:

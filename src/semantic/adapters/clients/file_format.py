@@ -1,7 +1,7 @@
-"""The two formats of clients' files: how a text is read, and changed without losing anything.
+"""Settings as a tree of tables, and the two formats of their files: JSON and TOML.
 
-What is written is read again and compared: all that was there before is still there, or nothing
-is written.
+A changed text is parsed again and compared: it holds the new settings and everything it held
+before, or UnreadableError is raised. Knows no file.
 """
 
 from __future__ import annotations
@@ -9,37 +9,104 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping, MutableMapping
-from typing import Final, Protocol
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeAlias
 
-from semantic.adapters.clients.settings_tree import Document, Settings, applied
 from semantic.domain.errors import InvalidRequestError
+
+Scalar: TypeAlias = str | int | bool
+Settings: TypeAlias = Mapping[str, "Scalar | Settings | None"]
+"""Settings that are required, as tables below tables. None: the setting must be absent."""
+Document: TypeAlias = dict[str, object]
+"""A parsed file."""
+
+MASK: Final = "********"
+_SECRET: Final = frozenset({"ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "apiKey", "apiKeyHelper"})
 
 _INDENT: Final = re.compile(r'\n([ \t]+)"')
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A setting by its path, with its values before and after; None where it is absent."""
+
+    path: tuple[str, ...]
+    was: object
+    becomes: Scalar | None
+
+    @property
+    def shown_was(self) -> object:
+        """The value before, with what may be a key or a password masked."""
+        if self.was is None or isinstance(self.was, bool | int | float):
+            return self.was
+        if not isinstance(self.was, str) or self.path[-1] in _SECRET or "@" in self.was:
+            return MASK
+        return self.was
+
+
+def changes(document: Mapping[str, object], required: Settings) -> list[Change]:
+    """The settings of `required` that `document` does not hold, in the order of `required`.
+
+    Raises InvalidRequestError where the document has a value and a table is needed.
+    """
+    return list(_changes(document, required, ()))
+
+
+def _changes(
+    document: Mapping[str, object], required: Settings, path: tuple[str, ...]
+) -> Iterator[Change]:
+    for name, value in required.items():
+        here = (*path, name)
+        was = document.get(name)
+        if isinstance(value, Mapping):
+            if was is not None and not isinstance(was, Mapping):
+                raise InvalidRequestError(
+                    f"{'.'.join(here)} holds {type(was).__name__}: expected a table of settings"
+                )
+            yield from _changes(was or {}, value, here)
+        elif was != value or type(was) is not type(value):
+            yield Change(here, was, value)
+
+
+def applied(document: Mapping[str, object], required: Settings) -> Document:
+    """A copy of `document` that holds `required` and is unchanged otherwise."""
+    result = dict(document)
+    for name, value in required.items():
+        if isinstance(value, Mapping):
+            was = result.get(name)
+            below = applied(was if isinstance(was, Mapping) else {}, value)
+            if below or name in result:
+                result[name] = below
+        elif value is None:
+            result.pop(name, None)
+        else:
+            result[name] = value
+    return result
+
+
 class UnreadableError(InvalidRequestError):
-    """A text is not of its format, or cannot be changed without losing some of it."""
+    """A text is not of its format, or cannot be changed without losing part of it."""
 
 
 class FileFormat(Protocol):
-    """Both methods raise UnreadableError, with what was expected."""
+    """A file format. Both methods raise UnreadableError with what was expected."""
 
     def read(self, text: str) -> Document:
-        """What the text says."""
+        """Parse the text."""
         ...
 
-    def change(self, text: str, wanted: Settings) -> str:
-        """The text in which `wanted` holds."""
+    def change(self, text: str, required: Settings) -> str:
+        """The text, changed so that it holds `required`."""
         ...
 
 
 class Json:
-    """JSON without comments, as its standard has it."""
+    """Standard JSON, without comments."""
 
     def read(self, text: str) -> Document:
-        """See `FileFormat.read`. A name that stands twice is refused: one of them would be lost."""
+        """See `FileFormat.read`. Duplicate names are refused: one of them would be lost."""
         if not text.strip():
             return {}
         try:
@@ -54,9 +121,9 @@ class Json:
             raise UnreadableError(f"expected a JSON object, got {type(document).__name__}")
         return document
 
-    def change(self, text: str, wanted: Settings) -> str:
-        """See `FileFormat.change`. The file's own indentation is kept."""
-        document = applied(self.read(text), wanted)
+    def change(self, text: str, required: Settings) -> str:
+        """See `FileFormat.change`. Keeps the file's indentation."""
+        document = applied(self.read(text), required)
         found = _INDENT.search(text)
         try:
             written = json.dumps(
@@ -69,7 +136,7 @@ class Json:
 
 
 class Toml:
-    """TOML, with the comments and the layout that its owner gave it."""
+    """TOML; comments and layout are preserved."""
 
     def read(self, text: str) -> Document:
         """See `FileFormat.read`."""
@@ -78,15 +145,15 @@ class Toml:
         except ValueError as error:
             raise UnreadableError(f"expected TOML: {error}") from None
 
-    def change(self, text: str, wanted: Settings) -> str:
+    def change(self, text: str, required: Settings) -> str:
         """See `FileFormat.change`."""
         import tomlkit
         from tomlkit.exceptions import TOMLKitError
 
-        expected = applied(self.read(text), wanted)
+        expected = applied(self.read(text), required)
         try:
             document = tomlkit.parse(text)
-            _put(document, wanted)
+            _put(document, required)
             written = tomlkit.dumps(document)
         except (TOMLKitError, ValueError) as error:
             raise UnreadableError(f"its layout cannot be kept: {error}") from None
@@ -97,9 +164,9 @@ JSON: Final = Json()
 TOML: Final = Toml()
 
 
-def _put(table: MutableMapping[str, object], wanted: Settings) -> None:
-    """Set values in place: what is not named keeps its place and its comments."""
-    for name, value in wanted.items():
+def _put(table: MutableMapping[str, object], required: Settings) -> None:
+    """Set values in place; all others keep their place and their comments."""
+    for name, value in required.items():
         if value is None:
             table.pop(name, None)
         elif not isinstance(value, Mapping):
@@ -115,14 +182,14 @@ def _put(table: MutableMapping[str, object], wanted: Settings) -> None:
                 table[name] = new
 
 
-def _new_table(around: object, wanted: Settings) -> MutableMapping[str, object]:
+def _new_table(around: object, required: Settings) -> MutableMapping[str, object]:
     import tomlkit
     from tomlkit.items import InlineTable
 
     if isinstance(around, InlineTable):
         return tomlkit.inline_table()
-    # Without values of its own a table needs no heading.
-    return tomlkit.table(is_super_table=all(map(_is_table, wanted.values())))
+    # A table with no value of its own gets no heading.
+    return tomlkit.table(is_super_table=all(map(_is_table, required.values())))
 
 
 def _is_table(value: object) -> bool:

@@ -1,7 +1,6 @@
-"""What a client must know of a server that runs: its address, a model's name, the context.
+"""A running server as a client sees it: its address, a model's name, the size of its context.
 
-Asks `/v1/models` as any client does. Goes through no proxy and follows no redirect: a key that is
-sent reaches the named host alone.
+Read from `/v1/models`, without proxies and redirects: a key is sent to the named host alone.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ DEFAULT_URL: Final = "http://127.0.0.1:8000"
 KEY_VARIABLE: Final = "SEMANTIC_API_KEY"
 
 _PATH: Final = "/v1/models"
-_SECONDS: Final = 10.0
-_LARGEST_ANSWER: Final = 1 << 20
+_TIMEOUT: Final = 10.0
+"""Seconds."""
+_MAX_RESPONSE_BYTES: Final = 1 << 20
 _RETRY_SECONDS: Final = 5
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A server that answered. `url` has no path; `key_variable` is None where no key is wanted.
+    """A server. `url` has no path; `key_variable` is None if the server requires no key.
 
-    `model` is the name that requests use, and `context_tokens` what its prompt and answer may
-    have together.
+    `model` is the name that requests use; `context_tokens` limits prompt and answer together.
     """
 
     url: str
@@ -48,7 +47,7 @@ class RunningServer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _Response:
     status: int
     body: bytes
 
@@ -56,12 +55,12 @@ class _Answer:
 def find_server(
     url: str, model: str | None = None, key_variable: str = KEY_VARIABLE
 ) -> RunningServer:
-    """The server at `url`, with `model` or else the first that it names.
+    """The server at `url`, with `model` or else the first one listed.
 
-    A key is read from the environment variable `key_variable`, and sent only where the server
-    refuses to answer without one. Raises InvalidRequestError for an address that cannot be one,
-    OperatorError when nobody answers or something else does, OverloadedError while a model is
-    loaded, ModelNotFoundError when the server has no model of that name.
+    The key in the environment variable `key_variable` is sent only if a request without one is
+    refused. Raises InvalidRequestError for a malformed address, OperatorError when there is no
+    response or not one of this server's, OverloadedError while the model is loading, and
+    ModelNotFoundError when the server has no model of that name.
     """
     address = _read_address(url)
     base = f"{address.scheme}://{address.netloc}"
@@ -70,11 +69,11 @@ def find_server(
             f"--key-variable: expected the name of an environment variable, got {key_variable!r}"
         )
     needed = None
-    answer = _ask(address, base, None)
-    if answer.status == HTTPStatus.UNAUTHORIZED:
+    response = _get_models(address, base, None)
+    if response.status == HTTPStatus.UNAUTHORIZED:
         needed = key_variable
-        answer = _ask(address, base, _key(base, key_variable))
-    contexts = _read_models(base, needed, answer)
+        response = _get_models(address, base, _key(base, key_variable))
+    contexts = _read_models(base, needed, response)
     if model is None:
         model = next(iter(contexts))
     if model not in contexts:
@@ -92,7 +91,7 @@ def _read_address(url: str) -> SplitResult:
     plain = address.scheme in {"http", "https"} and address.hostname and url.strip().isprintable()
     rest = address.path.rstrip("/") in {"", "/v1"} and not (address.query or address.fragment)
     if not plain or not rest or "@" in address.netloc or " " in url.strip():
-        # Not shown: it may hold a password.
+        # The address is left out: it may hold a password.
         raise InvalidRequestError(
             f"--url: expected a scheme, a host and perhaps a port, such as {DEFAULT_URL}"
         )
@@ -103,48 +102,48 @@ def _key(base: str, variable: str) -> str:
     key = os.environ.get(variable, "").strip()
     if not key or not key.isascii() or not key.isprintable():
         raise OperatorError(
-            f"{base} wants an API key: expected one in the environment variable {variable} "
+            f"{base} requires an API key: expected one in the environment variable {variable} "
             "(--key-variable names another)"
         )
     return key
 
 
-def _ask(address: SplitResult, base: str, key: str | None) -> _Answer:
+def _get_models(address: SplitResult, base: str, key: str | None) -> _Response:
     host, port = address.hostname or "", address.port
     connect = HTTPSConnection if address.scheme == "https" else HTTPConnection
-    connection = connect(host, port, timeout=_SECONDS)
+    connection = connect(host, port, timeout=_TIMEOUT)
     headers = {"Accept": "application/json", "Connection": "close"}
     if key is not None:
         headers["Authorization"] = f"Bearer {key}"
     try:
         connection.request("GET", _PATH, headers=headers)
         response = connection.getresponse()
-        return _Answer(response.status, response.read(_LARGEST_ANSWER))
+        return _Response(response.status, response.read(_MAX_RESPONSE_BYTES))
     except (OSError, HTTPException, UnicodeError) as error:
-        told = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise OperatorError(
-            f"no server answers at {base} ({told}); `semantic serve` starts one, --url names "
+            f"no server answers at {base} ({reason}); `semantic serve` starts one, --url names "
             "another"
         ) from None
     finally:
         connection.close()
 
 
-def _read_models(base: str, key_variable: str | None, answer: _Answer) -> Mapping[str, int]:
-    """Contexts by model name, the model's own name first."""
-    if answer.status == HTTPStatus.SERVICE_UNAVAILABLE:
+def _read_models(base: str, key_variable: str | None, response: _Response) -> Mapping[str, int]:
+    """Context sizes by model name, the model's own name first."""
+    if response.status == HTTPStatus.SERVICE_UNAVAILABLE:
         raise OverloadedError(
-            f"{base} is not ready: its model is being loaded; ask again in a moment",
+            f"{base} is not ready: its model is being loaded; try again in a moment",
             retry_after=_RETRY_SECONDS,
         )
-    if answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
-        whose = f"the key in {key_variable}" if key_variable else "requests from here"
-        raise OperatorError(f"{base} does not accept {whose}")
-    contexts = _contexts(answer.body) if answer.status == HTTPStatus.OK else {}
+    if response.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+        denied = f"the key in {key_variable}" if key_variable else "requests from here"
+        raise OperatorError(f"{base} does not accept {denied}")
+    contexts = _contexts(response.body) if response.status == HTTPStatus.OK else {}
     if not contexts:
         raise OperatorError(
             f"what answers at {base} is no server of ours: expected {_PATH} to name models with "
-            f"max_model_len, got status {answer.status}"
+            f"max_model_len, got status {response.status}"
         )
     return contexts
 
@@ -162,7 +161,7 @@ def _contexts(body: bytes) -> dict[str, int]:
             if isinstance(entry, dict)
             else (None, None)
         )
-        # `type`, since True is an int too; a name ends up in files and in a shell.
+        # `type`: True is an int too. `isprintable`: the name is written to files and to a shell.
         if isinstance(name, str) and name and name.isprintable() and type(tokens) is int:
             found[name] = tokens
     return {name: tokens for name, tokens in found.items() if tokens > 0}

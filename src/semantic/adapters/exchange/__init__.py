@@ -1,1 +1,1 @@
-"""Agents as files that are carried from one store to another."""
+"""Agents as files, for moving them between stores."""

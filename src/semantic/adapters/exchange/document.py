@@ -1,7 +1,10 @@
-"""The JSON file of an exported agent: what its tokens are and which bodies lie beside it.
+"""The formats of an exported agent's two files: a JSON document and a safetensors container.
 
-The first field is a checksum over the file's bytes, so that not one bit of it may differ. Every
-field is checked before anything is made of it. Knows neither stores nor files.
+The document holds the agent's tokens and the list of its block bodies. Its first field is a
+checksum over the whole file, which detects any changed bit; every field is checked before it is
+used. The container holds the bodies, one tensor of bytes each, in order and without gaps. Its
+header follows from the list of bodies, byte for byte: a reader compares it and parses nothing.
+Knows neither stores nor the file system.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ _TOKEN_IDS = 1 << 32
 _HASH_BYTES = 32
 _SUM_BYTES = 16
 _BODY_BYTES = 1 << 40
-"""No body is larger: a number beyond it is a broken file."""
+"""Upper bound of a body's size; a larger number means a broken file."""
+_HEADER_LENGTH_BYTES = 8
+_HEADER_ALIGNMENT = 8
 
 _OPENING = b'{"checksum": "'
 _ZEROS = b"0" * (2 * _SUM_BYTES)
@@ -35,7 +40,7 @@ _PARTS = {part: number for number, part in enumerate(Part)}
 
 @dataclass(frozen=True, slots=True)
 class BodyEntry:
-    """One body: of which block (0 is the first) and part, how long, and its xxh3-128."""
+    """One body: the index of its block, its part, its size and its xxh3-128."""
 
     block: int
     part: Part
@@ -44,13 +49,13 @@ class BodyEntry:
 
     @property
     def name(self) -> str:
-        """The body's tensor."""
+        """The name of the body's tensor."""
         return f"{self.block:06d}.{self.part.value}"
 
 
 @dataclass(frozen=True, slots=True)
 class AgentDocument:
-    """An agent and the list of its bodies, in the order in which they lie in the other file."""
+    """An agent and the list of its bodies, in the order of the container."""
 
     namespace: bytes
     layout: str
@@ -63,7 +68,7 @@ class AgentDocument:
 
 
 def checksum(data: bytes) -> str:
-    """xxh3-128 in hexadecimal digits."""
+    """xxh3-128 as hexadecimal digits."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
@@ -84,14 +89,14 @@ def write_document(document: AgentDocument) -> bytes:
             for b in document.bodies
         ],
     }
-    # ASCII: a lone surrogate in a name has no UTF-8, but it has an escape.
+    # ASCII: a lone surrogate in a name has an escape, but no UTF-8 encoding.
     rest = b'", ' + json.dumps(fields).encode("ascii")[1:] + b"\n"
     return _OPENING + checksum(_OPENING + _ZEROS + rest).encode("ascii") + rest
 
 
 def read_document(data: bytes) -> AgentDocument:
-    """The document in `data`. Raises InvalidRequestError that says what is wrong with it."""
-    fields = _proven(data)
+    """Parse and check `data`. Raises InvalidRequestError naming the first field that is wrong."""
+    fields = _verified(data)
     kind, version = fields.get("format"), fields.get("version")
     if kind != FORMAT:
         raise InvalidRequestError(f"expected the format {FORMAT!r}, got {kind!r:.40}")
@@ -117,13 +122,29 @@ def read_document(data: bytes) -> AgentDocument:
     return document
 
 
+def container_header(bodies: Sequence[BodyEntry]) -> bytes:
+    """The container's bytes before the first body."""
+    entries: dict[str, object] = {}
+    offset = 0
+    for body in bodies:
+        entries[body.name] = {
+            "dtype": "U8",
+            "shape": [body.n_bytes],
+            "data_offsets": [offset, offset + body.n_bytes],
+        }
+        offset += body.n_bytes
+    text = json.dumps(entries, separators=(",", ":")).encode("ascii")
+    text += b" " * (-len(text) % _HEADER_ALIGNMENT)
+    return len(text).to_bytes(_HEADER_LENGTH_BYTES, "little") + text
+
+
 def tokens_in_block(block: int, n_tokens: int) -> int:
-    """Tokens of block number `block` of a sequence of `n_tokens`."""
+    """Tokens of the block with index `block` in a sequence of `n_tokens`."""
     return min(BLOCK_TOKENS, n_tokens - block * BLOCK_TOKENS)
 
 
-def _proven(data: bytes) -> dict[str, object]:
-    """The fields of a document whose checksum holds."""
+def _verified(data: bytes) -> dict[str, object]:
+    """The fields of the document. Raises InvalidRequestError unless its checksum matches."""
     given = data[len(_OPENING) : _SUM_END]
     zeroed = _OPENING + _ZEROS + data[_SUM_END:]
     if not data.startswith(_OPENING) or given != checksum(zeroed).encode("ascii"):
@@ -157,7 +178,7 @@ def _require_order(bodies: Sequence[BodyEntry]) -> None:
 
 
 def _require_equal_sizes(bodies: Sequence[BodyEntry], n_tokens: int) -> None:
-    """A token takes the same room in every body of a part; a checkpoint is not about tokens."""
+    """Bytes per token are the same in every body of a part; checkpoints do not depend on tokens."""
     per_token: dict[Part, tuple[int, int]] = {}
     for body in bodies:
         if body.part is Part.CHECKPOINT:

@@ -1,0 +1,275 @@
+"""Exports an agent with its blocks to two files, and imports it into another store.
+
+FILE.safetensors holds the bodies, FILE.json the agent. An import checks all of both files before
+it puts anything. Hashes are computed anew from the tokens, for the importing tenant; those of the
+source are not used. The numbers in the bodies cannot be checked: their author is trusted. Knows
+the store by its port; no model.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from semantic.adapters.exchange.document import (
+    AgentDocument,
+    BodyEntry,
+    checksum,
+    container_header,
+    read_document,
+    write_document,
+)
+from semantic.domain.block_hash import BlockLink, Part, Scope, tenant_tag
+from semantic.domain.errors import CapacityError, InvalidRequestError, StoreError
+from semantic.domain.stored import BlockHeader, Manifest, StoredBlock
+from semantic.ports.store import CacheStorePort
+
+_SUFFIXES = (".safetensors", ".json")
+_OWNER_ONLY = 0o600
+_MAX_DOCUMENT_BYTES = 256 << 20
+_NO_CHECKSUM = "0" * 32
+"""Placeholder while only the sizes of the bodies are known."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentFiles:
+    """The paths of the two files."""
+
+    bodies: Path
+    document: Path
+
+    @classmethod
+    def of(cls, given: Path) -> AgentFiles:
+        """Both paths, of `given` with either suffix or none."""
+        stem = given.with_suffix("") if given.suffix in _SUFFIXES else given
+        if stem.name in ("", ".."):
+            raise InvalidRequestError(f"expected the name of a file, got {str(given)!r}")
+        bodies, document = (stem.with_name(stem.name + suffix) for suffix in _SUFFIXES)
+        return cls(bodies, document)
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """The result of an export; `n_blocks` are the agent's, stored or not."""
+
+    files: AgentFiles
+    n_bodies: int
+    n_bytes: int
+    n_blocks: int
+    missing_blocks: int
+    """Blocks without any stored body; they are computed again after an import."""
+
+
+def export_agent(store: CacheStorePort, manifest: Manifest, given: Path) -> Exported:
+    """Write an agent and its stored bodies to two new files.
+
+    Raises InvalidRequestError when one of them exists or cannot be written, or when a body cannot
+    be read; neither file remains then.
+    """
+    files = AgentFiles.of(given)
+    if os.path.lexists(files.document):
+        raise InvalidRequestError(f"{files.document} exists already; choose another name")
+    links = list(manifest.scope.chain(manifest.token_ids))
+    headers = dict(_headers(store, links))
+    found = store.find([header.key for header in headers.values()])
+    planned = [
+        BodyEntry(block, part, found[header.key].n_bytes, _NO_CHECKSUM)
+        for (block, part), header in headers.items()
+        if header.key in found
+    ]
+    with _create(files.bodies) as file:
+        file.write(container_header(planned))
+        bodies = []
+        for entry in planned:
+            body = _read_body(store, headers[entry.block, entry.part], entry)
+            file.write(body)
+            bodies.append(BodyEntry(entry.block, entry.part, len(body), checksum(body)))
+        document = AgentDocument(
+            namespace=manifest.scope.namespace,
+            layout=next((header.layout for header in headers.values()), ""),
+            agent_id=manifest.agent_id,
+            model=manifest.model,
+            note=manifest.note,
+            prompt_tokens=manifest.prompt_tokens,
+            token_ids=manifest.token_ids,
+            bodies=tuple(bodies),
+        )
+        # Inside: if the document fails, the container is unlinked too.
+        with _create(files.document) as described:
+            described.write(write_document(document))
+    present = {body.block for body in bodies}
+    n_bytes = sum(body.n_bytes for body in bodies)
+    return Exported(files, len(bodies), n_bytes, len(links), len(links) - len(present))
+
+
+def _headers(
+    store: CacheStorePort, links: Sequence[BlockLink]
+) -> Iterator[tuple[tuple[int, Part], BlockHeader]]:
+    """The header of every stored body, by the index of its block and its part."""
+    for block, link in enumerate(links):
+        for part in Part:
+            for header in store.children(link.parent, part):
+                if header.link == link:
+                    yield (block, part), header
+
+
+def _read_body(store: CacheStorePort, header: BlockHeader, entry: BodyEntry) -> bytes:
+    body = store.read(header)
+    if body is None or len(body) != entry.n_bytes:
+        raise InvalidRequestError(
+            f"body {entry.name} cannot be read any more: it was evicted or is damaged; "
+            "export again for what is left"
+        )
+    return body
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """The result of an import: the agent as it was saved, and its bodies."""
+
+    manifest: Manifest
+    n_bodies: int
+    n_bytes: int
+
+
+def import_agent(
+    store: CacheStorePort, given: Path, *, tenant: str = "", name: str | None = None
+) -> Imported:
+    """Put an exported agent into `store`, under `name` or its own.
+
+    Raises InvalidRequestError, before anything is put, when a file is missing, damaged, malformed
+    or of a newer version, or when the name is taken; CapacityError when a block exceeds the
+    store's quota; StoreError when the agent cannot be saved.
+    """
+    files = AgentFiles.of(given)
+    document = _read_document(files.document)
+    scope = Scope(document.namespace, tenant_tag(store.secret, tenant))
+    manifest = Manifest(
+        scope,
+        document.agent_id if name is None else name,
+        document.token_ids,
+        prompt_tokens=document.prompt_tokens,
+        note=document.note,
+        model=document.model,
+        saved_at=time.time(),
+    )
+    _require_free_name(store, manifest)
+    with _open(files.bodies) as file:
+        try:
+            for _ in _verified_bodies(file, document):
+                pass
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"{files.bodies}: {error}") from error
+        _put(store, manifest, document, file)
+    if not store.save(manifest):
+        raise StoreError(f"agent {manifest.agent_id!r} could not be saved")
+    return Imported(manifest, len(document.bodies), sum(b.n_bytes for b in document.bodies))
+
+
+def _read_document(path: Path) -> AgentDocument:
+    with _open(path) as file:
+        data = file.read(_MAX_DOCUMENT_BYTES + 1)
+    if len(data) > _MAX_DOCUMENT_BYTES:
+        raise InvalidRequestError(f"{path} is larger than {_MAX_DOCUMENT_BYTES} bytes")
+    try:
+        return read_document(data)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"{path}: {error}") from error
+
+
+def _require_free_name(store: CacheStorePort, manifest: Manifest) -> None:
+    if not manifest.agent_id:
+        raise InvalidRequestError("an agent's name must not be empty")
+    if store.manifest(manifest.scope, manifest.agent_id) is not None:
+        raise InvalidRequestError(
+            f"an agent {manifest.agent_id!r} of this model exists already; --as gives another name"
+        )
+
+
+def _verified_bodies(file: BinaryIO, document: AgentDocument) -> Iterator[tuple[BodyEntry, bytes]]:
+    """The bodies in order. Raises InvalidRequestError at the first whose checksum is wrong."""
+    header = container_header(document.bodies)
+    expected = len(header) + sum(body.n_bytes for body in document.bodies)
+    size = os.fstat(file.fileno()).st_size
+    if size != expected:
+        raise InvalidRequestError(f"expected {expected} bytes, it has {size}")
+    file.seek(0)
+    if file.read(len(header)) != header:
+        raise InvalidRequestError("its header is not what the JSON file says")
+    for entry in document.bodies:
+        body = file.read(entry.n_bytes)
+        if checksum(body) != entry.checksum:
+            raise InvalidRequestError(f"body {entry.name} is damaged: its checksum does not hold")
+        yield entry, body
+
+
+def _put(
+    store: CacheStorePort, manifest: Manifest, document: AgentDocument, file: BinaryIO
+) -> None:
+    links = list(manifest.scope.chain(manifest.token_ids))
+    # Read and verified again: bodies are not held in memory, and a file may change meanwhile.
+    for entry, body in _verified_bodies(file, document):
+        header = BlockHeader(links[entry.block], entry.part, document.layout)
+        if not store.put(StoredBlock(header, body)):
+            raise CapacityError(
+                f"the store has no room for block {entry.block} of {len(links)}; "
+                "a larger --disk-gb, or unpinned agents, make room"
+            )
+
+
+@contextmanager
+def _create(path: Path) -> Iterator[BinaryIO]:
+    """A new file, readable by its owner only; unlinked again when the block raises.
+
+    Raises InvalidRequestError when it exists or cannot be written.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, _OWNER_ONLY)
+    except FileExistsError as error:
+        raise InvalidRequestError(f"{path} exists already; choose another name") from error
+    except (OSError, ValueError) as error:
+        raise InvalidRequestError(f"cannot write {path}: {_reason(error)}") from error
+    with ExitStack() as undo:
+        undo.callback(path.unlink, missing_ok=True)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise InvalidRequestError(f"cannot write {path}: {_reason(error)}") from error
+        undo.pop_all()
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[BinaryIO]:
+    """A file to read. Raises InvalidRequestError for anything but a regular file.
+
+    Symbolic links are refused.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    if path.is_symlink():
+        raise InvalidRequestError(f"{path} is a link; name the file itself")
+    try:
+        descriptor = os.open(path, flags)
+    except (OSError, ValueError) as error:
+        raise InvalidRequestError(f"cannot read {path}: {_reason(error)}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InvalidRequestError(f"{path} is no regular file")
+    with os.fdopen(descriptor, "rb") as file:
+        try:
+            yield file
+        except OSError as error:
+            raise InvalidRequestError(f"cannot read {path}: {_reason(error)}") from error
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
