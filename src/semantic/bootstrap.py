@@ -1,6 +1,7 @@
-"""The one place where ports meet adapters.
+"""Composition root: builds an engine from settings and chooses the adapter for each port.
 
-Adapters are imported when they are needed: importing `semantic` loads no framework.
+Adapters are imported inside functions: importing `semantic` loads no framework. What HTTP needs
+besides the engine is in `serve`.
 """
 
 from __future__ import annotations
@@ -33,52 +34,59 @@ if TYPE_CHECKING:
 
 
 DEFAULT_MODEL = "semantic-tiny"
-"""The model that ships with the package."""
-
-_SHARE = 4
-"""One part in this many of the memory goes to the pool: the weights, what a step computes and
-everybody else on the machine need the rest."""
-_LEAST_POOL_BYTES = 64 << 20
-
-_WARM_SHARE = 16
-"""One part in this many of the memory goes to blocks that were saved or read lately."""
-_LEAST_WARM_BYTES = 64 << 20
-_QUEUE_SHARE = 4
-"""Blocks that wait to be written may take one part in this many of what the warm ones may."""
-_LEAST_QUEUE_BYTES = 64 << 20
-
-_MOST_DISK_BYTES = 32 << 30
-_FREE_SHARE = 10
-"""The store on disk takes at most one part in this many of what is free there."""
-
-_FILE_BYTES = 8 << 10
-"""What a file takes beside its bytes: the rest of its last page, its name, its row in an index."""
-_INDEX_BYTES = 4 << 20
-"""What an open index takes beside its rows."""
-
-RESPONSES_FILE = "responses.db"
-_RESPONSE_BYTES = 512 << 20
-"""Of responses on disk; each has its own request's texts once, and the tools it was told of."""
-_RESPONSE_MEMORY_BYTES = 64 << 20
-
-TURNS_FILE = "turns.db"
-_TURN_DISK_BYTES = 512 << 20
-"""Of the tokens in which conversations were computed; four bytes each, and each once."""
-_TURN_BYTES = 64 << 20
+"""The model inside the package."""
 
 STORE_VARIABLE = "SEMANTIC_STORE"
-"""Environment variable that names the store's folder."""
+"""Environment variable with the store's folder."""
+RESPONSES_FILE = "responses.db"
+"""In the store's folder."""
+TURNS_FILE = "turns.db"
+"""In the store's folder."""
+
+_MIB = 1 << 20
+_GIB = 1 << 30
+
+# Defaults, in bytes or as 1/N of the memory or of the free disk space.
+
+# Block pool: the weights, the activations of a step and other programs need the rest.
+_POOL_FRACTION = 4
+_MIN_POOL_BYTES = 64 * _MIB
+
+# Memory tier of the store: saves a read from disk after an eviction from the pool.
+_MEMORY_TIER_FRACTION = 16
+_MIN_MEMORY_TIER_BYTES = 64 * _MIB
+
+# Write-behind queue in front of the disk tier, as a part of the memory tier.
+_QUEUE_FRACTION = 4
+_MIN_QUEUE_BYTES = 64 * _MIB
+
+# Disk tier: a part of the free space, so that a forgotten store does not fill a disk.
+_DISK_FRACTION = 10
+_MAX_DISK_BYTES = 32 * _GIB
+# Overhead in the estimate of what an existing store takes: of a file (the rest of its last page,
+# its name, its row in the index), and of an open index.
+_FILE_OVERHEAD_BYTES = 8 << 10
+_INDEX_OVERHEAD_BYTES = 4 * _MIB
+
+# Responses that clients can continue: the text of each request once, and its tools.
+_RESPONSES_DISK_BYTES = 512 * _MIB
+_RESPONSES_MEMORY_BYTES = 64 * _MIB
+
+# Tokens of past turns: four bytes each, each turn stored once.
+_TURNS_DISK_BYTES = 512 * _MIB
+_TURNS_MEMORY_BYTES = 64 * _MIB
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What to build. With neither limit the pool gets `default_pool_bytes`.
+    """What to build.
 
-    At most `max_batch` requests decode together.
+    The pool is limited by `pool_bytes` and `pool_blocks`; without either by `default_pool_bytes`.
+    At most `max_batch` requests decode in one step.
 
-    The store keeps blocks in memory, and on disk only when `use_disk` asks for it: in the folder
-    `store`, or `default_store_folder`. Without limits `disk_bytes` is `default_disk_bytes` and
-    `memory_bytes` is `default_warm_bytes`.
+    The store has a memory tier of `memory_bytes` (`default_memory_tier_bytes`) and, with
+    `use_disk`, a disk tier of `disk_bytes` (`default_disk_bytes`) in the folder `store`
+    (`default_store_folder`).
     """
 
     model: str = DEFAULT_MODEL
@@ -93,7 +101,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """An engine and what it was made of."""
+    """An engine and its parts."""
 
     engine: BlockPoolBatchEngine
     model: BatchBackend
@@ -104,43 +112,45 @@ class App:
     settings: Settings
 
 
-StoreOff = Callable[[StoreError], None]
-"""Told that the disk cannot be used; caches are then kept in memory only."""
+OnStoreUnavailable = Callable[[StoreError], None]
+"""Called when the disk tier cannot be opened; the store then has its memory tier only."""
 
 
-def build_engine(settings: Settings, store_off: StoreOff | None = None) -> App:
-    """Load the model and put an engine around it; `engine.close` ends the store's threads.
+def build_engine(settings: Settings, on_store_unavailable: OnStoreUnavailable | None = None) -> App:
+    """Load the model and build its engine; `engine.close` also stops the store's threads.
 
-    Raises as `load`, InvalidRequestError for a pool without room, and StoreError when the store
-    cannot be opened and nobody is there to be told.
+    Raises as `load`, InvalidRequestError for a pool without a block, and StoreError when the disk
+    tier cannot be opened and there is no `on_store_unavailable`.
     """
-    return assemble(settings, _provider(), store_off)
+    return assemble(settings, _provider(), on_store_unavailable)
 
 
 def assemble(
-    settings: Settings, provider: ModelProviderPort, store_off: StoreOff | None = None
+    settings: Settings,
+    provider: ModelProviderPort,
+    on_store_unavailable: OnStoreUnavailable | None = None,
 ) -> App:
-    """An engine around the model that `provider` finds. Raises as `build_engine`."""
+    """`build_engine` with a model from `provider`."""
     model, tokenizer = provider.load_model(settings.model)
     spec = provider.extract_spec(model)
     pool: BlockPool = make_pool(settings, spec)
     try:
         store = open_store(settings)
     except StoreError as error:
-        if store_off is None:
+        if on_store_unavailable is None:
             raise
-        store_off(error)
+        on_store_unavailable(error)
         settings = replace(settings, use_disk=False)
         store = open_store(settings)
-    return _around(model, tokenizer, pool, store, settings)
+    return _new_app(model, tokenizer, pool, store, settings)
 
 
-def rebuilt(app: App) -> App:
-    """Another engine for one that failed: with a pool as large, around the same weights and the
-    same open store, where every idle agent still is.
+def rebuild_app(app: App) -> App:
+    """Replace a failed engine: a new pool of the same size, the same weights and the same open
+    store, which still has every idle agent.
 
-    The old engine is not used afterwards. Raises InvalidRequestError for a model of another kind
-    than `load` gives.
+    The old engine must not be used afterwards. Raises InvalidRequestError for a model that `load`
+    did not return.
     """
     from semantic.adapters.mlx.backend import MLXBackend
     from semantic.adapters.mlx.model.provider import wrap_model
@@ -148,13 +158,13 @@ def rebuilt(app: App) -> App:
 
     if not (isinstance(app.model, MLXBackend) and isinstance(app.tokenizer, MLXTokenizer)):
         raise InvalidRequestError(f"expected a loaded model, got {type(app.model).__name__}")
-    app.model.abandon()  # or there would be two pools for a while
+    app.model.abandon()  # frees the old pool before the new one is allocated
     model = wrap_model(app.model.model, app.model.model_id, app.tokenizer)
     pool: BlockPool = BlockPool(app.spec, app.pool.total_blocks, max_bytes=app.pool.max_bytes)
-    return _around(model, app.tokenizer, pool, app.store, app.settings)
+    return _new_app(model, app.tokenizer, pool, app.store, app.settings)
 
 
-def _around(
+def _new_app(
     model: BatchBackend,
     tokenizer: Tokenizer,
     pool: BlockPool,
@@ -174,7 +184,7 @@ def _around(
 
 
 def make_pool(settings: Settings, spec: ModelCacheSpec) -> BlockPool:
-    """The pool for a model that is already loaded. Raises InvalidRequestError if it is empty."""
+    """The pool for a loaded model. Raises InvalidRequestError for a pool without a block."""
     max_bytes = settings.pool_bytes
     if max_bytes is None and settings.pool_blocks is None:
         device = read_device()
@@ -183,85 +193,85 @@ def make_pool(settings: Settings, spec: ModelCacheSpec) -> BlockPool:
 
 
 def default_pool_bytes(memory: int, weights: int) -> int:
-    """The pool's budget on a device of `memory` bytes that holds `weights` bytes already.
+    """The pool's limit on a device of `memory` bytes of which `weights` are used.
 
     A quarter of the memory, at most what the weights leave, at least 64 MiB.
     """
-    return max(_LEAST_POOL_BYTES, min(memory // _SHARE, memory - weights))
+    return max(_MIN_POOL_BYTES, min(memory // _POOL_FRACTION, memory - weights))
 
 
 def open_store(settings: Settings) -> CacheStorePort:
-    """The store that `settings` describe. Raises StoreError when its folder cannot be used."""
+    """The store of `settings`. Raises StoreError when its folder cannot be used."""
     from semantic.adapters.stores.background import BackgroundStore
     from semantic.adapters.stores.memory import MemoryStore
     from semantic.adapters.stores.tiered import TieredStore
 
-    warm_bytes = settings.memory_bytes
-    if warm_bytes is None:
-        warm_bytes = default_warm_bytes(read_device().memory_bytes)
+    memory_bytes = settings.memory_bytes
+    if memory_bytes is None:
+        memory_bytes = default_memory_tier_bytes(read_device().memory_bytes)
     if not settings.use_disk:
-        return MemoryStore(warm_bytes)
+        return MemoryStore(memory_bytes)
     disk = open_disk(settings)
-    queue_bytes = max(_LEAST_QUEUE_BYTES, warm_bytes // _QUEUE_SHARE)
-    warm = MemoryStore(warm_bytes, secret=disk.secret)
-    return TieredStore(warm, BackgroundStore(disk, queue_bytes))
+    memory = MemoryStore(memory_bytes, secret=disk.secret)
+    queue_bytes = max(_MIN_QUEUE_BYTES, memory_bytes // _QUEUE_FRACTION)
+    return TieredStore(memory, BackgroundStore(disk, queue_bytes))
 
 
 def open_disk(settings: Settings) -> DiskStore:
-    """The part of the store that is on disk. Raises StoreError when its folder cannot be used."""
+    """The disk tier of `settings`. Raises StoreError when its folder cannot be used."""
     from semantic.adapters.stores.disk.store import DiskStore
 
     folder = store_folder(settings)
     disk_bytes = settings.disk_bytes
     if disk_bytes is None:
-        disk_bytes = default_disk_bytes(_free_bytes(folder), _held_bytes(folder))
+        disk_bytes = default_disk_bytes(_free_bytes(folder), _used_bytes(folder))
     return DiskStore.open(folder, disk_bytes)
 
 
-def open_responses(settings: Settings, tell: Callable[[str], None]) -> Responses:
-    """Where responses are kept that clients can go on from: in the store's folder, or in memory.
+def open_responses(settings: Settings, warn: Callable[[str], None]) -> Responses:
+    """The store of responses that clients can continue: in the store's folder, or in memory.
 
-    Nothing is opened before it is needed, and the store must be open by then. `tell` gets a
-    sentence when they cannot be kept on disk.
+    It is opened on first use, when the block store must be open. `warn` is called with a sentence
+    when the file cannot be used; memory is used then.
     """
     from semantic.adapters.stores.disk_responses import SqliteResponses, SteadyResponses
     from semantic.application.chat.memory_responses import MemoryResponses
 
-    memory = MemoryResponses(_RESPONSE_MEMORY_BYTES)
+    memory = MemoryResponses(_RESPONSES_MEMORY_BYTES)
     folder: Path | None = None
     if settings.use_disk:
-        with suppress(StoreError):  # who opens the store tells why there is none
+        with suppress(StoreError):  # reported when the block store is opened
             folder = store_folder(settings)
     path = (folder or Path()) / RESPONSES_FILE
-    responses = SteadyResponses(SqliteResponses(path, _RESPONSE_BYTES, tell), memory, tell)
+    responses = SteadyResponses(SqliteResponses(path, _RESPONSES_DISK_BYTES, warn), memory, warn)
     if folder is None:
         responses.keep_in_memory()
     return responses
 
 
-def open_turns(settings: Settings, tell: Callable[[str], None]) -> TurnCache:
-    """The turns of conversations: in memory, and in the store's folder where there is one.
+def open_turns(settings: Settings, warn: Callable[[str], None]) -> TurnCache:
+    """The cache of turns: in memory, and with `use_disk` also in the store's folder.
 
-    `tell` gets a sentence when they cannot be kept on disk.
+    `warn` is called with a sentence when the file cannot be used.
     """
     from semantic.adapters.stores.disk_turns import DiskTurns
 
     below = None
     if settings.use_disk:
-        with suppress(StoreError):  # who opens the store tells why there is none
-            below = DiskTurns(store_folder(settings) / TURNS_FILE, _TURN_DISK_BYTES, tell)
-    return TurnCache(_TURN_BYTES, below)
+        with suppress(StoreError):  # reported when the block store is opened
+            below = DiskTurns(store_folder(settings) / TURNS_FILE, _TURNS_DISK_BYTES, warn)
+    return TurnCache(_TURNS_MEMORY_BYTES, below)
 
 
 def store_folder(settings: Settings) -> Path:
-    """Where the store of `settings` is. Raises StoreError when nobody has a home folder."""
+    """The store's folder. Raises StoreError when there is no home folder."""
     return default_store_folder() if settings.store is None else settings.store
 
 
 def default_store_folder() -> Path:
-    """$SEMANTIC_STORE, else "semantic/store" where the user's caches are.
+    """$SEMANTIC_STORE, else "semantic/store" in the user's folder of caches.
 
-    Raises StoreError when nothing says where that is.
+    Raises StoreError when there is no home folder.
     """
     given = os.environ.get(STORE_VARIABLE)
     if given:
@@ -277,21 +287,18 @@ def default_store_folder() -> Path:
     return user / "semantic" / "store"
 
 
-def default_disk_bytes(free: int, held: int) -> int:
-    """The budget of a store that takes `held` bytes on a file system with `free` more.
+def default_disk_bytes(free: int, used: int) -> int:
+    """The quota of a store of `used` bytes on a file system with `free` bytes left.
 
-    A tenth of what is free beside what it has, at most 32 GiB. Never less than it has: nothing
-    is deleted because a limit was left out.
+    What it uses and a tenth of what is free, at most 32 GiB. Never less than it uses: a missing
+    limit evicts nothing.
     """
-    return max(held, min(_MOST_DISK_BYTES, free // _FREE_SHARE + held))
+    return max(used, min(_MAX_DISK_BYTES, free // _DISK_FRACTION + used))
 
 
-def default_warm_bytes(memory: int) -> int:
-    """What blocks saved or read lately may take of a memory of that size: a sixteenth.
-
-    At least 64 MiB. The pool holds what agents use; this saves a reading after an eviction.
-    """
-    return max(_LEAST_WARM_BYTES, memory // _WARM_SHARE)
+def default_memory_tier_bytes(memory: int) -> int:
+    """The limit of the store's memory tier: a sixteenth of the memory, at least 64 MiB."""
+    return max(_MIN_MEMORY_TIER_BYTES, memory // _MEMORY_TIER_FRACTION)
 
 
 def load(model_id: str = DEFAULT_MODEL) -> tuple[MLXBackend, MLXTokenizer]:
@@ -311,7 +318,7 @@ def load_tokenizer(model_id: str) -> MLXTokenizer:
 
 
 def read_device() -> Device:
-    """What models run on here. Raises OperatorError when MLX is not usable."""
+    """The device that models run on. Raises OperatorError when MLX is not usable."""
     _provider()
     from semantic.adapters.mlx import device
 
@@ -319,21 +326,21 @@ def read_device() -> Device:
 
 
 def blas_status() -> BlasStatus:
-    """Which BLAS the CPU computes with; see `adapters.mlx.blas`."""
+    """The BLAS of CPU computations; see `adapters.mlx.blas`."""
     from semantic.adapters.mlx import BLAS_STATUS
 
     return BLAS_STATUS
 
 
 def read_bare_model(model: object) -> ModelCacheSpec | None:
-    """The spec of a framework's own model object; None when no framework knows it."""
+    """The spec of a framework's own model object; None for any other object."""
     from semantic.adapters.mlx.kv_cache.spec_reader import read_spec
 
     return read_spec(model)
 
 
 def register_readers() -> None:
-    """Let `ModelCacheSpec.from_model` read bare models. Doing it again changes nothing."""
+    """Let `ModelCacheSpec.from_model` read bare models. Idempotent."""
     if read_bare_model not in ModelCacheSpec.readers:
         ModelCacheSpec.readers.append(read_bare_model)
 
@@ -349,21 +356,23 @@ def _provider() -> MLXModelProvider:
 
 
 def _free_bytes(folder: Path) -> int:
-    """Bytes free where `folder` is or will be. Raises StoreError when that cannot be told."""
-    there = next((path for path in (folder, *folder.absolute().parents) if path.exists()), folder)
+    """Free bytes on the file system of `folder`, which need not exist. Raises StoreError."""
+    existing = next(
+        (path for path in (folder, *folder.absolute().parents) if path.exists()), folder
+    )
     try:
-        return shutil.disk_usage(there).free
+        return shutil.disk_usage(existing).free
     except OSError as error:
         raise StoreError(f"cannot use {folder}: {error.strerror}") from error
 
 
-def _held_bytes(folder: Path) -> int:
-    """Bytes that a store in `folder` takes, rather too many; what cannot be read counts nothing."""
+def _used_bytes(folder: Path) -> int:
+    """Upper estimate of the bytes of a store in `folder`; unreadable files count nothing."""
     total = 0
     for parent, folders, files in os.walk(folder):
         for name in (*folders, *files):
             try:
-                total += Path(parent, name).lstat().st_size + _FILE_BYTES
+                total += Path(parent, name).lstat().st_size + _FILE_OVERHEAD_BYTES
             except OSError:
-                continue  # gone meanwhile
-    return total + _INDEX_BYTES if total else 0
+                continue  # deleted meanwhile
+    return total + _INDEX_OVERHEAD_BYTES if total else 0

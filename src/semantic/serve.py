@@ -1,6 +1,6 @@
-"""A served model, put together: its engine on a thread of its own, and what wires talk to.
+"""Composition root of a server: the engine on its own thread, and the application on top of it.
 
-The other place where ports meet adapters; see `bootstrap` for the engine alone.
+Builds what HTTP calls; `bootstrap` builds the engine alone. Knows no wire.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 from semantic.application.agents.agent_names import AgentNames
 from semantic.application.agents.directory import AgentDirectory
@@ -24,7 +23,14 @@ from semantic.application.engine.admission import QueueLimits
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.application.engine.engine_thread import EngineThread
 from semantic.application.serving import Serving
-from semantic.bootstrap import App, Settings, StoreOff, build_engine, open_turns, rebuilt
+from semantic.bootstrap import (
+    App,
+    OnStoreUnavailable,
+    Settings,
+    build_engine,
+    open_turns,
+    rebuild_app,
+)
 from semantic.domain.block_hash import namespace_of, tenant_tag
 from semantic.domain.chat import Chat
 from semantic.domain.errors import InvalidRequestError, SemanticError
@@ -33,29 +39,25 @@ from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import BLOCK_TOKENS, SamplingParams
 from semantic.ports.serving import ServedModel
 
-if TYPE_CHECKING:
-    pass
-
 logger = logging.getLogger("semantic.server")
 
 DEFAULT_NAME = "default"
-"""Every served model answers to it."""
+"""A name of every served model."""
 _WORKERS = 2
-"""Prompts are rendered by so many threads; the model needs the other cores."""
-_UNKNOWN_CONTEXT = 1 << 20
-"""Tokens; of a model that does not say for how many it was made, the pool is the only limit."""
+"""Threads that render prompts; the model needs the other cores."""
+_MAX_CONTEXT = 1 << 20
+"""Tokens. The limit of a model that states none; in practice the pool is smaller."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """What to serve, and how.
+    """What to serve, and the defaults of requests.
 
-    `names` are what the model is called, by default what `engine.model` says. Without
-    `max_context` its context is what it was made for, as far as the pool can hold it. Requests
-    that do not say how to sample get what the model's makers recommend, but for what is given
-    here. `max_tokens` is what an answer may have when its request does not say; without it, all
-    that the context has room for. What conversations have in common with those in `public` is
-    computed once for all tenants.
+    `names` are the model's names, by default `engine.model`. `max_context` limits prompt and
+    answer together, in tokens; by default the limit is the model's own or what the pool holds,
+    whichever is less. Sampling parameters that are None are those recommended by the model's
+    makers. `max_tokens` is an answer's limit in requests without one; None: up to the end of the
+    context. Prefixes of the conversations in `public` are shared by all tenants.
     """
 
     engine: Settings = field(default_factory=Settings)
@@ -70,21 +72,23 @@ class ServeSettings:
     public: tuple[Chat, ...] = ()
 
 
-async def load_serving(settings: ServeSettings, store_off: StoreOff | None = None) -> Serving:
-    """Load the model on its own thread and return when it can be asked.
+async def load_serving(
+    settings: ServeSettings, on_store_unavailable: OnStoreUnavailable | None = None
+) -> Serving:
+    """Load the model on the engine's thread; returns when requests can be served.
 
     Raises as `bootstrap.build_engine` and `Serving.publish`, and InvalidRequestError for a
-    context that does not fit.
+    `max_context` that is too large.
     """
     apps: list[App] = []
     public: list[tuple[int, ...]] = []
 
     def build() -> BlockPoolBatchEngine:
-        apps.append(build_engine(settings.engine, store_off))
+        apps.append(build_engine(settings.engine, on_store_unavailable))
         return apps[-1].engine
 
     def rebuild() -> BlockPoolBatchEngine:
-        apps.append(rebuilt(apps.pop()))
+        apps.append(rebuild_app(apps.pop()))
         for tokens in public:
             apps[-1].engine.make_public(tokens)
         return apps[-1].engine
@@ -93,31 +97,31 @@ async def load_serving(settings: ServeSettings, store_off: StoreOff | None = Non
     thread.start()
     try:
         await asyncio.wrap_future(thread.ready)
-        serving = await asyncio.to_thread(_around, thread, apps[-1], settings)
+        serving = await asyncio.to_thread(_build_serving, thread, apps[-1], settings)
         public += [await serving.publish(chat) for chat in settings.public]
     except (asyncio.CancelledError, SemanticError):
-        # A model that is being loaded cannot be stopped; it ends when it is there.
+        # Loading cannot be cancelled: the thread stops when the model is loaded.
         threading.Thread(target=thread.stop, kwargs={"drain": False}, daemon=True).start()
         raise
     return serving
 
 
-def context_tokens(pool: BlockPool, made_for: int | None, wanted: int | None) -> int:
-    """Tokens that one request may have in all: the least of three limits.
+def _context_limit(pool: BlockPool, of_model: int | None, requested: int | None) -> int:
+    """Maximum tokens of one request: `requested`, else what pool and model allow.
 
-    Raises InvalidRequestError when more are wanted than there can be.
+    Raises InvalidRequestError when more are requested than that.
     """
-    held = _held(pool)
-    possible = min(held, made_for or _UNKNOWN_CONTEXT)
-    if wanted is not None and wanted > possible:
-        reason = "the pool holds" if held == possible else "the model was made for"
-        raise InvalidRequestError(f"a context of {wanted} tokens: {reason} {possible}")
-    return wanted or possible
+    of_pool = _pool_tokens(pool)
+    limit = min(of_pool, of_model or _MAX_CONTEXT)
+    if requested is not None and requested > limit:
+        reason = "the pool holds" if of_pool == limit else "the model was made for"
+        raise InvalidRequestError(f"a context of {requested} tokens: {reason} {limit}")
+    return requested or limit
 
 
-def _held(pool: BlockPool) -> int:
-    """The most tokens that one sequence can have with the whole pool to itself."""
-    low, high = 0, _UNKNOWN_CONTEXT // BLOCK_TOKENS
+def _pool_tokens(pool: BlockPool) -> int:
+    """Tokens of the longest sequence that fits into an empty pool."""
+    low, high = 0, _MAX_CONTEXT // BLOCK_TOKENS
     while low < high:
         middle = (low + high + 1) // 2
         if pool.fits_alone(pool.spec.blocks_for(middle * BLOCK_TOKENS)):
@@ -127,7 +131,7 @@ def _held(pool: BlockPool) -> int:
     return low * BLOCK_TOKENS
 
 
-def _around(thread: EngineThread, app: App, settings: ServeSettings) -> Serving:
+def _build_serving(thread: EngineThread, app: App, settings: ServeSettings) -> Serving:
     from semantic.adapters.mlx.backend import MLXBackend
     from semantic.adapters.mlx.model.provider import find_folder, read_context, read_sampling
     from semantic.adapters.mlx.text.chat_format import MLXChatFormat
@@ -135,7 +139,7 @@ def _around(thread: EngineThread, app: App, settings: ServeSettings) -> Serving:
 
     if not (isinstance(app.model, MLXBackend) and isinstance(app.tokenizer, MLXTokenizer)):
         raise InvalidRequestError(f"expected a loaded model, got {type(app.model).__name__}")
-    limit = context_tokens(app.pool, read_context(app.model.model), settings.max_context)
+    limit = _context_limit(app.pool, read_context(app.model.model), settings.max_context)
     sampling = _sampling(settings, read_sampling(find_folder(settings.engine.model)))
     names = dict.fromkeys((*(settings.names or (settings.engine.model,)), DEFAULT_NAME))
     served = ServedModel(tuple(names), limit, app.model.vocab_size, int(time.time()), sampling)
@@ -156,7 +160,7 @@ def _around(thread: EngineThread, app: App, settings: ServeSettings) -> Serving:
     finder = AgentFinder(partial(tenant_tag, app.store.secret), lambda *_: True)
     finder.restore(sorted(app.store.manifests(), key=lambda one: -one.saved_at))
     workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="prepare")
-    # The first grammar of a tokenizer takes seconds: neither the start nor a client waits for it.
+    # The first grammar of a tokenizer takes seconds: compiled now, and the start does not wait.
     workers.submit(app.model.check_grammar, Grammar("json_schema", "{}"))
     directory: AgentDirectory = AgentDirectory(app.store, namespace, served.id)
     agents = ServedAgents(thread, directory, finder, workers)
@@ -173,10 +177,10 @@ def _around(thread: EngineThread, app: App, settings: ServeSettings) -> Serving:
     )
 
 
-def _sampling(settings: ServeSettings, made_for: SamplingParams) -> SamplingParams:
-    """How requests are sampled that do not say: what is set here, else as the model was made."""
-    temperature = made_for.temperature if settings.temperature is None else settings.temperature
-    top_p = made_for.top_p if settings.top_p is None else settings.top_p
-    top_k = made_for.top_k if settings.top_k is None else settings.top_k
-    min_p = made_for.min_p if settings.min_p is None else settings.min_p
+def _sampling(settings: ServeSettings, of_model: SamplingParams) -> SamplingParams:
+    """The default sampling of requests: the settings', else the model's."""
+    temperature = of_model.temperature if settings.temperature is None else settings.temperature
+    top_p = of_model.top_p if settings.top_p is None else settings.top_p
+    top_k = of_model.top_k if settings.top_k is None else settings.top_k
+    min_p = of_model.min_p if settings.min_p is None else settings.min_p
     return SamplingParams(temperature, top_p, top_k, min_p)

@@ -14,8 +14,8 @@ from semantic import bootstrap
 from semantic.bootstrap import (
     Settings,
     default_disk_bytes,
+    default_memory_tier_bytes,
     default_store_folder,
-    default_warm_bytes,
     open_disk,
     open_store,
 )
@@ -130,7 +130,7 @@ def test_gc_deletes_blocks_of_no_agent_and_says_so() -> None:
 
 @pytest.mark.usefixtures("stocked")
 def test_without_a_limit_gc_deletes_nothing_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bootstrap, "_MOST_DISK_BYTES", 1)
+    monkeypatch.setattr(bootstrap, "_MAX_DISK_BYTES", 1)
     assert asked("gc")["evicted_blocks"] == 0
     with disk_store() as store:
         used = store.stats()[0].n_bytes
@@ -206,14 +206,14 @@ def test_the_disk_gets_a_tenth_of_what_is_free_and_keeps_what_it_has(
 
 
 def test_the_memory_gets_a_sixteenth_and_never_nothing() -> None:
-    assert [default_warm_bytes(n) for n in (16 * GIB, GIB // 2)] == [GIB, 64 << 20]
+    assert [default_memory_tier_bytes(n) for n in (16 * GIB, GIB // 2)] == [GIB, 64 << 20]
 
 
 @pytest.mark.usefixtures("stocked")
 def test_the_budget_counts_what_the_store_has() -> None:
     with disk_store() as store:
         used = store.stats()[0].n_bytes
-    assert bootstrap._held_bytes(default_store_folder()) >= used
+    assert bootstrap._used_bytes(default_store_folder()) >= used
 
 
 def test_settings_alone_touch_no_disk() -> None:

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from semantic.application.cache.break_even import BreakEven
 
 from semantic.adapters.exchange.transfer import export_agent, import_agent
 from semantic.application.cache.loading import BreakEven

@@ -19,7 +19,7 @@ from semantic.adapters.stores.memory import MemoryStore
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.application.engine.engine_thread import EngineThread
 from semantic.application.engine.submission import Submission
-from semantic.bootstrap import App, Settings, build_engine, open_store, rebuilt
+from semantic.bootstrap import App, Settings, build_engine, open_store, rebuild_app
 from semantic.domain.errors import IntegrityError, InvalidRequestError
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import CompletedGeneration, SampledToken
@@ -169,7 +169,7 @@ def test_the_model_that_ships_is_built_again_around_its_weights_and_its_store(
         return apps[-1].engine
 
     def rebuild() -> Engine:
-        apps.append(rebuilt(apps[-1]))
+        apps.append(rebuild_app(apps[-1]))
         return apps[-1].engine
 
     thread: EngineThread = EngineThread(build, rebuild)
@@ -195,7 +195,7 @@ def test_only_a_loaded_model_can_be_wrapped_again() -> None:
     of, store = world(), MemoryStore(MIB)
     app = App(of.engine, of.backend, CharTokenizer(), of.pool, of.spec, store, Settings())
     with pytest.raises(InvalidRequestError, match="expected a loaded model, got FakeBackend"):
-        rebuilt(app)
+        rebuild_app(app)
 
 
 def test_a_model_that_ran_on_one_thread_runs_on_another_with_the_same_caches() -> None:

@@ -23,7 +23,7 @@ from semantic.domain.errors import InvalidRequestError, StoreError
 if TYPE_CHECKING:
     from semantic.adapters.http.lifecycle import Load, RunnableServing
     from semantic.adapters.http.settings import ServerSettings
-    from semantic.bootstrap import StoreOff
+    from semantic.bootstrap import OnStoreUnavailable
     from semantic.ports.responses import ResponsesPort
     from semantic.ports.serving import ServingPort
 
@@ -75,7 +75,7 @@ CONFIG_COMMANDS: dict[str, Callable[..., None]] = {"show": show}
 
 
 async def load_model(
-    settings: ServerSettings, store_unavailable: StoreOff | None = None
+    settings: ServerSettings, store_unavailable: OnStoreUnavailable | None = None
 ) -> RunnableServing:
     """The model that `settings` name, ready for requests. Raises as `serve.load_serving`."""
     from semantic.adapters.http.public_prefix import read_public_prefix
