@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from semantic.adapters.mlx.model.provider import MLXModelProvider
     from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
     from semantic.adapters.stores.disk.store import DiskStore
-    from semantic.adapters.stores.disk_responses import SteadyResponses as Responses
+    from semantic.adapters.stores.disk_responses import FallbackResponses as Responses
 
 
 DEFAULT_MODEL = "semantic-tiny"
@@ -234,7 +234,7 @@ def open_responses(settings: Settings, warn: Callable[[str], None]) -> Responses
     It is opened on first use, when the block store must be open. `warn` is called with a sentence
     when the file cannot be used; memory is used then.
     """
-    from semantic.adapters.stores.disk_responses import SqliteResponses, SteadyResponses
+    from semantic.adapters.stores.disk_responses import FallbackResponses, SqliteResponses
     from semantic.application.chat.memory_responses import MemoryResponses
 
     memory = MemoryResponses(_RESPONSES_MEMORY_BYTES)
@@ -243,9 +243,9 @@ def open_responses(settings: Settings, warn: Callable[[str], None]) -> Responses
         with suppress(StoreError):  # reported when the block store is opened
             folder = store_folder(settings)
     path = (folder or Path()) / RESPONSES_FILE
-    responses = SteadyResponses(SqliteResponses(path, _RESPONSES_DISK_BYTES, warn), memory, warn)
+    responses = FallbackResponses(SqliteResponses(path, _RESPONSES_DISK_BYTES, warn), memory, warn)
     if folder is None:
-        responses.keep_in_memory()
+        responses.disable_disk()
     return responses
 
 

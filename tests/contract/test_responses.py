@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from semantic.adapters.stores.disk_responses import SqliteResponses, SteadyResponses
+from semantic.adapters.stores.disk_responses import FallbackResponses, SqliteResponses
 from semantic.application.chat.memory_responses import MemoryResponses
 from semantic.domain.response_record import encoded
 from semantic.domain.responses import StoredResponse
@@ -35,7 +35,7 @@ def sqlite(folder: Path, max_bytes: int) -> ResponsesPort:
 
 
 def steady(folder: Path, max_bytes: int) -> ResponsesPort:
-    return SteadyResponses(sqlite(folder, max_bytes), memory(folder, max_bytes), pytest.fail)
+    return FallbackResponses(sqlite(folder, max_bytes), memory(folder, max_bytes), pytest.fail)
 
 
 MAKERS = (memory, sqlite, steady)

@@ -1,5 +1,5 @@
 """Files that do not hold what was written: cut, zeroed, flipped, copied, exchanged. What is
-returned is what was put; all else is a miss, counted by kind and put aside.
+returned is what was put; all else is a miss, counted by kind and quarantined.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def root() -> Iterator[Path]:
 
 
 def damaged_block(root: Path, store: DiskStore, data: bytes) -> None:
-    """The first block's file holds `data` now: a miss, put aside, and then put anew."""
+    """The first block's file holds `data` now: a miss, quarantined, and then put anew."""
     path = full_path(root, LINKS[0])
     path.write_bytes(data)
     before = count(store, "damaged")

@@ -171,7 +171,7 @@ def test_a_read_only_file_system(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="Read-only") as refused:
             DiskStore.open(root, 1 << 26)
         assert str(root) in str(refused.value)
-        view = DiskStore.look(root)
+        view = DiskStore.inspect(root)
         assert view is not None
         assert view.n_agents == 1
         assert listing(root) == before
@@ -311,11 +311,11 @@ def blocks_is_a_file(root: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "expected"),
     [
-        (newer, "has format 2, made by a later version; expected at most 1"),
+        (newer, "has format 2, written by a later version; expected at most 1"),
         (world_writable, r"can be written by others \(mode 0777\)"),
         (group_writable_part, r"blocks can be written by others \(mode 0770\)"),
-        (secret_cut, "secret of the store .* is lost or damaged; expected 32"),
-        (secret_gone, "secret of the store .* is lost or damaged; expected 32"),
+        (secret_cut, "secret of the store .* is missing or damaged; expected 32"),
+        (secret_gone, "secret of the store .* is missing or damaged; expected 32"),
         (format_gone, "is not a store: it has no FORMAT"),
         (format_damaged, "FORMAT of the store .* is damaged"),
         (blocks_is_a_file, "blocks is not a folder"),

@@ -246,7 +246,7 @@ def test_something_lies_where_the_store_itself_should(
 
 
 @pytest.mark.parametrize("plant", [empty_folder, full_folder], ids=lambda one: one.__name__)
-def test_a_folder_that_was_put_aside_does_not_stop_eviction(
+def test_a_quarantined_folder_does_not_stop_eviction(
     root: Path, plant: Callable[[Path], None]
 ) -> None:
     """Row 23: what lies in `bad/` goes first when room is needed, also when it is a folder."""
@@ -312,7 +312,7 @@ def test_a_generation_of_any_size(root: Path, generation: int, data: bytes) -> N
 
 
 def test_the_last_number_of_a_damaged_file_is_taken(root: Path) -> None:
-    """Row 23: what is put aside after it is still counted, and does not grow without end."""
+    """Row 23: what is quarantined after it is still counted, and does not grow without end."""
     (root / "bad" / f"{10**20 - 1:020}-x").write_bytes(b"x")
     links = make.chain(256 * 40, seed=5)
     with opened(root) as store:
@@ -337,7 +337,7 @@ def test_a_dead_sessions_place_is_a_file_and_is_cleaned(root: Path) -> None:
 
 @pytest.mark.parametrize("while_open", [True, False])
 def test_a_block_is_put_where_a_folder_stands(tmp_path: Path, while_open: bool) -> None:
-    """Planted files: the folder is put aside, what it holds is kept, and the block is there."""
+    """Planted files: the folder is quarantined with its contents, and the block is stored."""
     root = tmp_path / "store"
     link = make.chain(256)[0]
     path = full_path(root, link)

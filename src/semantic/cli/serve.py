@@ -42,7 +42,7 @@ def serve(options: ServeOptions, config: ConfigFile = None) -> None:
     responses = open_responses(engine_settings(settings), logger.warning)
 
     def store_unavailable(error: StoreError) -> None:
-        responses.keep_in_memory()
+        responses.disable_disk()
         notify_store_unavailable(error)
 
     try:

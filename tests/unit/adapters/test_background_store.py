@@ -11,8 +11,8 @@ import pytest
 from semantic.adapters.stores.background import (
     FAILURES,
     FIRST_PAUSE,
-    LONGEST_PAUSE,
-    MOST_TOUCHES,
+    MAX_PAUSE,
+    MAX_TOUCHES,
     QUEUED_BLOCK_BYTES,
     BackgroundStore,
 )
@@ -167,11 +167,11 @@ def test_writing_never_waits_for_the_slow_store(world: World) -> None:
 
 def test_touches_do_not_queue_without_end(world: World) -> None:
     world.stall()
-    for _ in range(2 * MOST_TOUCHES):
+    for _ in range(2 * MAX_TOUCHES):
         world.store.touch([])
     world.inner.open.set()
     world.store.flush()
-    assert world.inner.told == ["touch 0"] * MOST_TOUCHES
+    assert world.inner.told == ["touch 0"] * MAX_TOUCHES
 
 
 @pytest.mark.parametrize("bound", [0, -1])
@@ -371,8 +371,8 @@ def test_the_pause_doubles_to_its_limit_and_a_success_ends_it(world: World) -> N
         assert world.write(1, seed) == [False]
         world.clock.advance(pause * 0.01)
         assert world.write(2, seed) == [True, False]
-        pause = min(2 * pause, LONGEST_PAUSE)
-    assert pause == LONGEST_PAUSE
+        pause = min(2 * pause, MAX_PAUSE)
+    assert pause == MAX_PAUSE
     world.clock.advance(pause)
     world.inner.fails = False
     assert world.write(2, 50) == [True, True]

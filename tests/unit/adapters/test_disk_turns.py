@@ -55,4 +55,4 @@ def test_where_turns_cannot_be_kept_somebody_is_told_once(tmp_path: Path) -> Non
         assert turns.get(FIRST.point) is None
     turns.close()
     assert len(told) == 1
-    assert "turns cannot be kept on disk" in told[0]
+    assert "turns cannot be stored on disk" in told[0]

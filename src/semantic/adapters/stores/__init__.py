@@ -1,1 +1,1 @@
-"""Places that keep blocks: in memory, on disk, and how they are put together."""
+"""Cache stores: memory, disk, both as tiers, write-behind; and small durable records."""

@@ -1,7 +1,7 @@
-"""A thread that writes for whoever must not wait for a slow store.
+"""Write-behind queue in front of a slow store: puts return at once, one thread writes.
 
-Implements `CacheStorePort` in front of another one. What is queued is found and read from
-memory. Knows how much waits and whether writes fail; not where or how they are written.
+Implements `CacheStorePort` in front of another one. Queued blocks and manifests are found and read
+from the queue. Knows the queue's size and whether writes fail; not where or how they are written.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TypeAlias
 
-from semantic.adapters.stores.memory import fill
+from semantic.adapters.stores.memory import COUNTERS, fill
 from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope, begins_like
 from semantic.domain.errors import IntegrityError, InvalidRequestError
 from semantic.domain.stored import (
@@ -30,10 +30,14 @@ from semantic.domain.stored import (
 from semantic.ports.store import CacheStorePort
 
 QUEUED_BLOCK_BYTES = 1024
-"""What a queued block counts beside its body, so that empty ones do not queue without end."""
-MOST_TOUCHES = 1000
-"""Queued touches; one more is forgotten. It would only have improved the order of eviction."""
-_COUNTS = ("hits", "misses", "written", "dropped", "evicted", "damaged", "write_errors")
+"""What a queued block counts beside its body, so that empty ones are bounded too."""
+MAX_TOUCHES = 1000
+"""Queued touches; further ones are dropped, which only worsens the order of eviction."""
+FAILURES = 3
+"""Consecutive failed writes before the queue backs off."""
+FIRST_PAUSE = 1.0
+"""Seconds of the first back-off; each further failure doubles it."""
+MAX_PAUSE = 30.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +54,7 @@ class _Save:
     number: int
     manifest: Manifest
     generation: int | None = None
-    """The one it will get; asked for only when somebody wants to know, or when it is written."""
+    """The one it will get; determined when it is first needed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,13 +67,15 @@ _Agent: TypeAlias = tuple[Scope, str]
 
 
 class BackgroundStore:
-    """Accepts writes at once and hands them to `inner`, in order, from a thread of its own.
+    """Accepts writes at once and passes them to `inner`, in order, from one thread. Thread-safe.
 
-    At most `max_queued_bytes` of blocks wait (each counts `QUEUED_BLOCK_BYTES` beside its body);
-    what would exceed that is dropped, and so is everything while writes keep failing. Of an
-    agent's manifests only the newest waits, so those it replaced never had a generation.
-    After `close` all else that was accepted has been given to `inner`; a process that ends
-    without it loses what is queued. A bug that ends the thread is raised by `flush` and `close`.
+    At most `max_queued_bytes` of blocks are queued (each counts `QUEUED_BLOCK_BYTES` beside its
+    body); what would exceed that is dropped (backpressure), and so is everything during a
+    back-off. Of an agent's manifests only the newest is queued; a replaced one gets no generation.
+    After `close` everything else that was accepted has been passed to `inner`; a process that ends
+    without it loses the queue. A bug that ends the thread is raised by `flush` and `close`.
+
+    Methods without a docstring: see `CacheStorePort`.
     """
 
     def __init__(
@@ -96,7 +102,7 @@ class BackgroundStore:
         self._n_bytes = 0
         self._touches = 0
         self._flushing = 0
-        self._counts: Counter[str] = Counter(dict.fromkeys(_COUNTS, 0))
+        self._counts: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self._closing = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="store writer", daemon=True)
@@ -104,7 +110,6 @@ class BackgroundStore:
 
     @property
     def secret(self) -> bytes:
-        """See `CacheStorePort.secret`."""
         return self._inner.secret
 
     # Blocks
@@ -124,7 +129,6 @@ class BackgroundStore:
             return True
 
     def find(self, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
-        """See `CacheStorePort.find`."""
         with self._changed:
             queued = {key: self._blocks[key].block for key in keys if key in self._blocks}
         found = dict(self._inner.find([key for key in keys if key not in queued]))
@@ -132,7 +136,6 @@ class BackgroundStore:
         return found
 
     def lacking(self, keys: Sequence[BlockKey]) -> frozenset[BlockKey]:
-        """See `CacheStorePort.lacking`."""
         with self._changed:
             if not self._accepts() or self._n_bytes >= self._max_bytes:
                 return frozenset()
@@ -142,7 +145,6 @@ class BackgroundStore:
     def children(
         self, parent: BlockHash, part: Part, like: Sequence[int] | None = None
     ) -> Sequence[BlockHeader]:
-        """See `CacheStorePort.children`."""
         with self._changed:
             queued = {
                 key: job.block.header
@@ -154,7 +156,6 @@ class BackgroundStore:
         return [*(one for one in written if one.key not in queued), *queued.values()]
 
     def read_into(self, reads: Sequence[BlockRead]) -> Sequence[bool]:
-        """See `CacheStorePort.read_into`."""
         with self._changed:
             jobs = [self._blocks.get(read.header.key) for read in reads]
         filled = [
@@ -168,7 +169,6 @@ class BackgroundStore:
         return filled
 
     def read(self, header: BlockHeader) -> bytes | None:
-        """See `CacheStorePort.read`."""
         with self._changed:
             job = self._blocks.get(header.key)
         if job is None or job.block.header != header:
@@ -177,9 +177,9 @@ class BackgroundStore:
         return job.block.body
 
     def touch(self, keys: Sequence[BlockKey]) -> None:
-        """See `CacheStorePort.touch`. Forgotten when `MOST_TOUCHES` wait already."""
+        """See `CacheStorePort.touch`. Dropped when `MAX_TOUCHES` are queued."""
         with self._changed:
-            if self._error is None and self._touches < MOST_TOUCHES:
+            if self._error is None and self._touches < MAX_TOUCHES:
                 self._touches += 1
                 self._enqueue(_Touch(tuple(keys)))
 
@@ -193,7 +193,7 @@ class BackgroundStore:
                 self._counts["dropped manifests"] += 1
                 return False
             older = self._saves.pop(agent, None)
-            # Who waits in `flush` waits for the older one.
+            # A waiting `flush` waits for the older one.
             if older is not None and not self._flushing:
                 self._queue.pop(older.number, None)
             save = _Save(self._numbers + 1, manifest)
@@ -202,21 +202,24 @@ class BackgroundStore:
             return True
 
     def manifest(self, scope: Scope, agent_id: str) -> Manifest | None:
-        """See `CacheStorePort.manifest`."""
         with self._changed:
             save = self._saves.get((scope, agent_id))
-        return self._inner.manifest(scope, agent_id) if save is None else self._promised(save)
+        return (
+            self._inner.manifest(scope, agent_id) if save is None else self._with_generation(save)
+        )
 
     def manifests(self) -> Sequence[Manifest]:
-        """See `CacheStorePort.manifests`."""
         with self._changed:
             saves = dict(self._saves)
-        queued = [self._promised(save) for save in reversed(saves.values())]
+        queued = [self._with_generation(save) for save in reversed(saves.values())]
         written = self._inner.manifests()
-        return [*queued, *(one for one in written if (one.scope, one.agent_id) not in saves)]
+        return [
+            *queued,
+            *(one for one in written if (one.scope, one.agent_id) not in saves),
+        ]
 
     def remove(self, scope: Scope, agent_id: str) -> bool:
-        """See `CacheStorePort.remove`. Not queued: who asks wants to know that it is gone."""
+        """See `CacheStorePort.remove`. Not queued: the agent is removed on return."""
         with self._changed:
             was_queued = self._saves.pop((scope, agent_id), None) is not None
             for number, job in list(self._queue.items()):
@@ -229,7 +232,7 @@ class BackgroundStore:
 
     def stats(self) -> Sequence[StoreStats]:
         """See `CacheStorePort.stats`. The first entry is the queue: its "dropped" were never
-        handed to the inner store, its "back-offs" say how often that stopped taking writes.
+        passed to the inner store, its "back-offs" count the pauses after failed writes.
         """
         with self._changed:
             queue = StoreStats(
@@ -243,12 +246,12 @@ class BackgroundStore:
         return [queue, *self._inner.stats()]
 
     def flush(self) -> None:
-        """See `CacheStorePort.flush`. Raises IntegrityError when the thread has died of a bug."""
+        """See `CacheStorePort.flush`. Raises IntegrityError when a bug has ended the thread."""
         self._drain()
         self._inner.flush()
 
     def close(self) -> None:
-        """See `CacheStorePort.close`. Raises IntegrityError when the thread has died of a bug."""
+        """See `CacheStorePort.close`. Raises IntegrityError when a bug has ended the thread."""
         try:
             self._drain()
         finally:
@@ -271,14 +274,14 @@ class BackgroundStore:
                     f"the thread that writes blocks died: {self._error!r}"
                 ) from self._error
 
-    def _promised(self, save: _Save) -> Manifest:
+    def _with_generation(self, save: _Save) -> Manifest:
         """The queued manifest with the generation that it will have."""
         with self._changed:
             generation = save.generation
         if generation is None:
             before = self._inner.manifest(*_agent(save))
             with self._changed:
-                # The writer may have been faster; then `before` may be this very manifest.
+                # The thread may have written it meanwhile; then `before` may be this manifest.
                 if save.generation is None:
                     save.generation = 1 + (before.generation if before else 0)
                 generation = save.generation
@@ -299,7 +302,7 @@ class BackgroundStore:
         self._changed.notify_all()
 
     def _is_done(self, number: int) -> bool:
-        """Whether nothing up to `number` waits or is being written."""
+        """Whether everything up to `number` has been written."""
         oldest = self._current[0] if self._current else next(iter(self._queue), None)
         return oldest is None or oldest > number
 
@@ -311,18 +314,18 @@ class BackgroundStore:
 
     def _run(self) -> None:
         with contextlib.ExitStack() as at_exit:
-            at_exit.push(self._died)
+            at_exit.push(self._on_exit)
             while (job := self._next()) is not None:
                 self._write(job)
                 self._done(job)
 
-    def _died(
+    def _on_exit(
         self,
         _kind: type[BaseException] | None,
         error: BaseException | None,
         _trace: TracebackType | None,
     ) -> bool:
-        """Leave the error to `flush` and `close`, and let nobody wait for this thread."""
+        """Record the error for `flush` and `close`, and wake every waiting thread."""
         with self._changed:
             self._error = error
             self._current = None
@@ -344,7 +347,7 @@ class BackgroundStore:
             case _Put(block):
                 self._attempt(lambda: self._inner.put(block), "dropped")
             case _Save():
-                self._promised(job)
+                self._with_generation(job)
                 self._attempt(lambda: self._inner.save(job.manifest), "dropped manifests")
 
     def _attempt(self, write: Callable[[], bool], dropped: str) -> None:
@@ -352,9 +355,9 @@ class BackgroundStore:
             if self._backoff.is_on():
                 self._counts[dropped] += 1
                 return
-        kept = write()
+        succeeded = write()
         with self._changed:
-            self._backoff.note(kept=kept)
+            self._backoff.record(succeeded=succeeded)
 
     def _done(self, job: _Job) -> None:
         with self._changed:
@@ -375,17 +378,11 @@ def _agent(save: _Save) -> _Agent:
     return save.manifest.scope, save.manifest.agent_id
 
 
-FAILURES = 3
-"""Writes that fail one after the other before the store backs off."""
-FIRST_PAUSE = 1.0
-"""Seconds of the first back-off; each further failure doubles it."""
-LONGEST_PAUSE = 30.0
-
-
 class Backoff:
-    """After several failures one after the other, no writes for a time that doubles to a limit.
+    """Exponential back-off: after `FAILURES` consecutive failures no writes for a while.
 
-    When the time is over, one write is tried: it ends the back-off, or begins a longer one.
+    After the pause one write is tried: it ends the back-off, or begins one twice as long, up to
+    `MAX_PAUSE` seconds. Not thread-safe.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -396,16 +393,16 @@ class Backoff:
         self.times = 0
 
     def is_on(self) -> bool:
-        """Whether to write nothing now."""
+        """Whether writes are paused now."""
         return self._until is not None and self._clock() < self._until
 
-    def note(self, *, kept: bool) -> None:
-        """A write was tried."""
-        if kept:
+    def record(self, *, succeeded: bool) -> None:
+        """Record the result of a write."""
+        if succeeded:
             self._failures, self._until, self._pause = 0, None, FIRST_PAUSE
             return
         self._failures += 1
         if self._failures >= FAILURES:
             self._until = self._clock() + self._pause
-            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+            self._pause = min(2 * self._pause, MAX_PAUSE)
             self.times += 1

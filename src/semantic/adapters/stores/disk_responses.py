@@ -1,5 +1,7 @@
-"""Responses in one SQLite file, inside one budget of bytes. They survive the process. Knows no
-wires."""
+"""Responses on disk: in one SQLite file that survives the process, with a fallback to memory.
+
+Knows records and which failures are permanent; no wires.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,21 @@ from semantic.domain.responses import StoredResponse
 from semantic.ports.responses import ResponsesPort
 
 
-def _nobody(_: str) -> None:
-    """Where nobody is there to be told."""
+def _ignore(_: str) -> None:
+    """The default of `notify`."""
 
 
 class SqliteResponses:
-    """Implements `ResponsesPort`. The file is made when it is first needed; its folder must be
-    there. `tell` gets a sentence when a broken file was moved aside."""
+    """Implements `ResponsesPort`; beyond `max_bytes` the oldest responses are deleted.
 
-    def __init__(self, path: Path, max_bytes: int, tell: Callable[[str], None] = _nobody) -> None:
-        self._records = Records(path, max_bytes, "responses", tell)
+    The file is created on first use; its folder must exist. `notify` receives a sentence when a
+    corrupt file was quarantined.
+    """
+
+    def __init__(self, path: Path, max_bytes: int, notify: Callable[[str], None] = _ignore) -> None:
+        self._records = Records(path, max_bytes, "responses", notify)
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
-        """See `ResponsesPort.get`."""
         data = self._records.get(key_of(tenant, response_id))
         if data is None:
             return None
@@ -37,40 +41,38 @@ class SqliteResponses:
         return found if found.id == response_id else None
 
     def put(self, tenant: str, response: StoredResponse) -> None:
-        """See `ResponsesPort.put`."""
         self._records.put(key_of(tenant, response.id), encoded(response))
 
     def delete(self, tenant: str, response_id: str) -> bool:
-        """See `ResponsesPort.delete`. Its text is overwritten, in the log too."""
+        """See `ResponsesPort.delete`. The text is overwritten, in the log too."""
         return self._records.delete(key_of(tenant, response_id))
 
     def close(self) -> None:
-        """See `ResponsesPort.close`."""
         self._records.close()
 
 
-class SteadyResponses:
-    """Implements `ResponsesPort` by `disk`, and by `memory` where that fails.
+class FallbackResponses:
+    """Implements `ResponsesPort` by `disk`, and by `memory` for what the disk fails to store.
 
-    `tell` gets one sentence, the first time.
+    While the process lives, a full or locked disk loses no response. `notify` receives one
+    sentence, at the first failure.
     """
 
     def __init__(
-        self, disk: ResponsesPort, memory: ResponsesPort, tell: Callable[[str], None]
+        self, disk: ResponsesPort, memory: ResponsesPort, notify: Callable[[str], None]
     ) -> None:
         self._disk = disk
         self._memory = memory
-        self._tell = tell
-        self._told = False
+        self._notify = notify
+        self._notified = False
         self._off = False
         self._mutex = threading.Lock()
 
-    def keep_in_memory(self) -> None:
-        """Leave the disk alone from now on."""
+    def disable_disk(self) -> None:
+        """Use memory only from now on."""
         self._off = True
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
-        """See `ResponsesPort.get`."""
         found = self._memory.get(tenant, response_id)
         if found is not None or self._off:
             return found
@@ -81,20 +83,19 @@ class SteadyResponses:
             return None
 
     def put(self, tenant: str, response: StoredResponse) -> None:
-        """See `ResponsesPort.put`. Does not fail where the disk does."""
+        """See `ResponsesPort.put`. Raises nothing when the disk fails."""
         if not self._off:
             try:
                 self._disk.put(tenant, response)
             except UnusableFileError as error:
                 self._give_up(error)
             except StoreError as error:
-                self._say(error)
+                self._report(error)
             else:
                 return
         self._memory.put(tenant, response)
 
     def delete(self, tenant: str, response_id: str) -> bool:
-        """See `ResponsesPort.delete`."""
         on_disk = False
         if not self._off:
             try:
@@ -104,16 +105,15 @@ class SteadyResponses:
         return self._memory.delete(tenant, response_id) or on_disk
 
     def close(self) -> None:
-        """See `ResponsesPort.close`."""
         self._disk.close()
         self._memory.close()
 
     def _give_up(self, error: StoreError) -> None:
         self._off = True
-        self._say(error)
+        self._report(error)
 
-    def _say(self, error: StoreError) -> None:
+    def _report(self, error: StoreError) -> None:
         with self._mutex:
-            told, self._told = self._told, True
-        if not told:
-            self._tell(f"{error}; they are kept in memory, and are gone after a restart")
+            notified, self._notified = self._notified, True
+        if not notified:
+            self._notify(f"{error}; they are stored in memory until the process ends")

@@ -1,4 +1,4 @@
-"""Turns in one SQLite file. They survive the process; losing them costs time.
+"""Turns in one SQLite file, durable. A missing turn is rendered again.
 
 Knows turns and records; not what turns are for.
 """
@@ -17,43 +17,43 @@ from semantic.domain.errors import StoreError
 from semantic.domain.history import Point, Turn
 
 _HEAD: Final = struct.Struct("<?32sQ32s")
-"""Whether it stands on something, the digest of that, how many tokens that are, the thought."""
+"""Whether it has a parent, the parent's digest, its number of tokens, the thought's digest."""
 _NO_POINT: Final = bytes(32)
 
 
 class DiskTurns:
-    """Implements `TurnsPort`; of `max_bytes` the oldest go. `tell` gets one sentence when turns
-    cannot be kept, and one when a broken file was moved aside."""
+    """Implements `TurnsPort`; beyond `max_bytes` the oldest turns are deleted.
 
-    def __init__(self, path: Path, max_bytes: int, tell: Callable[[str], None]) -> None:
-        self._records = Records(path, max_bytes, "turns", tell)
-        self._tell = tell
-        self._told = False
+    `notify` receives one sentence when turns cannot be stored, and one when a corrupt file was
+    quarantined. Raises nothing.
+    """
+
+    def __init__(self, path: Path, max_bytes: int, notify: Callable[[str], None]) -> None:
+        self._records = Records(path, max_bytes, "turns", notify)
+        self._notify = notify
+        self._notified = False
 
     def get(self, point: Point) -> Turn | None:
-        """See `TurnsPort.get`."""
         try:
             data = self._records.get(_key_of(point))
         except StoreError as error:
-            self._say(error)
+            self._report(error)
             return None
         return None if data is None else _decoded(point, data)
 
     def put(self, turn: Turn) -> None:
-        """See `TurnsPort.put`."""
         try:
             self._records.put(_key_of(turn.point), _encoded(turn))
         except StoreError as error:
-            self._say(error)
+            self._report(error)
 
     def close(self) -> None:
-        """Close the file."""
         self._records.close()
 
-    def _say(self, error: StoreError) -> None:
-        if not self._told:
-            self._told = True
-            self._tell(f"{error}; after a restart some history is rendered again")
+    def _report(self, error: StoreError) -> None:
+        if not self._notified:
+            self._notified = True
+            self._notify(f"{error}; after a restart some history is rendered again")
 
 
 def _key_of(point: Point) -> bytes:

@@ -1,7 +1,6 @@
-"""Blocks and manifests in this process's memory, inside one budget of bytes.
+"""The memory tier: blocks and manifests in this process, within one quota of bytes, LRU-evicted.
 
-Implements `CacheStorePort`. Nothing here survives the process; knows no file and no thread but
-its callers'.
+Implements `CacheStorePort`. Nothing survives the process; knows no files and starts no thread.
 """
 
 from __future__ import annotations
@@ -14,7 +13,16 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from semantic.domain.block_hash import BlockHash, BlockKey, BlockLink, Part, Scope, begins_like
+from cachetools import FIFOCache
+
+from semantic.domain.block_hash import (
+    BlockHash,
+    BlockKey,
+    BlockLink,
+    Part,
+    Scope,
+    begins_like,
+)
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.stored import (
     BlockHeader,
@@ -28,14 +36,22 @@ from semantic.domain.stored import (
 from semantic.domain.value_objects import BLOCK_TOKENS
 
 ENTRY_BYTES = 1024
-"""What a block or manifest costs beside its body and tokens: objects, keys, places in tables."""
+"""What a block or manifest costs beside its body and tokens: objects, keys, table entries."""
 TOKEN_BYTES = 48
-"""What a token costs: an int and two pointers. Ints that entries share are counted in each."""
+"""What a token costs: an int and two pointers. Ints shared by entries count in each."""
 _CHARACTER_BYTES = 4
-_REFUSED = 1000
-"""Blocks that are remembered as refused. Forgetting one too early only costs a worse eviction."""
+_MAX_REFUSED = 1000
+"""Refused blocks that are remembered. Dropping one too early only worsens an eviction."""
 _SECRET_BYTES = 32
-_COUNTS = ("hits", "misses", "written", "dropped", "evicted", "damaged", "write_errors")
+COUNTERS = (
+    "hits",
+    "misses",
+    "written",
+    "dropped",
+    "evicted",
+    "damaged",
+    "write_errors",
+)
 
 _Agent: TypeAlias = tuple[Scope, str]
 _Entry: TypeAlias = BlockKey | _Agent
@@ -57,16 +73,17 @@ class _Saved:
 
 
 class MemoryStore:
-    """Keeps what was used last, at most `max_bytes` of it at any time.
+    """At most `max_bytes` of the most recently used blocks and manifests. Thread-safe.
 
-    A block counts its body, its tokens and `ENTRY_BYTES`; a manifest likewise. What was used
-    longest ago goes first, manifests too, and before a block whatever is of no use without it:
-    the blocks that follow it. A block never displaces those before it, so a chain that is too
-    long keeps its head.
+    A block counts its body, its tokens and `ENTRY_BYTES`; a manifest likewise. The least recently
+    used entry is evicted first, manifests too, and before a block the blocks that depend on it. A
+    block never evicts its ancestors, so a chain that is too long retains its head.
+
+    Methods without a docstring: see `CacheStorePort`.
     """
 
     def __init__(self, max_bytes: int, *, secret: bytes | None = None) -> None:
-        """Raises InvalidRequestError for a budget below 1 or a secret of other than 32 bytes."""
+        """Raises InvalidRequestError for a quota below 1 or a secret of other than 32 bytes."""
         if max_bytes < 1:
             raise InvalidRequestError(f"max_bytes must be at least 1, got {max_bytes}")
         if secret is not None and len(secret) != _SECRET_BYTES:
@@ -78,58 +95,52 @@ class MemoryStore:
         self._blocks: dict[BlockKey, StoredBlock] = {}
         self._children: dict[BlockHash, dict[BlockKey, None]] = {}
         self._agents: OrderedDict[_Agent, _Saved] = OrderedDict()
-        self._by_use: OrderedDict[_Entry, None] = OrderedDict()
-        self._needed: Counter[BlockHash] = Counter()
+        self._lru: OrderedDict[_Entry, None] = OrderedDict()
+        self._referenced: Counter[BlockHash] = Counter()
         self._pinned: Counter[BlockHash] = Counter()
-        self._refused: OrderedDict[BlockHash, None] = OrderedDict()
-        self._counts: Counter[str] = Counter(dict.fromkeys(_COUNTS, 0))
+        self._refused: FIFOCache[BlockHash, None] = FIFOCache(maxsize=_MAX_REFUSED)
+        self._counts: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
 
     @property
     def secret(self) -> bytes:
-        """See `CacheStorePort.secret`."""
         return self._secret
 
     # Blocks
 
     def put(self, block: StoredBlock) -> bool:
-        """See `CacheStorePort.put`."""
         key = block.header.key
         with self._lock:
             if key in self._blocks:
                 return True
-            if not self._make_room_for(block):
+            if not self._evict_for_block(block):
                 self._refuse(key.hash)
                 return False
             self._refused.pop(key.hash, None)
             self._blocks[key] = block
             self._children.setdefault(block.header.link.parent, {})[key] = None
-            self._by_use[key] = None
+            self._lru[key] = None
             self._n_bytes += _block_bytes(block)
             self._counts["written"] += 1
             return True
 
     def find(self, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
-        """See `CacheStorePort.find`."""
         with self._lock:
             blocks = {key: self._blocks[key] for key in keys if key in self._blocks}
         return {key: Found(len(block.body), Tier.MEMORY) for key, block in blocks.items()}
 
     def lacking(self, keys: Sequence[BlockKey]) -> frozenset[BlockKey]:
-        """See `CacheStorePort.lacking`."""
         with self._lock:
             return frozenset(key for key in keys if key not in self._blocks)
 
     def children(
         self, parent: BlockHash, part: Part, like: Sequence[int] | None = None
     ) -> Sequence[BlockHeader]:
-        """See `CacheStorePort.children`."""
         with self._lock:
             keys = self._children.get(parent, {})
             headers = [self._blocks[key].header for key in keys if key.part is part]
         return [one for one in headers if like is None or begins_like(one.link.tokens, like)]
 
     def read_into(self, reads: Sequence[BlockRead]) -> Sequence[bool]:
-        """See `CacheStorePort.read_into`."""
         with self._lock:
             blocks = [self._blocks.get(read.header.key) for read in reads]
         filled = [
@@ -140,7 +151,6 @@ class MemoryStore:
         return filled
 
     def read(self, header: BlockHeader) -> bytes | None:
-        """See `CacheStorePort.read`."""
         with self._lock:
             block = self._blocks.get(header.key)
         found = block if block is not None and block.header == header else None
@@ -148,55 +158,50 @@ class MemoryStore:
         return None if found is None else found.body
 
     def touch(self, keys: Sequence[BlockKey]) -> None:
-        """See `CacheStorePort.touch`."""
         with self._lock:
-            self._use(keys)
+            self._mark_used(keys)
 
     # Agents
 
     def save(self, manifest: Manifest) -> bool:
-        """See `CacheStorePort.save`."""
         agent = manifest.scope, manifest.agent_id
         saved = _Saved(manifest, tuple(manifest.scope.chain(manifest.token_ids)))
         with self._lock:
             older = self._agents.get(agent)
-            self._use([link.key(part) for link in saved.chain for part in Part])
-            if not self._make_room(saved.n_bytes - (older.n_bytes if older else 0), {agent}):
+            self._mark_used([link.key(part) for link in saved.chain for part in Part])
+            if not self._evict_for(saved.n_bytes - (older.n_bytes if older else 0), {agent}):
                 self._counts["dropped manifests"] += 1
                 return False
             if older is not None:
-                self._forget(agent)
-            self._remember(agent, saved, 1 + (older.manifest.generation if older else 0))
+                self._drop_agent(agent)
+            self._insert_agent(agent, saved, 1 + (older.manifest.generation if older else 0))
             self._drop_superseded([*saved.chain[-1:], *(older.chain[-1:] if older else ())])
             return True
 
     def manifest(self, scope: Scope, agent_id: str) -> Manifest | None:
-        """See `CacheStorePort.manifest`."""
         with self._lock:
             saved = self._agents.get((scope, agent_id))
         return None if saved is None else saved.manifest
 
     def manifests(self) -> Sequence[Manifest]:
-        """See `CacheStorePort.manifests`."""
         with self._lock:
             return [saved.manifest for saved in reversed(self._agents.values())]
 
     def remove(self, scope: Scope, agent_id: str) -> bool:
-        """See `CacheStorePort.remove`."""
         with self._lock:
             if (scope, agent_id) not in self._agents:
                 return False
-            self._forget((scope, agent_id))
+            self._drop_agent((scope, agent_id))
             return True
 
     # Life
 
     def stats(self) -> Sequence[StoreStats]:
-        """See `CacheStorePort.stats`. Also counts manifests: "dropped", "evicted", and tails
-        that were dropped because a longer block holds the same: "superseded".
+        """See `CacheStorePort.stats`. Also counts manifests, "dropped" and "evicted", and partial
+        blocks that were dropped because a longer block contains them, "superseded".
         """
         with self._lock:
-            pinned = sum(self._size(entry) for entry in self._by_use if self._is_pinned(entry))
+            pinned = sum(self._size(entry) for entry in self._lru if self._is_pinned(entry))
             return [
                 StoreStats(
                     Tier.MEMORY,
@@ -210,45 +215,44 @@ class MemoryStore:
             ]
 
     def flush(self) -> None:
-        """See `CacheStorePort.flush`. There is nothing to wait for."""
+        """See `CacheStorePort.flush`. Does nothing."""
 
     def close(self) -> None:
-        """See `CacheStorePort.close`. All is forgotten."""
+        """See `CacheStorePort.close`. Drops everything."""
         with self._lock:
             self._blocks.clear()
             self._children.clear()
             self._agents.clear()
-            self._by_use.clear()
-            self._needed.clear()
+            self._lru.clear()
+            self._referenced.clear()
             self._pinned.clear()
             self._refused.clear()
             self._n_bytes = 0
 
-    # Order of use. From here on, the lock is held
+    # Order of use. From here on the lock is held
 
-    def _use(self, keys: Sequence[BlockKey]) -> None:
+    def _mark_used(self, keys: Sequence[BlockKey]) -> None:
         for key in reversed(keys):
             if key in self._blocks:
-                self._by_use.move_to_end(key)
+                self._lru.move_to_end(key)
 
-    def _make_room_for(self, block: StoredBlock) -> bool:
+    def _evict_for_block(self, block: StoredBlock) -> bool:
         n_bytes = _block_bytes(block)
         if self._n_bytes + n_bytes <= self._max_bytes:
             return True
-        # What follows a refused block would displace the head of its own chain, unseen behind
-        # the gap. Other gaps are fine: a colder store may have what is missing here.
+        # A descendant of a refused block would evict the head of its own chain, which `_lineage`
+        # does not see beyond the gap. Other gaps are fine: a colder tier may fill them.
         if block.header.link.parent in self._refused:
             return False
-        return self._make_room(n_bytes, self._lineage(block.header.link))
+        return self._evict_for(n_bytes, self._lineage(block.header.link))
 
     def _refuse(self, name: BlockHash) -> None:
         self._counts["dropped"] += 1
-        self._refused[name] = None
-        if len(self._refused) > _REFUSED:
-            self._refused.popitem(last=False)
+        self._refused.setdefault(name, None)
 
-    def _make_room(self, n_bytes: int, spared: AbstractSet[BlockHash | _Agent]) -> bool:
-        """Evict until `n_bytes` more fit; nothing when they cannot beside pins and `spared`."""
+    def _evict_for(self, n_bytes: int, spared: AbstractSet[BlockHash | _Agent]) -> bool:
+        """Evict until `n_bytes` more fit; False, with nothing evicted, when they do not fit beside
+        pinned and spared entries."""
         excess = self._n_bytes + n_bytes - self._max_bytes
         victims: dict[_Entry, None] = {}
         for victim in self._in_order_of_eviction(spared) if excess > 0 else ():
@@ -264,8 +268,8 @@ class MemoryStore:
         return True
 
     def _in_order_of_eviction(self, spared: AbstractSet[BlockHash | _Agent]) -> Iterator[_Entry]:
-        """All that may go, perhaps some of it repeatedly."""
-        for entry in self._by_use:
+        """Everything evictable; some entries repeatedly."""
+        for entry in self._lru:
             if self._is_pinned(entry) or _name(entry) in spared:
                 continue
             if isinstance(entry, BlockKey):
@@ -274,9 +278,9 @@ class MemoryStore:
                 yield entry
 
     def _dependents_first(self, key: BlockKey) -> Sequence[BlockKey]:
-        """`key` after all that is of no use without it.
+        """`key`, preceded by everything that depends on it.
 
-        Whoever has followers that are pinned or spared is so too: nothing is left out here.
+        A block with pinned or spared dependents is pinned or spared itself: none is skipped.
         """
         found = {key: None}
         waiting = [key]
@@ -294,7 +298,7 @@ class MemoryStore:
         yield from self._children.get(key.hash, ())
 
     def _lineage(self, link: BlockLink) -> set[BlockHash | _Agent]:
-        """The block itself and those before it, as far back as they are here without a gap."""
+        """The block and its ancestors, up to the first that is not stored."""
         found: set[BlockHash | _Agent] = {link.hash}
         parent = self._blocks.get(BlockKey(link.parent, Part.FULL))
         while parent is not None and parent.header.link.hash not in found:
@@ -312,14 +316,14 @@ class MemoryStore:
             return _block_bytes(self._blocks[entry])
         return self._agents[entry].n_bytes
 
-    # Coming and going
+    # Inserting and dropping
 
     def _evict(self, entry: _Entry) -> None:
         if isinstance(entry, BlockKey):
             self._drop(entry)
             self._counts["evicted"] += 1
         else:
-            self._forget(entry)
+            self._drop_agent(entry)
             self._counts["evicted manifests"] += 1
 
     def _drop(self, key: BlockKey) -> None:
@@ -328,33 +332,35 @@ class MemoryStore:
         del siblings[key]
         if not siblings:
             del self._children[block.header.link.parent]
-        del self._by_use[key]
+        del self._lru[key]
         self._n_bytes -= _block_bytes(block)
 
-    def _remember(self, agent: _Agent, saved: _Saved, generation: int) -> None:
+    def _insert_agent(self, agent: _Agent, saved: _Saved, generation: int) -> None:
         manifest = replace(saved.manifest, generation=generation)
         self._agents[agent] = replace(saved, manifest=manifest)
-        self._by_use[agent] = None
+        self._lru[agent] = None
         self._n_bytes += saved.n_bytes
         hashes = [link.hash for link in saved.chain]
-        self._needed.update(hashes)
+        self._referenced.update(hashes)
         if manifest.pinned:
             self._pinned.update(hashes)
 
-    def _forget(self, agent: _Agent) -> None:
+    def _drop_agent(self, agent: _Agent) -> None:
         saved = self._agents.pop(agent)
-        del self._by_use[agent]
+        del self._lru[agent]
         self._n_bytes -= saved.n_bytes
-        _subtract(self._needed, saved.chain)
+        _subtract(self._referenced, saved.chain)
         if saved.manifest.pinned:
             _subtract(self._pinned, saved.chain)
 
     def _drop_superseded(self, tails: Sequence[BlockLink]) -> None:
-        """Drop, beside `tails` or of them, what no agent needs and a longer block begins with."""
+        """Drop `tails` and their siblings that no agent needs and a longer block begins with."""
         for parent in {tail.parent for tail in tails}:
             keys = self._children.get(parent, {})
             links = [self._blocks[key].header.link for key in keys if key.part is Part.FULL]
-            unneeded = [one for one in links if not one.is_full and one.hash not in self._needed]
+            unneeded = [
+                one for one in links if not one.is_full and one.hash not in self._referenced
+            ]
             for link in unneeded:
                 if any(_continues(other, link) for other in links):
                     self._drop(link.key(Part.FULL))
@@ -389,8 +395,8 @@ def _subtract(counts: Counter[BlockHash], chain: Sequence[BlockLink]) -> None:
 def fill(read: BlockRead, block: StoredBlock) -> bool:
     """Copy the body of `block` into the targets of `read`.
 
-    False, with the targets as they were, when the headers differ in any field or the body is not
-    of the size that the targets ask for.
+    False, with the targets unchanged, when the headers differ in any field or the body does not
+    have the size of the targets.
     """
     if block.header != read.header:
         return False

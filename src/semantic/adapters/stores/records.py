@@ -1,6 +1,8 @@
-"""Bytes by their keys in one SQLite file, inside one budget of bytes. They survive the process.
+"""Small records in one SQLite file: bytes by key, within a quota of bytes, durable.
 
-Every row has a proof; one that does not fit is no row. Knows nothing of what the bytes mean.
+Every row has a checksum; a row that does not match it does not exist. SQLite's errors are sorted
+into failures of the system (StoreError) and a corrupt file, which is quarantined and replaced.
+Knows nothing of what the bytes mean.
 """
 
 from __future__ import annotations
@@ -18,24 +20,73 @@ from typing import Final
 from semantic.domain.digest import digest
 from semantic.domain.errors import StoreError
 
+VERSION: Final = 1
 ROW_BYTES: Final = 512
-"""What a row takes beside its data: key, proof, places in two trees, the rest of a page."""
+"""What a row costs beside its data: key, checksum, entries of two B-trees, the rest of a page."""
+
+_APPLICATION: Final = 0x736D5263
+"""SQLite's application id in the file's header: identifies a file of this module."""
+
+_SUFFIXES: Final = ("", "-wal", "-shm", "-journal")
+_OWNER_ONLY: Final = 0o600
+_WAL_PAGES: Final = 256
+_WAL_BYTES: Final = 1 << 20
+_WAIT_SECONDS: Final = 2.0
+"""How long to wait for another process's lock."""
+
+_TABLES: Final = """
+CREATE TABLE records(
+    number INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL UNIQUE, cost INTEGER NOT NULL,
+    proof BLOB NOT NULL, data BLOB NOT NULL)
+--
+CREATE TABLE total(bytes INTEGER NOT NULL)
+--
+INSERT INTO total VALUES (0)
+--
+CREATE TRIGGER records_come AFTER INSERT ON records
+    BEGIN UPDATE total SET bytes = bytes + new.cost; END
+--
+CREATE TRIGGER records_go AFTER DELETE ON records
+    BEGIN UPDATE total SET bytes = bytes - old.cost; END
+"""
+
+FileId = tuple[int, int]
+"""Device and inode."""
+
+_CORRUPT: Final = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
+"""SQLITE_ERROR is a table with another definition: the statements are constant."""
+
+_REFUSALS: Final = {
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_PERM,
+}
+
+
+class BrokenDatabaseError(Exception):
+    """The file is corrupt; it has been quarantined."""
+
+
+class UnusableFileError(StoreError):
+    """The file cannot be used, permanently; nothing was changed."""
 
 
 class Records:
-    """The file is made when it is first needed; its folder must be there.
+    """The file is created on first use; its folder must exist. Thread-safe.
 
-    When they have `max_bytes`, the oldest go. `noun` is what they are, for people; `tell` gets a
-    sentence when a broken file was moved aside. Any thread may call it.
+    Beyond `max_bytes` the oldest records are deleted. `noun` names the records in messages;
+    `notify` receives a sentence when a corrupt file was quarantined.
     """
 
-    def __init__(self, path: Path, max_bytes: int, noun: str, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, path: Path, max_bytes: int, noun: str, notify: Callable[[str], None]
+    ) -> None:
         self._max_bytes = max_bytes
         self._noun = noun
-        self._database = RecordDatabase(path, noun, tell)
+        self._database = RecordDatabase(path, noun, notify)
 
     def get(self, key: bytes) -> bytes | None:
-        """What was put under `key`; None when it is not there as it was put. Raises StoreError."""
+        """The record under `key`; None when it is missing or damaged. Raises StoreError."""
         try:
             with self._database.held() as db:
                 row = db.execute("SELECT proof, data FROM records WHERE key = ?", (key,)).fetchone()
@@ -48,17 +99,17 @@ class Records:
         return data if good else None
 
     def put(self, key: bytes, data: bytes) -> None:
-        """Keep `data`, in the place of what was under `key`. Raises StoreError."""
+        """Store `data` under `key`, replacing any earlier record. Raises StoreError."""
         try:
             self._put(key, data)
         except BrokenDatabaseError:
             try:
                 self._put(key, data)
             except BrokenDatabaseError as error:
-                raise StoreError(f"{self._noun} cannot be kept: {error}") from error
+                raise StoreError(f"{self._noun} cannot be stored: {error}") from error
 
     def delete(self, key: bytes) -> bool:
-        """Whether there was anything. It is overwritten, in the log too. Raises StoreError."""
+        """Delete and overwrite the record, in the log too; False if missing. Raises StoreError."""
         try:
             with self._database.held() as db:
                 gone = db.execute("DELETE FROM records WHERE key = ?", (key,)).rowcount
@@ -78,14 +129,14 @@ class Records:
             db.execute("BEGIN IMMEDIATE")
             db.execute("DELETE FROM records WHERE key = ?", (key,))
             if cost <= self._max_bytes:
-                self._make_room(db, cost)
+                self._evict_for(db, cost)
                 db.execute(
                     "INSERT INTO records(key, cost, proof, data) VALUES (?, ?, ?, ?)",
                     (key, cost, _proof_of(key, data), data),
                 )
             db.execute("COMMIT")
 
-    def _make_room(self, db: sqlite3.Connection, cost: int) -> None:
+    def _evict_for(self, db: sqlite3.Connection, cost: int) -> None:
         """Delete the oldest until `cost` more bytes fit."""
         over = db.execute("SELECT bytes FROM total").fetchone()[0] + cost - self._max_bytes
         while over > 0:
@@ -98,92 +149,37 @@ class Records:
             over -= oldest[1]
 
 
-def _proof_of(key: bytes, data: bytes) -> bytes:
-    """A hash by which damage to a row is noticed, also when it is one row's data under another's
-    key."""
-    return digest("record-v1", key, data)
-
-
-VERSION: Final = 1
-
-_APPLICATION: Final = 0x736D5263
-"""Stands in the file's head: this is ours."""
-
-_OURS: Final = ("", "-wal", "-shm", "-journal")
-_OWNER_ONLY: Final = 0o600
-_WAL_PAGES: Final = 256
-_WAL_BYTES: Final = 1 << 20
-_WAIT_SECONDS: Final = 2.0
-"""How long another process may keep us waiting."""
-
-_TABLES: Final = """
-CREATE TABLE records(
-    number INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL UNIQUE, cost INTEGER NOT NULL,
-    proof BLOB NOT NULL, data BLOB NOT NULL)
---
-CREATE TABLE total(bytes INTEGER NOT NULL)
---
-INSERT INTO total VALUES (0)
---
-CREATE TRIGGER records_come AFTER INSERT ON records
-    BEGIN UPDATE total SET bytes = bytes + new.cost; END
---
-CREATE TRIGGER records_go AFTER DELETE ON records
-    BEGIN UPDATE total SET bytes = bytes - old.cost; END
-"""
-
-FileId = tuple[int, int]
-"""Device and number."""
-
-_BROKEN: Final = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
-"""SQLITE_ERROR is a table that is not as we made it: our statements do not change."""
-
-_REFUSALS: Final = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}
-
-
-class BrokenDatabaseError(Exception):
-    """The file is not what we wrote."""
-
-
-class UnusableFileError(StoreError):
-    """There is a reason that does not pass by itself; nothing was changed."""
-
-
 class RecordDatabase:
-    """One connection to the file at `path`, which is opened when it is first needed.
+    """One connection to the file at `path`, opened on first use. See `Records`."""
 
-    `noun` is what the records are, for people. `tell` gets a sentence when a broken file was moved
-    aside.
-    """
-
-    def __init__(self, path: Path, noun: str, tell: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, noun: str, notify: Callable[[str], None]) -> None:
         self._path = path
         self._noun = noun
-        self._tell = tell
+        self._notify = notify
         self._db: sqlite3.Connection | None = None
         self._file: FileId | None = None
         self._mutex = threading.Lock()
 
     @contextmanager
     def held(self) -> Iterator[sqlite3.Connection]:
-        """The connection, for one thread at a time; what is raised undoes its transaction.
+        """The connection, for one thread at a time; an exception rolls its transaction back.
 
-        Raises StoreError for what cannot be done now. When the file turns out to be broken, it is
-        moved aside, and BrokenDatabaseError raised: the next one is empty.
+        Raises StoreError when the system fails. A corrupt file is quarantined, and
+        BrokenDatabaseError raised: the next call finds an empty file.
         """
         with self._mutex:
             try:
                 db = self._opened()
                 yield db
             except sqlite3.Error as error:
-                self._undo()
-                if not _is_broken(error):
+                self._roll_back()
+                if not _is_corrupt(error):
                     raise _system_fault(error, self._noun) from error
-                self._set_aside(str(error))
+                self._quarantine(str(error))
                 raise BrokenDatabaseError(str(error)) from error
-            except UnicodeDecodeError as error:  # SQLite quotes what it found in its messages
-                self._undo()
-                self._set_aside("it cannot be read")
+            except UnicodeDecodeError as error:  # SQLite quotes stored values in its messages
+                self._roll_back()
+                self._quarantine("it cannot be read")
                 raise BrokenDatabaseError(str(error)) from error
 
     def close(self) -> None:
@@ -196,22 +192,25 @@ class RecordDatabase:
             try:
                 self._db = self._open()
             except (BrokenDatabaseError, sqlite3.DatabaseError) as error:
-                if isinstance(error, sqlite3.Error) and not _is_broken(error):
+                if isinstance(error, sqlite3.Error) and not _is_corrupt(error):
                     raise
-                self._set_aside(str(error))
-                self._db = self._open_anew()
+                self._quarantine(str(error))
+                self._db = self._open_again()
         return self._db
 
-    def _open_anew(self) -> sqlite3.Connection:
+    def _open_again(self) -> sqlite3.Connection:
         try:
             return self._open()
         except BrokenDatabaseError as error:
-            raise UnusableFileError(f"{self._noun} cannot be kept on disk: {error}") from error
+            raise UnusableFileError(f"{self._noun} cannot be stored on disk: {error}") from error
 
     def _open(self) -> sqlite3.Connection:
         self._file = self._prepare_files()
         db = sqlite3.connect(
-            self._path, timeout=_WAIT_SECONDS, isolation_level=None, check_same_thread=False
+            self._path,
+            timeout=_WAIT_SECONDS,
+            isolation_level=None,
+            check_same_thread=False,
         )
         with ExitStack() as undo:
             undo.callback(db.close)
@@ -220,22 +219,22 @@ class RecordDatabase:
         return db
 
     def _prepare_files(self) -> FileId:
-        """Let SQLite find a plain file of ours that nobody else may read; says which it is.
+        """Ensure a plain file of this user's that no other user can read; its identity.
 
-        Raises BrokenDatabaseError for anything else of that name, a link included.
+        Raises BrokenDatabaseError when anything else has its name, a symbolic link included.
         """
         self._file = None
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            for suffix in _OURS:
+            for suffix in _SUFFIXES:
                 self._check_file(suffix)
             with suppress(FileExistsError):
-                # Made here, so that SQLite's own files take over its permissions.
+                # Created here, so that SQLite's own files inherit its permissions.
                 os.close(os.open(self._path, flags, _OWNER_ONLY))
             return _file_id(self._path)
         except OSError as error:
             raise UnusableFileError(
-                f"{self._noun} cannot be kept on disk: {error.strerror or error}"
+                f"{self._noun} cannot be stored on disk: {error.strerror or error}"
             ) from error
 
     def _check_file(self, suffix: str) -> None:
@@ -250,19 +249,19 @@ class RecordDatabase:
         if stat.S_IMODE(found.st_mode) != _OWNER_ONLY:
             path.chmod(_OWNER_ONLY)
 
-    def _undo(self) -> None:
+    def _roll_back(self) -> None:
         if self._db is not None and self._db.in_transaction:
             with suppress(sqlite3.Error):
                 self._db.execute("ROLLBACK")
 
-    def _set_aside(self, reason: str) -> None:
-        """Give the files other names, so that new ones can be made. Raises StoreError."""
+    def _quarantine(self, reason: str) -> None:
+        """Rename the files, so that new ones can be created. Raises StoreError."""
         self._close()
         end = f".bad-{time.time_ns()}"
         try:
             if self._file is not None and _file_id(self._path) != self._file:
-                return  # another process has done it
-            for suffix in _OURS:
+                return  # another process has already done it
+            for suffix in _SUFFIXES:
                 path = self._path.with_name(self._path.name + suffix)
                 with suppress(FileNotFoundError):
                     path.rename(path.with_name(path.name + end))
@@ -270,11 +269,11 @@ class RecordDatabase:
             return
         except OSError as error:
             raise UnusableFileError(
-                f"{self._noun} cannot be kept on disk: {error.strerror or error}"
+                f"{self._noun} cannot be stored on disk: {error.strerror or error}"
             ) from error
-        self._tell(
-            f"the file of {self._noun} was broken ({reason}) and is now {self._path.name}{end}; "
-            f"{self._noun} of before are not known any more"
+        self._notify(
+            f"the file of {self._noun} was broken ({reason}) and has been renamed to "
+            f"{self._path.name}{end}; earlier {self._noun} are unavailable"
         )
 
     def _close(self) -> None:
@@ -285,15 +284,15 @@ class RecordDatabase:
 
 
 def _configure(db: sqlite3.Connection) -> None:
-    """Raises BrokenDatabaseError for a file of another program, UnusableFileError for one of a
-    later version."""
+    """Raises BrokenDatabaseError for another program's file, UnusableFileError for one of a later
+    version."""
     db.execute("PRAGMA trusted_schema = OFF")
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
     db.execute("PRAGMA secure_delete = ON")
     db.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
     db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
-    db.execute("BEGIN IMMEDIATE")  # nobody else makes the tables meanwhile
+    db.execute("BEGIN IMMEDIATE")  # no other process creates the tables meanwhile
     try:
         _require_tables(db)
         db.execute("COMMIT")
@@ -308,16 +307,21 @@ def _require_tables(db: sqlite3.Connection) -> None:
     if application == _APPLICATION:
         if version > VERSION:
             raise UnusableFileError(
-                f"the file has format {version}, made by a later version; "
+                f"the file has format {version}, written by a later version; "
                 f"expected at most {VERSION}"
             )
         return
     if db.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
-        raise BrokenDatabaseError("it holds something else")
+        raise BrokenDatabaseError("it is a database of another program")
     for statement in _TABLES.split("--"):
         db.execute(statement)
     db.execute(f"PRAGMA application_id = {_APPLICATION}")
     db.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def _proof_of(key: bytes, data: bytes) -> bytes:
+    """The checksum of a row; covers the key, so that swapped rows are detected."""
+    return digest("record-v1", key, data)
 
 
 def _file_id(path: Path) -> FileId:
@@ -325,14 +329,14 @@ def _file_id(path: Path) -> FileId:
     return found.st_dev, found.st_ino
 
 
-def _is_broken(error: sqlite3.Error) -> bool:
-    """Whether the file is to blame, not the system."""
-    return _code(error) in _BROKEN
+def _is_corrupt(error: sqlite3.Error) -> bool:
+    """Whether the file is the cause, not the system."""
+    return _code(error) in _CORRUPT
 
 
 def _system_fault(error: sqlite3.Error, noun: str) -> StoreError:
     kind = UnusableFileError if _code(error) in _REFUSALS else StoreError
-    return kind(f"{noun} cannot be kept on disk: {error}")
+    return kind(f"{noun} cannot be stored on disk: {error}")
 
 
 def _code(error: sqlite3.Error) -> int | None:

@@ -1,4 +1,4 @@
-"""Damaged, foreign and planted files: each is a miss, counted by kind, and put aside."""
+"""Damaged, foreign and planted files: each is a miss, counted by kind, and quarantined."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from semantic.adapters.stores.disk import DiskStore
-from semantic.adapters.stores.disk.entries import KEPT_BAD
+from semantic.adapters.stores.disk.entries import MAX_QUARANTINED
 from semantic.domain.block_hash import Part
 from tests.support import store_blocks as make
 from tests.unit.adapters.disk.support import (
@@ -35,7 +35,7 @@ def file(root: Path, store: DiskStore) -> Path:
     return path_of(root, KEY)
 
 
-def assert_put_aside(root: Path, store: DiskStore, kind: str) -> None:
+def assert_quarantined(root: Path, store: DiskStore, kind: str) -> None:
     before = len(bad_files(root))
     assert store.read(make.header(LINK)) is None
     assert count(store, f"damaged: {kind}") == 1
@@ -73,13 +73,13 @@ def test_a_truncated_file_is_found(
     root: Path, store: DiskStore, file: Path, length: int, kind: str
 ) -> None:
     file.write_bytes(file.read_bytes()[:length])
-    assert_put_aside(root, store, kind)
+    assert_quarantined(root, store, kind)
 
 
 def test_what_power_loss_leaves_is_found(root: Path, store: DiskStore, file: Path) -> None:
     good = file.read_bytes()
     file.write_bytes(good[:4096] + bytes(len(good) - 4096))
-    assert_put_aside(root, store, "body checksum")
+    assert_quarantined(root, store, "body checksum")
     shutil.rmtree(root / "bad")
     (root / "bad").mkdir(mode=0o700)
     file.write_bytes(bytes(len(good)))
@@ -89,14 +89,14 @@ def test_what_power_loss_leaves_is_found(root: Path, store: DiskStore, file: Pat
 
 def test_an_appended_byte_is_found(root: Path, store: DiskStore, file: Path) -> None:
     file.write_bytes(file.read_bytes() + b"\0")
-    assert_put_aside(root, store, "too long")
+    assert_quarantined(root, store, "too long")
 
 
 def test_another_blocks_file_is_found(root: Path, store: DiskStore, file: Path) -> None:
     (other,) = make.chain(200, seed=5, scope=make.scope_of(tenant="other"))
     put_all(store, [other])
     shutil.copyfile(path_of(root, other.key(Part.FULL)), file)
-    assert_put_aside(root, store, "identity")
+    assert_quarantined(root, store, "identity")
     assert is_read(store, other)
 
 
@@ -170,13 +170,13 @@ def test_a_planted_file_is_neither_followed_nor_waited_for(
 ) -> None:
     file.unlink()
     plant(file)
-    assert_put_aside(root, store, "not a plain file")
+    assert_quarantined(root, store, "not a plain file")
     target = root.parent / "target"
     assert not target.exists() or target.read_bytes()
 
 
 @pytest.mark.parametrize("plant", PLANTS)
-def test_a_file_planted_while_the_store_was_closed_is_put_aside(
+def test_a_file_planted_while_the_store_was_closed_is_quarantined(
     root: Path, plant: Callable[[Path], None]
 ) -> None:
     with opened(root) as store:
@@ -234,13 +234,13 @@ def test_foreign_files_are_left_alone_and_counted(root: Path) -> None:
 
 
 def test_only_the_newest_damaged_files_are_kept(root: Path, store: DiskStore) -> None:
-    links = make.chain(256 * (KEPT_BAD + 5))
+    links = make.chain(256 * (MAX_QUARANTINED + 5))
     put_all(store, links)
     for link in links:
         path_of(root, link.key(Part.FULL)).write_bytes(b"junk")
         assert not is_read(store, link)
     names = [path.name.split("-")[1] for path in bad_files(root)]
-    assert names == [path_of(root, link.key(Part.FULL)).name for link in links[-KEPT_BAD:]]
+    assert names == [path_of(root, link.key(Part.FULL)).name for link in links[-MAX_QUARANTINED:]]
 
 
 def test_check_names_all_damage_and_changes_nothing(root: Path, store: DiskStore) -> None:

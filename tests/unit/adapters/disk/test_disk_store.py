@@ -255,14 +255,14 @@ def test_check_looks_at_equal_shares(store: DiskStore) -> None:
 
 
 def test_looking_at_a_folder_changes_nothing(root: Path, tmp_path: Path) -> None:
-    assert DiskStore.look(tmp_path) is None
-    assert DiskStore.look(root) is None
+    assert DiskStore.inspect(tmp_path) is None
+    assert DiskStore.inspect(root) is None
     with opened(root) as store:
         put_all(store, make.chain(600))
         store.save(make.manifest("a", 600))
         store.save(make.manifest("a", 601))
     before = sorted((path, path.lstat().st_mtime_ns) for path in root.rglob("*"))
-    view = DiskStore.look(root)
+    view = DiskStore.inspect(root)
     assert view is not None
     assert (view.format, view.n_blocks, view.n_agents) == (1, 3, 1)
     assert sorted((path, path.lstat().st_mtime_ns) for path in root.rglob("*")) == before

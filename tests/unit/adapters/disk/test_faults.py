@@ -1,7 +1,7 @@
 """Every system call fails in turn, once or from then on: nothing is raised, wrong or lost.
 
 After each run the store is opened again without faults. Each agent is then as it was before or
-after the call that failed, every block that is read is right, and no sound file was put aside.
+after the call that failed, every block that is read is right, and no sound file was quarantined.
 """
 
 from __future__ import annotations

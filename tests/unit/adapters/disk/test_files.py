@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from semantic.adapters.stores.disk.entries import shown, unshown
+from semantic.adapters.stores.disk.entries import escape_name, unescape_name
 from semantic.adapters.stores.disk.files import FOLDER_FLAGS, FileSystem, delete_any, opened
 
 DEPTH = 1500
@@ -59,7 +59,7 @@ def test_nothing_to_delete_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [b"a b", b"\xff\xfe", b"100%", b"%FF", "é".encode(), b"a\nb", b""])
 def test_any_name_is_shown_as_text_and_found_again(name: bytes) -> None:
-    text = shown(os.fsdecode(name))
+    text = escape_name(os.fsdecode(name))
     assert text.isascii()
     assert text == "" or text.isprintable()
-    assert os.fsencode(unshown(text)) == name
+    assert os.fsencode(unescape_name(text)) == name

@@ -120,7 +120,7 @@ def test_another_secret_is_refused(root: Path) -> None:
         put_all(store, make.chain(300))
         secret = store.secret
     (root / "secret").write_bytes(secret[:-1] + bytes([secret[-1] ^ 1]))
-    refused(root, "secret of the store .* is not the one whose digest is in its FORMAT")
+    refused(root, "secret of the store .* does not match the digest in its FORMAT")
     (root / "secret").write_bytes(secret)
     with opened(root) as store:
         assert all(is_read(store, link) for link in make.chain(300))

@@ -1,7 +1,18 @@
-"""Blocks and agents' manifests as checksummed files in one folder."""
+"""Blocks and agents' manifests as checksummed files in one folder; see docs/store-format.md."""
 
 from semantic.adapters.stores.disk.files import FileSystem
-from semantic.adapters.stores.disk.maintenance import CheckReport, CollectReport, Problem
+from semantic.adapters.stores.disk.maintenance import (
+    CheckReport,
+    CollectReport,
+    Problem,
+)
 from semantic.adapters.stores.disk.store import DiskStore, FolderView
 
-__all__ = ["CheckReport", "CollectReport", "DiskStore", "FileSystem", "FolderView", "Problem"]
+__all__ = [
+    "CheckReport",
+    "CollectReport",
+    "DiskStore",
+    "FileSystem",
+    "FolderView",
+    "Problem",
+]

@@ -1,6 +1,6 @@
-"""What the index knows about agents: their manifests' generations and the blocks they need.
+"""The index's rows of agents: the generations of their manifests, the blocks of their chains.
 
-Functions on an open connection; those that change something belong into a transaction. Knows no
+Functions on an open connection; those that write must be called inside a transaction. Knows no
 files.
 """
 
@@ -16,13 +16,13 @@ from semantic.domain.block_hash import BlockHash
 
 
 def keys(db: sqlite3.Connection) -> list[bytes]:
-    """Every agent, last saved first."""
+    """The key of every agent, last saved first."""
     rows = db.execute("SELECT key FROM agents ORDER BY saved DESC, id DESC")
     return [blob(row[0]) for row in rows]
 
 
 def generations(db: sqlite3.Connection, key: bytes) -> list[int]:
-    """The agent's generations that are there, the newest first; none when it is not known."""
+    """The agent's stored generations, newest first; empty when it has no row."""
     rows = db.execute(
         "SELECT m.generation FROM manifests AS m JOIN agents AS a ON a.id = m.agent"
         " WHERE a.key = ? ORDER BY m.generation DESC",
@@ -32,7 +32,7 @@ def generations(db: sqlite3.Connection, key: bytes) -> list[int]:
 
 
 def all_manifests(db: sqlite3.Connection) -> dict[tuple[bytes, int], tuple[int, bytes]]:
-    """What every manifest costs, and what its file begins with."""
+    """Cost and first bytes of each manifest's file, by agent and generation."""
     rows = db.execute(
         "SELECT a.key, m.generation, m.cost, m.frame"
         " FROM manifests AS m JOIN agents AS a ON a.id = m.agent"
@@ -41,7 +41,7 @@ def all_manifests(db: sqlite3.Connection) -> dict[tuple[bytes, int], tuple[int, 
 
 
 def outdated(db: sqlite3.Connection) -> list[bytes]:
-    """The agents whose chain is not that of their newest manifest."""
+    """The agents with a chain that is not that of their newest manifest."""
     rows = db.execute(
         "SELECT key FROM agents AS a WHERE generation IS NOT"
         " (SELECT max(generation) FROM manifests WHERE agent = a.id)"
@@ -50,7 +50,7 @@ def outdated(db: sqlite3.Connection) -> list[bytes]:
 
 
 def add(db: sqlite3.Connection, filed: FiledManifest, file: ManifestFile) -> list[BlockHash]:
-    """Remember a manifest whose file is in place, as its agent's newest; its chain."""
+    """Insert an installed manifest as its agent's newest; the hashes of its chain."""
     manifest = filed.manifest
     hashes = [link.hash for link in manifest.scope.chain(manifest.token_ids)]
     own = (filed.key, int(manifest.pinned), filed.order, manifest.generation)
@@ -72,16 +72,17 @@ def add(db: sqlite3.Connection, filed: FiledManifest, file: ManifestFile) -> lis
 
 
 def drop_generation(db: sqlite3.Connection, key: bytes, generation: int) -> None:
-    """Forget one manifest, and the agent with its last."""
+    """Delete the row of one manifest; with the last one the agent's row too."""
     db.execute(
-        "DELETE FROM manifests WHERE agent = ? AND generation = ?", (_id(db, key), generation)
+        "DELETE FROM manifests WHERE agent = ? AND generation = ?",
+        (_id(db, key), generation),
     )
     if not generations(db, key):
         drop(db, key)
 
 
 def drop(db: sqlite3.Connection, key: bytes) -> None:
-    """Forget an agent; its blocks are nobody's then, unless another agent has them too."""
+    """Delete an agent's rows; its blocks become unreferenced unless another agent shares them."""
     agent = _id(db, key)
     hashes = _chain(db, agent)
     db.execute("DELETE FROM manifests WHERE agent = ?", (agent,))
@@ -90,16 +91,17 @@ def drop(db: sqlite3.Connection, key: bytes) -> None:
     block_rows.update_pins(db, hashes)
 
 
-def next_victim(db: sqlite3.Connection, spared: bytes | None) -> bytes | None:
-    """The agent that was saved longest ago and is not pinned."""
+def lru_victim(db: sqlite3.Connection, spared: bytes | None) -> bytes | None:
+    """The agent that was saved longest ago and is neither pinned nor `spared`; None if none."""
     row = db.execute(
-        "SELECT key FROM agents WHERE NOT pinned AND key IS NOT ? ORDER BY saved LIMIT 1", (spared,)
+        "SELECT key FROM agents WHERE NOT pinned AND key IS NOT ? ORDER BY saved LIMIT 1",
+        (spared,),
     ).fetchone()
     return None if row is None else blob(row[0])
 
 
 def chain_of(db: sqlite3.Connection, key: bytes) -> list[BlockHash]:
-    """The blocks that the agent's newest manifest needs, in no order."""
+    """The blocks that the agent's newest manifest needs, unordered."""
     return _chain(db, _id(db, key))
 
 
@@ -113,6 +115,6 @@ def _chain(db: sqlite3.Connection, agent: int) -> list[BlockHash]:
 
 
 def _id(db: sqlite3.Connection, key: bytes) -> int:
-    """The agent's number; -1, which no agent has, when it is not known."""
+    """The agent's row id; -1, which no row has, when there is none."""
     row = db.execute("SELECT id FROM agents WHERE key = ?", (key,)).fetchone()
     return -1 if row is None else whole(row[0])

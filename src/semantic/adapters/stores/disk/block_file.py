@@ -1,4 +1,4 @@
-"""The frame around a block's body: 4096 bytes that say whose body follows, and two checksums.
+"""Block files: a header that identifies the block, its body, a checksum of each. Verified reading.
 
     offset  bytes
          0      8  magic
@@ -10,11 +10,14 @@
         32      8  bytes of the body
         40    128  namespace, tenant, block hash, parent, 32 bytes each
        168     16  xxh3-128 of the body
-       184   1024  tokens, u32 each, zeros behind the last
-      1208   2872  the layout's name in UTF-8 (its hash when it is longer), zeros behind it
+       184   1024  tokens, u32 each, zero-padded
+      1208   2872  the layout's name in UTF-8 (its hash when it is longer), zero-padded
       4080     16  xxh3-128 of the 4080 bytes before it
 
-All numbers are little-endian; the body follows without a gap and ends the file. Knows no paths.
+All numbers are little-endian; the body follows without a gap and ends the file.
+
+`BlockReader` verifies every byte that it returns, reading with several threads. It does not decide
+what happens to a file that fails; knows no index.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from typing import TypeVar
 import xxhash
 
 from semantic.adapters.stores.disk.entries import (
-    MOST_NUMBER,
+    MAX_NUMBER,
     DamagedError,
     Entries,
     MismatchError,
@@ -52,10 +55,13 @@ from semantic.domain.digest import digest
 from semantic.domain.stored import BlockHeader, BlockRead, StoredBlock
 from semantic.domain.value_objects import BLOCK_TOKENS
 
+T = TypeVar("T")
+R = TypeVar("R")
+
 HEADER_BYTES = 4096
 VERSION = 1
 MAX_BODY_BYTES = 1 << 32
-"""No body is longer: 16 MiB for each of 256 tokens. A file with a hole may claim any length."""
+"""16 MiB for each of 256 tokens. A sparse file may claim any length."""
 
 _MAGIC = b"SEMBLOCK"
 _START = struct.Struct("<8sI")
@@ -63,29 +69,38 @@ _FIELDS = struct.Struct("<8sIIIIQQ32s32s32s32s16s")
 _TOKENS_END = _FIELDS.size + 4 * BLOCK_TOKENS
 _SUM_BYTES = 16
 _SUM_AT = HEADER_BYTES - _SUM_BYTES
-_LAYOUT_ROOM = _SUM_AT - _TOKENS_END
+_LAYOUT_BYTES = _SUM_AT - _TOKENS_END
 _CODES = {Part.FULL: 1, Part.WINDOW: 2, Part.CHECKPOINT: 3}
 _PARTS = {code: part for part, code in _CODES.items()}
+
+_MAX_VIEWS = 512
+"""Targets of one system call; POSIX promises 16, Linux and macOS accept 1,024."""
+_GROUP_BYTES = 1 << 18
+"""Read and hashed at a time, so that hashing finds the bytes in the processor's cache."""
+_MAX_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """A header that was found sound: whose body follows, its size and its checksum."""
+    """A verified header: the block's identity, the size of its body, the body's checksum."""
 
     header: BlockHeader
     body_bytes: int
     body_sum: bytes
 
 
+# Format
+
+
 def layout_stamp(layout: str) -> str:
-    """What stands for a layout in a header: its name, or a hash of it when that is too long."""
-    if len(layout.encode()) <= _LAYOUT_ROOM:
+    """A layout as stored in a header: its name, or a hash of the name when that is too long."""
+    if len(layout.encode()) <= _LAYOUT_BYTES:
         return layout
     return "sha256:" + digest("layout-v1", layout.encode()).hex()
 
 
 def encode_header(block: StoredBlock) -> bytes:
-    """The 4096 bytes before the body of `block`. Raises ValueError for what no block has."""
+    """The 4096 bytes before the body of `block`. Raises ValueError for a bad number of tokens."""
     link = block.header.link
     if not 1 <= len(link.tokens) <= BLOCK_TOKENS:
         raise ValueError(f"a block has 1 to {BLOCK_TOKENS} tokens, got {len(link.tokens)}")
@@ -105,28 +120,39 @@ def encode_header(block: StoredBlock) -> bytes:
         xxhash.xxh3_128_digest(block.body),
     )
     tokens = pack_tokens(link.tokens).ljust(4 * BLOCK_TOKENS, b"\0")
-    framed = fields + tokens + layout.ljust(_LAYOUT_ROOM, b"\0")
+    framed = fields + tokens + layout.ljust(_LAYOUT_BYTES, b"\0")
     return framed + xxhash.xxh3_128_digest(framed)
 
 
 def decode_header(data: bytes, key: BlockKey, file_bytes: int) -> FileHeader:
-    """What the first bytes of the file of `key`, `file_bytes` long, say.
+    """The header in the first bytes of the file of `key`, which is `file_bytes` long.
 
-    Raises NewerFormatError, or DamagedError unless all is as it was written and belongs to `key`.
+    Raises NewerFormatError, or DamagedError unless it is intact and belongs to `key`.
     """
     _check_frame(data)
-    (_, _, code, n_tokens, n_layout, start, n_body, namespace, tenant, name, parent, body_sum) = (
-        _FIELDS.unpack_from(data)
-    )
-    if not 1 <= n_tokens <= BLOCK_TOKENS or n_layout > _LAYOUT_ROOM or code not in _PARTS:
+    (
+        _,
+        _,
+        code,
+        n_tokens,
+        n_layout,
+        start,
+        n_body,
+        namespace,
+        tenant,
+        name,
+        parent,
+        body_sum,
+    ) = _FIELDS.unpack_from(data)
+    if not 1 <= n_tokens <= BLOCK_TOKENS or n_layout > _LAYOUT_BYTES or code not in _PARTS:
         raise DamagedError("header fields")
-    if start > MOST_NUMBER or n_body > MAX_BODY_BYTES:
+    if start > MAX_NUMBER or n_body > MAX_BODY_BYTES:
         raise DamagedError("header fields")
     if file_bytes != HEADER_BYTES + n_body:
         raise DamagedError("truncated" if file_bytes < HEADER_BYTES + n_body else "too long")
     tokens = unpack_tokens(data[_FIELDS.size : _FIELDS.size + 4 * n_tokens])
     scope = Scope(namespace, tenant)
-    # The hash is recomputed: a header proves itself, whatever the file is called.
+    # The hash is recomputed: a header is verified by its contents, not by the file's name.
     if BlockKey(BlockHash(name), _PARTS[code]) != key:
         raise DamagedError("identity")
     if scope.hash_of(BlockHash(parent), tokens) != name:
@@ -134,6 +160,23 @@ def decode_header(data: bytes, key: BlockKey, file_bytes: int) -> FileHeader:
     link = BlockLink(scope, BlockHash(name), BlockHash(parent), start, tokens)
     layout = _text(data[_TOKENS_END : _TOKENS_END + n_layout])
     return FileHeader(BlockHeader(link, _PARTS[code], layout), n_body, body_sum)
+
+
+def require_same(found: FileHeader, expected: BlockHeader) -> None:
+    """Raise MismatchError unless a verified header equals `expected` in every field."""
+    have, want = found.header, expected
+    pairs: dict[str, tuple[object, object]] = {
+        "namespace": (have.link.scope.namespace, want.link.scope.namespace),
+        "tenant": (have.link.scope.tenant, want.link.scope.tenant),
+        "block hash": (have.key, want.key),
+        "parent": (have.link.parent, want.link.parent),
+        "start": (have.link.start, want.link.start),
+        "tokens": (have.link.tokens, want.link.tokens),
+        "layout": (have.layout, layout_stamp(want.layout)),
+    }
+    for name, (mine, theirs) in pairs.items():
+        if mine != theirs:
+            raise MismatchError(name)
 
 
 def _check_frame(data: bytes) -> None:
@@ -150,23 +193,6 @@ def _check_frame(data: bytes) -> None:
         raise DamagedError("header fields")
 
 
-def require_same(found: FileHeader, expected: BlockHeader) -> None:
-    """Raise MismatchError unless a sound header is the one that was asked for, in every field."""
-    have, want = found.header, expected
-    pairs: dict[str, tuple[object, object]] = {
-        "namespace": (have.link.scope.namespace, want.link.scope.namespace),
-        "tenant": (have.link.scope.tenant, want.link.scope.tenant),
-        "block hash": (have.key, want.key),
-        "parent": (have.link.parent, want.link.parent),
-        "start": (have.link.start, want.link.start),
-        "tokens": (have.link.tokens, want.link.tokens),
-        "layout": (have.layout, layout_stamp(want.layout)),
-    }
-    for name, (mine, theirs) in pairs.items():
-        if mine != theirs:
-            raise MismatchError(name)
-
-
 def _text(data: bytes) -> str:
     try:
         return data.decode()
@@ -174,14 +200,7 @@ def _text(data: bytes) -> str:
         raise DamagedError("header fields") from None
 
 
-T = TypeVar("T")
-R = TypeVar("R")
-
-_MOST_VIEWS = 512
-"""Targets of one system call; POSIX promises few, Linux and macOS take 1,024."""
-_GROUP_BYTES = 1 << 18
-"""Read and hashed at a time, so that what is hashed is still in the processor's cache."""
-_MOST_THREADS = 8
+# Reading
 
 
 class BlockReader:
@@ -194,20 +213,20 @@ class BlockReader:
         self._starting = threading.Lock()
 
     def header(self, key: BlockKey) -> FileHeader:
-        """The header of the block's file; its body is not read."""
+        """The verified header of the block's file; the body is not read."""
         with self._entries.opened(block_entry(key)) as (fd, size):
             return self._header(fd, key, size)
 
     def check(self, key: BlockKey) -> FileHeader:
-        """The same, with the body read and proven."""
+        """The verified header, after verifying the body as well."""
         with self._entries.opened(block_entry(key)) as (fd, size):
             found = self._header(fd, key, size)
             scratch = memoryview(bytearray(min(_GROUP_BYTES, found.body_bytes)))
-            self._prove(fd, _again_and_again(scratch, found.body_bytes), found)
+            self._verify(fd, _repeated(scratch, found.body_bytes), found)
             return found
 
     def fill(self, read: BlockRead) -> None:
-        """Read the body into the targets of `read`."""
+        """Read the body into the targets of `read` and verify it there."""
         with self._entries.opened(block_entry(read.header.key)) as (fd, size):
             found = self._expected(fd, read.header, size)
             n_tokens = len(read.header.link.tokens)
@@ -218,26 +237,26 @@ class BlockReader:
             ]
             if sum(len(segment) for segment in segments) != found.body_bytes:
                 raise MismatchError("size")
-            self._prove(fd, segments, found)
+            self._verify(fd, segments, found)
 
     def body(self, header: BlockHeader) -> bytes:
-        """The body as bytes of its own."""
+        """The verified body."""
         with self._entries.opened(block_entry(header.key)) as (fd, size):
             found = self._expected(fd, header, size)
             try:
                 body = bytearray(found.body_bytes)
-                self._prove(fd, [memoryview(body)], found)
+                self._verify(fd, [memoryview(body)], found)
                 return bytes(body)
             except MemoryError:
                 raise OSError(errno.ENOMEM, "no memory for a block's body") from None
 
     def each(self, action: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """`action` of every item, in order, several at a time."""
+        """`action` of every item, in order, on several threads: reads release the GIL."""
         if len(items) <= 1:
             return [action(item) for item in items]
         with self._starting:
             if self._pool is None:
-                threads = min(_MOST_THREADS, (os.cpu_count() or 1) + 2)
+                threads = min(_MAX_THREADS, (os.cpu_count() or 1) + 2)
                 self._pool = ThreadPoolExecutor(threads, thread_name_prefix="semantic-read")
             pool = self._pool
         return list(pool.map(action, items))
@@ -256,8 +275,8 @@ class BlockReader:
         require_same(found, expected)
         return found
 
-    def _prove(self, fd: int, segments: Iterable[memoryview], found: FileHeader) -> None:
-        """Read the body into `segments`. Raises DamagedError unless its checksum is right."""
+    def _verify(self, fd: int, segments: Iterable[memoryview], found: FileHeader) -> None:
+        """Read the body into `segments`. Raises DamagedError unless its checksum matches."""
         hashed = xxhash.xxh3_128()
         at = HEADER_BYTES
         for group in _groups(segments):
@@ -268,7 +287,7 @@ class BlockReader:
             raise DamagedError("body checksum")
 
     def _fill_group(self, fd: int, group: Sequence[memoryview], at: int) -> int:
-        """Read on from `at` until `group` is full; where that ended."""
+        """Read from offset `at` until `group` is full; the offset after it."""
         rest = list(group)
         while rest:
             got = self._files.preadv(fd, rest, at)
@@ -279,18 +298,18 @@ class BlockReader:
         return at
 
 
-def _again_and_again(scratch: memoryview, n_bytes: int) -> Iterator[memoryview]:
-    """The same memory for one part of `n_bytes` after the other."""
+def _repeated(scratch: memoryview, n_bytes: int) -> Iterator[memoryview]:
+    """The same memory again and again, `n_bytes` in total."""
     for at in range(0, n_bytes, _GROUP_BYTES):
         yield scratch[: n_bytes - at]
 
 
 def _groups(segments: Iterable[memoryview]) -> Iterator[list[memoryview]]:
-    """The same bytes in the same order, in groups that are read with one call each."""
+    """The same bytes in the same order, grouped for one system call each."""
     group: list[memoryview] = []
     n_bytes = 0
     for piece in _pieces(segments):
-        if group and (len(group) == _MOST_VIEWS or n_bytes + len(piece) > _GROUP_BYTES):
+        if group and (len(group) == _MAX_VIEWS or n_bytes + len(piece) > _GROUP_BYTES):
             yield group
             group, n_bytes = [], 0
         group.append(piece)
@@ -306,7 +325,7 @@ def _pieces(segments: Iterable[memoryview]) -> Iterator[memoryview]:
 
 
 def _after(views: Sequence[memoryview], n_bytes: int) -> list[memoryview]:
-    """What is left of `views` when the first `n_bytes` of them are filled."""
+    """The rest of `views` once their first `n_bytes` are filled."""
     left = []
     for view in views:
         taken = min(n_bytes, len(view))

@@ -1,7 +1,7 @@
-"""What the index knows about blocks: which there are, what follows what, what was used when.
+"""The index's rows of blocks: which are stored, their parents, their order of use, LRU victims.
 
-Functions on an open connection; those that change something belong into a transaction. Knows no
-files. A row that cannot be right raises IndexBrokenError.
+Functions on an open connection; those that write must be called inside a transaction. Knows no
+files. An impossible row raises IndexBrokenError.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from semantic.domain.block_hash import (
 from semantic.domain.stored import BlockHeader, Found, Tier
 from semantic.domain.value_objects import BLOCK_TOKENS
 
-_MOST_VARIABLES = 500
-"""SQLite takes a limited number of values in one statement."""
+_MAX_VARIABLES = 500
+"""SQLite limits the number of values in a statement."""
 
 _IS_PINNED = (
     "EXISTS (SELECT 1 FROM chain JOIN agents ON agents.id = chain.agent"
@@ -40,12 +40,12 @@ _LEAF = (
     " AND (b.part != 'full'"
     " OR NOT EXISTS (SELECT 1 FROM blocks AS c WHERE c.hash = b.hash AND c.id != b.id))"
 )
-"""Nothing that is there needs `b`: no block follows it, and its own other parts are gone."""
+"""`b` is a leaf: no stored block follows it, and no other part of it is stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A block that may go, and what that gains."""
+    """A block to evict, and the bytes that frees."""
 
     key: BlockKey
     cost: int
@@ -55,7 +55,7 @@ class Victim:
 
 
 def file_bytes(db: sqlite3.Connection, key: BlockKey) -> int | None:
-    """Size of the block's file; None when it is not known."""
+    """Size of the block's file; None when it has no row."""
     row = db.execute(
         "SELECT body_bytes FROM blocks WHERE hash = ? AND part = ?", _named(key)
     ).fetchone()
@@ -63,25 +63,28 @@ def file_bytes(db: sqlite3.Connection, key: BlockKey) -> int | None:
 
 
 def find(db: sqlite3.Connection, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
-    """Those of `keys` that are known."""
-    wanted = set(keys)
-    hashes = list({key.hash for key in wanted})
+    """Those of `keys` that have a row."""
+    requested = set(keys)
+    hashes = list({key.hash for key in requested})
     found = {}
-    for at in range(0, len(hashes), _MOST_VARIABLES):
-        some = hashes[at : at + _MOST_VARIABLES]
+    for at in range(0, len(hashes), _MAX_VARIABLES):
+        some = hashes[at : at + _MAX_VARIABLES]
         places = ",".join("?" * len(some))
         sql = f"SELECT hash, part, body_bytes FROM blocks WHERE hash IN ({places})"  # noqa: S608
         for row in db.execute(sql, some):
             key = _key(row[0], row[1])
-            if key in wanted:
+            if key in requested:
                 found[key] = Found(whole(row[2]), Tier.DISK)
     return found
 
 
 def children(
-    db: sqlite3.Connection, parent: BlockHash, part: Part, like: Sequence[int] | None = None
+    db: sqlite3.Connection,
+    parent: BlockHash,
+    part: Part,
+    like: Sequence[int] | None = None,
 ) -> list[BlockHeader]:
-    """The blocks of `part` that follow `parent`, and begin like `like` if that is given."""
+    """The blocks of `part` that follow `parent`; with `like` those of which `begins_like` holds."""
     head = None if like is None else pack_tokens(like[:HEAD_TOKENS])
     rows = db.execute(
         "SELECT b.hash, b.part, b.start, t.packed, s.namespace, s.tenant, s.layout"
@@ -96,19 +99,22 @@ def children(
 
 
 def all_sizes(db: sqlite3.Connection) -> dict[BlockKey, int]:
-    """Size of the file of every block."""
+    """The size of each block's file."""
     rows = db.execute("SELECT hash, part, body_bytes FROM blocks")
     return {_key(row[0], row[1]): HEADER_BYTES + whole(row[2]) for row in rows}
 
 
-# Coming and going
+# Inserting and deleting
 
 
 def add(db: sqlite3.Connection, header: BlockHeader, body_bytes: int, used: int) -> None:
-    """Remember a block whose file is in place."""
+    """Insert a block after its file was installed."""
     link = header.link
     scope = (link.scope.namespace, link.scope.tenant, layout_stamp(header.layout))
-    db.execute("INSERT OR IGNORE INTO scopes(namespace, tenant, layout) VALUES (?, ?, ?)", scope)
+    db.execute(
+        "INSERT OR IGNORE INTO scopes(namespace, tenant, layout) VALUES (?, ?, ?)",
+        scope,
+    )
     sql = (
         "INSERT INTO blocks(hash, part, parent, scope, start, n_tokens, body_bytes, cost, used,"  # noqa: S608
         " pinned, proof)"
@@ -125,7 +131,7 @@ def add(db: sqlite3.Connection, header: BlockHeader, body_bytes: int, used: int)
 
 
 def drop(db: sqlite3.Connection, key: BlockKey) -> None:
-    """Forget a block, if it is known."""
+    """Delete the row of a block, if it exists."""
     db.execute("DELETE FROM blocks WHERE hash = ? AND part = ?", _named(key))
 
 
@@ -133,13 +139,13 @@ def drop(db: sqlite3.Connection, key: BlockKey) -> None:
 
 
 def tick(db: sqlite3.Connection, n: int = 1) -> int:
-    """The counter of uses before the `n` new readings."""
+    """Advance the counter of uses by `n`; its previous value."""
     db.execute("UPDATE numbers SET value = value + ? WHERE name = 'clock'", (n,))
     return one(db, "SELECT value FROM numbers WHERE name = 'clock'") - n
 
 
 def touch(db: sqlite3.Connection, keys: Sequence[BlockKey]) -> None:
-    """All of `keys` were used now, the first the most."""
+    """Mark `keys` as used now; the first becomes the most recently used."""
     last = tick(db, len(keys)) + len(keys)
     db.executemany(
         "UPDATE blocks SET used = ? WHERE hash = ? AND part = ?",
@@ -148,7 +154,7 @@ def touch(db: sqlite3.Connection, keys: Sequence[BlockKey]) -> None:
 
 
 def touch_chain(db: sqlite3.Connection, hashes: Sequence[BlockHash]) -> None:
-    """All parts of a chain's blocks were used now, the first the most."""
+    """Mark all parts of a chain's blocks as used now; the first becomes the most recently used."""
     last = tick(db, len(hashes)) + len(hashes)
     db.executemany(
         "UPDATE blocks SET used = ? WHERE hash = ?",
@@ -157,7 +163,7 @@ def touch_chain(db: sqlite3.Connection, hashes: Sequence[BlockHash]) -> None:
 
 
 def update_pins(db: sqlite3.Connection, hashes: Iterable[BlockHash]) -> None:
-    """Derive anew which of `hashes` belong to a pinned agent."""
+    """Recompute which of `hashes` belong to a pinned agent."""
     db.executemany(
         f"UPDATE blocks SET pinned = {_IS_PINNED.format(hash='blocks.hash')}"  # noqa: S608
         " WHERE hash = ?",
@@ -166,16 +172,16 @@ def update_pins(db: sqlite3.Connection, hashes: Iterable[BlockHash]) -> None:
 
 
 def update_all_pins(db: sqlite3.Connection) -> None:
-    """Derive anew which blocks belong to a pinned agent."""
+    """Recompute which blocks belong to a pinned agent."""
     right = _IS_PINNED.format(hash="blocks.hash")
     db.execute(f"UPDATE blocks SET pinned = {right} WHERE pinned IS NOT {right}")  # noqa: S608
 
 
-# What may go
+# Eviction
 
 
-def next_victim(db: sqlite3.Connection, spared: Sequence[BlockHash]) -> Victim | None:
-    """What was used longest ago of all that nothing else needs; None when there is no such."""
+def lru_victim(db: sqlite3.Connection, spared: Sequence[BlockHash]) -> Victim | None:
+    """The least recently used leaf that is neither pinned nor spared; None when there is none."""
     places = ",".join("?" * len(spared))
     row = db.execute(
         "SELECT b.hash, b.part, b.cost FROM blocks AS b"  # noqa: S608
@@ -187,7 +193,7 @@ def next_victim(db: sqlite3.Connection, spared: Sequence[BlockHash]) -> Victim |
 
 
 def unneeded(db: sqlite3.Connection) -> list[Victim]:
-    """All blocks that belong to no agent."""
+    """Blocks that belong to no agent, least recently used first."""
     rows = db.execute(
         "SELECT hash, part, cost FROM blocks"
         " WHERE hash NOT IN (SELECT hash FROM chain) ORDER BY used"
@@ -196,7 +202,7 @@ def unneeded(db: sqlite3.Connection) -> list[Victim]:
 
 
 def superseded(db: sqlite3.Connection, parents: Iterable[BlockHash]) -> list[BlockKey]:
-    """FULL tails behind `parents` that no agent needs and a longer block begins with."""
+    """Partial FULL blocks after `parents` that no agent needs and that a longer block contains."""
     found = []
     for parent in parents:
         rows = db.execute(
@@ -229,7 +235,7 @@ def _key(name: object, part: object) -> BlockKey:
 
 
 def _header(parent: BlockHash, row: tuple[object, ...]) -> BlockHeader:
-    """A row as a header; its hash is recomputed, for the index itself proves nothing."""
+    """A row as a header; the hash is recomputed, because rows are not trusted."""
     name, part, start, packed, namespace, tenant, layout = row
     key = _key(name, part)
     match start, packed, namespace, tenant, layout:

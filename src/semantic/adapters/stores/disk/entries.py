@@ -1,7 +1,8 @@
-"""The files of blocks and manifests: opened, put in place, deleted, put aside. Never followed.
+"""Block and manifest files by name: opened, installed, deleted, quarantined. No link is followed.
 
-Every file is reached through its shard's own descriptor, so that a symbolic link in place of a
-shard or file is refused wherever it points. Knows names, not what is in a file.
+A name consists of digests and fixed words; no user text becomes part of a path. Each file is
+reached through a descriptor of its shard, so that a symbolic link in place of a shard or file is
+refused, wherever it points. Knows names, costs and kinds of damage; not the contents of a file.
 """
 
 from __future__ import annotations
@@ -28,20 +29,71 @@ from semantic.adapters.stores.disk.files import (
 from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope
 from semantic.domain.digest import digest
 
-KEPT_BAD = 16
-"""Files that are kept aside for a person to look at; the newest."""
+PAGE = 4096
+"""Files cost whole pages: the unit in which file systems allocate."""
+MAX_NUMBER = 1 << 62
+"""The largest number accepted from a file. The index stores up to twice that, so counters that
+continue from here do not overflow.
+"""
+MAX_QUARANTINED = 16
+"""Quarantined files that are retained for inspection: the newest."""
+_NAME_BYTES = 256
+"""An upper bound of what a name costs in its folder."""
+_MAX_COST = 1 << 44
+"""Above any quota, and small enough to sum half a million sparse files of any claimed size."""
 _NOT_PLAIN = {errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EOPNOTSUPP, errno.EMLINK}
 _SHARD_NAME_LENGTH = 2
 _LAST_NUMBER = 10**20 - 1
-"""Of files in `bad/`: beyond it names would no longer be in order."""
+"""Of the names in `bad/`: they have 20 digits, so that they sort."""
+_PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+_BLOCK = re.compile(r"([0-9a-f]{64})\.(full|window|checkpoint)")
+_MANIFEST = re.compile(r"([0-9a-f]{64})\.([0-9]{20})")
+
+
+class DamagedError(Exception):
+    """A file does not contain what its name promises; the message is the kind of damage."""
+
+    @property
+    def kind(self) -> str:
+        return str(self)
+
+
+class NewerFormatError(Exception):
+    """A file was written by a later version; it is not touched."""
+
+
+class MismatchError(Exception):
+    """A sound file differs from the one requested; the message names the field."""
+
+
+class Kind(StrEnum):
+    """The folders with 256 shards each, by the first byte of their files' names."""
+
+    BLOCKS = "blocks"
+    AGENTS = "agents"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file in a shard."""
+
+    kind: Kind
+    name: str
+
+    @property
+    def shard(self) -> str:
+        return self.name[:2]
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.shard}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """What was found in a shard. `n_bytes` is None when it is no plain file of ours.
+    """Something found in a shard. `n_bytes` is None unless it is a plain file of this user's.
 
-    `path` begins at the store's folder and is plain text, see `shown`; `entry` is None for what
-    cannot be ours: a folder, or a file in another shard than its name says.
+    `path` is relative to the store's folder and printable, see `escape_name`; `entry` is None for
+    what cannot be part of the store: a folder, or a file in the wrong shard for its name.
     """
 
     path: str
@@ -50,20 +102,63 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class SetAside:
-    """A file that is in `bad/` now, and its size."""
+class Quarantined:
+    """A file that was moved to `bad/`: its name there, and its size."""
 
     name: str
     n_bytes: int
 
 
+def block_entry(key: BlockKey) -> Entry:
+    return Entry(Kind.BLOCKS, f"{key.hash.hex()}.{key.part.value}")
+
+
+def manifest_entry(agent: bytes, generation: int) -> Entry:
+    return Entry(Kind.AGENTS, f"{agent.hex()}.{generation:020}")
+
+
+def parse_block(name: str) -> BlockKey | None:
+    """The block of a file name; None for any other name."""
+    match = _BLOCK.fullmatch(name)
+    if match is None:
+        return None
+    return BlockKey(BlockHash(bytes.fromhex(match[1])), Part(match[2]))
+
+
+def parse_manifest(name: str) -> tuple[bytes, int] | None:
+    """Agent key and generation of a manifest's file name; None for any other name."""
+    match = _MANIFEST.fullmatch(name)
+    return None if match is None else (bytes.fromhex(match[1]), int(match[2]))
+
+
+def agent_key(scope: Scope, agent_id: str) -> bytes:
+    """The 32 bytes that identify an agent in file names."""
+    name = agent_id.encode("utf-8", "surrogatepass")
+    return digest("agent-v1", scope.namespace, scope.tenant, name)
+
+
+def cost_of(n_bytes: int) -> int:
+    """What a file of `n_bytes` counts against the quota: whole pages, and its name."""
+    return min(-(-n_bytes // PAGE) * PAGE + _NAME_BYTES, _MAX_COST)
+
+
+def escape_name(name: str) -> str:
+    """A foreign name of any bytes as printable text, percent-encoded; reversible."""
+    return quote(os.fsencode(name), safe=_PRINTABLE)
+
+
+def unescape_name(text: str) -> str:
+    """The name from which `escape_name` made `text`."""
+    return os.fsdecode(unquote_to_bytes(text))
+
+
 def is_plain(found: os.stat_result) -> bool:
-    """Whether it is a regular file of ours that has no second name."""
+    """Whether it is a regular file of this user's with exactly one name."""
     return stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid == os.geteuid()
 
 
 class Entries:
-    """The two sharded folders below `root`, and `bad/` beside them."""
+    """The two sharded folders below `root`, and the quarantine `bad/` beside them."""
 
     def __init__(self, root: Path, files: FileSystem) -> None:
         self.root = root
@@ -97,7 +192,7 @@ class Entries:
                     self.files.close(fd)
 
     def size(self, entry: Entry) -> int | None:
-        """Bytes of the file; None when there is none, or no plain one."""
+        """Bytes of the file; None when it is missing or no plain file."""
         try:
             with self._shard(entry.kind, entry.shard) as shard:
                 found = self.files.lstat(entry.name, dir_fd=shard)
@@ -115,26 +210,33 @@ class Entries:
         return True
 
     def install(self, temporary: Path, entry: Entry) -> None:
-        """Rename a finished file into its place, in one step; a folder there is put aside."""
+        """Rename a finished file to its name, atomically; a folder of that name is quarantined."""
         with suppress(FileExistsError):
             self.files.mkdir(self._folder(entry.kind, entry.shard))
         with self._shard(entry.kind, entry.shard) as shard:
             try:
                 self.files.rename(temporary, entry.name, to=shard)
             except IsADirectoryError:
-                self.put_aside(entry)
+                self.quarantine(entry)
                 self.files.rename(temporary, entry.name, to=shard)
 
     def delete(self, entry: Entry) -> None:
-        """Delete the file, or whatever has its name, if it is there."""
+        """Delete the file, or anything else of that name, if it exists."""
         with suppress(FileNotFoundError), self._shard(entry.kind, entry.shard) as shard:
             delete_any(self.files, entry.name, shard)
 
-    def put_aside(self, entry: Entry) -> SetAside | None:
-        """Move whatever has that name to `bad/`; None when nothing has."""
+    def sync(self, entry: Entry) -> None:
+        """Order: the file's contents reach the drive before anything synced later."""
+        with self.opened(entry) as (fd, _):
+            self.files.sync_data(fd)
+
+    # Quarantine
+
+    def quarantine(self, entry: Entry) -> Quarantined | None:
+        """Move what has that name to `bad/`; None when nothing has."""
         with opened_to_read(self.files, self.bad, FOLDER_FLAGS) as bad:
-            names = self.bad_names()
-            # Numbered rather than dated: the newest is known without a clock.
+            names = self.quarantined()
+            # Numbered, not dated: the order needs no clock.
             number = 1 + max((int(name[:20]) for name in names), default=0)
             name = f"{min(number, _LAST_NUMBER):020}-{entry.name}"
             if name in names:
@@ -145,44 +247,39 @@ class Entries:
                     self.files.rename(entry.name, name, of=shard, to=bad)
             except FileNotFoundError:
                 return None
-            return SetAside(name, found.st_size)
+            return Quarantined(name, found.st_size)
 
-    def bad_names(self) -> list[str]:
-        """What was put aside, the oldest first."""
+    def quarantined(self) -> list[str]:
+        """Names in `bad/`, oldest first."""
         names = self.files.names(self.bad)
         return sorted(name for name in names if name[:20].isdecimal() and name[20:21] == "-")
 
-    def delete_bad(self, name: str) -> None:
-        """Delete what was put aside, also when it is a folder."""
+    def delete_quarantined(self, name: str) -> None:
+        """Delete a quarantined file or folder, if it exists."""
         with (
             suppress(FileNotFoundError),
             opened_to_read(self.files, self.bad, FOLDER_FLAGS) as bad,
         ):
             delete_any(self.files, name, bad)
 
-    # Many
+    # Shards
 
     def shards(self, kind: Kind) -> list[str]:
-        """The shards that there are."""
+        """The shards that exist."""
         names = self.files.names(self.root / kind.value)
         return sorted(name for name in names if len(name) == _SHARD_NAME_LENGTH)
 
     def listed(self, kind: Kind) -> Iterator[Listed]:
-        """All that lies in the shards of `kind`, whatever it is called."""
+        """Everything in the shards of `kind`, whatever its name."""
         for name in self.shards(kind):
             try:
                 with self._shard(kind, name) as shard:
                     yield from self._listed_shard(kind, name, shard)
             except NotADirectoryError:
-                continue  # a link or file where a shard should be: nothing in it is ours
-
-    def sync(self, entry: Entry) -> None:
-        """The contents of the file are on the drive before what is synced later."""
-        with self.opened(entry) as (fd, _):
-            self.files.sync_data(fd)
+                continue  # a link or file in place of a shard: nothing in it is part of the store
 
     def sync_shard(self, kind: Kind, shard: str) -> None:
-        """The names in the shard, and the shard's own, survive a power loss."""
+        """Make the names in the shard, and the shard's own, survive power loss."""
         sync_folder(self.files, self._folder(kind, shard))
         sync_folder(self.files, self.root / kind.value)
 
@@ -194,7 +291,7 @@ class Entries:
                 continue  # evicted by another process meanwhile
             foreign = stat.S_ISDIR(found.st_mode) or name[:2] != shard_name
             yield Listed(
-                shown(f"{kind}/{shard_name}/{name}"),
+                escape_name(f"{kind}/{shard_name}/{name}"),
                 None if foreign else Entry(kind, name),
                 found.st_size if is_plain(found) else None,
             )
@@ -206,100 +303,3 @@ class Entries:
     def _shard(self, kind: Kind, shard: str) -> Iterator[int]:
         with opened_to_read(self.files, self._folder(kind, shard), FOLDER_FLAGS) as fd:
             yield fd
-
-
-PAGE = 4096
-"""Files are counted in pages: the unit in which file systems give room."""
-MOST_NUMBER = 1 << 62
-"""The largest number that is taken from a file. The index holds twice that: counted on from here,
-nothing runs over.
-"""
-_NAME_BYTES = 256
-"""What a name costs in its folder, generously: folders split when they are full."""
-_MOST_COST = 1 << 44
-"""More than a budget is, so that half a million files with holes of any size can be added up."""
-_PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
-
-_BLOCK = re.compile(r"([0-9a-f]{64})\.(full|window|checkpoint)")
-_MANIFEST = re.compile(r"([0-9a-f]{64})\.([0-9]{20})")
-
-
-class Kind(StrEnum):
-    """The folders that are divided into 256 shards by the first byte of their files' names."""
-
-    BLOCKS = "blocks"
-    AGENTS = "agents"
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A file in a shard."""
-
-    kind: Kind
-    name: str
-
-    @property
-    def shard(self) -> str:
-        return self.name[:2]
-
-    def __str__(self) -> str:
-        return f"{self.kind}/{self.shard}/{self.name}"
-
-
-def block_entry(key: BlockKey) -> Entry:
-    return Entry(Kind.BLOCKS, f"{key.hash.hex()}.{key.part.value}")
-
-
-def manifest_entry(agent: bytes, generation: int) -> Entry:
-    return Entry(Kind.AGENTS, f"{agent.hex()}.{generation:020}")
-
-
-def parse_block(name: str) -> BlockKey | None:
-    """Whose block the file is, or None when it is not called like one."""
-    match = _BLOCK.fullmatch(name)
-    if match is None:
-        return None
-    return BlockKey(BlockHash(bytes.fromhex(match[1])), Part(match[2]))
-
-
-def parse_manifest(name: str) -> tuple[bytes, int] | None:
-    """Agent and generation of a manifest, or None when the file is not called like one."""
-    match = _MANIFEST.fullmatch(name)
-    return None if match is None else (bytes.fromhex(match[1]), int(match[2]))
-
-
-def agent_key(scope: Scope, agent_id: str) -> bytes:
-    """What stands for an agent in names, 32 bytes."""
-    name = agent_id.encode("utf-8", "surrogatepass")
-    return digest("agent-v1", scope.namespace, scope.tenant, name)
-
-
-def cost_of(n_bytes: int) -> int:
-    """What a file of `n_bytes` takes of the budget: whole pages, and its name."""
-    return min(-(-n_bytes // PAGE) * PAGE + _NAME_BYTES, _MOST_COST)
-
-
-def shown(name: str) -> str:
-    """A foreign name of any bytes as plain text, escaped where it is not; no two become one."""
-    return quote(os.fsencode(name), safe=_PRINTABLE)
-
-
-def unshown(text: str) -> str:
-    """The name that `shown` made `text` of."""
-    return os.fsdecode(unquote_to_bytes(text))
-
-
-class DamagedError(Exception):
-    """A file does not hold what its name promises; the message is the kind of damage."""
-
-    @property
-    def kind(self) -> str:
-        return str(self)
-
-
-class NewerFormatError(Exception):
-    """A file was written by a later version; it is left alone."""
-
-
-class MismatchError(Exception):
-    """A file is sound but not what was asked for; the message names the field."""

@@ -1,6 +1,7 @@
-"""The system calls that the disk store makes, in one place, so that a test can make them fail.
+"""Every system call of the disk store behind one class, so that tests can make each of them fail.
 
-Knows how to make data durable on each system; nothing of blocks or of the folder's layout.
+Knows how to make data durable on each platform, and counts failures; not blocks, not the layout
+of the folder.
 """
 
 from __future__ import annotations
@@ -18,33 +19,43 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _F_BARRIERFSYNC = 85
-"""macOS: what was written to the file reaches the drive before anything written later."""
+"""macOS: data written to the file reaches the drive before any later write."""
 
 Where = Path | str
 READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-"""Never through a symbolic link, and never waiting at a FIFO."""
+"""Never follows a symbolic link, never blocks on a FIFO."""
 FOLDER_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECTORY
-_PREFIX = 21
-"""Of a folder's name, kept by what was in it: how its owner knows its own."""
 CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_PREFIX = 21
+"""Characters of a folder's name that nested folders retain when moved beside it: the number by
+which `bad/` is ordered."""
+_COUNTERS = (
+    "hits",
+    "misses",
+    "written",
+    "dropped",
+    "evicted",
+    "damaged",
+    "write_errors",
+)
 
 
 class FileSystem:
-    """The real thing. Every method raises OSError as the call behind it does."""
+    """The real file system. Every method raises OSError as its system call does."""
 
     def open(self, path: Where, flags: int, *, dir_fd: int | None = None) -> int:
-        """A descriptor; a file that is created is readable by its owner alone."""
+        """A file descriptor; a created file has mode 0600."""
         return os.open(path, flags, 0o600, dir_fd=dir_fd)
 
     def close(self, fd: int) -> None:
         os.close(fd)
 
     def write(self, fd: int, data: memoryview) -> int:
-        """Bytes written, perhaps fewer than given."""
+        """Bytes written, possibly fewer than given."""
         return os.write(fd, data)
 
     def preadv(self, fd: int, targets: Sequence[memoryview], offset: int) -> int:
-        """Bytes read, perhaps fewer than there is room for; 0 at the end."""
+        """Bytes read, possibly fewer than fit into `targets`; 0 at the end of the file."""
         return os.preadv(fd, targets, offset)
 
     def fstat(self, fd: int) -> os.stat_result:
@@ -57,7 +68,7 @@ class FileSystem:
         Path(path).mkdir(mode=0o700)
 
     def rename(self, source: Where, target: Where, *, to: int, of: int | None = None) -> None:
-        """Rename `source`, in the folder `of` or by its path, to `target` in the folder `to`."""
+        """Rename `source`, relative to the folder `of` if given, to `target` in the folder `to`."""
         os.replace(source, target, src_dir_fd=of, dst_dir_fd=to)
 
     def unlink(self, path: Where, *, dir_fd: int | None = None) -> None:
@@ -67,11 +78,11 @@ class FileSystem:
         os.rmdir(path, dir_fd=dir_fd)
 
     def names(self, folder: Where | int) -> list[str]:
-        """Names in a folder, in no order."""
+        """Names in a folder, unordered."""
         return os.listdir(folder)  # noqa: PTH208  # of a descriptor
 
     def try_lock(self, fd: int) -> bool:
-        """Take the exclusive lock of an open file, unless another open file has it."""
+        """Take the exclusive lock of an open file; False when another open file holds it."""
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -82,7 +93,7 @@ class FileSystem:
         fcntl.flock(fd, fcntl.LOCK_UN)
 
     def sync_data(self, fd: int) -> None:
-        """What was written to `fd` is on the drive before anything that is synced later."""
+        """Order: data written to `fd` reaches the drive before anything synced later."""
         if sys.platform == "darwin":
             try:
                 fcntl.fcntl(fd, _F_BARRIERFSYNC)
@@ -92,7 +103,7 @@ class FileSystem:
             os.fdatasync(fd)
 
     def sync_all(self, fd: int) -> None:
-        """`fd`, a file or a folder, and all that was synced before it, survive a power loss."""
+        """Durability: `fd`, a file or folder, and all that was synced before survive power loss."""
         if sys.platform == "darwin":
             try:
                 fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
@@ -102,11 +113,36 @@ class FileSystem:
             os.fsync(fd)
 
 
+class Counts:
+    """Named counters since the store was opened; some names exist from the start. Thread-safe.
+
+    A kind is counted beside its total, as "damaged: body checksum".
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter(dict.fromkeys(_COUNTERS, 0))
+
+    def add(self, name: str, kind: str = "", n: int = 1) -> None:
+        with self._lock:
+            self._counts[name] += n
+            if kind:
+                self._counts[f"{name}: {kind}"] += n
+
+    def add_error(self, name: str, error: OSError) -> None:
+        """Count `error` under the name of its errno, as "write_errors: ENOSPC"."""
+        self.add(name, errno.errorcode.get(error.errno or 0, "unknown"))
+
+    def snapshot(self) -> Mapping[str, int]:
+        with self._lock:
+            return dict(self._counts)
+
+
 @contextmanager
 def opened(
     files: FileSystem, path: Where, flags: int, *, dir_fd: int | None = None
 ) -> Iterator[int]:
-    """An open descriptor, closed at the end."""
+    """An open descriptor, closed on exit."""
     fd = files.open(path, flags, dir_fd=dir_fd)
     try:
         yield fd
@@ -118,7 +154,7 @@ def opened(
 def opened_to_read(
     files: FileSystem, path: Where, flags: int, *, dir_fd: int | None = None
 ) -> Iterator[int]:
-    """An open descriptor through which nothing is written: that closing it fails says nothing."""
+    """An open descriptor for reading: an error of its close is ignored, nothing was written."""
     fd = files.open(path, flags, dir_fd=dir_fd)
     try:
         yield fd
@@ -128,13 +164,14 @@ def opened_to_read(
 
 
 def delete_any(files: FileSystem, name: str, folder: int) -> None:
-    """Delete whatever has that name in the open `folder`, with all that is in it; no link is
-    followed. Raises FileNotFoundError when nothing has.
+    """Delete the file, link or folder tree `name` in the open `folder`. Follows no link.
+
+    Raises FileNotFoundError when there is none.
     """
     try:
         files.unlink(name, dir_fd=folder)
     except OSError as error:
-        # Linux and macOS say it differently of a folder, and others may say EPERM of a file.
+        # The errno for a folder differs between Linux and macOS; some systems give EPERM for files.
         if error.errno not in {errno.EISDIR, errno.EPERM}:
             raise
         if not stat.S_ISDIR(files.lstat(name, dir_fd=folder).st_mode):
@@ -143,7 +180,7 @@ def delete_any(files: FileSystem, name: str, folder: int) -> None:
 
 
 def _delete_folder(files: FileSystem, name: str, parent: int) -> None:
-    """Folders inside are moved beside it first: however deep they are, three are open at most."""
+    """Nested folders are first moved beside `name`: at any depth, at most three are open."""
     left = [name]
     while left:
         this = left[-1]
@@ -162,14 +199,14 @@ def _delete_folder(files: FileSystem, name: str, parent: int) -> None:
 
 
 def write_whole(files: FileSystem, fd: int, data: bytes) -> None:
-    """Write all of `data`, however often that takes."""
+    """Write all of `data`, continuing after short writes."""
     rest = memoryview(data)
     while rest:
         rest = rest[files.write(fd, rest) :]
 
 
 def read_whole(files: FileSystem, fd: int, n_bytes: int) -> bytes:
-    """The first `n_bytes` of a file, fewer when it ends before."""
+    """The first `n_bytes` of a file; fewer when it is shorter."""
     data = bytearray(n_bytes)
     view = memoryview(data)
     at = 0
@@ -182,31 +219,6 @@ def read_whole(files: FileSystem, fd: int, n_bytes: int) -> bytes:
 
 
 def sync_folder(files: FileSystem, path: Where) -> None:
-    """Names that were created in or renamed into a folder survive a power loss."""
+    """Make names created in or renamed into a folder survive power loss."""
     with opened(files, path, FOLDER_FLAGS) as fd:
         files.sync_all(fd)
-
-
-_ALWAYS = ("hits", "misses", "written", "dropped", "evicted", "damaged", "write_errors")
-
-
-class Counts:
-    """Named counters; a kind is counted beside its total, as "damaged: body checksum"."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter(dict.fromkeys(_ALWAYS, 0))
-
-    def add(self, name: str, kind: str = "", n: int = 1) -> None:
-        with self._lock:
-            self._counts[name] += n
-            if kind:
-                self._counts[f"{name}: {kind}"] += n
-
-    def add_error(self, name: str, error: OSError) -> None:
-        """Count `error` by the name of its number, as "write_errors: ENOSPC"."""
-        self.add(name, errno.errorcode.get(error.errno or 0, "unknown"))
-
-    def snapshot(self) -> Mapping[str, int]:
-        with self._lock:
-            return dict(self._counts)

@@ -1,12 +1,13 @@
-"""The store's folder: made or refused, locked, and a place for this process's unfinished files.
+"""The store's folder: created or refused, locked, with a session for unfinished files.
 
     FORMAT        {"format": 1, "secret": digest of the secret}
     secret        32 random bytes
-    lock          held by whoever changes what is in the folder
+    lock          held while the folder is changed
     blocks/, agents/, bad/, index.sqlite
-    tmp/<random>/ unfinished files of one process, which holds the lock file in there
+    tmp/<random>/ a session: unfinished files of one process, which holds the lock file in it
 
-Locks are the system's own and end with their process: no process number and no clock is trusted.
+Locks are the system's own and end with their process: no process id and no clock is trusted.
+Knows nothing of blocks, agents or the index.
 """
 
 from __future__ import annotations
@@ -46,16 +47,16 @@ SECRET_BYTES = 32
 
 _FOLDERS = ("blocks", "agents", "bad", "tmp")
 _BEFORE_FORMAT = {"lock", "secret", "secret.new", "FORMAT.new", "lost+found"}
-"""What may lie in a folder whose making was interrupted."""
-_MOST_FORMAT_BYTES = 4096
+"""What a folder may contain when its creation was interrupted."""
+_MAX_FORMAT_BYTES = 4096
 _LOCK_SECONDS = 10.0
 _OPEN_SECONDS = 60.0
-_LONGEST_PAUSE = 0.02
+_MAX_PAUSE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What FORMAT says: of which format a store is, and by what its secret is known."""
+    """The contents of FORMAT: the store's format, and the digest of its secret."""
 
     format: int
     secret_digest: bytes
@@ -67,10 +68,13 @@ class Stamp:
 
 
 class Folder:
-    """An open store folder. `locked` excludes other processes and other threads of this one."""
+    """An open store folder. `locked` excludes other processes and other threads of this one.
+
+    Methods raise OSError unless they state otherwise.
+    """
 
     def __init__(self, root: Path, files: FileSystem) -> None:
-        """See `open_folder`; this alone checks nothing and holds nothing."""
+        """See `open_folder`; the constructor checks and locks nothing."""
         self.root = root
         self.files = files
         self.secret = b""
@@ -82,7 +86,7 @@ class Folder:
         self._numbers = itertools.count()
 
     def start(self) -> None:
-        """Make what is missing and join. Raises OSError or StoreError."""
+        """Create what is missing and begin a session. Raises OSError or StoreError."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         self._lock_fd = self.files.open(self.root / "lock", flags)
         with self.locked(_OPEN_SECONDS):
@@ -100,7 +104,7 @@ class Folder:
             self._start_session()
 
     def close(self) -> None:
-        """Leave: drop this process's unfinished files and its locks."""
+        """Delete this process's unfinished files and release its locks. Raises nothing."""
         if self._session_fd is not None:
             with suppress(OSError):
                 self._delete_session(self.session)
@@ -112,12 +116,12 @@ class Folder:
 
     @contextmanager
     def locked(self, seconds: float = _LOCK_SECONDS) -> Iterator[None]:
-        """Nobody else changes the folder meanwhile. Raises OSError when others do not let go.
+        """Exclusive access to the folder; reentrant within a thread.
 
-        A thread that has the lock may take it again.
+        Raises OSError when the lock is not free after `seconds`.
         """
         if not self._mutex.acquire(timeout=seconds):
-            raise OSError(errno.EAGAIN, "another thread does not let go of the store")
+            raise OSError(errno.EAGAIN, "another thread holds the lock of the store")
         try:
             if self._depth == 0:
                 self._take_lock(seconds)
@@ -135,16 +139,16 @@ class Folder:
 
     @contextmanager
     def temporary(self) -> Iterator[Path]:
-        """A path for an unfinished file; whatever is still there at the end is deleted."""
+        """A path for an unfinished file; deleted on exit unless it was renamed."""
         path = self.root / "tmp" / self.session / str(next(self._numbers))
         try:
             yield path
         finally:
-            with suppress(OSError):  # a later opener deletes what cannot be deleted now
+            with suppress(OSError):  # left to the next recovery
                 self.files.unlink(path)
 
     def create(self, path: Path, data: bytes, *, rest: bytes = b"", sync: bool = False) -> None:
-        """Write a new file, and to the drive when `sync`."""
+        """Write a new file; with `sync` it is durable."""
         with opened(self.files, path, CREATE_FLAGS) as fd:
             write_whole(self.files, fd, data)
             write_whole(self.files, fd, rest)
@@ -152,19 +156,19 @@ class Folder:
                 self.files.sync_all(fd)
 
     def sessions(self) -> dict[str, bool]:
-        """Sessions that have a folder, and whether their process lives. The lock must be held."""
+        """Session names, and whether their process is alive. The lock must be held."""
         names = self.files.names(self.root / "tmp")
         return {name: name == self.session or self._is_alive(name) for name in names}
 
     def reap(self) -> None:
-        """Delete what dead processes left unfinished. The lock must be held."""
+        """Delete the sessions of dead processes. The lock must be held."""
         for name, alive in self.sessions().items():
             if not alive:
                 with suppress(OSError):
                     self._delete_session(name)
 
     def leftovers(self) -> int:
-        """Files that dead processes left unfinished. The lock must be held."""
+        """The number of unfinished files of dead processes. The lock must be held."""
         dead = [name for name, alive in self.sessions().items() if not alive]
         return sum(self._count_in(name) for name in dead)
 
@@ -175,18 +179,17 @@ class Folder:
         self.files.try_lock(self._session_fd)
 
     def _is_alive(self, session: str) -> bool:
-        """Whether somebody holds the session's lock file."""
+        """Whether a process holds the session's lock file."""
         try:
             with opened(self.files, self.root / "tmp" / session / "lock", READ_FLAGS) as fd:
                 return not self.files.try_lock(fd)
         except (FileNotFoundError, NotADirectoryError):
-            return False  # sessions begin under the folder's lock: it is not just beginning
+            return False  # sessions begin under the folder's lock: it is no new one
         except OSError:
-            return True  # unknown: leave it alone
+            return True  # unknown: not touched
 
     def _count_in(self, session: str) -> int:
-        """Names in a dead session's folder; one when it is none, none when its process has just
-        ended and taken it away."""
+        """Names in a dead session's folder; 1 when it is no folder, 0 when it was just deleted."""
         try:
             with opened_to_read(self.files, self.root / "tmp" / session, FOLDER_FLAGS) as fd:
                 return len(self.files.names(fd))
@@ -203,12 +206,12 @@ class Folder:
             self.files.unlink(folder)
             return
         with opened_to_read(self.files, folder, FOLDER_FLAGS) as fd:
-            # The lock file goes last: until then the session is known to be dead.
+            # The lock file last: until then the session is recognised as dead.
             for name in sorted(self.files.names(fd), key=lambda name: name == "lock"):
                 delete_any(self.files, name, fd)
         self.files.rmdir(folder)
 
-    # Making and locking
+    # Creation and locking
 
     def _make_secret(self) -> None:
         try:
@@ -217,7 +220,7 @@ class Folder:
             self._create("secret", secrets.token_bytes(SECRET_BYTES))
 
     def _create(self, name: str, data: bytes) -> None:
-        """Create a file under its name only when it is whole and on the drive."""
+        """Create a durable file atomically: under another name, then renamed."""
         new = self.root / f"{name}.new"
         with suppress(FileNotFoundError):
             self.files.unlink(new)
@@ -232,16 +235,16 @@ class Folder:
         pause = 0.0005
         while not self.files.try_lock(self._lock_fd):
             if time.monotonic() > until:
-                raise OSError(errno.EAGAIN, "another process does not let go of the store")
+                raise OSError(errno.EAGAIN, "another process holds the lock of the store")
             time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, _MAX_PAUSE)
 
 
 def open_folder(root: Path, files: FileSystem) -> Folder:
-    """The store at `root`, made when there is nothing.
+    """The store at `root`, created when missing.
 
-    Raises StoreError, before anything is changed, for a folder that is not ours, not safe, not a
-    store, or of a newer format; and when it cannot be written.
+    Raises StoreError, before anything is changed, for a folder of another user, writable by
+    others, not a store, or of a newer format; and when it cannot be written.
     """
     folder = Folder(root, files)
     try:
@@ -260,9 +263,9 @@ def open_folder(root: Path, files: FileSystem) -> Folder:
 
 
 def read_format(root: Path, files: FileSystem) -> int | None:
-    """The format of the store at `root`, None when it has none yet.
+    """The format of the store at `root`; None when there is none yet.
 
-    Raises StoreError when it is newer than ours, or not to be read.
+    Raises StoreError when it is newer than `FORMAT`, or damaged.
     """
     stamp = _read_stamp(root, files)
     return None if stamp is None else stamp.format
@@ -270,7 +273,7 @@ def read_format(root: Path, files: FileSystem) -> int | None:
 
 def _read_stamp(root: Path, files: FileSystem) -> Stamp | None:
     try:
-        data = _read_small(root / "FORMAT", files, _MOST_FORMAT_BYTES)
+        data = _read_small(root / "FORMAT", files, _MAX_FORMAT_BYTES)
     except FileNotFoundError:
         return None
     try:
@@ -281,7 +284,7 @@ def _read_stamp(root: Path, files: FileSystem) -> Stamp | None:
     number = fields.get("format")
     if isinstance(number, int) and number > FORMAT:
         raise StoreError(
-            f"the store {root} has format {number}, made by a later version; "
+            f"the store {root} has format {number}, written by a later version; "
             f"expected at most {FORMAT}"
         )
     secret_digest = fields.get("secret")
@@ -305,9 +308,9 @@ def _digest_of(secret: bytes) -> bytes:
 
 
 def _read_secret(root: Path, files: FileSystem, expected: bytes | None = None) -> bytes:
-    """The store's secret, whose digest is `expected` when that is given.
+    """The store's secret; with `expected` its digest is verified.
 
-    Raises StoreError when it is damaged: no agent is found without it.
+    Raises StoreError when it is damaged: no agent can be found without it.
     """
     try:
         secret = _read_small(root / "secret", files, SECRET_BYTES + 1)
@@ -315,15 +318,15 @@ def _read_secret(root: Path, files: FileSystem, expected: bytes | None = None) -
         secret = b""
     if len(secret) != SECRET_BYTES or not any(secret):
         raise StoreError(
-            f"the secret of the store {root} is lost or damaged; expected {SECRET_BYTES} random "
+            f"the secret of the store {root} is missing or damaged; expected {SECRET_BYTES} random "
             f"bytes. Nothing in the store can be found without it: restore the file, or move the "
-            f"folder away to begin anew"
+            f"folder away to start empty"
         )
     if expected is not None and not hmac.compare_digest(_digest_of(secret), expected):
         raise StoreError(
-            f"the secret of the store {root} is not the one whose digest is in its FORMAT; one of "
+            f"the secret of the store {root} does not match the digest in its FORMAT; one of "
             f"the two files is damaged. Nothing in the store can be found with another secret: "
-            f"restore the file, or move the folder away to begin anew"
+            f"restore the file, or move the folder away to start empty"
         )
     return secret
 
@@ -353,7 +356,7 @@ def _require_usable(root: Path, files: FileSystem) -> None:
 
 
 def _require_folder(path: Path, files: FileSystem) -> None:
-    """Raise StoreError unless `path` is a folder that nobody but its owner, we, can write to."""
+    """Raise StoreError unless `path` is a folder of this user that no other user can write to."""
     found = files.lstat(path)
     if stat.S_ISLNK(found.st_mode):
         raise StoreError(f"{path} is a symbolic link; expected the folder itself")

@@ -1,7 +1,7 @@
-"""The index's connections: one that writes under the folder's lock, one that reads beside it.
+"""SQLite connections to the index: one that writes under the folder's lock, one that only reads.
 
-Sorts what SQLite reports into two: the system's fault (OSError: the operation failed) and the
-index's own (IndexBrokenError: rebuild it). Knows no rows.
+Sorts SQLite's errors into faults of the system (OSError: the operation failed) and of the index
+itself (IndexBrokenError: rebuild it). Knows the index's four files; no tables.
 """
 
 from __future__ import annotations
@@ -36,22 +36,40 @@ _SYSTEM_FAULTS = {
     sqlite3.SQLITE_INTERRUPT: errno.EINTR,
 }
 _REFUSALS = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}
-"""The folder's fault, the process's, or the index's own: a look at the folder tells."""
+"""Caused by the folder, the process or the index itself: `require_folder` finds out which."""
+
+_NAMES = (
+    "index.sqlite",
+    "index.sqlite-wal",
+    "index.sqlite-shm",
+    "index.sqlite-journal",
+)
+_OPEN_TOGETHER = 4
+"""Descriptors that SQLite needs at once, and one to spare."""
+_OWNER_MAY_USE = stat.S_IRUSR | stat.S_IWUSR
+_MIN_COST = 1 << 20
+_SLACK = 1 << 19
+"""Growth not yet visible in the sizes: a checkpoint copies the log into the table file."""
+
+FileId = tuple[int, int]
+"""Device and inode."""
+Identity = tuple[FileId, FileId | None, FileId | None]
+"""The table file, its write-ahead log and the log's shared-memory map."""
 
 
 class Index:
-    """The index of an open folder. `reading` may be used while another thread is `writing`."""
+    """The index of an open folder. One thread may be `reading` while another is `writing`."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
         self._files = IndexFiles(folder)
-        # Each is closed only by the thread that holds it: SQLite does not survive anything else.
-        self._writer = _Connection(self._files, looks_closely=True)
-        self._reader = _Connection(self._files, looks_closely=False)
+        # Only the thread that holds a connection closes it: SQLite allows nothing else.
+        self._writer = _Connection(self._files, checks_log=True)
+        self._reader = _Connection(self._files, checks_log=False)
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, alone in the folder: all of it, or, when anything is raised, nothing."""
+        """One transaction under the folder's lock; rolled back when anything is raised."""
         with self._folder.locked(), _translated(self._files), self._writer.held() as db:
             db.execute("BEGIN IMMEDIATE")
             with ExitStack() as undo:
@@ -62,148 +80,51 @@ class Index:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """The state after some transaction. One thread at a time."""
+        """The last committed state. One thread at a time."""
         with _translated(self._files), self._reader.held() as db:
             yield db
 
     def is_sound(self) -> bool:
-        """Whether it can be used. Raises OSError when the system does not let us know."""
+        """Whether the index can be used. Raises OSError when the system prevents finding out."""
         try:
-            with self._folder.locked(), _translated(self._files), self._writer.held() as db:
+            with (
+                self._folder.locked(),
+                _translated(self._files),
+                self._writer.held() as db,
+            ):
                 return schema.is_sound(db)
         except IndexBrokenError:
             return False
 
     @contextmanager
     def recreating(self) -> Iterator[sqlite3.Connection]:
-        """A new index in the one transaction that also fills it.
+        """A new index, within the transaction that also fills it.
 
-        When anything is raised what is left has no tables, and is not taken for an index.
+        When anything is raised the file has no tables, and is not accepted as an index.
         """
         with self._folder.locked(), _translated(self._files):
             self._writer.close()
-            self._files.begin_anew()
+            self._files.recreate()
             with self.writing() as db:
                 schema.create(db)
                 yield db
 
     def cost(self) -> int:
-        """Bytes to count for the index, with room to grow in."""
+        """Bytes that the index counts against the quota, with slack for growth."""
         return self._files.cost()
 
     def close(self) -> None:
-        """Waits until no other thread uses a connection."""
+        """Waits until no thread uses a connection."""
         self._reader.close()
         self._writer.close()
 
 
-class _Connection:
-    """One connection, held by one thread at a time, opened anew when the index is another."""
-
-    def __init__(self, files: IndexFiles, *, looks_closely: bool) -> None:
-        """Who `looks_closely` notices also that only the log is another."""
-        self._files = files
-        self._looks_closely = looks_closely
-        self._lock = threading.RLock()
-        self._db: sqlite3.Connection | None = None
-        self._identity: Identity | None = None
-
-    @contextmanager
-    def held(self) -> Iterator[sqlite3.Connection]:
-        """Raises IndexBrokenError, OSError or sqlite3.Error."""
-        with self._lock:
-            if self._db is not None and self._is_current():
-                yield self._db
-                return
-            there = self._found()
-            if self._identity is not None and there != self._identity:
-                if there[0] == self._identity[0]:
-                    # Another log for the same tables: SQLite would mix the two.
-                    raise IndexBrokenError("the index's log is another")
-                self.close()
-            if self._db is None:
-                self._db = self._open()
-                self._identity = self._found()
-            yield self._db
-
-    def close(self) -> None:
-        with self._lock:
-            if self._db is not None:
-                with suppress(sqlite3.Error):
-                    self._db.close()
-            self._db = self._identity = None
-
-    def _is_current(self) -> bool:
-        if self._looks_closely or self._identity is None:
-            return False
-        return self._files.has_table(self._identity[0])
-
-    def _found(self) -> Identity:
-        there = self._files.identity()
-        if there is None:
-            raise IndexBrokenError("the index is not there, or is no plain file of this user's")
-        return there
-
-    def _open(self) -> sqlite3.Connection:
-        uri = f"file:{quote(os.fsencode(self._files.path.absolute()))}?mode=rw"
-        db = sqlite3.connect(
-            uri, uri=True, timeout=_WAIT_SECONDS, isolation_level=None, check_same_thread=False
-        )
-        with ExitStack() as undo:
-            undo.callback(db.close)
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = NORMAL")
-            db.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
-            db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
-            db.execute("PRAGMA user_version").fetchone()  # from now on the log is there
-            undo.pop_all()
-        return db
-
-
-def _roll_back(db: sqlite3.Connection) -> None:
-    with suppress(sqlite3.Error):  # SQLite may have done so itself
-        db.execute("ROLLBACK")
-
-
-@contextmanager
-def _translated(files: IndexFiles) -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-        if code in _REFUSALS:
-            files.require_folder()
-        if code == sqlite3.SQLITE_CANTOPEN and files.identity() is not None:
-            raise OSError(errno.EIO, f"the index: {error}") from error
-        number = _SYSTEM_FAULTS.get(code)
-        if number is None:
-            raise IndexBrokenError(str(error)) from error
-        raise OSError(number, f"the index: {error}") from error
-    except UnicodeDecodeError as error:  # SQLite quotes what it found in its messages
-        raise IndexBrokenError(str(error)) from error
-
-
-_NAMES = ("index.sqlite", "index.sqlite-wal", "index.sqlite-shm", "index.sqlite-journal")
-_OPEN_TOGETHER = 4
-"""Descriptors that SQLite needs at once, with one to spare."""
-_OWNER_MAY_USE = stat.S_IRUSR | stat.S_IWUSR
-_ROOM = 1 << 20
-"""The least that the index counts for."""
-_SLACK = 1 << 19
-"""What it may grow by before that is noticed: a checkpoint copies the log into the table file."""
-
-FileId = tuple[int, int]
-"""Device and number."""
-Identity = tuple[FileId, FileId | None, FileId | None]
-"""The table file, its log and the log's map."""
-
-
-class _UnfitError(Exception):
-    """Something that is no plain file of ours has a name of the index's."""
-
-
 class IndexFiles:
-    """The index's files in an open folder."""
+    """The index's four files: whether they may be opened, their identity, their cost.
+
+    Looks at names only: opening and closing a file that SQLite has open in the same process would
+    release SQLite's locks.
+    """
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -211,10 +132,10 @@ class IndexFiles:
         self.path = folder.root / _NAMES[0]
 
     def identity(self) -> Identity | None:
-        """Which files there are; None unless all may be opened and the first is there.
+        """Which files exist; None unless the table file exists and all may be opened.
 
-        A link would lead SQLite out of the folder, a second name would let it write into somebody
-        else's file, and at a FIFO it would wait for ever.
+        A symbolic link would lead SQLite out of the folder, a hard link would let it write into a
+        file of another program, and on a FIFO it would block for ever.
         """
         try:
             table = self._id(_NAMES[0])
@@ -222,40 +143,40 @@ class IndexFiles:
         except _UnfitError:
             return None
         if table is None:
-            self._files.lstat(self._folder.root)  # without its folder it cannot be made anew
+            self._files.lstat(self._folder.root)  # without its folder it cannot be recreated
             return None
         return table, log, log_map
 
     def has_table(self, table: FileId) -> bool:
-        """Whether the first file is still that one: a shorter look."""
+        """Whether the table file is still `table`: cheaper than `identity`."""
         try:
             return self._id(_NAMES[0]) == table
         except _UnfitError:
             return False
 
-    def begin_anew(self) -> None:
-        """Take away whatever has the four names and make an empty first file.
+    def recreate(self) -> None:
+        """Remove whatever has the four names and create an empty table file.
 
         The folder's lock must be held. Raises OSError.
         """
         for name in _NAMES:
             with suppress(FileNotFoundError):
-                self._take_away(self._folder.root / name)
-        # Made here, so that SQLite's own files take over its permissions.
+                self._remove(self._folder.root / name)
+        # Created here, so that SQLite's own files inherit its permissions.
         self._files.close(self._files.open(self.path, CREATE_FLAGS))
 
     def cost(self) -> int:
-        """Bytes to count for the index, with room to grow in."""
+        """See `Index.cost`."""
         actual = 0
         for name in _NAMES:
             with suppress(FileNotFoundError):
                 actual += self._files.lstat(self._folder.root / name).st_size
-        return max(_ROOM, actual + _SLACK)
+        return max(_MIN_COST, actual + _SLACK)
 
     def require_folder(self) -> None:
         """Raise the OSError that explains why nothing can be opened or written in the folder.
 
-        SQLite does not say why. Returns when the folder is not to blame.
+        SQLite does not report the reason. Returns when the folder is not the cause.
         """
         with ExitStack() as stack:
             for _ in range(_OPEN_TOGETHER):
@@ -278,11 +199,105 @@ class IndexFiles:
             raise _UnfitError
         return found.st_dev, found.st_ino
 
-    def _take_away(self, path: Path) -> None:
+    def _remove(self, path: Path) -> None:
         if not stat.S_ISDIR(self._files.lstat(path).st_mode):
             self._files.unlink(path)
             return
-        # Not ours to empty. With this number it is the first of the damaged to go for room.
+        # A folder may hold foreign files: quarantined, with the number that is evicted first.
         name = f"{0:020}-{secrets.token_hex(8)}-{path.name}"
         with opened(self._files, self._folder.root / "bad", FOLDER_FLAGS) as bad:
             self._files.rename(path, name, to=bad)
+
+
+class _Connection:
+    """A connection held by one thread at a time; reopened when the index's files were replaced."""
+
+    def __init__(self, files: IndexFiles, *, checks_log: bool) -> None:
+        """With `checks_log` a replaced log is noticed even when the table file is the same."""
+        self._files = files
+        self._checks_log = checks_log
+        self._lock = threading.RLock()
+        self._db: sqlite3.Connection | None = None
+        self._identity: Identity | None = None
+
+    @contextmanager
+    def held(self) -> Iterator[sqlite3.Connection]:
+        """Raises IndexBrokenError, OSError or sqlite3.Error."""
+        with self._lock:
+            if self._db is not None and self._is_current():
+                yield self._db
+                return
+            there = self._found()
+            if self._identity is not None and there != self._identity:
+                if there[0] == self._identity[0]:
+                    # Another log for the same tables: SQLite would mix the two.
+                    raise IndexBrokenError("the index's log was replaced")
+                self.close()
+            if self._db is None:
+                self._db = self._open()
+                self._identity = self._found()
+            yield self._db
+
+    def close(self) -> None:
+        with self._lock:
+            if self._db is not None:
+                with suppress(sqlite3.Error):
+                    self._db.close()
+            self._db = self._identity = None
+
+    def _is_current(self) -> bool:
+        if self._checks_log or self._identity is None:
+            return False
+        return self._files.has_table(self._identity[0])
+
+    def _found(self) -> Identity:
+        there = self._files.identity()
+        if there is None:
+            raise IndexBrokenError("the index is missing, or is no plain file of this user's")
+        return there
+
+    def _open(self) -> sqlite3.Connection:
+        uri = f"file:{quote(os.fsencode(self._files.path.absolute()))}?mode=rw"
+        db = sqlite3.connect(
+            uri,
+            uri=True,
+            timeout=_WAIT_SECONDS,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        with ExitStack() as undo:
+            undo.callback(db.close)
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = NORMAL")
+            db.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
+            db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
+            db.execute("PRAGMA user_version").fetchone()  # creates the log
+            undo.pop_all()
+        return db
+
+
+class _UnfitError(Exception):
+    """A name of the index belongs to something that is no plain file of this user's."""
+
+
+def _roll_back(db: sqlite3.Connection) -> None:
+    with suppress(sqlite3.Error):  # SQLite may have done so itself
+        db.execute("ROLLBACK")
+
+
+@contextmanager
+def _translated(files: IndexFiles) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        if code in _REFUSALS:
+            files.require_folder()
+        if code == sqlite3.SQLITE_CANTOPEN and files.identity() is not None:
+            raise OSError(errno.EIO, f"the index: {error}") from error
+        number = _SYSTEM_FAULTS.get(code)
+        if number is None:
+            raise IndexBrokenError(str(error)) from error
+        raise OSError(number, f"the index: {error}") from error
+    except UnicodeDecodeError as error:  # SQLite quotes stored values in its messages
+        raise IndexBrokenError(str(error)) from error

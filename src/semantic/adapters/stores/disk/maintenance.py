@@ -1,12 +1,11 @@
-"""What a person can ask of a store on disk: is all of it sound, and what could go.
+"""Maintenance of a disk store: `check` verifies its files, `collect` garbage-collects them.
 
-`check` changes nothing. `collect` deletes what nobody needs, or says what it would.
+`check` changes nothing; `collect` deletes what no agent needs, or reports what it would delete.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from semantic.adapters.stores.disk import block_rows
@@ -21,14 +20,14 @@ from semantic.adapters.stores.disk.entries import (
 )
 from semantic.adapters.stores.disk.manifest_file import read_manifest
 from semantic.adapters.stores.disk.open_store import OpenStore
-from semantic.adapters.stores.disk.schema import IndexBrokenError, whole
+from semantic.adapters.stores.disk.schema import whole
 from semantic.domain.block_hash import BlockKey
 from semantic.domain.errors import InvalidRequestError, StoreError
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A damaged file, by its path inside the store, and what is wrong with it."""
+    """A damaged file, by its path inside the store, and the kind of damage."""
 
     path: str
     damage: str
@@ -36,8 +35,8 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What a check found. `n_bytes` are those of the sound files; `foreign` are paths of files
-    that are not ours, `newer` of files that a later version wrote.
+    """The result of a check. `n_bytes` counts the sound files; `foreign` are paths of files that
+    are not part of the store, `newer` of files that a later version wrote.
     """
 
     n_blocks: int
@@ -55,10 +54,10 @@ class CheckReport:
 
 @dataclass(frozen=True, slots=True)
 class CollectReport:
-    """What was deleted, or, when `dry_run`, would be.
+    """What was deleted or, with `dry_run`, would be.
 
-    Blocks that belong to no agent; files that dead processes left unfinished; damaged files that
-    were kept; blocks that had to go for the budget. `freed_bytes` is by how much less is used.
+    Blocks that belong to no agent; unfinished files of dead processes; quarantined files; blocks
+    evicted for the quota. `freed_bytes` is the difference in bytes used.
     """
 
     dry_run: bool
@@ -69,96 +68,83 @@ class CollectReport:
     freed_bytes: int
 
 
-class _UndoneError(Exception):
-    """Ends a transaction that was only to try something."""
+class _DryRunError(Exception):
+    """Rolls back the transaction of a dry run."""
 
 
-class Maintenance:
-    """Raises StoreError where the folder cannot be read or written."""
-
-    def __init__(self, store: OpenStore) -> None:
-        self._store = store
-
-    def check(self, *, read_data: bool, subset: tuple[int, int]) -> CheckReport:
-        """See `DiskStore.check`."""
-        part, parts = subset
-        if not 1 <= part <= parts:
-            raise InvalidRequestError(
-                f"subset must be (n, m) with n from 1 to m, got ({part}, {parts})"
-            )
-        checking = _Checking(self._store, read_data=read_data)
-        try:
-            for listed in self._listed():
-                if _share(listed, parts) == part - 1:
-                    checking.look(listed)
-        except OSError as error:
-            raise StoreError(f"the store cannot be read: {error}") from error
-        return checking.report()
-
-    def collect(self, *, dry_run: bool) -> CollectReport:
-        """See `DiskStore.gc`."""
-        try:
-            with self._store.changing, self._store.folder.locked():
-                return self._store.on_index(lambda: self._collect(dry_run=dry_run))
-        except OSError as error:
-            raise StoreError(f"the store cannot be cleaned: {error}") from error
-
-    def rebuild(self) -> None:
-        """See `DiskStore.rebuild_index`."""
-        try:
-            with self._store.changing:
-                self._store.rebuild()
-        except (OSError, IndexBrokenError) as error:
-            raise StoreError(f"the index cannot be rebuilt: {error}") from error
-
-    def _listed(self) -> Iterator[Listed]:
-        for kind in Kind:
-            yield from self._store.entries.listed(kind)
-
-    def _collect(self, *, dry_run: bool) -> CollectReport:
-        folder, index = self._store.folder, self._store.index
-        unfinished = folder.leftovers()
-        if not dry_run:
-            folder.reap()
-        reports = []
-        try:
-            with index.writing() as db:
-                reports.append(self._delete(db, unfinished, dry_run=dry_run))
-                _undo_if(wanted=dry_run)
-        except _UndoneError:
-            pass
-        return reports[0]
-
-    def _delete(self, db: sqlite3.Connection, unfinished: int, *, dry_run: bool) -> CollectReport:
-        entries, room = self._store.entries, self._store.room
-        before = room.used(db)
-        alive = [name for name, lives in self._store.folder.sessions().items() if lives]
-        places = ",".join("?" * len(alive))
-        sql = f"DELETE FROM reservations WHERE session NOT IN ({places})"  # noqa: S608
-        db.execute(sql, alive)
-        bad = entries.bad_names()
-        for name in bad if not dry_run else ():
-            entries.delete_bad(name)
-        db.execute("DELETE FROM others WHERE name LIKE 'bad/%'")
-        unneeded = block_rows.unneeded(db)
-        for victim in unneeded:
-            if not dry_run:
-                entries.delete(block_entry(victim.key))
-            block_rows.drop(db, victim.key)
-        n_left = _count_blocks(db)
-        room.make(db, 0, delete=not dry_run)
-        return CollectReport(
-            dry_run=dry_run,
-            unneeded_blocks=len(unneeded),
-            unfinished_files=unfinished,
-            damaged_files=len(bad),
-            evicted_blocks=n_left - _count_blocks(db),
-            freed_bytes=before - room.used(db),
+def check(store: OpenStore, *, read_data: bool, subset: tuple[int, int]) -> CheckReport:
+    """See `DiskStore.check`."""
+    part, parts = subset
+    if not 1 <= part <= parts:
+        raise InvalidRequestError(
+            f"subset must be (n, m) with n from 1 to m, got ({part}, {parts})"
         )
+    checking = _Checking(store, read_data=read_data)
+    try:
+        for kind in Kind:
+            for listed in store.entries.listed(kind):
+                if _share(listed, parts) == part - 1:
+                    checking.check(listed)
+    except OSError as error:
+        raise StoreError(f"the store cannot be read: {error}") from error
+    return checking.report()
+
+
+def collect(store: OpenStore, *, dry_run: bool) -> CollectReport:
+    """See `DiskStore.gc`."""
+    try:
+        with store.write_lock, store.folder.locked():
+            return store.with_recovery(lambda: _collect(store, dry_run=dry_run))
+    except OSError as error:
+        raise StoreError(f"the store cannot be cleaned: {error}") from error
+
+
+def _collect(store: OpenStore, *, dry_run: bool) -> CollectReport:
+    unfinished = store.folder.leftovers()
+    if not dry_run:
+        store.folder.reap()
+    reports = []
+    try:
+        with store.index.writing() as db:
+            reports.append(_delete(store, db, unfinished, dry_run=dry_run))
+            _roll_back_if(dry_run=dry_run)
+    except _DryRunError:
+        pass
+    return reports[0]
+
+
+def _delete(
+    store: OpenStore, db: sqlite3.Connection, unfinished: int, *, dry_run: bool
+) -> CollectReport:
+    entries, quota = store.entries, store.quota
+    before = quota.used(db)
+    alive = [name for name, lives in store.folder.sessions().items() if lives]
+    places = ",".join("?" * len(alive))
+    sql = f"DELETE FROM reservations WHERE session NOT IN ({places})"  # noqa: S608
+    db.execute(sql, alive)
+    bad = entries.quarantined()
+    for name in bad if not dry_run else ():
+        entries.delete_quarantined(name)
+    db.execute("DELETE FROM others WHERE name LIKE 'bad/%'")
+    unneeded = block_rows.unneeded(db)
+    for victim in unneeded:
+        if not dry_run:
+            entries.delete(block_entry(victim.key))
+        block_rows.drop(db, victim.key)
+    n_left = _count_blocks(db)
+    quota.evict_until_fits(db, 0, delete=not dry_run)
+    return CollectReport(
+        dry_run=dry_run,
+        unneeded_blocks=len(unneeded),
+        unfinished_files=unfinished,
+        damaged_files=len(bad),
+        evicted_blocks=n_left - _count_blocks(db),
+        freed_bytes=before - quota.used(db),
+    )
 
 
 class _Checking:
-    """Looks at one file after the other."""
+    """Checks one file after the other and counts."""
 
     def __init__(self, store: OpenStore, *, read_data: bool) -> None:
         self._store = store
@@ -170,13 +156,13 @@ class _Checking:
         self._foreign: list[str] = []
         self._newer: list[str] = []
 
-    def look(self, listed: Listed) -> None:
+    def check(self, listed: Listed) -> None:
         name = "" if listed.entry is None else listed.entry.name
         block, manifest = parse_block(name), parse_manifest(name)
         is_block = listed.path.startswith(f"{Kind.BLOCKS}/")
         try:
             if block is not None and is_block:
-                self._look_at_block(block)
+                self._check_block(block)
                 self._n_blocks += 1
             elif manifest is not None and not is_block:
                 read_manifest(self._store.entries, *manifest)
@@ -205,23 +191,23 @@ class _Checking:
             tuple(self._newer),
         )
 
-    def _look_at_block(self, key: BlockKey) -> None:
+    def _check_block(self, key: BlockKey) -> None:
         if self._read_data:
             self._store.reader.check(key)
         else:
             self._store.reader.header(key)
 
 
-def _undo_if(*, wanted: bool) -> None:
-    if wanted:
-        raise _UndoneError
+def _roll_back_if(*, dry_run: bool) -> None:
+    if dry_run:
+        raise _DryRunError
 
 
 def _share(listed: Listed, parts: int) -> int:
-    """Which of `parts` equal shares a file belongs to: by its name, which is a hash."""
+    """The share, of `parts` equal ones, to which a file belongs: by its name, which is a hash."""
     name = "" if listed.entry is None else listed.entry.name
-    ours = parse_block(name) or parse_manifest(name)
-    return int(name[:16], 16) % parts if ours else 0
+    is_hash = parse_block(name) or parse_manifest(name)
+    return int(name[:16], 16) % parts if is_hash else 0
 
 
 def _count_blocks(db: sqlite3.Connection) -> int:

@@ -1,15 +1,15 @@
-"""A manifest as bytes: a checksum, a JSON text for people and machines, and the packed tokens.
+"""Manifest files: a checksum, a JSON text, and the packed tokens. Encoding and verified reading.
 
     offset  bytes
          0      8  magic
          8      4  format version
         12      4  zero
-        16     16  xxh3-128 of all that follows
+        16     16  xxh3-128 of everything after it
         32      8  bytes of the JSON text
         40      8  number of tokens
         48      …  the JSON text, then the tokens, u32 each
 
-All numbers are little-endian. Knows no paths.
+All numbers are little-endian. Knows no index; `read_manifest` alone opens a file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import xxhash
 
 from semantic.adapters.stores.disk.entries import (
-    MOST_NUMBER,
+    MAX_NUMBER,
     DamagedError,
     Entries,
     NewerFormatError,
@@ -37,31 +37,31 @@ from semantic.domain.stored import Manifest
 
 VERSION = 1
 MAX_BYTES = 1 << 28
-"""No manifest is longer: room for some sixty million tokens."""
+"""No manifest is longer: some sixty million tokens."""
 
 _MAGIC = b"SEMAGENT"
 _FRAME = struct.Struct("<8sII16s")
 _SIZES = struct.Struct("<QQ")
 FRAME_BYTES = _FRAME.size + _SIZES.size
-"""What `require_size` needs of a file."""
+"""What `require_size` needs of a file: magic, version, checksum, sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestFile:
-    """A file's size, and its first FRAME_BYTES: with their checksum they tell it from any other."""
+    """A file's size and its first FRAME_BYTES, of which the checksum identifies its contents."""
 
     n_bytes: int
     frame: bytes
 
     @classmethod
     def of(cls, data: bytes) -> ManifestFile:
-        """The file that consists of `data`."""
+        """The file with the contents `data`."""
         return cls(len(data), data[:FRAME_BYTES])
 
 
 @dataclass(frozen=True, slots=True)
 class FiledManifest:
-    """A manifest with what only its file needs: `order` grows with each save of any agent."""
+    """A manifest as filed: `order` grows with each save of any agent."""
 
     manifest: Manifest
     order: int
@@ -88,7 +88,7 @@ def encode_manifest(filed: FiledManifest) -> bytes:
         "saved_at": manifest.saved_at,
         "match": None if manifest.match is None else dataclasses.asdict(manifest.match),
     }
-    # Not escaped: two lone surrogates side by side would be read back as one character.
+    # Not escaped: two adjacent lone surrogates would be read back as one character.
     text = json.dumps(fields, ensure_ascii=False).encode("utf-8", "surrogatepass")
     rest = _SIZES.pack(len(text), len(manifest.token_ids)) + text + pack_tokens(manifest.token_ids)
     if _FRAME.size + len(rest) > MAX_BYTES:
@@ -99,7 +99,7 @@ def encode_manifest(filed: FiledManifest) -> bytes:
 def require_size(frame: bytes, file_bytes: int) -> None:
     """Refuse a file by its first FRAME_BYTES, before the rest is read into memory.
 
-    Raises NewerFormatError, or DamagedError unless a file that begins so has `file_bytes`.
+    Raises NewerFormatError, or DamagedError unless its sizes add up to `file_bytes`.
     """
     if len(frame) < FRAME_BYTES:
         raise DamagedError("truncated")
@@ -116,9 +116,9 @@ def require_size(frame: bytes, file_bytes: int) -> None:
 
 
 def decode_manifest(data: bytes, key: bytes, generation: int) -> FiledManifest:
-    """What the file of the agent `key` with `generation` holds.
+    """The manifest in the file of the agent `key` with `generation`.
 
-    Raises NewerFormatError, or DamagedError unless all is as it was written and belongs there.
+    Raises NewerFormatError, or DamagedError unless it is intact and belongs to that name.
     """
     require_size(data, len(data))
     _, version, zero, checksum = _FRAME.unpack_from(data)
@@ -139,7 +139,7 @@ def decode_manifest(data: bytes, key: bytes, generation: int) -> FiledManifest:
 def read_manifest(
     entries: Entries, key: bytes, generation: int
 ) -> tuple[FiledManifest, ManifestFile]:
-    """A manifest and its file.
+    """A verified manifest and its file.
 
     Raises DamagedError, NewerFormatError or OSError.
     """
@@ -218,7 +218,7 @@ class _Fields:
         return self._fields[name]
 
     def optional_since(self, name: str) -> object:
-        """A field that older files do not have."""
+        """A field that files of older versions lack."""
         return self._fields.get(name)
 
     def text(self, name: str) -> str:
@@ -238,7 +238,7 @@ class _Fields:
 
     def counter(self, name: str) -> int:
         value = self.whole(name)
-        if not 0 <= value <= MOST_NUMBER:
+        if not 0 <= value <= MAX_NUMBER:
             raise ValueError(name)
         return value
 

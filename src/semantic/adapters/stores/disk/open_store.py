@@ -1,6 +1,7 @@
-"""What the parts of an open disk store share: folder, files, index, budget, and mending.
+"""The shared state of an open disk store: folder, files, index, quota, counters.
 
-Knows how the index is rebuilt and where damaged files go; not what a block or an agent is for.
+Opens it, runs crash recovery when the index is broken, quarantines damaged files. Does not know
+what a block or an agent is for.
 """
 
 from __future__ import annotations
@@ -18,20 +19,21 @@ from semantic.adapters.stores.disk.entries import DamagedError, Entries, Entry
 from semantic.adapters.stores.disk.files import Counts, FileSystem
 from semantic.adapters.stores.disk.folder import open_folder
 from semantic.adapters.stores.disk.index import Index
-from semantic.adapters.stores.disk.quota import Room
-from semantic.adapters.stores.disk.recovery import Reconciler, put_aside
+from semantic.adapters.stores.disk.quota import Quota
+from semantic.adapters.stores.disk.recovery import Recovery, quarantine
 from semantic.adapters.stores.disk.schema import IndexBrokenError
 from semantic.domain.errors import InvalidRequestError, StoreError
 
 T = TypeVar("T")
 
-_MEND_SECONDS = 60.0
+_RECOVERY_SECONDS = 60.0
+"""How long to wait for the folder's lock."""
 
 
 class OpenStore:
-    """An opened folder with its index in order.
+    """An open folder with a consistent index.
 
-    `changing` is held by whoever writes a file: one at a time in this process.
+    `write_lock` is held while a file is written: one at a time in this process.
     """
 
     def __init__(self, root: Path, max_bytes: int, files: FileSystem, *, durable: bool) -> None:
@@ -40,39 +42,39 @@ class OpenStore:
             raise InvalidRequestError(f"max_bytes must be at least 1, got {max_bytes}")
         self.durable = durable
         self.counts = Counts()
-        self.changing = threading.RLock()
+        self.write_lock = threading.RLock()
         self.folder = open_folder(root, files)
         self.entries = Entries(root, files)
         self.reader = BlockReader(self.entries)
         self.index = Index(self.folder)
-        self.room = Room(self.index, self.entries, self.counts, max_bytes)
+        self.quota = Quota(self.index, self.entries, self.counts, max_bytes)
         try:
-            self.mend()
+            self.recover()
         except (OSError, IndexBrokenError) as error:
             self.close()
             raise StoreError(f"the store {root} cannot be read: {error}") from error
 
-    def mend(self) -> None:
-        """Make the index say what the files say; rebuild it when it is broken.
+    def recover(self) -> None:
+        """Bring the index in line with the files; rebuild it when it is broken.
 
-        Raises OSError, or IndexBrokenError when even a new one is broken.
+        Raises OSError, or IndexBrokenError when even the new index is broken.
         """
-        with self.folder.locked(_MEND_SECONDS):
+        with self.folder.locked(_RECOVERY_SECONDS):
             if self.index.is_sound():
-                with suppress(IndexBrokenError):
-                    self._reconcile()
+                with suppress(IndexBrokenError), self.index.writing() as db:
+                    self._recovery(db).run()
                     return
             self.rebuild()
 
     def rebuild(self) -> None:
-        """Throw the index away and derive it from the files. Raises as `mend` does."""
-        with self.folder.locked(_MEND_SECONDS), self.index.recreating() as db:
-            self._reconciler(db).run()
+        """Discard the index and derive it from the files. Raises as `recover` does."""
+        with self.folder.locked(_RECOVERY_SECONDS), self.index.recreating() as db:
+            self._recovery(db).run()
 
-    def on_index(self, action: Callable[[], T]) -> T:
-        """`action`, once more with a mended index when that was broken, and with a new one.
+    def with_recovery(self, action: Callable[[], T]) -> T:
+        """`action()`; repeated after recovery when the index is broken, then after a rebuild.
 
-        Raises OSError, also when nothing of that helped.
+        Raises OSError, also when both were in vain.
         """
         try:
             return action()
@@ -80,46 +82,42 @@ class OpenStore:
             self.counts.add("index mended")
         try:
             with suppress(IndexBrokenError):
-                self.mend()
+                self.recover()
                 return action()
             self.rebuild()
             return action()
         except IndexBrokenError as error:
             raise OSError(errno.EIO, f"the index: {error}") from error
 
-    def put_aside(self, entry: Entry, damage: DamagedError) -> None:
-        """Count a damaged file and move it out of the way."""
+    def quarantine(self, entry: Entry, damage: DamagedError) -> None:
+        """Count a damaged file and move it to `bad/`. Raises nothing."""
         self.counts.add("damaged", damage.kind)
         try:
-            self.on_index(lambda: self._put_aside(entry))
+            self.with_recovery(lambda: self._quarantine(entry))
         except OSError as error:
             self.counts.add_error("write_errors", error)
 
     def release(self, reservation: int) -> None:
-        """Give room back that a file which could not be written has reserved."""
+        """Release the quota reserved for a file that was not written. Raises nothing."""
         with suppress(OSError, IndexBrokenError), self.index.writing() as db:
-            self.room.release(db, reservation)
+            self.quota.release(db, reservation)
 
-    def delete_unremembered(self, entry: Entry) -> None:
-        """Delete a file whose row could not be written: it must not lie there uncounted."""
+    def unlink_uncommitted(self, entry: Entry) -> None:
+        """Roll back: delete a file without a row, which would not count against the quota."""
         with suppress(OSError):
             self.entries.delete(entry)
 
     def close(self) -> None:
-        """Let go of everything; unfinished files of this process go."""
+        """Release everything and delete this process's unfinished files."""
         self.reader.close()
         with suppress(OSError, IndexBrokenError), self.index.writing() as db:
             db.execute("DELETE FROM reservations WHERE session = ?", (self.folder.session,))
         self.index.close()
         self.folder.close()
 
-    def _reconcile(self) -> None:
-        with self.index.writing() as db:
-            self._reconciler(db).run()
+    def _recovery(self, db: sqlite3.Connection) -> Recovery:
+        return Recovery(db, self.folder, self.entries, self.reader, self.counts)
 
-    def _reconciler(self, db: sqlite3.Connection) -> Reconciler:
-        return Reconciler(db, self.folder, self.entries, self.reader, self.counts)
-
-    def _put_aside(self, entry: Entry) -> None:
+    def _quarantine(self, entry: Entry) -> None:
         with self.index.writing() as db:
-            put_aside(db, self.entries, entry)
+            quarantine(db, self.entries, entry)

@@ -1,7 +1,7 @@
-"""The budget: what everything in the folder takes, and what goes first when more is wanted.
+"""The disk quota: what everything in the folder costs, and LRU eviction when more is needed.
 
-Counts all models, agents and processes together, unfinished and damaged files and the index
-included. Decides what goes; whoever calls says how a file is deleted.
+Counts all models, agents and processes together, unfinished and quarantined files and the index
+included. Evicts quarantined files first, then blocks, then agents; never what is pinned.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from semantic.adapters.stores.disk.entries import (
     Entries,
     block_entry,
     manifest_entry,
-    unshown,
+    unescape_name,
 )
 from semantic.adapters.stores.disk.files import Counts
 from semantic.adapters.stores.disk.index import Index
@@ -23,13 +23,13 @@ from semantic.adapters.stores.disk.schema import one
 from semantic.domain.block_hash import BlockHash
 
 _FIXED = 10 * PAGE
-"""The folder, the four in it, FORMAT, secret and lock, with two to spare."""
+"""The folder, its four subfolders, FORMAT, secret and lock, and two pages to spare."""
 SESSION = 3 * PAGE
-"""A process's folder for unfinished files with its lock."""
+"""A process's folder for unfinished files, with its lock file."""
 
 
-class Room:
-    """Makes room inside `max_bytes`. All calls belong into a transaction of the index."""
+class Quota:
+    """At most `max_bytes` in the folder. Call every method inside a transaction of the index."""
 
     def __init__(self, index: Index, entries: Entries, counts: Counts, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -44,7 +44,7 @@ class Room:
         return files + shards * PAGE + _FIXED + self._index.cost()
 
     def pinned(self, db: sqlite3.Connection) -> int:
-        """Bytes that may not go: of pinned agents' blocks and manifests."""
+        """Bytes that are not evicted: blocks and manifests of pinned agents."""
         blocks = one(db, "SELECT coalesce(sum(cost), 0) FROM blocks WHERE pinned")
         manifests = one(
             db,
@@ -64,16 +64,16 @@ class Room:
         agent: bytes | None = None,
         evict: bool = True,
     ) -> int | None:
-        """Make room for a file of `cost` in `shard` and keep it; the reservation's number.
+        """Reserve `cost` bytes for a file in `shard`; the id of the reservation.
 
-        None when it does not fit beside pins, or, without `evict`, not beside all that is there.
-        `hashes` and `agent` do not go for it.
+        Evicts as needed, but neither `hashes` nor `agent`. None when the file does not fit beside
+        what is pinned, or, without `evict`, beside everything stored.
         """
         known = db.execute("SELECT 1 FROM shards WHERE name = ?", (shard,)).fetchone()
-        wanted = cost if known else cost + PAGE
-        if not evict and self.used(db) + wanted > self.max_bytes:
+        needed = cost if known else cost + PAGE
+        if not evict and self.used(db) + needed > self.max_bytes:
             return None
-        if not self.make(db, wanted, hashes=hashes, agent=agent):
+        if not self.evict_until_fits(db, needed, hashes=hashes, agent=agent):
             return None
         db.execute("INSERT OR IGNORE INTO shards VALUES (?)", (shard,))
         return db.execute(
@@ -81,53 +81,55 @@ class Room:
         ).lastrowid
 
     def release(self, db: sqlite3.Connection, reservation: int) -> None:
-        """The file is in place and counted, or will never be."""
+        """End a reservation: its file is installed and counted, or was given up."""
         db.execute("DELETE FROM reservations WHERE id = ?", (reservation,))
 
-    def make(
+    def evict_until_fits(
         self,
         db: sqlite3.Connection,
-        wanted: int,
+        needed: int,
         *,
         hashes: Sequence[BlockHash] = (),
         agent: bytes | None = None,
         delete: bool = True,
     ) -> bool:
-        """Evict until `wanted` bytes more fit. Nothing goes when they cannot fit beside pins.
+        """Evict until `needed` more bytes fit: quarantined files, then blocks, then agents.
 
-        Damaged files that were kept go first, then blocks, then agents. Without `delete` only
-        the index is changed, so that the transaction can be undone.
+        False, with nothing evicted, when they do not fit beside what is pinned. Without `delete`
+        only the index is changed, so that a rolled-back transaction has evicted nothing.
         """
-        if self.used(db) + wanted <= self.max_bytes:
+        if self.used(db) + needed <= self.max_bytes:
             return True
-        if self._least(db) + wanted > self.max_bytes:
+        if self._minimum(db) + needed > self.max_bytes:
             return False
         steps: tuple[Callable[[], bool], ...] = (
-            lambda: self._evict_bad(db, delete=delete),
+            lambda: self._evict_quarantined(db, delete=delete),
             lambda: self._evict_block(db, hashes, delete=delete),
             lambda: self._evict_agent(db, agent, delete=delete),
         )
-        while self.used(db) + wanted > self.max_bytes:
+        while self.used(db) + needed > self.max_bytes:
             if not any(step() for step in steps):
                 return False
         return True
 
-    def _least(self, db: sqlite3.Connection) -> int:
-        """What is still used when all that may go is gone."""
-        may_go = one(db, "SELECT coalesce(sum(cost), 0) FROM others WHERE name LIKE 'bad/%'")
-        may_go += one(db, "SELECT coalesce(sum(cost), 0) FROM blocks")
-        may_go += one(db, "SELECT coalesce(sum(cost), 0) FROM manifests")
-        return self.used(db) - may_go + self.pinned(db)
+    def _minimum(self, db: sqlite3.Connection) -> int:
+        """Bytes used once everything evictable is evicted."""
+        evictable = one(db, "SELECT coalesce(sum(cost), 0) FROM others WHERE name LIKE 'bad/%'")
+        evictable += one(db, "SELECT coalesce(sum(cost), 0) FROM blocks")
+        evictable += one(db, "SELECT coalesce(sum(cost), 0) FROM manifests")
+        return self.used(db) - evictable + self.pinned(db)
 
-    def _evict_bad(self, db: sqlite3.Connection, *, delete: bool) -> bool:
+    def _evict_quarantined(self, db: sqlite3.Connection, *, delete: bool) -> bool:
         rows = db.execute("SELECT name FROM others WHERE name LIKE 'bad/%' ORDER BY name")
         for row in rows.fetchall():
             if delete:
                 try:
-                    self._entries.delete_bad(unshown(str(row[0])).removeprefix("bad/"))
+                    self._entries.delete_quarantined(
+                        unescape_name(str(row[0])).removeprefix("bad/")
+                    )
                 except OSError as error:
                     self._counts.add_error("write_errors", error)
-                    continue  # it stays, and counts; others go
+                    continue  # it remains, and counts; try the next
             db.execute("DELETE FROM others WHERE name = ?", row)
             return True
         return False
@@ -135,11 +137,11 @@ class Room:
     def _evict_block(
         self, db: sqlite3.Connection, spared: Sequence[BlockHash], *, delete: bool
     ) -> bool:
-        victim = block_rows.next_victim(db, spared)
+        victim = block_rows.lru_victim(db, spared)
         if victim is None:
             return False
-        # The file goes before its row: one whose row is gone already would no longer count, and
-        # could be deleted just when another process has written it again.
+        # The file before its row: a file without a row would no longer count, and could be
+        # deleted just after another process has written it again.
         if delete:
             self._entries.delete(block_entry(victim.key))
             self._counts.add("evicted")
@@ -147,7 +149,7 @@ class Room:
         return True
 
     def _evict_agent(self, db: sqlite3.Connection, spared: bytes | None, *, delete: bool) -> bool:
-        agent = agent_rows.next_victim(db, spared)
+        agent = agent_rows.lru_victim(db, spared)
         if agent is None:
             return False
         if delete:
@@ -158,6 +160,6 @@ class Room:
 
 
 def delete_manifests(db: sqlite3.Connection, entries: Entries, agent: bytes) -> None:
-    """Delete an agent's files, the newest last: interrupted, the agent is as it was."""
+    """Delete an agent's files, the newest last: if interrupted, the agent is unchanged."""
     for generation in reversed(agent_rows.generations(db, agent)):
         entries.delete(manifest_entry(agent, generation))

@@ -1,7 +1,7 @@
-"""Brings the index in line with the files: at every opening, and when the index was lost.
+"""Crash recovery: brings the index in line with the files, on each open and when it is broken.
 
-The files are right and the index is wrong, always. Nothing is deleted but what dead processes
-left unfinished; damaged files are put aside. Interrupted anywhere, it can begin again.
+The files are the source of truth. Deletes only what dead processes left unfinished; damaged files
+are quarantined. Idempotent: interrupted anywhere, it runs again from the start.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from contextlib import suppress
 from semantic.adapters.stores.disk import agent_rows, block_rows, quota, schema
 from semantic.adapters.stores.disk.block_file import HEADER_BYTES, BlockReader
 from semantic.adapters.stores.disk.entries import (
-    KEPT_BAD,
-    MOST_NUMBER,
+    MAX_NUMBER,
+    MAX_QUARANTINED,
     PAGE,
     DamagedError,
     Entries,
@@ -21,10 +21,10 @@ from semantic.adapters.stores.disk.entries import (
     Kind,
     NewerFormatError,
     cost_of,
+    escape_name,
     manifest_entry,
     parse_block,
     parse_manifest,
-    shown,
 )
 from semantic.adapters.stores.disk.files import Counts, read_whole
 from semantic.adapters.stores.disk.folder import Folder
@@ -36,22 +36,22 @@ from semantic.adapters.stores.disk.manifest_file import (
 )
 
 
-def put_aside(db: sqlite3.Connection, entries: Entries, entry: Entry) -> None:
-    """Move a damaged file to `bad/` and forget it, but for what it takes of the budget."""
-    moved = entries.put_aside(entry)
+def quarantine(db: sqlite3.Connection, entries: Entries, entry: Entry) -> None:
+    """Move a damaged file to `bad/` and drop its row; its cost still counts against the quota."""
+    moved = entries.quarantine(entry)
     key, manifest = parse_block(entry.name), parse_manifest(entry.name)
     if key is not None:
         block_rows.drop(db, key)
-    if manifest is not None and manifest[1] <= MOST_NUMBER:
+    if manifest is not None and manifest[1] <= MAX_NUMBER:
         agent_rows.drop_generation(db, *manifest)
     if moved is not None:
-        _add_other(db, shown(f"bad/{moved.name}"), cost_of(moved.n_bytes))
-    for name in entries.bad_names()[:-KEPT_BAD]:
-        entries.delete_bad(name)
-        db.execute("DELETE FROM others WHERE name = ?", (shown(f"bad/{name}"),))
+        _add_other(db, escape_name(f"bad/{moved.name}"), cost_of(moved.n_bytes))
+    for name in entries.quarantined()[:-MAX_QUARANTINED]:
+        entries.delete_quarantined(name)
+        db.execute("DELETE FROM others WHERE name = ?", (escape_name(f"bad/{name}"),))
 
 
-class Reconciler:
+class Recovery:
     """One pass over the folder, inside one transaction."""
 
     def __init__(
@@ -71,14 +71,14 @@ class Reconciler:
     def run(self) -> None:
         """Raises OSError when the folder cannot be read, and IndexBrokenError for wrong rows."""
         schema.verify_rows(self._db)
-        self._settle_sessions()
+        self._recover_sessions()
         self._db.execute("DELETE FROM others")
-        self._settle_bad()
-        self._settle_blocks()
-        self._settle_agents()
-        self._settle_sums()
+        self._recover_quarantined()
+        self._recover_blocks()
+        self._recover_agents()
+        self._recompute_sums()
 
-    def _settle_sessions(self) -> None:
+    def _recover_sessions(self) -> None:
         self._folder.reap()
         alive = set(self._folder.sessions())
         rows = self._db.execute("SELECT DISTINCT session FROM reservations").fetchall()
@@ -87,16 +87,17 @@ class Reconciler:
             self._db.execute("DELETE FROM reservations WHERE session = ?", (session,))
         for session in alive - known:
             self._db.execute(
-                "INSERT INTO reservations(session, cost) VALUES (?, ?)", (session, quota.SESSION)
+                "INSERT INTO reservations(session, cost) VALUES (?, ?)",
+                (session, quota.SESSION),
             )
 
-    def _settle_bad(self) -> None:
-        for name in self._entries.bad_names():
+    def _recover_quarantined(self) -> None:
+        for name in self._entries.quarantined():
             with suppress(FileNotFoundError):
                 size = self._entries.files.lstat(self._entries.bad / name).st_size
-                _add_other(self._db, shown(f"bad/{name}"), cost_of(size))
+                _add_other(self._db, escape_name(f"bad/{name}"), cost_of(size))
 
-    def _settle_blocks(self) -> None:
+    def _recover_blocks(self) -> None:
         known = block_rows.all_sizes(self._db)
         for listed in self._entries.listed(Kind.BLOCKS):
             key = None if listed.entry is None else parse_block(listed.entry.name)
@@ -111,14 +112,14 @@ class Reconciler:
             try:
                 found = self._reader.header(key)
             except (DamagedError, NewerFormatError, OSError) as error:
-                self._set_apart(listed.entry, listed.n_bytes or 0, error)
+                self._exclude(listed.entry, listed.n_bytes or 0, error)
                 continue
             used = 1 + block_rows.tick(self._db)
             block_rows.add(self._db, found.header, found.body_bytes, used)
         for key in known:
             block_rows.drop(self._db, key)
 
-    def _settle_agents(self) -> None:
+    def _recover_agents(self) -> None:
         known = agent_rows.all_manifests(self._db)
         there: dict[tuple[bytes, int], tuple[int, bytes]] = {}
         for listed in self._entries.listed(Kind.AGENTS):
@@ -132,18 +133,20 @@ class Reconciler:
         for agent in {key for key, _ in changed}.union(agent_rows.outdated(self._db)):
             agent_rows.drop(self._db, agent)
             read += self._read_agent(agent, sorted(gen for key, gen in there if key == agent))
-        # In the order of their saving: an agent's newest last, and the last saved used last.
+        # In the order in which they were saved: an agent's newest last, and the last saved agent
+        # becomes the most recently used.
         for filed, file in sorted(read, key=lambda one: (one[0].order, one[0].manifest.generation)):
             hashes = agent_rows.add(self._db, filed, file)
             block_rows.touch_chain(self._db, hashes)
             self._db.execute(
-                "UPDATE numbers SET value = max(value, ?) WHERE name = 'clock'", (filed.order,)
+                "UPDATE numbers SET value = max(value, ?) WHERE name = 'clock'",
+                (filed.order,),
             )
 
         block_rows.update_all_pins(self._db)
 
     def _frame(self, agent: bytes, generation: int) -> bytes:
-        """What a manifest's file begins with; nothing, which no row has, when that is not known."""
+        """The first bytes of a manifest's file; b"", which no row has, when it is unreadable."""
         try:
             with self._entries.opened(manifest_entry(agent, generation)) as (fd, _):
                 return read_whole(self._entries.files, fd, FRAME_BYTES)
@@ -158,14 +161,14 @@ class Reconciler:
             try:
                 read.append(read_manifest(self._entries, agent, generation))
             except (DamagedError, NewerFormatError, OSError) as error:
-                self._set_apart(manifest_entry(agent, generation), 0, error)
+                self._exclude(manifest_entry(agent, generation), 0, error)
         return read
 
-    def _settle_sums(self) -> None:
+    def _recompute_sums(self) -> None:
         self._db.execute("DELETE FROM shards")
         for kind in Kind:
             for name in self._entries.shards(kind):
-                self._db.execute("INSERT INTO shards VALUES (?)", (shown(f"{kind}/{name}"),))
+                self._db.execute("INSERT INTO shards VALUES (?)", (escape_name(f"{kind}/{name}"),))
         for n_bytes, cost in self._db.execute(
             "SELECT DISTINCT body_bytes, cost FROM blocks"
         ).fetchall():
@@ -180,14 +183,17 @@ class Reconciler:
             " WHERE name = 'clock'"
         )
 
-    def _set_apart(
-        self, entry: Entry, n_bytes: int, error: DamagedError | NewerFormatError | OSError
+    def _exclude(
+        self,
+        entry: Entry,
+        n_bytes: int,
+        error: DamagedError | NewerFormatError | OSError,
     ) -> None:
-        """What cannot be used stays, counted, or goes to `bad/` when it is damaged."""
+        """An unusable file gets no row: quarantined when damaged, else left in place. It counts."""
         match error:
             case DamagedError():
                 self._counts.add("damaged", error.kind)
-                put_aside(self._db, self._entries, entry)
+                quarantine(self._db, self._entries, entry)
                 return
             case NewerFormatError():
                 self._counts.add("newer format")
@@ -197,6 +203,6 @@ class Reconciler:
 
 
 def _add_other(db: sqlite3.Connection, name: str, cost: int) -> None:
-    # Deleted first: the sum follows rows that come and go.
+    # Deleted first: the triggers that maintain the sum fire on DELETE and INSERT only.
     db.execute("DELETE FROM others WHERE name = ?", (name,))
     db.execute("INSERT INTO others VALUES (?, ?)", (name, cost))

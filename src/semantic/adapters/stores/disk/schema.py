@@ -1,9 +1,13 @@
-"""The tables of the index. The index can be lost: all of it follows from the files.
+"""The tables of the index, and whether their rows are as they were written.
+
+The index is derived: every row follows from the files, and a missing index is rebuilt from them.
 
 `blocks.used` and `agents.saved` are readings of a counter that grows with each use; no clock.
-`proof` is a hash of what must not change in a row. `agents.generation` is of the manifest that the
-agent's chain follows from, `manifests.frame` what its file begins with.
-Triggers keep the sum of all costs, so that the budget is checked without adding up a folder.
+`proof` is a checksum of a row's immutable values: SQLite detects no flipped bit inside a value. It
+does not cover the files: an old row verifies, and is compared with its file. `agents.generation`
+is that of the manifest from which the agent's chain follows; `manifests.frame` is the beginning of
+the manifest's file. Triggers maintain the sum of all costs, so that checking the quota reads one
+row.
 """
 
 from __future__ import annotations
@@ -11,13 +15,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable
 
-from semantic.adapters.stores.disk.entries import MOST_NUMBER
+from semantic.adapters.stores.disk.entries import MAX_NUMBER
 from semantic.domain.digest import digest
-
-
-class IndexBrokenError(Exception):
-    """The index is gone or does not say what it should; the files know better."""
-
 
 VERSION = 2
 
@@ -69,11 +68,40 @@ UPDATE numbers SET value = (
         + (SELECT coalesce(sum(cost), 0) FROM others))
 WHERE name = 'bytes'
 """
-"""What the triggers keep, added up anew."""
+"""Recomputes the sum that the triggers maintain."""
+
+_PROOF_BYTES = 16
+_MAX_COUNTER = MAX_NUMBER + (MAX_NUMBER >> 1)
+"""No counter reaches it; SQLite's integers end not far above."""
+
+_BLOCKS = """
+SELECT b.proof, b.hash, b.part, b.parent, b.start, b.n_tokens, b.body_bytes, t.packed,
+    s.namespace, s.tenant, s.layout
+FROM blocks AS b LEFT JOIN tokens AS t ON t.block = b.id LEFT JOIN scopes AS s ON s.id = b.scope
+"""
+_NUMBERS = f"""
+SELECT (SELECT count(*) FROM numbers WHERE name IN ('bytes', 'clock')
+    AND typeof(value) = 'integer' AND value BETWEEN 0 AND {_MAX_COUNTER}) = 2
+    AND NOT EXISTS (SELECT 1 FROM blocks
+        WHERE typeof(used) != 'integer' OR used NOT BETWEEN 0 AND {_MAX_COUNTER})
+"""  # noqa: S608
+_STRAYS = """
+SELECT EXISTS (SELECT 1 FROM agents WHERE id NOT IN (SELECT agent FROM manifests))
+    OR EXISTS (SELECT 1 FROM manifests WHERE agent NOT IN (SELECT id FROM agents))
+    OR EXISTS (SELECT 1 FROM chain WHERE agent NOT IN (SELECT id FROM agents))
+    OR EXISTS (SELECT 1 FROM tokens WHERE block NOT IN (SELECT id FROM blocks))
+"""
+
+
+class IndexBrokenError(Exception):
+    """The index is missing or inconsistent; it is rebuilt from the files."""
+
+
+# The database
 
 
 def create(db: sqlite3.Connection) -> None:
-    """Make the tables in an empty database. Belongs into a transaction: all or none."""
+    """Create the tables in an empty database. Call inside a transaction: all or none."""
     statement = ""
     for line in SCRIPT.splitlines(keepends=True):
         statement += line
@@ -84,7 +112,7 @@ def create(db: sqlite3.Connection) -> None:
 
 
 def is_sound(db: sqlite3.Connection) -> bool:
-    """Whether the tables are ours and SQLite finds no fault in how they are stored."""
+    """Whether version and tables are as defined here and SQLite's integrity check passes."""
     if db.execute("PRAGMA user_version").fetchone() != (VERSION,):
         return False
     if db.execute("PRAGMA integrity_check(1)").fetchone() != ("ok",):
@@ -104,43 +132,23 @@ def _definitions(db: sqlite3.Connection) -> list[tuple[object, ...]]:
     return rows
 
 
-_PROOF_BYTES = 16
-_MOST = MOST_NUMBER + (MOST_NUMBER >> 1)
-"""No counter gets there; not far beyond, SQLite's numbers end."""
-
-_BLOCKS = """
-SELECT b.proof, b.hash, b.part, b.parent, b.start, b.n_tokens, b.body_bytes, t.packed,
-    s.namespace, s.tenant, s.layout
-FROM blocks AS b LEFT JOIN tokens AS t ON t.block = b.id LEFT JOIN scopes AS s ON s.id = b.scope
-"""
-_NUMBERS = f"""
-SELECT (SELECT count(*) FROM numbers WHERE name IN ('bytes', 'clock')
-    AND typeof(value) = 'integer' AND value BETWEEN 0 AND {_MOST}) = 2
-    AND NOT EXISTS (SELECT 1 FROM blocks
-        WHERE typeof(used) != 'integer' OR used NOT BETWEEN 0 AND {_MOST})
-"""  # noqa: S608
-_STRAYS = """
-SELECT EXISTS (SELECT 1 FROM agents WHERE id NOT IN (SELECT agent FROM manifests))
-    OR EXISTS (SELECT 1 FROM manifests WHERE agent NOT IN (SELECT id FROM agents))
-    OR EXISTS (SELECT 1 FROM chain WHERE agent NOT IN (SELECT id FROM agents))
-    OR EXISTS (SELECT 1 FROM tokens WHERE block NOT IN (SELECT id FROM blocks))
-"""
+# Rows
 
 
 def block_proof(*values: object) -> bytes:
-    """The proof of a block: its values in the order in which `verify_rows` reads them."""
+    """The checksum of a block's row: its values in the order of `verify_rows`."""
     return _hash("block-row-v1", values)
 
 
 def agent_proof(*values: object, chain: Iterable[bytes]) -> bytes:
-    """The proof of an agent with the blocks that it needs, in any order."""
+    """The checksum of an agent's row and the blocks of its chain, in any order."""
     return _hash("agent-row-v1", (*values, *sorted(set(chain))))
 
 
 def verify_rows(db: sqlite3.Connection) -> None:
-    """Raise IndexBrokenError unless all rows are as they were written and belong together."""
+    """Raise IndexBrokenError unless all rows match their checksums and refer to existing rows."""
     _require(db.execute(_NUMBERS).fetchone() == (1,), "a counter")
-    _require(db.execute(_STRAYS).fetchone() == (0,), "a row that belongs to none")
+    _require(db.execute(_STRAYS).fetchone() == (0,), "a row without its owner")
     for proof, *values in db.execute(_BLOCKS):
         _require(block_proof(*values) == proof, "a block's row")
     agents = db.execute("SELECT proof, id, key, pinned, saved, generation FROM agents")
@@ -160,7 +168,7 @@ def _hash(domain: str, values: Iterable[object]) -> bytes:
 
 
 def _bytes(value: object) -> bytes:
-    """A value with its type: SQLite keeps any type in any column."""
+    """A value tagged with its type: SQLite stores any type in any column."""
     match value:
         case bytes():
             return b"b" + value
@@ -172,8 +180,11 @@ def _bytes(value: object) -> bytes:
             raise IndexBrokenError(f"a row has no {type(value).__name__}")
 
 
+# Values
+
+
 def one(db: sqlite3.Connection, sql: str) -> int:
-    """The whole number that `sql` finds. Raises IndexBrokenError when there is none."""
+    """The single integer that `sql` selects. Raises IndexBrokenError when there is none."""
     row = db.execute(sql).fetchone()
     if row is None:
         raise IndexBrokenError(f"expected a row in the index: {sql}")
@@ -181,14 +192,14 @@ def one(db: sqlite3.Connection, sql: str) -> int:
 
 
 def whole(value: object) -> int:
-    """A value of the index that must be a whole number: SQLite keeps any type in any column."""
+    """`value`, which must be an integer: SQLite stores any type in any column."""
     if not isinstance(value, int):
         raise IndexBrokenError(f"expected a whole number in the index, got {type(value).__name__}")
     return value
 
 
 def blob(value: object) -> bytes:
-    """A value of the index that must be bytes."""
+    """`value`, which must be bytes."""
     if not isinstance(value, bytes):
         raise IndexBrokenError(f"expected bytes in the index, got {type(value).__name__}")
     return value

@@ -1,29 +1,45 @@
-"""The cold tier: blocks and manifests as files in a folder, for all models and processes.
+"""The disk tier: blocks and manifests as files in one folder, for all models and processes.
 
-Implements `CacheStorePort`. What cannot be proven to be what was stored is a miss. Calls block
-until the disk has answered; whoever cannot wait puts a queue before it.
+Implements `CacheStorePort`. Whatever cannot be verified is a miss. Calls block on the disk; put a
+write-behind queue in front where that matters.
 
     put    temporary file -> rename -> index row
-    save   blocks onto the drive -> manifest onto the drive -> rename -> index row
+    save   blocks synced -> manifest synced -> rename -> index row -> folder synced
     read   file -> checksums, hash and tokens compared -> the caller's memory
 
-Forking a process that has a store open is not supported.
+Forking a process that has a store open is not supported. Knows locks, counters and which failure
+is a miss; not how files and rows are written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import errno
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
-from semantic.adapters.stores.disk import agent_rows
-from semantic.adapters.stores.disk.agents import Agents
+from semantic.adapters.stores.disk import agent_rows, block_rows, maintenance
+from semantic.adapters.stores.disk.agents import Agents, QuotaExceededError
 from semantic.adapters.stores.disk.blocks import Blocks
-from semantic.adapters.stores.disk.entries import Entries, Kind, parse_block, parse_manifest
+from semantic.adapters.stores.disk.entries import (
+    DamagedError,
+    Entries,
+    Kind,
+    MismatchError,
+    NewerFormatError,
+    agent_key,
+    block_entry,
+    parse_block,
+    parse_manifest,
+)
 from semantic.adapters.stores.disk.files import FileSystem
 from semantic.adapters.stores.disk.folder import read_format
-from semantic.adapters.stores.disk.maintenance import CheckReport, CollectReport, Maintenance
+from semantic.adapters.stores.disk.maintenance import CheckReport, CollectReport
 from semantic.adapters.stores.disk.open_store import OpenStore
+from semantic.adapters.stores.disk.schema import IndexBrokenError
 from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope
 from semantic.domain.errors import StoreError
 from semantic.domain.stored import (
@@ -36,10 +52,15 @@ from semantic.domain.stored import (
     Tier,
 )
 
+T = TypeVar("T")
+
+_UNREADABLE = {errno.EACCES, errno.EPERM, errno.EIO}
+"""A file that always fails so would be a miss for ever: quarantined, it can be written again."""
+
 
 @dataclass(frozen=True, slots=True)
 class FolderView:
-    """A store's folder as it lies there: its format, how many files, bytes of all of them."""
+    """What a store's folder contains: its format, numbers of files, bytes of all of them."""
 
     format: int
     n_blocks: int
@@ -48,14 +69,17 @@ class FolderView:
 
 
 class DiskStore:
-    """At most `max_bytes` in one folder, whoever writes there. Any thread may call."""
+    """At most `max_bytes` in one folder, all processes together. Thread-safe.
+
+    Methods without a docstring: see `CacheStorePort`. None raises for a fault of the disk.
+    """
 
     def __init__(self, store: OpenStore) -> None:
         """See `open`."""
         self._store = store
+        self._counts = store.counts
         self._blocks = Blocks(store)
-        self._agents = Agents(store, self._blocks)
-        self._maintenance = Maintenance(store)
+        self._agents = Agents(store)
 
     @classmethod
     def open(
@@ -66,20 +90,20 @@ class DiskStore:
         files: FileSystem | None = None,
         durable: bool = True,
     ) -> DiskStore:
-        """The store in `folder`, made when there is none. Deletes nothing, also over the budget.
+        """The store in `folder`, created when missing. Deletes nothing, even over the quota.
 
-        `durable` makes a saved agent survive a power loss; without it only the program's end is
-        survived, and a torn file is a miss. Raises StoreError, with nothing changed, when the
-        folder is not ours, not safe, of a newer format or cannot be written, and
-        InvalidRequestError for a budget below 1.
+        With `durable` a saved agent survives power loss; without it only the end of the process,
+        and a torn file is a miss. Raises StoreError, with nothing changed, when the folder is not
+        a store, not safe, of a newer format or not writable, and InvalidRequestError for a quota
+        below 1.
         """
         return cls(OpenStore(folder, max_bytes, files or FileSystem(), durable=durable))
 
     @staticmethod
-    def look(folder: Path) -> FolderView | None:
-        """What lies in `folder`, without opening or changing it; None when it is no store.
+    def inspect(folder: Path) -> FolderView | None:
+        """The contents of `folder`, without opening or changing it; None when it is no store.
 
-        Raises StoreError when it is one of a newer format, or cannot be read.
+        Raises StoreError when it is a store of a newer format, or cannot be read.
         """
         files = FileSystem()
         try:
@@ -101,114 +125,190 @@ class DiskStore:
 
     @property
     def secret(self) -> bytes:
-        """See `CacheStorePort.secret`."""
         return self._store.folder.secret
 
     # Blocks
 
     def put(self, block: StoredBlock) -> bool:
-        """See `CacheStorePort.put`."""
-        return self._blocks.put(block)
+        with self._store.write_lock:
+            return self._change(lambda: self._blocks.put(block), failed=False)
 
     def find(self, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
-        """See `CacheStorePort.find`."""
-        return self._blocks.find(keys)
+        return self._query(lambda db: block_rows.find(db, keys), failed={})
 
     def lacking(self, keys: Sequence[BlockKey]) -> frozenset[BlockKey]:
-        """See `CacheStorePort.lacking`."""
         return frozenset(keys) - self.find(keys).keys()
 
     def children(
         self, parent: BlockHash, part: Part, like: Sequence[int] | None = None
     ) -> Sequence[BlockHeader]:
-        """See `CacheStorePort.children`."""
-        return self._blocks.children(parent, part, like)
+        return self._query(lambda db: block_rows.children(db, parent, part, like), failed=[])
 
     def read_into(self, reads: Sequence[BlockRead]) -> Sequence[bool]:
-        """See `CacheStorePort.read_into`."""
-        return self._blocks.read_into(reads)
+        return self._store.reader.each(self._read_into, reads)
 
     def read(self, header: BlockHeader) -> bytes | None:
-        """See `CacheStorePort.read`."""
-        return self._blocks.read(header)
+        return self._verified(header.key, lambda: self._store.reader.body(header))
 
     def touch(self, keys: Sequence[BlockKey]) -> None:
-        """See `CacheStorePort.touch`."""
-        self._blocks.touch(keys)
+        self._change(lambda: self._touch(keys), failed=None)
 
     # Agents
 
     def save(self, manifest: Manifest) -> bool:
-        """See `CacheStorePort.save`."""
-        return self._agents.save(manifest)
+        with self._store.write_lock:
+            self.flush()
+            try:
+                return self._agents.save(manifest)
+            except OSError as error:
+                self._counts.add_error("write_errors", error)
+            except QuotaExceededError:
+                self._counts.add("dropped manifests")
+            return False
 
     def manifest(self, scope: Scope, agent_id: str) -> Manifest | None:
-        """See `CacheStorePort.manifest`."""
-        return self._agents.manifest(scope, agent_id)
+        return self._newest(agent_key(scope, agent_id))
 
     def manifests(self) -> Sequence[Manifest]:
-        """See `CacheStorePort.manifests`."""
-        return self._agents.manifests()
+        found = map(self._newest, self._query(agent_rows.keys, failed=list[bytes]()))
+        return [manifest for manifest in found if manifest is not None]
 
     def remove(self, scope: Scope, agent_id: str) -> bool:
-        """See `CacheStorePort.remove`."""
-        return self._agents.remove(scope, agent_id)
+        key = agent_key(scope, agent_id)
+        with self._store.write_lock:
+            return self._change(lambda: self._agents.remove(key), failed=False)
 
     # Life
 
     def stats(self) -> Sequence[StoreStats]:
-        """See `CacheStorePort.stats`. `n_bytes` is what counts against the budget: whole pages,
-        folders, manifests, the index and damaged files that are kept included.
+        """See `CacheStorePort.stats`. `n_bytes` is what counts against the quota: whole pages,
+        folders, manifests, the index and quarantined files included.
         """
-        store = self._store
-        try:
-            n_blocks, n_bytes, n_agents, pinned = store.on_index(self._sizes)
-        except OSError as error:
-            store.counts.add_error("read_errors", error)
-            n_blocks = n_bytes = n_agents = pinned = 0
+        n_blocks, n_bytes, n_agents, pinned = self._query(self._sizes, failed=(0, 0, 0, 0))
         return [
             StoreStats(
                 Tier.DISK,
                 n_blocks=n_blocks,
                 n_bytes=n_bytes,
-                max_bytes=store.room.max_bytes,
+                max_bytes=self._store.quota.max_bytes,
                 n_agents=n_agents,
                 pinned_bytes=pinned,
-                counts=store.counts.snapshot(),
+                counts=self._counts.snapshot(),
             )
         ]
 
     def flush(self) -> None:
-        """See `CacheStorePort.flush`."""
-        self._blocks.flush()
+        """See `CacheStorePort.flush`. Blocks that could not be synced are dropped."""
+        if not self._store.durable:
+            return
+        with self._store.write_lock:
+            for entry in self._blocks.sync():
+                self._counts.add("dropped")
+                self._change(partial(self._blocks.drop, entry), failed=None)
 
     def close(self) -> None:
-        """See `CacheStorePort.close`."""
-        self._blocks.flush()
+        self.flush()
         self._store.close()
 
-    # For a person
+    # Maintenance
 
     def check(self, *, read_data: bool = False, subset: tuple[int, int] = (1, 1)) -> CheckReport:
-        """Look at all files, changing none; with `read_data` every byte is read and proven.
+        """Verify all files, changing none: the headers, and with `read_data` every byte.
 
-        `subset` (n, m) looks at the n-th of m equal shares. Raises InvalidRequestError when there
+        `subset` (n, m) checks the n-th of m equal shares. Raises InvalidRequestError when there
         is no such share, and StoreError when the folder cannot be read.
         """
-        return self._maintenance.check(read_data=read_data, subset=subset)
+        return maintenance.check(self._store, read_data=read_data, subset=subset)
 
     def gc(self, *, dry_run: bool) -> CollectReport:
-        """Delete what belongs to no agent, what was left unfinished or put aside, and what is
-        over the budget; or say what would be. Raises StoreError when that fails.
+        """Delete blocks without an agent, unfinished and quarantined files, and what exceeds the
+        quota; with `dry_run` only report it. Raises StoreError when that fails.
         """
-        return self._maintenance.collect(dry_run=dry_run)
+        return maintenance.collect(self._store, dry_run=dry_run)
 
     def rebuild_index(self) -> None:
-        """Derive the index from the files anew. Raises StoreError when that fails."""
-        self._maintenance.rebuild()
+        """Derive the index from the files again. Raises StoreError when that fails."""
+        try:
+            with self._store.write_lock:
+                self._store.rebuild()
+        except (OSError, IndexBrokenError) as error:
+            raise StoreError(f"the index cannot be rebuilt: {error}") from error
 
-    def _sizes(self) -> tuple[int, int, int, int]:
-        with self._store.index.reading() as db:
-            (n_blocks,) = db.execute("SELECT count(*) FROM blocks").fetchone()
-            room = self._store.room
-            return n_blocks, room.used(db), agent_rows.count(db), room.pinned(db)
+    # What fails is counted
+
+    def _query(self, query: Callable[[sqlite3.Connection], T], *, failed: T) -> T:
+        """What `query` reads from the index; `failed` when the disk fails."""
+
+        def read() -> T:
+            with self._store.index.reading() as db:
+                return query(db)
+
+        try:
+            return self._store.with_recovery(read)
+        except OSError as error:
+            self._counts.add_error("read_errors", error)
+            return failed
+
+    def _change(self, action: Callable[[], T], *, failed: T) -> T:
+        """`action()`; `failed` when the disk fails."""
+        try:
+            return self._store.with_recovery(action)
+        except OSError as error:
+            self._counts.add_error("write_errors", error)
+            return failed
+
+    def _verified(self, key: BlockKey, read: Callable[[], T]) -> T | None:
+        """What `read` returns of a verified block; None when it fails, with the reason counted."""
+        try:
+            result = read()
+        except DamagedError as damage:
+            self._store.quarantine(block_entry(key), damage)
+        except NewerFormatError:
+            self._counts.add("newer format")
+        except MismatchError as error:
+            self._counts.add("mismatches", str(error))
+        except OSError as error:
+            self._counts.add_error("read_errors", error)
+            if isinstance(error, FileNotFoundError):
+                self._change(lambda: self._blocks.forget_missing(key), failed=None)
+            elif error.errno in _UNREADABLE and self._is_unreadable(key):
+                self._store.quarantine(block_entry(key), DamagedError("unreadable"))
+        else:
+            self._counts.add("hits")
+            return result
+        self._counts.add("misses")
+        return None
+
+    def _is_unreadable(self, key: BlockKey) -> bool:
+        """Whether reading the file fails again: the first failure may have been transient."""
+        try:
+            self._store.reader.check(key)
+        except OSError as error:
+            return error.errno in _UNREADABLE
+        except (DamagedError, NewerFormatError):
+            return False  # left to the next read
+        return False
+
+    def _read_into(self, read: BlockRead) -> bool:
+        def fill() -> bool:
+            self._store.reader.fill(read)
+            return True
+
+        return self._verified(read.header.key, fill) is not None
+
+    def _touch(self, keys: Sequence[BlockKey]) -> None:
+        with self._store.index.writing() as db:
+            block_rows.touch(db, keys)
+
+    def _newest(self, key: bytes) -> Manifest | None:
+        try:
+            return self._agents.newest(key)
+        except (OSError, IndexBrokenError) as error:
+            reported = error if isinstance(error, OSError) else OSError(str(error))
+            self._counts.add_error("read_errors", reported)
+            return None
+
+    def _sizes(self, db: sqlite3.Connection) -> tuple[int, int, int, int]:
+        (n_blocks,) = db.execute("SELECT count(*) FROM blocks").fetchone()
+        quota = self._store.quota
+        return n_blocks, quota.used(db), agent_rows.count(db), quota.pinned(db)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from semantic.adapters.stores import records as records_module
-from semantic.adapters.stores.disk_responses import SqliteResponses, SteadyResponses
+from semantic.adapters.stores.disk_responses import FallbackResponses, SqliteResponses
 from semantic.application.chat.memory_responses import MemoryResponses
 from semantic.domain.errors import StoreError
 from tests.support.stored_responses import response
@@ -31,10 +31,10 @@ def told() -> list[str]:
 
 
 @pytest.fixture
-def steady(path: Path, told: list[str]) -> Iterator[SteadyResponses]:
+def fallback(path: Path, told: list[str]) -> Iterator[FallbackResponses]:
     """What a server uses."""
     disk = SqliteResponses(path, AMPLE, told.append)
-    with closing(SteadyResponses(disk, MemoryResponses(AMPLE), told.append)) as found:
+    with closing(FallbackResponses(disk, MemoryResponses(AMPLE), told.append)) as found:
         yield found
 
 
@@ -197,30 +197,30 @@ BREAK = [
 
 @pytest.mark.parametrize("break_it", BREAK, ids=lambda one: one.__name__)
 def test_a_broken_file_is_moved_aside_and_a_new_one_made(
-    path: Path, steady: SteadyResponses, told: list[str], break_it: Callable[[Path], None]
+    path: Path, fallback: FallbackResponses, told: list[str], break_it: Callable[[Path], None]
 ) -> None:
     break_it(path)
     for number in range(1, 40):
-        assert steady.get("t", f"resp_{number}") in (None, response(number))
-    steady.put("t", response(50))
-    assert steady.get("t", "resp_50") == response(50)
+        assert fallback.get("t", f"resp_{number}") in (None, response(number))
+    fallback.put("t", response(50))
+    assert fallback.get("t", "resp_50") == response(50)
     assert len(told) == 1
     assert "broken" in told[0]
     assert bad_files(path)
-    steady.close()
+    fallback.close()
     with closing(SqliteResponses(path, AMPLE)) as kept:
         assert kept.get("t", "resp_50") == response(50), "it is on disk"
     assert not path.with_name("elsewhere").exists() or not path.with_name("elsewhere").read_bytes()
 
 
 def test_a_file_that_breaks_while_it_is_open_is_replaced(
-    path: Path, steady: SteadyResponses, told: list[str]
+    path: Path, fallback: FallbackResponses, told: list[str]
 ) -> None:
-    steady.put("t", response(1))
+    fallback.put("t", response(1))
     change(path, "DROP TABLE records")
-    assert steady.get("t", "resp_1") is None
-    steady.put("t", response(2))
-    assert steady.get("t", "resp_2") == response(2)
+    assert fallback.get("t", "resp_1") is None
+    fallback.put("t", response(2))
+    assert fallback.get("t", "resp_2") == response(2)
     assert len(told) == 1
 
 
@@ -254,25 +254,25 @@ def test_two_processes_share_the_file(path: Path) -> None:
 
 
 def test_a_locked_file_is_waited_for_and_then_done_without(
-    path: Path, steady: SteadyResponses, told: list[str], monkeypatch: pytest.MonkeyPatch
+    path: Path, fallback: FallbackResponses, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records_module, "_WAIT_SECONDS", 0.01)
-    steady.put("t", response(1))
-    steady.close()
+    fallback.put("t", response(1))
+    fallback.close()
     with closing(sqlite3.connect(path)) as other:
         other.execute("BEGIN EXCLUSIVE")
-        steady.put("t", response(2))
-        assert steady.get("t", "resp_2") == response(2)
+        fallback.put("t", response(2))
+        assert fallback.get("t", "resp_2") == response(2)
         with pytest.raises(StoreError, match="locked"):
-            steady.get("t", "resp_1")
+            fallback.get("t", "resp_1")
         with pytest.raises(StoreError, match="locked"):
-            steady.delete("t", "resp_1")
-        steady.put("t", response(3))
+            fallback.delete("t", "resp_1")
+        fallback.put("t", response(3))
     assert len(told) == 1
     assert "in memory" in told[0]
-    assert steady.get("t", "resp_1") == response(1)
-    steady.put("t", response(4))
-    steady.close()
+    assert fallback.get("t", "resp_1") == response(1)
+    fallback.put("t", response(4))
+    fallback.close()
     with closing(SqliteResponses(path, AMPLE)) as kept:
         assert kept.get("t", "resp_4") == response(4), "the disk is used again"
         assert kept.get("t", "resp_3") is None
@@ -294,23 +294,23 @@ def no_folder(path: Path) -> None:
 
 @pytest.mark.parametrize("break_it", [later_version, no_folder], ids=lambda one: one.__name__)
 def test_where_the_file_cannot_be_used_memory_is(
-    path: Path, steady: SteadyResponses, told: list[str], break_it: Callable[[Path], None]
+    path: Path, fallback: FallbackResponses, told: list[str], break_it: Callable[[Path], None]
 ) -> None:
     break_it(path)
     before = path.read_bytes() if path.exists() else b""
-    assert steady.get("t", "resp_1") is None
-    steady.put("t", response(2))
-    assert steady.get("t", "resp_2") == response(2)
-    assert steady.delete("t", "resp_2")
+    assert fallback.get("t", "resp_1") is None
+    fallback.put("t", response(2))
+    assert fallback.get("t", "resp_2") == response(2)
+    assert fallback.delete("t", "resp_2")
     assert len(told) == 1
     assert "in memory" in told[0]
     assert (path.read_bytes() if path.exists() else b"") == before
 
 
-def test_a_store_that_is_off_is_left_alone(path: Path, steady: SteadyResponses) -> None:
-    steady.keep_in_memory()
-    steady.put("t", response(1))
-    assert steady.get("t", "resp_1") == response(1)
-    assert steady.get("t", "resp_2") is None
-    assert steady.delete("t", "resp_1")
+def test_a_store_that_is_off_is_left_alone(path: Path, fallback: FallbackResponses) -> None:
+    fallback.disable_disk()
+    fallback.put("t", response(1))
+    assert fallback.get("t", "resp_1") == response(1)
+    assert fallback.get("t", "resp_2") is None
+    assert fallback.delete("t", "resp_1")
     assert not path.exists()
