@@ -14,7 +14,7 @@ from mlx_lm.generate import BatchGenerator
 
 from experiments import subjects
 from semantic.adapters.mlx.kv_cache.contiguous.cache import SequenceCache
-from semantic.adapters.mlx.kv_cache.contiguous.layers import ContiguousCache, LayerCaches
+from semantic.adapters.mlx.kv_cache.contiguous.layers import ContiguousCache, ContiguousLayers
 from semantic.adapters.mlx.kv_cache.forms import LayerCache
 from semantic.adapters.mlx.kv_cache.spec_reader import read_shapes, read_spec
 from semantic.domain.entities import AgentBlocks
@@ -44,7 +44,7 @@ class Injector:
             raise TypeError(f"expected an mlx-lm model, got {type(model).__name__}")
         self.model = model
         self.spec: ModelCacheSpec = spec
-        self.caches = LayerCaches(model, spec, read_shapes(model), ragged)
+        self.caches = ContiguousLayers(model, spec, read_shapes(model), ragged)
 
     def prefilled(self, tokens: Sequence[int], room: int) -> list[ContiguousCache]:
         """Our caches after `tokens`, computed alone, with room for `room` more."""

@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from semantic.adapters.mlx.kv_cache.contiguous.buffer import BufferRange, KVBuffer
-from semantic.adapters.mlx.kv_cache.contiguous.layers import LayerCaches
+from semantic.adapters.mlx.kv_cache.contiguous.layers import ContiguousLayers
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.services import BlockPool
@@ -78,12 +78,12 @@ def gemma(context: int, window_blocks: int = WINDOW // BLOCK_TOKENS) -> Layout:
     return Layout(f"gemma_{context // 1024}k{suffix}", context, blocks, windows)
 
 
-def layer_caches(layout: Layout, token: Token) -> LayerCaches:
+def layer_caches(layout: Layout, token: Token) -> ContiguousLayers:
     """The engine's maker of caches for a model of this shape; there is no model behind it."""
     n_layers = len(layout.blocks)
     shapes = [token.layer_shape] * n_layers
     no_model = cast("Callable[[], Module]", Module)()
-    return LayerCaches(no_model, layout.spec(token), shapes, [True] * n_layers)
+    return ContiguousLayers(no_model, layout.spec(token), shapes, [True] * n_layers)
 
 
 def scattered(layout: Layout, token: Token) -> AgentBlocks:

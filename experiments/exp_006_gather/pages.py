@@ -38,8 +38,8 @@ from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention, Porta
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
 from semantic.adapters.mlx.kv_cache.paged.kinds import page_kinds
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
-from semantic.adapters.mlx.kv_cache.paged.page_pool import Pages
-from semantic.adapters.mlx.kv_cache.paged.page_table import Chain, Page
+from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool
+from semantic.adapters.mlx.kv_cache.paged.page_table import PagedBlock, PageTable
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import BLOCK_TOKENS
@@ -119,7 +119,7 @@ Pair = tuple[list[PagedCache], list[PagedCache]]
 class Copy:
     """Columns of one kind that are copied to others in one call."""
 
-    pages: Pages
+    pages: PagePool
     attention: PagedAttention
     columns: list[int]
     to: list[int]
@@ -147,9 +147,9 @@ class Pool:
             raise AssertionError(f"{layout.name} has no pages")
         attention = [find_kernels(kind) or PortableAttention() for kind in kinds]
         self.layers = PagedLayers(self.spec, kinds, attention)
-        for pages, one in zip(self.layers.pages, attention, strict=True):
-            pages.grow(2 * Chain(pages).columns_for(layout.context) + SPARE)
-            fill(pages, one, range(pages.n_columns))
+        for pages, one in zip(self.layers.pools, attention, strict=True):
+            pages.grow(2 * PageTable(pages).pages_for(layout.context) + SPARE)
+            fill(pages, one, range(pages.n_pages))
             _scatter(pages)
 
     @property
@@ -160,13 +160,13 @@ class Pool:
     @property
     def nbytes(self) -> int:
         """Bytes of all pages."""
-        return sum(pages.nbytes for pages in self.layers.pages)
+        return sum(pages.nbytes for pages in self.layers.pools)
 
     def caches(self, context: int) -> list[PagedCache]:
         """An agent's caches after `context` tokens, wherever there was room."""
         caches = self.layers.empty(context)
         for cache in caches:
-            ring = cache.chain.pages.kind.ring
+            ring = cache.table.pool.kind.ring
             cache.offset = context
             cache.first = 0 if ring is None else max(0, context - ring * BLOCK_TOKENS)
         return caches
@@ -191,12 +191,12 @@ class Pool:
         """What copies the columns that `layout` has: a call for each kind."""
         copies: list[Copy] = []
         for kind, attention in enumerate(self.layers.attention):
-            pages = self.layers.pages[kind]
+            pages = self.layers.pools[kind]
             last = layout.context // BLOCK_TOKENS
             blocks = range(last - layout.blocks[pages.kind.layers[0]], last)
             ring = pages.kind.ring or last
             columns, to = (
-                [caches[0].sequence.chains[kind].columns[block % ring] for block in blocks]
+                [caches[0].sequence.tables[kind].pages[block % ring] for block in blocks]
                 for caches in pair
             )
             copies.append(Copy(pages, attention, columns, to))
@@ -305,20 +305,20 @@ def random_array(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
     return array
 
 
-def fill(pages: Pages, attention: PagedAttention, columns: Sequence[int]) -> None:
+def fill(pages: PagePool, attention: PagedAttention, columns: Sequence[int]) -> None:
     """Put random numbers into columns."""
     for column in columns:
-        data = random_array((1, *pages.kind.column_shape), pages.kind.shape.dtype)
+        data = random_array((1, *pages.kind.page_shape), pages.kind.shape.dtype)
         mx.eval(attention.store(pages, [column], data))
     mx.synchronize()
 
 
-def _scatter(pages: Pages) -> None:
+def _scatter(pages: PagePool) -> None:
     """Let the columns, all of them free, be given out in random order."""
-    leases = [pages.take() for _ in range(pages.n_columns)]
-    random.Random(0).shuffle(leases)
-    while leases:
-        leases.pop()
+    refs = [pages.take() for _ in range(pages.n_pages)]
+    random.Random(0).shuffle(refs)
+    while refs:
+        refs.pop()
 
 
 def copies_right(pool: Pool, copies: Sequence[Copy]) -> bool:
@@ -327,13 +327,13 @@ def copies_right(pool: Pool, copies: Sequence[Copy]) -> bool:
         fill(copy.pages, copy.attention, copy.to)
     if any(copy.is_there() for copy in copies):
         return False
-    beside = [(pages, pages.take()) for pages in pool.layers.pages]
-    before = [-pages.data[lease.index] for pages, lease in beside]
+    beside = [(pages, pages.take()) for pages in pool.layers.pools]
+    before = [-pages.data[ref.index] for pages, ref in beside]
     mx.eval(before)
     mx.eval([copy.start() for copy in copies])
     untouched = all(
-        bool(mx.array_equal(-pages.data[lease.index], was).item())
-        for (pages, lease), was in zip(beside, before, strict=True)
+        bool(mx.array_equal(-pages.data[ref.index], was).item())
+        for (pages, ref), was in zip(beside, before, strict=True)
     )
     return untouched and all(copy.is_there() for copy in copies)
 
@@ -401,16 +401,16 @@ def moved(agent: AgentBlocks, way: Callable[[], list[PagedCache]]) -> Line:
     caches = way()
     peak = mx.get_peak_memory()
     kept = copied = added = n_bytes = 0
-    for chain in caches[0].sequence.chains:
-        page = agent.blocks_for_layer(chain.pages.kind.layers[0])[0].layer_data
-        if not isinstance(page, Page):
+    for pages_of in caches[0].sequence.tables:
+        page = agent.blocks_for_layer(pages_of.pool.kind.layers[0])[0].layer_data
+        if not isinstance(page, PagedBlock):
             raise TypeError("an agent without pages")
-        own = [lease.index for lease in page.leases]
-        same = [a == b for a, b in zip(own, chain.columns[: len(own)], strict=True)]
+        own = [ref.index for ref in page.refs]
+        same = [a == b for a, b in zip(own, pages_of.pages[: len(own)], strict=True)]
         kept += sum(same)
         copied += len(same) - sum(same)
-        added += len(chain.columns) - len(same)
-        n_bytes += (len(same) - sum(same)) * chain.pages.kind.column_bytes
+        added += len(pages_of.pages) - len(same)
+        n_bytes += (len(same) - sum(same)) * pages_of.pool.kind.page_bytes
     return {
         "kept": kept,
         "copied": copied,

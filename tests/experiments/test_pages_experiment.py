@@ -15,7 +15,7 @@ from experiments.exp_006_gather.layouts import Layout, Token, all_full, gemma
 from experiments.exp_006_gather.timing import Lines
 from experiments.harness.result import Result, read
 from semantic.adapters.mlx.kv_cache.paged.attention import PortableAttention
-from semantic.adapters.mlx.kv_cache.paged.page_pool import Pages
+from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool
 
 TOKEN = Token(1, 4, mx.float32)
 
@@ -92,17 +92,17 @@ def test_a_result_that_is_not_there_is_one_line(
 class Forgetful(PortableAttention):
     """Forgets the last column."""
 
-    def copy(self, pages: Pages, columns: list[int], to: list[int]) -> mx.array:
-        return super().copy(pages, columns[:-1], to[:-1])
+    def copy(self, pool: PagePool, pages: list[int], to: list[int]) -> mx.array:
+        return super().copy(pool, pages[:-1], to[:-1])
 
 
 class Careless(PortableAttention):
     """Writes to all columns that it was not asked for as well."""
 
-    def copy(self, pages: Pages, columns: list[int], to: list[int]) -> mx.array:
-        done = super().copy(pages, columns, to)
-        others = sorted(set(range(pages.n_columns)) - {*columns, *to})
-        return super().copy(pages, columns[:1] * len(others), others) if others else done
+    def copy(self, pool: PagePool, pages: list[int], to: list[int]) -> mx.array:
+        done = super().copy(pool, pages, to)
+        others = sorted(set(range(pool.n_pages)) - {*pages, *to})
+        return super().copy(pool, pages[:1] * len(others), others) if others else done
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_of_a_ring_the_last_blocks_are_copied() -> None:
     layout = gemma(8192)
     pool = pages.Pool(layout, TOKEN)
     pair = pool.pair()
-    ring = pair[0][0].chain.columns
+    ring = pair[0][0].table.pages
     assert len(ring) == 5
     # Blocks 28 to 31 in a ring of five.
     assert pool.copies(layout, pair)[0].columns == [ring[3], ring[4], ring[0], ring[1]]

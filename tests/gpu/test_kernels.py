@@ -20,13 +20,18 @@ from mlx_lm.models import gemma3_text, llama
 
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.kv_cache.forms import AttentionFor, find_kernels
-from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention, Place, PortableAttention
-from semantic.adapters.mlx.kv_cache.paged.batch_metadata import Lineup
+from semantic.adapters.mlx.kv_cache.paged.attention import (
+    DecodeStep,
+    PagedAttention,
+    PortableAttention,
+    PrefillChunk,
+)
+from semantic.adapters.mlx.kv_cache.paged.batch_metadata import BatchMetadata
 from semantic.adapters.mlx.kv_cache.paged.dialect import CUDA, METAL
 from semantic.adapters.mlx.kv_cache.paged.kernels import PagedKernels, tile_of
 from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
-from semantic.adapters.mlx.kv_cache.paged.page_pool import Lease, Pages
-from semantic.adapters.mlx.kv_cache.paged.page_table import Chain, PagedSequence
+from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool, PageRef
+from semantic.adapters.mlx.kv_cache.paged.page_table import PagedSequence, PageTable
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.domain.value_objects import (
@@ -149,13 +154,13 @@ class Batch:
 
     def __init__(self, case: Case, lengths: Sequence[int], seed: int = 1) -> None:
         self.case, self.kind, self.lengths = case, case.kind, tuple(lengths)
-        self.pages = Pages(self.kind)
-        n_columns = sum(length // BLOCK_TOKENS + 2 for length in lengths)
-        self.pages.grow(n_columns + 3)
+        self.pages = PagePool(self.kind)
+        n_pages = sum(length // BLOCK_TOKENS + 2 for length in lengths)
+        self.pages.grow(n_pages + 3)
         self.pages.data = mx.full(self.pages.data.shape, math.nan, case.dtype)
-        free = [self.pages.take() for _ in range(n_columns + 3)]
+        free = [self.pages.take() for _ in range(n_pages + 3)]
         random.Random(seed).shuffle(free)  # nobody's columns lie in order
-        self.chains = [self._chain(length, free) for length in lengths]
+        self.tables = [self._chain(length, free) for length in lengths]
         self.others = free
         self.keys = [self._past(seed + 2 * i, n) for i, n in enumerate(lengths)]
         self.values = [self._past(seed + 2 * i + 1, n) for i, n in enumerate(lengths)]
@@ -163,11 +168,13 @@ class Batch:
             self._write_past(row)
         mx.eval(self.pages.data)
         self.last: dict[int, mx.array] = {}
-        self.lineup = Lineup(tuple(PagedSequence([chain]) for chain in self.chains), self.lengths)
+        self.metadata = BatchMetadata(
+            tuple(PagedSequence([table]) for table in self.tables), self.lengths
+        )
 
-    def _chain(self, length: int, free: list[Lease]) -> Chain:
-        needed = Chain(self.pages).columns_for(length + STEPS)
-        return Chain(self.pages, [free.pop() for _ in range(needed)])
+    def _chain(self, length: int, free: list[PageRef]) -> PageTable:
+        needed = PageTable(self.pages).pages_for(length + STEPS)
+        return PageTable(self.pages, [free.pop() for _ in range(needed)])
 
     def _past(self, seed: int, n: int) -> mx.array:
         shape = (N_LAYERS, self.case.kv_heads, n, self.case.dim)
@@ -186,7 +193,7 @@ class Batch:
 
     def column(self, row: int, block: int) -> int:
         ring = self.kind.ring
-        return self.chains[row].columns[block if ring is None else block % ring]
+        return self.tables[row].pages[block if ring is None else block % ring]
 
     def step(
         self,
@@ -210,8 +217,10 @@ class Batch:
             part.swapaxes(1, 2) for part in mx.split(fused, [heads, heads + case.kv_heads], axis=2)
         )
         scale = 1.3 * case.dim**-0.5
-        place = Place(self.lineup, step, 0, layer)
-        out = attention.attend(q, k, v, place, scale, sinks, self.last.get(layer))
+        inputs = DecodeStep(
+            q, k, v, self.metadata, step, 0, layer, scale, sinks, self.last.get(layer)
+        )
+        out = attention.attend(inputs)
         self.last[layer] = out
         if evaluate:
             mx.eval(out)
@@ -264,9 +273,9 @@ class Batch:
             assert mx.array_equal(slot[1], self.values[row][layer, :, at]), (
                 f"{self.case}, {length} tokens, step {step}: value differs in its page"
             )
-        for lease in self.others:
-            column = self.pages.data[lease.index]
-            assert mx.isnan(column).all().item(), f"{self.case}: column {lease.index} written to"
+        for ref in self.others:
+            column = self.pages.data[ref.index]
+            assert mx.isnan(column).all().item(), f"{self.case}: column {ref.index} written to"
 
 
 def error_of(out: mx.array, expected: mx.array) -> float:
@@ -368,12 +377,12 @@ def test_steps_computed_together_see_each_other(case: Case, which: str) -> None:
 def chunked(case: Case, which: str, chunks: Sequence[int], n_layers: int = N_LAYERS) -> None:
     """Chunks one behind the other: what is gathered, and what is in the pages afterwards."""
     kind, attention = case.kind, case.attention(which)
-    pages = Pages(kind)
+    pages = PagePool(kind)
     pages.grow(sum(chunks) // BLOCK_TOKENS + 4)
     pages.data = mx.full(pages.data.shape, math.nan, case.dtype)
     holes = [pages.take() for _ in range(3)]
     del holes[1]  # columns do not lie in order
-    chain = Chain(pages)
+    table = PageTable(pages)
     total = sum(chunks)
     # Heads behind tokens, as models make them.
     keys, values = (
@@ -383,11 +392,11 @@ def chunked(case: Case, which: str, chunks: Sequence[int], n_layers: int = N_LAY
     done: dict[int, mx.array] = {}
     at = 0
     for n in chunks:
-        chain.reserve(at + n)
+        table.reserve(at + n)
         first = 0 if case.window is None else max(0, at - case.window + 1)
         k, v = keys[:, :, at : at + n], values[:, :, at : at + n]
         for layer in range(n_layers):
-            added = attention.append(k, v, chain, at, first, layer, done.get(layer))
+            added = attention.append(PrefillChunk(k, v, table, at, first, layer, done.get(layer)))
             done[layer] = added.done
             mx.eval(added.k, added.v, added.done)
             for name, got, whole in (("key", added.k, keys), ("value", added.v, values)):
@@ -397,15 +406,15 @@ def chunked(case: Case, which: str, chunks: Sequence[int], n_layers: int = N_LAY
                 )
         at += n
         require_held(
-            case, chain, at, n_layers, (keys, values), f"{which}: {case}, {chunks} to {at}"
+            case, table, at, n_layers, (keys, values), f"{which}: {case}, {chunks} to {at}"
         )
-    for lease in holes:
-        assert mx.isnan(pages.data[lease.index]).all().item(), f"{case}: a foreign column changed"
+    for ref in holes:
+        assert mx.isnan(pages.data[ref.index]).all().item(), f"{case}: a foreign column changed"
 
 
 def require_held(
     case: Case,
-    chain: Chain,
+    table: PageTable,
     stop: int,
     n_layers: int,
     written: tuple[mx.array, mx.array],
@@ -413,14 +422,14 @@ def require_held(
 ) -> None:
     """All tokens that a next one attends to are in the pages."""
     first = 0 if case.window is None else max(0, stop - case.window + 1)
-    ring = chain.pages.kind.ring
+    ring = table.pool.kind.ring
     for block in range(first // BLOCK_TOKENS, -(-stop // BLOCK_TOKENS)):
         a, b = max(first, block * BLOCK_TOKENS), min(stop, (block + 1) * BLOCK_TOKENS)
-        column = chain.columns[block if ring is None else block % ring]
+        column = table.pages[block if ring is None else block % ring]
         slots = slice(a - block * BLOCK_TOKENS, b - block * BLOCK_TOKENS)
         for layer in range(n_layers):
             for kind, whole in enumerate(written):
-                got = chain.pages.data[column, layer, kind, :, slots]
+                got = table.pool.data[column, layer, kind, :, slots]
                 assert mx.array_equal(got, whole[0, :, a:b]), f"{what}: tokens {a} to {b} differ"
 
 
@@ -440,10 +449,10 @@ def test_chunks_are_put_into_pages_and_gathered_exactly(case: Case, which: str) 
 @pytest.mark.parametrize("case", [CASES[0], CASES[3], CASES[7]], ids=str)
 def test_chunks_computed_together_come_one_behind_the_other(case: Case, which: str) -> None:
     """Nothing is evaluated in between: the order follows from what depends on what."""
-    attention, pages = case.attention(which), Pages(case.kind)
+    attention, pages = case.attention(which), PagePool(case.kind)
     pages.grow(8)
-    chain = Chain(pages)
-    chain.reserve(1200)
+    table = PageTable(pages)
+    table.reserve(1200)
     keys, values = (
         drawn(seed, 1, case.kv_heads, 1200, case.dim, dtype=case.dtype) for seed in (1, 2)
     )
@@ -453,7 +462,7 @@ def test_chunks_computed_together_come_one_behind_the_other(case: Case, which: s
     for at in range(0, 1200, 60):
         first = 0 if case.window is None else max(0, at - case.window + 1)
         k, v = keys[:, :, at : at + 60], values[:, :, at : at + 60]
-        added = attention.append(k, v, chain, at, first, 1, done)
+        added = attention.append(PrefillChunk(k, v, table, at, first, 1, done))
         done = added.done
         found.append((range(first, at + 60), added.k, added.v))
     mx.eval(done, [(k, v) for _, k, v in found])
@@ -468,11 +477,11 @@ def test_chunks_computed_together_come_one_behind_the_other(case: Case, which: s
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[8], CASES[12]], ids=str)
 def test_whole_columns_are_stored_where_they_should_be(case: Case, which: str) -> None:
-    attention, pages = case.attention(which), Pages(case.kind)
+    attention, pages = case.attention(which), PagePool(case.kind)
     pages.grow(7)
     pages.data = mx.full(pages.data.shape, math.nan, case.dtype)
     mx.eval(pages.data)
-    data = drawn(1, 3, *case.kind.column_shape, dtype=case.dtype)
+    data = drawn(1, 3, *case.kind.page_shape, dtype=case.dtype)
     mx.eval(attention.store(pages, [5, 0, 2], data))
     for at, column in enumerate((5, 0, 2)):
         assert mx.array_equal(pages.data[column], data[at]), f"{which}: {case}, column {column}"

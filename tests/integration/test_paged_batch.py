@@ -19,7 +19,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from semantic.adapters.mlx.kv_cache.paged.batch_metadata import Lineup, Lineups, StepPlan
+from semantic.adapters.mlx.kv_cache.paged.batch_metadata import (
+    BatchMetadata,
+    MetadataCache,
+    StepPlan,
+)
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
 from semantic.domain.value_objects import SamplingParams, SequenceId
@@ -124,7 +128,7 @@ class Together(RuleBasedStateMachine):
         gc.collect()
         layers: object = self.backend._layers
         assert isinstance(layers, PagedLayers)
-        assert [pages.n_used for pages in layers.pages] == [0] * len(layers.pages)
+        assert [pages.n_used for pages in layers.pools] == [0] * len(layers.pools)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "windows"])
@@ -149,7 +153,7 @@ def test_rows_are_taken_out_in_any_order_with_their_own_tokens() -> None:
 def test_a_batch_is_filtered_extended_and_copied_without_moving_anything() -> None:
     _, layers = layers_of(None)
     rows = [opened(layers, list(text(seed, 100 * seed + 50))) for seed in range(4)]
-    before = [row.columns() for row in rows]
+    before = [row.pages() for row in rows]
     batch = PagedCache.merge([row.caches[0] for row in rows[:3]])
     batch.filter([2, 0])
     assert batch.offset.tolist() == [250, 50]
@@ -162,7 +166,7 @@ def test_a_batch_is_filtered_extended_and_copied_without_moving_anything() -> No
         cache = batch.extract(number)
         assert cache.sequence is row.caches[0].sequence
         assert cache.held == row.caches[0].held
-    assert [row.columns() for row in rows] == before
+    assert [row.pages() for row in rows] == before
     batch.filter([])
     assert batch.empty()
 
@@ -184,23 +188,23 @@ def row_of(length: int, *windows: int | None) -> Running:
 
 
 def test_all_layers_share_a_lineup_and_nobody_keeps_it() -> None:
-    lineups = Lineups()
+    metadata_cache = MetadataCache()
     sequence = row_of(300, None).caches[0].sequence
-    lineup = lineups.get([sequence], [300])
-    assert lineups.get([sequence], [300]) is lineup
-    assert lineups.get([sequence], [301]) is not lineup
-    lineup = lineups.get([sequence], [300])
-    gone = weakref.ref(lineup)
-    del lineup
+    metadata = metadata_cache.get([sequence], [300])
+    assert metadata_cache.get([sequence], [300]) is metadata
+    assert metadata_cache.get([sequence], [301]) is not metadata
+    metadata = metadata_cache.get([sequence], [300])
+    gone = weakref.ref(metadata)
+    del metadata
     assert gone() is None
 
 
 def test_positions_go_on_step_by_step_and_may_begin_anywhere() -> None:
     sequence = row_of(10, None).caches[0].sequence
-    lineup = Lineup((sequence, sequence), (10, 700))
+    metadata = BatchMetadata((sequence, sequence), (10, 700))
     for step in (0, 0, 1, 2, 2, 7, 3, 4, 0):
-        assert lineup.positions(step).tolist() == [10 + step, 700 + step], step
-        assert lineup.positions(step).dtype == mx.int32
+        assert metadata.positions(step).tolist() == [10 + step, 700 + step], step
+        assert metadata.positions(step).dtype == mx.int32
 
 
 @pytest.mark.parametrize("window", [None, 40, 300])
@@ -208,16 +212,16 @@ def test_a_plan_is_kept_as_long_as_it_is_good_and_knows_columns_that_came_later(
     window: int | None,
 ) -> None:
     row = row_of(250, window)
-    chain = row.caches[0].chain
-    lineup = Lineup((row.caches[0].sequence,), (250,))
+    table = row.caches[0].table
+    metadata = BatchMetadata((row.caches[0].sequence,), (250,))
     plans: list[StepPlan] = []
     for step in range(400):
-        plan = lineup.plan(0, step, 8)
+        plan = metadata.plan(0, step, 8)
         assert step < plan.until
         if not plans or plans[-1] is not plan:
             assert not plans or step == plans[-1].until
             plans.append(plan)
-        assert chain.has_room(250 + step + 1)
+        assert table.has_capacity(250 + step + 1)
         numbers = cast("list[int]", plan.plan.tolist())
         for item in range(plan.n_items):
             _, start, stop, at, *_ = numbers[8 * item : 8 * item + 8]
@@ -225,8 +229,8 @@ def test_a_plan_is_kept_as_long_as_it_is_good_and_knows_columns_that_came_later(
             if start <= position < stop:
                 found = numbers[at + position // 256 - start // 256]
                 block = position // 256
-                ring = chain.pages.kind.ring
-                assert found == chain.columns[block if ring is None else block % ring]
+                ring = table.pool.kind.ring
+                assert found == table.pages[block if ring is None else block % ring]
     assert 2 <= len(plans) <= 12
 
 

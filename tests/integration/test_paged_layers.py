@@ -23,8 +23,8 @@ from hypothesis.stateful import (
 
 from semantic.adapters.mlx.kv_cache.paged.attention import PortableAttention
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
-from semantic.adapters.mlx.kv_cache.paged.page_pool import Pages
-from semantic.adapters.mlx.kv_cache.paged.page_table import Page
+from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool
+from semantic.adapters.mlx.kv_cache.paged.page_table import PagedBlock
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.errors import CacheReconstructionError
 from semantic.domain.prefix import earliest_cut
@@ -50,7 +50,7 @@ def text(n: int, seed: int = 1) -> list[int]:
 
 
 def n_used(layers: PagedLayers) -> list[int]:
-    return [pages.n_used for pages in layers.pages]
+    return [pages.n_used for pages in layers.pools]
 
 
 # What moves
@@ -60,11 +60,11 @@ def n_used(layers: PagedLayers) -> list[int]:
 def test_what_is_taken_over_lies_where_it_was(length: int) -> None:
     spec, layers = layers_of(*SEVERAL)
     running = opened(layers, text(length))
-    before, held = running.columns(), [cache.held for cache in running.caches]
+    before, held = running.pages(), [cache.held for cache in running.caches]
     blocks = blocks_of(spec, layers, running)
     del running
     again = restored(layers, blocks, exclusive=True)
-    for now, then in zip(again.columns(), before, strict=True):
+    for now, then in zip(again.pages(), before, strict=True):
         assert now[: len(then)] == then
     assert [cache.held for cache in again.caches] == held
     again.check()
@@ -78,9 +78,9 @@ class Counted(PortableAttention):
     def __init__(self) -> None:
         self.copied = 0
 
-    def store(self, pages: Pages, columns: list[int], data: mx.array) -> mx.array:
-        self.copied += len(columns)
-        return super().store(pages, columns, data)
+    def store(self, pool: PagePool, pages: list[int], data: mx.array) -> mx.array:
+        self.copied += len(pages)
+        return super().store(pool, pages, data)
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -92,7 +92,7 @@ def test_what_is_shared_is_copied_only_where_it_is_written_to(length: int) -> No
     fork = restored(layers, blocks, exclusive=False)
     partial = 1 if length % BLOCK_TOKENS else 0
     assert attention.copied == partial + ring
-    mine, theirs = fork.columns(), _columns(blocks)
+    mine, theirs = fork.pages(), _columns(blocks)
     shared = full - partial
     assert mine[0][:shared] == theirs[0][:shared]
     assert not set(mine[0][shared:]) & set(theirs[0])
@@ -105,7 +105,7 @@ def test_what_is_shared_is_copied_only_where_it_is_written_to(length: int) -> No
 def _columns(blocks: AgentBlocks) -> list[list[int]]:
     """The columns of layers 0 and 1."""
     pages = [blocks.blocks_for_layer(layer)[0].layer_data for layer in (0, 1)]
-    return [[lease.index for lease in page.leases] for page in pages if isinstance(page, Page)]
+    return [[ref.index for ref in page.refs] for page in pages if isinstance(page, PagedBlock)]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_forks_go_on_without_changing_each_other(length: int, cut: int) -> None:
         for other in forks:
             other.check()
     del fork, other
-    assert n_used(layers) == [0] * len(layers.pages)
+    assert n_used(layers) == [0] * len(layers.pools)
 
 
 def _earliest(spec: ModelCacheSpec, blocks: AgentBlocks) -> list[int]:
@@ -157,8 +157,8 @@ def test_a_source_that_goes_on_does_not_change_its_forks() -> None:
     source.append(layers, text(500, seed=2))
     fork.check()
     source.check()
-    assert fork.columns()[0][0] == source.columns()[0][0]
-    assert fork.columns()[0][1] != source.columns()[0][1]
+    assert fork.pages()[0][0] == source.pages()[0][0]
+    assert fork.pages()[0][1] != source.pages()[0][1]
     del fork, source
     assert n_used(layers) == [0]
 
@@ -178,7 +178,7 @@ def test_there_are_as_many_columns_as_blocks(windows: tuple[int | None, ...], le
         blocks = blocks_of(spec, layers, running)
         running.caches = []
         assert n_used(layers) == [
-            len(blocks.blocks_for_layer(pages.kind.layers[0])) for pages in layers.pages
+            len(blocks.blocks_for_layer(pages.kind.layers[0])) for pages in layers.pools
         ]
         if length - cut < max(1, *_earliest(spec, blocks)):
             return
@@ -195,7 +195,7 @@ def test_a_copy_of_a_beginning_has_no_more_columns_than_it_needs(
     blocks = blocks_of(spec, layers, opened(layers, text(511)))
     (before,) = n_used(layers)
     fork = restored(layers, blocks, exclusive=False, length=200)
-    (columns,) = fork.columns()
+    (columns,) = fork.pages()
     assert len(columns) == 1
     assert n_used(layers) == [before + 1]
     fork.check()
@@ -204,27 +204,27 @@ def test_a_copy_of_a_beginning_has_no_more_columns_than_it_needs(
 def test_taking_over_less_than_all_needs_no_column_more() -> None:
     """Blocks are given back only after their sequence runs again: it has to do with its own."""
     spec, layers = layers_of(None)
-    (pages,) = layers.pages
+    (pages,) = layers.pools
     pages.grow(4)
     blocks = blocks_of(spec, layers, opened(layers, text(1000)))
-    assert pages.n_used == pages.n_columns == 4
+    assert pages.n_used == pages.n_pages == 4
     caches = layers.restored(blocks, 300, 1024, exclusive=True)
-    assert pages.n_columns == 4
+    assert pages.n_pages == 4
     again = Running(caches, list(blocks.token_ids[:300]), 1024)
     again.append(layers, text(700, seed=2))
     again.check()
-    assert pages.n_columns == 4
+    assert pages.n_pages == 4
 
 
 class Late(PortableAttention):
     """Stores as the kernels do: into the array that there is when it is told to."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[Pages, int]] = []
+        self.told: list[tuple[PagePool, int]] = []
 
-    def store(self, pages: Pages, columns: list[int], data: mx.array) -> mx.array:
-        self.told.append((pages, pages.n_columns))
-        return super().store(pages, columns, data)
+    def store(self, pool: PagePool, pages: list[int], data: mx.array) -> mx.array:
+        self.told.append((pool, pool.n_pages))
+        return super().store(pool, pages, data)
 
 
 @pytest.mark.parametrize("windows", [(None,), (300,)])
@@ -234,16 +234,16 @@ def test_pages_do_not_grow_between_a_copy_and_its_computation(
     """What a kernel was told to store in an array is lost when a larger one takes its place."""
     attention = Late()
     spec, layers = layers_of(*windows, attention=attention)
-    (pages,) = layers.pages
+    (pages,) = layers.pools
     blocks = blocks_of(spec, layers, opened(layers, text(500)))
     pages.grow(4)
     taken = [pages.take() for _ in range(1)]  # one is left
     fork = Running(
         layers.restored(blocks, 500, 2048, exclusive=False), list(blocks.token_ids), 2048
     )
-    assert pages.n_columns > 4
+    assert pages.n_pages > 4
     assert attention.told
-    assert all(told == pages.n_columns for _, told in attention.told)
+    assert all(told == pages.n_pages for _, told in attention.told)
     fork.check()
     del taken
 
@@ -272,12 +272,12 @@ def test_blocks_of_two_sequences_are_refused() -> None:
 
 def test_memory_is_set_aside_as_sequences_of_usual_length_need_it() -> None:
     _, layers = layers_of(None, 300, 300)
-    n_bytes = 340 * layers.pages[0].kind.column_bytes
+    n_bytes = 340 * layers.pools[0].kind.page_bytes
     layers.set_aside(n_bytes)
-    assert sum(pages.nbytes for pages in layers.pages) <= n_bytes
-    assert sum(pages.nbytes for pages in layers.pages) > 0.95 * n_bytes
-    full, ring = sorted(layers.pages, key=lambda pages: pages.kind.ring or 0)
-    assert abs(full.n_columns / ring.n_columns - 32 / 2) < 1
+    assert sum(pages.nbytes for pages in layers.pools) <= n_bytes
+    assert sum(pages.nbytes for pages in layers.pools) > 0.95 * n_bytes
+    full, ring = sorted(layers.pools, key=lambda pages: pages.kind.ring or 0)
+    assert abs(full.n_pages / ring.n_pages - 32 / 2) < 1
 
 
 # Anything in any order
@@ -352,7 +352,7 @@ class Sequences(RuleBasedStateMachine):
 
     @invariant()
     def no_column_is_unknown_to_the_core(self) -> None:
-        for pages in self.layers.pages:
+        for pages in self.layers.pools:
             layer = pages.kind.layers[0]
             counted = sum(
                 self.spec.blocks_for(running.capacity)[layer] for running in self.running.values()
@@ -361,15 +361,15 @@ class Sequences(RuleBasedStateMachine):
 
     @invariant()
     def nobody_shares_what_they_write_to(self) -> None:
-        for number in range(len(self.layers.pages)):
+        for number in range(len(self.layers.pools)):
             users = Counter(
-                column for running in self.running.values() for column in running.columns()[number]
+                column for running in self.running.values() for column in running.pages()[number]
             )
             for running in self.running.values():
                 at = len(running.tokens) // BLOCK_TOKENS
-                if self.layers.pages[number].kind.ring is not None:
+                if self.layers.pools[number].kind.ring is not None:
                     at = 0
-                assert all(users[column] == 1 for column in running.columns()[number][at:])
+                assert all(users[column] == 1 for column in running.pages()[number][at:])
 
     def teardown(self) -> None:
         for number in sorted(self.idle):
@@ -377,7 +377,7 @@ class Sequences(RuleBasedStateMachine):
             running.check()
             del running
         self.running.clear()
-        assert n_used(self.layers) == [0] * len(self.layers.pages)
+        assert n_used(self.layers) == [0] * len(self.layers.pools)
 
 
 def test_whatever_happens_everybody_keeps_their_own_tokens() -> None:

@@ -18,8 +18,8 @@ from hypothesis.stateful import (
 )
 
 from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
-from semantic.adapters.mlx.kv_cache.paged.page_pool import Lease, Pages
-from semantic.adapters.mlx.kv_cache.paged.page_table import Chain
+from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool, PageRef
+from semantic.adapters.mlx.kv_cache.paged.page_table import PageTable
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 
 KIND = PageKind((0, 2), LayerShape(1, 2, 2, mx.float32))
@@ -31,39 +31,39 @@ class Leases(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pages = Pages(KIND)
-        self.leases: list[Lease] = []
+        self.pages = PagePool(KIND)
+        self.refs: list[PageRef] = []
         self.written: dict[int, int] = {}
         self.number = 0
 
-    def _write(self, lease: Lease) -> None:
+    def _write(self, ref: PageRef) -> None:
         self.number += 1
-        self.pages.data[lease.index] = float(self.number)
-        self.written[lease.index] = self.number
+        self.pages.data[ref.index] = float(self.number)
+        self.written[ref.index] = self.number
 
     @rule()
     def take(self) -> None:
-        lease = self.pages.take()
-        assert lease.index not in {other.index for other in self.leases}
-        assert not lease.is_shared
-        self.leases.append(lease)
-        self._write(lease)
+        ref = self.pages.take()
+        assert ref.index not in {other.index for other in self.refs}
+        assert not ref.is_shared
+        self.refs.append(ref)
+        self._write(ref)
 
-    @precondition(lambda self: self.leases)
+    @precondition(lambda self: self.refs)
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
         # By number: what hypothesis draws it keeps.
-        lease = self.leases[data.draw(st.integers(0, len(self.leases) - 1))]
-        again = self.pages.share(lease)
-        assert again.index == lease.index
+        ref = self.refs[data.draw(st.integers(0, len(self.refs) - 1))]
+        again = self.pages.share(ref)
+        assert again.index == ref.index
         assert again.is_shared
-        assert lease.is_shared
-        self.leases.append(again)
+        assert ref.is_shared
+        self.refs.append(again)
 
-    @precondition(lambda self: self.leases)
+    @precondition(lambda self: self.refs)
     @rule(data=st.data(), elsewhere=st.booleans())
     def drop(self, data: st.DataObject, elsewhere: bool) -> None:
-        dropped = [self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1)))]
+        dropped = [self.refs.pop(data.draw(st.integers(0, len(self.refs) - 1)))]
         if elsewhere:
             thread = threading.Thread(target=dropped.clear)
             thread.start()
@@ -72,24 +72,24 @@ class Leases(RuleBasedStateMachine):
 
     @rule(n=st.integers(0, 20))
     def grow(self, n: int) -> None:
-        before = self.pages.n_columns
+        before = self.pages.n_pages
         self.pages.grow(n)
-        assert self.pages.n_columns == max(before, n)
+        assert self.pages.n_pages == max(before, n)
 
     @invariant()
     def accounts_agree(self) -> None:
-        used = {lease.index for lease in self.leases}
+        used = {ref.index for ref in self.refs}
         assert self.pages.n_used == len(used)
-        assert self.pages.nbytes == self.pages.n_columns * KIND.column_bytes
+        assert self.pages.nbytes == self.pages.n_pages * KIND.page_bytes
         free = self.pages._free
-        assert sorted([*free, *used]) == list(range(self.pages.n_columns))
-        for lease in self.leases:
-            users = sum(other.index == lease.index for other in self.leases)
-            assert lease.is_shared == (users > 1)
+        assert sorted([*free, *used]) == list(range(self.pages.n_pages))
+        for ref in self.refs:
+            users = sum(other.index == ref.index for other in self.refs)
+            assert ref.is_shared == (users > 1)
 
     @invariant()
     def contents_stay(self) -> None:
-        used = {lease.index for lease in self.leases}
+        used = {ref.index for ref in self.refs}
         if used:
             found = cast("list[float]", mx.min(self.pages.data, axis=(1, 2, 3, 4, 5)).tolist())
             most = mx.max(self.pages.data, axis=(1, 2, 3, 4, 5)).tolist()
@@ -97,7 +97,7 @@ class Leases(RuleBasedStateMachine):
             assert {at: found[at] for at in used} == {at: self.written[at] for at in used}
 
     def teardown(self) -> None:
-        self.leases.clear()
+        self.refs.clear()
         assert self.pages.n_used == 0
 
 
@@ -106,12 +106,12 @@ def test_leases_come_and_go_in_any_order() -> None:
 
 
 def test_leases_dropped_by_many_threads_while_others_are_taken_are_all_free_again() -> None:
-    pages = Pages(KIND)
+    pages = PagePool(KIND)
     pages.grow(64)
-    dropping: list[list[Lease]] = [[] for _ in range(4)]
+    dropping: list[list[PageRef]] = [[] for _ in range(4)]
     done = threading.Event()
 
-    def drop(mine: list[Lease]) -> None:
+    def drop(mine: list[PageRef]) -> None:
         while not done.is_set() or mine:
             if mine:
                 mine.pop()
@@ -119,83 +119,83 @@ def test_leases_dropped_by_many_threads_while_others_are_taken_are_all_free_agai
     threads = [threading.Thread(target=drop, args=(mine,)) for mine in dropping]
     for thread in threads:
         thread.start()
-    kept: list[Lease] = []
+    kept: list[PageRef] = []
     for turn in range(4000):
-        lease = pages.take()
-        assert lease.index not in {other.index for other in kept}
-        dropping[turn % 4].append(pages.share(lease))
+        ref = pages.take()
+        assert ref.index not in {other.index for other in kept}
+        dropping[turn % 4].append(pages.share(ref))
         if turn % 3:
-            dropping[(turn + 1) % 4].append(lease)
+            dropping[(turn + 1) % 4].append(ref)
         else:
-            kept.append(lease)
+            kept.append(ref)
         if len(kept) > 20:
             dropping[turn % 4].append(kept.pop(0))
-        del lease
+        del ref
     done.set()
     for thread in threads:
         thread.join()
     assert pages.n_used == len(kept)
     kept.clear()
     assert pages.n_used == 0
-    assert sorted(pages._free) == list(range(pages.n_columns))
+    assert sorted(pages._free) == list(range(pages.n_pages))
 
 
 def test_the_lowest_columns_are_taken_first() -> None:
-    pages = Pages(KIND)
+    pages = PagePool(KIND)
     pages.grow(3)
-    leases = [pages.take() for _ in range(3)]
-    assert [lease.index for lease in leases] == [0, 1, 2]
-    leases += [pages.take() for _ in range(2)]
-    assert [lease.index for lease in leases] == [0, 1, 2, 3, 4]
+    refs = [pages.take() for _ in range(3)]
+    assert [ref.index for ref in refs] == [0, 1, 2]
+    refs += [pages.take() for _ in range(2)]
+    assert [ref.index for ref in refs] == [0, 1, 2, 3, 4]
 
 
 def test_a_lease_knows_whose_it_is() -> None:
-    pages, others = Pages(KIND), Pages(KIND)
-    lease = pages.take()
-    assert lease.of(pages)
-    assert not lease.of(others)
+    pages, others = PagePool(KIND), PagePool(KIND)
+    ref = pages.take()
+    assert ref.of(pages)
+    assert not ref.of(others)
 
 
 @pytest.mark.parametrize(
-    ("kind", "n_tokens", "n_columns"),
+    ("kind", "n_tokens", "n_pages"),
     [
         (KIND, 0, 0), (KIND, 1, 1), (KIND, 256, 1), (KIND, 257, 2), (KIND, 5000, 20),
         (RING, 0, 0), (RING, 256, 1), (RING, 257, 2), (RING, 513, 2), (RING, 5000, 2),
     ],
 )  # fmt: skip
 def test_a_chain_has_a_column_for_each_block_or_for_each_of_its_ring(
-    kind: PageKind, n_tokens: int, n_columns: int
+    kind: PageKind, n_tokens: int, n_pages: int
 ) -> None:
-    pages = Pages(kind)
-    chain = Chain(pages)
-    chain.reserve(n_tokens)
-    assert len(chain.leases) == chain.columns_for(n_tokens) == n_columns
-    assert chain.has_room(n_tokens)
-    if n_columns:
-        assert chain.array().tolist() == chain.columns
-        chain.reserve(n_tokens + 256)
-        assert chain.array().tolist() == chain.columns
-    chain.reserve(1)  # room is never given back
-    assert len(chain.leases) >= n_columns
-    del chain
+    pages = PagePool(kind)
+    table = PageTable(pages)
+    table.reserve(n_tokens)
+    assert len(table.refs) == table.pages_for(n_tokens) == n_pages
+    assert table.has_capacity(n_tokens)
+    if n_pages:
+        assert table.array().tolist() == table.pages
+        table.reserve(n_tokens + 256)
+        assert table.array().tolist() == table.pages
+    table.reserve(1)  # room is never given back
+    assert len(table.refs) >= n_pages
+    del table
     assert pages.n_used == 0
 
 
 def test_abandoned_pages_hold_no_memory_and_bear_late_leases() -> None:
-    pages = Pages(KIND)
+    pages = PagePool(KIND)
     pages.grow(3)
-    lease = pages.take()
+    ref = pages.take()
     pages.abandon()
     assert pages.nbytes == 0
-    del lease
+    del ref
 
 
 def test_pages_that_come_when_needed_stop_at_what_was_set_aside() -> None:
-    pages = Pages(KIND)
+    pages = PagePool(KIND)
     pages.expect(11)
     sizes = []
-    leases = []
+    refs = []
     for _ in range(12):
-        leases.append(pages.take())
-        sizes.append(pages.n_columns)
+        refs.append(pages.take())
+        sizes.append(pages.n_pages)
     assert sizes == [4] * 4 + [8] * 4 + [11] * 3 + [22]

@@ -7,9 +7,13 @@ from collections.abc import Callable
 import mlx.core as mx
 import pytest
 
-from semantic.adapters.mlx.kv_cache.paged.attention import Appended, Place, PortableAttention
-from semantic.adapters.mlx.kv_cache.paged.page_pool import Pages
-from semantic.adapters.mlx.kv_cache.paged.page_table import Chain
+from semantic.adapters.mlx.kv_cache.paged.attention import (
+    Appended,
+    DecodeStep,
+    PortableAttention,
+    PrefillChunk,
+)
+from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool
 from semantic.adapters.mlx.model.provider import wrap_model
 from tests.support.tiny_models import tiny_model
 
@@ -17,17 +21,8 @@ from tests.support.tiny_models import tiny_model
 class Attends(PortableAttention):
     """Attends wrongly, as subclasses say; itself it is right."""
 
-    def attend(
-        self,
-        q: mx.array,
-        k: mx.array,
-        v: mx.array,
-        place: Place,
-        scale: float,
-        sinks: mx.array | None,
-        after: mx.array | None,
-    ) -> mx.array:
-        return self.told(super().attend(q, k, v, place, scale, self.given(sinks), after))
+    def attend(self, step: DecodeStep) -> mx.array:
+        return self.told(super().attend(step._replace(sinks=self.given(step.sinks))))
 
     def given(self, sinks: mx.array | None) -> mx.array | None:
         return sinks
@@ -66,18 +61,9 @@ class IgnoresSinks(Attends):
 class Appends(PortableAttention):
     """Puts chunks into pages wrongly, as subclasses say; itself it is right."""
 
-    def append(
-        self,
-        k: mx.array,
-        v: mx.array,
-        chain: Chain,
-        at: int,
-        gather_from: int,
-        layer: int,
-        after: mx.array | None,
-    ) -> Appended:
-        k, v, at = self.given(k, v, at)
-        return self.told(super().append(k, v, chain, at, gather_from, layer, after))
+    def append(self, chunk: PrefillChunk) -> Appended:
+        k, v, at = self.given(chunk.k, chunk.v, chunk.at)
+        return self.told(super().append(chunk._replace(k=k, v=v, at=at)))
 
     def given(self, k: mx.array, v: mx.array, at: int) -> tuple[mx.array, mx.array, int]:
         return k, v, at
@@ -97,13 +83,13 @@ class GathersWrongly(Appends):
 
 
 class StoresWrongly(PortableAttention):
-    def store(self, pages: Pages, columns: list[int], data: mx.array) -> mx.array:
-        return super().store(pages, sorted(columns), data)
+    def store(self, pool: PagePool, pages: list[int], data: mx.array) -> mx.array:
+        return super().store(pool, sorted(pages), data)
 
 
 class CopiesNothing(PortableAttention):
-    def copy(self, pages: Pages, columns: list[int], to: list[int]) -> mx.array:
-        return super().copy(pages, columns, columns[: len(to)])
+    def copy(self, pool: PagePool, pages: list[int], to: list[int]) -> mx.array:
+        return super().copy(pool, pages, pages[: len(to)])
 
 
 WRONG = [

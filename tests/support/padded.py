@@ -10,14 +10,14 @@ import math
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.batch.calibration import Calibration, StepTimes
 from semantic.adapters.mlx.batch.padded_batch import PaddedBatch
-from semantic.adapters.mlx.kv_cache.forms import SequenceLayers
+from semantic.adapters.mlx.kv_cache.forms import CacheLayers
 from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from tests.support.tiny_models import tiny_model
 
 PADDED = " padded"
 
-ALWAYS = Calibration((StepTimes(1, ragged_ms=2.0, padded_ms=1.0),), most_room=math.inf)
+ALWAYS = Calibration((StepTimes(1, ragged_ms=2.0, padded_ms=1.0),), max_padding_ratio=math.inf)
 """Padded whatever the size, and however long the longest is."""
 
 
@@ -31,5 +31,5 @@ def padded_backend(
     return backend
 
 
-def _always(model: object, layers: SequenceLayers) -> Calibration:  # noqa: ARG001
+def _always(model: object, layers: CacheLayers) -> Calibration:  # noqa: ARG001
     return ALWAYS

@@ -94,9 +94,9 @@ class Running:
         mx.eval([cache.state for cache in self.caches])
         self.tokens += tokens
 
-    def columns(self) -> list[list[int]]:
+    def pages(self) -> list[list[int]]:
         """Where each kind's columns are."""
-        return [chain.columns for chain in self.caches[0].sequence.chains]
+        return [table.pages for table in self.caches[0].sequence.tables]
 
     def check(self) -> None:
         """Every token that is held is what it should be."""
@@ -107,17 +107,17 @@ class Running:
 
 def check_columns(cache: PagedCache, layer: int, tokens: Sequence[int]) -> None:
     """The held tokens lie where a kernel looks for them."""
-    kind, columns = cache.chain.pages.kind, cache.chain.columns
+    kind, pages = cache.table.pool.kind, cache.table.pages
     window = kind.window
     least = len(tokens) if window is None else min(len(tokens), window - 1)
     assert len(cache.held) >= least, (layer, cache.held)
-    data = cache.chain.pages.data
+    data = cache.table.pool.data
     for block in range(cache.held.start // BLOCK_TOKENS, -(-cache.held.stop // BLOCK_TOKENS)):
         first = max(cache.held.start, block * BLOCK_TOKENS)
         stop = min(cache.held.stop, (block + 1) * BLOCK_TOKENS)
-        column = columns[block if kind.ring is None else block % kind.ring]
+        page = pages[block if kind.ring is None else block % kind.ring]
         slots = slice(first - block * BLOCK_TOKENS, stop - block * BLOCK_TOKENS)
-        found = data[column, cache.layer.number, :, :, slots]
+        found = data[page, cache.layer.number, :, :, slots]
         keys, values = values_of(tokens[first:stop], first, layer)
         assert mx.array_equal(found[0], keys[0]), (layer, first, stop)
         assert mx.array_equal(found[1], values[0]), (layer, first, stop)

@@ -8,7 +8,7 @@ from semantic import AgentBlocks, BlockPool, BlockPoolBatchEngine, CompletedGene
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.kv_cache.contiguous.buffer import BufferRange
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
-from semantic.adapters.mlx.kv_cache.paged.page_pool import Pages
+from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from semantic.application.cache.idle_caches import IdleCaches
 from semantic.application.engine.prefill_budget import PrefillBudget
@@ -82,15 +82,15 @@ class Rig:
         return self.run()[uid]
 
     @property
-    def pages(self) -> list[Pages]:
+    def pages(self) -> list[PagePool]:
         """The pages of each kind of layers; none where caches lie in arrays of their own."""
         layers: object = self.backend._layers
-        return layers.pages if isinstance(layers, PagedLayers) else []
+        return layers.pools if isinstance(layers, PagedLayers) else []
 
     def held_bytes(self) -> int:
         """Bytes of the arrays, or columns, of running sequences and idle caches."""
         if self.pages:
-            return sum(pages.n_used * pages.kind.column_bytes for pages in self.pages)
+            return sum(pages.n_used * pages.kind.page_bytes for pages in self.pages)
         idle = {
             id(block.layer_data.buffer): block.layer_data.buffer
             for key in self.store.lru_order()

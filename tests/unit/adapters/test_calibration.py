@@ -18,7 +18,7 @@ from semantic.adapters.mlx.batch.calibration import (
     choose_batching,
 )
 from semantic.adapters.mlx.batch.padded_batch import PaddedLayer
-from semantic.adapters.mlx.kv_cache.forms import SequenceLayers
+from semantic.adapters.mlx.kv_cache.forms import CacheLayers
 from semantic.adapters.mlx.kv_cache.probe import padding_works
 from semantic.adapters.mlx.model.provider import wrap_model
 from tests.support.in_pages import tiny_backend
@@ -75,7 +75,7 @@ def test_one_long_sequence_does_not_make_all_others_as_long(rooms: list[int], pa
 def measured(name: str) -> bool:
     calls: list[object] = []
 
-    def note(model: object, layers: SequenceLayers) -> Calibration:  # noqa: ARG001
+    def note(model: object, layers: CacheLayers) -> Calibration:  # noqa: ARG001
         calls.append(model)
         return FASTER_FROM_4
 

@@ -17,13 +17,13 @@ import pytest
 from clang import cindex  # type: ignore[import-untyped]
 
 from semantic.adapters.mlx.kv_cache.paged import kernel_source, kernels
-from semantic.adapters.mlx.kv_cache.paged.attention import Place
-from semantic.adapters.mlx.kv_cache.paged.batch_metadata import Lineup
+from semantic.adapters.mlx.kv_cache.paged.attention import DecodeStep, PrefillChunk
+from semantic.adapters.mlx.kv_cache.paged.batch_metadata import BatchMetadata
 from semantic.adapters.mlx.kv_cache.paged.dialect import METAL
 from semantic.adapters.mlx.kv_cache.paged.kernels import HEAD_DIMS, PagedKernels, tile_of
 from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
-from semantic.adapters.mlx.kv_cache.paged.page_pool import Pages
-from semantic.adapters.mlx.kv_cache.paged.page_table import Chain, PagedSequence
+from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool
+from semantic.adapters.mlx.kv_cache.paged.page_table import PagedSequence, PageTable
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 
 METAL_IN_OPENCL = """
@@ -140,20 +140,21 @@ def kind_of(dim: int, kv_heads: int, dtype: mx.Dtype, window: int | None) -> Pag
     return PageKind((0, 1), LayerShape(kv_heads, dim, dim, dtype), window, ring)
 
 
-def sequence_in(pages: Pages, n_tokens: int) -> PagedSequence:
-    chain = Chain(pages)
-    chain.reserve(n_tokens)
-    return PagedSequence([chain])
+def sequence_in(pages: PagePool, n_tokens: int) -> PagedSequence:
+    table = PageTable(pages)
+    table.reserve(n_tokens)
+    return PagedSequence([table])
 
 
 def attend(kind: PageKind, group: int, lengths: tuple[int, ...], *, with_sinks: bool) -> None:
     """One step of sequences with so many tokens, through the kernels for Metal."""
     heads, dim, dtype = kind.shape.kv_heads, kind.shape.k_head_dim, kind.shape.dtype
-    metal, pages = PagedKernels(kind, METAL), Pages(kind)
+    metal, pages = PagedKernels(kind, METAL), PagePool(kind)
     sequences = tuple(sequence_in(pages, length + 1) for length in lengths)
     q, k = (mx.zeros((len(lengths), n, 1, dim), dtype) for n in (heads * group, heads))
     sinks = mx.zeros((heads * group,), dtype) if with_sinks else None
-    out = metal.attend(q, k, k, Place(Lineup(sequences, lengths), 0, 0, 1), 1.0, sinks, None)
+    metadata = BatchMetadata(sequences, lengths)
+    out = metal.attend(DecodeStep(q, k, k, metadata, 0, 0, 1, 1.0, sinks, None))
     assert out.shape == q.shape
 
 
@@ -179,15 +180,15 @@ def test_chunks_and_columns_compile(
     compiler: Compiler, dim: int, dtype: mx.Dtype, window: int | None
 ) -> None:
     kind = kind_of(dim, 2, dtype, window)
-    metal, pages = PagedKernels(kind, METAL), Pages(kind)
+    metal, pages = PagedKernels(kind, METAL), PagePool(kind)
     for length in (600, 5000):  # few columns and many
-        (chain,) = sequence_in(pages, length).chains
+        (table,) = sequence_in(pages, length).tables
         chunk = mx.zeros((1, 2, 40, dim), dtype)
         for at, gather_from in ((0, 0), (length - 40, length - 300)):
-            metal.append(chunk, chunk, chain, at, gather_from, 0, None)
-    for n_columns in (1, 9):
-        columns = list(range(n_columns))
-        metal.store(pages, columns, mx.zeros((n_columns, *kind.column_shape), dtype))
+            metal.append(PrefillChunk(chunk, chunk, table, at, gather_from, 0, None))
+    for n_pages in (1, 9):
+        columns = list(range(n_pages))
+        metal.store(pages, columns, mx.zeros((n_pages, *kind.page_shape), dtype))
         metal.copy(pages, columns, columns[::-1])
     assert compiler.n_launches >= 8
     assert not compiler.errors, "\n".join(sorted(set(compiler.errors)))

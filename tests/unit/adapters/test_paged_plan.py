@@ -13,11 +13,11 @@ from semantic.adapters.mlx.kv_cache.paged.kernel_source import ITEM_INTS
 from semantic.adapters.mlx.kv_cache.paged.split_kv import (
     MOST_ITEMS,
     SHORTEST,
-    Plan,
     RowPages,
+    SplitPlan,
     chunk_for,
     cut_at_blocks,
-    make_plan,
+    plan_split,
 )
 from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, LayerSpec
 
@@ -41,9 +41,9 @@ def pages_of_rows(draw: st.DrawFn) -> list[RowPages]:
         ring = None
         if window is not None:
             ring = LayerSpec(LayerKind.SLIDING_WINDOW, window=window).max_blocks
-        n_columns = position // BLOCK_TOKENS + 1 + draw(st.integers(0, 3))
-        n_columns = n_columns if ring is None else min(n_columns, ring)
-        columns, numbers = numbers[:n_columns], numbers[n_columns:]
+        n_pages = position // BLOCK_TOKENS + 1 + draw(st.integers(0, 3))
+        n_pages = n_pages if ring is None else min(n_pages, ring)
+        columns, numbers = numbers[:n_pages], numbers[n_pages:]
         rows.append(RowPages(position, columns, window, ring))
     return rows
 
@@ -57,7 +57,7 @@ def smallest_chunk(rows: list[RowPages]) -> int:
     return -(-longest // (MOST_ITEMS - 1) // SHORTEST) * SHORTEST + SHORTEST
 
 
-def pieces_read(plan: Plan, item: list[int], row: RowPages, position: int) -> list[range]:
+def pieces_read(plan: SplitPlan, item: list[int], row: RowPages, position: int) -> list[range]:
     """The positions that a kernel reads for an item; checks in which columns it looks for them."""
     _, start, stop, columns, *_ = item
     seen_from = 0 if row.window is None else max(0, position - row.window + 1)
@@ -68,12 +68,12 @@ def pieces_read(plan: Plan, item: list[int], row: RowPages, position: int) -> li
         if own:
             found = plan.numbers[columns + block - start // BLOCK_TOKENS]
             where = block if row.ring is None else block % row.ring
-            assert found == row.columns[where], (item, position, block)
+            assert found == row.pages[where], (item, position, block)
             pieces.append(own)
     return pieces
 
 
-def require_right(plan: Plan, rows: list[RowPages], step: int) -> None:
+def require_right(plan: SplitPlan, rows: list[RowPages], step: int) -> None:
     """What the plan reads at a step is what the rows' tokens attend to then."""
     items = [plan.numbers[i * ITEM_INTS : (i + 1) * ITEM_INTS] for i in range(plan.n_items)]
     for number, row in enumerate(rows):
@@ -97,7 +97,7 @@ def require_right(plan: Plan, rows: list[RowPages], step: int) -> None:
 def test_every_token_attended_to_is_read_once_and_where_it_is(
     rows: list[RowPages], chunk: int
 ) -> None:
-    plan = make_plan(rows, max(chunk, smallest_chunk(rows)))
+    plan = plan_split(rows, max(chunk, smallest_chunk(rows)))
     assert plan.steps >= 1
     for step in {0, 1, plan.steps // 2, plan.steps - 1}:
         if step < plan.steps:
@@ -109,11 +109,13 @@ def test_a_plan_is_good_as_long_as_there_is_room_and_its_items_reach(
     rows: list[RowPages], chunk: int
 ) -> None:
     chunk = max(chunk, smallest_chunk(rows))
-    plan = make_plan(rows, chunk)
+    plan = plan_split(rows, chunk)
     reasons = []
     for row in rows:
         reaches = row.position - row.position % chunk + chunk
-        reasons.append(min(reaches, reaches if row.room is None else row.room) - row.position)
+        reasons.append(
+            min(reaches, reaches if row.capacity is None else row.capacity) - row.position
+        )
     assert plan.steps == min(reasons)
 
 
@@ -123,7 +125,7 @@ def test_a_chosen_chunk_gives_each_row_few_enough_items(rows: list[RowPages], at
     chunk = chunk_for(rows, at_once)
     assert chunk >= SHORTEST
     assert chunk % SHORTEST == 0
-    plan = make_plan(rows, chunk)
+    plan = plan_split(rows, chunk)
     assert max(plan.spans[1::2]) <= MOST_ITEMS
     require_right(plan, rows, 0)
 
@@ -150,7 +152,7 @@ def test_in_a_ring_no_token_lies_where_another_is_attended_to(window: int) -> No
     for position in (*range(0, 5000, 97), *range(ring * 256 - 2, ring * 256 + 3)):
         row = RowPages(position, range(min(ring, position // BLOCK_TOKENS + 1)), window, ring)
         places = {
-            (row.column(at // BLOCK_TOKENS), at % BLOCK_TOKENS)
+            (row.page(at // BLOCK_TOKENS), at % BLOCK_TOKENS)
             for at in range(row.first, position + 1)
         }
         assert len(places) == position + 1 - row.first

@@ -14,11 +14,11 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from semantic.adapters.mlx.batch.calibration import Calibration, new_batch
-from semantic.adapters.mlx.batch.decode_batch import DecodeBatch, Newcomer
+from semantic.adapters.mlx.batch.decode_batch import DecodeBatch, NewSequence
 from semantic.adapters.mlx.kv_cache import attention_hook
-from semantic.adapters.mlx.kv_cache.forms import CacheForms, LayerCache, Memory
+from semantic.adapters.mlx.kv_cache.forms import CacheForm, LayerCache, Memory
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
-from semantic.adapters.mlx.kv_cache.staging import Landing
+from semantic.adapters.mlx.kv_cache.staging import Staging
 from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
 from semantic.adapters.mlx.sampling.sampler import (
     make_processors,
@@ -59,7 +59,7 @@ class _Sequence:
     decoding: bool = False
     params: SamplingParams = field(default_factory=SamplingParams)
     mask: GrammarMask | None = None
-    landing: Landing[Memory] | None = None
+    staging: Staging[Memory] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,10 @@ class _Start:
     drawn: int
     mask: GrammarMask | None
 
-    def newcomer(self, sequence: SequenceId, caches: list[LayerCache]) -> Newcomer:
+    def new_sequence(self, sequence: SequenceId, caches: list[LayerCache]) -> NewSequence:
         """What the batch is told; of the processors, a grammar has the last word."""
         processors = make_processors(self.params, len(self.history) + 1 - self.drawn)
-        return Newcomer(
+        return NewSequence(
             sequence,
             caches,
             self.last_token,
@@ -94,7 +94,7 @@ class MLXBackend:
         model: Module,
         model_id: str,
         spec: ModelCacheSpec,
-        forms: CacheForms,
+        form: CacheForm,
         vocab_size: int,
         grammars: GrammarCompiler | None = None,
         calibration: Calibration | None = None,
@@ -109,7 +109,7 @@ class MLXBackend:
         self._spec = spec
         self._vocab_size = vocab_size
         self.grammars = grammars or GrammarCompiler(None, (), vocab_size)
-        self._layers, self._bodies = forms.layers, forms.bodies
+        self._layers, self._codec = form.layers, form.codec
         self._calibration = calibration
         self._sequences: dict[SequenceId, _Sequence] = {}
         self._starting: dict[SequenceId, _Start] = {}
@@ -185,7 +185,7 @@ class MLXBackend:
     def reserve(self, sequence: SequenceId, capacity: int) -> None:
         """See `BatchBackend.reserve`."""
         state = self._sequences[sequence]
-        if state.landing is not None:
+        if state.staging is not None:
             raise BackendError("a sequence that is being loaded cannot move")
         with self._computing():
             self._layers.reserve(state.caches, capacity)
@@ -269,7 +269,7 @@ class MLXBackend:
 
     def layout(self) -> BlockLayout:
         """See `BatchBackend.layout`."""
-        return self._bodies.layout
+        return self._codec.layout
 
     def pause(self, sequence: SequenceId) -> None:
         """See `BatchBackend.pause`."""
@@ -284,7 +284,7 @@ class MLXBackend:
         """See `BatchBackend.export_block`."""
         state = self._resting(sequence)
         with self._computing():
-            return self._bodies.export_block(state.caches, state.length, part, start, stop)
+            return self._codec.export_block(state.caches, state.length, part, start, stop)
 
     def export_checkpoint(self, sequence: SequenceId) -> bytes:
         """See `BatchBackend.export_checkpoint`."""
@@ -292,33 +292,33 @@ class MLXBackend:
         if not state.length:
             raise BackendError("an empty sequence has no checkpoint")
         with self._computing():
-            return self._bodies.export_checkpoint(state.caches, state.length)
+            return self._codec.export_checkpoint(state.caches, state.length)
 
     def loading(
         self, sequence: SequenceId, part: Part, start: int, stop: int
     ) -> list[list[memoryview]]:
         """See `BatchBackend.loading`."""
         state = self._sequences[sequence]
-        landing = state.landing
-        if landing is None:
-            landing = Landing(self._resting(sequence).length)
+        staging = state.staging
+        if staging is None:
+            staging = Staging(self._resting(sequence).length)
         with self._computing():
-            views = self._bodies.loading(state.caches, landing, part, start, stop)
-        state.landing = landing
+            views = self._codec.loading(state.caches, staging, part, start, stop)
+        state.staging = staging
         return views
 
     def loaded(self, sequence: SequenceId, length: int, checkpoint: bytes | None = None) -> None:
         """See `BatchBackend.loaded`."""
         state = self._sequences[sequence]
-        landing, state.landing = state.landing, None
-        if landing is None:
+        staging, state.staging = state.staging, None
+        if staging is None:
             raise CacheReconstructionError("nothing was loaded into this sequence")
         with self._computing():
             if not length:
                 state.caches.clear()  # first: pages may be few
                 state.caches = self._layers.empty(state.capacity)
-            elif length > landing.length or checkpoint is not None:
-                state.caches = self._bodies.loaded(state.caches, landing, length, checkpoint)
+            elif length > staging.length or checkpoint is not None:
+                state.caches = self._codec.loaded(state.caches, staging, length, checkpoint)
         state.length = length
 
     def cache_nbytes(self) -> int:
@@ -372,15 +372,15 @@ class MLXBackend:
 
     def _join_starting(self) -> None:
         """Let those who wait for it join the batch, as many as may at once."""
-        newcomers: list[Newcomer] = []
-        for sequence in list(self._starting)[: self._batch.joins_at_once]:
+        joining: list[NewSequence] = []
+        for sequence in list(self._starting)[: self._batch.max_joins_per_step]:
             start, state = self._starting.pop(sequence), self._sequences[sequence]
-            newcomers.append(start.newcomer(sequence, state.caches))
+            joining.append(start.new_sequence(sequence, state.caches))
             state.decoding = True
             state.params, state.mask = start.params, start.mask
             self._newcomers.append(state)
-        if newcomers:
-            self._batch.join(newcomers)
+        if joining:
+            self._batch.join(joining)
 
     def _leave(self, sequence: SequenceId, state: _Sequence) -> None:
         """Take a sequence out of the batch, if it is in it, with its caches as they are then."""
@@ -394,6 +394,6 @@ class MLXBackend:
         state = self._sequences[sequence]
         if state.decoding or sequence in self._starting:
             raise BackendError("the sequence is decoding; pause it first")
-        if state.landing is not None:
+        if state.staging is not None:
             raise BackendError("the sequence is being loaded")
         return state

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from semantic.adapters.mlx.batch.decode_batch import DecodeBatch, Newcomer, OwnBatch
+from semantic.adapters.mlx.batch.decode_batch import ContinuousBatch, DecodeBatch, NewSequence
 from semantic.adapters.mlx.batch.generator_batch import GeneratorBatch
 from semantic.adapters.mlx.batch.padded_batch import PaddedBatch
 from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache
-from semantic.adapters.mlx.kv_cache.contiguous.layers import LayerCaches
-from semantic.adapters.mlx.kv_cache.forms import LayerCache, SequenceLayers
+from semantic.adapters.mlx.kv_cache.contiguous.layers import ContiguousLayers
+from semantic.adapters.mlx.kv_cache.forms import CacheLayers, LayerCache
 from semantic.adapters.mlx.kv_cache.probe import padding_works
 from semantic.adapters.mlx.sampling.sampler import make_sampler
 from semantic.domain.value_objects import (
@@ -65,7 +65,7 @@ class Calibration:
     """What was measured, the smallest batch first, and what follows from it."""
 
     times: tuple[StepTimes, ...]
-    most_room: float = _MOST_ROOM
+    max_padding_ratio: float = _MOST_ROOM
 
     def pads(self, rooms: Sequence[int]) -> bool:
         """Whether sequences with room for that many tokens each should decode padded.
@@ -76,24 +76,24 @@ class Calibration:
         measured = [one for one in self.times if one.batch <= len(rooms)]
         if not measured or not measured[-1].padded:
             return False
-        return len(rooms) * max(rooms) <= self.most_room * sum(rooms)
+        return len(rooms) * max(rooms) <= self.max_padding_ratio * sum(rooms)
 
 
 def calibrate(
-    model: Module, layers: SequenceLayers, clock: Callable[[], float] = time.perf_counter
+    model: Module, layers: CacheLayers, clock: Callable[[], float] = time.perf_counter
 ) -> Calibration:
     """Decode a few steps of batches of each size, in both ways.
 
     All caches that `layers` make are FullCaches.
     """
 
-    def timed(batch: OwnBatch, size: int) -> float:
+    def timed(batch: ContinuousBatch, size: int) -> float:
         return _step_ms(batch, [_filled(layers) for _ in range(size)], clock)
 
     times = tuple(
         StepTimes(
             size,
-            timed(OwnBatch(model), size),
+            timed(ContinuousBatch(model), size),
             timed(PaddedBatch(model, lambda _: True, calm=0), size),
         )
         for size in BATCHES
@@ -103,7 +103,7 @@ def calibrate(
 
 
 def _step_ms(
-    batch: OwnBatch, sequences: Sequence[list[LayerCache]], clock: Callable[[], float]
+    batch: ContinuousBatch, sequences: Sequence[list[LayerCache]], clock: Callable[[], float]
 ) -> float:
     """Median time of a step; as when it serves, each waits for the one before it."""
     taken: list[float] = []
@@ -111,7 +111,7 @@ def _step_ms(
     with mx.stream(batch.stream):
         batch.join(
             [
-                Newcomer(SequenceId(i), caches, 0, [], greedy, [], logprobs=False)
+                NewSequence(SequenceId(i), caches, 0, [], greedy, [], logprobs=False)
                 for i, caches in enumerate(sequences)
             ]
         )
@@ -123,7 +123,7 @@ def _step_ms(
     return 1000 * statistics.median(taken[_WARM_UP:])
 
 
-def _filled(layers: SequenceLayers) -> list[LayerCache]:
+def _filled(layers: CacheLayers) -> list[LayerCache]:
     """Caches of a sequence of random keys and values; nobody else's random numbers change."""
     caches = layers.empty(BLOCK_TOKENS)
     for number, cache in enumerate(caches):
@@ -140,11 +140,11 @@ def _filled(layers: SequenceLayers) -> list[LayerCache]:
     return caches
 
 
-CalibrationFor = Callable[[Module, SequenceLayers], Calibration | None]
+CalibrationFor = Callable[[Module, CacheLayers], Calibration | None]
 """Measures a model's batches; None where one by one is the choice without that."""
 
 
-def calibrate_here(model: Module, layers: SequenceLayers) -> Calibration | None:
+def calibrate_here(model: Module, layers: CacheLayers) -> Calibration | None:
     """Measure on a GPU. On a CPU padding gains nothing, and no time at load is spent on it."""
     if mx.default_device() == mx.Device(mx.cpu) or not padding_works(model):
         return None
@@ -155,23 +155,21 @@ def calibrate_here(model: Module, layers: SequenceLayers) -> Calibration | None:
 
 
 def choose_batching(
-    model: Module, spec: ModelCacheSpec, layers: SequenceLayers, measure: CalibrationFor
+    model: Module, spec: ModelCacheSpec, layers: CacheLayers, measure: CalibrationFor
 ) -> Calibration | None:
     """What was measured, for a model whose batches can decode in both ways; else None.
 
     All its layers must keep every token, in buffers of our own.
     """
-    if not isinstance(layers, LayerCaches) or not all(layers.ragged):
+    if not isinstance(layers, ContiguousLayers) or not all(layers.ragged):
         return None
     if any(layer.kind is not LayerKind.FULL for layer in spec.layers):
         return None
     return measure(model, layers)
 
 
-def new_batch(
-    model: Module, layers: SequenceLayers, calibration: Calibration | None
-) -> DecodeBatch:
+def new_batch(model: Module, layers: CacheLayers, calibration: Calibration | None) -> DecodeBatch:
     """An empty batch for sequences with caches that `layers` make."""
     if not all(layers.ragged):
         return GeneratorBatch(model)
-    return OwnBatch(model) if calibration is None else PaddedBatch(model, calibration.pads)
+    return ContinuousBatch(model) if calibration is None else PaddedBatch(model, calibration.pads)

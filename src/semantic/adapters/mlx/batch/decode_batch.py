@@ -26,7 +26,7 @@ _CLEAR_EVERY = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Newcomer:
+class NewSequence:
     """How a sequence joins: its caches, which hold `history`, and the token that comes next.
 
     `logprobs` says whether somebody reads them.
@@ -58,7 +58,7 @@ class DecodeBatch(Protocol):
         ...
 
     @property
-    def joins_at_once(self) -> int | None:
+    def max_joins_per_step(self) -> int | None:
         """How many may join in one step; None for any number."""
         ...
 
@@ -66,7 +66,7 @@ class DecodeBatch(Protocol):
 
     def __len__(self) -> int: ...
 
-    def join(self, newcomers: Sequence[Newcomer]) -> None:
+    def join(self, joining: Sequence[NewSequence]) -> None:
         """Let sequences take part from the next step on."""
         ...
 
@@ -105,10 +105,10 @@ class _Row:
     new: bool = True
 
 
-class OwnBatch:
+class ContinuousBatch:
     """Implements `DecodeBatch` for caches of ours, which join and leave without copies."""
 
-    joins_at_once = None
+    max_joins_per_step = None
 
     def __init__(self, model: Module) -> None:
         self._model = model
@@ -130,9 +130,9 @@ class OwnBatch:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def join(self, newcomers: Sequence[Newcomer]) -> None:
+    def join(self, joining: Sequence[NewSequence]) -> None:
         """See `DecodeBatch.join`."""
-        columns = zip(*(one.caches for one in newcomers), strict=True)
+        columns = zip(*(one.caches for one in joining), strict=True)
         merged = [cast(_Merges, column[0]).merge(column) for column in columns]
         if self._rows:
             for mine, more in zip(self._caches, merged, strict=True):
@@ -140,9 +140,9 @@ class OwnBatch:
         else:
             self._caches = merged
         self._changed = True
-        tokens = mx.array([one.last_token for one in newcomers], mx.uint32)
+        tokens = mx.array([one.last_token for one in joining], mx.uint32)
         self._tokens = tokens if self._tokens is None else mx.concatenate([self._tokens, tokens])
-        self._logprobs += [None] * len(newcomers)
+        self._logprobs += [None] * len(joining)
         self._rows += [
             _Row(
                 one.sequence,
@@ -151,7 +151,7 @@ class OwnBatch:
                 TokenBuffer(one.history) if one.processors else None,
                 one.logprobs,
             )
-            for one in newcomers
+            for one in joining
         ]
 
     def leave(self, sequence: SequenceId) -> list[LayerCache]:

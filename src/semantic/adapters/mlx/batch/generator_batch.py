@@ -12,7 +12,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.generate import BatchGenerator, GenerationBatch
 
-from semantic.adapters.mlx.batch.decode_batch import Emitted, Newcomer
+from semantic.adapters.mlx.batch.decode_batch import Emitted, NewSequence
 from semantic.adapters.mlx.kv_cache.forms import LayerCache
 from semantic.domain.value_objects import SequenceId
 
@@ -23,7 +23,7 @@ _UNLIMITED = 1 << 30
 class GeneratorBatch:
     """Implements `DecodeBatch`."""
 
-    joins_at_once = 1
+    max_joins_per_step = 1
     """mlx-lm's caches give a sequence without tokens the zeros of a neighbour instead of no state
     when both join together."""
 
@@ -48,9 +48,9 @@ class GeneratorBatch:
     def __len__(self) -> int:
         return len(self._uids)
 
-    def join(self, newcomers: Sequence[Newcomer]) -> None:
+    def join(self, joining: Sequence[NewSequence]) -> None:
         """See `DecodeBatch.join`."""
-        for one in newcomers:
+        for one in joining:
             (uid,) = self._generator.insert(
                 [[one.last_token]],
                 max_tokens=[_UNLIMITED],

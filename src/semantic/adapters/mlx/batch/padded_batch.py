@@ -15,7 +15,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import BatchKVCache
 
-from semantic.adapters.mlx.batch.decode_batch import Emitted, Newcomer, OwnBatch
+from semantic.adapters.mlx.batch.decode_batch import ContinuousBatch, Emitted, NewSequence
 from semantic.adapters.mlx.kv_cache.contiguous.buffer import BufferRange, KVBuffer
 from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache
 from semantic.adapters.mlx.kv_cache.contiguous.ragged_batch import Mask, RaggedBatch
@@ -25,7 +25,7 @@ from semantic.domain.value_objects import SequenceId, whole_blocks
 Pads = Callable[[Sequence[int]], bool]
 """Whether sequences with room for that many tokens each should decode padded."""
 
-CALM = 4
+STABLE_STEPS = 4
 """Steps without a join or a leave before rows are copied: sequences come and go in swarms."""
 
 _State = tuple[mx.array, mx.array, mx.array, mx.array, int]
@@ -111,22 +111,22 @@ class PaddedLayer:
         self._batch.state = state
 
 
-class PaddedBatch(OwnBatch):
+class PaddedBatch(ContinuousBatch):
     """Implements `DecodeBatch` for sequences all of whose caches are `FullCache`s.
 
     `pads` is asked before every step of a calm batch that is not padded.
     """
 
-    def __init__(self, model: Module, pads: Pads, calm: int = CALM) -> None:
+    def __init__(self, model: Module, pads: Pads, calm: int = STABLE_STEPS) -> None:
         super().__init__(model)
         self._pads = pads
         self._calm = calm
         self._undisturbed = 0  # steps since somebody joined or left
 
-    def join(self, newcomers: Sequence[Newcomer]) -> None:
+    def join(self, joining: Sequence[NewSequence]) -> None:
         """See `DecodeBatch.join`."""
         self._unpad()
-        super().join(newcomers)
+        super().join(joining)
 
     def leave(self, sequence: SequenceId) -> list[LayerCache]:
         """See `DecodeBatch.leave`."""

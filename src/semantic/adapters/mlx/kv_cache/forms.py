@@ -1,8 +1,9 @@
-"""In which form a model's caches are kept: each in arrays of its own, or in shared pages.
+"""The two forms of KV caches behind one interface, and which of them a model gets.
 
-A form makes the caches of sequences, turns them into blocks, and turns both into bytes. Each gets
-only what it made itself, so what one makes is opaque to the other. Knows what a backend asks of a
-form; not which is chosen.
+A form makes the caches of sequences, turns them into blocks, and both into bytes. Each gets only
+what it made itself, so one form's caches are opaque to the other. Pages are used where kernels
+exist for all layers, the kernels pass their self-test, and the model's logits are right with them.
+Knows devices and kernels; not what a cache is used for.
 """
 
 from __future__ import annotations
@@ -14,11 +15,17 @@ from typing import Protocol, cast
 
 from mlx.nn.layers.base import Module
 
-from semantic.adapters.mlx.kv_cache.contiguous.bodies import Bodies
+from semantic.adapters.mlx.kv_cache.block_codec import BlockCodec
+from semantic.adapters.mlx.kv_cache.contiguous.block_memory import ContiguousMemory
 from semantic.adapters.mlx.kv_cache.contiguous.buffer import KVBuffer
-from semantic.adapters.mlx.kv_cache.contiguous.layers import ContiguousCache, LayerCaches
+from semantic.adapters.mlx.kv_cache.contiguous.layers import (
+    ContiguousCache,
+    ContiguousLayers,
+    MlxLmCache,
+)
+from semantic.adapters.mlx.kv_cache.contiguous.mlx_lm_state import expected_state
 from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention
-from semantic.adapters.mlx.kv_cache.paged.bodies import Columns, PagedBodies
+from semantic.adapters.mlx.kv_cache.paged.block_memory import HostPages, PagedMemory
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
 from semantic.adapters.mlx.kv_cache.paged.dialect import METAL, dialect_here
 from semantic.adapters.mlx.kv_cache.paged.kernels import HEAD_DIMS, PagedKernels, tile_of
@@ -26,22 +33,25 @@ from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind, page_kinds
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
 from semantic.adapters.mlx.kv_cache.paged.self_test import computes_attention
 from semantic.adapters.mlx.kv_cache.probe import pages_work, query_heads
-from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
-from semantic.adapters.mlx.kv_cache.staging import Landing
-from semantic.domain.block_hash import Part
+from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape, trace
 from semantic.domain.entities import AgentBlocks, KVBlock
-from semantic.domain.stored import BlockLayout
-from semantic.domain.value_objects import ModelCacheSpec
+from semantic.domain.value_objects import LayerKind, ModelCacheSpec
+
+OFF_VARIABLE = "SEMANTIC_PAGES"
+"""Environment variable that disables pages when it is "off"."""
 
 LayerCache = ContiguousCache | PagedCache
 """One layer's cache of one sequence."""
 
-Memory = KVBuffer | Columns
-"""What bodies are being written to."""
+Memory = KVBuffer | HostPages
+"""What block bodies are written to while a sequence is loaded."""
+
+AttentionFor = Callable[[PageKind], PagedAttention | None]
+"""Returns what computes over pages of a kind; None if nothing does."""
 
 
-class SequenceLayers(Protocol):
-    """Makes the caches of a model's sequences; see `LayerCaches` and `PagedLayers`."""
+class CacheLayers(Protocol):
+    """Makes the caches of a model's sequences; see `ContiguousLayers` and `PagedLayers`."""
 
     @property
     def ragged(self) -> tuple[bool, ...]: ...
@@ -60,75 +70,52 @@ class SequenceLayers(Protocol):
     ) -> list[KVBlock]: ...
 
 
-class SequenceBodies(Protocol):
-    """Turns caches into bodies and back; see `Bodies` and `PagedBodies`."""
-
-    @property
-    def layout(self) -> BlockLayout: ...
-    def export_block(
-        self, caches: Sequence[LayerCache], length: int, part: Part, start: int, stop: int
-    ) -> bytes: ...
-    def export_checkpoint(self, caches: Sequence[LayerCache], length: int) -> bytes: ...
-    def loading(
-        self,
-        caches: Sequence[LayerCache],
-        landing: Landing[Memory],
-        part: Part,
-        start: int,
-        stop: int,
-    ) -> list[list[memoryview]]: ...
-    def loaded(
-        self,
-        caches: Sequence[LayerCache],
-        landing: Landing[Memory],
-        length: int,
-        checkpoint: bytes | None,
-    ) -> list[LayerCache]: ...
-
-
 @dataclass(frozen=True, slots=True)
-class CacheForms:
+class CacheForm:
     """The caches of a model and their bytes."""
 
-    layers: SequenceLayers
-    bodies: SequenceBodies
+    layers: CacheLayers
+    codec: BlockCodec[LayerCache, Memory]
 
 
-def in_buffers(
+def contiguous_form(
     model: Module,
     spec: ModelCacheSpec,
     shapes: Sequence[LayerShape | None],
     ragged: Sequence[bool],
-) -> CacheForms:
-    """Every cache in arrays of its own; `ragged[i]` says whether layer i uses ours."""
-    layers = LayerCaches(model, spec, shapes, ragged)
-    bodies = Bodies(model, spec, shapes, layers)
-    return CacheForms(cast(SequenceLayers, layers), cast(SequenceBodies, bodies))
+) -> CacheForm:
+    """Every cache in arrays of its own; `ragged[i]` is true if layer i can use ours."""
+    layers = ContiguousLayers(model, spec, shapes, ragged)
+    theirs = [
+        i
+        for i, layer in enumerate(spec.layers)
+        if layer.kind is not LayerKind.FULL and not layers.ragged[i]
+    ]
+    # Only shapes are read; the arrays are dropped without being computed.
+    traced = cast(list[MlxLmCache], trace(model, 1)) if theirs else []
+    states = {i: expected_state(traced[i]) for i in theirs}
+    memory = ContiguousMemory(spec, shapes)
+    codec = BlockCodec(spec, shapes, layers.ragged, states, memory)
+    return CacheForm(cast(CacheLayers, layers), cast("BlockCodec[LayerCache, Memory]", codec))
 
 
-def in_pages(
+def paged_form(
     spec: ModelCacheSpec,
     kinds: Sequence[PageKind],
     attention: Sequence[PagedAttention],
     *,
     at_once: bool = True,
-) -> CacheForms:
+) -> CacheForm:
     """All caches in pages of `kinds`, over which `attention` computes; see `PagedLayers`."""
-    shapes = {number: kind.shape for kind in kinds for number in kind.layers}
+    by_layer = {number: kind.shape for kind in kinds for number in kind.layers}
+    shapes = [by_layer[number] for number in range(spec.n_layers)]
     layers = PagedLayers(spec, kinds, attention, at_once=at_once)
-    bodies = PagedBodies(spec, [shapes[number] for number in range(spec.n_layers)], layers)
-    return CacheForms(cast(SequenceLayers, layers), cast(SequenceBodies, bodies))
-
-
-AttentionFor = Callable[[PageKind], PagedAttention | None]
-"""What computes over pages of a kind; None when nothing does."""
-
-OFF_VARIABLE = "SEMANTIC_PAGES"
-"""Environment variable that keeps caches out of pages when it is "off"."""
+    codec = BlockCodec(spec, shapes, layers.ragged, {}, PagedMemory(attention))
+    return CacheForm(cast(CacheLayers, layers), cast("BlockCodec[LayerCache, Memory]", codec))
 
 
 def find_kernels(kind: PageKind) -> PagedAttention | None:
-    """The kernels of this device, if it has some for layers of this kind."""
+    """This device's kernels for layers of this kind, or None if it has none."""
     dialect = dialect_here()
     if os.environ.get(OFF_VARIABLE) == "off":
         return None
@@ -144,8 +131,8 @@ def choose_pages(
     spec: ModelCacheSpec,
     shapes: Sequence[LayerShape | None],
     attention: AttentionFor,
-) -> CacheForms | None:
-    """The form of caches in pages, if the layers can lie there and the answers are right."""
+) -> CacheForm | None:
+    """The paged form, or None if a layer cannot use pages or a test gives wrong results."""
     kinds = page_kinds(spec, shapes)
     if kinds is None:
         return None
@@ -157,5 +144,5 @@ def choose_pages(
         return None
     if not pages_work(model, PagedLayers(spec, kinds, found)):
         return None
-    # A Mac's memory is everybody's: nothing is taken there before it is needed.
-    return in_pages(spec, kinds, found, at_once=dialect_here() is not METAL)
+    # A Mac's memory is shared with every other program: none is taken before it is needed.
+    return paged_form(spec, kinds, found, at_once=dialect_here() is not METAL)

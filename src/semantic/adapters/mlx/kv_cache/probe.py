@@ -15,8 +15,8 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
 from semantic.adapters.mlx.kv_cache import attention_hook
-from semantic.adapters.mlx.kv_cache.contiguous.layers import LayerCaches
-from semantic.adapters.mlx.kv_cache.paged.attention import Place, PortableAttention
+from semantic.adapters.mlx.kv_cache.contiguous.layers import ContiguousLayers
+from semantic.adapters.mlx.kv_cache.paged.attention import DecodeStep, PortableAttention
 from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
@@ -65,7 +65,7 @@ def choose_layers(
     expected = _solo(model)
 
     def works(ragged: Sequence[bool]) -> bool:
-        return _works(model, LayerCaches(model, spec, shapes, ragged), expected)
+        return _works(model, ContiguousLayers(model, spec, shapes, ragged), expected)
 
     everything = tuple(shape is not None for shape in shapes)
     if not any(everything) or works(everything):
@@ -121,18 +121,9 @@ class _Recorder(PortableAttention):
     def __init__(self) -> None:
         self.n_heads = 0
 
-    def attend(
-        self,
-        q: mx.array,
-        k: mx.array,  # noqa: ARG002
-        v: mx.array,  # noqa: ARG002
-        place: Place,  # noqa: ARG002
-        scale: float,  # noqa: ARG002
-        sinks: mx.array | None,  # noqa: ARG002
-        after: mx.array | None,  # noqa: ARG002
-    ) -> mx.array:
-        self.n_heads = q.shape[1]
-        return q
+    def attend(self, step: DecodeStep) -> mx.array:
+        self.n_heads = step.q.shape[1]
+        return step.q
 
 
 def _works(model: Module, layers: _Layers, expected: Sequence[mx.array]) -> bool:

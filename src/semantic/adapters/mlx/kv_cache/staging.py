@@ -1,14 +1,15 @@
-"""Bodies on their way in: where they land until they are loaded, and what may be asked for.
+"""Staging memory of a sequence that is being loaded, and the order in which loads are valid.
 
-The rules are those of `BatchBackend` and the same for every form of caches. Knows positions; what a
-form's memory is, it does not.
+The rules are those of `BatchBackend` and the same for every form of caches. Knows positions; not
+what a form's memory is.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
+from semantic.adapters.mlx.kv_cache.checkpoint import Tree
 from semantic.domain.block_hash import Part
 from semantic.domain.errors import BackendError, CacheReconstructionError
 from semantic.domain.stored import BlockLayout
@@ -18,24 +19,23 @@ MemoryT = TypeVar("MemoryT")
 
 
 @dataclass(slots=True)
-class Landing(Generic[MemoryT]):
-    """Memory that bodies are being written to, by layer or by kind of layers.
+class Staging(Generic[MemoryT]):
+    """Memory that block bodies are written to, by layer or by kind of layers.
 
-    `length` is how many tokens the sequence holds. WINDOW tokens land from position `window_start`
-    on: their edge comes with the checkpoint and belongs before them.
+    `length` is how many tokens the sequence holds. `window_tokens` are the positions of the WINDOW
+    bodies; the tokens of the window before them are in the checkpoint.
     """
 
     length: int
     full_stop: int = 0
     full: dict[int, MemoryT] = field(default_factory=dict)
     window: dict[int, MemoryT] = field(default_factory=dict)
-    window_start: int = 0
-    window_stop: int = 0
+    window_tokens: range = range(0)
 
     def require_next(self, start: int, layout: BlockLayout) -> None:
         """Raise BackendError unless FULL bodies may be loaded from `start` on."""
         if self.full_stop:
-            raise BackendError("the tokens asked for before are still being loaded")
+            raise BackendError("earlier tokens are still being loaded")
         if start != self.length:
             raise BackendError(f"loading from token {start} into a sequence of {self.length}")
         if start and layout.needs_checkpoint:
@@ -43,7 +43,7 @@ class Landing(Generic[MemoryT]):
 
     def require_no_window(self) -> None:
         """Raise BackendError unless WINDOW bodies may be loaded."""
-        if self.length or self.window_stop:
+        if self.length or self.window_tokens:
             raise BackendError("WINDOW bodies are loaded once, into an empty sequence")
 
     def require_loaded(self, length: int, checkpoint: bytes | None, layout: BlockLayout) -> None:
@@ -57,15 +57,33 @@ class Landing(Generic[MemoryT]):
 
     def require_window(self, tokens: range) -> None:
         """Raise CacheReconstructionError unless these tokens of a window were loaded."""
-        if not self.window_start <= tokens.start < tokens.stop <= self.window_stop:
+        found = self.window_tokens
+        if not found.start <= tokens.start < tokens.stop <= found.stop:
             raise CacheReconstructionError(
                 f"the window needs tokens {tokens.start} to {tokens.stop}, but "
-                f"{self.window_start} to {self.window_stop} were loaded"
+                f"{found.start} to {found.stop} were loaded"
             )
 
 
+class Piece(NamedTuple):
+    """What a checkpoint holds of one layer: keys and values of `tokens`, or, if None, its state.
+
+    `tree` has the form `expected`.
+    """
+
+    layer: int
+    tokens: range | None
+    expected: Tree
+    tree: Tree
+
+
+def blocks_in(tokens: range) -> int:
+    """Number of blocks that `tokens` span; they begin at a block's edge."""
+    return -(-len(tokens) // BLOCK_TOKENS)
+
+
 def require_block(length: int, part: Part, start: int, stop: int) -> None:
-    """Raise BackendError unless `start` to `stop` is a body of a sequence of `length` tokens."""
+    """Raise BackendError unless `start` to `stop` lie in one block of a sequence of `length`."""
     if part is Part.CHECKPOINT:
         raise BackendError("a checkpoint is no block; expected part FULL or WINDOW")
     if not 0 <= start < stop <= whole_blocks(start + 1):
@@ -75,7 +93,7 @@ def require_block(length: int, part: Part, start: int, stop: int) -> None:
 
 
 def require_bodies(part: Part, start: int, stop: int) -> None:
-    """Raise BackendError unless bodies can be loaded for `start` to `stop`."""
+    """Raise BackendError unless `start` to `stop` are tokens of whole block bodies."""
     if start % BLOCK_TOKENS or not 0 <= start < stop:
         raise BackendError(f"tokens {start} to {stop} do not begin with a block")
     if part is Part.CHECKPOINT:

@@ -25,8 +25,8 @@ from semantic.adapters.mlx.batch.calibration import CalibrationFor, calibrate_he
 from semantic.adapters.mlx.kv_cache.forms import (
     AttentionFor,
     choose_pages,
+    contiguous_form,
     find_kernels,
-    in_buffers,
 )
 from semantic.adapters.mlx.kv_cache.probe import choose_layers
 from semantic.adapters.mlx.kv_cache.spec_reader import read_shapes, read_spec
@@ -94,17 +94,17 @@ def wrap_model(
     if spec is None:
         raise InvalidRequestError(f"expected an mlx-lm model, got {type(model).__name__}")
     shapes = read_shapes(model)
-    forms = attention and choose_pages(model, spec, shapes, attention)
-    if forms is None:
-        forms = in_buffers(model, spec, shapes, choose_layers(model, spec, shapes))
+    form = attention and choose_pages(model, spec, shapes, attention)
+    if form is None:
+        form = contiguous_form(model, spec, shapes, choose_layers(model, spec, shapes))
     logits = model(mx.zeros((1, 1), dtype=mx.int32), cache=make_prompt_cache(model))
     model_id = model_id or f"unsaved:{uuid.uuid4().hex}"
     size = logits.shape[-1]
     grammars = None
     if tokenizer is not None:
         grammars = GrammarCompiler(tokenizer.inner, tokenizer.eos_token_ids, size)
-    chosen = choose_batching(model, spec, forms.layers, calibration)
-    return MLXBackend(model, model_id, spec, forms, size, grammars, chosen)
+    chosen = choose_batching(model, spec, form.layers, calibration)
+    return MLXBackend(model, model_id, spec, form, size, grammars, chosen)
 
 
 def load_tokenizer(model_id: str) -> MLXTokenizer:

@@ -31,7 +31,7 @@ from semantic.domain.value_objects import (
 )
 
 
-class OwnCache(Protocol):
+class MlxLmCache(Protocol):
     """What mlx-lm's own caches of a single sequence can do."""
 
     @property
@@ -46,18 +46,18 @@ class OwnCache(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class OwnState:
+class MlxLmState:
     """What a block of an mlx-lm cache holds: the whole cache, after `length` tokens."""
 
-    cache: OwnCache
+    cache: MlxLmCache
     length: int
 
 
-ContiguousCache = SequenceCache | OwnCache
+ContiguousCache = SequenceCache | MlxLmCache
 """One layer's cache of one sequence: ours, or mlx-lm's."""
 
 
-class LayerCaches:
+class ContiguousLayers:
     """Makes the caches of a model's sequences.
 
     `ragged[i]` says whether layer i uses ours. A layer that keeps another state than keys and
@@ -152,13 +152,13 @@ class LayerCaches:
                 _fill_ours(cache, mine[:needed])
             else:
                 needed = layer.blocks_for(length)
-                _fill_own(layer, OwnState(cache, length), mine[:needed])
+                _fill_own(layer, MlxLmState(cache, length), mine[:needed])
             unused += mine[needed:]
         mx.eval(shrunk)
         return unused
 
-    def _own_caches(self) -> list[OwnCache]:
-        return cast(list[OwnCache], make_prompt_cache(self._model))
+    def _own_caches(self) -> list[MlxLmCache]:
+        return cast(list[MlxLmCache], make_prompt_cache(self._model))
 
     @staticmethod
     def _room(layer: LayerSpec, capacity: int) -> int:
@@ -189,7 +189,7 @@ class LayerCaches:
             cache.trim(length)
             cache.reserve(room)
             return cache
-        (state,) = {piece for piece in data if isinstance(piece, OwnState)}
+        (state,) = {piece for piece in data if isinstance(piece, MlxLmState)}
         return _cut_own(state, length, exclusive=exclusive)
 
     def _check(self, i: int, blocks: AgentBlocks, length: int) -> None:
@@ -206,7 +206,7 @@ class LayerCaches:
                 f"{who} holds tokens {held.start} to {held.stop}; it cannot give the first {length}"
             )
         if not self._ragged[i]:
-            if len({id(piece) for piece in data if isinstance(piece, OwnState)}) != 1:
+            if len({id(piece) for piece in data if isinstance(piece, MlxLmState)}) != 1:
                 raise CacheReconstructionError(f"{who} has no state")
             return
         ranges = _ranges_of(data)
@@ -258,7 +258,7 @@ def _fill_ours(cache: SequenceCache, blocks: Sequence[KVBlock]) -> None:
         block.layer_data = piece
 
 
-def _fill_own(layer: LayerSpec, state: OwnState, blocks: Sequence[KVBlock]) -> None:
+def _fill_own(layer: LayerSpec, state: MlxLmState, blocks: Sequence[KVBlock]) -> None:
     """Spread the token range over the blocks; each refers to the whole cache."""
     first = 0
     if layer.window is not None and state.length >= layer.window:
@@ -268,7 +268,7 @@ def _fill_own(layer: LayerSpec, state: OwnState, blocks: Sequence[KVBlock]) -> N
         block.start, block.token_count, block.layer_data = start, stop - start, state
 
 
-def _cut_own(state: OwnState, length: int, *, exclusive: bool) -> OwnCache:
+def _cut_own(state: MlxLmState, length: int, *, exclusive: bool) -> MlxLmCache:
     cache = state.cache if exclusive else copy.deepcopy(state.cache)
     surplus = state.length - length
     if surplus == 0:

@@ -14,7 +14,7 @@ from mlx_lm.models import cache as mlx_caches
 
 from semantic.adapters.mlx.arrays import ordered_bytes_of
 from semantic.adapters.mlx.kv_cache.checkpoint import ArrayForm, StoredArray, Tree
-from semantic.adapters.mlx.kv_cache.contiguous.layers import OwnCache
+from semantic.adapters.mlx.kv_cache.contiguous.layers import MlxLmCache
 from semantic.domain.errors import (
     BackendError,
     CacheReconstructionError,
@@ -36,20 +36,20 @@ _KNOWN: dict[str, type[object]] = {
 
 
 class _FromState(Protocol):
-    def from_state(self, state: object) -> OwnCache: ...
+    def from_state(self, state: object) -> MlxLmCache: ...
 
 
-def expected_state(cache: OwnCache) -> Tree:
+def expected_state(cache: MlxLmCache) -> Tree:
     """What the state of a cache like `cache` looks like after any number of tokens."""
     return class_name(cache), _form(cache.state, _attends(cache))
 
 
-def write_state(cache: OwnCache) -> Tree:
+def write_state(cache: MlxLmCache) -> Tree:
     """What `cache` holds, its arrays in one piece each."""
     return class_name(cache), _stored(cache.state)
 
 
-def read_state(tree: Tree, expected: Tree, length: int) -> OwnCache:
+def read_state(tree: Tree, expected: Tree, length: int) -> MlxLmCache:
     """The cache that `write_state` was given, after `length` tokens.
 
     `tree` is like `expected`. Raises CacheReconstructionError when its numbers cannot be right.

@@ -1,7 +1,7 @@
-"""The sequences of a batch in their order, and what a step's kernels must be told of them.
+"""Batch metadata for the kernels: the sequences of a batch, their positions and page tables.
 
-All layers of a batch share it: positions are made once per step, plans once in many. Knows
-sequences and their columns; nothing of attention.
+All layers of a batch share it: positions are made once per step, plans once in many steps. Knows
+sequences and their page tables; nothing of attention.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import mlx.core as mx
 
 from semantic.adapters.mlx.arrays import on_device, on_device_async
 from semantic.adapters.mlx.kv_cache.paged.page_table import PagedSequence
-from semantic.adapters.mlx.kv_cache.paged.split_kv import RowPages, chunk_for, make_plan
+from semantic.adapters.mlx.kv_cache.paged.split_kv import RowPages, chunk_for, plan_split
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Which thread group reads what, for steps before `until`; see `plan.Plan`."""
+    """What each thread group reads, for steps before `until`; see `split_kv.SplitPlan`."""
 
     n_items: int
     plan: mx.array
@@ -27,8 +27,8 @@ class StepPlan:
     until: int
 
 
-class Lineup:
-    """Sequences with `lengths` tokens each when step 0 begins."""
+class BatchMetadata:
+    """Sequences of `lengths` tokens each before step 0."""
 
     __slots__ = ("__weakref__", "_plans", "_positions", "lengths", "sequences")
 
@@ -44,16 +44,16 @@ class Lineup:
         if known is None or not 0 <= step - known[0] <= 1:
             known = step - 1, on_device_async([length + step - 1 for length in self.lengths])
         if step > known[0]:
-            known = step, known[1] + 1  # the first step as well: all are the same CUDA graph
+            known = step, known[1] + 1  # also in the first step, so that all use one CUDA graph
         self._positions = known
         return known[1]
 
     def plan(self, kind: int, step: int, at_once: int) -> StepPlan:
-        """What a step's attention reads in the layers of a kind; makes room for its tokens."""
+        """The plan of a step for the layers of a kind; allocates pages for the step's tokens."""
         known = self._plans.get(kind)
         if known is None or step >= known.until:
             rows = self.rows(kind, step)
-            made = make_plan(rows, chunk_for(rows, at_once))
+            made = plan_split(rows, chunk_for(rows, at_once))
             known = self._plans[kind] = StepPlan(
                 made.n_items,
                 on_device_async(made.numbers),
@@ -63,41 +63,41 @@ class Lineup:
         return known
 
     def rows(self, kind: int, step: int) -> list[RowPages]:
-        """The columns of each sequence, with room for the token of `step`."""
+        """The page table of each sequence, with a page for the token of `step`."""
         rows: list[RowPages] = []
         for sequence, length in zip(self.sequences, self.lengths, strict=True):
-            chain = sequence.chains[kind]
-            chain.reserve(length + step + 1)
-            one = chain.pages.kind
-            rows.append(RowPages(length + step, chain.columns, one.window, one.ring))
+            table = sequence.tables[kind]
+            table.reserve(length + step + 1)
+            one = table.pool.kind
+            rows.append(RowPages(length + step, table.pages, one.window, one.ring))
         return rows
 
 
-class Lineups:
-    """Gives each layer of a batch the same lineup: the first asks for it, the others find it."""
+class MetadataCache:
+    """Gives every layer of a batch the same metadata: the first call makes it."""
 
-    __slots__ = ("_kept", "_last")
+    __slots__ = ("_last", "_subset")
 
     def __init__(self) -> None:
-        # Weakly: who has left a batch must not be kept in memory by it.
-        self._last: weakref.ref[Lineup] | None = None
-        self._kept: tuple[weakref.ref[Lineup], int, tuple[int, ...]] | None = None
+        # Weak references: sequences that left a batch must not be kept alive.
+        self._last: weakref.ref[BatchMetadata] | None = None
+        self._subset: tuple[weakref.ref[BatchMetadata], int, tuple[int, ...]] | None = None
 
-    def get(self, sequences: Sequence[PagedSequence], lengths: Sequence[int]) -> Lineup:
-        """The lineup of these sequences; the one asked for last if it is the same."""
+    def get(self, sequences: Sequence[PagedSequence], lengths: Sequence[int]) -> BatchMetadata:
+        """The metadata of these sequences: the last one returned if it is equal."""
         last = None if self._last is None else self._last()
         if last is None or (last.sequences, last.lengths) != (tuple(sequences), tuple(lengths)):
-            last = Lineup(tuple(sequences), tuple(lengths))
-            self._last, self._kept = weakref.ref(last), None
+            last = BatchMetadata(tuple(sequences), tuple(lengths))
+            self._last, self._subset = weakref.ref(last), None
         return last
 
-    def keep(self, old: Lineup, step: int, rows: Sequence[int]) -> Lineup:
-        """The lineup of some rows of another after so many steps."""
-        rows, kept = tuple(rows), self._kept
+    def keep(self, old: BatchMetadata, step: int, rows: Sequence[int]) -> BatchMetadata:
+        """The metadata of some rows of `old`, `step` steps later."""
+        rows, kept = tuple(rows), self._subset
         if kept is not None and kept[1] == step and kept[2] == rows and kept[0]() is old:
             last = None if self._last is None else self._last()
             if last is not None:
                 return last
         made = self.get([old.sequences[i] for i in rows], [old.lengths[i] + step for i in rows])
-        self._kept = weakref.ref(old), step, rows
+        self._subset = weakref.ref(old), step, rows
         return made

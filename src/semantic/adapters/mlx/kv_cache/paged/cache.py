@@ -1,7 +1,7 @@
-"""One layer's cache in pages, of a sequence alone and of a batch, as mlx-lm's models call them.
+"""One layer's paged cache, of one sequence and of a batch, with the interface of mlx-lm's caches.
 
-Alone a sequence is prefilled: models get plain arrays. In a batch it decodes: models get a handle
-that only our attention reads. Joining and leaving change lists. Knows no blocks and no budget.
+A single sequence is prefilled: models get plain arrays. A batch decodes: models get a handle that
+only our attention can read. Joins and leaves are list operations. Knows no blocks and no budget.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import mlx.core as mx
 
 from semantic.adapters.mlx.kv_cache.contiguous.cache import causal_mask
 from semantic.adapters.mlx.kv_cache.contiguous.ragged_batch import Mask
-from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention, Place
-from semantic.adapters.mlx.kv_cache.paged.batch_metadata import Lineups
-from semantic.adapters.mlx.kv_cache.paged.page_table import Chain, PagedSequence
+from semantic.adapters.mlx.kv_cache.paged.attention import DecodeStep, PagedAttention, PrefillChunk
+from semantic.adapters.mlx.kv_cache.paged.batch_metadata import MetadataCache
+from semantic.adapters.mlx.kv_cache.paged.page_table import PagedSequence, PageTable
 
 
 @dataclass(frozen=True, slots=True)
 class PagedLayer:
-    """A layer: its kind's number, its own number in that kind, and what computes over its pages."""
+    """A layer: its kind's number, its number in that kind, and what computes over its pages."""
 
     kind: int
     number: int
     attention: PagedAttention
-    lineups: Lineups
+    metadata_cache: MetadataCache
 
 
 class PagedCache:
-    """One layer's cache of a sequence of `offset` tokens; those from `first` on are there."""
+    """One layer's cache of a sequence of `offset` tokens; it holds those from `first` on."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class PagedCache:
         first: int = 0,
         pending: mx.array | None = None,
     ) -> None:
-        """`pending` is what has to be computed for its tokens to be there."""
+        """Evaluating `pending` writes the cache's tokens to their pages."""
         self.layer = layer
         self.sequence = sequence
         self.offset = offset
@@ -47,31 +47,34 @@ class PagedCache:
         self._pending = pending
 
     @property
-    def chain(self) -> Chain:
-        """The sequence's columns of this layer's kind."""
-        return self.sequence.chains[self.layer.kind]
+    def table(self) -> PageTable:
+        """The sequence's page table for this layer's kind."""
+        return self.sequence.tables[self.layer.kind]
 
     @property
     def held(self) -> range:
-        """Positions of the tokens that are there."""
+        """Positions of the tokens held."""
         return range(self.first, self.offset)
 
     def reserve(self, capacity: int) -> None:
-        """Make room for `capacity` tokens."""
-        self.chain.reserve(capacity)
+        """Allocate pages for `capacity` tokens."""
+        self.table.reserve(capacity)
 
     # What mlx-lm calls
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Add tokens, (1, kv_heads, n, head_dim) each; returns all that they may attend to."""
+        """Append tokens, (1, kv_heads, n, head_dim) each; returns all that they may attend to."""
         at, stop = self.offset, self.offset + keys.shape[2]
-        self.chain.reserve(stop)
-        added = self.layer.attention.append(
-            keys, values, self.chain, at, self._seen_from(), self.layer.number, self._pending
+        self.table.reserve(stop)
+        layer = self.layer
+        added = layer.attention.append(
+            PrefillChunk(
+                keys, values, self.table, at, self._seen_from(), layer.number, self._pending
+            )
         )
         self._pending = added.done
         self.offset = stop
-        self.first = self.chain.pages.kind.first_kept(self.first, stop)
+        self.first = self.table.pool.kind.first_kept(self.first, stop)
         return added.k, added.v
 
     def make_mask(
@@ -80,8 +83,8 @@ class PagedCache:
         return_array: bool = False,
         window_size: int | None = None,  # noqa: ARG002
     ) -> Mask:
-        """Mask for the next `N` tokens. A model's `window_size` is the window we were made for."""
-        window = self.chain.pages.kind.window
+        """Mask for the next `N` tokens; a model's `window_size` is the kind's window."""
+        window = self.table.pool.kind.window
         if N == 1:
             return None
         before = self.offset - self._seen_from()
@@ -106,8 +109,8 @@ class PagedCache:
 
     @property
     def nbytes(self) -> int:
-        pages = self.chain.pages
-        return len(self.chain.leases) * pages.kind.column_bytes // len(pages.kind.layers)
+        pool = self.table.pool
+        return len(self.table.refs) * pool.kind.page_bytes // len(pool.kind.layers)
 
     def size(self) -> int:
         """Tokens held."""
@@ -118,7 +121,7 @@ class PagedCache:
 
     def _seen_from(self) -> int:
         """The first position that the next token attends to."""
-        window = self.chain.pages.kind.window
+        window = self.table.pool.kind.window
         return 0 if window is None else max(self.first, self.offset - window + 1)
 
 
@@ -134,21 +137,21 @@ class PagedBatch:
     ) -> None:
         self._layer = layer
         self._firsts = list(firsts)
-        self._lineup = layer.lineups.get(sequences, lengths)
+        self._metadata = layer.metadata_cache.get(sequences, lengths)
         self._step = 0
-        self._last: mx.array | None = None  # what the last step returned
+        self._last: mx.array | None = None  # result of the last step
 
     def __deepcopy__(self, memo: dict[int, object]) -> PagedBatch:
-        """mlx-lm copies a batch to split it; the sequences are shared, each used once."""
-        return PagedBatch(self._layer, self._lineup.sequences, self._lengths(), self._firsts)
+        """mlx-lm copies a batch to split it; the copies share the sequences."""
+        return PagedBatch(self._layer, self._metadata.sequences, self._lengths(), self._firsts)
 
     @property
     def offset(self) -> mx.array:
         """Position of the next token of each sequence, (batch,) int32."""
-        return self._lineup.positions(self._step)
+        return self._metadata.positions(self._step)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[PagedKeys, PagedKeys]:
-        """Take one new token per sequence, (batch, kv_heads, 1, head_dim); a handle for both."""
+        """Take one new token per sequence, (batch, kv_heads, 1, head_dim); as one handle."""
         if keys.shape[2] != 1:
             raise ValueError(f"a batch takes one token per sequence at a time, not {keys.shape[2]}")
         handle = PagedKeys(self, keys, values, self._step)
@@ -158,10 +161,14 @@ class PagedBatch:
     def attend(
         self, q: mx.array, keys: PagedKeys, scale: float, sinks: mx.array | None
     ) -> mx.array:
-        """Attention of the tokens of a handle, which are in their pages afterwards."""
+        """Attention of a handle's tokens, which are written to their pages."""
         layer = self._layer
-        place = Place(self._lineup, keys.step, layer.kind, layer.number)
-        self._last = layer.attention.attend(q, keys.k, keys.v, place, scale, sinks, self._last)
+        self._last = layer.attention.attend(
+            DecodeStep(
+                q, keys.k, keys.v, self._metadata, keys.step, layer.kind, layer.number,
+                scale, sinks, self._last,
+            )
+        )  # fmt: skip
         return self._last
 
     def make_mask(self, *_: object, **__: object) -> None:
@@ -170,28 +177,28 @@ class PagedBatch:
     def filter(self, batch_indices: Sequence[int]) -> None:
         """Keep only these rows."""
         self._firsts = [self._firsts[i] for i in batch_indices]
-        self._lineup = self._layer.lineups.keep(self._lineup, self._step, batch_indices)
+        self._metadata = self._layer.metadata_cache.keep(self._metadata, self._step, batch_indices)
         self._step = 0
 
     def extend(self, other: PagedBatch) -> None:
         """Add the rows of `other`."""
         self._firsts += other._firsts
-        self._lineup = self._layer.lineups.get(
-            [*self._lineup.sequences, *other._lineup.sequences],
+        self._metadata = self._layer.metadata_cache.get(
+            [*self._metadata.sequences, *other._metadata.sequences],
             [*self._lengths(), *other._lengths()],
         )
         self._step = 0
 
     def extract(self, idx: int) -> PagedCache:
         """Row `idx`, as it is."""
-        sequence = self._lineup.sequences[idx]
-        length = self._lineup.lengths[idx] + self._step
-        first = sequence.chains[self._layer.kind].pages.kind.first_kept(self._firsts[idx], length)
+        sequence = self._metadata.sequences[idx]
+        length = self._metadata.lengths[idx] + self._step
+        first = sequence.tables[self._layer.kind].pool.kind.first_kept(self._firsts[idx], length)
         return PagedCache(self._layer, sequence, length, first, self._last)
 
     @property
     def state(self) -> list[mx.array]:
-        """The arrays to evaluate: tokens are in their pages when their logits are there."""
+        """The arrays to evaluate: none, since computing the logits writes the tokens."""
         return []
 
     @property
@@ -206,12 +213,12 @@ class PagedBatch:
         return not any(self._lengths())
 
     def _lengths(self) -> list[int]:
-        return [length + self._step for length in self._lineup.lengths]
+        return [length + self._step for length in self._metadata.lengths]
 
 
 @dataclass(frozen=True, slots=True)
 class PagedKeys:
-    """What a model gets for keys and values: a handle that only our attention can read."""
+    """What a model gets as keys and values: a handle that only our attention can read."""
 
     batch: PagedBatch
     k: mx.array

@@ -1,6 +1,6 @@
-"""The names in which the kernels are written, for CUDA and for Metal, and how each is compiled.
+"""CUDA and Metal dialects of the kernels: the macros that they are written in, and compilation.
 
-Knows MLX's two ways to a kernel from text; nothing of what the kernels compute.
+Knows MLX's two functions that compile a kernel from text; nothing of what the kernels compute.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Kernel = Callable[..., list[mx.array]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dialect:
-    """One language: `names` before a kernel, `ids` at its beginning, and MLX's type names.
+    """One language: `names` precede a kernel, `ids` begin its body, `types` are its type names.
 
-    `stages` is how many tiles a warp fetches ahead, counting the one it works on, `space` how much
-    memory that may take in a thread group. `fused` says whether thread groups can wait for one
-    another's writes, so that the last one can join all results.
+    `stages` is the number of tiles in flight per warp, counting the current one; `space` the bytes
+    of thread-group (shared) memory for them. `fused` is true if thread groups can see one another's
+    writes within a launch, so that the last one can combine all partial results.
     """
 
     is_cuda: bool
@@ -42,9 +42,9 @@ class Dialect:
         body: str,
         space: int = 0,
     ) -> Kernel:
-        """A kernel; `constants` are numbers and types, `space` bytes of memory in a thread group.
+        """Compile a kernel. `constants` are integers and types, `space` bytes of shared memory.
 
-        They become text here, once, and not in every launch.
+        Constants become text here, once, rather than template arguments of every launch.
         """
         text = "".join(
             f"#define {key} {value}\n"
@@ -59,9 +59,9 @@ class Dialect:
                 else f"  threadgroup uint4 space[{space // 16}];\n"
             )
             text += declared
-        # Every launch carries the text along, so it is kept short.
+        # MLX passes the text along with every launch, so it is kept short.
         source = "\n".join(line.strip() for line in (self.ids + text + body).splitlines())
-        # MLX finds a compiled kernel by its name alone.
+        # MLX caches compiled kernels by name alone.
         version = hashlib.sha256((self.names + source).encode()).hexdigest()[:12]
         names = f"semantic_{name}_{version}", list(inputs), list(outputs)
         if self.is_cuda:
@@ -134,7 +134,7 @@ METAL = Dialect(
 
 
 def dialect_here() -> Dialect | None:
-    """The language of MLX's default device; None for a CPU."""
+    """The dialect of MLX's default device; None for a CPU."""
     if mx.default_device() == mx.Device(mx.cpu):
         return None
     return METAL if mx.metal.is_available() else CUDA

@@ -1,21 +1,21 @@
-"""The paged kernels as text: one body for CUDA and for Metal, in the names of `dialect.py`.
+"""Source text of the paged kernels: one body for CUDA and for Metal, in the macros of `dialect.py`.
 
-`ATTEND` is decode attention: a thread group reads one item of work, a run of tokens of one sequence
-for the query heads of one KV head, straight from the pages, and writes the sequence's new token
-into them on its way. `COMBINE` joins the items of a sequence. `APPEND` puts the tokens of a chunk
-into the pages, and copies what they attend to into one piece. `STORE` and `COPY` are for whole
-columns. Knows no MLX: what the inputs mean is written in `kernels.py`, which binds them.
+`ATTEND` is split-KV decode attention: a thread group reads one item of work, a run of tokens of one
+sequence for query heads of one KV head, straight from the pages, and writes the sequence's new
+token to its page. `COMBINE` reduces the partial results of a sequence's items. `APPEND` writes the
+tokens of a prefill chunk to pages and gathers what they attend to into contiguous arrays. `STORE`
+and `COPY` move whole pages. Knows no MLX: `kernels.py` binds the inputs.
 """
 
 from __future__ import annotations
 
 ITEM_INTS = 8
-"""row, start, stop, columns, first, n_items, index, unused: see `plan.py`."""
+"""row, start, stop, page table, first, n_items, index, unused: see `split_kv.py`."""
 
 THREADS = 128
 
-# How a thread group works: GT query heads of one KV head, four warps that take turns in tiles of
-# TILE tokens. A warp reads keys with 8 lanes for a token and values with NV, 16 bytes at a time.
+# A thread group computes GT query heads of one KV head; its four warps alternate in tiles of TILE
+# tokens. A warp reads keys with 8 lanes per token and values with NV lanes, 16 bytes per lane.
 _SIZES = """
   constexpr int VEC = 16 / sizeof(T);
   constexpr int NV = D / VEC;
@@ -40,14 +40,14 @@ ATTEND = (
   const DEV int* item = plan + gx * 8;
   const int row = item[0], start = item[1], stop = item[2];
   const int first = item[4], n_items = item[5], index = item[6];
-  const DEV int* columns = plan + item[3];
+  const DEV int* page_table = plan + item[3];
   const int pos = positions[row];
   const int begin = WINDOW > 0 ? max(start, pos - WINDOW + 1) : start;
   const int end = min(stop, pos + 1);
   const int heads = H * G;
   const size_t head_size = (size_t)256 * D;
-  const size_t column_size = head_size * (2 * H) * LAYERS;
-  const size_t in_column = head_size * ((size_t)(2 * H) * layer[0] + head);
+  const size_t page_size = head_size * (2 * H) * LAYERS;
+  const size_t in_page = head_size * ((size_t)(2 * H) * layer[0] + head);
   const float scale = FLOAT_OF(layer[1]) * LOG2E;
   const DEV T* new_k = k + (size_t)row * k_strides[0] + (size_t)head * k_strides[1];
   const DEV T* new_v = v + (size_t)row * v_strides[0] + (size_t)head * v_strides[1];
@@ -60,8 +60,8 @@ ATTEND = (
 
 #define FETCH(tile, stage)                                                                   \\
   if ((tile) < end) {                                                                        \\
-    const DEV T* page = pages + columns[((tile) >> 8) - (start >> 8)] * column_size          \\
-      + in_column + (size_t)((tile) & 255) * D;                                              \\
+    const DEV T* page = pages + page_table[((tile) >> 8) - (start >> 8)] * page_size         \\
+      + in_page + (size_t)((tile) & 255) * D;                                              \\
     for (int x = lane; x < IN_TILE; x += 32) {                                               \\
       const int t = (tile) + x / NV;                                                         \\
       const bool real = t >= begin && t < end;                                               \\
@@ -93,7 +93,7 @@ ATTEND = (
       }
   }
   if (end == pos + 1 && begin <= pos && g0 == 0) {  // this item holds the new token
-    DEV T* page = (DEV T*)pages + columns[(pos >> 8) - (start >> 8)] * column_size + in_column;
+    DEV T* page = (DEV T*)pages + page_table[(pos >> 8) - (start >> 8)] * page_size + in_page;
     DEV T* to_k = page + (size_t)(pos & 255) * D;
     for (int d = tid; d < D; d += 128) {
       to_k[d] = new_k[d];
@@ -230,7 +230,7 @@ ATTEND = (
 """
 )
 
-# Where the items of a sequence are joined in the same launch, one that is alone needs no joining.
+# Where items are combined in the same launch, the only item of a sequence writes the result itself.
 DIRECT = """
     if (n_items == 1) {
 #if SINKS
@@ -253,8 +253,8 @@ ATTEND_END = """
 """
 
 
-# On CUDA the last thread group of a sequence's items joins them, in the order of the items, so
-# that the result does not depend on which was last.
+# On CUDA the thread group that ends last combines a sequence's items, in the order of the items:
+# the result does not depend on which one was last.
 LAST_ONE = """
   if (n_items == 1) return;
   SHM int arrived;
@@ -279,7 +279,7 @@ COMBINE_START = (
 )
 
 COMBINE = """
-  SHM float share[GT][128], whole[GT];  // of each item; a row has 128 at most
+  SHM float share[GT][128], whole[GT];  // per item; a row has at most 128
   for (int g = tid >> 5; g < GT; g += 4) {
     const int query_head = head * G + min(g0 + g, G - 1);
     float tops[4], sums[4], high = NONE, all = 0.0f;
@@ -323,8 +323,8 @@ COMBINE = """
   }
 """
 
-# bounds: position of the first new token, how many there are, the first to be kept in the pages,
-# the first to be gathered. One thread for 16 bytes of keys and of values.
+# bounds: position of the first new token, number of new tokens, first position to keep in the
+# pages, first position to gather. One thread per 16 bytes of keys and of values.
 APPEND = """
   constexpr int VEC = 16 / sizeof(T);
   constexpr int NV = D / VEC;
@@ -336,7 +336,7 @@ APPEND = """
   if (t >= at + n) return;
   const int block = t >> 8;
   DEV T* page = (DEV T*)pages + head_size * ((size_t)(2 * H) * layer[0] + head)
-    + columns[RING ? block % columns_shape[0] : block] * (head_size * (2 * H) * LAYERS)
+    + page_table[RING ? block % page_table_shape[0] : block] * (head_size * (2 * H) * LAYERS)
     + (size_t)(t & 255) * D;
   DEV uint4* page_k = (DEV uint4*)page;
   DEV uint4* page_v = (DEV uint4*)(page + head_size * H);
@@ -357,16 +357,16 @@ APPEND = """
   }
 """
 
-# Whole columns, from one piece to the pages: 16 bytes a thread.
+# Whole pages, from a contiguous array to the pool: 16 bytes per thread.
 STORE = """
   const size_t vectors = (size_t)2 * H * LAYERS * 256 * D * sizeof(T) / 16;
   const size_t x = (size_t)gx * 128 + tid;
   if (x == 0 && gy == 0) done[0] = 1;
   if (x < vectors)
-    ((DEV uint4*)pages)[columns[gy] * vectors + x] = ((const DEV uint4*)data)[gy * vectors + x];
+    ((DEV uint4*)pages)[indices[gy] * vectors + x] = ((const DEV uint4*)data)[gy * vectors + x];
 """
 
-# The same, from other columns.
+# Whole pages, from other pages of the pool.
 COPY = """
   const size_t vectors = (size_t)2 * H * LAYERS * 256 * D * sizeof(T) / 16;
   const size_t x = (size_t)gx * 128 + tid;

@@ -1,9 +1,9 @@
-"""The paged kernels bound to MLX: attention over pages, and tokens put into them.
+"""The paged kernels bound to MLX: decode attention over pages, and writes to pages.
 
-The kernels write to the pages, which MLX takes for an input: the pages are never copied, and MLX
-does not know that they change. So whoever has to see what was written gets something that the
-writer returned, as an input: that is an order MLX keeps. Knows one kind of pages; neither sequences
-nor batches.
+The kernels write to the page pool, which MLX takes for a read-only input: the pool is never copied,
+and MLX does not know that it changes. A launch that must see earlier writes therefore takes an
+output of the writer as an input (`after`), which orders the two. Knows one kind of pages; neither
+sequences nor requests.
 """
 
 from __future__ import annotations
@@ -15,28 +15,27 @@ import mlx.core as mx
 
 from semantic.adapters.mlx.arrays import on_device
 from semantic.adapters.mlx.kv_cache.paged import kernel_source as source
-from semantic.adapters.mlx.kv_cache.paged.attention import Appended, Place
+from semantic.adapters.mlx.kv_cache.paged.attention import Appended, DecodeStep, PrefillChunk
 from semantic.adapters.mlx.kv_cache.paged.dialect import Dialect, Kernel
 from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
-from semantic.adapters.mlx.kv_cache.paged.page_pool import Pages
-from semantic.adapters.mlx.kv_cache.paged.page_table import Chain
+from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
 
 _MOST_ROWS = 4096
-"""Rows of a batch, each with at most 4 thread groups per KV head, that there are counters for."""
+"""Maximum rows of a batch, with 4 thread groups per KV head each, that there are counters for."""
 _WIDE = 128
 _FEW_HEADS, _MANY_HEADS = 2, 4
-"""Query heads of a thread group where a head is wider than _WIDE, and where it is not."""
+"""Query heads per thread group for a head_dim above _WIDE, and for others."""
 _MOST_TILE, _WARPS = 16, 4
 _GROUPS_AT_ONCE = 396
-"""Thread groups that run at once on a large GPU: three on each of 132 multiprocessors."""
+"""Thread groups that run at once on a large GPU: three per multiprocessor of 132."""
 
 _ATTEND_INPUTS = ("q", "k", "v", "pages", "plan", "positions", "layer", "after")
 
 
 def tile_of(kind: PageKind, dialect: Dialect) -> int:
-    """Tokens that a warp reads at a time, a power of two; 0 when not even four have room."""
+    """Tokens that a warp reads at a time, a power of two; 0 if not even four fit shared memory."""
     token_bytes = kind.shape.k_head_dim * kind.shape.dtype.size
     fitting = dialect.space // (2 * _WARPS * dialect.stages * token_bytes)
     tile = min(_MOST_TILE, 1 << max(fitting, 1).bit_length() - 1)
@@ -47,39 +46,32 @@ class PagedKernels:
     """Implements `PagedAttention` for one kind of layers."""
 
     def __init__(self, kind: PageKind, dialect: Dialect) -> None:
-        """`kind` must be one that `supports` says yes to."""
+        """`kind` must have a head_dim of HEAD_DIMS and a `tile_of` above 0."""
         self._kind = kind
         self._dialect = dialect
         self._counters = mx.zeros((_MOST_ROWS * 4 * kind.shape.kv_heads,), mx.int32)
         self._nothing = mx.zeros((1,), mx.int32)
-        # Not lazily: they are inputs of every step.
+        # Evaluated now: they are inputs of every step.
         mx.eval(self._counters, self._nothing)
         self._layers: dict[tuple[int, float], mx.array] = {}
         self._last_bounds = (0, 0, 0, 0), self._nothing
 
-    def attend(
-        self,
-        q: mx.array,
-        k: mx.array,
-        v: mx.array,
-        place: Place,
-        scale: float,
-        sinks: mx.array | None,
-        after: mx.array | None,
-    ) -> mx.array:
+    def attend(self, step: DecodeStep) -> mx.array:
         """See `PagedAttention.attend`."""
+        q, sinks, after = step.q, step.sinks, step.after
         rows, n_heads, _, dim = q.shape
         kv_heads = self._kind.shape.kv_heads
         parts = self._parts(n_heads)
         if rows * kv_heads * parts > self._counters.size:
-            raise ValueError(f"{rows} sequences are more than a step can join")
-        plan = place.lineup.plan(
-            place.kind, place.step, max(1, _GROUPS_AT_ONCE // (kv_heads * parts))
+            raise ValueError(f"{rows} sequences are more than a step can combine")
+        plan = step.metadata.plan(
+            step.kind, step.number, max(1, _GROUPS_AT_ONCE // (kv_heads * parts))
         )
         of_heads = [] if sinks is None else [sinks.astype(q.dtype)]
         inputs = [
-            q, k, v, place.pages.data, plan.plan, place.lineup.positions(place.step),
-            self._layer(place.layer, scale), self._nothing if after is None else after, *of_heads,
+            q, step.k, step.v, step.pool.data, plan.plan, step.metadata.positions(step.number),
+            self._layer(step.layer, step.scale), self._nothing if after is None else after,
+            *of_heads,
         ]  # fmt: skip
         n = plan.n_items
         shapes = [(n, n_heads, dim), (n, n_heads, 2), (rows, n_heads, 1, dim)]
@@ -102,52 +94,44 @@ class PagedKernels:
             output_shapes=shapes[2:], output_dtypes=dtypes[2:],
         )[0]  # fmt: skip
 
-    def append(
-        self,
-        k: mx.array,
-        v: mx.array,
-        chain: Chain,
-        at: int,
-        gather_from: int,
-        layer: int,
-        after: mx.array | None,
-    ) -> Appended:
+    def append(self, chunk: PrefillChunk) -> Appended:
         """See `PagedAttention.append`."""
-        before = self._nothing if after is None else after
+        at, gather_from = chunk.at, chunk.gather_from
+        before = self._nothing if chunk.after is None else chunk.after
         if gather_from >= at:
-            return Appended(k, v, self._append(k, v, chain, at, at, layer, before).done)
+            return Appended(chunk.k, chunk.v, self._append(chunk, at, before).done)
         if self._kind.ring is None:
-            return self._append(k, v, chain, at, gather_from, layer, before)
-        # In a ring new tokens take the place of old ones: those are read before.
-        read = self._append(k, v, chain, at, gather_from, layer, before, write=False)
-        return read._replace(done=self._append(k, v, chain, at, at, layer, read.done).done)
+            return self._append(chunk, gather_from, before)
+        # In a ring new tokens overwrite old ones: those are read first.
+        read = self._append(chunk, gather_from, before, write=False)
+        return read._replace(done=self._append(chunk, at, read.done).done)
 
-    def store(self, pages: Pages, columns: list[int], data: mx.array) -> mx.array:
+    def store(self, pool: PagePool, pages: list[int], data: mx.array) -> mx.array:
         """See `PagedAttention.store`."""
-        inputs = [pages.data, on_device(columns), data]
-        names = ["pages", "columns", "data"]
-        return self._columns("store", names, source.STORE, inputs, len(columns))
+        inputs = [pool.data, on_device(pages), data]
+        names = ["pages", "indices", "data"]
+        return self._whole_pages("store", names, source.STORE, inputs, len(pages))
 
-    def copy(self, pages: Pages, columns: list[int], to: list[int]) -> mx.array:
+    def copy(self, pool: PagePool, pages: list[int], to: list[int]) -> mx.array:
         """See `PagedAttention.copy`."""
-        pairs = [column for pair in zip(columns, to, strict=True) for column in pair]
-        inputs = [pages.data, on_device(pairs)]
-        return self._columns("copy", ["pages", "pairs"], source.COPY, inputs, len(columns))
+        pairs = [page for pair in zip(pages, to, strict=True) for page in pair]
+        inputs = [pool.data, on_device(pairs)]
+        return self._whole_pages("copy", ["pages", "pairs"], source.COPY, inputs, len(pages))
 
     # Inside
 
-    def _columns(
-        self, name: str, names: list[str], body: str, inputs: list[mx.array], n_columns: int
+    def _whole_pages(
+        self, name: str, names: list[str], body: str, inputs: list[mx.array], n_pages: int
     ) -> mx.array:
-        """One launch over so many columns."""
+        """One launch over `n_pages` whole pages."""
         shape = self._kind.shape
         kernel = _built(
             self._dialect, name, self._constants(shape.dtype), tuple(names), ("done",), body
         )
-        groups = -(-self._kind.column_bytes // 16 // source.THREADS)
+        groups = -(-self._kind.page_bytes // 16 // source.THREADS)
         (done,) = kernel(
             inputs=inputs,
-            grid=(source.THREADS * groups, n_columns, 1),
+            grid=(source.THREADS * groups, n_pages, 1),
             threadgroup=(source.THREADS, 1, 1),
             output_shapes=[(1,)],
             output_dtypes=[mx.int32],
@@ -155,18 +139,10 @@ class PagedKernels:
         return done
 
     def _append(
-        self,
-        k: mx.array,
-        v: mx.array,
-        chain: Chain,
-        at: int,
-        first: int,
-        layer: int,
-        after: mx.array,
-        *,
-        write: bool = True,
+        self, chunk: PrefillChunk, first: int, after: mx.array, *, write: bool = True
     ) -> Appended:
-        """One launch of the kernel, once `after` is there; gathers if `first` is before `at`."""
+        """One launch of the kernel, after `after`; gathers if `first` is before the chunk."""
+        k, v, at = chunk.k, chunk.v, chunk.at
         _, heads, n, dim = k.shape
         keep_from = self._kind.first_kept(at, at + n)
         gather = first < at
@@ -178,7 +154,7 @@ class PagedKernels:
                 ("RING", int(self._kind.ring is not None)),
                 ("GATHER", int(gather)), ("WRITE", int(write)),
             ),
-            ("k", "v", "pages", "columns", "bounds", "layer", "after"),
+            ("k", "v", "pages", "page_table", "bounds", "layer", "after"),
             ("all_k", "all_v", "done"),
             source.APPEND,
         )  # fmt: skip
@@ -186,8 +162,8 @@ class PagedKernels:
         gathered = (1, heads, at + n - first, dim) if gather else (1,)
         all_k, all_v, done = kernel(
             inputs=[
-                k, v, chain.pages.data, chain.array(), self._bounds((at, n, keep_from, first)),
-                self._layer(layer, 1.0), after,
+                k, v, chunk.table.pool.data, chunk.table.array(),
+                self._bounds((at, n, keep_from, first)), self._layer(chunk.layer, 1.0), after,
             ],
             grid=(source.THREADS * groups, heads, 1),
             threadgroup=(source.THREADS, 1, 1),
@@ -197,7 +173,7 @@ class PagedKernels:
         return Appended(all_k, all_v, done)
 
     def _attention(self, n_heads: int, sinks: bool) -> tuple[Kernel, Kernel | None]:
-        """The kernels for so many query heads: one, or one and another that joins its results."""
+        """The kernels for `n_heads` query heads: one, or a second that combines."""
         return _built_attention(self._kind, self._dialect, n_heads, self._together(n_heads), sinks)
 
     def _constants(self, dtype: mx.Dtype) -> tuple[tuple[str, int | mx.Dtype], ...]:
@@ -208,23 +184,23 @@ class PagedKernels:
         )  # fmt: skip
 
     def _parts(self, n_heads: int) -> int:
-        """Thread groups that share the query heads of a KV head."""
+        """Number of thread groups that share the query heads of a KV head."""
         return -(-(n_heads // self._kind.shape.kv_heads) // self._together(n_heads))
 
     def _together(self, n_heads: int) -> int:
-        """Query heads of one thread group: they read the keys once, but each takes registers."""
+        """Query heads per thread group: they read the keys once, but each takes registers."""
         group = n_heads // self._kind.shape.kv_heads
         most = _FEW_HEADS if self._kind.shape.k_head_dim > _WIDE else _MANY_HEADS
         return -(-group // -(-group // most))
 
     def _bounds(self, bounds: tuple[int, int, int, int]) -> mx.array:
-        """The same for every layer of a chunk."""
+        """`bounds` as an array, made once for all layers of a chunk."""
         if self._last_bounds[0] != bounds:
             self._last_bounds = bounds, on_device(bounds)
         return self._last_bounds[1]
 
     def _layer(self, layer: int, scale: float) -> mx.array:
-        """A layer's number and the bits of its scale."""
+        """A layer's number and the bits of its scale, as a kernel's input."""
         array = self._layers.get((layer, scale))
         if array is None:
             (bits,) = struct.unpack("<i", struct.pack("<f", scale))

@@ -1,4 +1,4 @@
-"""Which layers of a model share pages: those that keep tokens of one shape for one window.
+"""Kinds of layers: those that keep tokens of one shape for one window share pages.
 
 Knows shapes; no memory.
 """
@@ -14,9 +14,9 @@ from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, ModelCacheSpe
 
 @dataclass(frozen=True, slots=True)
 class PageKind:
-    """Layers of one shape and one window; a column holds 256 tokens of all of them.
+    """Layers of one shape and one window; a page holds 256 tokens of all of them.
 
-    `ring` is how many columns a sequence has in turn where there is a window, else None.
+    `ring` is the number of pages of a sequence where there is a window, else None.
     """
 
     layers: tuple[int, ...]
@@ -25,31 +25,31 @@ class PageKind:
     ring: int | None = None
 
     @property
-    def column_shape(self) -> tuple[int, ...]:
+    def page_shape(self) -> tuple[int, ...]:
         """(layers, keys and values, KV heads, tokens, head_dim)."""
         return (len(self.layers), 2, self.shape.kv_heads, BLOCK_TOKENS, self.shape.k_head_dim)
 
     def first_kept(self, first: int, length: int) -> int:
-        """The first position, not before `first`, that is there after `length` tokens."""
+        """The first position, not before `first`, still in the pages after `length` tokens."""
         return first if self.ring is None else max(first, length - self.ring * BLOCK_TOKENS)
 
     def turn(self, block: int) -> int:
-        """Which of a sequence's columns has the block with this number."""
+        """Index in a page table of the page that holds block number `block`."""
         return block if self.ring is None else block % self.ring
 
     @property
-    def column_bytes(self) -> int:
-        """Bytes of one column."""
-        layers, two, heads, tokens, dim = self.column_shape
+    def page_bytes(self) -> int:
+        """Bytes of one page."""
+        layers, two, heads, tokens, dim = self.page_shape
         return layers * two * heads * tokens * dim * self.shape.dtype.size
 
 
 def page_kinds(
     spec: ModelCacheSpec, shapes: Sequence[LayerShape | None]
 ) -> tuple[PageKind, ...] | None:
-    """The kinds of a model's layers; None when one of them cannot lie in pages.
+    """The kinds of a model's layers, or None if a layer cannot use pages.
 
-    Keys and values must be equally wide; a state that is not tokens has no pages.
+    A page needs keys and values of the same head_dim; a state that is not tokens has no pages.
     """
     groups: dict[tuple[LayerShape, int | None, int | None], list[int]] = {}
     for number, (layer, shape) in enumerate(zip(spec.layers, shapes, strict=True)):

@@ -1,7 +1,7 @@
-"""The pages of one kind of layers: one array of columns, and who uses which.
+"""Page pool of one kind of layers: one array of pages, a free list and reference counts.
 
-A column holds 256 tokens of all layers of the kind. It is free when the last lease on it is
-dropped, whoever drops it. Knows no sequences and no budget.
+A page returns to the free list when its last `PageRef` is dropped, in whichever thread. Knows no
+sequences and no budget.
 """
 
 from __future__ import annotations
@@ -13,50 +13,50 @@ import mlx.core as mx
 
 from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
 
-_FEWEST = 4
-"""Columns to begin with where nobody said how many there will be."""
+_INITIAL_PAGES = 4
+"""Size of a pool for which `grow` was not called."""
 
 
 @dataclass(slots=True)
-class _Column:
-    """`index` is its place in the array, `users` how many leases there are on it."""
+class _Page:
+    """`index` is its place in the array, `users` its reference count."""
 
     index: int
     users: int = 0
 
 
-class Lease:
-    """One user's hold on a column, until it is dropped."""
+class PageRef:
+    """A counted reference to a page; dropping it gives the reference up."""
 
-    __slots__ = ("_column", "_pages")
+    __slots__ = ("_page", "_pool")
 
-    def __init__(self, pages: Pages, column: _Column) -> None:
-        self._pages = pages
-        self._column = column
-        column.users += 1
+    def __init__(self, pool: PagePool, page: _Page) -> None:
+        self._pool = pool
+        self._page = page
+        page.users += 1
 
     def __del__(self) -> None:
-        self._pages.give_back(self._column)
+        self._pool.give_back(self._page)
 
     @property
     def index(self) -> int:
-        """The column's place in the array."""
-        return self._column.index
+        """The page's place in the pool's array."""
+        return self._page.index
 
     @property
     def is_shared(self) -> bool:
-        """Whether somebody else uses the column as well: then nobody may write to it."""
-        return self._column.users > 1
+        """Whether there are other references to the page: then it must not be written to."""
+        return self._page.users > 1
 
-    def of(self, pages: Pages) -> bool:
-        """Whether the column is one of `pages`."""
-        return self._pages is pages
+    def of(self, pool: PagePool) -> bool:
+        """Whether the page belongs to `pool`."""
+        return self._pool is pool
 
 
-class Pages:
-    """Columns of one kind, (columns, layers, 2, kv_heads, 256, head_dim).
+class PagePool:
+    """Pages of one kind, (pages, layers, 2, kv_heads, 256, head_dim).
 
-    Any thread may drop a lease; all else is for the thread that computes.
+    Any thread may drop a reference; everything else is for the thread that runs MLX.
     """
 
     def __init__(self, kind: PageKind) -> None:
@@ -64,15 +64,15 @@ class Pages:
         self._data: mx.array | None = None
         self._free: list[int] = []
         self._enough: int | None = None
-        self._lock = threading.RLock()  # a lease may be dropped while one is taken
+        self._lock = threading.RLock()  # a reference may be dropped while one is taken
 
     @property
     def data(self) -> mx.array:
-        """The array. Kernels write to it where it is; it is another one when there are more."""
+        """The array. Kernels write to it in place; growing the pool replaces it."""
         if self._data is None:
-            self.grow(_FEWEST)
+            self.grow(_INITIAL_PAGES)
         if self._data is None:
-            raise AssertionError("pages without an array")
+            raise AssertionError("a page pool without an array")
         return self._data
 
     @data.setter
@@ -80,66 +80,66 @@ class Pages:
         self._data = data
 
     @property
-    def n_columns(self) -> int:
-        """Columns there are."""
+    def n_pages(self) -> int:
+        """Pages in the array, free ones included."""
         return 0 if self._data is None else self._data.shape[0]
 
     @property
     def n_used(self) -> int:
-        """Columns that somebody uses."""
-        return self.n_columns - len(self._free)
+        """Pages that are referenced."""
+        return self.n_pages - len(self._free)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all columns."""
-        return self.n_columns * self.kind.column_bytes
+        """Bytes of all pages."""
+        return self.n_pages * self.kind.page_bytes
 
-    def take(self) -> Lease:
-        """A column that nobody uses; makes more where there is none."""
+    def take(self) -> PageRef:
+        """Allocate a page; grows the pool if none is free."""
         if not self._free:
             self.grow(self._next_size())
         with self._lock:
-            return Lease(self, _Column(self._free.pop()))
+            return PageRef(self, _Page(self._free.pop()))
 
-    def share(self, lease: Lease) -> Lease:
-        """Another user's hold on the same column."""
+    def share(self, ref: PageRef) -> PageRef:
+        """Another reference to the same page."""
         with self._lock:
-            return Lease(self, lease._column)  # noqa: SLF001  # a friend
+            return PageRef(self, ref._page)  # noqa: SLF001  # a friend
 
-    def give_back(self, column: _Column) -> None:
-        """One user less; for leases only."""
+    def give_back(self, page: _Page) -> None:
+        """Drop one reference; called by `PageRef` only."""
         with self._lock:
-            column.users -= 1
-            if not column.users:
-                self._free.append(column.index)
+            page.users -= 1
+            if not page.users:
+                self._free.append(page.index)
 
-    def expect(self, n_columns: int) -> None:
-        """Stop at `n_columns` when there come to be more, unless even that is not enough."""
-        self._enough = n_columns
+    def expect(self, n_pages: int) -> None:
+        """Let growth by doubling stop at `n_pages` first, before going beyond it."""
+        self._enough = n_pages
 
     def abandon(self) -> None:
-        """Let go of the array: nobody will ask for a column again."""
+        """Free the array; no page may be taken afterwards."""
         self._data = None
         with self._lock:
             self._free.clear()
 
-    def grow(self, n_columns: int) -> None:
-        """Have `n_columns` at least. Copies those there are, so it is for the beginning."""
-        more = n_columns - self.n_columns
+    def grow(self, n_pages: int) -> None:
+        """Have at least `n_pages`. Copies the existing pages: best called while there are few."""
+        more = n_pages - self.n_pages
         if more <= 0:
             return
-        added = mx.zeros((more, *self.kind.column_shape), self.kind.shape.dtype)
+        added = mx.zeros((more, *self.kind.page_shape), self.kind.shape.dtype)
         grown = added if self._data is None else mx.concatenate([self._data, added])
         mx.eval(grown)
-        first = self.n_columns
+        first = self.n_pages
         self._data = grown
         with self._lock:
-            # The lowest is the next to be taken. In place: a lease that is dropped just now, in
-            # the same thread, adds to the same list.
-            self._free[:0] = range(n_columns - 1, first - 1, -1)
+            # The lowest index is taken next. In place: a reference dropped meanwhile, in the same
+            # thread, appends to the same list.
+            self._free[:0] = range(n_pages - 1, first - 1, -1)
 
     def _next_size(self) -> int:
-        size = max(_FEWEST, 2 * self.n_columns)
-        if self._enough is not None and self.n_columns < self._enough:
+        size = max(_INITIAL_PAGES, 2 * self.n_pages)
+        if self._enough is not None and self.n_pages < self._enough:
             return min(size, self._enough)
         return size

@@ -1,6 +1,6 @@
-"""The columns of one sequence, kind by kind, and what a block of a preempted one holds.
+"""Page tables of one sequence, one per kind of layers, and what a preempted one's blocks hold.
 
-Knows how many tokens there is room for; not which are there, nor what they are.
+Knows for how many tokens there are pages; not which tokens they hold.
 """
 
 from __future__ import annotations
@@ -11,71 +11,71 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from semantic.adapters.mlx.arrays import on_device
-from semantic.adapters.mlx.kv_cache.paged.page_pool import Lease, Pages
+from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool, PageRef
 from semantic.domain.value_objects import BLOCK_TOKENS
 
 
-class Chain:
-    """A sequence's columns of one kind: block i in column i, or in turn where there is a window."""
+class PageTable:
+    """A sequence's pages of one kind: block i is in page i, or i modulo the ring's size."""
 
-    __slots__ = ("_array", "leases", "pages")
+    __slots__ = ("_array", "pool", "refs")
 
-    def __init__(self, pages: Pages, leases: Sequence[Lease] = ()) -> None:
-        self.pages = pages
-        self.leases = list(leases)
+    def __init__(self, pool: PagePool, refs: Sequence[PageRef] = ()) -> None:
+        self.pool = pool
+        self.refs = list(refs)
         self._array: mx.array | None = None
 
     @property
-    def columns(self) -> list[int]:
-        """Where its columns are."""
-        return [lease.index for lease in self.leases]
+    def pages(self) -> list[int]:
+        """Indices of its pages in the pool."""
+        return [ref.index for ref in self.refs]
 
     def array(self) -> mx.array:
-        """The same for a kernel, int32; there is one at least."""
+        """`pages` as an int32 array for kernels; there must be one at least."""
         if self._array is None:
-            self._array = on_device(self.columns)
+            self._array = on_device(self.pages)
         return self._array
 
-    def columns_for(self, n_tokens: int) -> int:
-        """Columns that a sequence of `n_tokens` has."""
+    def pages_for(self, n_tokens: int) -> int:
+        """Number of pages of a sequence of `n_tokens`."""
         needed = -(-n_tokens // BLOCK_TOKENS)
-        ring = self.pages.kind.ring
+        ring = self.pool.kind.ring
         return needed if ring is None else min(needed, ring)
 
-    def has_room(self, n_tokens: int) -> bool:
-        """Whether a sequence of `n_tokens` has a column for each."""
-        return len(self.leases) >= self.columns_for(n_tokens)
+    def has_capacity(self, n_tokens: int) -> bool:
+        """Whether there are pages for a sequence of `n_tokens`."""
+        return len(self.refs) >= self.pages_for(n_tokens)
 
     def reserve(self, n_tokens: int) -> None:
-        """Have a column for each of `n_tokens`."""
-        if not self.has_room(n_tokens):
-            while not self.has_room(n_tokens):
-                self.leases.append(self.pages.take())
+        """Allocate the pages that a sequence of `n_tokens` still lacks."""
+        if not self.has_capacity(n_tokens):
+            while not self.has_capacity(n_tokens):
+                self.refs.append(self.pool.take())
             self._array = None
 
 
 class PagedSequence:
-    """One sequence's chains, one per kind; the caches of all its layers share it."""
+    """One sequence's page tables, one per kind; the caches of all its layers share it."""
 
-    __slots__ = ("__weakref__", "chains")
+    __slots__ = ("__weakref__", "tables")
 
-    def __init__(self, chains: Sequence[Chain]) -> None:
-        self.chains = tuple(chains)
+    def __init__(self, tables: Sequence[PageTable]) -> None:
+        self.tables = tuple(tables)
 
     def reserve(self, n_tokens: int) -> None:
-        """Have room for `n_tokens` in every layer."""
-        for chain in self.chains:
-            chain.reserve(n_tokens)
+        """Allocate pages for `n_tokens` in every kind."""
+        for table in self.tables:
+            table.reserve(n_tokens)
 
 
-class Page(NamedTuple):
-    """What a block holds: a column, `leases[at]`, of a kind whose columns may be used in turn.
+class PagedBlock(NamedTuple):
+    """What a block of a preempted sequence holds: page `refs[at]` of a page table.
 
-    The blocks of all layers of the kind hold the same one. `first` to `stop` are the positions
-    that the columns hold altogether, `nbytes` the bytes of one layer's share of a column.
+    The blocks of all layers of the kind hold the same object. `first` to `stop` are the positions
+    that all of the table's pages hold together; `nbytes` are the bytes of one layer in one page.
     """
 
-    leases: tuple[Lease, ...]
+    refs: tuple[PageRef, ...]
     at: int
     first: int
     stop: int

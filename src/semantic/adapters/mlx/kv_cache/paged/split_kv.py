@@ -1,7 +1,7 @@
-"""What a step's attention reads: runs of tokens of each sequence, as numbers for a kernel.
+"""Split-KV plan of a decode step: each sequence's tokens are divided into items of work.
 
-Each run is an item; enough of them to keep a device busy, and no more. Knows positions and
-columns; no arrays.
+A thread group reads one item, a run of tokens of one sequence; there are enough items to keep the
+device busy and no more. Knows positions and page tables; no arrays.
 """
 
 from __future__ import annotations
@@ -14,25 +14,22 @@ from semantic.adapters.mlx.kv_cache.paged.kernel_source import ITEM_INTS
 from semantic.domain.value_objects import BLOCK_TOKENS
 
 SHORTEST = 64
-"""Tokens of an item at least, and what its tokens are a multiple of: the tiles of four warps."""
+"""Minimum tokens of an item, and the unit of its size: the tiles of four warps."""
 
 MOST_ITEMS = 128
-"""Items of one row."""
+"""Maximum items of one row."""
 
 _OVERHEAD = 192
-"""Tokens that a thread group could read in the time in which it begins and ends."""
+"""Fixed cost of a thread group, in tokens that it could read meanwhile."""
 _MOST_WAVES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class RowPages:
-    """A sequence's next position and its columns: in order, or in turn where there is a window.
-
-    With a window there are `ring` columns once the sequence is long enough.
-    """
+    """A sequence's next position and its page table, a ring of `ring` pages if it has a window."""
 
     position: int
-    columns: Sequence[int]
+    pages: Sequence[int]
     window: int | None = None
     ring: int | None = None
 
@@ -41,25 +38,25 @@ class RowPages:
         """The first position that the next token attends to."""
         return 0 if self.window is None else max(0, self.position - self.window + 1)
 
-    def column(self, block: int) -> int:
-        """The column of the sequence's block with this number."""
-        return self.columns[block if self.ring is None else block % self.ring]
+    def page(self, block: int) -> int:
+        """The page that holds the block with this number."""
+        return self.pages[block if self.ring is None else block % self.ring]
 
     @property
-    def room(self) -> int | None:
-        """Positions below this have a column; None when all have."""
-        if self.ring is not None and len(self.columns) >= self.ring:
+    def capacity(self) -> int | None:
+        """Positions below this have a page; None in a full ring, where all have."""
+        if self.ring is not None and len(self.pages) >= self.ring:
             return None
-        return len(self.columns) * BLOCK_TOKENS
+        return len(self.pages) * BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """`numbers`: the items, ITEM_INTS each, then the columns that they point to.
+class SplitPlan:
+    """`numbers` has the items, ITEM_INTS each, then the page indices that they refer to.
 
-    An item: its row, its first position, the position after its last, where its first column
-    stands in `numbers`, the number of its row's first item, of how many items of its row it is
-    which. `spans` are the first item and the number of items of each row. Good for `steps` steps.
+    An item: row, first position, position after the last, index in `numbers` of its first page,
+    number of the row's first item, number of the row's items, index among them, unused. `spans` has
+    the first item and the number of items of each row. Valid for `steps` steps.
     """
 
     numbers: list[int]
@@ -69,9 +66,9 @@ class Plan:
 
 
 def chunk_for(rows: Sequence[RowPages], at_once: int) -> int:
-    """Tokens per item with which a device that runs `at_once` items at a time is done first.
+    """Tokens per item that finish soonest on a device that runs `at_once` items at a time.
 
-    Either all run at once, or in a few full waves, whichever reads less in a row.
+    All items run at once or in a few full waves, whichever has the shorter critical path.
     """
     lengths = [row.position + 1 - row.first for row in rows]
     least = -(-max(lengths) // (MOST_ITEMS - 1))
@@ -86,7 +83,7 @@ def chunk_for(rows: Sequence[RowPages], at_once: int) -> int:
 
 
 def cut_at_blocks(first: int, stop: int) -> list[range]:
-    """Positions `first` to `stop`, in ranges that lie in one block each."""
+    """Positions `first` to `stop`, cut at the edges of blocks."""
     edges = [first, *range(first - first % BLOCK_TOKENS + BLOCK_TOKENS, stop, BLOCK_TOKENS), stop]
     return [range(a, b) for a, b in itertools.pairwise(edges) if a < b]
 
@@ -95,28 +92,28 @@ def _rounded(n_tokens: int) -> int:
     return max(SHORTEST, -(-n_tokens // SHORTEST) * SHORTEST)
 
 
-def make_plan(rows: Sequence[RowPages], chunk: int) -> Plan:
-    """Items of `chunk` tokens each, for the next token of every row; each has room for it."""
+def plan_split(rows: Sequence[RowPages], chunk: int) -> SplitPlan:
+    """Plan items of `chunk` tokens for the next token of each row; every row has a page for it."""
     starts = [_starts(row, chunk) for row in rows]
     n_items = sum(map(len, starts))
     items: list[int] = []
-    columns: list[int] = []
+    pages: list[int] = []
     spans: list[int] = []
     steps, first = 1 << 30, 0
     for number, (row, mine) in enumerate(zip(rows, starts, strict=True)):
         stop = mine[-1] + chunk
-        if row.room is not None:
-            stop = min(stop, row.room)
+        if row.capacity is not None:
+            stop = min(stop, row.capacity)
         blocks = range(mine[0] // BLOCK_TOKENS, (stop - 1) // BLOCK_TOKENS + 1)
-        at = n_items * ITEM_INTS + len(columns) - blocks.start
-        columns += [row.column(block) for block in blocks]
+        at = n_items * ITEM_INTS + len(pages) - blocks.start
+        pages += [row.page(block) for block in blocks]
         for index, start in enumerate(mine):
-            column = at + start // BLOCK_TOKENS
-            items += [number, start, start + chunk, column, first, len(mine), index, 0]
+            page = at + start // BLOCK_TOKENS
+            items += [number, start, start + chunk, page, first, len(mine), index, 0]
         spans += [first, len(mine)]
         first += len(mine)
         steps = min(steps, stop - row.position)
-    return Plan(items + columns, spans, n_items, steps)
+    return SplitPlan(items + pages, spans, n_items, steps)
 
 
 def _n_items(rows: Sequence[RowPages], chunk: int) -> int:

@@ -1,0 +1,291 @@
+"""Codec between KV caches and stored blocks: one byte layout for both forms of caches.
+
+A block body holds, layer by layer, 256 tokens of keys head by head, then of values. A checkpoint
+holds what blocks cannot: the part of a window before its first whole block, and the state of
+mlx-lm's own caches. Where the bytes come from and go to is a `BlockMemory`. Knows layers and their
+shapes; neither stores nor decoding.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar, cast
+
+from semantic.adapters.mlx.kv_cache.checkpoint import (
+    ArrayForm,
+    StoredArray,
+    Tree,
+    read_checkpoint,
+    write_checkpoint,
+)
+from semantic.adapters.mlx.kv_cache.contiguous.layers import MlxLmCache
+from semantic.adapters.mlx.kv_cache.contiguous.mlx_lm_state import write_state
+from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
+from semantic.adapters.mlx.kv_cache.staging import (
+    MemoryT,
+    Piece,
+    Staging,
+    require_block,
+    require_bodies,
+)
+from semantic.domain.block_hash import Part
+from semantic.domain.stored import BlockLayout
+from semantic.domain.value_objects import LayerKind, ModelCacheSpec, whole_blocks
+
+CacheT = TypeVar("CacheT")
+
+ReadTokens = Callable[[int, range], tuple[list[memoryview], list[memoryview]]]
+"""Bytes of the keys and of the values of a layer's tokens, each (kv_heads, n, head_dim) in order.
+
+Raises BackendError if the layer does not hold those tokens.
+"""
+
+
+class BlockMemory(Protocol[CacheT, MemoryT]):
+    """The caches of one form as bytes."""
+
+    def reader(self, caches: Sequence[CacheT]) -> ReadTokens:
+        """Read tokens of `caches`; what is read for one layer may serve the next."""
+        ...
+
+    def stage(
+        self,
+        caches: Sequence[CacheT],
+        staging: Staging[MemoryT],
+        layers: Sequence[int],
+        part: Part,
+        tokens: range,
+    ) -> list[list[memoryview]]:
+        """Memory for `tokens` of `layers`, kept in `staging`: one list of segments per block."""
+        ...
+
+    def restore(
+        self,
+        caches: Sequence[CacheT],
+        staging: Staging[MemoryT],
+        length: int,
+        pieces: Sequence[Piece],
+    ) -> list[CacheT]:
+        """The caches after `length` tokens, made of what was staged and of a checkpoint's pieces.
+
+        Layers without a piece are those of FULL bodies.
+        """
+        ...
+
+
+class BlockCodec(Generic[CacheT, MemoryT]):
+    """Encodes the caches of one model's sequences as block bodies and decodes them."""
+
+    def __init__(
+        self,
+        spec: ModelCacheSpec,
+        shapes: Sequence[LayerShape | None],
+        ragged: Sequence[bool],
+        states: Mapping[int, Tree],
+        memory: BlockMemory[CacheT, MemoryT],
+    ) -> None:
+        """`ragged[i]` is true if layer i uses our cache. `states` has, for each layer stored as a
+        whole state of an mlx-lm cache, what that state looks like."""
+        self._spec = spec
+        self._shapes = shapes
+        self._ragged = ragged
+        self._states = states
+        self._memory = memory
+        self._parts = assign_parts(spec, ragged)
+        stored = {*self._parts.full, *self._parts.window}
+        self._others = [i for i in range(spec.n_layers) if i not in stored]
+        described = [(i, self._kind_of(i)) for i in self._others]
+        self.layout: BlockLayout = describe(self._parts, shapes, described)
+
+    def export_block(
+        self, caches: Sequence[CacheT], length: int, part: Part, start: int, stop: int
+    ) -> bytes:
+        """See `BatchBackend.export_block`."""
+        require_block(length, part, start, stop)
+        read = self._memory.reader(caches)
+        tokens = range(start, stop)
+        return b"".join(
+            segment
+            for layer in self._parts.of(part)
+            for half in read(layer, tokens)
+            for segment in half
+        )
+
+    def export_checkpoint(self, caches: Sequence[CacheT], length: int) -> bytes:
+        """See `BatchBackend.export_checkpoint`."""
+        read = self._memory.reader(caches)
+        trees: list[Tree] = []
+        for layer, tokens in self._contents(length):
+            if tokens is None:
+                trees.append(write_state(cast(MlxLmCache, caches[layer])))
+            else:
+                halves = zip(self._forms(layer, len(tokens)), read(layer, tokens), strict=True)
+                trees.append(tuple(StoredArray(form, data) for form, data in halves))
+        return write_checkpoint(self.layout.name, length, trees)
+
+    def loading(
+        self, caches: Sequence[CacheT], staging: Staging[MemoryT], part: Part, start: int, stop: int
+    ) -> list[list[memoryview]]:
+        """See `BatchBackend.loading`; the memory belongs to `staging` until `loaded`."""
+        require_bodies(part, start, stop)
+        if part is Part.FULL:
+            staging.require_next(start, self.layout)
+        else:
+            staging.require_no_window()
+        tokens = range(start, stop)
+        views = self._memory.stage(caches, staging, self._parts.of(part), part, tokens)
+        if part is Part.FULL:
+            staging.full_stop = stop
+        else:
+            staging.window_tokens = tokens
+        return views
+
+    def loaded(
+        self,
+        caches: Sequence[CacheT],
+        staging: Staging[MemoryT],
+        length: int,
+        checkpoint: bytes | None,
+    ) -> list[CacheT]:
+        """The caches after `length` tokens; see `BatchBackend.loaded`."""
+        staging.require_loaded(length, checkpoint, self.layout)
+        pieces: list[Piece] = []
+        if checkpoint is not None:
+            contents = self._contents(length)
+            expected: list[Tree] = [
+                self._states[layer] if tokens is None else self._forms(layer, len(tokens))
+                for layer, tokens in contents
+            ]
+            trees = read_checkpoint(checkpoint, self.layout.name, length, expected)
+            pieces = [
+                Piece(layer, tokens, form, tree)
+                for (layer, tokens), form, tree in zip(contents, expected, trees, strict=True)
+            ]
+        return self._memory.restore(caches, staging, length, pieces)
+
+    def _kind_of(self, layer: int) -> str:
+        """What the layout's name calls a layer of the checkpoint."""
+        state = self._states.get(layer)
+        if state is None:
+            return f"window {self._spec.layers[layer].window}"
+        return cast(tuple[str, Tree], state)[0]
+
+    def _contents(self, length: int) -> list[tuple[int, range | None]]:
+        """What a checkpoint after `length` tokens holds of which layer; None is a whole state."""
+        contents: list[tuple[int, range | None]] = [
+            (layer, window_edge(length, self._parts.window_tokens or 1))
+            for layer in self._parts.window
+        ]
+        for layer in self._others:
+            window = self._spec.layers[layer].window
+            if self._ragged[layer] and window is not None:
+                contents.append((layer, range(window_start(length, window), length)))
+            else:
+                contents.append((layer, None))
+        return contents
+
+    def _forms(self, layer: int, n_tokens: int) -> tuple[ArrayForm, ArrayForm]:
+        """Keys and values of a layer as a checkpoint's arrays."""
+        shape = self._shapes[layer]
+        if shape is None:
+            raise AssertionError(f"layer {layer} has no keys and values")
+        return (
+            ArrayForm(shape.dtype, (1, shape.kv_heads, n_tokens, shape.k_head_dim)),
+            ArrayForm(shape.dtype, (1, shape.kv_heads, n_tokens, shape.v_head_dim)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PartLayers:
+    """The layers stored token by token, by part. All others are stored whole, in a checkpoint."""
+
+    full: tuple[int, ...]
+    window: tuple[int, ...]
+    window_tokens: int | None
+
+    def of(self, part: Part) -> tuple[int, ...]:
+        """Layers of one part, in the order of their bytes in a block body."""
+        return {Part.FULL: self.full, Part.WINDOW: self.window, Part.CHECKPOINT: ()}[part]
+
+
+def assign_parts(spec: ModelCacheSpec, ragged: Sequence[bool]) -> PartLayers:
+    """Assign each layer to a part; `ragged[i]` is true if layer i uses our cache.
+
+    One WINDOW body holds windows of one size only: the most common one. mlx-lm's own window caches
+    are ring buffers and cannot be cut into blocks.
+    """
+    windows = Counter(layer.window for layer, ours in zip(spec.layers, ragged, strict=True) if ours)
+    del windows[None]
+    size = windows.most_common(1)[0][0] if windows else None
+    full = [i for i, layer in enumerate(spec.layers) if layer.kind is LayerKind.FULL]
+    window = [
+        i
+        for i, layer in enumerate(spec.layers)
+        if size is not None and layer.window == size and ragged[i]
+    ]
+    return PartLayers(tuple(full), tuple(window), size)
+
+
+def describe(
+    parts: PartLayers, shapes: Sequence[LayerShape | None], others: Sequence[tuple[int, str]]
+) -> BlockLayout:
+    """The layout of a model's blocks; `others` are the checkpoint's layers and their kinds."""
+    name = {
+        "full": _describe_layers(parts.full, shapes),
+        "window": _describe_layers(parts.window, shapes),
+        "window_tokens": parts.window_tokens,
+        "checkpoint": _group([(kind, layer) for layer, kind in others]),
+    }
+    return BlockLayout(
+        name=json.dumps(name, separators=(",", ":")),
+        full=_token_bytes(parts.full, shapes),
+        window=_token_bytes(parts.window, shapes),
+        window_tokens=parts.window_tokens,
+        needs_checkpoint=bool(parts.window or others),
+    )
+
+
+def window_start(length: int, window: int) -> int:
+    """First position that a layer with this window attends to from position `length`."""
+    return max(0, length - window + 1)
+
+
+def window_edge(length: int, window: int) -> range:
+    """Positions from the window's start to the next block edge: they go into the checkpoint."""
+    first = window_start(length, window)
+    return range(first, min(whole_blocks(first), length))
+
+
+def _token_bytes(layers: Sequence[int], shapes: Sequence[LayerShape | None]) -> tuple[int, ...]:
+    """Bytes of one token in each segment (one head of keys or of values)."""
+    segments: list[int] = []
+    for shape in (shapes[layer] for layer in layers):
+        if shape is not None:
+            for dim in (shape.k_head_dim, shape.v_head_dim):
+                segments += [dim * shape.dtype.size] * shape.kv_heads
+    return tuple(segments)
+
+
+def _describe_layers(
+    layers: Sequence[int], shapes: Sequence[LayerShape | None]
+) -> list[list[object]]:
+    described: list[tuple[str, int]] = []
+    for layer in layers:
+        shape = shapes[layer]
+        if shape is None:
+            raise AssertionError(f"layer {layer} has no keys and values")
+        dtype = str(shape.dtype).removeprefix("mlx.core.")
+        dims = f"{shape.kv_heads}x({shape.k_head_dim}+{shape.v_head_dim})"
+        described.append((f"{dims} {dtype}", layer))
+    return _group(described)
+
+
+def _group(described: Sequence[tuple[str, int]]) -> list[list[object]]:
+    """Group layers with the same description: 60 layers have two or three."""
+    groups: dict[str, list[int]] = {}
+    for text, layer in described:
+        groups.setdefault(text, []).append(layer)
+    return [[text, layers] for text, layers in groups.items()]

@@ -1,0 +1,211 @@
+"""Contiguous caches as the bytes of stored blocks, read and written in place.
+
+FULL bodies are written where the tokens stay; WINDOW bodies into buffers of their own, since the
+window's first tokens come from the checkpoint. Implements `block_codec.BlockMemory`. Knows layers
+and their arrays; not the byte layout of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol, cast
+
+import mlx.core as mx
+
+from semantic.adapters.mlx.arrays import bytes_of, ordered_bytes_of
+from semantic.adapters.mlx.kv_cache.checkpoint import StoredArray
+from semantic.adapters.mlx.kv_cache.contiguous.buffer import BufferRange, KVBuffer
+from semantic.adapters.mlx.kv_cache.contiguous.cache import SequenceCache
+from semantic.adapters.mlx.kv_cache.contiguous.layers import ContiguousCache, cache_of
+from semantic.adapters.mlx.kv_cache.contiguous.mlx_lm_state import read_state
+from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
+from semantic.adapters.mlx.kv_cache.staging import Piece, Staging, blocks_in
+from semantic.domain.block_hash import Part
+from semantic.domain.errors import BackendError
+from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec, whole_blocks
+
+
+class MlxLmKVCache(Protocol):
+    """mlx-lm's KVCache."""
+
+    keys: mx.array | None
+    values: mx.array | None
+    offset: int
+
+
+class ContiguousMemory:
+    """Implements `BlockMemory` for caches in arrays of their own."""
+
+    def __init__(self, spec: ModelCacheSpec, shapes: Sequence[LayerShape | None]) -> None:
+        self._spec = spec
+        self._shapes = shapes
+
+    # Export
+
+    def reader(self, caches: Sequence[ContiguousCache]) -> _Reader:
+        """See `BlockMemory.reader`."""
+        return _Reader(caches, self._shapes)
+
+    # Load
+
+    def stage(
+        self,
+        caches: Sequence[ContiguousCache],
+        staging: Staging[KVBuffer],
+        layers: Sequence[int],
+        part: Part,
+        tokens: range,
+    ) -> list[list[memoryview]]:
+        """See `BlockMemory.stage`."""
+        n_tokens = blocks_in(tokens) * BLOCK_TOKENS
+        if part is Part.WINDOW:
+            staging.window = {i: KVBuffer.empty(self._shape(i), n_tokens) for i in layers}
+            buffers, first = staging.window, 0
+        else:
+            staging.full = {i: self._in_place(caches[i], i, tokens.stop) for i in layers}
+            buffers, first = staging.full, tokens.start
+        mx.eval([(buffer.k, buffer.v) for buffer in buffers.values()])
+        raw = [(bytes_of(a), a.shape[1], a.shape[2]) for b in buffers.values() for a in (b.k, b.v)]
+        return [
+            [view for array in raw for view in _head_views(*array, at, at + BLOCK_TOKENS)]
+            for at in range(first, first + n_tokens, BLOCK_TOKENS)
+        ]
+
+    def restore(
+        self,
+        caches: Sequence[ContiguousCache],
+        staging: Staging[KVBuffer],
+        length: int,
+        pieces: Sequence[Piece],
+    ) -> list[ContiguousCache]:
+        """See `BlockMemory.restore`."""
+        made = {
+            piece.layer: read_state(piece.tree, piece.expected, length)
+            if piece.tokens is None
+            else self._window(caches[piece.layer], piece, piece.tokens, staging, length)
+            for piece in pieces
+        }
+        if made:
+            mx.eval([cache.state for cache in made.values()])
+        for layer, buffer in staging.full.items():
+            _set_full(caches[layer], buffer, length)
+        return [made.get(i, cache) for i, cache in enumerate(caches)]
+
+    def _shape(self, layer: int) -> LayerShape:
+        return _require_shape(self._shapes, layer)
+
+    def _in_place(self, cache: ContiguousCache, layer: int, stop: int) -> KVBuffer:
+        """The arrays in which the FULL tokens up to `stop` will stay."""
+        if isinstance(cache, SequenceCache):
+            if cache.buffer.capacity < whole_blocks(stop):
+                capacity = cache.buffer.capacity
+                raise BackendError(f"there is room for {capacity} tokens, not for {stop}")
+            return cache.buffer
+        own = cast(MlxLmKVCache, cache)
+        if own.keys is None or own.values is None or not own.offset:
+            return KVBuffer.empty(self._shape(layer), whole_blocks(stop))
+        held = BufferRange(KVBuffer(own.keys, own.values), 0, own.offset)
+        return KVBuffer.gather([held], whole_blocks(stop))
+
+    def _window(
+        self,
+        old: ContiguousCache,
+        piece: Piece,
+        tokens: range,
+        staging: Staging[KVBuffer],
+        length: int,
+    ) -> SequenceCache:
+        """A window's cache: the checkpoint's `tokens`, then those of the WINDOW bodies."""
+        layer = piece.layer
+        keys, values = cast(tuple[StoredArray, StoredArray], piece.tree)
+        ranges = [BufferRange(KVBuffer(keys.load(), values.load()), 0, len(tokens))]
+        if tokens.stop < length:
+            staging.require_window(range(tokens.stop, length))
+            at = staging.window_tokens.start
+            ranges.append(BufferRange(staging.window[layer], tokens.stop - at, length - at))
+        ranges = [one for one in ranges if one.stop > one.start]
+        held = sum(one.stop - one.start for one in ranges)
+        capacity = max(cast(SequenceCache, old).buffer.capacity, whole_blocks(held))
+        buffer = (
+            KVBuffer.gather(ranges, capacity)
+            if ranges
+            else KVBuffer.empty(self._shape(layer), capacity)
+        )
+        return cache_of(self._spec.layers[layer], buffer, offset=length, held=held)
+
+
+class _Reader:
+    """Views of the tokens of a sequence's caches."""
+
+    def __init__(
+        self, caches: Sequence[ContiguousCache], shapes: Sequence[LayerShape | None]
+    ) -> None:
+        self._caches = caches
+        self._shapes = shapes
+
+    def __call__(self, layer: int, tokens: range) -> tuple[list[memoryview], list[memoryview]]:
+        """See `block_codec.ReadTokens`."""
+        buffer, held = _tokens_of(self._caches[layer])
+        if not held.start <= tokens.start <= tokens.stop <= held.stop:
+            raise BackendError(
+                f"layer {layer} holds tokens {held.start} to {held.stop}, "
+                f"not {tokens.start} to {tokens.stop}"
+            )
+        if not tokens:
+            return [], []
+        shape = _require_shape(self._shapes, layer)
+        start, stop = tokens.start - held.start, tokens.stop - held.start
+        return (
+            _segments(
+                buffer.k, layer, shape.dtype, (shape.kv_heads, shape.k_head_dim), start, stop
+            ),
+            _segments(
+                buffer.v, layer, shape.dtype, (shape.kv_heads, shape.v_head_dim), start, stop
+            ),
+        )
+
+
+def _segments(
+    array: mx.array, layer: int, dtype: mx.Dtype, heads: tuple[int, int], start: int, stop: int
+) -> list[memoryview]:
+    """Tokens `start` to `stop` of each head of an array that must be of this type and shape."""
+    if (array.dtype, array.shape[1], array.shape[3]) != (dtype, *heads):
+        raise BackendError(f"layer {layer} holds {array.dtype} of shape {array.shape}")
+    raw = ordered_bytes_of(array)
+    return list(_head_views(raw, array.shape[1], array.shape[2], start, stop))
+
+
+def _require_shape(shapes: Sequence[LayerShape | None], layer: int) -> LayerShape:
+    shape = shapes[layer]
+    if shape is None:
+        raise AssertionError(f"layer {layer} has no keys and values")
+    return shape
+
+
+def _tokens_of(cache: ContiguousCache) -> tuple[KVBuffer, range]:
+    """The arrays of a cache and the positions of the tokens at their front."""
+    if isinstance(cache, SequenceCache):
+        return cache.buffer, cache.held
+    own = cast(MlxLmKVCache, cache)
+    if own.keys is None or own.values is None:
+        raise BackendError("the sequence is empty")
+    return KVBuffer(own.keys, own.values), range(own.offset)
+
+
+def _head_views(
+    raw: memoryview, heads: int, capacity: int, start: int, stop: int
+) -> Iterator[memoryview]:
+    """Of each head of an array (1, heads, capacity, dim) the bytes of tokens `start` to `stop`."""
+    per_head = len(raw) // heads
+    per_token = per_head // capacity
+    for head in range(heads):
+        at = head * per_head
+        yield raw[at + start * per_token : at + stop * per_token]
+
+
+def _set_full(cache: ContiguousCache, buffer: KVBuffer, length: int) -> None:
+    if isinstance(cache, SequenceCache):
+        cache.offset = length
+    else:
+        own = cast(MlxLmKVCache, cache)
+        own.keys, own.values, own.offset = buffer.k, buffer.v, length

@@ -1,0 +1,163 @@
+"""Paged caches as the bytes of stored blocks: pages are read and written whole, in one copy each.
+
+Loaded bodies are gathered in host pages first, because a page holds all layers of its kind.
+Implements `block_codec.BlockMemory`. Knows layers and their pages; not the byte layout of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import mlx.core as mx
+
+from semantic.adapters.mlx.arrays import ordered_bytes_of
+from semantic.adapters.mlx.kv_cache.checkpoint import StoredArray
+from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention
+from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
+from semantic.adapters.mlx.kv_cache.paged.host_pages import HostPage, HostRing, upload
+from semantic.adapters.mlx.kv_cache.paged.split_kv import cut_at_blocks
+from semantic.adapters.mlx.kv_cache.staging import Piece, Staging, blocks_in
+from semantic.domain.block_hash import Part
+from semantic.domain.errors import BackendError
+from semantic.domain.value_objects import BLOCK_TOKENS
+
+HostPages = dict[int, HostPage]
+"""Host pages of one kind of layers, by block number."""
+
+
+class PagedMemory:
+    """Implements `BlockMemory` for caches in pages; `attention[i]` writes pages of kind i."""
+
+    def __init__(self, attention: Sequence[PagedAttention]) -> None:
+        self._attention = attention
+
+    def reader(self, caches: Sequence[PagedCache]) -> _Reader:
+        """See `BlockMemory.reader`."""
+        return _Reader(caches)
+
+    def stage(
+        self,
+        caches: Sequence[PagedCache],
+        staging: Staging[HostPages],
+        layers: Sequence[int],
+        part: Part,
+        tokens: range,
+    ) -> list[list[memoryview]]:
+        """See `BlockMemory.stage`."""
+        if part is Part.FULL:
+            for i in layers:
+                if not caches[i].table.has_capacity(tokens.stop):
+                    capacity = len(caches[i].table.refs) * BLOCK_TOKENS
+                    raise BackendError(
+                        f"there is room for {capacity} tokens, not for {tokens.stop}"
+                    )
+        by_kind = staging.full if part is Part.FULL else staging.window
+        first = tokens.start // BLOCK_TOKENS
+        blocks = range(first, first + blocks_in(tokens))
+        for i in layers:
+            number, kind = caches[i].layer.kind, caches[i].table.pool.kind
+            if number not in by_kind:
+                by_kind[number] = {block: HostPage(kind) for block in blocks}
+        return [
+            [
+                view
+                for i in layers
+                for view in by_kind[caches[i].layer.kind][block].heads(caches[i].layer.number)
+            ]
+            for block in blocks
+        ]
+
+    def restore(
+        self,
+        caches: Sequence[PagedCache],
+        staging: Staging[HostPages],
+        length: int,
+        pieces: Sequence[Piece],
+    ) -> list[PagedCache]:
+        """See `BlockMemory.restore`."""
+        rings = _rings(caches, staging, length, pieces)
+        tables = caches[0].sequence.tables
+        evaluated: list[mx.array] = []
+        for kind, pages in staging.full.items():
+            needed = {at: page for at, page in pages.items() if at * BLOCK_TOKENS < length}
+            evaluated += upload(tables[kind], self._attention[kind], needed)
+        for kind, ring in rings.items():
+            tables[kind].reserve(length)
+            evaluated += upload(tables[kind], self._attention[kind], ring.pages)
+        mx.eval(evaluated)
+        firsts = {piece.layer: piece.tokens.start for piece in pieces if piece.tokens is not None}
+        for i, cache in enumerate(caches):
+            cache.offset = length
+            cache.first = firsts.get(i, cache.first)
+        return list(caches)
+
+
+def _rings(
+    caches: Sequence[PagedCache],
+    staging: Staging[HostPages],
+    length: int,
+    pieces: Sequence[Piece],
+) -> dict[int, HostRing]:
+    """The rings of all windows after `length` tokens, by kind.
+
+    One page of a ring may hold tokens of the first block and of the checkpoint, which come later
+    in the sequence of writes: whole blocks are written first.
+    """
+    rings: dict[int, HostRing] = {}
+    for i, tokens, _, _ in pieces:
+        kind = caches[i].layer.kind
+        if kind in rings or tokens is None:
+            continue
+        ring = rings[kind] = HostRing(caches[i].table.pool.kind)
+        if tokens.stop < length:
+            staging.require_window(range(tokens.stop, length))
+            for part in cut_at_blocks(tokens.stop, length):
+                block = part.start // BLOCK_TOKENS
+                n_tokens = part.stop - block * BLOCK_TOKENS
+                ring.put_block(block, staging.window[kind][block], n_tokens)
+    for i, tokens, _, tree in pieces:
+        if tokens is not None:
+            keys, values = cast(tuple[StoredArray, StoredArray], tree)
+            layer = caches[i].layer
+            data = b"".join(keys.data), b"".join(values.data)
+            rings[layer.kind].put(layer.number, tokens, *data)
+    return rings
+
+
+class _Reader:
+    """Reads tokens to the host, all layers of a kind at once."""
+
+    def __init__(self, caches: Sequence[PagedCache]) -> None:
+        self._caches = caches
+        self._read: dict[tuple[int, range], memoryview] = {}
+
+    def __call__(self, layer: int, tokens: range) -> tuple[list[memoryview], list[memoryview]]:
+        """See `block_codec.ReadTokens`."""
+        cache = self._caches[layer]
+        held = cache.held
+        if not held.start <= tokens.start <= tokens.stop <= held.stop:
+            raise BackendError(
+                f"layer {layer} holds tokens {held.start} to {held.stop}, "
+                f"not {tokens.start} to {tokens.stop}"
+            )
+        if not tokens:
+            return [], []
+        key = cache.layer.kind, tokens
+        if key not in self._read:
+            self._read[key] = _tokens_of(cache, tokens)
+        raw = self._read[key]
+        half = len(raw) // len(cache.table.pool.kind.layers) // 2
+        at = cache.layer.number * 2 * half
+        return [raw[at : at + half]], [raw[at + half : at + 2 * half]]
+
+
+def _tokens_of(cache: PagedCache, tokens: range) -> memoryview:
+    """Tokens of all layers of a kind, (layers, 2, kv_heads, n, head_dim)."""
+    table = cache.table
+    pieces = []
+    for piece in cut_at_blocks(tokens.start, tokens.stop):
+        block, slot = divmod(piece.start, BLOCK_TOKENS)
+        page = table.refs[table.pool.kind.turn(block)].index
+        pieces.append(table.pool.data[page][:, :, :, slot : slot + len(piece)])
+    return ordered_bytes_of(pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=3))
