@@ -13,9 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
-from semantic.application.agents.agent_names import AgentNames
 from semantic.application.agents.directory import AgentDirectory
-from semantic.application.agents.finder import AgentFinder
+from semantic.application.agents.finder import AgentFinder, AgentNames
 from semantic.application.agents.served_agents import ServedAgents
 from semantic.application.chat.preparation import Preparation
 from semantic.application.chat.replay import Replay
@@ -157,7 +156,7 @@ def _build_serving(thread: EngineThread, app: App, settings: ServeSettings) -> S
         settings.max_tokens,
         longest_token=app.tokenizer.longest_token,
     )
-    finder = AgentFinder(partial(tenant_tag, app.store.secret), lambda *_: True)
+    finder = AgentFinder(partial(tenant_tag, app.store.secret))
     finder.restore(sorted(app.store.manifests(), key=lambda one: -one.saved_at))
     workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="prepare")
     # The first grammar of a tokenizer takes seconds: compiled now, and the start does not wait.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from semantic.application.chat.answer_message import Said
+from semantic.application.chat.answer_reader import AnswerMessage
 from semantic.bootstrap import Settings
 from semantic.domain.answer import (
     AnswerEnd,
@@ -123,7 +123,7 @@ class Served:
         max_tokens = MAX_CALL_TOKENS if chat.tools else MAX_TOKENS
         ask = Ask(chat, GREEDY, max_tokens, agent)
         prompt = await self.serving.tokenize(chat)
-        said = Said()
+        said = AnswerMessage()
         async for event in self.serving.answer(ask):
             match event:
                 case AnswerEnd():
@@ -133,7 +133,7 @@ class Served:
                 case AnswerStarted() | PromptProgress() | PromptScored():
                     pass
                 case _:
-                    said.hear(event)
+                    said.add(event)
         self.turns.append(turn)
         return turn
 

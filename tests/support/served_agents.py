@@ -34,7 +34,7 @@ class AgentsWorld:
         backend = self.world.backend
         self.namespace = namespace_of(backend.model_id, backend.layout().name)
         directory: AgentDirectory = AgentDirectory(self.store, self.namespace, "tiny")
-        finder = AgentFinder(partial(tenant_tag, self.store.secret), lambda *_: True)
+        finder = AgentFinder(partial(tenant_tag, self.store.secret))
         self.agents = ServedAgents(self, directory, finder, _WORKERS)
 
     def call(self, function: Callable[[BlockPoolBatchEngine], T]) -> Future[T]:

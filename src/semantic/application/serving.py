@@ -1,7 +1,7 @@
-"""Serving: a model's engine, as wires see it. Implements `ServingPort`.
+"""Serving: answers requests of the wires with one engine. Implements `ServingPort`.
 
-Joins what is apart elsewhere: prompts are prepared on worker threads, orders run on the engine's
-thread, and an answer's events come to the event loop of whoever asked. Knows no transport.
+Prompts are prepared on worker threads, requests run on the engine's thread, and events return to
+the caller's event loop. Knows no transport.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Executor
 from typing import TypeVar
 
-from semantic.application.agents.agent_names import AgentNames
+from semantic.application.agents.finder import AgentNames
 from semantic.application.agents.served_agents import ServedAgents
-from semantic.application.chat.answer_reader import AnswerReader
+from semantic.application.chat.answer_reader import AnswerReader, AnswerStream
 from semantic.application.chat.preparation import Preparation, Prepared
-from semantic.application.chat.reading import Reading
 from semantic.application.chat.replay import Replay
 from semantic.application.engine.engine_state import Figures
 from semantic.application.engine.engine_thread import EngineThread
@@ -48,11 +47,11 @@ from semantic.ports.serving import Ask, Prompt, ServedModel
 T = TypeVar("T")
 
 _CALL_ID_BYTES = 18
-"""24 characters in base 64, as clients know them."""
+"""24 characters in base 64, the length that clients expect."""
 _COMPLETE = ("stop", "length", "tool_calls")
-"""Of other answers clients have less than was written."""
+"""Reasons after which the client has the whole answer."""
 _PUBLIC_NAME = 16
-"""Characters of a digest that tell public prefixes from one another."""
+"""Characters of the digest in the name of a public prefix."""
 
 
 class Serving:
@@ -70,7 +69,7 @@ class Serving:
         agents: ServedAgents,
         workers: Executor,
     ) -> None:
-        """`workers` run what takes long but no engine; `close` ends them."""
+        """`workers` run slow work that needs no engine; `close` ends them."""
         self._thread = thread
         self._model = model
         self._tokenizer = tokenizer
@@ -91,15 +90,14 @@ class Serving:
         await asyncio.get_running_loop().run_in_executor(None, self._end)
 
     def figures(self) -> Figures:
-        """Of this moment. Any thread may call it."""
+        """Figures of this moment. Thread-safe."""
         return Figures(self._thread.figures, self.agents.stores())
 
     async def publish(self, chat: Chat) -> tuple[int, ...]:
-        """Let every tenant begin with the keys and values of `chat`; its tokens.
+        """Compute, pin and share the prefix `chat` with every tenant; returns its tokens.
 
-        Computes them unless they are stored, and pins them. To be done again for a new engine.
-        Raises as `answer`, BackendError when computing them fails, and StoreError when they
-        cannot be kept.
+        Computes nothing if it is stored. Must be repeated for a new engine. Raises as `answer`,
+        BackendError if the computation fails, and StoreError if the prefix cannot be stored.
         """
         tokens = await self.tokenize(chat)
         name = f"public-{digest('public-v1', pack_tokens(tokens)).hex()[:_PUBLIC_NAME]}"
@@ -175,47 +173,49 @@ class Serving:
     ) -> AsyncGenerator[AnswerEvent, None]:
         """The answer's events after its start.
 
-        What is written is held back while the prompt is scored: the scores come first, and are
-        complete only at the end.
+        With log-probabilities of the prompt, pieces are held back to the end: the scores precede
+        them and are complete only then.
         """
-        reading = Reading(self._reader(prepared))
+        stream = AnswerStream(self._reader(prepared))
         held: list[AnswerPiece] = []
         scores = prepared.sampling.prompt_logprobs is not None
         async for event in inbox:
             if isinstance(event, PrefillEvent):
                 yield PromptProgress(event.done, event.total)
             elif isinstance(event, TokenEvent):
-                held += reading.token(event)
-                if reading.done:
+                held += stream.token(event)
+                if stream.done:
                     self._thread.cancel(ticket)
             else:
-                pieces, reason = reading.end(event)
+                pieces, reason = stream.end(event)
                 if reason in _COMPLETE:
-                    self._remember(prepared, reading, event)
+                    self._remember(prepared, stream, event)
                 if scores and event.prompt_logprobs:
                     yield PromptScored(prepared.tokens, event.prompt_logprobs)
                 for piece in (*held, *pieces):
                     yield piece
-                yield _end(event, reason, reading.reasoning_tokens)
+                yield _end(event, reason, stream.reasoning_tokens)
                 return
             if not scores:
                 for piece in held:
                     yield piece
                 held = []
 
-    def _remember(self, prepared: Prepared, reading: Reading, done: CompletedGeneration) -> None:
+    def _remember(
+        self, prepared: Prepared, stream: AnswerStream, done: CompletedGeneration
+    ) -> None:
         """That the conversation goes on from this answer in the tokens that were computed."""
-        replayed, said = prepared.replayed, reading.said.message
+        replayed, message = prepared.replayed, stream.message
         if replayed is None:
             return
         if done.stop_string is None:
-            generated = done.tokens[: reading.n_tokens]
-            self._replay.remember(replayed, prepared.tokens, said, generated)
+            generated = done.tokens[: stream.n_tokens]
+            self._replay.remember(replayed, prepared.tokens, message, generated)
         else:
-            self._replay.remember_cut(replayed, said)
+            self._replay.remember_cut(replayed, message)
 
     def _reader(self, prepared: Prepared) -> AnswerReader | None:
-        """What sorts the answer's text; None for a plain prompt, whose answer is all text."""
+        """The parser of the answer's text; None for a plain prompt, whose answer is all text."""
         if prepared.chat is None:
             return None
         return AnswerReader(

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from semantic.application.agents.footprint import AgentFootprint, all_footprints, footprint_of
-from semantic.application.agents.origin import asker_in, parent_of
+from semantic.application.agents.origin import parent_of, session_and_client_in
 from semantic.cli.agent_lookup import (
     LOCAL_TENANT,
     AgentName,
@@ -211,7 +211,7 @@ AGENT_COMMANDS: dict[str, Callable[..., None]] = {
 def agent_json(facts: AgentFootprint) -> Json:
     """An agent in a list."""
     manifest = facts.manifest
-    session, client = asker_in(manifest.note)
+    session, client = session_and_client_in(manifest.note)
     return {
         "name": manifest.agent_id,
         "model": manifest.model,
@@ -253,7 +253,7 @@ def detailed_json(facts: AgentFootprint) -> Json:
 def _row(facts: AgentFootprint) -> Sequence[str]:
     manifest = facts.manifest
     blocks, there = len(facts.chain), facts.stored_blocks
-    session, client = asker_in(manifest.note)
+    session, client = session_and_client_in(manifest.note)
     return (
         show_name(manifest.agent_id),
         show_name(manifest.model),

@@ -23,7 +23,7 @@ from semantic.adapters.http.app import create_app
 from semantic.adapters.http.context import ServerContext
 from semantic.adapters.http.metrics import AnswerRecord
 from semantic.adapters.http.settings import ServerSettings
-from semantic.application.chat.answer_message import Said
+from semantic.application.chat.answer_reader import AnswerMessage
 from semantic.bootstrap import Settings
 from semantic.domain.answer import (
     AnswerEnd,
@@ -83,7 +83,7 @@ class Witness:
 
     async def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
         prompt = await self.serving.tokenize(ask.prompt, tenant=ask.tenant)
-        said = Said()
+        said = AnswerMessage()
         async with aclosing(self.serving.answer(ask)) as events:
             async for event in events:
                 match event:
@@ -93,7 +93,7 @@ class Witness:
                     case AnswerStarted() | PromptProgress() | PromptScored():
                         pass
                     case _:
-                        said.hear(event)
+                        said.add(event)
                 yield event
 
     async def tokenize(

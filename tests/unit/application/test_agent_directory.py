@@ -272,7 +272,7 @@ def test_agents_of_another_model_are_not_listed(served: AgentsWorld) -> None:
 
 def test_chains_are_remembered_within_bounds() -> None:
     scope = Scope(bytes(32), bytes(32))
-    chains = Chains(most_blocks=5)
+    chains = Chains(max_blocks=5)
     agents = [
         Manifest(scope, f"a{n}", tuple(range(n, n + 600)), generation=1, saved_at=n)
         for n in range(4)

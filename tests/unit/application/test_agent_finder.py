@@ -19,9 +19,8 @@ def tag(tenant: str) -> bytes:
     return tenant_tag(SECRET, tenant)
 
 
-def finder(gone: set[str] | None = None, most_agents: int = 100) -> AgentFinder:
-    """One that knows all agents but those `gone`."""
-    return AgentFinder(tag, lambda agent, _: agent not in (gone or ()), most_agents)
+def finder(max_agents: int = 100) -> AgentFinder:
+    return AgentFinder(tag, max_agents)
 
 
 def name(number: int) -> str:
@@ -93,20 +92,20 @@ def test_tenants_do_not_find_each_others_agents() -> None:
 
 
 def test_who_was_forgotten_is_not_found() -> None:
-    gone = {name(2)}
-    agents = finder(gone)
+    agents = finder()
     agents.remember(name(1), prompt(300), "")
     agents.remember(name(2), prompt(310), "")
+    agents.forget(name(2), "")
     assert agents.find(prompt(400), "") == name(1)
     assert len(agents) == 1
-    gone.add(name(1))
+    agents.forget(name(1), "")
     assert agents.find(prompt(400), "") != name(1)
     agents.forget(name(3), "")
     assert len(agents) == 0
 
 
 def test_only_so_many_are_remembered() -> None:
-    agents = finder(most_agents=3)
+    agents = finder(max_agents=3)
     for number in range(5):
         agents.remember(name(number), prompt(300, number), "")
         agents.remember(name(0), prompt(300, 0), "")
@@ -165,7 +164,7 @@ def test_it_finds_what_comparing_all_would(
 
 
 def test_thousands_of_agents_that_begin_alike_take_no_time() -> None:
-    agents = finder(most_agents=5000)
+    agents = finder(max_agents=5000)
     beginning = prompt(20_000)
     for number in range(2000):
         tail = (number, *range(100))

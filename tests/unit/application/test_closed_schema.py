@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from semantic.application.chat.closed_schema import closed
+from semantic.application.chat.call_grammar import closed
 from semantic.domain.chat import JsonSchema
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}}

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from semantic.application.agents.agent_names import AgentNames
-from semantic.application.agents.finder import AgentFinder, is_auto_named
-from semantic.application.agents.origin import Origin, asker_in, origin_in, origin_of
+from semantic.application.agents.finder import AgentFinder, AgentNames, is_auto_named
+from semantic.application.agents.origin import Origin, origin_in, origin_of, session_and_client_in
 from semantic.application.agents.sessions import SessionAgents
 from semantic.application.chat.preparation import Prepared
 from semantic.domain.block_hash import Scope, tenant_tag
@@ -35,8 +34,8 @@ def tag(tenant: str) -> bytes:
 class World:
     """Requests that end at once; a prompt is its characters, and ends as every template's does."""
 
-    def __init__(self, gone: frozenset[str] = frozenset()) -> None:
-        self.finder = AgentFinder(tag, lambda name, _: name not in gone)
+    def __init__(self) -> None:
+        self.finder = AgentFinder(tag)
         self.names = AgentNames(self.finder)
         self.saved: dict[tuple[str, str], Manifest] = {}
 
@@ -231,7 +230,7 @@ def test_a_name_that_somebody_gave_wins_and_is_never_found(world: World) -> None
     assert world.ask("Hello", agent="ada") == "ada"
     assert len(world.finder) == 0
     assert world.ask("Hello") == "opencode/ses_1"
-    assert asker_in(world.saved["", "ada"].note) == ("ses_1", "opencode")
+    assert session_and_client_in(world.saved["", "ada"].note) == ("ses_1", "opencode")
     assert len(world.restarted().finder) == 1
 
 
@@ -239,7 +238,7 @@ def test_who_knows_the_name_may_go_on_as_it(world: World) -> None:
     name = world.ask("Hello")
     later = ("Hello", "Hi", "And " * 500)
     assert world.ask(*later, agent=name, identity=None) == name
-    assert asker_in(world.saved["", name].note) == ("ses_1", "opencode")
+    assert session_and_client_in(world.saved["", name].note) == ("ses_1", "opencode")
     assert world.ask(*later, "x", "y") == name
 
 
@@ -247,7 +246,7 @@ def test_no_name_is_taken_from_another_identity_by_force(world: World) -> None:
     name = world.ask("Hello")
     other = Identity("ses_2", "opencode")
     assert world.ask("Hello", agent=name, identity=other) == name
-    assert asker_in(world.saved["", name].note) == ("ses_1", "opencode")
+    assert session_and_client_in(world.saved["", name].note) == ("ses_1", "opencode")
     assert world.ask("Hello", "Hi", "Go on", identity=other) == "opencode/ses_2"
     assert world.ask("Hello", agent=name, identity=other, system=TITLE * 9) == name
     assert world.ask("Hello", "Hi", "Go on", system=TITLE * 9) == name
@@ -289,8 +288,8 @@ def test_a_fork_is_not_of_the_session(world: World) -> None:
 
 
 def test_who_was_forgotten_is_not_found() -> None:
-    world = World(gone=frozenset({"opencode/ses_1"}))
-    world.ask("Hello")
+    world = World()
+    world.finder.forget(world.ask("Hello"), "")
     with world.names.claimed(*world.request(("Hello", "Hi", "Go on"))) as name:
         assert name == "opencode/ses_1"  # the name is free again
     world.finder.forget(name, "")
@@ -298,12 +297,12 @@ def test_who_was_forgotten_is_not_found() -> None:
 
 
 def test_only_so_many_are_remembered_and_no_name_is_given_twice() -> None:
-    agents = SessionAgents(most_agents=6, most_siblings=3)
+    agents = SessionAgents(max_agents=6, max_siblings=3)
 
     def asked(identity: Identity, seed: int) -> str:
         origin = Origin(identity, "plain")
         tokens = range(seed * 1000, seed * 1000 + 100)
-        name = agents.find(b"", origin, tokens, (), lambda _: True)
+        name = agents.find(b"", origin, tokens, ())
         assert agents.remember(b"", name, origin, tokens)
         return name
 
@@ -347,4 +346,4 @@ def test_a_note_is_read_as_it_was_written(identity: Identity) -> None:
 )
 def test_another_note_tells_of_nobody(note: str) -> None:
     assert origin_in(note) is None
-    assert asker_in(note) == (None, None)
+    assert session_and_client_in(note) == (None, None)

@@ -1,7 +1,7 @@
-"""What is known of all agents: from the engine, which runs them, and the store, which keeps them.
+"""AgentDirectory: lists, describes, forks, pins and deletes the agents of one model.
 
-Knows engine and store; not how it is asked. What looks at the engine, or changes an agent, is
-called on the thread that drives the engine, between two steps; what only reads the store is not.
+Combines the engine, which runs agents, with the store, which saves them. Methods that take the
+engine run on its thread, between two steps; the others on any thread. Knows no transport.
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ from semantic.application.agents.footprint import (
     all_footprints,
     footprint_of,
 )
-from semantic.application.agents.origin import asker_in, children_of, parent_in, parent_of
+from semantic.application.agents.origin import (
+    children_of,
+    parent_in,
+    parent_of,
+    session_and_client_in,
+)
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.application.request import Phase, Request
 from semantic.domain.block_hash import Part, Scope, tenant_tag
@@ -27,16 +32,16 @@ from semantic.domain.stored import Found, Manifest, StoreStats, Tier
 from semantic.ports.agents import AgentBlock, AgentDetail, AgentState, AgentSummary, Place
 from semantic.ports.store import CacheStorePort
 
-LONGEST_ID = 256
-"""Characters of an agent's name."""
+MAX_ID_LENGTH = 256
+"""Characters in an agent's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What the engine has of an agent now.
+    """An agent in the engine at one moment.
 
-    `tokens` are those of its running request, else of its idle cache; the pool has the first
-    `pool_tokens` of what was saved. `note` is its running request's.
+    `tokens` counts those of its running request, else of its idle cache; the pool holds the first
+    `pool_tokens` of the saved ones. `note` is that of its running request.
     """
 
     state: AgentState = "idle"
@@ -50,17 +55,17 @@ class AgentDirectory:
     """The agents of one model, tenant by tenant."""
 
     def __init__(self, store: CacheStorePort, namespace: bytes, model: str) -> None:
-        """`namespace` names the model's content (see `namespace_of`), `model` is for people."""
+        """`namespace` identifies the model's content (see `namespace_of`), `model` is its name."""
         self._store = store
         self._namespace = namespace
         self._model = model
-        self._lock = threading.Lock()  # guards the chains: several threads may read the store
+        self._lock = threading.Lock()  # guards `_chains`
         self._chains = Chains()
 
     # On the engine's thread
 
     def activity(self, engine: BlockPoolBatchEngine, tenant: str) -> dict[str, Activity]:
-        """What the engine has of each of the tenant's agents."""
+        """The tenant's agents in the engine, by name."""
         pool = engine.pool
         found: dict[str, Activity] = {}
         for key in engine.idle_caches.lru_order():
@@ -121,15 +126,15 @@ class AgentDirectory:
     # On any thread
 
     def stores(self) -> Sequence[StoreStats]:
-        """What each tier of the store has."""
+        """Statistics of each tier of the store."""
         return self._store.stats()
 
     def list(self, tenant: str, seen: Mapping[str, Activity]) -> list[AgentSummary]:
-        """See `AgentsPort.list`; `seen` is what the engine had just now."""
+        """See `AgentsPort.list`; `seen` is the result of `activity`."""
         with self._lock:
             listed = all_footprints(self._store, self._manifests(tenant), self._chains.of)
         summaries = [
-            self._summary(facts, seen.get(facts.manifest.agent_id, Activity())) for facts in listed
+            self._summary(one, seen.get(one.manifest.agent_id, Activity())) for one in listed
         ]
         saved = {one.id for one in summaries}
         summaries += [self._unsaved(name, one) for name, one in seen.items() if name not in saved]
@@ -138,7 +143,7 @@ class AgentDirectory:
         return sorted(summaries, key=lambda one: (one.state == "idle", -(one.last_used or 0.0)))
 
     def show(self, agent_id: str, tenant: str, seen: Mapping[str, Activity]) -> AgentDetail:
-        """See `AgentsPort.show`; `seen` is what the engine had just now."""
+        """See `AgentsPort.show`; `seen` is the result of `activity`."""
         manifest = self._store.manifest(self._scope(tenant), agent_id)
         activity = seen.get(agent_id)
         others = self._manifests(tenant)
@@ -149,10 +154,10 @@ class AgentDirectory:
             summary = self._unsaved(agent_id, activity)
             return AgentDetail(replace(summary, children=children), (), None)
         with self._lock:
-            facts = footprint_of(self._store, manifest, others, self._chains.of)
+            footprint = footprint_of(self._store, manifest, others, self._chains.of)
         activity = activity or Activity()
-        blocks = tuple(_block(facts, block, activity) for block in facts.chain)
-        summary = self._summary(facts, activity)
+        blocks = tuple(_block(footprint, block, activity) for block in footprint.chain)
+        summary = self._summary(footprint, activity)
         return AgentDetail(replace(summary, children=children), blocks, manifest.match)
 
     def _children(
@@ -170,17 +175,17 @@ class AgentDirectory:
         scope = self._scope(tenant)
         return [manifest for manifest in self._store.manifests() if manifest.scope == scope]
 
-    def _summary(self, facts: AgentFootprint, activity: Activity) -> AgentSummary:
-        manifest, match = facts.manifest, facts.manifest.match
-        session, client = asker_in(manifest.note)
+    def _summary(self, footprint: AgentFootprint, activity: Activity) -> AgentSummary:
+        manifest, match = footprint.manifest, footprint.manifest.match
+        session, client = session_and_client_in(manifest.note)
         return AgentSummary(
             id=manifest.agent_id,
             model=manifest.model,
             state=activity.state,
             tokens=len(manifest.token_ids),
-            blocks=Counter(_place(facts, block, activity) for block in facts.chain),
-            n_bytes=facts.n_bytes,
-            shared_bytes=facts.shared_bytes,
+            blocks=Counter(_place(footprint, block, activity) for block in footprint.chain),
+            n_bytes=footprint.n_bytes,
+            shared_bytes=footprint.shared_bytes,
             pool_bytes=activity.pool_bytes,
             pinned=manifest.pinned,
             turns=manifest.generation,
@@ -193,8 +198,8 @@ class AgentDirectory:
         )
 
     def _unsaved(self, agent_id: str, activity: Activity) -> AgentSummary:
-        """An agent that only the engine has: it is in its first turn, or was not kept."""
-        session, client = asker_in(activity.note)
+        """An agent that is not saved: its first turn has not ended, or the store refused it."""
+        session, client = session_and_client_in(activity.note)
         return AgentSummary(
             id=agent_id,
             model=self._model,
@@ -214,9 +219,9 @@ class AgentDirectory:
 
 def require_id(agent_id: str) -> None:
     """Raise InvalidRequestError unless `agent_id` may be an agent's name."""
-    if not 1 <= len(agent_id) <= LONGEST_ID or not agent_id.isprintable():
+    if not 1 <= len(agent_id) <= MAX_ID_LENGTH or not agent_id.isprintable():
         raise InvalidRequestError(
-            f"an agent's name has 1 to {LONGEST_ID} printable characters, got {agent_id!r:.80}"
+            f"an agent's name has 1 to {MAX_ID_LENGTH} printable characters, got {agent_id!r:.80}"
         )
 
 
@@ -232,7 +237,7 @@ _STATES: Mapping[Phase, AgentState] = {Phase.PREFILL: "prefill", Phase.DECODE: "
 
 
 def _state(request: Request) -> AgentState:
-    """Where a request is, as people are told; reading what is stored is part of prefill."""
+    """The displayed state of a request; loading a stored prefix counts as prefill."""
     if request.phase is Phase.LOAD:
         return "prefill"
     return _STATES.get(request.phase, "queued")
@@ -245,26 +250,26 @@ _PLACES: Mapping[Tier, Place] = {
 }
 
 
-def _place(facts: AgentFootprint, block: ChainBlock, activity: Activity) -> Place:
-    """The quickest place that has a block."""
+def _place(footprint: AgentFootprint, block: ChainBlock, activity: Activity) -> Place:
+    """The fastest place that holds a block."""
     if block.stop <= activity.pool_tokens:
         return "pool"
-    found = _found(facts, block)
+    found = _found(footprint, block)
     return "missing" if found is None else _PLACES[found.tier]
 
 
-def _found(facts: AgentFootprint, block: ChainBlock) -> Found | None:
-    """The first of the block's bodies that is there; those of one block lie together."""
-    bodies = (facts.found.get(block.key(part)) for part in Part)
+def _found(footprint: AgentFootprint, block: ChainBlock) -> Found | None:
+    """The first of the block's bodies that is stored; all bodies of a block share a tier."""
+    bodies = (footprint.found.get(block.key(part)) for part in Part)
     return next((one for one in bodies if one is not None), None)
 
 
-def _block(facts: AgentFootprint, block: ChainBlock, activity: Activity) -> AgentBlock:
+def _block(footprint: AgentFootprint, block: ChainBlock, activity: Activity) -> AgentBlock:
     return AgentBlock(
         block.start,
         block.stop,
         block.hash.hex(),
-        _place(facts, block, activity),
-        sum(facts.parts(block).values()),
-        any(block.key(part) in facts.shared for part in Part),
+        _place(footprint, block, activity),
+        sum(footprint.parts(block).values()),
+        any(block.key(part) in footprint.shared for part in Part),
     )

@@ -1,6 +1,6 @@
-"""What a store has of an agent: which of its blocks, how large, and shared with whom.
+"""AgentFootprint: which blocks of an agent a store holds, their bytes, and which are shared.
 
-Counts; knows neither how it is shown nor what is in the pool.
+Knows neither how they are displayed nor what the pool holds.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope
 from semantic.domain.stored import Found, Manifest
 from semantic.ports.store import CacheStorePort
 
-_MOST_BLOCKS = 1 << 17
-"""Blocks whose names are remembered; 200 bytes each."""
+_MAX_BLOCKS = 1 << 17
+"""Blocks whose hashes are cached; 200 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainBlock:
-    """A block of an agent's chain without its tokens: `start` to `stop` are positions."""
+    """A block of an agent's hash chain without its tokens; `start` and `stop` are positions."""
 
     hash: BlockHash
     start: int
     stop: int
 
     def key(self, part: Part) -> BlockKey:
-        """Names the body of one part."""
+        """The key of one part's body."""
         return BlockKey(self.hash, part)
 
 
@@ -40,19 +40,16 @@ def chain_of(manifest: Manifest) -> Chain:
 
 
 class Chains:
-    """Remembers the chains of agents that were looked at last: hashing them takes a while.
+    """LRU cache of agents' hash chains, bounded in blocks. Not thread-safe."""
 
-    Not locked: whoever shares it between threads guards it.
-    """
-
-    def __init__(self, most_blocks: int = _MOST_BLOCKS) -> None:
-        self._most_blocks = most_blocks
+    def __init__(self, max_blocks: int = _MAX_BLOCKS) -> None:
+        self._max_blocks = max_blocks
         self._n_blocks = 0
         self._chains: OrderedDict[tuple[Scope, str, int, float], Chain] = OrderedDict()
 
     def of(self, manifest: Manifest) -> Chain:
         """See `chain_of`."""
-        # An agent that was forgotten and is there again begins to count anew, but later.
+        # A deleted agent that is created again restarts its generations, but is saved later.
         key = manifest.scope, manifest.agent_id, manifest.generation, manifest.saved_at
         chain = self._chains.pop(key, None)
         if chain is None or (chain[-1].stop if chain else 0) != len(manifest.token_ids):
@@ -60,39 +57,39 @@ class Chains:
             chain = chain_of(manifest)
             self._n_blocks += len(chain)
         self._chains[key] = chain
-        while self._n_blocks > self._most_blocks:
+        while self._n_blocks > self._max_blocks:
             self._n_blocks -= len(self._chains.popitem(last=False)[1])
         return chain
 
 
 @dataclass(frozen=True, slots=True)
 class AgentFootprint:
-    """An agent, its chain of blocks, and the bodies that the store has of each."""
+    """An agent's manifest, its chain of blocks, and the stored bodies of each."""
 
     manifest: Manifest
     chain: Chain
     found: Mapping[BlockKey, Found]
     shared: frozenset[BlockKey]
-    """Bodies that are another agent's too."""
+    """Bodies that other agents use too."""
 
     def parts(self, block: ChainBlock) -> dict[Part, int]:
-        """Bytes of each part of a block that is there."""
+        """Bytes of each stored part of a block."""
         keys = {part: block.key(part) for part in Part}
         return {part: self.found[key].n_bytes for part, key in keys.items() if key in self.found}
 
     @property
     def stored_blocks(self) -> int:
-        """Blocks of which there is anything."""
+        """Blocks with at least one stored part."""
         return sum(bool(self.parts(block)) for block in self.chain)
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all bodies that are there."""
+        """Bytes of all stored bodies."""
         return sum(found.n_bytes for found in self.found.values())
 
     @property
     def shared_bytes(self) -> int:
-        """How many of `n_bytes` another agent has as well."""
+        """How many of `n_bytes` other agents share."""
         return sum(found.n_bytes for key, found in self.found.items() if key in self.shared)
 
 
@@ -101,15 +98,15 @@ def all_footprints(
     manifests: Sequence[Manifest],
     chain: Callable[[Manifest], Chain] = chain_of,
 ) -> list[AgentFootprint]:
-    """The facts of all these agents, which may share blocks with one another only."""
+    """The footprints of agents that share blocks only among themselves."""
     chains = [chain(manifest) for manifest in manifests]
     users = Counter(block.hash for blocks in chains for block in blocks)
-    facts: list[AgentFootprint] = []
+    footprints: list[AgentFootprint] = []
     for manifest, blocks in zip(manifests, chains, strict=True):
         found = store.find([block.key(part) for block in blocks for part in Part])
         shared = frozenset(key for key in found if users[key.hash] > 1)
-        facts.append(AgentFootprint(manifest, blocks, found, shared))
-    return facts
+        footprints.append(AgentFootprint(manifest, blocks, found, shared))
+    return footprints
 
 
 def footprint_of(
@@ -118,7 +115,7 @@ def footprint_of(
     others: Sequence[Manifest],
     chain: Callable[[Manifest], Chain] = chain_of,
 ) -> AgentFootprint:
-    """The facts of one agent among `others`, which may hold it too."""
+    """The footprint of one agent; `others` may include it."""
     name = manifest.scope, manifest.agent_id
     blocks = chain(manifest)
     theirs = {

@@ -1,6 +1,6 @@
-"""Where an agent's requests come from: who asks, and for what kind of conversation.
+"""Origin: the client identity and kind of conversation that an agent's requests belong to.
 
-It is the first line of the note of the agent's manifest. Knows no prompts.
+Saved as the first line of the note in the agent's manifest. Knows no prompts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TOOLS, _NO_TOOLS = "tools", "plain"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who asks, and `kind`: requests of two kinds are never of the same conversation."""
+    """A client identity and a `kind`: requests of different kinds are different conversations."""
 
     identity: Identity
     kind: str
@@ -35,7 +35,7 @@ class Origin:
         return self.kind.startswith(_TOOLS)
 
     def note(self) -> str:
-        """A line that `origin_in` reads again."""
+        """One line of JSON, read by `origin_in`."""
         one = self.identity
         fields = {
             "session": one.session,
@@ -49,20 +49,21 @@ class Origin:
 
 
 def origin_of(identity: Identity, chat: Chat | None) -> Origin:
-    """Where a request for `chat`, or for a plain prompt, comes from.
+    """The origin of a request for `chat`, or for a plain prompt if None.
 
-    A call for a title or a summary has no tools where the conversation has some. Where a tag is
-    shared, the opening tells conversations apart as well: instructions may be the same in all.
+    Tools are part of the kind: clients request titles and summaries without tools under the
+    conversation's identity. For a shared identity the first messages are, too: instructions may be
+    equal in all its conversations.
     """
     kind = _TOOLS if chat is not None and chat.tools else _NO_TOOLS
     if identity.shared and chat is not None:
-        kind = f"{kind}-{_opening(chat).hex()}"
+        kind = f"{kind}-{_first_messages(chat).hex()}"
     return Origin(identity, kind)
 
 
 def origin_in(note: str) -> Origin | None:
-    """The origin that a note's first line tells of; None for any other text."""
-    if not note.startswith(_START):  # others may be long
+    """The origin in a note's first line; None for any other text."""
+    if not note.startswith(_START):  # other texts may be long
         return None
     try:
         fields: object = json.loads(note.partition("\n")[0])
@@ -71,8 +72,8 @@ def origin_in(note: str) -> Origin | None:
     return _origin(fields) if isinstance(fields, dict) else None
 
 
-def asker_in(note: str) -> tuple[str | None, str | None]:
-    """The session and the client of an agent with this note, as far as they are told."""
+def session_and_client_in(note: str) -> tuple[str | None, str | None]:
+    """The session and the client in a note, each None if unknown."""
     origin = origin_in(note)
     if origin is None:
         return None, None
@@ -80,18 +81,18 @@ def asker_in(note: str) -> tuple[str | None, str | None]:
 
 
 def parent_of(manifest: Manifest) -> str | None:
-    """The agent that this one was forked from, else the one whose client began it."""
+    """The agent that this one was forked from, else its parent by client identity."""
     return manifest.parent if manifest.parent is not None else parent_in(manifest.note)
 
 
 def parent_in(note: str) -> str | None:
-    """The agent whose client began the one with this note."""
+    """The parent agent in a note, as its client identified it."""
     origin = origin_in(note)
     return None if origin is None else origin.identity.parent
 
 
 def children_of(parents: Mapping[str, str | None]) -> dict[str, tuple[str, ...]]:
-    """The children of each agent that has some, by `parents`: each agent's own."""
+    """The children of each agent that has any; `parents` maps an agent to its parent."""
     children: dict[str, list[str]] = {}
     for name, parent in parents.items():
         if parent is not None:
@@ -118,11 +119,11 @@ def _is_parent(text: object) -> TypeGuard[str | None]:
     return isinstance(text, str) and 1 <= len(text) <= _LONGEST_NAME and text.isprintable()
 
 
-def _opening(chat: Chat) -> bytes:
-    """Stands for the messages up to the user's first."""
-    said: list[bytes] = []
+def _first_messages(chat: Chat) -> bytes:
+    """A digest of the messages up to the first of the user."""
+    texts: list[bytes] = []
     for message in chat.messages:
-        said += [message.role.encode(), message.content.encode("utf-8", "surrogatepass")]
+        texts += [message.role.encode(), message.content.encode("utf-8", "surrogatepass")]
         if message.role == "user":
             break
-    return digest("opening-v1", *said)[:_DIGEST_BYTES]
+    return digest("opening-v1", *texts)[:_DIGEST_BYTES]

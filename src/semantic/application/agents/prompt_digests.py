@@ -1,7 +1,7 @@
-"""Where two prompts part, as near as an eighth, from a kilobyte of each.
+"""PromptDigests: digests of a prompt's prefixes, to estimate the common prefix of two prompts.
 
-Digests of a prompt's beginnings stand for it: of each of the first 16 tokens, then of eight
-lengths each time the length doubles. Knows no agents.
+A prompt of any length takes about a kilobyte: one digest for each of the first 16 tokens, then
+eight for each doubling of the length. The estimate is at most an eighth too short. Knows no agents.
 """
 
 from __future__ import annotations
@@ -14,38 +14,40 @@ from dataclasses import dataclass
 from semantic.domain.block_hash import TOKEN_BYTES, pack_tokens
 
 _EACH = 16
-"""So many beginnings are marked one by one."""
+"""The first this many prefixes each have a digest."""
 _PER_DOUBLING = 8
-_MARK_BYTES = 8
-"""Of a digest: whoever makes two prompts look alike gives two agents one name."""
+_DIGEST_BYTES = 8
+"""Bytes of a digest. A collision only gives two agents one name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
-    """A prompt of `n_tokens`: its marks one behind the other, and the digest of the whole."""
+class PromptDigests:
+    """Digests of a prompt of `n_tokens`: of its prefixes, concatenated, and of the whole."""
 
     n_tokens: int
-    marks: bytes
+    prefixes: bytes
     whole: bytes
 
-    def common(self, other: Marks) -> int:
-        """The longest marked length to which both are the same."""
-        n = min(len(self.marks), len(other.marks)) // _MARK_BYTES
-        same = bisect_left(range(n), True, key=lambda at: self._mark(at) != other._mark(at))
+    def common(self, other: PromptDigests) -> int:
+        """Length of the longest digested prefix that both share."""
+        n = min(len(self.prefixes), len(other.prefixes)) // _DIGEST_BYTES
+        same = bisect_left(range(n), True, key=lambda at: self._digest(at) != other._digest(at))
         return _length(same - 1) if same else 0
 
-    def _mark(self, at: int) -> bytes:
-        return self.marks[at * _MARK_BYTES : (at + 1) * _MARK_BYTES]
+    def _digest(self, at: int) -> bytes:
+        return self.prefixes[at * _DIGEST_BYTES : (at + 1) * _DIGEST_BYTES]
 
 
-def marks_of(tokens: Sequence[int]) -> Marks:
-    """The marks of a prompt."""
-    marks, _ = marked(tokens, ())
-    return marks
+def digests_of(tokens: Sequence[int]) -> PromptDigests:
+    """The digests of a prompt."""
+    digests, _ = digests_and_prefixes(tokens, ())
+    return digests
 
 
-def marked(tokens: Sequence[int], lengths: Collection[int]) -> tuple[Marks, Mapping[int, bytes]]:
-    """The marks of a prompt, and the digests of its beginnings of these `lengths`."""
+def digests_and_prefixes(
+    tokens: Sequence[int], lengths: Collection[int]
+) -> tuple[PromptDigests, Mapping[int, bytes]]:
+    """The digests of a prompt, and those of its prefixes of `lengths`."""
     packed = memoryview(pack_tokens(tokens))
     n_tokens = len(tokens)
     grid = list(_lengths(n_tokens))
@@ -55,14 +57,16 @@ def marked(tokens: Sequence[int], lengths: Collection[int]) -> tuple[Marks, Mapp
     wanted = {length for length in lengths if 0 < length <= n_tokens}
     for length in sorted({*grid, *wanted, n_tokens}):
         running.update(packed[done * TOKEN_BYTES : length * TOKEN_BYTES])
-        digests[length] = running.copy().digest()[:_MARK_BYTES]
+        digests[length] = running.copy().digest()[:_DIGEST_BYTES]
         done = length
-    marks = Marks(n_tokens, b"".join(digests[length] for length in grid), digests[n_tokens])
-    return marks, digests
+    result = PromptDigests(
+        n_tokens, b"".join(digests[length] for length in grid), digests[n_tokens]
+    )
+    return result, digests
 
 
 def _lengths(n_tokens: int) -> Iterator[int]:
-    """The lengths that are marked in a prompt of so many tokens."""
+    """The prefix lengths that are digested in a prompt of `n_tokens`."""
     at = 0
     while (length := _length(at)) <= n_tokens:
         yield length
@@ -70,7 +74,7 @@ def _lengths(n_tokens: int) -> Iterator[int]:
 
 
 def _length(at: int) -> int:
-    """The length of mark number `at`."""
+    """The length of digested prefix number `at`."""
     if at < _EACH:
         return at + 1
     doubling, step = divmod(at - _EACH, _PER_DOUBLING)

@@ -1,7 +1,6 @@
-"""The agents of a served model, for event loops. Implements `AgentsPort`.
+"""ServedAgents: lists, shows, forks, pins and deletes agents for event loops (`AgentsPort`).
 
-Looks at the engine between two of its steps and at the store on worker threads. Knows no
-transport.
+Reads the engine between two of its steps and the store on worker threads. Knows no transport.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ T = TypeVar("T")
 
 
 class EngineCalls(Protocol):
-    """Who drives an engine, and lets others look at it between two steps."""
+    """Calls functions with an engine between two of its steps."""
 
     def call(self, function: Callable[[BlockPoolBatchEngine], T]) -> Future[T]:
-        """What `function` returns or raises when it is called on the engine's thread."""
+        """Call `function` on the engine's thread; the future has its result or exception."""
         ...
 
 
 class ServedAgents:
-    """Asks a directory on the threads where it may be asked."""
+    """Calls an `AgentDirectory` on the threads that it requires."""
 
     def __init__(
         self,
@@ -44,7 +43,7 @@ class ServedAgents:
         self._workers = workers
 
     def stores(self) -> tuple[StoreStats, ...]:
-        """What each tier of the store has. Any thread may call it."""
+        """Statistics of each tier of the store. Thread-safe."""
         return tuple(self._directory.stores())
 
     async def list(self, tenant: str) -> Sequence[AgentSummary]:

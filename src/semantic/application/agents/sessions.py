@@ -1,58 +1,64 @@
-"""The agents of sessions: which of them a request is of, when its client says whose it is.
+"""SessionAgents: which agent of a client's session a request continues.
 
-A session's id says who asks, not what: a client asks for a title under the id of the conversation.
-So a request is of the agent whose last prompt it shares at least half with, or with which it shares
-what was said, and else of a new one beside it. Knows prompts by their marks; no engine, no store
-and no text.
+A session id identifies the client, not the conversation: clients request titles under the id of
+the conversation they are for. A request therefore continues the agent whose last prompt it shares
+at least half of, or whose messages it shares, and otherwise starts another agent of the session.
+Knows prompts by their digests; no engine, no store and no text.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from semantic.application.agents.origin import Origin
-from semantic.application.agents.prompt_digests import Marks, marked, marks_of
+from semantic.application.agents.prompt_digests import (
+    PromptDigests,
+    digests_and_prefixes,
+    digests_of,
+)
 from semantic.domain.request_parts import SHORT, common_messages
 
-_MOST_SIBLINGS = 64
-"""Agents of one identity that are looked at: each takes a while, and a user may have thousands."""
+_MAX_SIBLINGS = 64
+"""Agents compared per identity; a user may have thousands."""
 _WITH_TOOLS = frozenset({"claude-code", "codex", "opencode"})
-"""Their conversations have tools: what comes first without any is a title, not the conversation."""
+"""Clients whose conversations have tools: a first request without tools is for a title."""
 
-_MESSAGES_OF_A_TALK = 2
+_MIN_SHARED_MESSAGES = 2
+"""Without tools, so many equal messages make two requests the same conversation."""
 
 _Group = tuple[bytes, str]
-"""A tenant's tag, and what the identity's first agent is called."""
+"""A tenant's tag, and the name of the identity's first agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """An agent of a group: where its requests come from, the last one's prompt, and what was said
-    in it."""
+    """An agent of a group: its origin, and the digests of its last prompt and its messages."""
 
     origin: Origin
-    prompt: Marks
+    prompt: PromptDigests
     thread: str
 
 
 @dataclass(slots=True)
 class _Agents:
-    """A group: its agents by name, the last used last. Numbers up to `dropped` are not given."""
+    """A group: its agents by name, least recently used first. Numbers up to `dropped` are taken."""
 
     members: OrderedDict[str, _Member] = field(default_factory=OrderedDict)
     dropped: int = 0
 
 
 class SessionAgents:
-    """Finds the agents of sessions. Not locked: one thread makes all calls."""
+    """Finds the agents of sessions. Not thread-safe."""
 
-    def __init__(self, most_agents: int, most_siblings: int = _MOST_SIBLINGS) -> None:
-        self._most_agents = most_agents
-        self._most_siblings = most_siblings
+    def __init__(self, max_agents: int, max_siblings: int = _MAX_SIBLINGS) -> None:
+        self._max_agents = max_agents
+        self._max_siblings = max_siblings
         self._groups: dict[_Group, _Agents] = {}
-        self._used: OrderedDict[tuple[bytes, str], _Group] = OrderedDict()  # the last used last
+        self._used: OrderedDict[tuple[bytes, str], _Group] = (
+            OrderedDict()
+        )  # least recently used first
 
     def __len__(self) -> int:
         return len(self._used)
@@ -63,36 +69,31 @@ class SessionAgents:
         origin: Origin,
         tokens: Sequence[int],
         busy: Container[str],
-        is_known: Callable[[str], bool],
         thread: str = "",
     ) -> str:
-        """The agent that asks with a prompt of `tokens`, or a new one's name.
+        """The agent that a prompt of `tokens` continues, or a new agent's name.
 
-        Of those that are not `busy` and whose last prompt has half of the shorter one in common
-        with it: the one with most, of several that which it goes on from, then the last used. If
-        there is none, the one that was told most of `thread`: its system message or its tools
-        changed.
+        Considers agents of the same origin that are not `busy` and whose last prompt shares at
+        least half of the shorter of both prompts: the one that shares most, then one whose whole
+        prompt is a prefix, then the most recently used. If there is none, the agent that shares
+        most messages of `thread`: its system message or its tools have changed.
         """
         group = self._groups.get((tag, origin.identity.name), _Agents())
         lengths = {member.prompt.n_tokens for member in group.members.values()}
-        prompt, beginnings = marked(tokens, lengths)
+        prompt, prefixes = digests_and_prefixes(tokens, lengths)
         best, best_rank = None, (False, 0, False)
-        for name, member in list(group.members.items()):
+        for name, member in group.members.items():
             if name in busy or member.origin.kind != origin.kind:
                 continue
-            common, goes_on = _rank(member.prompt, prompt, beginnings)
+            common, extends = _rank(member.prompt, prompt, prefixes)
             if 2 * common >= min(member.prompt.n_tokens, prompt.n_tokens):
-                rank = True, common, goes_on
-            elif n_said := _same_thread(member, thread):
-                rank = False, n_said, goes_on
+                rank = True, common, extends
+            elif n_messages := _same_thread(member, thread):
+                rank = False, n_messages, extends
             else:
                 continue
-            if rank < best_rank:
-                continue
-            if is_known(name):
+            if rank >= best_rank:
                 best, best_rank = name, rank
-            else:
-                self.forget(tag, name)
         return best or _new_name(origin, group, busy)
 
     def remember(
@@ -103,9 +104,9 @@ class SessionAgents:
         tokens: Sequence[int],
         thread: str = "",
     ) -> bool:
-        """That the prompt of the agent `name` was `tokens`, if it is one of an identity.
+        """Record the last prompt of an agent; False if the agent belongs to no identity.
 
-        Without an `origin` it is the one that it had before. `thread` is what was said in it.
+        Without an `origin` the agent keeps its own. `thread` are the digests of its messages.
         """
         known = self.origin(tag, name)
         if known is not None and (origin is None or origin.identity.name != known.identity.name):
@@ -114,34 +115,34 @@ class SessionAgents:
             return False
         group = tag, origin.identity.name
         agents = self._groups.setdefault(group, _Agents())
-        agents.members[name] = _Member(origin, marks_of(tokens), thread)
+        agents.members[name] = _Member(origin, digests_of(tokens), thread)
         agents.members.move_to_end(name)
         self._used[tag, name] = group
         self._used.move_to_end((tag, name))
-        if len(agents.members) > self._most_siblings:
+        if len(agents.members) > self._max_siblings:
             self._drop(tag, next(iter(agents.members)))
-        if len(self._used) > self._most_agents:
+        if len(self._used) > self._max_agents:
             self._drop(*next(iter(self._used)))
         return True
 
     def origin(self, tag: bytes, name: str) -> Origin | None:
-        """Where the requests of the agent `name` come from; None for one that is not known."""
+        """The origin of the agent `name`; None if it is unknown."""
         group = self._used.get((tag, name))
         return None if group is None else self._groups[group].members[name].origin
 
     def forget(self, tag: bytes, name: str) -> None:
-        """Find the agent no more; its name may be given again."""
-        self._take_out(tag, name)
+        """Forget the agent; its name may be used again."""
+        self._remove(tag, name)
 
     def _drop(self, tag: bytes, name: str) -> None:
-        """Find the agent no more; it is still there, so its name is not given again."""
+        """Forget an agent that still exists: its name is not used again."""
         group = self._used[tag, name]
         agents = self._groups[group]
         number = agents.members[name].origin.identity.number(name) or 0
         agents.dropped = max(agents.dropped, number)
-        self._take_out(tag, name)
+        self._remove(tag, name)
 
-    def _take_out(self, tag: bytes, name: str) -> None:
+    def _remove(self, tag: bytes, name: str) -> None:
         group = self._used.pop((tag, name), None)
         if group is None:
             return
@@ -150,29 +151,30 @@ class SessionAgents:
             del self._groups[group]
 
 
-def _rank(before: Marks, prompt: Marks, beginnings: Mapping[int, bytes]) -> tuple[int, bool]:
-    """How much two prompts have in common, and whether the later one goes on from all before."""
-    goes_on = beginnings.get(before.n_tokens) == before.whole
-    return before.common(prompt), goes_on
+def _rank(
+    before: PromptDigests, prompt: PromptDigests, prefixes: Mapping[int, bytes]
+) -> tuple[int, bool]:
+    """Length of the common prefix of two prompts, and whether it is all of the earlier one."""
+    extends = prefixes.get(before.n_tokens) == before.whole
+    return before.common(prompt), extends
 
 
 def _same_thread(member: _Member, thread: str) -> int:
-    """How many messages a request has in common with what was said to `member`: half of the
-    shorter one at least, else 0.
+    """How many messages a request shares with `member`; 0 for less than half of the shorter one.
 
-    A question alone is also asked for a title; an answer to it is not. Where there are tools, what
-    was said is no title.
+    A first question alone may be a request for a title, a question with its answer is not. A
+    request with tools is never for a title.
     """
     common = common_messages(member.thread, thread)
     known = len(member.thread) // SHORT
     if not common or 2 * common * SHORT < min(len(member.thread), len(thread)):
         return 0
-    is_talk = common >= _MESSAGES_OF_A_TALK or (member.origin.has_tools and common == known)
-    return common if is_talk else 0
+    is_whole = member.origin.has_tools and common == known
+    return common if is_whole or common >= _MIN_SHARED_MESSAGES else 0
 
 
 def _new_name(origin: Origin, group: _Agents, busy: Container[str]) -> str:
-    """The first name that nobody has."""
+    """The first name that is not used."""
     identity = origin.identity
     no_tools = identity.client in _WITH_TOOLS and not origin.has_tools
     number = max(group.dropped, 1 if no_tools else 0) + 1

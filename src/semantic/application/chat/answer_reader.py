@@ -1,7 +1,7 @@
-"""Reads an answer while it is written: what is thought, what is said, which tools are called.
+"""AnswerReader: separates a generated answer into text, reasoning and tool calls as it streams.
 
-One reader serves streams and whole replies alike. Knows marks in a text; no tokens, no model and
-no wire. What a call says is read by the model's `ChatFormat`.
+One reader serves streamed and whole responses. Knows marks in text; no model and no wire. The
+content of a tool call is parsed by the model's `ChatFormat`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from semantic.domain.answer import (
     ToolCallFailed,
     ToolCallStarted,
 )
-from semantic.domain.chat import Chat
-from semantic.domain.value_objects import TokenLogprob
+from semantic.domain.chat import Chat, Message, ToolCall
+from semantic.domain.value_objects import CompletedGeneration, TokenEvent, TokenLogprob
 from semantic.ports.chat import ChatFormat, WrittenCall
 
 _Part = Literal["text", "thought", "call"]
@@ -30,17 +30,17 @@ _Part = Literal["text", "thought", "call"]
 class AnswerReader:
     """Sorts the text of one answer, in whatever pieces it comes, into `AnswerPiece`s.
 
-    Marks are never given out, not even where they end what never began. White space beside a mark
-    is dropped: templates put it there. Between two texts that only a mark divides it comes back.
-    An answer without marks is not changed.
+    Marks are never part of a piece, even an end mark without a start. White space next to a mark
+    is dropped, since templates put it there, and restored between two texts that only a mark
+    separates. An answer without marks is unchanged.
 
-    Calls are looked for when the chat has tools and may call them, also inside a thought, which
-    they end: a model that forgets to close a thought means its call. A call is given out when it
-    is complete, with all of its arguments. One that cannot be read ends the answer; one that was
-    cut is neither given out nor shown as text.
+    Calls are recognised if the chat has tools and may call them, also inside reasoning, which they
+    end: a model that forgets to close its reasoning still means its call. A call is emitted when
+    it is complete, with all of its arguments. One that cannot be parsed ends the answer; one that
+    is cut off is neither emitted nor shown as text.
 
-    Log-probabilities go with the text of their tokens. Those of tokens that begin in a thought, a
-    call, a mark or dropped white space are not given out.
+    Log-probabilities accompany the text of their tokens. Those of tokens that begin in reasoning,
+    a call, a mark or dropped white space are not emitted.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class AnswerReader:
         opens_thought: bool,
         new_id: Callable[[], str],
     ) -> None:
-        """`opens_thought` is the rendered prompt's; `new_id` names the calls."""
+        """`opens_thought`: the prompt ends inside reasoning. `new_id` generates ids of calls."""
         self._many = chat.parallel_tool_calls
         self._new_id = new_id
         self._opens = _marks(chat_format, chat)
@@ -60,8 +60,8 @@ class AnswerReader:
             chat_format.call_marks, lambda text: chat_format.read_calls(text, chat.tools)
         )
         self._part: _Part = "thought" if opens_thought else "text"
-        self._said = Trimmer(after_mark=opens_thought)
-        self._thought = Trimmer(after_mark=True)
+        self._text_trimmer = Trimmer(after_mark=opens_thought)
+        self._thought_trimmer = Trimmer(after_mark=True)
         self._calls = 0
         self._failed = False
         self._done = False
@@ -69,16 +69,16 @@ class AnswerReader:
 
     @property
     def done(self) -> bool:
-        """Nothing of the answer is wanted any more: its request can be cancelled."""
+        """Whether the answer is complete: its request can be cancelled."""
         return self._done
 
     @property
     def reasoning_tokens(self) -> int:
-        """How many pushes were of a thought, its marks included. Each push is one token's text."""
+        """How many pushes, each one token's text, were reasoning, including its marks."""
         return self._reasoning_tokens
 
     def push(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> list[AnswerPiece]:
-        """The pieces that became certain with a token's `text`, which may be empty."""
+        """The pieces that are final with a token's `text`, which may be empty."""
         if self._done:
             return []
         thinking = self._part == "thought"
@@ -93,9 +93,9 @@ class AnswerReader:
         """The last pieces, and why the answer ended.
 
         `reason` is the engine's. An answer that stopped by itself, or was cancelled because it
-        was `done`, ends in "tool_calls" when it made calls; one with a call that cannot be read
-        ends in "error". What an end by "length" cut, a call or a mark, is dropped; so is a call
-        that a stop string cut, which `stopped` the answer.
+        was `done`, ends with "tool_calls" if it made calls; one with a call that cannot be parsed
+        ends with "error". A call or mark cut off by "length" is dropped, and so is a call cut off
+        by a stop string (`stopped`).
         """
         pieces = [] if self._done else list(self._rest(cut=reason != "stop", stopped=stopped))
         if self._failed:
@@ -105,7 +105,7 @@ class AnswerReader:
         return pieces, "tool_calls" if by_itself and self._calls else reason
 
     def _advance(self) -> Iterator[AnswerPiece]:
-        """Read what was pushed, as far as it is certain."""
+        """Process what was pushed, as far as it is final."""
         while not self._done:
             if self._part == "call":
                 self._call.push(self._found.take_all().text)
@@ -122,7 +122,7 @@ class AnswerReader:
             self._part = self._opens[mark] or self._part
 
     def _rest(self, *, cut: bool, stopped: bool) -> Iterator[AnswerPiece]:
-        """What is left when the answer ends."""
+        """The remaining text when the answer ends."""
         if self._part == "call":
             self._call.push(self._found.take_all().text)
             read = self._call.finish(cut=cut, stopped=stopped)
@@ -133,12 +133,12 @@ class AnswerReader:
         if not cut:
             yield from self._shown(self._trimmer.push(held))
         if self._part == "text":
-            yield from self._shown(self._said.flush())
+            yield from self._shown(self._text_trimmer.flush())
 
     def _end_call(self, read: ReadCall) -> Iterator[AnswerPiece]:
-        """Give out the calls that were read, or what is wrong with them."""
+        """Emit the parsed calls, or the problem with them."""
         self._part = "text"
-        self._said.mark()
+        self._text_trimmer.mark()
         self._found.push(TokenText(read.rest))
         if read.problem is not None:
             self._failed = self._done = True
@@ -162,11 +162,11 @@ class AnswerReader:
 
     @property
     def _trimmer(self) -> Trimmer:
-        return self._said if self._part == "text" else self._thought
+        return self._text_trimmer if self._part == "text" else self._thought_trimmer
 
 
 def _marks(chat_format: ChatFormat, chat: Chat) -> dict[str, _Part | None]:
-    """The marks to look for in an answer to `chat`, and what begins with each; None for nothing."""
+    """The marks to find in an answer to `chat`, and the part that each begins, if any."""
     opens: dict[str, _Part | None] = {}
     if chat_format.thought_marks is not None:
         opens[chat_format.thought_marks.start] = "thought"
@@ -175,3 +175,81 @@ def _marks(chat_format: ChatFormat, chat: Chat) -> dict[str, _Part | None]:
         opens[chat_format.call_marks.start] = "call"
         opens.setdefault(chat_format.call_marks.end, None)
     return {mark: part for mark, part in opens.items() if mark}
+
+
+class AnswerMessage:
+    """Collects the pieces of an answer into the message that the client's next request repeats."""
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._thought: list[str] = []
+        self._calls: dict[int, tuple[ToolCallStarted, list[str]]] = {}
+
+    def add(self, piece: AnswerPiece) -> None:
+        """Append the next piece."""
+        match piece:
+            case TextDelta():
+                self._text.append(piece.text)
+            case ReasoningDelta():
+                self._thought.append(piece.text)
+            case ToolCallStarted():
+                self._calls[piece.index] = (piece, [])
+            case ToolCallDelta():
+                self._calls[piece.index][1].append(piece.arguments)
+
+    @property
+    def message(self) -> Message:
+        """The message so far."""
+        calls = tuple(
+            ToolCall(call.id, call.name, "".join(arguments))
+            for call, arguments in self._calls.values()
+        )
+        return Message("assistant", "".join(self._text), "".join(self._thought), calls)
+
+
+class AnswerStream:
+    """Turns the engine's events of one request into pieces, and collects its message.
+
+    Without a `reader`, for a plain prompt, the whole answer is text.
+    """
+
+    def __init__(self, reader: AnswerReader | None) -> None:
+        self._reader = reader
+        self._collected = AnswerMessage()
+        self.n_tokens = 0  # of the answer; the model may have generated more
+
+    @property
+    def message(self) -> Message:
+        """The answer so far, as a message."""
+        return self._collected.message
+
+    @property
+    def done(self) -> bool:
+        """Whether the answer is complete although the model may continue."""
+        return self._reader is not None and self._reader.done
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of thoughts."""
+        return 0 if self._reader is None else self._reader.reasoning_tokens
+
+    def token(self, event: TokenEvent) -> list[AnswerPiece]:
+        """The pieces that are final with one more token."""
+        self.n_tokens += not self.done
+        logprobs = () if event.logprob is None else (event.logprob,)
+        if self._reader is not None:
+            return self._collect(self._reader.push(event.text, logprobs))
+        return self._collect([TextDelta(event.text, logprobs)] if event.text or logprobs else [])
+
+    def end(self, done: CompletedGeneration) -> tuple[list[AnswerPiece], AnswerReason]:
+        """The last pieces, and why the answer ended."""
+        if self._reader is None:
+            return [], done.finish_reason
+        stopped = done.stop_string is not None
+        pieces, reason = self._reader.finish(done.finish_reason, stopped=stopped)
+        return self._collect(pieces), reason
+
+    def _collect(self, pieces: list[AnswerPiece]) -> list[AnswerPiece]:
+        for piece in pieces:
+            self._collected.add(piece)
+        return pieces

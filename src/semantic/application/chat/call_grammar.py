@@ -1,17 +1,17 @@
-"""Grammars for answers that must be JSON or must hold tool calls, in llguidance's Lark dialect.
+"""Grammars for structured output: answers that must be JSON or contain tool calls.
 
-Knows how a chat's wishes become a language, and how a mark is spelled when it is told so. Knows
-no tokenizer, and cannot tell whether a schema can be enforced.
+Written in llguidance's Lark dialect for constrained decoding. Knows how the options of a chat
+become a grammar, given how marks are spelled; no tokenizer, and not whether a schema can be
+enforced.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from semantic.application.chat.closed_schema import closed
 from semantic.domain.chat import Chat, JsonSchema, Tool
 from semantic.domain.grammar import Grammar
 
@@ -19,47 +19,46 @@ _dumps = partial(json.dumps, ensure_ascii=False)
 
 ANY_OBJECT: JsonSchema = {"type": "object"}
 
-# Free text and white space. What a model writes between a mark and JSON is a line break or two;
-# without a limit a model that is at a loss writes white space until it has no tokens left.
+# Free text and white space. Between a mark and JSON a model writes a line break or two; without a
+# limit a degenerate model writes white space until max_tokens.
 _TERMINALS = r"""TEXT: /(.|\n)*/
 WS: /[ \n\r\t]{0,4}/"""
 
 JSON_SPACE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,8}"}
-"""What may stand between the parts of JSON, where a model may indent: a schema's "x-guidance". A
-model that writes only white space must come to an end."""
+"""A schema's "x-guidance": bounded white space between the parts of JSON, enough to indent."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpelledMark:
-    """A mark in pieces: ids of tokens that are no text to a grammar, and texts between them."""
+    """A mark as the grammar matches it: ids of special tokens, and texts between them."""
 
     text: str
     pieces: tuple[int | str, ...]
 
     @property
     def has_tokens(self) -> bool:
-        """Then it may also be written letter by letter, and reads the same."""
+        """Whether it has special tokens; it may then also be written letter by letter."""
         return any(isinstance(piece, int) for piece in self.pieces)
 
     @property
     def starts_with_token(self) -> bool:
-        """Free text before it ends by itself: no text holds that token."""
+        """Whether it begins with a special token, which no free text contains."""
         return bool(self.pieces) and isinstance(self.pieces[0], int)
 
     def tokens(self) -> str:
-        """The mark in Lark, in its pieces."""
+        """The mark in Lark, by its pieces."""
         return " ".join(
             f"<[{piece}]>" if isinstance(piece, int) else _dumps(piece) for piece in self.pieces
         )
 
     def lark(self) -> str:
-        """The mark in Lark, however it may be written."""
+        """The mark in Lark, in either spelling."""
         return f"({self.tokens()} | {_dumps(self.text)})" if self.has_tokens else self.tokens()
 
 
 @dataclass(frozen=True, slots=True)
 class CallLanguage:
-    """How calls are marked, and how thoughts are when the answer may begin with one."""
+    """The marks of calls, and of reasoning if the answer may begin with it."""
 
     start: SpelledMark
     end: SpelledMark
@@ -67,8 +66,7 @@ class CallLanguage:
 
 
 def arguments_schema(tool: Tool) -> JsonSchema:
-    """The schema of a call's arguments: those of `tool`, always an object, which is closed where
-    that is plain."""
+    """The schema of a call's arguments: the parameters of `tool` as an object, closed if plain."""
     return closed({**tool.parameters, **ANY_OBJECT})
 
 
@@ -79,10 +77,10 @@ def call_grammar(
     *,
     after: str | None = None,
 ) -> Grammar | None:
-    """The language of an answer to `chat`; None when it is free.
+    """The grammar of an answer to `chat`; None if it is unconstrained.
 
-    `schema_of` gives what a call's arguments must fit. `after` is the end of a thought that the
-    prompt opened. A forced call wins over an answer format: the answer is that call.
+    `schema_of` gives the schema of a call's arguments. `after` is the end mark of reasoning that
+    the prompt has opened. A forced call takes precedence over an answer format.
     """
     tools = _callable(chat)
     forced = bool(tools) and chat.tool_choice.mode == "required"
@@ -116,12 +114,12 @@ def _callable(chat: Chat) -> Sequence[Tool]:
 
 
 def _json(schema: JsonSchema) -> str:
-    """JSON that fits `schema`, in Lark. What a schema says to the grammar's engine is left out."""
+    """JSON that fits `schema`, in Lark; the schema's own "x-guidance" is overridden."""
     return f"%json {json.dumps({**schema, 'x-guidance': JSON_SPACE})}"
 
 
 class _Rules:
-    """Rules of one grammar, gathered."""
+    """The rules of one grammar."""
 
     def __init__(self, language: CallLanguage, *, many: bool) -> None:
         self._language = language
@@ -135,7 +133,7 @@ class _Rules:
         return "\n".join([*self._lines, _TERMINALS]) + "\n"
 
     def lead(self, *, thinks: bool) -> None:
-        """What may stand before the answer: white space, and a thought where one is possible."""
+        """The start of the answer: white space, and reasoning where it is possible."""
         if self._language.thought is None or not thinks:
             self.add("lead", "WS")
             return
@@ -148,21 +146,21 @@ class _Rules:
             self.add("thought_rest[lazy]", f"TEXT {_dumps(end.text)}")
 
     def mixed(self) -> None:
-        """Free text in which every call fits: the text ends where a call's mark begins."""
+        """Free text in which every call is valid: the text ends where a call's mark begins."""
         self.add("mixed", "tagged* TEXT" if self._many else "TEXT | tagged")
         start, body = self._language.start, f"body {self._end()}"
         by_token = f"TEXT {start.tokens()} {body} | " if start.starts_with_token else ""
-        self.add("tagged", f"{by_token}opening {body}")
-        self.add("opening[lazy]", f"TEXT {_dumps(start.text)}")
+        self.add("tagged", f"{by_token}call_start {body}")
+        self.add("call_start[lazy]", f"TEXT {_dumps(start.text)}")
 
     def calls(self, tools: Sequence[Tool], schema_of: Callable[[Tool], JsonSchema]) -> None:
-        """One call between its marks or, where several are allowed, one or more."""
+        """One call between its marks; one or more where parallel calls are allowed."""
         self.add("calls", "one (WS one)*" if self._many else "one")
         self.add("one", f"{self._language.start.lark()} body {self._end()}")
         if self._language.end.text or not self._many:
             self.add("body", "WS call WS" if self._language.end.text else "WS call")
         else:
-            # Nothing ends such a call but the answer, so several of them are one list.
+            # Without an end mark only the end of the answer ends a call: several form one list.
             self.add("body", 'WS "[" call (", " call)* "]"')
         self.add("call", " | ".join(f"call_{i}" for i in range(len(tools))))
         for i, tool in enumerate(tools):
@@ -171,3 +169,40 @@ class _Rules:
 
     def _end(self) -> str:
         return self._language.end.lark() if self._language.end.text else ""
+
+
+_COMBINING = frozenset(
+    {
+        "$ref", "$dynamicRef", "additionalProperties", "allOf", "anyOf", "dependentSchemas", "else",
+        "if", "minProperties", "not", "oneOf", "patternProperties", "propertyNames", "then",
+        "unevaluatedProperties",
+    }
+)  # fmt: skip
+"""With one of these, more than `properties` may decide what an object contains."""
+
+
+def closed(schema: JsonSchema) -> JsonSchema:
+    """`schema` with its plain objects closed: those that only `properties` describe.
+
+    A model without a next idea writes ever more properties. What fits the closed schema fits
+    `schema`.
+    """
+    found = dict(schema)
+    properties = found.get("properties")
+    if isinstance(properties, Mapping):
+        found["properties"] = {name: _closed_value(value) for name, value in properties.items()}
+        if properties and not _COMBINING & found.keys() and _names_all(found, properties):
+            found["additionalProperties"] = False
+    if "items" in found:
+        found["items"] = _closed_value(found["items"])
+    return found
+
+
+def _names_all(schema: JsonSchema, properties: Mapping[str, object]) -> bool:
+    """Whether `properties` names every required property."""
+    required = schema.get("required", ())
+    return isinstance(required, list | tuple) and all(name in properties for name in required)
+
+
+def _closed_value(value: object) -> object:
+    return closed(value) if isinstance(value, Mapping) else value

@@ -1,4 +1,4 @@
-"""Responses in this process's memory, inside one budget of bytes. Nothing survives the process."""
+"""MemoryResponses: responses in this process's memory, within a budget of bytes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from semantic.domain.response_record import decoded, encoded, key_of
 from semantic.domain.responses import StoredResponse
 
 ROW_BYTES: Final = 512
-"""What a response costs beside its own bytes: keys, objects, places in tables."""
+"""Bytes of a response beside its own: keys, objects and table entries."""
 
 
 class MemoryResponses:
-    """Implements `ResponsesPort`. Keeps bytes, which can be counted, and which nobody changes."""
+    """Implements `ResponsesPort`; evicts the oldest. Stores encoded bytes: counted, immutable."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes

@@ -1,6 +1,6 @@
-"""What was said up to a response: its own request and answer, and all that it goes on from.
+"""History: the conversation up to a response, through the chain of previous responses.
 
-Knows chains of responses; neither wires nor how responses are kept.
+Knows chains of responses; neither wires nor how responses are stored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from semantic.ports.responses import ResponsesPort
 
 
 class ResponseGoneError(InvalidRequestError):
-    """A response, or one that it goes on from, is not kept; `response_id` is its id."""
+    """A response, or one that it continues, is not stored; `response_id` is its id."""
 
     def __init__(self, response_id: str) -> None:
         super().__init__(f"there is no response {response_id!r:.200}")
@@ -23,8 +23,8 @@ class ResponseGoneError(InvalidRequestError):
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A conversation up to a response, the agent that answered last, and the tools it was given
-    on the way, the newest of a name."""
+    """A conversation up to a response, the agent of the last answer, and the tools of all its
+    requests, of each name the newest."""
 
     messages: tuple[Message, ...]
     agent: str
@@ -32,10 +32,10 @@ class History:
 
 
 def history_of(responses: ResponsesPort, tenant: str, response_id: str) -> History:
-    """The history up to and with the response `response_id`.
+    """The history up to and including the response `response_id`.
 
-    A part of a history is none: raises ResponseGoneError when any response of it is not kept, and
-    StoreError when that cannot be told now.
+    Raises ResponseGoneError if any response of the chain is not stored, and StoreError if the
+    store cannot be read now.
     """
     chain = _chain(responses, tenant, response_id)
     tools = {tool.name: tool for one in chain for tool in one.tools}
@@ -44,7 +44,7 @@ def history_of(responses: ResponsesPort, tenant: str, response_id: str) -> Histo
 
 
 def _chain(responses: ResponsesPort, tenant: str, response_id: str) -> list[StoredResponse]:
-    """The responses from the first to that one."""
+    """The responses from the first to `response_id`."""
     found: list[StoredResponse] = []
     seen: set[str] = set()
     at: str | None = response_id

@@ -1,7 +1,8 @@
-"""Tools as they were written first: clients write the same ones in other orders of their keys.
+"""ToolSpellings: the first JSON spelling of each tool, to render equal tools equally.
 
-A template writes keys as they come, before all messages: in another order everything behind them
-would be computed again. Knows tools; no template and no tokens.
+Clients send the same tools with their keys in different orders. A template renders keys in the
+given order, before all messages, so another order would change every later token. Knows tools; no
+template and no tokens.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from collections.abc import Sequence
 from semantic.domain.chat import Tool
 from semantic.domain.digest import digest
 
-_MOST_BYTES = 8 << 20
-"""Of JSON; the tools of hundreds of clients."""
+_MAX_BYTES = 8 << 20
+"""Bytes of JSON: the tools of hundreds of clients."""
 
 
 class ToolSpellings:
-    """Remembers tools inside a budget of bytes; the last used stay. Any thread may call it."""
+    """An LRU cache of tools, bounded in bytes. Thread-safe."""
 
-    def __init__(self, max_bytes: int = _MOST_BYTES) -> None:
+    def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
         self._max_bytes = max_bytes
         self._tools: OrderedDict[bytes, tuple[Tool, int]] = OrderedDict()
         self._n_bytes = 0
@@ -28,14 +29,16 @@ class ToolSpellings:
 
     @property
     def n_bytes(self) -> int:
-        """What is remembered."""
+        """Bytes of the cached tools."""
         return self._n_bytes
 
     def first(
         self, tools: Sequence[Tool], texts: Sequence[bytes], scope: bytes
     ) -> tuple[Tool, ...]:
-        """`tools` in their order, each as it was written when it was first seen in `scope`;
-        `texts` are what they say, in whatever order."""
+        """`tools` in their order, each in its first spelling in `scope`.
+
+        `texts` are the canonical texts of the tools, independent of the order of keys.
+        """
         with self._lock:
             pairs = zip(tools, texts, strict=True)
             return tuple(self._first(tool, text, scope) for tool, text in pairs)

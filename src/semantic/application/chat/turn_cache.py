@@ -1,6 +1,6 @@
-"""The turns of late, in memory inside a budget of bytes; what falls out may be kept below.
+"""TurnCache: an LRU cache of conversation turns in memory, in front of a slower store of turns.
 
-Knows turns and where they are kept; not what they are for.
+Knows turns and their port; not what they are used for.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from semantic.domain.history import Point, Turn
 from semantic.ports.turns import TurnsPort
 
 _TURN_BYTES = 512
-"""What a turn takes beside its tokens: objects, places in tables."""
+"""Bytes of a turn beside its tokens: objects and table entries."""
 _TOKEN_BYTES = 8
-"""A token in a tuple; small numbers are shared, others take as much again."""
+"""Bytes of a token in a tuple; integers above 256 take as much again."""
 
 
 class TurnCache:
-    """Implements `TurnsPort`. What is put is there at once, and goes to `below` by a thread."""
+    """Implements `TurnsPort`. A turn is readable at once; a thread writes it to `below`."""
 
     def __init__(self, max_bytes: int, below: TurnsPort | None = None) -> None:
         self._max_bytes = max_bytes
         self._below = below
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="turns")
-        self._turns: OrderedDict[Point, Turn] = OrderedDict()  # the last used last
+        self._turns: OrderedDict[Point, Turn] = OrderedDict()  # least recently used first
         self._n_bytes = 0
         self._lock = threading.Lock()
 
     @property
     def n_bytes(self) -> int:
-        """What is in memory."""
+        """Bytes in memory."""
         return self._n_bytes
 
     def get(self, point: Point) -> Turn | None:
