@@ -1,7 +1,7 @@
-"""Coding agents as far as their wires go: each sends all that was said with every request.
+"""Simulated coding agents on three wires: each sends its whole history with every request.
 
-The shapes are those of recorded requests; the texts are not. What the real ones vary and mean
-nothing by varies here too, from request to request.
+Requests have the shapes of recorded ones, not their texts. What real agents vary without meaning
+(headers, key order, ids) varies here too, from request to request.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def words(n: int, seed: str) -> str:
 
 
 def schema(name: str) -> Json:
-    """The parameters of a tool, which a grammar can hold any model to."""
+    """The parameters of a tool, as a schema that can be enforced."""
     return {
         "type": "object",
         "properties": {"which": {"enum": ["a", "b"], "description": words(6, name)}},
@@ -40,8 +40,8 @@ def schema(name: str) -> Json:
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a reply says of one turn."""
+class TurnResult:
+    """The result of one turn."""
 
     text: str
     calls: tuple[str, ...]
@@ -57,9 +57,9 @@ class Told:
 
 @dataclass
 class AgentClient:
-    """A conversation of one agent; `items` are its messages as they were said.
+    """A conversation of one agent; `items` are its messages.
 
-    A wire's own shapes are in its class: it writes `items` anew for each request.
+    Subclasses render `items` in the shape of their wire, for each request.
     """
 
     server: RunningServer
@@ -79,7 +79,7 @@ class AgentClient:
     def __post_init__(self) -> None:
         self.system = self.system or words(250, self.session)
 
-    # What was said
+    # History
 
     def user(self, text: str) -> None:
         raise NotImplementedError
@@ -89,20 +89,20 @@ class AgentClient:
         raise NotImplementedError
 
     def result(self, call: str, text: str) -> None:
-        """What came of a call."""
+        """The result of a call."""
         raise NotImplementedError
 
-    def heard(self, reply: Json) -> Told:
-        """Take an answer in."""
+    def receive(self, reply: Json) -> TurnResult:
+        """Append an answer to the history."""
         raise NotImplementedError
 
-    # What is sent
+    # Request shapes
 
     def headers(self) -> dict[str, str]:
         raise NotImplementedError
 
     def body(self, *, call: bool = False) -> Json:
-        """A request for an answer, which with `call` is a call of a tool."""
+        """A request for an answer; with `call` for a tool call."""
         raise NotImplementedError
 
     def title_body(self, text: str) -> Json:
@@ -111,22 +111,22 @@ class AgentClient:
 
     # Requests
 
-    def ask(self, text: str | None = None, *, call: bool = False) -> Told:
-        """Say `text` and take the answer in."""
+    def ask(self, text: str | None = None, *, call: bool = False) -> TurnResult:
+        """Send `text`, if any, and append the answer."""
         if text is not None:
             self.user(text)
-        return self.heard(self.send(self.body(call=call)).json)
+        return self.receive(self.send(self.body(call=call)).json)
 
     def title(self, text: str) -> None:
-        """Ask for a title, under the same session."""
+        """Request a title, under the same session."""
         self.send(self.title_body(text))
 
-    def use_tool(self, number: int) -> Told:
-        """Let the model call a tool, and answer it."""
-        told = self.ask(call=True)
-        for call in told.calls:
+    def use_tool(self, number: int) -> TurnResult:
+        """Let the model call a tool, and append the result."""
+        turn = self.ask(call=True)
+        for call in turn.calls:
             self.result(call, words(8, f"result {number}"))
-        return told
+        return turn
 
     def send(self, body: Json) -> Reply:
         reply = self.server.ask("POST", self.path, body, self.noisy_headers())
@@ -144,7 +144,7 @@ class AgentClient:
         return {**noise, **self.headers(), **key}
 
     def fork(self, **changes: object) -> AgentClient:
-        """Another agent that was told the same so far."""
+        """Another agent with the same history."""
         other = copy.copy(self)
         other.items = copy.deepcopy(self.items)
         other._numbers = itertools.count()
@@ -218,14 +218,14 @@ class ChatAgent(AgentClient):
         messages = [system, {"role": "user", "content": text}]
         return {"model": "default", "messages": messages, "max_tokens": 4, "temperature": 0}
 
-    def heard(self, reply: Json) -> Told:
+    def receive(self, reply: Json) -> TurnResult:
         [choice] = cast("list[Json]", reply["choices"])
         message, usage = cast("Json", choice["message"]), cast("Json", reply["usage"])
         calls = cast("list[Json]", message.get("tool_calls") or [])
         said: Json = {"role": "assistant", "content": message["content"]}
         self.items.append(said | ({"tool_calls": calls} if calls else {}))
         details = cast("dict[str, int]", usage["prompt_tokens_details"])
-        return Told(
+        return TurnResult(
             str(message["content"] or ""),
             tuple(str(one["id"]) for one in calls),
             cast("int", usage["prompt_tokens"]),
@@ -242,7 +242,7 @@ class ChatAgent(AgentClient):
 
 
 class MessagesAgent(AgentClient):
-    """In the shape of Claude Code: messages, thoughts unseen, a system message behind the first."""
+    """In the shape of Claude Code: messages, hidden thoughts, a system message after the first."""
 
     path = "/v1/messages"
 
@@ -292,7 +292,7 @@ class MessagesAgent(AgentClient):
         system = words(60, "title")
         return {"model": "default", "system": system, "messages": messages, "max_tokens": 4}
 
-    def heard(self, reply: Json) -> Told:
+    def receive(self, reply: Json) -> TurnResult:
         blocks, usage = cast("list[Json]", reply["content"]), cast("Json", reply["usage"])
         if blocks:
             self.items.append({"role": "assistant", "content": blocks})
@@ -300,7 +300,7 @@ class MessagesAgent(AgentClient):
         rest = cast("int", usage["input_tokens"]) + cast(
             "int", usage["cache_creation_input_tokens"]
         )
-        return Told(
+        return TurnResult(
             "".join(str(one["text"]) for one in blocks if one["type"] == "text"),
             tuple(str(one["id"]) for one in blocks if one["type"] == "tool_use"),
             read + rest,
@@ -314,7 +314,7 @@ class MessagesAgent(AgentClient):
 
     @staticmethod
     def _plain(item: Json) -> Json:
-        """An earlier message: one text stands alone."""
+        """An earlier message: a single text block becomes plain text."""
         match item["content"]:
             case [{"type": "text", "text": text}]:
                 return {**item, "content": text}
@@ -330,7 +330,7 @@ class MessagesAgent(AgentClient):
 
 
 class ResponsesAgent(AgentClient):
-    """In the shape of Codex: responses that are not kept, thoughts carried unread."""
+    """In the shape of Codex: responses that are not stored, encrypted reasoning sent back."""
 
     path = "/v1/responses"
 
@@ -385,7 +385,7 @@ class ResponsesAgent(AgentClient):
         asked = {"model": "default", "instructions": words(60, "title"), "input": text}
         return {**asked, "store": False, "max_output_tokens": 16, "temperature": 0}
 
-    def heard(self, reply: Json) -> Told:
+    def receive(self, reply: Json) -> TurnResult:
         output, usage = cast("list[Json]", reply["output"]), cast("Json", reply["usage"])
         for item in output:
             sent_back = {name: value for name, value in item.items() if name != "status"}
@@ -399,7 +399,7 @@ class ResponsesAgent(AgentClient):
             if item["type"] == "message"
             for part in cast("list[Json]", item["content"])
         ]
-        return Told(
+        return TurnResult(
             "".join(str(part["text"]) for part in parts),
             tuple(str(one["call_id"]) for one in output if one["type"] == "function_call"),
             cast("int", usage["input_tokens"]),
@@ -419,8 +419,8 @@ WIRES: dict[str, type[AgentClient]] = {
 }
 
 
-def require_warm(turns: Sequence[Told], least: float = 0.95) -> None:
-    """From the second turn on nearly all that was sent was cached, and nothing was lost."""
+def require_cached(turns: Sequence[TurnResult], least: float = 0.95) -> None:
+    """From the second turn on, at least this share of the prompt is cached, with no cache miss."""
     for number, turn in enumerate(turns):
         assert turn.lost is None, (number, turn)
         assert number == 0 or turn.share >= least, (number, turn)

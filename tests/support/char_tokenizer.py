@@ -1,4 +1,4 @@
-"""A tokenizer without training: one character a token. A fake of the `Tokenizer` port."""
+"""Fake of the `Tokenizer` port: one character per token."""
 
 from __future__ import annotations
 

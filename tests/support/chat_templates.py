@@ -1,6 +1,6 @@
-"""Chat templates written for these tests, in the shapes of the formats that mlx-lm reads.
+"""Chat templates for tests, one for each tool-call format that mlx-lm parses.
 
-Each comes as a tokenizer folder: the embedded model's vocabulary with the format's own tokens.
+Each is a tokenizer folder: the embedded model's vocabulary with the format's own tokens.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ CALL
 {{ '<|' ~ message.role ~ '|>' ~ message.content ~ '<|end|>' }}
 {%- endif -%}
 {%- endfor -%}
-{%- if add_generation_prompt -%}<|assistant|>OPENING{%- endif -%}"""
+{%- if add_generation_prompt -%}<|assistant|>GENERATION_PROMPT{%- endif -%}"""
 
 _FIRST_ONLY = """
 {%- if message.role == 'system' and not loop.first -%}
@@ -93,7 +93,7 @@ def _template(
     opening: str = "",
 ) -> str:
     text = _TURNS.replace("RULES", rules).replace("RESULT", result).replace("CALL", call)
-    return text.replace("THOUGHT", thought).replace("OPENING", opening)
+    return text.replace("THOUGHT", thought).replace("GENERATION_PROMPT", opening)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""An engine on a tiny model and a store in a folder, restarted as often as a test likes.
+"""An engine on a tiny model and a disk store, which tests restart at will.
 
 Every answer is compared with that of plain mlx-lm.
 """

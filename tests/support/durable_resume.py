@@ -1,8 +1,8 @@
-"""A process that asks saved agents of tiny models again; each answer must be mlx-lm's.
+"""A process that resumes saved agents of tiny models; each answer must equal mlx-lm's.
 
     python -m tests.support.durable_resume FOLDER ARCHITECTURE...
 
-Says for the agent "ann" of each FOLDER/ARCHITECTURE: a digest of what
+Prints for the agent "ann" of each FOLDER/ARCHITECTURE: a digest of what
 was restored, tokens it had, tokens reused, from where.
 """
 
@@ -20,7 +20,7 @@ def main(folder: str, *architectures: str) -> None:
         with running(architecture, Path(folder, architecture)) as life:
             past = life.manifest("ann").token_ids
             restored = digest_of(life.restored_bodies("ann"))
-            # Told before the answer is compared: a wrong one must say whether its bytes were right.
+            # Printed first, so that a wrong answer shows whether its bytes were right.
             sys.stderr.write(f"{architecture} restored {restored}\n")
             done = life.ask("ann", (*past, 1, 2, 3), 8)
             assert done.match is not None

@@ -1,4 +1,4 @@
-"""A process whose agents talk without end, on the embedded model and a store in a folder.
+"""A process whose agents run turns without end, on the embedded model and a disk store.
 
     python -m tests.support.durable_worker FOLDER SEED AGENT...
 

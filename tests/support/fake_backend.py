@@ -1,8 +1,8 @@
-"""A model in plain Python behind the `BatchBackend` port.
+"""Fake of the `BatchBackend` port: a model in plain Python.
 
-Its next token depends on every number that its caches hold, and each number on those before it:
-a missing, stale or foreign token anywhere changes the answer. Whatever breaks the port's contract
-raises `ContractViolationError`. Memory is what is still referred to, as with real arrays.
+The next token depends on every number in its caches, and each number on those before it: a
+missing, stale or foreign token anywhere changes the answer. A violation of the port's contract
+raises `ContractViolationError`. Memory is counted while referenced, as with real arrays.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _sees_past(layer: LayerSpec) -> bool:
 
 
 def _choose(seen: Sequence[int], history: Sequence[int], params: SamplingParams, drawn: int) -> int:
-    """A large number that says which token comes next."""
+    """A large number that determines the next token."""
     numbers = [*seen]
     if not params.greedy:
         _require(params.seed is not None, "a sampled request was started without a seed")
@@ -159,7 +159,7 @@ class _LayerCache:
         return range(self.offset - len(self.memory.values), self.offset)
 
     def past(self) -> int:
-        """What the next token learns from the one before it."""
+        """What the next token depends on of the one before it."""
         values = self.memory.values
         return values[-1] if self.offset and _sees_past(self.layer) else 0
 
@@ -214,11 +214,11 @@ class _LayerCache:
 _NUMBER = array("q").itemsize
 """Bytes of one token in each segment."""
 _UNKNOWN = -1
-"""A token that came with a body: what it was, only who starts the sequence knows."""
+"""A token restored from a body, which does not contain its id."""
 
 
 class _Layers:
-    """Which layers go into which part."""
+    """Which layers belong to which part."""
 
     def __init__(self, spec: ModelCacheSpec) -> None:
         sizes = Counter(layer.window for layer in spec.layers if layer.window is not None)
@@ -245,14 +245,14 @@ class _Layers:
         return self.full if part is Part.FULL else self.window
 
     def edge(self, length: int) -> range:
-        """Tokens at the window's beginning that are no block of their own."""
+        """Tokens at the start of the window that do not fill a block."""
         first = max(0, length - (self.window_tokens or 1) + 1)
         return range(first, min(whole_blocks(first), length))
 
 
 @dataclass(slots=True)
 class _Landing:
-    """Where bodies are being written to: bytes per layer, from position `start` on."""
+    """Staging buffers of a restore: bytes per layer, from position `start`."""
 
     start: int
     stop: int
@@ -269,7 +269,7 @@ class _Landing:
             try:
                 data.append(0)
             except BufferError:
-                _require(False, "somebody still has a view of what was loaded")
+                _require(False, "a view of the staging buffer is still referenced")
 
 
 @dataclass(slots=True, eq=False)
@@ -301,7 +301,7 @@ class _Sequence:
     def knows(self, history: Sequence[int]) -> bool:
         """Whether `history` may be what was computed or loaded."""
         return len(history) == self.length and all(
-            known in (_UNKNOWN, told) for known, told in zip(self.tokens, history, strict=True)
+            known in (_UNKNOWN, token) for known, token in zip(self.tokens, history, strict=True)
         )
 
 
@@ -350,7 +350,7 @@ class FakeBackend:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of every cache that somebody still refers to, running or idle."""
+        """Bytes of every cache that is still referenced, running or idle."""
         return sum(memory.nbytes for memory in self._memories)
 
     @property
@@ -598,7 +598,7 @@ class FakeBackend:
     def _checkpointed(
         self, window: _Landing | None, length: int, checkpoint: bytes
     ) -> dict[int, array[int]]:
-        """What a checkpoint and the bodies of its window say the layers hold."""
+        """The layers' content from a checkpoint and the bodies of its window."""
         layers = [*self._layers.window, *self._layers.others]
         edge = self._layers.edge(length)
         sizes = [len(edge)] * len(self._layers.window)
@@ -643,7 +643,7 @@ class FakeBackend:
         return sequence
 
     def _advance(self, running: Sequence[tuple[SequenceId, _Sequence]]) -> list[SampledToken]:
-        """A token from each that has joined; then newcomers take their place."""
+        """A token from each running sequence; then new ones join."""
         sampled = [self._sample(i, state) for i, state in running if state.joined]
         for _, state in running:
             if state.silent:
@@ -664,7 +664,7 @@ class FakeBackend:
         return SampledToken(sequence, token, self._logprob(token, token, state.params.logprobs))
 
     def _logprob(self, token: int, number: int, n_top: int) -> TokenLogprob:
-        """Figures that tell `token` and what `number` was made of."""
+        """Log-probabilities that depend on `token` and on all that `number` depends on."""
         likeliest = [(number + i) % self._vocab_size for i in range(n_top)]
         top = tuple((other, -0.5 - i) for i, other in enumerate(likeliest))
         return TokenLogprob(token, -0.5 - (token + number) % 1000, top)

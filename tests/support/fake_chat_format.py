@@ -1,4 +1,4 @@
-"""A chat format without templates: JSON calls between marks. A fake of the `ChatFormat` port."""
+"""Fake of the `ChatFormat` port: no template, JSON calls between marks."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ CALL_MARKS = Marks("<tool_call>", "</tool_call>")
 
 
 class FakeChatFormat:
-    """Writes roles, contents, thoughts and calls one after the other, in `ByteTokenizer`'s bytes.
+    """Concatenates roles, contents, thoughts and calls, in `ByteTokenizer`'s bytes.
 
-    Thinks when `thought_marks` are given; the template option "open" begins the thought.
+    With `thought_marks` the model thinks; the template option "open" makes the prompt open the
+    thought.
     """
 
     def __init__(
@@ -56,10 +57,10 @@ class FakeChatFormat:
 
     def _rendered(self, chat: Chat, lines: str) -> RenderedChat:
         opens = self._thought_marks is not None and chat.template_options.get("open") is True
-        opening = "<assistant>"
+        generation_prompt = "<assistant>"
         if opens and self._thought_marks is not None:
-            opening += self._thought_marks.start
-        return RenderedChat(tuple(self._tokenizer.encode(lines + opening)), opens)
+            generation_prompt += self._thought_marks.start
+        return RenderedChat(tuple(self._tokenizer.encode(lines + generation_prompt)), opens)
 
     def read_calls(self, text: str, tools: Sequence[Tool]) -> list[WrittenCall]:
         try:

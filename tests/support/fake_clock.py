@@ -1,10 +1,10 @@
-"""A clock that moves only when told. A fake of the `Clock` port."""
+"""Fake of the `Clock` port: advances only by `advance`."""
 
 from __future__ import annotations
 
 
 class FakeClock:
-    """Seconds since it was made."""
+    """Seconds since its construction."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -13,7 +13,7 @@ class FakeClock:
         return self.now
 
     def advance(self, seconds: float) -> None:
-        """Let `seconds` pass; a clock never goes back."""
+        """Add `seconds`; raises ValueError if negative."""
         if seconds < 0:
             raise ValueError(f"a clock cannot go back {-seconds} seconds")
         self.now += seconds

@@ -1,4 +1,4 @@
-"""A `ServingPort` whose answers are written down beforehand; one character is one token."""
+"""Fake of the `ServingPort` with scripted answers; one character is one token."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LAST_CHARACTER = 0x10FFFF
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What an answer is made of; `failure` is raised before it begins."""
+    """The content of an answer; `failure` is raised before its first event."""
 
     pieces: tuple[AnswerPiece, ...] = (TextDelta("Hello."),)
     reason: AnswerReason = "stop"
@@ -43,7 +43,7 @@ class Script:
 
 @dataclass(slots=True)
 class FakeServing:
-    """Answers every request by `script`; remembers what was asked and what was cancelled."""
+    """Answers each request by `script`; records requests and cancellations."""
 
     script: Callable[[Ask], Script] = lambda _: Script()
     asked: list[Ask] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""A tokenizer whose tokens are bytes. A fake of the `Tokenizer` port with split characters."""
+"""Fake of the `Tokenizer` port: tokens are bytes, so characters span tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file system on which some call fails: the n-th, once or from then on.
+"""Fault injection for files: a file system whose n-th call fails, once or from then on.
 
 After SQLite's test harness: a scenario is run with n = 1, 2, … until it no longer meets the fault.
 """
@@ -111,7 +111,7 @@ class FaultyFiles(FileSystem):
         return super().try_lock(fd)
 
     def sync_data(self, fd: int) -> None:
-        del fd  # no test pulls the plug: the drive need not be waited for
+        del fd  # no test cuts the power, so there is no need to wait for the drive
         self._meet("sync_data")
 
     def sync_all(self, fd: int) -> None:

@@ -1,4 +1,4 @@
-"""A real server in a thread, on a port of its own, for tests that speak HTTP to it."""
+"""A real HTTP server in a thread, on a free port."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer as it came over the wire; names of headers are in lower case."""
+    """A response as received; header names are in lower case."""
 
     status: int
     headers: dict[str, str]
@@ -37,7 +37,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class RunningServer:
-    """Where a server can be reached."""
+    """The address of a server, and requests to it."""
 
     app: FastAPI
     server: HttpServer
@@ -54,7 +54,7 @@ class RunningServer:
         body: object = None,
         headers: dict[str, str] | None = None,
     ) -> Reply:
-        """Send one request on a connection of its own; what is not bytes goes as JSON."""
+        """Send one request on a new connection; a body that is not bytes is sent as JSON."""
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         connection = HTTPConnection("127.0.0.1", self.port, timeout=_SECONDS)
         try:
@@ -66,7 +66,7 @@ class RunningServer:
             connection.close()
 
     def connect(self) -> socket.socket:
-        """A bare connection, for what no client library would send."""
+        """A bare socket, for what no client library would send."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=_SECONDS)
 
 
@@ -77,7 +77,7 @@ def running(
     *,
     app: FastAPI | None = None,
 ) -> Iterator[RunningServer]:
-    """A server around `serving`, or of `app`; it has ended when the block is left."""
+    """A server for `serving`, or of `app`; ends with the `with` block."""
     settings = (settings or ServerSettings()).model_copy(update={"port": 0})
     app = app or create_app(serving, settings)
     bound = listen(settings)

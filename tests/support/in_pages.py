@@ -1,7 +1,4 @@
-"""Tiny models whose caches lie in pages, wherever the tests run.
-
-"llama in pages" is the model "llama" with them.
-"""
+"""Tiny models with paged caches on any device; "llama in pages" is the model "llama" with them."""
 
 from __future__ import annotations
 
@@ -18,8 +15,8 @@ from tests.support.tiny_models import tiny_model
 SUFFIX = " in pages"
 
 THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
-"""Whether whoever runs the tests has time: then every model is tried in pages, not only the one
-with windows and full layers."""
+"""In the thorough profile every model runs in pages, not only the one with windows and full
+layers."""
 
 
 _NAMES = ("llama", "gemma3", "gpt_oss", "windows") if THOROUGH else ("gemma3",)

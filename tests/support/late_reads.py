@@ -1,4 +1,4 @@
-"""An executor whose work is done when it is told to, so that no test depends on threads."""
+"""A manual executor: work runs only in `arrive`, so no test depends on threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class LateReads(Executor):
-    """Reads when it is told to, so that what a run finds does not depend on threads."""
+    """Queues submitted reads until `arrive` runs them on the calling thread."""
 
     def __init__(self) -> None:
         self._reads: deque[Callable[[], None]] = deque()
@@ -32,6 +32,6 @@ class LateReads(Executor):
         return future
 
     def arrive(self, most: int | None = None) -> None:
-        """Read what was asked for first, `most` times at most."""
+        """Run the oldest queued reads, `most` at most."""
         for _ in range(len(self._reads) if most is None else min(most, len(self._reads))):
             self._reads.popleft()()

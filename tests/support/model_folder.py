@@ -1,4 +1,4 @@
-"""A folder with a small random model and the tokenizer and template of one of `FORMATS`."""
+"""Model folders: a small random model with the tokenizer and template of one of `FORMATS`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CONTEXT = 1 << 16
 
 
 def write_model(folder: Path, name: str) -> Path:
-    """Write a model that talks by the format `name`; the same one every time."""
+    """Write a model with the chat format `name` to `folder`; deterministic."""
     folder.mkdir()
     tokenizer = load_format(FORMATS[name], folder)
     config = {

@@ -1,6 +1,6 @@
 """What sequences say that decode in one batch from beginning to end, preempted on the way or not.
 
-For comparisons to the bit: with `top`, log-probabilities are told as they are. Drives a backend
+For comparisons to the bit: with `top`, log-probabilities are returned unrounded. Drives a backend
 alone; knows no engine.
 """
 

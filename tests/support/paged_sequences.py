@@ -1,6 +1,6 @@
 """Sequences in pages without a model: tokens whose keys and values tell what they are and where.
 
-Whoever reads a column can say whether it holds what it should.
+So a test can check the content of any page.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What plain mlx-lm answers: the reference that every path through the engine must equal."""
+"""Reference answers of plain mlx-lm, which every path through the engine must equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine on a tiny model, with the means to look at what it really holds."""
+"""An engine on a tiny model, with checks of the memory that it really holds."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Rig:
     ) -> None:
         """The pool holds `columns` blocks of every layer; `chunk` fixes the prefill chunk.
 
-        With `texts` its tokens are what this tokenizer says, and answers can be held to grammars.
+        With the tokenizer `texts`, answers can be constrained to grammars.
         """
         self.backend: MLXBackend = tiny_backend(architecture, f"tiny:{architecture}", texts)
         self.model = self.backend.model
-        # The probe gives a layer that disagrees back to mlx-lm: answers would be right, and ours
-        # untested.
+        # The probe falls back to mlx-lm's cache for a layer that disagrees: answers would be right,
+        # and our cache untested.
         assert all(self.backend.ragged_layers), "a layer does not use our cache"
         self.spec: ModelCacheSpec = self.backend.cache_spec()
         self.pool: BlockPool = BlockPool(self.spec, columns * self.spec.n_layers)
@@ -64,7 +64,7 @@ class Rig:
         return self.engine.idle_caches
 
     def run(self) -> dict[str, Done]:
-        """Run until nothing is left; completions by uid."""
+        """Run until all requests are done; completions by uid."""
         return {done.uid: done for done in self.engine.step()}
 
     def answer(
@@ -83,7 +83,7 @@ class Rig:
 
     @property
     def pages(self) -> list[PagePool]:
-        """The pages of each kind of layers; none where caches lie in arrays of their own."""
+        """The pages of each kind of layers; none if caches are contiguous."""
         layers: object = self.backend._layers
         return layers.pools if isinstance(layers, PagedLayers) else []
 
@@ -100,11 +100,11 @@ class Rig:
         return self.backend.cache_nbytes() + sum(buffer.nbytes for buffer in idle.values())
 
     def check(self) -> None:
-        """Every account agrees with every other, and with the arrays."""
+        """The engine's accounting agrees with the arrays."""
         self.engine.check_integrity()
         held, counted = self.held_bytes(), self.pool.used_bytes
         if self.pages:
-            # What agents share is there once, but counted for each that runs.
+            # A shared page exists once, but counts for each running sequence.
             assert held <= counted, (held, counted)
             assert len(self.pages) > 1 or self.pages[0].nbytes <= self.pool.most_bytes
             return

@@ -1,4 +1,4 @@
-"""A `FakeServing` that a server can open and close, as it does with a real one."""
+"""Fake of a `RunnableServing`: a `FakeServing` with a life cycle, agents and scripted metrics."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ class NoAgents:
 
     async def show(self, agent_id: str, tenant: str) -> AgentDetail:
         """See `AgentsPort.show`."""
-        raise _nobody(agent_id, tenant)
+        raise _not_found(agent_id, tenant)
 
     async def fork(self, agent_id: str, new_id: str, tenant: str) -> AgentSummary:
         """See `AgentsPort.fork`."""
         del new_id
-        raise _nobody(agent_id, tenant)
+        raise _not_found(agent_id, tenant)
 
     async def pin(self, agent_id: str, tenant: str, *, pinned: bool) -> AgentSummary:
         """See `AgentsPort.pin`."""
         del pinned
-        raise _nobody(agent_id, tenant)
+        raise _not_found(agent_id, tenant)
 
     async def forget(self, agent_id: str, tenant: str) -> None:
         """See `AgentsPort.forget`."""
-        raise _nobody(agent_id, tenant)
+        raise _not_found(agent_id, tenant)
 
 
-def _nobody(agent_id: str, tenant: str) -> AgentNotFoundError:
+def _not_found(agent_id: str, tenant: str) -> AgentNotFoundError:
     return AgentNotFoundError(f"{tenant!r} has no agent {agent_id!r}")
 
 
 @dataclass(slots=True)
 class RunnableFake(FakeServing):
-    """Implements `RunnableServing`; its figures are written down beforehand."""
+    """Implements `RunnableServing` with fixed figures."""
 
     state: EngineState = EngineState.READY
     closed: bool = False

@@ -1,4 +1,4 @@
-"""`semantic serve` as a process of its own, on a free port. Standard library only.
+"""`semantic serve` in its own process, on a free port. Standard library only.
 
 The checks of foreign clients use it too, from environments that have nothing of ours.
 """

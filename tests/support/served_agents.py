@@ -1,4 +1,4 @@
-"""Agents of an engine on fakes, as a server shows them."""
+"""`ServedAgents` over an engine on fakes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WORKERS = ThreadPoolExecutor(1)
 
 
 class AgentsWorld:
-    """An engine that runs only when it is told to, its store, and what is shown of its agents."""
+    """An engine that steps only on request, its store, and its `ServedAgents`."""
 
     def __init__(self, store: CacheStorePort | None = None) -> None:
         self.store = store or MemoryStore(64 << 20)
@@ -38,7 +38,7 @@ class AgentsWorld:
         self.agents = ServedAgents(self, directory, finder, _WORKERS)
 
     def call(self, function: Callable[[BlockPoolBatchEngine], T]) -> Future[T]:
-        """As the thread of an engine does it, at once."""
+        """As `EngineThread.call`, but at once on the calling thread."""
         result: Future[T] = Future()
         try:
             result.set_result(function(self.engine))
@@ -49,11 +49,11 @@ class AgentsWorld:
     def submit(
         self, agent: str, n: int, *, tenant: str = "", first: int = 0, note: str = ""
     ) -> str:
-        """Queue a prompt of `n` tokens, which begins like every other of the same `first`."""
+        """Submit a prompt of `n` tokens; prompts with the same `first` share their prefix."""
         tokens = [(first + i * i) % 40 for i in range(n)]
         return self.engine.submit(agent, tokens, max_tokens=4, tenant=tenant, note=note)
 
     def turn(self, agent: str, n: int, *, tenant: str = "", first: int = 0, note: str = "") -> None:
-        """Answer such a prompt."""
+        """Submit such a prompt and run it to its end."""
         self.submit(agent, n, tenant=tenant, first=first, note=note)
         self.world.finish()

@@ -1,4 +1,4 @@
-"""Chains, headers, bodies and manifests to put into stores, all following from small numbers."""
+"""Sample chains, headers, bodies and manifests for stores, derived from small numbers."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def manifest(
     pinned: bool = False,
     parent: str | None = None,
 ) -> Manifest:
-    """An agent that has said `text`."""
+    """The manifest of an agent whose history is `text`."""
     return Manifest(scope, agent_id, text(n_tokens, seed), pinned=pinned, parent=parent)
 
 

@@ -1,4 +1,4 @@
-"""Responses to keep, for tests of where they are kept."""
+"""Sample responses for tests of response stores."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from semantic.domain.responses import StoredResponse
 
 CALL = ToolCall("call_1", "look", '{"at": "the sea"}')
 ODD = 'a "quoted" line\nand half a pair: \ud83d \u0000 ∅'
-"""A text with everything that encodings get wrong."""
+"""A text with everything that encodings get wrong: quotes, NUL, a lone surrogate."""
 
 
 def response(number: int = 1, previous: str | None = None, *, size: int = 0) -> StoredResponse:
-    """One whose texts say its number, with `size` characters more."""
+    """A response whose texts contain `number`, `size` characters longer."""
     return StoredResponse(
         f"resp_{number}",
         f"agent-{number}",
@@ -32,5 +32,5 @@ def response(number: int = 1, previous: str | None = None, *, size: int = 0) -> 
 
 
 def with_id(response_id: str) -> StoredResponse:
-    """One of that id."""
+    """A response with this id."""
     return replace(response(), id=response_id)

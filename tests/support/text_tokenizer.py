@@ -1,4 +1,4 @@
-"""Small Hugging Face tokenizers, made here: for tests in which tokens must have a text."""
+"""Small Hugging Face tokenizers built in memory, for tests whose tokens need texts."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def text_tokenizer(
 ) -> MLXTokenizer:
     """Each printable ASCII character is a token, then END: 96 tokens, as tiny models have.
 
-    `extra` are further tokens of several characters; `<0x41>` and the like are bytes, another
-    spelling of a character that is there already. `special` stand for no text. `replacing`
-    leaves so many of the rarer characters out, at the end of the alphabet's list.
+    `extra` adds tokens of several characters; `<0x41>` and the like are byte tokens, a second
+    spelling of a character. `special` adds special tokens. `replacing` leaves out that many rare
+    characters.
     """
     letters = [chr(code) for code in range(32, 127)]
     rare = [letter for letter in "~`^@$%&*;|" if letter in letters][:replacing]
@@ -40,6 +40,6 @@ def text_tokenizer(
 
 
 def id_of(tokenizer: MLXTokenizer, text: str) -> int:
-    """The token that is written `text`."""
+    """The id of the token `text`."""
     wrapper = cast(TokenizerWrapper, tokenizer.inner)
     return cast(int, wrapper.convert_tokens_to_ids(text))

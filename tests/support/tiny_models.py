@@ -1,7 +1,7 @@
 """Tiny random-weight models of the architectures that must be exact, on the real mlx-lm.
 
-Weights are drawn with a fixed seed and a spread wide enough that the likeliest token is clear
-and answers do not fall into a loop at once.
+Weights are drawn with a fixed seed and a spread wide enough that the most likely token is clear
+and answers do not loop at once.
 """
 
 from __future__ import annotations
@@ -349,7 +349,7 @@ _HALF = " bf16"
 
 # How much wider than usual a weight is drawn. Attention has to be sharp and to outweigh the
 # token itself: in a model drawn evenly the next token hardly depends on what came before, and a
-# cache could be wrong without anybody noticing.
+# wrong cache would go unnoticed.
 _GAIN = {
     "q_proj": 3.0,
     "k_proj": 3.0,

@@ -42,8 +42,8 @@ from tests.support.agent_clients import (
     AgentClient,
     Json,
     MessagesAgent,
-    Told,
-    require_warm,
+    TurnResult,
+    require_cached,
     words,
 )
 from tests.support.http_server import RunningServer, running
@@ -253,7 +253,7 @@ def test_a_session_stays_warm(wire: str, place: Place) -> None:
     with place.served() as server:
         agent.server = server
         turns += [agent.ask("And after a restart?"), agent.ask("Well?")]
-        require_warm(turns)
+        require_cached(turns)
         assert len(agents(server)) == 2, "the session, and its titles"
 
         before = turns[-1]
@@ -265,11 +265,11 @@ def test_a_session_stays_warm(wire: str, place: Place) -> None:
         edited = agent.ask("Never mind that.")
         assert edited.cached >= turns[-2].prompt
         assert part(edited) == ("message", "changed", message_number(agent), "user")
-        require_warm([again, agent.ask("Go on.")])
+        require_cached([again, agent.ask("Go on.")])
     place.require_cold_answers()
 
 
-def part(told: Told) -> tuple[object, ...]:
+def part(told: TurnResult) -> tuple[object, ...]:
     """What is said to have changed."""
     assert told.lost is not None
     found = told.lost["part"]
@@ -301,7 +301,7 @@ def test_a_loop_of_twenty_calls_stays_warm(wire: str, place: Place) -> None:
         turns = [agent.use_tool(number) for number in range(20)]
         assert all(len(turn.calls) == 1 for turn in turns)
         turns += [agent.ask(), agent.ask("Thanks.")]
-        require_warm(turns)
+        require_cached(turns)
     place.require_cold_answers()
 
 
@@ -316,8 +316,8 @@ def test_four_subagents_begin_with_what_was_said(wire: str, server: RunningServe
         second = list(pool.map(AgentClient.ask, children, tasks))
     for one, two in zip(first, second, strict=True):
         assert one.cached >= last.prompt - BLOCK_TOKENS
-        require_warm([one, two])
-    require_warm([last, parent.ask("Are they done?")])
+        require_cached([one, two])
+    require_cached([last, parent.ask("Are they done?")])
     known = agents(server, parent.session)
     assert len(known) == 5
     assert len({name for name, one in known.items() if one["parent"]}) == 4
@@ -347,7 +347,7 @@ def test_who_leaves_in_a_prefill_and_comes_back_goes_on_there(
     told = agent.ask()
     assert told.cached >= halfway.done - BLOCK_TOKENS
     assert told.lost is None
-    require_warm([told, agent.ask("Go on.")])
+    require_cached([told, agent.ask("Go on.")])
     assert len(agents(server, session)) == 1
 
 
@@ -377,7 +377,7 @@ def test_an_answer_that_a_stop_string_cut_is_not_said_to_be_another(
     agent.ask("Hello.")
     whole = agent.ask("Say more.").text.strip()
     agent.items.pop()
-    cut = agent.heard(agent.send({**agent.body(), "stop": [whole[5:8]]}).json)
+    cut = agent.receive(agent.send({**agent.body(), "stop": [whole[5:8]]}).json)
     assert cut.text.strip() == whole[:5].strip()
     assert part(agent.ask("Go on.")) == ("message", "cut", 4, "assistant")
 
@@ -412,7 +412,7 @@ def test_nobody_goes_on_in_anothers_name(place: Place) -> None:
             why = server.ask("GET", path, headers=header).body
 
             stranger = owner.fork(key=other_key)
-            told = stranger.heard(stranger.send(body).json)
+            told = stranger.receive(stranger.send(body).json)
             assert told.cached < BLOCK_TOKENS, "nothing of what another tenant said"
             assert told.lost is None
             assert server.ask("GET", path, headers=stranger.noisy_headers()).body != why
@@ -426,7 +426,7 @@ def test_nobody_goes_on_in_anothers_name(place: Place) -> None:
             after = agents(server, owner.session, header)[name]
             assert [after[fact] for fact in FACTS] == known
             assert server.ask("GET", path, headers=header).body == why
-            require_warm([turn, owner.ask("Still there?")])
+            require_cached([turn, owner.ask("Still there?")])
 
 
 STRANGE = ("", "x" * 9000, "\x01", '{"session_id":')
@@ -464,7 +464,7 @@ def test_strange_ids_are_refused_or_passed_over(wire: str, server: RunningServer
             value: object = inside if name.endswith("metadata") else strange
             statuses.add(server.ask("POST", owner.path, {**body, name: value}).status)
     assert statuses == {200, 400}
-    require_warm([owner.ask("Still there?")])
+    require_cached([owner.ask("Still there?")])
 
 
 def test_strange_ids_of_responses_are_not_found(server: RunningServer) -> None:
