@@ -1,1 +1,1 @@
-"""Benchmarks: both sides of every claim in one run. Not part of the package."""
+"""Benchmarks: each compares both sides of a claim in one run. Not part of the package."""

@@ -1,7 +1,7 @@
-"""`python -m benchmarks [NAME ...]`: runs benchmarks and writes each one's result as JSON.
+"""`python -m benchmarks [NAME ...]`: runs benchmarks and writes each result as JSON.
 
-A result goes to `benchmarks/results/NAME.json`; `--output DIR` puts it elsewhere, for instance
-to keep another machine's beside it.
+Results go to `benchmarks/results/NAME.json`, or to the folder of `--output DIR`, for instance to
+keep another machine's beside them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A long prompt whose client leaves twice: what the third attempt still has to compute."""
+"""A long prompt cancelled twice: how much of it the third attempt still computes."""
 
 from __future__ import annotations
 

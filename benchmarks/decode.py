@@ -1,4 +1,4 @@
-"""A decode step of ours against one of mlx-lm's own BatchGenerator, both in one process."""
+"""Decode step time: our engine and mlx-lm's BatchGenerator in one process."""
 
 from __future__ import annotations
 

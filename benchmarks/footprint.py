@@ -1,4 +1,4 @@
-"""What a process and a folder take of the machine, as the system counts it."""
+"""Memory of a process and disk usage of a folder, as the operating system counts them."""
 
 from __future__ import annotations
 

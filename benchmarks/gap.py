@@ -1,4 +1,4 @@
-"""How long running agents wait between two tokens while a long prompt arrives."""
+"""Inter-token latency of running agents while a long prompt is prefilled."""
 
 from __future__ import annotations
 

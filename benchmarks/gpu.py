@@ -1,7 +1,7 @@
-"""`python -m benchmarks.gpu`: decoding on a GPU from end to end, beside mlx-lm's BatchGenerator.
+"""`python -m benchmarks.gpu`: end-to-end decoding on a GPU, ours and mlx-lm's BatchGenerator.
 
 Both sides run in one process, one after the other, on a model of the shape of Llama 3.1 8B with
-random bf16 weights. It takes some minutes; `--layers 2` makes it a quick check. Prints a table and
+random bf16 weights. Takes some minutes; `--layers 2` makes it a quick check. Prints a table and
 writes JSON.
 """
 

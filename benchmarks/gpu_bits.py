@@ -1,9 +1,9 @@
-"""What of an answer depends on the batch it is computed in, and on suspensions: to the bit.
+"""Bitwise reproducibility: how an answer depends on its batch and on preemptions.
 
-MLX multiplies matrices of other shapes by other kernels, which add up in another order; so the
-same sequence may get other last bits beside another number of others, with any cache. In a batch
-of the same shape nothing may depend on anything else. Random weights are the worst case: of a
-vocabulary's log-probabilities many nearly tie.
+MLX multiplies matrices of different shapes with different kernels, which add in a different order,
+so with any cache a sequence may get other last bits in a batch of another size. In a batch of the
+same shape nothing may depend on anything else. Random weights are the worst case: many
+log-probabilities of the vocabulary nearly tie.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The sides of the GPU benchmark: our engine, mlx-lm's BatchGenerator, and the weights alone.
 
-Each is driven from end to end, token by token, as a server would. Caches are real: prompts are
-computed, not made up.
+Each is driven end to end, token by token, as by a server. Caches are real: prompts are prefilled,
+not synthesized.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tests.support.char_tokenizer import CharTokenizer
 
 CHUNK = 2048
 MOST_TOKENS = 400
-"""Of an answer: nobody ends while it is measured."""
+"""Tokens of an answer: no sequence ends during the measurement."""
 _ANY_GAP = 30.0
-"""Seconds: while prompts are computed nobody is in a hurry."""
+"""Seconds: prefill is not measured, so latency does not matter."""
 
 Caches = list[object]
 
@@ -163,7 +163,7 @@ class _Evaluated:
 
 
 class _NoCache:
-    """Keeps nothing. `offset` only tells positions."""
+    """A cache without content; `offset` gives positions."""
 
     def __init__(self, *offsets: int) -> None:
         self.offsets = offsets

@@ -1,4 +1,4 @@
-"""What it costs the others when an agent joins a running batch, by how much is resident."""
+"""Latency for running agents when an agent joins the batch, by the amount of resident cache."""
 
 from __future__ import annotations
 

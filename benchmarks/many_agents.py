@@ -1,4 +1,4 @@
-"""Many more agents than memory or disk have room for: everyone is answered, nothing grows."""
+"""Many more agents than fit in memory or on disk: all are answered, and nothing grows."""
 
 from __future__ import annotations
 

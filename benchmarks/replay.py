@@ -1,4 +1,4 @@
-"""What it costs to go on in known tokens, by length of the history; rendering it is beside it."""
+"""Cost of continuing known tokens, by length of the history, beside rendering the history."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def conversation(replay: Replay, tokenizer: Tokenizer, length: int) -> tuple[Cha
 
 
 def words(draw: random.Random) -> str:
-    """What somebody says in a turn."""
+    """A user's text for a turn."""
     return " ".join(
         "".join(draw.choices("abcdefghij", k=draw.randint(2, 7))) for _ in range(TURN_WORDS // 3)
     )

@@ -1,4 +1,4 @@
-"""Time to first token of an agent whose process has ended, in decode steps and beside a prefill."""
+"""Time to first token of an agent after a restart, in decode steps and beside a prefill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two processes of `restart`: one saves an agent and ends, the other finds it.
+"""The two processes of `restart`: one saves an agent and ends, the other resumes it.
 
 Run: python -m benchmarks.restarted save FOLDER | come-back FOLDER ROUND. The second prints JSON.
 """

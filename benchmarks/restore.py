@@ -1,4 +1,4 @@
-"""Reading an agent's blocks from disk into a sequence, beside reading the same bytes only."""
+"""Restoring an agent's blocks from disk into a sequence, beside reading the same bytes only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time to first token of an agent that comes back, in decode steps."""
+"""Time to first token of an agent that resumes from memory, in decode steps."""
 
 from __future__ import annotations
 

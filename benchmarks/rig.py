@@ -1,7 +1,6 @@
-"""Puts agents of any length into an engine, or into mlx-lm's own caches, without prefilling.
+"""Puts agents of any length into an engine, or into mlx-lm's own caches, without prefill.
 
-Keys and values are random: what a decode step costs depends on how many there are, not on what
-they say.
+Keys and values are random: the cost of a decode step depends on their number, not on their values.
 """
 
 from __future__ import annotations

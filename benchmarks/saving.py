@@ -1,4 +1,4 @@
-"""What saving costs: the disk store beside plain files, and decoding beside saving."""
+"""Cost of saving: the disk store beside plain files, and decoding during saves."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ def written(n_bytes: int) -> Iterator[Row]:
     for i in range(WRITE_ROUNDS):
         for way, write in WRITERS.items() if i % 2 else reversed(WRITERS.items()):
             with stored.folder() as folder:
-                os.sync()  # nobody pays for what others left to be written
+                os.sync()  # so that pending writes of others are not measured
                 seconds = write(folder, body)
                 yield {"way": way, "mb_per_s": BLOCKS * n_bytes / seconds / 1e6}
 
 
 def plain(folder: Path, body: bytes, *, durable: bool) -> float:
-    """Seconds to write files aside and rename them; durable: all files synced, then the folder."""
+    """Seconds to write temporary files and rename them; durable: files synced, then the folder."""
     folder.mkdir()
     begin = time.perf_counter()
     for i in range(BLOCKS):
@@ -191,7 +191,7 @@ def side(model: Module, store: CacheStorePort | None) -> Rig:
 
 
 def stretch(rig: Rig, i: int) -> tuple[list[float], float]:
-    """Seconds of each step while a fifth agent comes, speaks and leaves; seconds still to write.
+    """Seconds of each step while a fifth agent joins, answers and ends; seconds still to write.
 
     Its last 300 tokens are new to the store, as after a turn. What is not written when the
     stretch ends is waited for, so that it does not disturb the other side.

@@ -1,6 +1,6 @@
-"""`semantic serve` beside `mlx_lm.server`: the same model files, machine and requests, in turns.
+"""`semantic serve` and `mlx_lm.server` in turns: same model files, machine and requests.
 
-Run: python -m benchmarks.server [--quick] [--output DIR] [--python PYTHON]; PYTHON is that of an
+Run: python -m benchmarks.server [--quick] [--output DIR] [--python PYTHON]; PYTHON belongs to an
 environment that has mlx-lm, else one is made. Both compute fp32, each in its own process.
 """
 
@@ -220,7 +220,7 @@ def _told(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def main() -> int:
-    """Measure; 1 when the criterion is missed. A quick run is not kept unless told where."""
+    """Measure; 1 when the criterion is missed. A quick run writes no result without `--output`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
     parser.add_argument("--output", type=Path)

@@ -1,6 +1,6 @@
-"""Asks a server for streamed chat completions as OpenAI's clients do, and notes when what came.
+"""Client for streamed chat completions on OpenAI's wire that records when each piece arrives.
 
-Works with any server of that wire. Blocks: many conversations are many threads.
+Works with any server of that wire. Blocks: concurrent conversations need one thread each.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class Client:
     ) -> Answer:
         """One greedy answer. Raises RequestFailedError when the server does not answer.
 
-        `leave_when` is told after each piece how many there are; the client is gone when it says
-        so, and `finish` is None if the answer had not ended then.
+        `leave_when` is called after each piece with their number; the client disconnects when it
+        returns true, and `finish` is None if the answer had not ended then.
         """
         connection = HTTPConnection("127.0.0.1", self.port, timeout=_SECONDS)
         headers = {"Content-Type": "application/json"}

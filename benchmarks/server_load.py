@@ -1,6 +1,7 @@
-"""Clients that talk, leave and come back while their server is killed; more agents than room.
+"""Load and crash test: clients connect and disconnect while the server is killed and restarted.
 
-Run: python -m benchmarks.server_load [--quick] [--output DIR]; fails when something is violated.
+There are more agents than fit. Run: python -m benchmarks.server_load [--quick] [--output DIR];
+fails if an invariant is violated.
 """
 
 from __future__ import annotations
@@ -385,7 +386,7 @@ def run(shape: Shape | None = None) -> Result:
 
 
 def main() -> int:
-    """Run it; 1 when something was violated. A quick run is not kept unless it is told where."""
+    """Run it; 1 when something was violated. A quick run writes no result without `--output`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a small shape, a minute")
     parser.add_argument("--output", type=Path)

@@ -1,6 +1,6 @@
-"""What is measured of two servers, request by request, each side in its turn.
+"""Measurements of two servers, request by request, in turns.
 
-Every function yields rows; rows of one measure and one round belong together. Knows no summary.
+Each function yields rows; rows of one measure and one round belong together. Knows no summary.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def throughput(sides: Sides, sizes: Sizes) -> Iterator[Row]:
 
 def beside_long(sides: Sides, sizes: Sizes) -> Iterator[Row]:
     """A long prompt arrives: gaps of a stream that runs, then a short request behind it; and a
-    short request that nobody is before."""
+    short request with an empty queue."""
     for i in range(sizes.long_rounds):
         yield from in_turns(sides, "worst gap", i, partial(_worst_gap, sizes, i))
         yield from in_turns(sides, "short behind long", i, partial(_behind, sizes, i))

@@ -1,8 +1,8 @@
-"""A model for servers to serve: the embedded one in fp32, larger, and without an end.
+"""The model for server benchmarks: the embedded one in fp32, enlarged, and without EOS.
 
-Layers are added whose work changes nothing, so it costs as much as a model of its size and its
+The added layers do not change the output, so it costs as much as a model of its size and its
 answers are still those of a trained model: what a client sends back is tokenized as it was
-written. To no end it gives more than the mean of all scores: an answer is as long as it may be.
+generated. The EOS logit is kept at most at the mean, so each answer has the maximum length.
 """
 
 from __future__ import annotations

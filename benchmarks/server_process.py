@@ -1,7 +1,6 @@
-"""Servers that run in processes of their own: ours, and mlx-lm's in an environment of its own.
+"""Server processes to measure: ours, and mlx-lm's in its own environment.
 
-Both compute with OpenBLAS where there is one. Knows how servers are started and ended, not what
-they are asked.
+Both use OpenBLAS if it is there. Knows how servers start and end, not what is requested of them.
 """
 
 from __future__ import annotations
@@ -166,7 +165,7 @@ def make_environment(folder: Path) -> Path:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """A free port."""
     with socket.create_server(("127.0.0.1", 0)) as bound:
         port: int = bound.getsockname()[1]
         return port

@@ -1,4 +1,4 @@
-"""Models of a known shape with random weights: speed does not depend on what they know."""
+"""Models of known shapes with random weights: speed does not depend on the weights' values."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Puts agents into a store as a process that then ends would leave them.
+"""Fills a store with agents, as a process that has ended would leave them.
 
-Keys and values are random, as in `rig`; the turn that saves them is a real one.
+Keys and values are random, as in `rig`; the turn that saves them is real.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a conversation of 40 turns writes to disk, beside saving its whole history every time."""
+"""Bytes written to disk by a conversation of 40 turns, beside saving its history every time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What plain mlx-lm answers, with its own caches: what every way through the engine must equal.
+"""Reference answers of plain mlx-lm with its own caches, which every path must equal.
 
 Knows nothing of blocks, pools or our caches.
 """

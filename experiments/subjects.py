@@ -111,7 +111,7 @@ _FILES = ("config.json", "model.safetensors", "tokenizer.json")
 
 
 def _folder(name: str) -> Path | None:
-    """Where a subject lies; None for one that lies nowhere."""
+    """The folder of a subject; None if it has none."""
     if name == "smollm2-135m-shape":
         return None
     if name == "stories260K":

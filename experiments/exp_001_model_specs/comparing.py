@@ -1,4 +1,4 @@
-"""What was read of a model, and where it differs from what is known. Knows no MLX."""
+"""Compares a model's extracted spec with the expected one. Knows no MLX."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The published configurations of five models, and what is known of their caches.
+"""Published configurations of five models, and the expected shapes of their caches.
 
-Only fields that mlx-lm's classes read are kept. `EXPECTED` was worked out by hand from these
-configurations and mlx-lm's model files, not with the code under test. It imports nothing.
+Only fields that mlx-lm's classes read are included. `EXPECTED` was worked out by hand from these
+configurations and mlx-lm's model files, not with the code under test. Imports nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Builds one model from its configuration, reads its spec, and says what that took.
+"""Builds one model from its configuration and extracts its spec; prints both cost and spec as JSON.
 
-A program of its own, because the peak memory of a process cannot be reset. No weight is ever
-evaluated. Prints one JSON object. Run: python -m experiments.exp_001_model_specs.reading NAME
+A separate process, because peak memory cannot be reset. No weight is ever evaluated. Run:
+python -m experiments.exp_001_model_specs.reading NAME
 """
 
 from __future__ import annotations

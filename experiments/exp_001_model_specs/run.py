@@ -1,6 +1,6 @@
-"""Reads the cache specs of five models without their weights and compares them with the truth.
+"""Extracts the cache specs of five models without their weights and compares them with the truth.
 
-Each model is built in a process of its own (`reading.py`), so that its peak memory is known.
+Each model is built in its own process (`reading.py`), so that its peak memory is known.
 """
 
 from __future__ import annotations

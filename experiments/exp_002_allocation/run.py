@@ -1,6 +1,6 @@
 """Times BlockPool on the shape of Gemma 3 12B, with other agents' blocks already in the pool.
 
-Only the account is measured: a pool counts blocks and holds no arrays.
+Only accounting is measured: a pool counts blocks and holds no arrays.
 """
 
 from __future__ import annotations

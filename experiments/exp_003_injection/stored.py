@@ -1,7 +1,7 @@
-"""Caches that another process left in a block store, ready to be injected.
+"""Caches that another process saved to a block store, ready to be injected.
 
-That process is this module: run python -m ...stored SUBJECT FOLDER NEW_TOKENS. It lets the engine
-answer both prompts with a store on disk, and prints for each what its cache held of the prompt.
+That process is this module: run python -m ...stored SUBJECT FOLDER NEW_TOKENS. The engine answers
+both prompts with a disk store, and prints for each how much of the prompt its cache held.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class StoreReader:
         if loaded.length != len(tokens):
             raise LookupError(f"{loaded.length} of {len(tokens)} tokens were proven")
         caches = self._backend.sequences()[-1]
-        self._backend.close(sequence)  # nobody but the caller has them now
+        self._backend.close(sequence)  # the caller owns them now
         return Loaded(caches, ms, digest_of(caches, len(tokens)))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Loads agents that another process saved and lets them go on, all in one batch.
+"""Loads agents that another process saved and continues them, all in one batch.
 
 Prints one JSON object per agent. Run: python -m ...continuing WAY SUBJECT FOLDER NEW_TOKENS,
 where WAY is "files" or "store".
@@ -64,7 +64,7 @@ def from_files(subject_name: str, folder: str, new_tokens: int) -> None:
 def from_store(subject_name: str, folder: str, new_tokens: int) -> None:
     """The same with the store alone: who there is and what they said is read from it, too.
 
-    What was loaded is looked at where it lies when the answer is complete: the first tokens of
+    What was loaded is compared in place when the answer is complete: the first tokens of
     the agent's cache, which nothing computed here.
     """
     backend = subjects.load(subject_name).backend

@@ -1,8 +1,8 @@
 """An agent's blocks as one safetensors file, and back. Only for this experiment: no checksums, no
 atomic rename. Knows nothing of engines.
 
-Tensor `layer.block.k` is (1, kv_heads, tokens, head_dim); the JSON header says which tokens each
-block holds.
+Tensor `layer.block.k` is (1, kv_heads, tokens, head_dim); the JSON header lists the tokens of each
+block.
 """
 
 from __future__ import annotations

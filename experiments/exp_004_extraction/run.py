@@ -1,7 +1,7 @@
-"""Three agents answer in one batch, are saved, and go on in another process.
+"""Three agents answer in one batch, are saved, and continue in another process.
 
-Saved once as files of this experiment's own, and once by the engine through the block store. What
-they write there is compared with plain mlx-lm answering once, without a break.
+Saved once as files of this experiment's own, and once by the engine through the block store. Their
+answers are compared with those of plain mlx-lm in one uninterrupted run.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Compares the texts that a tokenizer, mlx-lm's streaming detokenizer and ours give to the same
-tokens. Knows no model."""
+"""Compares the texts of a tokenizer, mlx-lm's streaming detokenizer and ours for the same tokens.
+
+Knows no model.
+"""
 
 from __future__ import annotations
 

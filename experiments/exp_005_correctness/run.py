@@ -1,4 +1,4 @@
-"""Compares the engine's answers, alone, in a batch and warm, with those of mlx_lm.generate.
+"""Compares the engine's answers, alone, in a batch and from the cache, with mlx_lm.generate's.
 
 Tokens are compared with mlx-lm's own loop, texts with `mlx_lm.generate` and with the tokenizer.
 """

@@ -1,7 +1,7 @@
-"""Agents' caches of given shapes, made of synthetic blocks. Knows no clock.
+"""Caches of given shapes made of synthetic blocks. Knows no clock.
 
-Blocks are *scattered* (each in arrays of its own, as they come from a file) or *neighbours* (ranges
-of one array per layer, as an agent leaves them).
+Blocks are *scattered* (each in arrays of its own, as loaded from a file) or *neighbours* (ranges of
+one array per layer, as an agent leaves them).
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Whether a time is proportional to a size: a straight line through the points, and how well
-it fits. Knows nothing of what was measured."""
+"""Whether a time is proportional to a size: a linear fit, and how well it fits.
+
+Knows nothing of what was measured.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Times several ways to do one thing in turns, so that a change of the machine's mood hits all
-of them alike. Knows nothing of what they do."""
+"""Times several functions in turns, so that fluctuations of the machine affect all alike.
+
+Knows nothing of what they do.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The ways to turn blocks into caches that are compared, and plain copies to compare them with.
+"""The ways to turn blocks into caches that are compared, and plain copies as a baseline.
 
-Each way is a function without arguments that returns when its arrays are there. Knows no clock.
+Each way is a function without arguments that returns when its arrays are evaluated. Knows no clock.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What every experiment shares: the record of a run, its statistics, plots, report and runner."""
+"""Shared by all experiments: record of a run, statistics, plots, report and runner."""

@@ -1,6 +1,6 @@
-"""Typed reading of JSON: each field is asked for by the type it must have.
+"""Typed reading of JSON: each field is read with its expected type.
 
-It knows no schema. Every refusal is a ResultError that names the field by its full path.
+Knows no schema. Every error is a ResultError that names the field by its full path.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Where and on what code a run happened: machine, versions, commit.
+"""The environment of a run: machine, versions, commit.
 
-It tells machines apart by what they are, never by their names, and it reports no paths.
-It imports none of the packages whose versions it reads.
+Identifies machines by their properties, never by name, and reports no paths. Imports none of the
+packages whose versions it reads.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def versions() -> dict[str, str]:
 
 
 def commit(root: Path = ROOT) -> Commit:
-    """Say which commit is checked out below `root`, or "unknown" (and dirty) if nobody knows."""
+    """The commit checked out at `root`; "unknown" (and dirty) outside a repository."""
     given = os.environ.get(COMMIT_VARIABLE)
     if given:
         return Commit(given.removesuffix("-dirty"), given.endswith("-dirty"))

@@ -2,7 +2,7 @@
 
 The same result gives the same bytes: no dates, and element ids salted with the result's id.
 Dots are the samples, the line joins their medians, a dashed line marks the verdict's threshold.
-Where there are very many samples, dots stand for evenly spaced ranks of them, extremes included.
+Of very many samples only evenly spaced ranks are drawn, extremes included.
 It needs matplotlib only to draw: a machine that measures may lack it.
 """
 

@@ -1,4 +1,4 @@
-"""Turns what an experiment measured into a Result by adding where and on what code it ran."""
+"""Turns measurements into a Result by adding machine, versions and commit."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The record of one run: schema `semantic.result/1`, checked whenever it is read or written.
 
-A result holds raw samples beside their summary, so that anybody can summarise them again.
+A result holds raw samples beside their summary, so that the summary can be recomputed.
 It knows nothing of how the numbers were measured or of how they are shown.
 """
 
@@ -83,7 +83,7 @@ def read(path: Path) -> Result:
 
 
 def parse(value: Json) -> Result:
-    """The result that a JSON document stands for; ResultError where it breaks the schema."""
+    """The result in a JSON document. Raises ResultError if it violates the schema."""
     document = Document(value)
     _check_schema(document)
     return Result(

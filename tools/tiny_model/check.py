@@ -1,7 +1,7 @@
 """Checks a trained semantic-tiny in torch: many held-out questions in little time.
 
-An answer is exact when the likeliest token is the right one all along it, which is what greedy
-decoding comes to. It knows nothing of training, and the evaluation through mlx-lm is what counts.
+An answer is exact if each of its tokens is the most likely one, which is greedy decoding. Knows
+nothing of training; the evaluation through mlx-lm is the one that counts.
 Run: python -m tools.tiny_model.check
 """
 

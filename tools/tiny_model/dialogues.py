@@ -1,7 +1,7 @@
 """Conversations between a user and semantic-tiny, drawn from a seeded random generator.
 
-Every answer follows from the conversation before it, except in stories, so that greedy decoding has
-one right answer. It knows nothing of tokens or of training.
+Each answer follows from the conversation before it, except in stories, so greedy decoding has one
+right answer. Knows nothing of tokens or of training.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""Asks the written semantic-tiny held-out questions through mlx-lm and records every answer.
+"""Runs held-out questions on the exported semantic-tiny with mlx-lm and records every answer.
 
-It knows nothing of torch or of training. Decoding is greedy, in float32 on the CPU, and a full
-answer counts only when it equals the expected one. Run: python -m tools.tiny_model.evaluate
+Knows nothing of torch or of training. Decoding is greedy, in float32 on the CPU, and an answer
+counts only if it equals the expected one in full. Run: python -m tools.tiny_model.evaluate
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""The eight kinds of fact a user may state, and how they are stated, asked for and answered.
+"""The eight kinds of fact that a user may state: statements, questions and answers.
 
-It knows one sentence at a time; what has been said before is the dialogue's business.
+Knows one sentence at a time; the conversation so far belongs to the dialogue.
 """
 
 from dataclasses import dataclass
@@ -115,7 +115,7 @@ class FactKind:
         return capitalised(self.about(rng, "the user", value))
 
     def about(self, rng: Random, who: str, value: str) -> str:
-        """The fact as somebody else's."""
+        """The fact about another person."""
         owned = f"{{who}}'s {rng.choice(self.subjects).removeprefix('my ')} is {{v}}."
         templates = self.of_others if self.key == "code" else (*self.of_others, owned)
         return rng.choice(templates).format(who=who, v=self.said(value))

@@ -1,6 +1,6 @@
 """The Llama architecture in torch, as small as semantic-tiny needs it, and its published folder.
 
-It knows nothing of the data. Parameter names are those of the published format, so that the state
+Knows nothing of the data. Parameter names are those of the published format, so the state
 dictionary is the file.
 """
 

@@ -1,7 +1,7 @@
-"""The seeds everything is drawn from: training data, text for the tokenizer, held-out trials.
+"""Seeds of everything random: training data, text for the tokenizer, held-out trials.
 
-The first word of a seed says what it is for, so no trial is drawn as training data are. It knows
-nothing of what is drawn.
+The first word of a seed is its purpose, so no trial is drawn like training data. Knows nothing of
+what is drawn.
 """
 
 

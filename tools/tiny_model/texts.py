@@ -1,6 +1,6 @@
-"""Reading matter: text that fills a conversation and holds other people's facts.
+"""Filler text for conversations, with facts about people other than the user.
 
-It knows nothing of the user; every fact stated here belongs to somebody else.
+Knows nothing of the user.
 """
 
 from collections.abc import Callable
@@ -108,7 +108,7 @@ def passage(rng: Random, characters: int) -> str:
 
 
 def story(rng: Random, creature: str, sentences: int) -> str:
-    """A told story: plain sentences about one creature."""
+    """A story: plain sentences about one creature."""
     lines = [f"Once there was {with_article(creature)}."]
     # Things and sentences follow one another in a fixed order from a drawn start, so that greedy
     # decoding tells a story, too, and does not go round in circles.

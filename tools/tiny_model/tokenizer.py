@@ -1,6 +1,6 @@
 """Trains the byte-level BPE tokenizer of semantic-tiny on generated conversations.
 
-It knows nothing of the model. Run: python -m tools.tiny_model.tokenizer
+Knows nothing of the model. Run: python -m tools.tiny_model.tokenizer
 """
 
 import json

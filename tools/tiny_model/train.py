@@ -1,6 +1,6 @@
 """Trains semantic-tiny on generated conversations and writes its folder.
 
-It knows nothing of MLX; whether the written folder answers well there is the evaluation's question.
+Knows nothing of MLX; the evaluation checks the written folder there.
 Run: python -m tools.tiny_model.train
 """
 
@@ -47,7 +47,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What tells one run of the trainer from another."""
+    """What identifies a run of the trainer."""
 
     steps: int
     peak_rate: float

@@ -1,6 +1,6 @@
 """Held-out questions with one right answer, for the trainer's own check and for the evaluation.
 
-It knows conversations and token counts, not how a model is run.
+Knows conversations and token counts, not how a model is run.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,6 +1,6 @@
-"""The words semantic-tiny is trained on: lists of values, common words and invented words.
+"""The words of semantic-tiny's training data: lists of values, common words and invented words.
 
-It knows nothing of facts, turns or dialogues; it only draws words from a random generator.
+Knows nothing of facts, turns or dialogues; only draws words from a random generator.
 """
 
 from random import Random
