@@ -1,8 +1,8 @@
-"""What replies of chat completions and completions share: events of all choices to JSON or SSE.
+"""Replies of chat completions and completions, as a stream of chunks or as one JSON object.
 
 The answers of a request's choices run concurrently and are merged into one stream of events. Each
-wire turns events into deltas of its own; a `Reply` sends deltas as the chunks of a stream or as one
-object. Knows no wire's fields within `choices`.
+wire converts events to deltas of its own; a `Reply` sends deltas as chunks or as their sum. Knows
+no wire's fields within `choices`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Choices of chat completions: answer events to deltas, and deltas to a message.
+"""Choices of chat completions: converts answer events to deltas, and sums deltas to a message.
 
 The message is the sum of the deltas that a stream's chunks have, so the two cannot differ. Knows
 OpenAI's shapes; neither ids nor server-sent events.

@@ -1,4 +1,4 @@
-"""Choices of completions: answer events to deltas, and deltas to a text.
+"""Choices of completions: converts answer events to deltas, and sums deltas to a text.
 
 The text is the sum of the deltas that a stream's chunks have, so the two cannot differ. Knows
 OpenAI's shapes; neither ids nor server-sent events.

@@ -1,4 +1,4 @@
-"""Output items of a response: their JSON objects and the events that stream them.
+"""Output items of a response: their JSON objects and the events of a stream that build them up.
 
 Raw reasoning is the `content` of a reasoning item; this server writes no `summary`. Knows OpenAI's
 shapes; not the answer's events.
@@ -63,7 +63,7 @@ class TextItem:
     def begin(self) -> list[Json]:
         """The events before the text."""
         return [
-            _added(self.index, self.body("in_progress") | {"content": []}),
+            _added(self.index, self.as_object("in_progress") | {"content": []}),
             _part_event("added", self, _text_part("", ())),
         ]
 
@@ -92,10 +92,10 @@ class TextItem:
                 "logprobs": self.logprobs,
             },
             _part_event("done", self, _text_part(text, self.logprobs)),
-            _done(self.index, self.body(status)),
+            _done(self.index, self.as_object(status)),
         ]
 
-    def body(self, status: Status) -> Json:
+    def as_object(self, status: Status) -> Json:
         """The item with its content so far."""
         part = _text_part("".join(self.texts), self.logprobs)
         return {
@@ -118,7 +118,7 @@ class ReasoningItem:
 
     def begin(self) -> list[Json]:
         """The events before the text."""
-        empty = self.body("in_progress") | {"content": [], "encrypted_content": None}
+        empty = self.as_object("in_progress") | {"content": [], "encrypted_content": None}
         return [_added(self.index, empty), _part_event("added", self, _reasoning_part(""))]
 
     def grow(self, text: str) -> list[Json]:
@@ -132,10 +132,10 @@ class ReasoningItem:
         return [
             {"type": "response.reasoning_text.done", **_position(self), "text": text},
             _part_event("done", self, _reasoning_part(text)),
-            _done(self.index, self.body(status)),
+            _done(self.index, self.as_object(status)),
         ]
 
-    def body(self, status: Status) -> Json:
+    def as_object(self, status: Status) -> Json:
         """The item with its content so far."""
         text = "".join(self.texts)
         return {
@@ -160,7 +160,7 @@ class CallItem:
 
     def begin(self) -> list[Json]:
         """The events before the arguments."""
-        return [_added(self.index, self.body("in_progress"))]
+        return [_added(self.index, self.as_object("in_progress"))]
 
     def grow(self, arguments: str) -> list[Json]:
         """The events for more of the arguments."""
@@ -184,12 +184,12 @@ class CallItem:
                 "name": self.name.name,
                 "arguments": "".join(self.texts),
             },
-            _done(self.index, self.body(status)),
+            _done(self.index, self.as_object(status)),
         ]
 
-    def body(self, status: Status) -> Json:
+    def as_object(self, status: Status) -> Json:
         """The item with its content so far."""
-        body: Json = {
+        item: Json = {
             "id": self.id,
             "type": "function_call",
             "status": status,
@@ -198,8 +198,8 @@ class CallItem:
             "arguments": "".join(self.texts),
         }
         if self.name.namespace is not None:
-            body["namespace"] = self.name.namespace
-        return body
+            item["namespace"] = self.name.namespace
+        return item
 
 
 OutputItem = TextItem | ReasoningItem | CallItem

@@ -1,6 +1,6 @@
-"""The reply of a response: one stream of events, sent as server-sent events or folded to an object.
+"""Replies with a response: its events as server-sent events, or the object of the last event.
 
-Knows no shapes of events.
+Stores the response before its last event is sent. Knows no shapes of events.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ResponseReply:
         async with aclosing(self._written()) as written:
             async for _ in written:
                 pass
-        return self._writer.body
+        return self._writer.response
 
     async def events(self, request: Request) -> AsyncGenerator[ServerSentEvent, None]:
         """The events of a stream. An error is the last event.

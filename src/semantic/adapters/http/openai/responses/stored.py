@@ -81,9 +81,9 @@ def store_errors() -> Iterator[None]:
 def _put(
     store: ResponsesPort, request: ResponseRequest, writer: ResponseWriter, agent: str
 ) -> None:
-    body = writer.body
+    response = writer.response
     # Stored as it would be parsed if the client sent it back.
-    output = input_of(body["output"], request.tools)
+    output = input_of(response["output"], request.tools)
     store.put(
         request.ask.tenant,
         StoredResponse(
@@ -91,7 +91,7 @@ def _put(
             agent,
             request.input.messages,
             output.messages,
-            json.dumps(body, allow_nan=False),
+            json.dumps(response, allow_nan=False),
             request.previous_response_id,
             request.input.tools,
             writer.created,

@@ -1,4 +1,4 @@
-"""An answer's events to the events of a response's stream, and the object they add up to.
+"""Converts the events of an answer to the events of a response and to the response object.
 
 Without a stream the reply is the object of the last event, so the two cannot differ. Knows no HTTP
 and no sequence numbers.
@@ -63,7 +63,7 @@ class ResponseWriter:
         self._statuses: list[Status] = []
         self._open: OutputItem | None = None
         self._created = False
-        self._body: Json = {
+        self._response: Json = {
             "id": new_id("resp"),
             "object": "response",
             "created_at": int(clock()),
@@ -78,19 +78,19 @@ class ResponseWriter:
     @property
     def id(self) -> str:
         """The response's id."""
-        return str(self._body["id"])
+        return str(self._response["id"])
 
     @property
     def created(self) -> int:
         """The time of creation, in seconds since 1970."""
-        created = self._body["created_at"]
+        created = self._response["created_at"]
         return created if isinstance(created, int) else 0
 
     @property
-    def body(self) -> Json:
+    def response(self) -> Json:
         """The response object with its output so far."""
         items = zip(self._items, self._statuses, strict=True)
-        return {**self._body, "output": [item.body(status) for item, status in items]}
+        return {**self._response, "output": [item.as_object(status) for item, status in items]}
 
     def write(self, event: AnswerEvent, logprobs: Sequence[ChatTokenLogprob] = ()) -> list[Json]:
         """The events to send for `event`; `logprobs` are those of its text.
@@ -113,13 +113,13 @@ class ResponseWriter:
         must not look finished.
         """
         kind, self._created = "in_progress" if self._created else "created", True
-        return {"type": f"response.{kind}", "response": {**self.body, **_UNFINISHED}}
+        return {"type": f"response.{kind}", "response": {**self.response, **_UNFINISHED}}
 
     def failed(self, problem: Problem) -> list[Json]:
         """The events that end a response with an error."""
         created = self._created_once()
         events = self._close("incomplete")
-        self._body |= {
+        self._response |= {
             "status": "failed",
             "error": {"code": _code(problem), "message": _message(problem)},
         }
@@ -179,18 +179,18 @@ class ResponseWriter:
         if not cut and not any(isinstance(item, TextItem | CallItem) for item in self._items):
             events = self._begin(TextItem(len(self._items)))  # an empty answer has an empty text
         events += self._close("incomplete" if cut else "completed")
-        self._body |= {"status": "completed", "usage": _usage_object(end.usage)}
+        self._response |= {"status": "completed", "usage": _usage_object(end.usage)}
         if cut:
-            self._body |= {
+            self._response |= {
                 "status": "incomplete",
                 "incomplete_details": {"reason": "max_output_tokens"},
             }
         else:
-            self._body["completed_at"] = int(self._clock())
+            self._response["completed_at"] = int(self._clock())
         return [*events, self._final("incomplete" if cut else "completed")]
 
     def _final(self, kind: str) -> Json:
-        return {"type": f"response.{kind}", "response": self.body}
+        return {"type": f"response.{kind}", "response": self.response}
 
 
 def _code(problem: Problem) -> str:
