@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from semantic.adapters.http.public_prefix import read_public_prefix
+from semantic.adapters.http.lifecycle import read_public_prefix
 from semantic.application.serving import Serving
 from semantic.bootstrap import Settings
 from semantic.domain.answer import AnswerEnd, TextDelta

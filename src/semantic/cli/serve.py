@@ -78,7 +78,7 @@ async def load_model(
     settings: ServerSettings, store_unavailable: OnStoreUnavailable | None = None
 ) -> RunnableServing:
     """The model that `settings` name, ready for requests. Raises as `serve.load_serving`."""
-    from semantic.adapters.http.public_prefix import read_public_prefix
+    from semantic.adapters.http.lifecycle import read_public_prefix
     from semantic.application.engine.admission import QueueLimits
     from semantic.serve import ServeSettings, load_serving
 

@@ -1,6 +1,7 @@
 """Server lifecycle: answers probes at once, loads the model in the background, saves on shutdown.
 
-Knows that loading and closing a model take time; not how either is done.
+Also what is read before the first request: public prefixes and the types of the client SDKs. Knows
+that loading and closing a model take time; not how either is done.
 """
 
 from __future__ import annotations
@@ -8,14 +9,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Protocol
 
 from anyio import to_thread
 from fastapi import FastAPI
 
+from semantic.adapters.http.anthropic import sdk_types as anthropic_types
 from semantic.adapters.http.context import ServerContext
+from semantic.adapters.http.openai import sdk_types as openai_types
+from semantic.adapters.http.openai.chat.conversation import messages_of, tools_of
+from semantic.adapters.http.request_body import parse_object
 from semantic.application.engine.engine_state import Figures
-from semantic.domain.errors import SemanticError
+from semantic.domain.chat import Chat, Message
+from semantic.domain.errors import InvalidRequestError, SemanticError
 from semantic.ports.agents import AgentsPort
 from semantic.ports.serving import ServingPort
 
@@ -103,13 +110,29 @@ class Lifecycle:
             self.failure = error  # the server still exits in order; the caller reports it
 
 
+def read_public_prefix(path: Path) -> Chat:
+    """Read a public prefix, the start of a conversation whose cache all tenants share, from `path`.
+
+    A .json file has the fields `messages` and optionally `tools` of a chat completion request; any
+    other file is the text of a system message. Raises InvalidRequestError.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InvalidRequestError(f"public_prefix: {path}: {error.strerror}") from error
+    try:
+        if path.suffix != ".json":
+            return Chat((Message("system", data.decode()),))
+        fields = parse_object(data)
+        return Chat(messages_of(fields.get("messages")), tools_of(fields.get("tools", [])))
+    except (InvalidRequestError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"public_prefix: {path}: {error}") from error
+
+
 def import_sdks() -> None:
     """Warm-up: import the types of the client SDKs, which the first request of each wire would else
     wait for. Takes a second or two. Thread-safe."""
-    from semantic.adapters.http.anthropic import sdk_types
-    from semantic.adapters.http.openai import sdk_types as openai_types
-
-    sdk_types.load()
+    anthropic_types.load()
     openai_types.chat_adapter()
     openai_types.completion_adapter()
     openai_types.response_adapter()

@@ -280,7 +280,7 @@ class Metrics(Observer):
     def _count_tokens(self, record: AnswerRecord) -> None:
         usage = record.usage
         self._prompt.labels(self._model).inc(usage.prompt)
-        if record.finish != "cancelled":  # else the cached tokens are unknown
+        if record.finish != "cancelled":  # otherwise the cached tokens are unknown
             self._queries.labels(self._model).inc(usage.prompt)
             self._hits.labels(self._model).inc(usage.cached)
         self._generated.labels(self._model).inc(usage.completion)

@@ -242,7 +242,7 @@ class DeadlineProtocol(H11Protocol):
 
     def _close(self) -> None:
         """Close the connection once everything written has been read, or at the send timeout: an
-        amount too small to pause writing would else be waited for forever."""
+        amount too small to pause writing would otherwise be waited for forever."""
         self.transport.close()
         self._set_client_timer(self.limits.send_timeout, self.transport.abort)
 
