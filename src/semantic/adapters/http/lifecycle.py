@@ -130,8 +130,11 @@ def read_public_prefix(path: Path) -> Chat:
 
 
 def import_sdks() -> None:
-    """Warm-up: import the types of the client SDKs, which the first request of each wire would else
-    wait for. Takes a second or two. Thread-safe."""
+    """Warm-up: import the types of the client SDKs before the first request of each wire needs
+    them.
+
+    Takes a second or two. Thread-safe.
+    """
     anthropic_types.load()
     openai_types.chat_adapter()
     openai_types.completion_adapter()
