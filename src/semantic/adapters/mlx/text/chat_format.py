@@ -10,8 +10,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from semantic.adapters.mlx.sampling.grammar_compiler import schema_error
-from semantic.adapters.mlx.text import chat_template
-from semantic.adapters.mlx.text.chat_template import TemplateFeatures, TemplateMessage
+from semantic.adapters.mlx.text.chat_template import (
+    TEMPLATE_ERRORS,
+    TemplateFeatures,
+    TemplateMessage,
+    detect_features,
+)
 from semantic.adapters.mlx.text.incremental_rendering import IncrementalRenderer
 from semantic.adapters.mlx.text.special_tokens import Escaper, SpecialTokens
 from semantic.adapters.mlx.text.template_messages import (
@@ -56,7 +60,7 @@ class MLXChatFormat:
         source = _template_source(inner.chat_template)
         self._features = TemplateFeatures()
         if inner.has_chat_template:
-            self._features = chat_template.detect_features(
+            self._features = detect_features(
                 self._apply, source, parses_calls=inner.tool_parser is not None
             )
         self._thought_marks: Marks | None = None
@@ -99,7 +103,13 @@ class MLXChatFormat:
         options = _options(chat.template_options, escaper)
         tools = template_tools(chat.tools, escaper) if chat.tools and self._features.tools else None
         messages = template_messages(chat, self._features, escaper)
-        text = replace_surrogates(chat_template.render(self._apply, messages, tools, options))
+        try:
+            text = self._apply(messages, tools, options)
+        except TEMPLATE_ERRORS as error:
+            reason = str(error) or type(error).__name__
+            message = f"the chat template refused the messages: {reason}"
+            raise InvalidRequestError(message) from error
+        text = replace_surrogates(text)
         marks = self._thought_marks
         return RenderedChat(
             tuple(self._special_tokens.encode(text, escaper)),

@@ -1,7 +1,7 @@
-"""A model's chat template: rendering, and which features it supports, detected by trial.
+"""Features of a model's chat template, detected by trial when the model is loaded.
 
-Knows messages, not tokens. The trials do not depend on any chat, so a message is always rendered
-in the same way and a growing chat keeps its prefix.
+The trials do not depend on any chat, so a message is always rendered in the same way and a growing
+chat keeps its prefix. Knows messages, not tokens.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ from dataclasses import dataclass
 
 from jinja2 import TemplateError
 
-from semantic.domain.errors import InvalidRequestError
-
 TemplateMessage = dict[str, object]
 Apply = Callable[[list[TemplateMessage], "list[TemplateMessage] | None", Mapping[str, object]], str]
 """Messages, tools and options to text that ends with the generation prompt."""
 
 # What a template raises for messages that it does not support: its own error or, where it is
 # Python code or reads a missing value, Python's.
-_TEMPLATE_ERRORS = (
+TEMPLATE_ERRORS = (
     TemplateError,
     ValueError,
     TypeError,
@@ -52,20 +50,6 @@ class TemplateFeatures:
     first_system: bool = False
     later_system: bool = False
     repeats: bool = False
-
-
-def render(
-    apply: Apply,
-    messages: list[TemplateMessage],
-    tools: list[TemplateMessage] | None,
-    options: Mapping[str, object],
-) -> str:
-    """The text of a chat. Raises InvalidRequestError if the template refuses it."""
-    try:
-        return apply(messages, tools, options)
-    except _TEMPLATE_ERRORS as error:
-        reason = str(error) or type(error).__name__
-        raise InvalidRequestError(f"the chat template refused the messages: {reason}") from error
 
 
 def detect_features(apply: Apply, source: str, *, parses_calls: bool) -> TemplateFeatures:
@@ -164,7 +148,7 @@ class _Probe:
     ) -> str | None:
         try:
             return self._apply([dict(message) for message in messages], tools, {})
-        except _TEMPLATE_ERRORS:
+        except TEMPLATE_ERRORS:
             return None
 
 
