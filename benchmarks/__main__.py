@@ -46,7 +46,7 @@ PLOTS = {"many_agents": many_agents.PLOTS, "server": server.PLOTS, "turns": turn
 
 
 def main() -> int:
-    """Run the benchmarks asked for; 1 when one misses its criterion."""
+    """Run the named benchmarks; returns 1 if one misses its criterion."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", choices=[[], *BENCHMARKS], default=[])
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def draw_plots(name: str, folder: Path) -> None:
-    """Draw what the benchmark shows, beside its result, where there is something to draw with."""
+    """Plot the result beside its file, if matplotlib is installed."""
     if name in PLOTS and find_spec("matplotlib") is not None:
         from experiments.harness.plots import draw
 

@@ -48,7 +48,7 @@ def run() -> Result:
 
 
 def attempts(*, crash: bool) -> Iterator[Row]:
-    """Every attempt at the same prompt; with `crash` nothing but the store is left of the first."""
+    """All attempts at the same prompt; with `crash` only the store survives the first."""
     draw = random.Random(0)
     prompt = tuple(draw.randrange(90) for _ in range(PROMPT))
     with stored.folder() as folder:
@@ -77,7 +77,7 @@ def open_rig(folder: Path) -> Rig:
 
 
 def attempt(rig: Rig, prompt: Sequence[int], share: float) -> tuple[int, int]:
-    """Ask, and leave when `share` of the prompt is read: tokens that were there, and at the end."""
+    """Submit, and cancel after `share` of the prompt: tokens cached before, and after."""
     uid = rig.engine.submit("ann", prompt, max_tokens=1)
     done = 0
     while True:

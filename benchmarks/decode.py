@@ -31,7 +31,7 @@ STEPS, ROUNDS = 6, 7
 
 
 def run() -> Result:
-    """Measure every batch, ours and theirs in turns."""
+    """Measure each batch size, both sides in turns."""
     started = Run.start(
         "decode",
         QUESTION,
@@ -61,7 +61,7 @@ def run() -> Result:
 
 
 def seconds(step: Callable[[], object], stream: mx.Stream) -> float:
-    """Seconds per step over several: each may prepare the next while the last is computed."""
+    """Mean seconds per step over several, since a step may prepare the next one."""
     begin = time.perf_counter()
     for _ in range(STEPS):
         step()

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _SECTOR = 512
-"""Bytes in which `st_blocks` counts, whatever the file system's own blocks are."""
+"""Unit of `st_blocks` in bytes, independent of the file system's block size."""
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is resident now."""
+    """Resident memory of this process in bytes."""
     statm = Path("/proc/self/statm")
     if statm.exists():
         return int(statm.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -53,7 +53,7 @@ def run() -> Result:
 
 
 def ours(model: Module) -> list[float]:
-    """Gaps between tokens of the three agents until the prompt is read."""
+    """Inter-token latencies of the three agents until the prompt is prefilled."""
     rig = Rig.build(model, target_gap=TARGET)
     rig.start_agents([RESIDENT] * 3)
     rig.settle(10)
@@ -73,7 +73,7 @@ def ours(model: Module) -> list[float]:
 
 
 def theirs(model: Module) -> list[float]:
-    """The same with mlx-lm's BatchGenerator as it comes."""
+    """The same with mlx-lm's unmodified BatchGenerator."""
     batch = PaddedBatch(model, Rig.build(model).spec)
     batch.add([RESIDENT] * 3)
     for _ in range(10):

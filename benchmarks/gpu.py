@@ -97,7 +97,7 @@ def main() -> int:
     arguments.output.mkdir(parents=True, exist_ok=True)
 
     def note(line: Json) -> None:
-        """Show what was measured, and write it at once: a machine may be gone the next moment."""
+        """Print and write results at once: a rented machine may go away."""
         print(json.dumps(line), flush=True)
         started.finish(samples, summary, judge(summary)).write(arguments.output / "gpu.json")
 
@@ -127,7 +127,7 @@ def main() -> int:
 
 
 def judge(summary: Mapping[str, Json]) -> Verdict:
-    """What is asked for and what is missed of it."""
+    """The criteria, and those that are missed."""
     lines = cast(list[dict[str, float]], summary["batches"])
     measured = {*(str(line["batch"]) for line in lines), *summary}
     missed = [f"{part}: not measured" for part in (*SHAPES, *PARTS) if part not in measured]
@@ -158,7 +158,7 @@ def judge(summary: Mapping[str, Json]) -> Verdict:
 def measure(
     model: Module, name: str, lengths: Sequence[int], weights: int, samples: Samples
 ) -> dict[str, Json]:
-    """One batch on all sides, in turns: what else the machine does then hits all alike."""
+    """One batch on all sides, in turns, so that other load affects all alike."""
     ours = Ours(model, lengths, VOCAB)
     ours.start(lengths)
     mx.clear_cache()
@@ -236,12 +236,12 @@ def churn(model: Module, samples: Samples) -> dict[str, Json]:
 
 
 class Churning(Protocol):
-    """A side whose agents come and go."""
+    """A side whose agents join and leave."""
 
     def step(self) -> None: ...
 
     def swap(self, turn: int) -> None:
-        """The agent of this turn leaves, the one of the turn before comes back; and a step."""
+        """The agent of this turn leaves the batch, that of the turn before rejoins; then a step."""
         ...
 
 
@@ -322,7 +322,7 @@ def movements(model: Module) -> list[Json]:
 
 
 def timed(call: Callable[..., object], times: list[float]) -> Callable[..., object]:
-    """The same call, which notes how many milliseconds it takes."""
+    """The same call, with its milliseconds recorded."""
 
     def measured(*given: object, **named: object) -> object:
         begin = time.perf_counter()
@@ -335,7 +335,7 @@ def timed(call: Callable[..., object], times: list[float]) -> Callable[..., obje
 
 
 def host_ms() -> float:
-    """What a fixed piece of Python takes: shared machines have hours at half the speed."""
+    """Milliseconds of a fixed piece of Python: the speed of shared machines varies."""
     begin = time.perf_counter()
     total = 0
     for i in range(20_000):
@@ -353,14 +353,14 @@ def agreement(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) ->
 
 
 def free() -> None:
-    """Give everything back."""
+    """Free all memory."""
     gc.collect()
     mx.synchronize()
     mx.clear_cache()
 
 
 def print_table(lines: Sequence[dict[str, float]]) -> None:
-    """The batches, a line each."""
+    """The batches, one line each."""
     for line in lines:
         print("  ".join(f"{key} {value}" for key, value in line.items()))
 

@@ -23,12 +23,12 @@ LENGTHS = [1024, *(256 + 16 * number for number in range(15))]
 BATCHES = (2, 4, 8, 16)
 STEPS, SUSPENDED_AFTER = 48, (5, 16, 30)
 SUSPENDED = 8
-"""Sequences of the batch that is suspended: one of BATCHES."""
+"""Size of the batch that is preempted: one of BATCHES."""
 TOP = 4
 
 
 def bits(model: Module, vocab: int) -> dict[str, Json]:
-    """One sequence in batches of several sizes; and batches twice, suspended thrice and never."""
+    """One sequence in several batch sizes; batches preempted three times and never."""
     backend = wrap_model(model, "benchmark")
     prompts = [prompt(length, number, vocab) for number, length in enumerate(LENGTHS)]
     backend.set_aside(len(LENGTHS) * backend.cache_spec().bytes_for(LENGTHS[0] + 2 * BLOCK_TOKENS))

@@ -32,7 +32,7 @@ Caches = list[object]
 
 
 def prompt(length: int, number: int, vocab: int) -> list[int]:
-    """A prompt that no other begins like."""
+    """A prompt that shares no prefix with another."""
     return [(number * 7919 + i * i * 31 + i) % (vocab - 1) for i in range(length)]
 
 
@@ -64,20 +64,20 @@ class Ours:
             self.step()
 
     def join(self, agent: str, tokens: Sequence[int]) -> None:
-        """Let an agent take part, from the next step on."""
+        """Add an agent, from the next step on."""
         uid = self.engine.submit(agent, list(tokens), max_tokens=MOST_TOKENS)
         self._uids[agent] = uid
         self._asked[agent] = list(tokens)
         self.said[uid] = []
 
     def leave(self, agent: str) -> list[int]:
-        """Let an agent go; the tokens of which it keeps a cache."""
+        """Remove an agent; returns the tokens that its cache holds."""
         uid = self._uids.pop(agent)
         self.engine.cancel(uid)
         return [*self._asked[agent], *self.said[uid]]
 
     def answer(self, agent: str) -> list[int]:
-        """What the agent has said so far."""
+        """The agent's answer so far."""
         return self.said[self._uids[agent]]
 
     def step(self) -> None:
@@ -87,7 +87,7 @@ class Ours:
                 self.said[event.uid].append(event.token)
 
     def end(self) -> None:
-        """Let everybody go."""
+        """Remove all agents."""
         for agent in list(self._uids):
             self.leave(agent)
         self.step()
@@ -125,13 +125,13 @@ class Theirs:
         return caches
 
     def join(self, agent: str, caches: Caches, last_token: int) -> None:
-        """Let an agent take part."""
+        """Add an agent."""
         (uid,) = self._generator.insert([[last_token]], [MOST_TOKENS * 4], caches=[caches])
         self._uids[agent], self._agents[uid] = uid, agent
         self.said[agent] = []
 
     def leave(self, agent: str) -> Caches:
-        """Let an agent go; it keeps its caches."""
+        """Remove an agent; its caches are kept."""
         uid = self._uids.pop(agent)
         removed = self._generator.remove([uid], return_prompt_caches=True)
         return cast(Caches, removed[uid][0])
@@ -147,10 +147,10 @@ class Theirs:
 
 
 class WeightsOnly(Theirs):
-    """The same generator over caches that keep nothing: each token attends to itself alone."""
+    """The same generator over empty caches: each token attends only to itself."""
 
     def start(self, lengths: Sequence[int]) -> None:
-        """As many sequences, without a past."""
+        """As many sequences, without history."""
         layers = len(cast(list[object], make_prompt_cache(self._model)))
         for number, length in enumerate(lengths):
             self.join(f"agent-{number}", [_NoCache(length) for _ in range(layers)], number)

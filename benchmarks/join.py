@@ -51,7 +51,7 @@ def run() -> Result:
 
 
 def join_seconds(rig: Rig, i: int) -> float:
-    """What two steps with a join take longer than two steps without."""
+    """How much longer two steps with a join take than two without."""
     name = f"newcomer-{i}"
     tokens = rig.add_idle_agent(name, NEWCOMER)
     plain = statistics.median(rig.step() for _ in range(3))

@@ -40,7 +40,7 @@ AGENTS, TURNS, AT_ONCE, ANSWER, CHECKED = 500, 3, 8, 16, 24
 FIRST_WORDS, MORE_WORDS = 130, 20
 POOL_AGENTS, DISK_AGENTS, WARM_BYTES = 20, 150, 16 << 20
 MLX_CACHE_BYTES = 64 << 20
-"""What MLX may keep of memory that was freed, else all the machine has."""
+"""Limit of MLX's cache of freed memory, which is otherwise the machine's memory."""
 FULL, MOST_GROWTH = 0.95, 1.05
 PLOTS = (
     Plot(
@@ -62,7 +62,7 @@ Row = dict[str, Scalar]
 
 @dataclass(slots=True)
 class Talk:
-    """One agent's conversation, as its client keeps it: all tokens up to now."""
+    """One agent's conversation on its client's side: all tokens so far."""
 
     agent: str
     history: array[int] = field(default_factory=lambda: array("I"))
@@ -70,14 +70,14 @@ class Talk:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """An answer that is to be compared."""
+    """An answer to verify."""
 
     prompt: array[int]
     tokens: array[int]
 
 
 class World:
-    """An engine with little room, and 500 agents who talk to it."""
+    """An engine with little memory, and 500 agents."""
 
     def __init__(self, folder: Path) -> None:
         self.backend: MLXBackend
@@ -155,7 +155,7 @@ class World:
 
 
 def run() -> Result:
-    """Everyone talks; then some answers are computed again by plain mlx-lm."""
+    """All agents take their turns; then some answers are verified with plain mlx-lm."""
     started = Run.start(
         "many_agents",
         QUESTION,
@@ -194,14 +194,14 @@ def run() -> Result:
 
 
 def equal(world: World, answered: Answered) -> bool:
-    """Whether plain mlx-lm, with nothing cached, says the same."""
+    """Whether plain mlx-lm, without a cache, gives the same answer."""
     eos = frozenset(world.tokenizer.eos_token_ids)
     cold = greedy(world.backend.model, answered.prompt, len(answered.tokens), eos)
     return cold.tokens == tuple(answered.tokens)
 
 
 def summarise(world: World, counts: Mapping[str, int], wrong: int) -> dict[str, Json]:
-    """What came of all turns."""
+    """Results of all turns."""
     samples = world.samples
     disk = [int(str(s["disk_bytes"])) for s in samples]
     filled = next(i for i, n_bytes in enumerate(disk) if n_bytes > FULL * world.disk_bytes)
@@ -238,7 +238,7 @@ def summarise(world: World, counts: Mapping[str, int], wrong: int) -> dict[str, 
 
 
 def source_of(sample: Row) -> str:
-    """Where the history of an agent that came back was; the last token is never cached."""
+    """Which tier held the history of a resumed agent; the last token is never cached."""
     whole = int(str(sample["cached_tokens"])) >= int(str(sample["history_tokens"])) - 1
     return f"from {sample['source']}" if whole else "computed again"
 

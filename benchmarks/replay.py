@@ -22,14 +22,14 @@ CRITERION = "replay takes less than 5 ms per 10,000 tokens of history (median)"
 MOST_MS = 5.0
 LENGTHS = (10_000, 30_000, 100_000)
 TURN_WORDS = 250
-"""Of a question; with its answer a turn has about 500 tokens."""
+"""Words of a question; with its answer a turn has about 500 tokens."""
 ROUNDS = 15
 TENANT = ""
 Row = dict[str, Scalar]
 
 
 def run() -> Result:
-    """Histories of three lengths, each gone on from in turns with rendering all of it."""
+    """Histories of three lengths: incremental and full rendering in turns."""
     started = Run.start(
         "replay",
         QUESTION,
@@ -62,7 +62,7 @@ def measured(length: int) -> Iterator[Row]:
 
 
 def conversation(replay: Replay, tokenizer: Tokenizer, length: int) -> tuple[Chat, int]:
-    """A conversation whose last question is new, and how many tokens were said before it."""
+    """A conversation whose last question is new, and the number of tokens before it."""
     draw = random.Random(0)
     messages: list[Message] = []
     n_tokens = 0

@@ -28,7 +28,7 @@ Row = dict[str, Scalar]
 
 
 def run() -> Result:
-    """One process saves; others, one after the other, find what it left."""
+    """One process saves; others, one after the other, resume."""
     started = Run.start(
         "restart",
         QUESTION,

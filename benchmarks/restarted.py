@@ -25,7 +25,7 @@ _QUEUE_BYTES = 1 << 30
 
 
 def save(folder: Path) -> None:
-    """The agent reads its prompt, says one token, and the process ends in good order."""
+    """The agent prefills its prompt, generates one token, and the process shuts down cleanly."""
     rig = Rig.build(load_model(), store=open_store(folder), model_id=stored.MODEL_ID)
     rig.engine.submit("ann", PROMPT, max_tokens=1)
     for _ in rig.engine.step():
@@ -69,7 +69,7 @@ def open_store(folder: Path) -> BackgroundStore:
 
 
 def _prompt(number: int, i: int) -> tuple[int, ...]:
-    """The agent's tokens and new ones that were never asked before."""
+    """The agent's history and a new question."""
     return (*PROMPT, *[1000 + number * len(NEW_TOKENS) + i] * NEW_TOKENS[i])
 
 

@@ -37,13 +37,13 @@ CRITERION = (
 LEAST_RATIO, MOST_SHARE = 0.5, 0.15
 LENGTH, ROUNDS = 2000, 60
 THREADS = min(8, (os.cpu_count() or 1) + 2)
-"""As many as the disk store reads with."""
+"""Reader threads, as many as the disk store's."""
 PLAIN, PROVEN, BELIEVED = "plain read", "restore", "restore, body not proven"
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What is to be read: as a prefix for the loader, and as files for the plain read."""
+    """The blocks to read: as a prefix for the loader, and as files for the plain read."""
 
     prefix: StoredPrefix
     files: tuple[Path, ...]
@@ -51,7 +51,7 @@ class Stored:
 
 
 def run() -> Result:
-    """All ways in turns, into memory that was touched before, and into new memory."""
+    """All ways in turns, into touched memory and into new memory."""
     started = Run.start(
         "restore",
         QUESTION,
@@ -126,7 +126,7 @@ class Restorer:
                         yield {"memory": memory, "way": way, "ms": ms}
 
     def plain(self, *, touched: bool) -> float:
-        """Seconds to read all bodies into one piece of memory, one call per file as a rule."""
+        """Seconds to read all bodies into one buffer, usually one call per file."""
         begin = time.perf_counter()
         memory = bytearray(self.stored.n_bytes)  # pages come when they are written to
         if touched:
@@ -144,7 +144,7 @@ class Restorer:
         return time.perf_counter() - begin
 
     def proven(self, *, touched: bool) -> float:
-        """Seconds of the engine's own way: loader, disk store, every byte proven."""
+        """Seconds of the engine's own way: loader and disk store, every byte verified."""
         begin = time.perf_counter()
         sequence = self._backend.open(whole_blocks(LENGTH))
         if touched:
@@ -158,7 +158,7 @@ class Restorer:
         return seconds
 
     def believed(self, *, touched: bool) -> float:
-        """The same without the checksum of the bodies; headers are still proven."""
+        """The same without checksums of bodies; headers are still verified."""
         with believing():
             return self.proven(touched=touched)
 
@@ -183,7 +183,7 @@ MEMORIES = ("touched", "new")
 
 
 def read_body(file: Path, target: memoryview) -> None:
-    """Fill `target` with what follows the header of a block's file."""
+    """Fill `target` with the body of a block file."""
     fd = os.open(file, os.O_RDONLY)
     try:
         at = HEADER_BYTES
@@ -207,19 +207,19 @@ class _Believed(bytes):
 
 
 class _NoHash:
-    """In the place of the hash of a body: looks at nothing."""
+    """Replaces the hash of a body; ignores its input."""
 
     def update(self, data: memoryview) -> None:
         """Do nothing."""
 
     def digest(self) -> bytes:
-        """Right for any body."""
+        """Equal for any body."""
         return _Believed()
 
 
 @contextmanager
 def believing() -> Iterator[None]:
-    """Bodies are believed meanwhile. The product has no switch for this."""
+    """Bodies are not verified meanwhile. The product has no setting for this."""
     with mock.patch("xxhash.xxh3_128", _NoHash):
         yield
 

@@ -17,7 +17,7 @@ LENGTH, ROUNDS, NEW_TOKENS = 2000, 7, (1, 8, 16)
 
 
 def run() -> Result:
-    """Resume the same agent again and again, in turns with decode steps, and once cold."""
+    """Resume the same agent repeatedly, in turns with decode steps, and prefill it once."""
     started = Run.start(
         "resume",
         QUESTION,

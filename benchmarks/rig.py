@@ -45,7 +45,7 @@ class FirstToken:
 
 @dataclass
 class Rig:
-    """An engine and what belongs to it."""
+    """An engine and its parts."""
 
     backend: MLXBackend
     spec: ModelCacheSpec
@@ -113,7 +113,7 @@ class Rig:
         self.settle(2)
 
     def first_token(self, agent_id: str, prompt: Sequence[int]) -> FirstToken:
-        """Let the agent say something, and measure decode steps after that; then it is gone."""
+        """Let the agent answer, and measure decode steps after that; then forget it."""
         begin = time.perf_counter()
         uid = self.engine.submit(agent_id, prompt, max_tokens=1000)
         said: list[TokenEvent] = []
@@ -152,12 +152,12 @@ class PaddedBatch:
         self._generator.insert([[1]] * len(lengths), [max_tokens] * len(lengths), caches=caches)
 
     def add_prompt(self, tokens: list[int]) -> None:
-        """Insert a prompt that has to be computed."""
+        """Insert a prompt to prefill."""
         self._generator.insert([tokens], [100])
 
     @property
     def stream(self) -> mx.Stream:
-        """Where it computes."""
+        """The stream of the generator."""
         return cast(mx.Stream, self._generator.stream)
 
     def advance(self) -> int:

@@ -105,7 +105,7 @@ def plain(folder: Path, body: bytes, *, durable: bool) -> float:
 
 
 def sync(path: Path) -> None:
-    """Bring a file or folder onto the drive."""
+    """Sync a file or folder to the drive."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -145,7 +145,7 @@ def block_bytes(model: Module) -> int:
 
 
 def write_row(way: str, samples: Sequence[Row]) -> dict[str, Json]:
-    """One line of the table; the ratio is to the plain way that promises the same."""
+    """One line of the table; the ratio is to the plain way of the same durability."""
     rates = [float(str(s["mb_per_s"])) for s in samples if s["way"] == way]
     other = "plain, durable" if way.endswith("durable") else "plain"
     plain_rates = [float(str(s["mb_per_s"])) for s in samples if s["way"] == other]
@@ -163,7 +163,7 @@ NO_STORE, STORE = "no store", "memory and disk"
 
 
 def decoded(model: Module, folder: Path) -> Iterator[Row]:
-    """Milliseconds of every step of both sides, stretch by stretch in turns."""
+    """Milliseconds of each step of both sides, in alternating stretches."""
     disk = DiskStore.open(folder, stored.ROOM)
     store = TieredStore(
         MemoryStore(WARM_BYTES, secret=disk.secret), BackgroundStore(disk, QUEUE_BYTES)

@@ -69,7 +69,7 @@ PLOTS = (
 
 
 def run(sizes: Sizes | None = None, python: Path | None = None) -> Result:
-    """Everything, on two servers that are up together and asked in turns."""
+    """All measures, on two servers that run together and are measured in turns."""
     sizes = sizes or Sizes()
     parameters: dict[str, Scalar] = {
         name: value if isinstance(value, int) else ", ".join(map(str, value))
@@ -151,7 +151,7 @@ def summarise(rows: Sequence[Row]) -> dict[str, Json]:
 
 
 def judge(rows: Sequence[Row]) -> Verdict:
-    """Whether our side kept what the criterion demands."""
+    """Whether our side meets the criterion."""
     added = values(rows, "overhead", OURS, "overhead_ms")
     observed = round(statistics.median(added), 2) if added else None
     failed = any("failed" in row for row in rows if row["side"] == OURS)
@@ -211,7 +211,7 @@ def _overhead(side: Side, model: Path, folder: Path, sizes: Sizes) -> Iterator[R
 
 
 def _told(rows: Iterable[Row]) -> Iterator[Row]:
-    """The rows, each with a line for those who wait."""
+    """The rows; prints a line of progress for each."""
     began = time.monotonic()
     for row in rows:
         shown = {key: f"{v:.3g}" if isinstance(v, float) else v for key, v in row.items()}

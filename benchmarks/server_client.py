@@ -19,7 +19,7 @@ Leave = Callable[[int], bool]
 
 
 class RequestFailedError(RuntimeError):
-    """A server did not answer a request, or not to its end; says what it did instead."""
+    """A server did not answer a request, or not completely."""
 
     def __init__(self, reason: str, status: int = 0) -> None:
         super().__init__(reason)

@@ -90,7 +90,7 @@ Measure = Callable[[Side], Row]
 def in_turns(sides: Sides, measure: str, number: int, take: Measure) -> Iterator[Row]:
     """One row a side; in odd rounds the other side is first. A side that fails says so in it.
 
-    A server that has died is started again for what comes next.
+    A server that has died is restarted for the next measure.
     """
     for side in sides if number % 2 == 0 else reversed(sides):
         row: Row = {"measure": measure, "side": side.name, "round": number}
@@ -170,7 +170,7 @@ def beside_long(sides: Sides, sizes: Sizes) -> Iterator[Row]:
 
 
 def taking_turns(sides: Sides, sizes: Sizes) -> Iterator[Row]:
-    """The cached share of prompt tokens, of agents who speak one after the other."""
+    """The cached share of prompt tokens, of agents that take turns."""
     for n in sizes.agents:
         yield from in_turns(
             sides,
@@ -240,7 +240,7 @@ def _throughput(sizes: Sizes, n: int, number: int, side: Side) -> Row:
 
 
 def _worst_gap(sizes: Sizes, number: int, side: Side) -> Row:
-    """A stream runs; a long prompt comes after 20 of its tokens and is answered."""
+    """A stream runs; a long prompt arrives after 20 of its tokens and is answered."""
     running = threading.Event()
     over = threading.Event()
     streams: list[Answer] = []
@@ -285,7 +285,7 @@ def _worst_gap(sizes: Sizes, number: int, side: Side) -> Row:
 
 
 def _behind(sizes: Sizes, number: int, side: Side) -> Row:
-    """A short request comes a moment after a long one."""
+    """A short request arrives shortly after a long one."""
     failed: list[RequestFailedError] = []
 
     def ask_long() -> None:

@@ -38,7 +38,7 @@ class Continued:
 
 
 def from_files(subject_name: str, folder: str, new_tokens: int) -> None:
-    """Every agent goes on from the last token it has."""
+    """Continue each agent from its last token."""
     backend = subjects.load(subject_name).backend
     pool = BlockPool(backend.cache_spec(), total_blocks=BLOCKS)
     engine = BlockPoolBatchEngine(backend, subjects.TokenIds(), pool, backend.cache_spec())
@@ -62,7 +62,7 @@ def from_files(subject_name: str, folder: str, new_tokens: int) -> None:
 
 
 def from_store(subject_name: str, folder: str, new_tokens: int) -> None:
-    """The same with the store alone: who there is and what they said is read from it, too.
+    """The same with the store alone: agents and their histories are read from it, too.
 
     What was loaded is compared in place when the answer is complete: the first tokens of
     the agent's cache, which nothing computed here.

@@ -35,7 +35,7 @@ def in_turns(
 
 
 def compare(times: Mapping[str, list[float]], n_bytes: int, plain: Sequence[str]) -> Lines:
-    """One line per way: of its times the first was the first call ever, the rest are warm.
+    """One line per way: of its times the first is the cold call, the rest are warm.
 
     `ratio` is the median of the ratios, turn by turn, to the fastest of the ways `plain`, which
     copy as many bytes: what slows the machine down for a while slows both.

@@ -310,7 +310,7 @@ class FakeBackend:
 
     `fail_next` makes the next call of a method raise. With a `clock`, computing takes time:
     `seconds_per_token` of prefill and `seconds_per_step` of decoding. A sequence that was just
-    started is silent for `silent_steps` steps more than it must, while others speak.
+    started yields nothing for `silent_steps` extra steps, while others decode.
     """
 
     def __init__(

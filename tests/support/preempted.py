@@ -28,7 +28,7 @@ def preempted(
 
 
 def resumed(backend: MLXBackend, blocks: AgentBlocks, capacity: int) -> SequenceId:
-    """A sequence that takes over all but the last token, which it goes on with."""
+    """A sequence with the cache of all but the last token, which it continues from."""
     sequence = backend.restore(blocks, blocks.total_tokens - 1, capacity, exclusive=True)
     for block in blocks.all_blocks():
         block.layer_data = None

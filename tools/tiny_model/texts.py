@@ -111,7 +111,7 @@ def story(rng: Random, creature: str, sentences: int) -> str:
     """A story: plain sentences about one creature."""
     lines = [f"Once there was {with_article(creature)}."]
     # Things and sentences follow one another in a fixed order from a drawn start, so that greedy
-    # decoding tells a story, too, and does not go round in circles.
+    # decoding generates a story, too, and does not loop.
     first = rng.randrange(len(THINGS))
     for index in range(sentences):
         thing, colour = THINGS[(first + index) % len(THINGS)], rng.choice(COLOURS)

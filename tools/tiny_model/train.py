@@ -102,7 +102,7 @@ def batches(data: Tensor, rows: int, generator: torch.Generator) -> Iterator[Ten
 
 
 def loss_weights(tokens: Tensor, targets: Tensor, assistant: int, end: int) -> Tensor:
-    """1 where the target is said by the assistant, little elsewhere, 0 on padding."""
+    """1 where the target is the assistant's, little elsewhere, 0 on padding."""
     positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
     opened = torch.where(tokens == assistant, positions, -1).cummax(1).values
     closed = torch.where(tokens == end, positions, -1).cummax(1).values
