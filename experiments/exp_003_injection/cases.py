@@ -1,6 +1,6 @@
 """The ways in which a cache is injected into mlx-lm's BatchGenerator. Knows no clock, no verdict.
 
-A cache is made by our `LayerCaches`; the generator is mlx-lm's, unmodified and new in each case.
+A cache is made by our `ContiguousLayers`; the generator is mlx-lm's, new in each case.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,13 +23,19 @@ DOCUMENTS = sorted(
         *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")),
         ROOT / "SECURITY.md",
         *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "experiments").rglob("*.md"),
     ]
 )
+FOREIGN = frozenset({"BPEStreamingDetokenizer", "SPMStreamingDetokenizer"})
+"""Names of mlx-lm that are written in documents only."""
 MOST_WORDS = {"README.md": 900, "ARCHITECTURE.md": 1200}
 
 FENCE = re.compile(r"^(```+|~~~+).*?^\1", re.DOTALL | re.MULTILINE)
 SPAN = re.compile(r"`([^`\n]+)`")
 MODULE = re.compile(r"(?P<path>(?:[\w.-]+/)*[\w-]+\.py)(?:::(?P<name>[\w.]+))?")
+IDENTIFIER = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
+CAMEL = re.compile(r"[A-Z]+[a-z0-9]+[A-Z]\w*")
+ROW = re.compile(r"\| ([^|]+) \| .+ \| `([^`]+)` \|")
 FOLDER = re.compile(r"(?:[\w.-]+/)+[\w.-]*")
 THREAD = re.compile(
     r"""thread_name_prefix="(?P<pool>[^"]+)"|(?:Thread\(|__init__\()[^)]*\bname="(?P<one>[^"]+)\""""
@@ -65,6 +72,8 @@ def _is_known(span: str) -> bool:
         places = _places(module["path"])
         name = module["name"]
         return bool(places) and (name is None or any(name in _names(path) for path in places))
+    if IDENTIFIER.fullmatch(span):
+        return all(name in _words() for name in span.split(".") if CAMEL.fullmatch(name))
     if FOLDER.fullmatch(span) and span.split("/", 1)[0] in _top_folders():
         return bool(_places(span))
     return True
@@ -79,6 +88,36 @@ def _places(path: str) -> list[Path]:
 
 def _top_folders() -> set[str]:
     return {*FOLDERS, *(path.name for path in SOURCE.iterdir() if path.is_dir())}
+
+
+@cache
+def _words() -> frozenset[str]:
+    """Every identifier in the repository's Python files but this one."""
+    files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    texts = (path.read_text(encoding="utf-8") for path in files if path != Path(__file__))
+    return FOREIGN.union(word for text in texts for word in re.findall(r"\w+", text))
+
+
+def unsearchable_terms(glossary: str) -> list[str]:
+    """Terms of a glossary that a search does not find in the module that defines them."""
+    rows = [match for match in map(ROW.fullmatch, glossary.splitlines()) if match is not None]
+    return [
+        f"{term}: {place}"
+        for terms, place in (row.groups() for row in rows)
+        for term in terms.split(", ")
+        if _plain(term) not in _plain(_text_of(place.partition("::")[0]) + place)
+    ]
+
+
+def _text_of(path: str) -> str:
+    found = SOURCE / path
+    files = sorted(found.rglob("*.py")) if found.is_dir() else [found]
+    return "\n".join(file.read_text(encoding="utf-8") for file in files)
+
+
+def _plain(text: str) -> str:
+    """Lower case, in words: a term is the same as a name of a class or a function."""
+    return re.sub(r"[\s_-]+", " ", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text)).lower()
 
 
 def _names(path: Path) -> set[str]:
@@ -121,6 +160,12 @@ def test_a_document_to_begin_with_is_short(name: str, most: int) -> None:
     assert len((ROOT / name).read_text(encoding="utf-8").split()) <= most
 
 
+def test_every_term_of_the_glossary_is_found_where_it_is_defined() -> None:
+    glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    assert len(ROW.findall(glossary)) > 1
+    assert unsearchable_terms(glossary) == []
+
+
 def test_every_decision_is_in_the_index() -> None:
     folder = ROOT / "docs" / "adr"
     index = (folder / "README.md").read_text(encoding="utf-8")
@@ -146,6 +191,8 @@ def test_the_architecture_names_every_thread() -> None:
         "domain/services.py::BlockPool.no_such_method",
         "adapters/no_such_folder",
         "src/semantic/no_such_folder/",
+        "NoSuch" + "Class",
+        "BlockPool.NoSuch" + "Method",
     ],
 )
 def test_an_unknown_name_is_found(span: str) -> None:
@@ -160,6 +207,7 @@ def test_an_unknown_name_is_found(span: str) -> None:
         "domain/services.py::BlockPool.share",
         "src/semantic/domain",
         "adapters/stores/",
+        "BlockPool.share",
         "path/or/hub-id",
         "X-Agent-ID",
     ],
@@ -170,6 +218,14 @@ def test_a_known_name_passes(span: str) -> None:
 
 def test_code_blocks_are_no_names() -> None:
     assert unknown_names("```\n`no_such_module.py`\n```\n") == []
+
+
+def test_a_term_that_is_not_found_is_reported() -> None:
+    row = "| {} | Counts blocks. | `domain/services.py::BlockPool` |"
+    assert unsearchable_terms(row.format("block pool")) == []
+    assert unsearchable_terms(row.format("block heap")) == [
+        "block heap: domain/services.py::BlockPool"
+    ]
 
 
 def test_a_broken_link_is_found() -> None:
