@@ -24,8 +24,8 @@ from semantic.ports.outbound import BatchBackend, ModelProviderPort, Tokenizer
 from semantic.ports.store import CacheStorePort
 
 if TYPE_CHECKING:
+    from semantic.adapters.mlx import BlasStatus
     from semantic.adapters.mlx.backend import MLXBackend
-    from semantic.adapters.mlx.blas import BlasStatus
     from semantic.adapters.mlx.device import Device
     from semantic.adapters.mlx.model.provider import MLXModelProvider
     from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
@@ -326,7 +326,7 @@ def read_device() -> Device:
 
 
 def blas_status() -> BlasStatus:
-    """The BLAS of CPU computations; see `adapters.mlx.blas`."""
+    """The BLAS of CPU computations; see `adapters.mlx.load_openblas`."""
     from semantic.adapters.mlx import BLAS_STATUS
 
     return BLAS_STATUS

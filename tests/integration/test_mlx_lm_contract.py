@@ -17,8 +17,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerFast
 
 from semantic.adapters.mlx.kv_cache import attention_hook
-from semantic.adapters.mlx.kv_cache.contiguous.cache import SequenceCache
-from semantic.adapters.mlx.kv_cache.contiguous.ragged_batch import RaggedBatch
+from semantic.adapters.mlx.kv_cache.contiguous.cache import RaggedBatch, SequenceCache
 from tests.support.text_tokenizer import text_tokenizer
 from tests.support.tiny_models import VOCAB, tiny_model
 

@@ -9,8 +9,12 @@ import mlx.core as mx
 import pytest
 
 from semantic.adapters.mlx.kv_cache.contiguous.buffer import KVBuffer
-from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache, WindowCache
-from semantic.adapters.mlx.kv_cache.contiguous.ragged_batch import RaggedBatch, _positions
+from semantic.adapters.mlx.kv_cache.contiguous.cache import (
+    FullCache,
+    RaggedBatch,
+    WindowCache,
+    _positions,
+)
 from tests.integration import test_exactness
 
 

@@ -66,7 +66,7 @@ def padded_rig(
     """`calm` steps before a batch is padded, if not as many as always."""
     rig = Rig(architecture + PADDED, columns=columns, chunk=chunk)
     if calm is not None:
-        batch_of(rig)._calm = calm
+        batch_of(rig)._stable_steps = calm
     return rig
 
 

@@ -1,17 +1,42 @@
-"""Adapter for MLX and mlx-lm; the only package that imports them.
+"""MLX and mlx-lm behind the ports; the only folder that imports them.
 
-OpenBLAS must be loaded, and MLX's environment variables set, before the first `import mlx.core`.
-Importing this package does both before any of its modules runs.
+`kv_cache` holds caches and their stored bytes, `batch` decodes, `sampling` draws tokens, `text` and
+`model` deal with tokenizers and weights; `backend` puts them together. Importing this package loads
+OpenBLAS and sets what MLX reads from its environment: both must precede `import mlx.core`.
 """
 
+from __future__ import annotations
+
+import ctypes
 import os
 import sys
+from typing import Literal
 
-from semantic.adapters.mlx.blas import load_openblas
+BlasStatus = Literal["openblas", "missing", "too late", "not needed"]
+
+_OPENBLAS = "libopenblas.so.0"
+
+
+def load_openblas() -> BlasStatus:
+    """Load OpenBLAS on Linux, so that MLX's CPU backend uses it.
+
+    MLX's wheels link the reference BLAS, whose fp32 matrix products are up to 20 times slower.
+    The dynamic linker uses the symbols that were loaded first.
+    """
+    if sys.platform != "linux":
+        return "not needed"
+    if "mlx.core" in sys.modules:
+        return "too late"
+    try:
+        ctypes.CDLL(_OPENBLAS, mode=ctypes.RTLD_GLOBAL)
+    except OSError:
+        return "missing"
+    return "openblas"
+
 
 if sys.platform == "linux":
-    # MLX's CUDA backend ends a CUDA graph when the arrays that its kernels read exceed this. Each
-    # layer reads the whole page pool: a graph per layer would cost more than the layer itself.
+    # MLX's CUDA backend ends a CUDA graph when the arrays that its kernels read exceed this limit.
+    # Each layer reads the whole page pool: a graph per layer would cost more than the layer.
     os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", str(1 << 30))
 
 BLAS_STATUS = load_openblas()

@@ -22,28 +22,29 @@ async_eval = cast(Callable[..., None], mx.async_eval)
 
 
 def bytes_of(array: mx.array) -> memoryview:
-    """All bytes of `array`, writable, in its memory. Raises BackendError if it is not contiguous.
+    """All bytes of `array`: a writable view of its memory.
 
-    As long as the view or a part of it lives, MLX does not write to the array in place.
+    While the view or a slice of it exists, MLX does not write to the array in place. Raises
+    BackendError if the array is not contiguous.
     """
     if not array.size:
         return memoryview(bytearray())
     raw = (array.reshape(1) if array.ndim == 0 else array).view(mx.uint8)
     mx.eval(raw)
     view = _as_buffer(raw)
-    # Of an array in pieces MLX views a copy: what is written there would be lost.
-    if not _in_one_piece(array) or _address(_as_buffer(array)) != _address(view):
-        raise BackendError(f"an array of shape {array.shape} does not lie in one piece")
+    # Of an array that is not contiguous MLX views a copy, which must not be written to.
+    if not _is_contiguous(array) or _address(_as_buffer(array)) != _address(view):
+        raise BackendError(f"an array of shape {array.shape} is not in one piece")
     return view.cast("B")
 
 
 def ordered_bytes_of(array: mx.array) -> memoryview:
-    """All bytes of `array` in order, to be read: its own, or a copy's if it lies in pieces."""
-    return bytes_of(array if _in_one_piece(array) else mx.contiguous(array))
+    """All bytes of `array` in order, for reading; a copy's if the array is not contiguous."""
+    return bytes_of(array if _is_contiguous(array) else mx.contiguous(array))
 
 
 def array_from(data: Bytes, dtype: mx.Dtype, shape: Sequence[int]) -> mx.array:
-    """A new array with a copy of `data`, which must be as long as its shape says."""
+    """A new array with a copy of `data`. Raises ValueError if its length does not fit the shape."""
     if len(data) != math.prod(shape) * dtype.size:
         raise ValueError(f"{len(data)} bytes for {dtype} of shape {tuple(shape)}")
     if not data:
@@ -73,13 +74,13 @@ def on_device_async(numbers: Sequence[int]) -> mx.array:
     return array
 
 
-def _in_one_piece(array: mx.array) -> bool:
+def _is_contiguous(array: mx.array) -> bool:
     mx.eval(array)
     return _as_buffer(array).c_contiguous
 
 
 def _as_buffer(array: mx.array) -> memoryview:
-    return memoryview(cast(bytes, array))  # MLX's types do not say that arrays are buffers
+    return memoryview(cast(bytes, array))  # MLX's type stubs lack the buffer protocol
 
 
 def _address(view: memoryview) -> int:

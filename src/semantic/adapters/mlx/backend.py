@@ -1,7 +1,7 @@
 """MLXBackend: an mlx-lm model behind the `BatchBackend` port.
 
-Prefills sequences one by one in chunks, and decodes them together in a batch. Knows neither
-requests nor when something should run.
+Chunked prefill of single sequences, continuous batching for decoding. Knows neither requests nor
+scheduling.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from semantic.domain.value_objects import (
 
 @dataclass(slots=True)
 class _Sequence:
-    """A sequence: its caches, how many tokens they hold, and its place in the batch.
+    """A sequence: its caches, the tokens that they hold, and whether it is in the batch.
 
-    `mask` holds its answer to a grammar. `landing` is the memory that bodies are being written to.
+    `mask` constrains its answer to a grammar. `staging` is set while it is being loaded.
     """
 
     caches: list[LayerCache]
@@ -64,7 +64,7 @@ class _Sequence:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """How a sequence begins to decode."""
+    """A sequence that joins the batch in the next step."""
 
     last_token: int
     history: list[int]
@@ -73,7 +73,7 @@ class _Start:
     mask: GrammarMask | None
 
     def new_sequence(self, sequence: SequenceId, caches: list[LayerCache]) -> NewSequence:
-        """What the batch is told; of the processors, a grammar has the last word."""
+        """The batch's input; the grammar's mask is the last logits processor."""
         processors = make_processors(self.params, len(self.history) + 1 - self.drawn)
         return NewSequence(
             sequence,
@@ -99,10 +99,10 @@ class MLXBackend:
         grammars: GrammarCompiler | None = None,
         calibration: Calibration | None = None,
     ) -> None:
-        """`forms` make the caches and their bytes; see `cache_forms`.
+        """`form` makes the caches and their bytes.
 
-        Without `grammars` no answer can be held to one. `calibration` says which batches decode
-        padded; see `calibration`.
+        Without `grammars` there is no constrained decoding. `calibration` decides which batches
+        decode padded; None for none.
         """
         self.model = model
         self._model_id = model_id
@@ -113,7 +113,7 @@ class MLXBackend:
         self._calibration = calibration
         self._sequences: dict[SequenceId, _Sequence] = {}
         self._starting: dict[SequenceId, _Start] = {}
-        self._newcomers: list[_Sequence] = []
+        self._joined: list[_Sequence] = []
         self._next_id = 0
         self._batch = self._new_batch()
         attention_hook.install(model)
@@ -135,23 +135,23 @@ class MLXBackend:
 
     @property
     def in_pages(self) -> bool:
-        """Whether caches lie in pages that sequences may share."""
+        """Whether caches are in pages, which sequences may share."""
         return isinstance(self._layers, PagedLayers)
 
     @property
     def calibration(self) -> Calibration | None:
-        """What was measured to choose how batches decode; None where nothing was to choose."""
+        """The measurements that decide how batches decode; None if there was no choice."""
         return self._calibration
 
     @property
     def best_chunk(self) -> int:
-        """See `BatchBackend.best_chunk`. Measured on a CPU, whose attention writes out all scores
-        of a chunk: 512 tokens are twice as fast as 2,048. The latter is mlx-lm's own for GPUs."""
+        """See `BatchBackend.best_chunk`. On a CPU 512 tokens were measured twice as fast as 2,048,
+        since its attention materialises all scores of a chunk; 2,048 is mlx-lm's for GPUs."""
         return 512 if mx.default_device() == mx.Device(mx.cpu) else 2048
 
     @property
     def stream(self) -> mx.Stream:
-        """Where everything is computed; `mx.synchronize` it to wait for what is under way."""
+        """The stream of all computations; `mx.synchronize` it to wait for pending ones."""
         return self._batch.stream
 
     def cache_spec(self) -> ModelCacheSpec:
@@ -164,7 +164,7 @@ class MLXBackend:
             self._layers.set_aside(n_bytes)
 
     def abandon(self) -> None:
-        """Let go of all that is not the model's weights; not to be used afterwards."""
+        """Free everything but the model's weights; the backend must not be used afterwards."""
         self._sequences.clear()
         self._starting.clear()
         self._batch = self._new_batch()
@@ -200,7 +200,7 @@ class MLXBackend:
         state = self._resting(sequence)
         with self._computing():
             self.model(mx.array([list(tokens)]), cache=state.caches)
-            # Only the caches: of the last layer no more is computed than its keys and values.
+            # Only the caches: nothing of the last layer but its keys and values is computed.
             mx.eval([cache.state for cache in state.caches])
         state.length += len(tokens)
 
@@ -246,10 +246,10 @@ class MLXBackend:
                 self._join_starting()
                 return self._advance() or self._advance()
         except BackendError:
-            # A step that failed half-way leaves the batch in no known state; its sequences are
-            # lost, all others were never part of it.
+            # A failed step leaves the batch in an unknown state: its sequences are dropped. Others
+            # were never part of it.
             self._batch = self._new_batch()
-            self._newcomers.clear()
+            self._joined.clear()
             self._starting.clear()
             raise
 
@@ -322,11 +322,11 @@ class MLXBackend:
         state.length = length
 
     def cache_nbytes(self) -> int:
-        """Bytes of the caches of all open sequences, as their arrays say."""
+        """Bytes of the arrays of all open sequences' caches."""
         return sum(cache.nbytes for state in self._sequences.values() for cache in state.caches)
 
     def sequences(self) -> list[list[LayerCache]]:
-        """The caches of all open sequences, per layer, the one opened first at the front."""
+        """The caches of all open sequences, per layer, in order of opening."""
         return [state.caches for state in self._sequences.values()]
 
     # Inside
@@ -336,7 +336,7 @@ class MLXBackend:
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
-        """On the batch's stream; the framework's errors become BackendError."""
+        """Compute on the batch's stream; MLX's errors become BackendError."""
         try:
             with mx.stream(self._batch.stream):
                 yield
@@ -352,15 +352,15 @@ class MLXBackend:
         return sequence
 
     def _advance(self) -> list[SampledToken]:
-        """One step of the batch; newcomers only take in their last prompt token."""
+        """One step of the batch; sequences that joined only consume their last prompt token."""
         sampled = [self._read(*one) for one in self._batch.step()]
-        for state in self._newcomers:
+        for state in self._joined:
             state.length += 1
-        self._newcomers.clear()
+        self._joined.clear()
         return sampled
 
     def _read(self, sequence: SequenceId, token: int, logprobs: mx.array | None) -> SampledToken:
-        """A token that is in the cache now, as it is told."""
+        """A sampled token, now in the cache, with its log-probabilities."""
         state = self._sequences[sequence]
         error = None if state.mask is None else state.mask.failure_at(state.length)
         state.length += 1
@@ -371,26 +371,26 @@ class MLXBackend:
         return SampledToken(sequence, token, found, error)
 
     def _join_starting(self) -> None:
-        """Let those who wait for it join the batch, as many as may at once."""
+        """Add started sequences to the batch, at most `max_joins_per_step`."""
         joining: list[NewSequence] = []
         for sequence in list(self._starting)[: self._batch.max_joins_per_step]:
             start, state = self._starting.pop(sequence), self._sequences[sequence]
             joining.append(start.new_sequence(sequence, state.caches))
             state.decoding = True
             state.params, state.mask = start.params, start.mask
-            self._newcomers.append(state)
+            self._joined.append(state)
         if joining:
             self._batch.join(joining)
 
     def _leave(self, sequence: SequenceId, state: _Sequence) -> None:
-        """Take a sequence out of the batch, if it is in it, with its caches as they are then."""
+        """Take a sequence out of the batch, if it is in it, and update its caches."""
         self._starting.pop(sequence, None)
         state.decoding = False
         if sequence in self._batch:
             state.caches = self._batch.leave(sequence)
 
     def _resting(self, sequence: SequenceId) -> _Sequence:
-        """A sequence that is neither decoding nor being loaded; BackendError for another."""
+        """A sequence that is neither decoding nor being loaded. Raises BackendError otherwise."""
         state = self._sequences[sequence]
         if state.decoding or sequence in self._starting:
             raise BackendError("the sequence is decoding; pause it first")

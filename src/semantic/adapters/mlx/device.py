@@ -1,6 +1,6 @@
-"""What MLX computes on, how much memory that has, and how much of it is taken.
+"""MLX's default device: its kind, name and memory.
 
-Knows no model: what is loaded shows only as bytes in use.
+Knows no model: loaded weights show only as bytes in use.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-"""Where Linux says how much memory a container may use (cgroup v2, v1)."""
+"""Files with a container's memory limit on Linux (cgroup v2, v1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """MLX's default device. `memory_bytes` is all that it has, `used_bytes` what MLX holds."""
+    """MLX's default device. `memory_bytes` is its memory, `used_bytes` what MLX allocated."""
 
     kind: DeviceKind
     name: str
@@ -32,7 +32,7 @@ class Device:
 
 
 def read_device() -> Device:
-    """The default device as it is now."""
+    """The current state of the default device."""
     info = mx.device_info(mx.default_device())
     if mx.default_device() == mx.Device(mx.cpu):
         kind: DeviceKind = "CPU"
@@ -48,7 +48,7 @@ def read_device() -> Device:
 
 
 def physical_memory() -> int:
-    """Bytes of the machine's memory that this process may use: all, or its container's limit."""
+    """Bytes of memory that this process may use: the machine's, or its container's limit."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([total, *(limit for path in _CGROUP_LIMITS if (limit := _read_limit(path)))])
 

@@ -1,8 +1,8 @@
-"""How fast a model's batches decode on this device: each sequence for itself, and padded.
+"""Which decode batch a model gets on this device, and the measurement that decides on padding.
 
-Measured with real steps over made-up keys and values, sequences of equal length. What padding costs
-beside its attention is bounded, not measured: the longest sequence may not make the others much
-longer. Knows no device and no form of caches but the two it compares.
+Ragged and padded batches are timed with real steps over random keys and values, sequences of equal
+length. What padding costs beyond its attention is bounded, not measured: capacities may not differ
+much. Knows devices and forms of caches; not which requests decode.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from semantic.domain.value_objects import (
 )
 
 BATCHES = (1, 2, 4, 8)
-"""Sizes of the batches that are measured."""
+"""Batch sizes to measure."""
 
 _WARM_UP, _STEPS = 3, 7
 _TOKENS = BLOCK_TOKENS - 2 * (_WARM_UP + _STEPS)
-"""Of each sequence, so that all steps fit into its first block."""
+"""Tokens of each sequence, so that all steps fit into its first block."""
 
 _CLEARLY = 0.9
-"""Of the time one by one: padding is chosen when it takes no more. Less is noise."""
+"""Padding is chosen if it takes at most this share of the ragged time; less gain is noise."""
 
-_MOST_ROOM = 1.5
-"""A padded batch may take this much of what its sequences have room for: a pool's budget counts
-their room and no padding, and nobody measured attention over more."""
+_MAX_PADDING_RATIO = 1.5
+"""Maximum memory of a padded batch, relative to the capacity of its sequences: a pool's budget
+counts capacity without padding, and attention over more was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Milliseconds that a step of `batch` sequences takes, one by one and padded."""
+    """Milliseconds of a step of `batch` sequences, ragged and padded."""
 
     batch: int
     ragged_ms: float
@@ -56,35 +56,35 @@ class StepTimes:
 
     @property
     def padded(self) -> bool:
-        """Whether such a batch decodes padded."""
+        """Whether a batch of this size decodes padded."""
         return self.padded_ms <= _CLEARLY * self.ragged_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was measured, the smallest batch first, and what follows from it."""
+    """The measurements, smallest batch first, and the decision that follows."""
 
     times: tuple[StepTimes, ...]
-    max_padding_ratio: float = _MOST_ROOM
+    max_padding_ratio: float = _MAX_PADDING_RATIO
 
-    def pads(self, rooms: Sequence[int]) -> bool:
-        """Whether sequences with room for that many tokens each should decode padded.
+    def pads(self, capacities: Sequence[int]) -> bool:
+        """Whether sequences of these capacities (tokens each) should decode padded.
 
-        By the largest batch measured that is not larger than theirs: one by one costs more for
-        each sequence more, so what pays for fewer pays for them.
+        Uses the largest measured batch that is not larger: ragged attention costs more with each
+        sequence, so what pays for fewer pays for more.
         """
-        measured = [one for one in self.times if one.batch <= len(rooms)]
+        measured = [one for one in self.times if one.batch <= len(capacities)]
         if not measured or not measured[-1].padded:
             return False
-        return len(rooms) * max(rooms) <= self.max_padding_ratio * sum(rooms)
+        return len(capacities) * max(capacities) <= self.max_padding_ratio * sum(capacities)
 
 
 def calibrate(
     model: Module, layers: CacheLayers, clock: Callable[[], float] = time.perf_counter
 ) -> Calibration:
-    """Decode a few steps of batches of each size, in both ways.
+    """Time a few steps of batches of each size, ragged and padded.
 
-    All caches that `layers` make are FullCaches.
+    All caches of `layers` must be `FullCache`s.
     """
 
     def timed(batch: ContinuousBatch, size: int) -> float:
@@ -94,7 +94,7 @@ def calibrate(
         StepTimes(
             size,
             timed(ContinuousBatch(model), size),
-            timed(PaddedBatch(model, lambda _: True, calm=0), size),
+            timed(PaddedBatch(model, lambda _: True, stable_steps=0), size),
         )
         for size in BATCHES
     )
@@ -105,7 +105,7 @@ def calibrate(
 def _step_ms(
     batch: ContinuousBatch, sequences: Sequence[list[LayerCache]], clock: Callable[[], float]
 ) -> float:
-    """Median time of a step; as when it serves, each waits for the one before it."""
+    """Median time of a step; each waits for the one before it, as in service."""
     taken: list[float] = []
     greedy = make_sampler(SamplingParams(), 0)
     with mx.stream(batch.stream):
@@ -124,7 +124,7 @@ def _step_ms(
 
 
 def _filled(layers: CacheLayers) -> list[LayerCache]:
-    """Caches of a sequence of random keys and values; nobody else's random numbers change."""
+    """Caches of a sequence of random keys and values; MLX's global random state is untouched."""
     caches = layers.empty(BLOCK_TOKENS)
     for number, cache in enumerate(caches):
         if isinstance(cache, FullCache):
@@ -141,25 +141,25 @@ def _filled(layers: CacheLayers) -> list[LayerCache]:
 
 
 CalibrationFor = Callable[[Module, CacheLayers], Calibration | None]
-"""Measures a model's batches; None where one by one is the choice without that."""
+"""Measures a model's batches; returns None if they decode ragged without a measurement."""
 
 
 def calibrate_here(model: Module, layers: CacheLayers) -> Calibration | None:
-    """Measure on a GPU. On a CPU padding gains nothing, and no time at load is spent on it."""
+    """Measure on a GPU; None on a CPU, where padding gains nothing."""
     if mx.default_device() == mx.Device(mx.cpu) or not padding_works(model):
         return None
     try:
         return calibrate(model, layers)
     except RuntimeError:
-        return None  # no room for a few blocks now: then there is none for copies later
+        return None  # too little memory for a few blocks is too little for copies later
 
 
 def choose_batching(
     model: Module, spec: ModelCacheSpec, layers: CacheLayers, measure: CalibrationFor
 ) -> Calibration | None:
-    """What was measured, for a model whose batches can decode in both ways; else None.
+    """The measurements of a model whose batches can decode ragged and padded; else None.
 
-    All its layers must keep every token, in buffers of our own.
+    All its layers must keep every token, in contiguous caches of ours.
     """
     if not isinstance(layers, ContiguousLayers) or not all(layers.ragged):
         return None
@@ -169,7 +169,7 @@ def choose_batching(
 
 
 def new_batch(model: Module, layers: CacheLayers, calibration: Calibration | None) -> DecodeBatch:
-    """An empty batch for sequences with caches that `layers` make."""
+    """An empty batch for sequences with the caches of `layers`."""
     if not all(layers.ragged):
         return GeneratorBatch(model)
     return ContinuousBatch(model) if calibration is None else PaddedBatch(model, calibration.pads)

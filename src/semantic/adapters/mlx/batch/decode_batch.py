@@ -1,8 +1,9 @@
-"""Sequences that decode together, a token each per step: the contract, and our own batch.
+"""Continuous batching: the contract of a decode batch, and the batch for our own caches.
 
-A newcomer's last prompt token is one more row of the next step; nobody waits for it. Whoever
-leaves takes its caches along. While a step's tokens are read, the next step is being computed.
-Knows caches that can be merged, and samplers; neither blocks nor requests.
+Sequences join and leave between steps without a drain: the last prompt token of one that joins is
+one more row of the next step, and one that leaves takes its caches along. The next step is computed
+while the tokens of the last one are read. Knows caches that can be merged, and samplers; neither
+blocks nor requests.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from semantic.adapters.mlx.sampling.sampler import LogitsProcessor, Sampler
 from semantic.domain.value_objects import SequenceId
 
 _CLEAR_EVERY = 512
-"""Steps after which MLX's unused buffers are given back, as mlx-lm does."""
+"""Steps between calls of `mx.clear_cache`, as in mlx-lm."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewSequence:
-    """How a sequence joins: its caches, which hold `history`, and the token that comes next.
+    """A sequence to join: its caches, which hold `history`, and the next input token.
 
-    `logprobs` says whether somebody reads them.
+    `logprobs` is true if log-probabilities are requested.
     """
 
     sequence: SequenceId
@@ -42,7 +43,7 @@ class NewSequence:
 
 
 class Emitted(NamedTuple):
-    """A sequence's new token, which its cache holds now, and the log-probabilities (vocab,)."""
+    """A sequence's sampled token, now in its cache, and the log-probabilities (vocab,)."""
 
     sequence: SequenceId
     token: int
@@ -54,12 +55,12 @@ class DecodeBatch(Protocol):
 
     @property
     def stream(self) -> mx.Stream:
-        """Where everything is computed."""
+        """The stream of all computations."""
         ...
 
     @property
     def max_joins_per_step(self) -> int | None:
-        """How many may join in one step; None for any number."""
+        """Maximum joins per step; None for no limit."""
         ...
 
     def __contains__(self, sequence: object) -> bool: ...
@@ -67,7 +68,7 @@ class DecodeBatch(Protocol):
     def __len__(self) -> int: ...
 
     def join(self, joining: Sequence[NewSequence]) -> None:
-        """Let sequences take part from the next step on."""
+        """Add sequences to the next step."""
         ...
 
     def leave(self, sequence: SequenceId) -> list[LayerCache]:
@@ -75,7 +76,7 @@ class DecodeBatch(Protocol):
         ...
 
     def step(self) -> list[Emitted]:
-        """A token of each sequence but those whose first step this was."""
+        """Run a step: a token of each sequence but those whose first step this was."""
         ...
 
 
@@ -95,7 +96,7 @@ class _Merges(Protocol):
 
 @dataclass(slots=True)
 class _Row:
-    """A sequence in the batch; `new` until its first step, whose input it was given."""
+    """A sequence in the batch; `new` until its first step, which emits no token."""
 
     sequence: SequenceId
     sampler: Sampler
@@ -106,7 +107,7 @@ class _Row:
 
 
 class ContinuousBatch:
-    """Implements `DecodeBatch` for caches of ours, which join and leave without copies."""
+    """Implements `DecodeBatch` for our own caches, which join and leave without copies."""
 
     max_joins_per_step = None
 
@@ -114,14 +115,14 @@ class ContinuousBatch:
         self._model = model
         self._rows: list[_Row] = []
         self._caches: list[_BatchCache] = []
-        self._tokens: mx.array | None = None  # what the next step begins with, (rows,)
-        self._changed = False  # since the last step
-        self._logprobs: list[mx.array | None] = []  # with which they were drawn
+        self._tokens: mx.array | None = None  # inputs of the next step, (rows,)
+        self._changed = False  # rows, since the last step
+        self._logprobs: list[mx.array | None] = []  # of `_tokens`
         self._steps = 0
 
     @property
     def stream(self) -> mx.Stream:
-        """See `DecodeBatch.stream`. mlx-lm's own: each thread has one."""
+        """See `DecodeBatch.stream`. It is mlx-lm's, of which each thread has one."""
         return cast(mx.Stream, generation_stream)
 
     def __contains__(self, sequence: object) -> bool:
@@ -132,8 +133,8 @@ class ContinuousBatch:
 
     def join(self, joining: Sequence[NewSequence]) -> None:
         """See `DecodeBatch.join`."""
-        columns = zip(*(one.caches for one in joining), strict=True)
-        merged = [cast(_Merges, column[0]).merge(column) for column in columns]
+        layers = zip(*(one.caches for one in joining), strict=True)
+        merged = [cast(_Merges, layer[0]).merge(layer) for layer in layers]
         if self._rows:
             for mine, more in zip(self._caches, merged, strict=True):
                 mine.extend(more)
@@ -177,7 +178,7 @@ class ContinuousBatch:
             return []
         if self._changed:
             self._changed = False
-            async_eval(inputs)  # apart: the step itself is the same CUDA graph as ever
+            async_eval(inputs)  # separately, so that the step itself stays the same CUDA graph
         contexts = self._advance(inputs)
         async_eval(self._tokens, *(p for p in self._logprobs if p is not None), *contexts)
         self._steps += 1
@@ -195,9 +196,9 @@ class ContinuousBatch:
         return emitted
 
     def _advance(self, inputs: mx.array) -> list[mx.array]:
-        """Build the next step on top of `inputs`; what has to be evaluated beside it.
+        """Build the next step from `inputs`; returns further arrays to evaluate with it.
 
-        The same operations in the same order as mlx-lm's, so that the tokens are the same.
+        Same operations in the same order as mlx-lm's, so that the tokens are the same.
         """
         logits = cast(mx.array, self._model(inputs[:, None], cache=self._caches))[:, -1, :]
         contexts: list[mx.array] = []

@@ -1,6 +1,6 @@
-"""mlx-lm's BatchGenerator as a batch: for models some of whose caches are mlx-lm's own.
+"""Decode batch on mlx-lm's BatchGenerator, for models that need some of mlx-lm's own caches.
 
-It knows how to pad those. Only what the generator offers to everybody is used.
+The generator pads those. Only its public interface is used.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from semantic.adapters.mlx.kv_cache.forms import LayerCache
 from semantic.domain.value_objects import SequenceId
 
 _UNLIMITED = 1 << 30
-"""How many sequences, and tokens of each, the BatchGenerator may take: the engine decides."""
+"""Limit of sequences and tokens given to the BatchGenerator: the engine limits both."""
 
 
 class GeneratorBatch:
     """Implements `DecodeBatch`."""
 
     max_joins_per_step = 1
-    """mlx-lm's caches give a sequence without tokens the zeros of a neighbour instead of no state
-    when both join together."""
+    """When an empty sequence and another join together, mlx-lm's caches give the empty one a state
+    of zeros instead of none."""
 
     def __init__(self, model: Module) -> None:
         self._generator = BatchGenerator(

@@ -1,9 +1,9 @@
-"""A batch of our own that decodes padded, with mlx-lm's batch cache, while that is faster.
+"""Decode batch that pads its rows, with mlx-lm's batch cache, while that is faster.
 
-Whoever joins or leaves finds every sequence in a cache of its own; once a batch has been calm for
-a few steps, its rows are copied into one array per layer. While they are copied, one layer is there
-twice; between switches none is, so a padded batch takes what it has room for and its padding. Knows
-no devices: when to pad is told by whoever makes it.
+Joins and leaves operate on sequences in caches of their own. After a few steps without any, the
+rows are copied into one array per layer, layer by layer: one layer exists twice meanwhile, none
+afterwards. A padded batch takes its rows' capacity and the padding. Knows no devices: the caller
+decides when padding pays.
 """
 
 from __future__ import annotations
@@ -17,23 +17,22 @@ from mlx_lm.models.cache import BatchKVCache
 
 from semantic.adapters.mlx.batch.decode_batch import ContinuousBatch, Emitted, NewSequence
 from semantic.adapters.mlx.kv_cache.contiguous.buffer import BufferRange, KVBuffer
-from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache
-from semantic.adapters.mlx.kv_cache.contiguous.ragged_batch import Mask, RaggedBatch
+from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache, Mask, RaggedBatch
 from semantic.adapters.mlx.kv_cache.forms import LayerCache
 from semantic.domain.value_objects import SequenceId, whole_blocks
 
 Pads = Callable[[Sequence[int]], bool]
-"""Whether sequences with room for that many tokens each should decode padded."""
+"""Whether sequences of these capacities (tokens each) should decode padded."""
 
 STABLE_STEPS = 4
-"""Steps without a join or a leave before rows are copied: sequences come and go in swarms."""
+"""Steps without a join or leave before rows are copied: joins and leaves are bursty."""
 
 _State = tuple[mx.array, mx.array, mx.array, mx.array, int]
-"""Of a BatchKVCache: keys and values, each row's next position and padding, columns in use."""
+"""Of a BatchKVCache: keys, values, each row's next position and padding, length in use."""
 
 
 class LentBuffer(KVBuffer):
-    """In place of a buffer whose tokens are in a padded batch: how large it has to be again."""
+    """Placeholder for a buffer whose tokens are in a padded batch; records its capacity."""
 
     __slots__ = ("_token_bytes",)
 
@@ -48,24 +47,24 @@ class LentBuffer(KVBuffer):
 
     @property
     def nbytes(self) -> int:
-        """What is reserved for the sequence, wherever its tokens are."""
+        """Bytes reserved for the sequence, wherever its tokens are."""
         return self.capacity * self._token_bytes
 
     def resize(self, kept: range, capacity: int) -> None:  # noqa: ARG002
-        """Only the number: nothing is here that could move."""
+        """Record the capacity; there are no tokens to move."""
         self.capacity = capacity
 
 
 class PaddedLayer:
-    """One layer of a padded batch, as a model calls it; it has the tokens that `rows` lent it."""
+    """One layer of a padded batch, as a model calls it; holds the tokens of `rows` meanwhile."""
 
     def __init__(self, rows: Sequence[FullCache]) -> None:
-        """Copies all rows, and takes them from their buffers."""
+        """Copy all rows and replace their buffers with `LentBuffer`s."""
         lengths = [row.offset for row in rows]
         longest = max(lengths)
-        room = max(row.buffer.capacity for row in rows)
-        keys = _padded([row.buffer.k for row in rows], lengths, room)
-        values = _padded([row.buffer.v for row in rows], lengths, room)
+        capacity = max(row.buffer.capacity for row in rows)
+        keys = _padded([row.buffer.k for row in rows], lengths, capacity)
+        values = _padded([row.buffer.v for row in rows], lengths, capacity)
         mx.eval(keys, values)
         self._rows = list(rows)
         self._paddings = [longest - length for length in lengths]
@@ -76,13 +75,13 @@ class PaddedLayer:
             row.buffer = LentBuffer(row.buffer)
 
     def given_back(self) -> RaggedBatch:
-        """Copy all rows back to buffers of their own, as large as was reserved meanwhile."""
+        """Copy all rows back to buffers of their own, of the capacity reserved meanwhile."""
         keys, values, _, _, stop = self._state()
         buffers = []
         for i, (row, padding) in enumerate(zip(self._rows, self._paddings, strict=True)):
             mine = BufferRange(KVBuffer(keys[i : i + 1], values[i : i + 1]), padding, stop)
-            room = max(row.buffer.capacity, whole_blocks(stop - padding))
-            buffers.append(KVBuffer.gather([mine], room))
+            capacity = max(row.buffer.capacity, whole_blocks(stop - padding))
+            buffers.append(KVBuffer.gather([mine], capacity))
         mx.eval([(buffer.k, buffer.v) for buffer in buffers])
         for row, padding, buffer in zip(self._rows, self._paddings, buffers, strict=True):
             row.buffer, row.offset = buffer, stop - padding
@@ -96,7 +95,7 @@ class PaddedLayer:
         return self._batch.offset
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Add a token to each row; all rows' keys and values, padding included."""
+        """Append a token to each row; returns all rows' keys and values, padding included."""
         return cast(tuple[mx.array, mx.array], self._batch.update_and_fetch(keys, values))
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Mask:
@@ -114,14 +113,15 @@ class PaddedLayer:
 class PaddedBatch(ContinuousBatch):
     """Implements `DecodeBatch` for sequences all of whose caches are `FullCache`s.
 
-    `pads` is asked before every step of a calm batch that is not padded.
+    `pads` is called before every step that follows `stable_steps` steps without a join or leave,
+    until the batch is padded.
     """
 
-    def __init__(self, model: Module, pads: Pads, calm: int = STABLE_STEPS) -> None:
+    def __init__(self, model: Module, pads: Pads, stable_steps: int = STABLE_STEPS) -> None:
         super().__init__(model)
         self._pads = pads
-        self._calm = calm
-        self._undisturbed = 0  # steps since somebody joined or left
+        self._stable_steps = stable_steps
+        self._undisturbed = 0  # steps since the last join or leave
 
     def join(self, joining: Sequence[NewSequence]) -> None:
         """See `DecodeBatch.join`."""
@@ -135,7 +135,11 @@ class PaddedBatch(ContinuousBatch):
 
     def step(self) -> list[Emitted]:
         """See `DecodeBatch.step`."""
-        if self._undisturbed >= self._calm and not self.padded and self._pads(self._rooms()):
+        if (
+            self._undisturbed >= self._stable_steps
+            and not self.padded
+            and self._pads(self._capacities())
+        ):
             self._pad()
         self._undisturbed += 1
         return super().step()
@@ -149,7 +153,7 @@ class PaddedBatch(ContinuousBatch):
     def _layers(self) -> list[RaggedBatch | PaddedLayer]:
         return cast(list[RaggedBatch | PaddedLayer], self._caches)
 
-    # Layer by layer, so that no more than one is there twice; each alone is in a sound form.
+    # Layer by layer: at most one exists twice, and after an error each layer is valid by itself.
 
     def _pad(self) -> None:
         layers = self._layers
@@ -164,8 +168,8 @@ class PaddedBatch(ContinuousBatch):
             if isinstance(layer, PaddedLayer):
                 layers[number] = layer.given_back()
 
-    def _rooms(self) -> list[int]:
-        """Tokens that each sequence has room for, the same in every layer, while not padded."""
+    def _capacities(self) -> list[int]:
+        """Each sequence's capacity in tokens, equal in all layers, while not padded."""
         first = next((layer for layer in self._layers if isinstance(layer, RaggedBatch)), None)
         return [row.buffer.capacity for row in _full_caches(first)] if first else []
 
@@ -174,10 +178,10 @@ def _full_caches(layer: RaggedBatch) -> list[FullCache]:
     return cast(list[FullCache], layer.rows)
 
 
-def _padded(rows: Sequence[mx.array], lengths: Sequence[int], room: int) -> mx.array:
-    """(batch, kv_heads, room, head_dim): the first tokens of each row, padded on the left."""
+def _padded(rows: Sequence[mx.array], lengths: Sequence[int], capacity: int) -> mx.array:
+    """(batch, kv_heads, capacity, head_dim): the first tokens of each row, padded on the left."""
     _, heads, _, dim = rows[0].shape
-    padded = mx.zeros((len(rows), heads, room, dim), rows[0].dtype)
+    padded = mx.zeros((len(rows), heads, capacity, dim), rows[0].dtype)
     stop = max(lengths)
     for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
         if length:

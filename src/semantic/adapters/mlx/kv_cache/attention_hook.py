@@ -1,8 +1,8 @@
-"""Attention over a ragged batch, and the one hook through which mlx-lm's models reach it.
+"""Hook into mlx-lm's attention, and attention over a ragged batch.
 
-Everything that touches mlx-lm's insides is here: its models import the function
-`scaled_dot_product_attention` from `mlx_lm.models.base` by name, and `install` puts ours in
-that name's place. It passes everything on to mlx-lm's own unless the keys are our handle.
+The only module that touches mlx-lm's internals: its models import the function
+`scaled_dot_product_attention` from `mlx_lm.models.base` by name, and `install` replaces that name
+in their modules. Calls whose keys are not our handle go to mlx-lm's own function.
 `tests/integration/test_mlx_lm_contract.py` fails when mlx-lm changes what this relies on.
 """
 
@@ -18,12 +18,12 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models import base
 
-from semantic.adapters.mlx.kv_cache.contiguous.ragged_batch import Mask, RaggedKeys
+from semantic.adapters.mlx.kv_cache.contiguous.cache import Mask, RaggedKeys
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedKeys
 
 HOOKED_NAME = "scaled_dot_product_attention"
 
-# mlx-lm's annotation of `mask` leaves out the strings that it accepts.
+# mlx-lm's annotation of `mask` lacks the strings that it accepts.
 _mlx_lm_attention = cast(Callable[..., mx.array], base.scaled_dot_product_attention)
 
 
@@ -36,7 +36,7 @@ def scaled_dot_product_attention(
     mask: Mask,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """mlx-lm's attention, for our batches too. Shapes as `mx.fast.scaled_dot_product_attention`."""
+    """mlx-lm's attention, also for our handles; see `mx.fast.scaled_dot_product_attention`."""
     if isinstance(keys, PagedKeys):
         return keys.batch.attend(queries, keys, scale, sinks)
     if not isinstance(keys, RaggedKeys):
@@ -49,7 +49,7 @@ def scaled_dot_product_attention(
 
 
 def install(model: Module) -> None:
-    """Let every module class of `model` use our attention. Doing it again changes nothing."""
+    """Make every module class of `model` use our attention. Idempotent."""
     modules = cast(Callable[[], list[Module]], model.modules)
     for name in {type(module).__module__ for module in modules()}:
         python_module = sys.modules[name]
@@ -78,11 +78,11 @@ def _row_by_row(
 
 
 def _decode_on_cpu(queries: mx.array, batch: RaggedKeys, scale: float) -> mx.array:
-    """One query per sequence, all query heads of a KV head in one matrix product.
+    """One query per sequence, with all query heads of a KV head in one matrix product.
 
-    MLX's CPU attention multiplies each query head by itself and reads the keys once for each;
-    grouped, a long sequence is read once. Keys on the left because a product with few columns
-    reads its left side in order, and a transposed right side would be packed first.
+    MLX's CPU attention computes each query head separately and reads the keys once per head;
+    grouped, they are read once. Keys are the left operand: a product with few columns reads its
+    left side in order, while a transposed right side would be packed first.
     """
     n_rows, n_heads, _, head_dim = queries.shape
     kv = [(row.k, row.v) for row in batch.rows if row.k is not None and row.v is not None]
@@ -102,9 +102,9 @@ def _decode_on_cpu(queries: mx.array, batch: RaggedKeys, scale: float) -> mx.arr
 
 
 def _two_streams(lengths: Sequence[int]) -> list[mx.Stream]:
-    """A stream for each row, so that two threads get about the same number of tokens.
+    """A stream per row, so that two threads get about the same number of tokens.
 
-    MLX computes a CPU stream on one thread, and one row's attention is too little to be divided.
+    MLX runs a CPU stream on one thread; one row's attention is too little work to divide.
     """
     here = mx.default_stream(mx.Device(mx.cpu))
     load = [0, 0]
@@ -118,7 +118,7 @@ def _two_streams(lengths: Sequence[int]) -> list[mx.Stream]:
 
 
 class _Streams(threading.local):
-    """Each thread's own: MLX lets no other thread use a stream."""
+    """Per thread: MLX lets no other thread use a stream."""
 
     @functools.cached_property
     def second(self) -> mx.Stream:

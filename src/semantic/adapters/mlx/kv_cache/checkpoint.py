@@ -1,11 +1,11 @@
-"""The bytes of a checkpoint: trees of arrays and numbers behind a table that says what they are.
+"""Byte format of a checkpoint: a table of contents, then trees of arrays and numbers.
 
     8 bytes   length of the table, little-endian
-    table     JSON: layout, length, and one tree per layer; an array stands as {dtype: shape}
+    table     JSON: layout, length, and one tree per layer; an array is {dtype: shape}
     arrays    in the order of the trees, each at a multiple of 64 bytes
 
-Whoever reads one says what he expects; all of it is checked before any memory is taken. Knows
-neither caches nor models.
+A reader states what it expects; everything is checked before memory is allocated. Knows neither
+caches nor models.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class ArrayForm:
-    """Type and shape of an array; along `free_axis` it may be of any length above 0."""
+    """Type and shape of an array; `free_axis` may have any length above 0."""
 
     dtype: mx.Dtype
     shape: tuple[int, ...]
@@ -49,34 +49,34 @@ class ArrayForm:
         return math.prod(self.shape) * self.dtype.size
 
     def fits(self, other: ArrayForm) -> bool:
-        """Whether `other` is of this form."""
+        """Whether `other` has this form."""
         if self.dtype != other.dtype or len(self.shape) != len(other.shape):
             return False
         return all(
-            found > 0 if axis == self.free_axis else found == wanted
-            for axis, (wanted, found) in enumerate(zip(self.shape, other.shape, strict=True))
+            found > 0 if axis == self.free_axis else found == size
+            for axis, (size, found) in enumerate(zip(self.shape, other.shape, strict=True))
         )
 
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """An array inside a checkpoint: its form and its bytes, still in their place."""
+    """An array inside a checkpoint: its form and views of its bytes."""
 
     form: ArrayForm
     data: Sequence[Bytes]
 
     def load(self) -> mx.array:
-        """The array, in memory of its own."""
+        """A copy as an MLX array."""
         return array_from(b"".join(self.data), self.form.dtype, self.form.shape)
 
 
 Leaf = None | int | str | ArrayForm | StoredArray
 Tree = Leaf | tuple["Tree", ...] | list["Tree"]
-"""What a layer keeps. As an expectation, numbers stand for any number, texts for themselves."""
+"""A layer's state. In an expectation an int matches any int, a str only itself."""
 
 
 def write_checkpoint(layout: str, length: int, trees: Sequence[Tree]) -> bytes:
-    """The checkpoint of a sequence of `length` tokens; `trees` hold StoredArrays."""
+    """Encode a checkpoint after `length` tokens; the arrays in `trees` are StoredArrays."""
     arrays: list[StoredArray] = []
     table = {"layout": layout, "length": length, "layers": [_to_json(t, arrays) for t in trees]}
     head = json.dumps(table, separators=(",", ":")).encode()
@@ -89,17 +89,17 @@ def write_checkpoint(layout: str, length: int, trees: Sequence[Tree]) -> bytes:
 
 
 def read_checkpoint(body: bytes, layout: str, length: int, expected: Sequence[Tree]) -> list[Tree]:
-    """The trees of a checkpoint, which must be like `expected`; arrays are not loaded yet.
+    """Decode the trees of a checkpoint, which must match `expected`; arrays are not loaded yet.
 
-    Raises CacheReconstructionError for anything that `write_checkpoint` would not have written.
+    Raises CacheReconstructionError for anything that `write_checkpoint` would not write.
     """
     end = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")
     if not _LENGTH_BYTES < end <= min(len(body), _MOST_TABLE_BYTES):
         raise CacheReconstructionError("a checkpoint without a table")
     table = _parse(body[_LENGTH_BYTES:end])
-    for name, wanted in (("layout", layout), ("length", length)):
-        if type(table.get(name)) is not type(wanted) or table[name] != wanted:
-            raise CacheReconstructionError(f"a checkpoint of another {name}: expected {wanted!r}")
+    for name, value in (("layout", layout), ("length", length)):
+        if type(table.get(name)) is not type(value) or table[name] != value:
+            raise CacheReconstructionError(f"a checkpoint of another {name}: expected {value!r}")
     layers = table.get("layers")
     if not isinstance(layers, list) or len(layers) != len(expected):
         raise CacheReconstructionError(f"expected a checkpoint of {len(expected)} layers")
@@ -115,12 +115,12 @@ def _parse(head: bytes) -> dict[str, object]:
     except (ValueError, RecursionError) as error:
         raise CacheReconstructionError(f"a checkpoint with a broken table: {error}") from error
     if not isinstance(table, dict):
-        raise CacheReconstructionError("a checkpoint whose table is no object")
+        raise CacheReconstructionError("a checkpoint with a table that is no object")
     return table
 
 
 def _to_json(tree: Tree, arrays: list[StoredArray]) -> object:
-    """`tree` as JSON; the arrays in it are added to `arrays`."""
+    """`tree` as JSON; appends its arrays to `arrays`."""
     if isinstance(tree, StoredArray):
         arrays.append(tree)
         return {_NAMES[tree.form.dtype]: list(tree.form.shape)}
@@ -132,14 +132,14 @@ def _to_json(tree: Tree, arrays: list[StoredArray]) -> object:
 
 
 class _Reader:
-    """Takes the arrays of a checkpoint off its body, in order."""
+    """Reads the arrays of a checkpoint in order."""
 
     def __init__(self, body: memoryview, at: int) -> None:
         self._body = body
         self._at = at
 
     def match(self, found: object, expected: Tree) -> Tree:
-        """`found` as `expected` says it must be."""
+        """`found` as a tree that matches `expected`."""
         if isinstance(expected, ArrayForm):
             return self._take(found, expected)
         if isinstance(expected, tuple | list):
@@ -154,7 +154,7 @@ class _Reader:
         return expected
 
     def finish(self) -> None:
-        """Raise CacheReconstructionError if anything is left."""
+        """Raise CacheReconstructionError if bytes are left."""
         if self._at != len(self._body):
             left = len(self._body) - self._at
             raise CacheReconstructionError(f"a checkpoint with {left} bytes too many")
@@ -174,7 +174,7 @@ class _Reader:
 
 
 def _read_form(found: object) -> ArrayForm | None:
-    """The form that {dtype: shape} says; None when that is not what it is."""
+    """The form of a {dtype: shape}; None if it is not one."""
     if not isinstance(found, dict) or len(found) != 1:
         return None
     ((name, shape),) = found.items()

@@ -1,7 +1,7 @@
-"""Finds out, when a model is loaded, which of its layers can use our ragged caches.
+"""Probe at load: which of a model's layers can use our caches, by running a few tokens both ways.
 
-Most of mlx-lm's models can. Some compute with what the cache returns, or call another attention;
-their layers keep mlx-lm's own caches. Rather than list models, a few tokens are run both ways.
+Most of mlx-lm's models can. Some compute with what the cache returns or call another attention;
+their layers keep mlx-lm's own caches. Knows no list of models.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec
 
 _PROMPTS = ((3, 1, 4), (1, 5, 9, 2, 6, 5, 3))
 _STEPS = ((2, 7), (1, 8), (2, 8))
-"""Two sequences of different lengths, and the tokens they go on with, all in any vocabulary."""
+"""Two sequences of different lengths and the tokens that follow, valid in any vocabulary."""
 
 _TOLERANCE = 1e-3
 _TOLERANCE_ROUNDED = 5e-2
-"""Largest difference of a logit, relative to the largest logit: in fp32 on a CPU, and elsewhere. A
-GPU multiplies fp32 with the mantissa of half precision (TF32)."""
+"""Maximum difference of a logit, relative to the largest: for fp32 on a CPU, and elsewhere. GPUs
+multiply fp32 in TF32, with the mantissa of half precision."""
 
 _MOST_STRAYS = 2
-"""Of the six logit vectors compared, how many may differ where numbers are rounded: that can send a
-token of a mixture of experts to another expert. A layer that is wrong is wrong in all of them."""
+"""How many of the six logit vectors may differ under rounding, which can route a token of a mixture
+of experts to another expert. A layer that is wrong is wrong in all of them."""
 
-# What a model does to a handle that it takes for an array.
+# What a model raises that uses a handle as an array.
 _NOT_AN_ARRAY = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)
 
 
@@ -58,8 +58,8 @@ def choose_layers(
 ) -> tuple[bool, ...]:
     """For each layer whether it can use our cache.
 
-    All at once if that works, else each layer that works when it is alone. Raises
-    UnsupportedModelError when not even mlx-lm's own caches give a batch the right answers.
+    All layers together if that works, else each layer that works alone. Raises
+    UnsupportedModelError if a batch is wrong even with mlx-lm's own caches.
     """
     attention_hook.install(model)
     expected = _solo(model)
@@ -85,18 +85,18 @@ def choose_layers(
 
 
 def pages_work(model: Module, layers: PagedLayers) -> bool:
-    """Whether a batch gives the right answers with caches in pages."""
+    """Whether a batch computes the right logits with caches in pages."""
     attention_hook.install(model)
     return _works(model, layers, _solo(model))
 
 
 def padding_works(model: Module) -> bool:
-    """Whether a batch gives the right answers with mlx-lm's own padded caches."""
+    """Whether a batch computes the right logits with mlx-lm's own padded caches."""
     return _works(model, _Padded(model), _solo(model))
 
 
 class _Padded:
-    """Makes mlx-lm's own caches, which become padded ones in a batch."""
+    """Makes mlx-lm's own caches, which a batch pads."""
 
     def __init__(self, model: Module) -> None:
         self._model = model
@@ -106,7 +106,7 @@ class _Padded:
 
 
 def query_heads(model: Module, spec: ModelCacheSpec, kinds: Sequence[PageKind]) -> list[int]:
-    """How many heads the queries of each kind's layers have; nothing is computed for it."""
+    """Number of query heads of each kind's layers; nothing is computed."""
     attention_hook.install(model)
     recorders = [_Recorder() for _ in kinds]
     caches = PagedLayers(spec, kinds, recorders).empty(BLOCK_TOKENS)
@@ -116,7 +116,7 @@ def query_heads(model: Module, spec: ModelCacheSpec, kinds: Sequence[PageKind]) 
 
 
 class _Recorder(PortableAttention):
-    """Notes how many query heads there are; 0 when attention was never asked for."""
+    """Records the number of query heads; 0 if attention was never called."""
 
     def __init__(self) -> None:
         self.n_heads = 0
@@ -134,24 +134,24 @@ def _works(model: Module, layers: _Layers, expected: Sequence[mx.array]) -> bool
 
 
 def _solo(model: Module) -> list[mx.array]:
-    """Logits (2, vocab) of each step, each sequence alone with mlx-lm's own caches."""
-    columns: list[list[mx.array]] = []
+    """Logits (2, vocab) of each step, each sequence alone, with mlx-lm's own caches."""
+    by_sequence: list[list[mx.array]] = []
     for row, prompt in enumerate(_PROMPTS):
         caches = make_prompt_cache(model)
         logits = [model(mx.array([prompt]), cache=caches)[:, -1]]
         logits += [model(mx.array([[step[row]]]), cache=caches)[:, -1] for step in _STEPS]
         mx.eval(logits)
-        columns.append(logits[1:])
-    return [mx.concatenate(list(step)) for step in zip(*columns, strict=True)]
+        by_sequence.append(logits[1:])
+    return [mx.concatenate(list(step)) for step in zip(*by_sequence, strict=True)]
 
 
 def _batched(model: Module, layers: _Layers) -> list[mx.array]:
-    """The same, both sequences in one batch."""
+    """`_solo` with both sequences in one batch."""
     sequences = [layers.empty(BLOCK_TOKENS) for _ in _PROMPTS]
     for caches, prompt in zip(sequences, _PROMPTS, strict=True):
         model(mx.array([prompt]), cache=caches)
         mx.eval([cache.state for cache in caches])
-    batch = [cast(_Merges, column[0]).merge(column) for column in zip(*sequences, strict=True)]
+    batch = [cast(_Merges, layer[0]).merge(layer) for layer in zip(*sequences, strict=True)]
     logits = [model(mx.array(step)[:, None], cache=batch)[:, -1] for step in _STEPS]
     mx.eval(logits)
     return logits
@@ -162,9 +162,9 @@ def _agree(found: Sequence[mx.array], expected: Sequence[mx.array]) -> bool:
     tolerance = _TOLERANCE if exact else _TOLERANCE_ROUNDED
     agreeing = 0
     for ours, theirs in zip(found, expected, strict=True):
-        wanted = theirs.astype(mx.float32)
-        difference = mx.abs(ours.astype(mx.float32) - wanted).max(axis=-1)
-        # A NaN agrees with nothing.
-        agreeing += cast(int, (difference <= tolerance * mx.abs(wanted).max(axis=-1)).sum().item())
+        right = theirs.astype(mx.float32)
+        difference = mx.abs(ours.astype(mx.float32) - right).max(axis=-1)
+        # False for NaN.
+        agreeing += cast(int, (difference <= tolerance * mx.abs(right).max(axis=-1)).sum().item())
     compared = len(_STEPS) * len(_PROMPTS)
     return agreeing >= (compared if exact else compared - _MOST_STRAYS)

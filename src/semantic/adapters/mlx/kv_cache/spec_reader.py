@@ -1,8 +1,8 @@
-"""Reads what a model caches from the model itself.
+"""Reads from a model what its layers cache: kinds, windows and shapes.
 
-`make_cache()` says which layer is which kind; a forward pass that is built but never evaluated
-says the shapes. MLX is lazy, so this costs nothing even for a model whose weights were never
-loaded, and it is right where configuration files mislead. Knows no weights and no files.
+Kinds come from `make_cache()`, shapes from a forward pass that is built but never evaluated. MLX is
+lazy, so this costs nothing even without weights, and it is right where configuration files mislead.
+Knows no weights and no files.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class LayerShape:
 
 
 class KeyValueCache(Protocol):
-    """The part of mlx-lm's attention caches that is read here."""
+    """The attributes of mlx-lm's attention caches that are read here."""
 
     keys: mx.array
     values: mx.array
 
 
 def read_spec(model: object) -> ModelCacheSpec | None:
-    """The spec of a bare mlx-lm model; None when `model` is none.
+    """The spec of an mlx-lm model; None if `model` is not one.
 
-    Raises UnsupportedModelError naming the first layer whose cache cannot be batched.
+    Raises UnsupportedModelError, naming the first layer whose cache cannot be batched.
     """
     if not isinstance(model, Module):
         return None
@@ -52,7 +52,7 @@ def read_spec(model: object) -> ModelCacheSpec | None:
 
 
 def read_shapes(model: Module) -> list[LayerShape | None]:
-    """Shape of each layer's keys and values; None for layers that keep another state."""
+    """Shape of each layer's keys and values; None for layers with another state."""
     return [
         _shape(cache) if _kind(i, cache) is not LayerKind.STATE else None
         for i, cache in enumerate(trace(model, 1))
@@ -60,7 +60,7 @@ def read_shapes(model: Module) -> list[LayerShape | None]:
 
 
 def trace(model: Module, n_tokens: int) -> list[object]:
-    """The model's own caches as `n_tokens` tokens would leave them; nothing is computed."""
+    """mlx-lm's caches of a model after `n_tokens` tokens; nothing is computed."""
     caches: list[object] = mlx_caches.make_prompt_cache(model)
     model(mx.zeros((1, n_tokens), dtype=mx.int32), cache=caches)
     return caches
@@ -94,8 +94,8 @@ def _read_layer(layer: int, short: object, long: object) -> LayerSpec:
     if kind is LayerKind.STATE:
         one, more = _state_bytes(short), _state_bytes(long)
         grows = more > one
-        # A growing state is counted per block: what a second block adds, or more if the first
-        # block holds more.
+        # A growing state is counted per block: by what a second block adds, or by the first block
+        # if that is more.
         return LayerSpec(kind, state_bytes=max(one, more - one), state_grows=grows)
     shape = _shape(short)
     window = short.max_size if isinstance(short, mlx_caches.RotatingKVCache) else None

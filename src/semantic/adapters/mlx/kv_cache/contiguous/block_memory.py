@@ -1,7 +1,7 @@
 """Contiguous caches as the bytes of stored blocks, read and written in place.
 
-FULL bodies are written where the tokens stay; WINDOW bodies into buffers of their own, since the
-window's first tokens come from the checkpoint. Implements `block_codec.BlockMemory`. Knows layers
+FULL bodies are written where the tokens stay; WINDOW bodies into separate buffers, since the
+window's first tokens are in the checkpoint. Implements `block_codec.BlockMemory`. Knows layers
 and their arrays; not the byte layout of a block.
 """
 
@@ -34,7 +34,7 @@ class MlxLmKVCache(Protocol):
 
 
 class ContiguousMemory:
-    """Implements `BlockMemory` for caches in arrays of their own."""
+    """Implements `BlockMemory` for caches in arrays of their theirs."""
 
     def __init__(self, spec: ModelCacheSpec, shapes: Sequence[LayerShape | None]) -> None:
         self._spec = spec
@@ -99,12 +99,12 @@ class ContiguousMemory:
         if isinstance(cache, SequenceCache):
             if cache.buffer.capacity < whole_blocks(stop):
                 capacity = cache.buffer.capacity
-                raise BackendError(f"there is room for {capacity} tokens, not for {stop}")
+                raise BackendError(f"the cache has capacity for {capacity} tokens, not for {stop}")
             return cache.buffer
-        own = cast(MlxLmKVCache, cache)
-        if own.keys is None or own.values is None or not own.offset:
+        theirs = cast(MlxLmKVCache, cache)
+        if theirs.keys is None or theirs.values is None or not theirs.offset:
             return KVBuffer.empty(self._shape(layer), whole_blocks(stop))
-        held = BufferRange(KVBuffer(own.keys, own.values), 0, own.offset)
+        held = BufferRange(KVBuffer(theirs.keys, theirs.values), 0, theirs.offset)
         return KVBuffer.gather([held], whole_blocks(stop))
 
     def _window(
@@ -186,10 +186,10 @@ def _tokens_of(cache: ContiguousCache) -> tuple[KVBuffer, range]:
     """The arrays of a cache and the positions of the tokens at their front."""
     if isinstance(cache, SequenceCache):
         return cache.buffer, cache.held
-    own = cast(MlxLmKVCache, cache)
-    if own.keys is None or own.values is None:
+    theirs = cast(MlxLmKVCache, cache)
+    if theirs.keys is None or theirs.values is None:
         raise BackendError("the sequence is empty")
-    return KVBuffer(own.keys, own.values), range(own.offset)
+    return KVBuffer(theirs.keys, theirs.values), range(theirs.offset)
 
 
 def _head_views(
@@ -207,5 +207,5 @@ def _set_full(cache: ContiguousCache, buffer: KVBuffer, length: int) -> None:
     if isinstance(cache, SequenceCache):
         cache.offset = length
     else:
-        own = cast(MlxLmKVCache, cache)
-        own.keys, own.values, own.offset = buffer.k, buffer.v, length
+        theirs = cast(MlxLmKVCache, cache)
+        theirs.keys, theirs.values, theirs.offset = buffer.k, buffer.v, length

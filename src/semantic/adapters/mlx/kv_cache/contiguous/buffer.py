@@ -1,7 +1,7 @@
-"""The arrays behind one layer's cache of one sequence, and ranges of them.
+"""The arrays of one layer's cache of one sequence, and ranges of their tokens.
 
-Keys and values of consecutive tokens lie side by side; appending writes in place. Knows nothing
-of positions in a prompt, windows or batches.
+Consecutive tokens are adjacent; appending writes in place. Knows nothing of positions in a prompt,
+windows or batches.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 class KVBuffer:
     """Keys (1, kv_heads, capacity, k_head_dim) and values (1, kv_heads, capacity, v_head_dim).
 
-    MLX writes in place only while nothing else refers to the array: whoever keeps a part of a
-    buffer keeps a `BufferRange`, never a view. `capacity` is how many tokens it has room for.
+    MLX writes in place only while nothing else refers to the array: hold a part of a buffer as a
+    `BufferRange`, never as a view. `capacity` is in tokens.
     """
 
     __slots__ = ("capacity", "k", "v")
@@ -26,11 +26,11 @@ class KVBuffer:
     def __init__(self, k: mx.array, v: mx.array) -> None:
         self.k = k
         self.v = v
-        self.capacity = k.shape[2]  # asked for by every layer of every step
+        self.capacity = k.shape[2]  # an attribute: every layer of every step reads it
 
     @classmethod
     def empty(cls, shape: LayerShape, capacity: int) -> KVBuffer:
-        """Zeros with room for `capacity` tokens."""
+        """Zeros for `capacity` tokens."""
         return cls(
             mx.zeros((1, shape.kv_heads, capacity, shape.k_head_dim), shape.dtype),
             mx.zeros((1, shape.kv_heads, capacity, shape.v_head_dim), shape.dtype),
@@ -38,9 +38,9 @@ class KVBuffer:
 
     @classmethod
     def gather(cls, ranges: Sequence[BufferRange], capacity: int) -> KVBuffer:
-        """A copy of `ranges`, one behind the other, with room for `capacity` tokens.
+        """A copy of `ranges`, concatenated, with `capacity` tokens.
 
-        One pass over the bytes: neighbours in one buffer are copied as one piece.
+        One pass over the bytes: adjacent ranges of one buffer are copied as one piece.
         """
         pieces = join_neighbours(ranges)
         return cls(
@@ -53,12 +53,12 @@ class KVBuffer:
         return self.k.nbytes + self.v.nbytes
 
     def resize(self, kept: range, capacity: int) -> None:
-        """Move tokens `kept` to the front of new arrays with room for `capacity`."""
+        """Move tokens `kept` to the front of new arrays of `capacity` tokens."""
         moved = KVBuffer.gather([BufferRange(self, kept.start, kept.stop)], capacity)
         self.k, self.v, self.capacity = moved.k, moved.v, capacity
 
     def write(self, at: int, stop: int, k: mx.array, v: mx.array) -> None:
-        """Put the tokens of `k` and `v` at positions `at` to `stop`; there must be room."""
+        """Write `k` and `v` to tokens `at` to `stop`, which must be within the capacity."""
         self.k[..., at:stop, :] = k
         self.v[..., at:stop, :] = v
 
@@ -71,7 +71,7 @@ class KVBuffer:
 
 @dataclass(frozen=True, slots=True)
 class BufferRange:
-    """Tokens `start` to `stop` of a buffer: what a block holds. Not a copy."""
+    """Tokens `start` to `stop` of a buffer, not copied: what a block holds."""
 
     buffer: KVBuffer
     start: int
@@ -99,7 +99,7 @@ def _concatenate(pieces: list[mx.array], capacity: int) -> mx.array:
         _, heads, _, dim = pieces[0].shape
         pieces = [*pieces, mx.zeros((1, heads, missing, dim), pieces[0].dtype)]
     if len(pieces) == 1:
-        # Of a single piece `concatenate` gives the piece itself, a view that would keep the source.
+        # `concatenate` returns a single piece as it is: a view that would keep the source alive.
         whole = pieces[0]
         pieces = [whole[..., :1, :], whole[..., 1:, :]]
     return mx.concatenate(pieces, axis=2)

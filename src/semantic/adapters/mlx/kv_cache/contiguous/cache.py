@@ -1,23 +1,29 @@
-"""One sequence's cache of one layer, in the form that mlx-lm's models call.
+"""One layer's cache in arrays of its own, of one sequence and of a ragged batch (no padding).
 
-A model sees it as a cache of its own while the sequence is prefilled alone; `merge` then puts
-several into one batch. Knows the arrays and the layer's window; not blocks, pools or requests.
+A sequence is prefilled alone, with the interface of mlx-lm's caches; `merge` puts several into one
+batch. A `RaggedBatch` takes the place of mlx-lm's padded batch caches, also in an unmodified
+`BatchGenerator`; joining, leaving and extracting are list operations that copy nothing. Knows the
+arrays and the layer's window; not blocks, pools or requests.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
 
 from semantic.adapters.mlx.kv_cache.contiguous.buffer import BufferRange, KVBuffer
-from semantic.adapters.mlx.kv_cache.contiguous.ragged_batch import Mask, RaggedBatch
 from semantic.domain.value_objects import whole_blocks
+
+Mask = mx.array | str | None
+"""What mlx-lm's attention takes as a mask: booleans, "causal", or None for no mask."""
 
 
 def causal_mask(n: int, before: int, window: int | None = None) -> mx.array:
-    """(n, before + n) booleans: query i sees key j if that is not later, nor out of the window."""
+    """(n, before + n) booleans: query i sees key j if j is not later and not before its window."""
     queries = mx.arange(before, before + n)[:, None]
     keys = mx.arange(before + n)[None]
     mask = queries >= keys
@@ -27,8 +33,8 @@ def causal_mask(n: int, before: int, window: int | None = None) -> mx.array:
 class SequenceCache(ABC):
     """Keys and values of the tokens of one sequence in one layer.
 
-    The buffer grows by itself when it must; who counts blocks reserves room before. `offset` is
-    the number of tokens the sequence has: the position of the next one.
+    The buffer grows when it is full; callers that count blocks `reserve` capacity before. `offset`
+    is the number of tokens of the sequence: the position of the next one.
     """
 
     def __init__(self, buffer: KVBuffer, offset: int) -> None:
@@ -37,7 +43,7 @@ class SequenceCache(ABC):
 
     @abstractmethod
     def append(self, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
-        """Add tokens, (1, kv_heads, n, head_dim) each; returns all that they may attend to."""
+        """Append tokens, (1, kv_heads, n, head_dim) each; returns all that they may attend to."""
 
     @abstractmethod
     def mask_for(self, n: int) -> Mask:
@@ -45,23 +51,23 @@ class SequenceCache(ABC):
 
     @abstractmethod
     def reserve(self, capacity: int) -> None:
-        """Make room for `capacity` tokens in the buffer."""
+        """Grow the buffer to hold `capacity` tokens of the sequence."""
 
     @abstractmethod
     def trim(self, length: int) -> None:
-        """Forget the tokens from position `length` on."""
+        """Drop the tokens from position `length` on."""
 
     @property
     @abstractmethod
     def held(self) -> range:
-        """Positions of the tokens that are still there."""
+        """Positions of the tokens held."""
 
     def ranges(self, size: int) -> list[BufferRange]:
-        """What is held, in ranges of at most `size` tokens."""
+        """The tokens held, in ranges of at most `size`."""
         n = len(self.held)
         return [BufferRange(self.buffer, i, min(i + size, n)) for i in range(0, n, size)]
 
-    # What mlx-lm calls, while the sequence is prefilled alone
+    # What mlx-lm calls while the sequence is prefilled alone
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """mlx-lm's name for `append`."""
@@ -73,7 +79,7 @@ class SequenceCache(ABC):
         return_array: bool = False,
         window_size: int | None = None,  # noqa: ARG002
     ) -> Mask:
-        """mlx-lm's name for `mask_for`. A model's `window_size` is the window we were made for."""
+        """mlx-lm's name for `mask_for`; a model's `window_size` is the window of this cache."""
         mask = self.mask_for(N)
         if return_array and isinstance(mask, str):
             return causal_mask(N, len(self.held))
@@ -82,8 +88,6 @@ class SequenceCache(ABC):
     @classmethod
     def merge(cls, caches: Sequence[SequenceCache]) -> RaggedBatch:
         """The batch of these sequences; copies nothing."""
-        from semantic.adapters.mlx.kv_cache.contiguous.ragged_batch import RaggedBatch
-
         return RaggedBatch(list(caches))
 
     @property
@@ -104,7 +108,7 @@ class SequenceCache(ABC):
 
 
 class FullCache(SequenceCache):
-    """Every token of the sequence, token i at position i of the buffer."""
+    """Every token of the sequence, token i at index i of the buffer."""
 
     def append(self, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
         """See `SequenceCache.append`."""
@@ -135,17 +139,17 @@ class FullCache(SequenceCache):
 
 
 class WindowCache(SequenceCache):
-    """The last tokens of the sequence, at least `window` of them once there were that many.
+    """Sliding window: the last tokens of the sequence, at least `window` of them if it is longer.
 
-    They lie in order from the front of the buffer. When the buffer is full, the last `window`
-    tokens move to the front, so their cost is spread over as many steps as there is room beyond
+    They are in order from the front of the buffer. When the buffer is full, the last `window`
+    tokens move to the front; the cost is spread over as many steps as the buffer is larger than
     the window.
     """
 
     def __init__(
         self, buffer: KVBuffer, offset: int, window: int, most: int, held: int = 0
     ) -> None:
-        """`most` is the largest capacity the buffer may grow to; it exceeds `window`."""
+        """`most` is the maximum capacity of the buffer; it exceeds `window`."""
         super().__init__(buffer, offset)
         self.window = window
         self._most = most
@@ -171,7 +175,7 @@ class WindowCache(SequenceCache):
         return seen
 
     def _append_long(self, first: int, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
-        """Append more than the buffer can hold: attend over all of it, keep the last of it."""
+        """Append more tokens than fit: attend over all of them, keep the last of them."""
         old_k, old_v = self.buffer.read(first, self._held)
         seen = KVBuffer(mx.concatenate([old_k, k], axis=2), mx.concatenate([old_v, v], axis=2))
         total = seen.capacity
@@ -191,18 +195,159 @@ class WindowCache(SequenceCache):
         return causal_mask(n, before, self.window)
 
     def reserve(self, capacity: int) -> None:
-        """See `SequenceCache.reserve`; never more than the window needs."""
-        wanted = min(whole_blocks(capacity), self._most)
-        if wanted > self.buffer.capacity:
-            self.buffer.resize(range(self._held), wanted)
+        """See `SequenceCache.reserve`; never grows beyond what the window needs."""
+        target = min(whole_blocks(capacity), self._most)
+        if target > self.buffer.capacity:
+            self.buffer.resize(range(self._held), target)
 
     def trim(self, length: int) -> None:
         """See `SequenceCache.trim`."""
-        gone = max(0, self.offset - length)
-        self._held -= gone
-        self.offset -= gone
+        dropped = max(0, self.offset - length)
+        self._held -= dropped
+        self.offset -= dropped
 
     @property
     def held(self) -> range:
         """See `SequenceCache.held`."""
         return range(self.offset - self._held, self.offset)
+
+
+class RowKeys(NamedTuple):
+    """What one row's queries may attend to; None for a row that has no queries in this call."""
+
+    k: mx.array | None
+    v: mx.array | None
+    mask: Mask
+
+
+_NO_KEYS = RowKeys(None, None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedKeys:
+    """What a model gets as keys and values: a handle that only our attention can read.
+
+    `rows[i]` has the keys, values and mask of row i, whose first `lengths[i]` queries are real. All
+    rows share `v_head_dim`.
+    """
+
+    rows: tuple[RowKeys, ...]
+    lengths: tuple[int, ...]
+    v_head_dim: int
+
+
+class _Positions:
+    """The positions of a batch as an array, made once per step and not once per layer."""
+
+    def __init__(self) -> None:
+        self._key: tuple[int, ...] = ()
+        self._array = mx.array([], dtype=mx.int32)
+
+    def __call__(self, offsets: tuple[int, ...]) -> mx.array:
+        if offsets != self._key:
+            self._key = offsets
+            self._array = mx.array(offsets, dtype=mx.int32)
+        return self._array
+
+
+_positions = _Positions()
+
+
+class RaggedBatch:
+    """One layer's caches of the sequences in a batch; mlx-lm's batch cache interface."""
+
+    def __init__(self, rows: list[SequenceCache]) -> None:
+        self.rows = rows
+        self._left: list[int] | None = None  # real tokens left per row, while right-padded
+
+    def __deepcopy__(self, memo: dict[int, object]) -> RaggedBatch:
+        """mlx-lm copies a batch to split it; the copies share the rows, each in one of them."""
+        return RaggedBatch(list(self.rows))
+
+    @property
+    def offset(self) -> mx.array:
+        """Position of the next token of each row, (batch,) int32."""
+        return _positions(tuple(row.offset for row in self.rows))
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RaggedKeys, RaggedKeys]:
+        """Append row i of `keys` and `values`, (batch, kv_heads, n, head_dim), to sequence i."""
+        n = keys.shape[2]
+        lengths = self._take(n)
+        rows = tuple(
+            _append(row, k, v, length)
+            for row, k, v, length in zip(
+                self.rows, _rows_of(keys), _rows_of(values), lengths, strict=True
+            )
+        )
+        handle = RaggedKeys(rows, lengths, values.shape[3])
+        return handle, handle
+
+    def _take(self, n: int) -> tuple[int, ...]:
+        """How many of the next `n` tokens are real, per row."""
+        if self._left is None:
+            return (n,) * len(self.rows)
+        taken = tuple(min(n, left) for left in self._left)
+        self._left = [left - used for left, used in zip(self._left, taken, strict=True)]
+        return taken
+
+    def make_mask(self, *_: object, **__: object) -> None:
+        """No mask: nothing is padded, and the handle carries each row's own mask."""
+
+    def prepare(
+        self,
+        *,
+        lengths: Sequence[int] | None = None,
+        right_padding: Sequence[int] | None = None,  # noqa: ARG002
+        left_padding: Sequence[int] | None = None,
+    ) -> None:
+        """The next tokens are padded on the right; `lengths` are real."""
+        if left_padding is not None and any(left_padding):
+            raise ValueError("rows of different lengths need no left padding")
+        self._left = list(lengths) if lengths is not None else None
+
+    def finalize(self) -> None:
+        """No more padded tokens follow."""
+        self._left = None
+
+    def filter(self, batch_indices: Sequence[int]) -> None:
+        """Keep only these rows."""
+        self.rows = [self.rows[i] for i in batch_indices]
+
+    def extend(self, other: RaggedBatch) -> None:
+        """Add the rows of `other`."""
+        self.rows = [*self.rows, *other.rows]
+
+    def extract(self, idx: int) -> SequenceCache:
+        """Row `idx`, as it is."""
+        return self.rows[idx]
+
+    @property
+    def state(self) -> list[tuple[mx.array, mx.array]]:
+        """The arrays to evaluate."""
+        return [row.state for row in self.rows]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(row.nbytes for row in self.rows)
+
+    def size(self) -> int:
+        """Tokens of the longest row."""
+        return max((row.size() for row in self.rows), default=0)
+
+    def empty(self) -> bool:
+        return all(row.empty() for row in self.rows)
+
+
+def _rows_of(x: mx.array) -> list[mx.array]:
+    """The rows of a batch, each (1, ...)."""
+    return list(mx.split(x, x.shape[0])) if x.shape[0] > 1 else [x]
+
+
+def _append(row: SequenceCache, k: mx.array, v: mx.array, length: int) -> RowKeys:
+    """Append the first `length` tokens of `k` and `v`."""
+    if not length:
+        return _NO_KEYS
+    if length < k.shape[2]:
+        k, v = k[..., :length, :], v[..., :length, :]
+    mask = row.mask_for(length)
+    return RowKeys(*row.append(k, v), mask)

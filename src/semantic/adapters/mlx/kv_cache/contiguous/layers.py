@@ -1,7 +1,7 @@
 """A sequence's caches of all layers: made empty, made from blocks, turned into blocks.
 
-Each layer is either ours (`SequenceCache`, joined without padding) or mlx-lm's own, where a model
-needs that. Knows shapes and block sizes; not requests, pools or batches.
+Each layer uses either our cache (`SequenceCache`, batched without padding) or mlx-lm's own, where a
+model needs that. Knows shapes and block sizes; not requests, pools or batches.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from semantic.domain.value_objects import (
 
 
 class MlxLmCache(Protocol):
-    """What mlx-lm's own caches of a single sequence can do."""
+    """The interface of mlx-lm's own caches of a single sequence."""
 
     @property
     def state(self) -> object: ...
@@ -47,7 +47,7 @@ class MlxLmCache(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MlxLmState:
-    """What a block of an mlx-lm cache holds: the whole cache, after `length` tokens."""
+    """What a block of an mlx-lm cache holds: the whole cache after `length` tokens."""
 
     cache: MlxLmCache
     length: int
@@ -60,8 +60,8 @@ ContiguousCache = SequenceCache | MlxLmCache
 class ContiguousLayers:
     """Makes the caches of a model's sequences.
 
-    `ragged[i]` says whether layer i uses ours. A layer that keeps another state than keys and
-    values always uses mlx-lm's own.
+    `ragged[i]` is true if layer i can use ours. A layer with a state other than keys and values
+    always uses mlx-lm's own.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ContiguousLayers:
         self._spec = spec
         self._shapes = shapes
         self._ragged = [
-            wanted and shape is not None for wanted, shape in zip(ragged, shapes, strict=True)
+            usable and shape is not None for usable, shape in zip(ragged, shapes, strict=True)
         ]
 
     @property
@@ -84,22 +84,22 @@ class ContiguousLayers:
         return tuple(self._ragged)
 
     def set_aside(self, n_bytes: int) -> None:
-        """Nothing: each cache has memory of its own."""
+        """Do nothing: each cache has memory of its own."""
 
     def abandon(self) -> None:
-        """Nothing: memory goes with the caches."""
+        """Do nothing: memory is freed with the caches."""
 
     def empty(self, capacity: int) -> list[ContiguousCache]:
-        """Caches of a new sequence, with room for `capacity` tokens."""
-        own = self._own_caches()
+        """Caches of a new sequence, with buffers for `capacity` tokens."""
+        theirs = self._mlx_lm_caches()
         caches: list[ContiguousCache] = []
         for i, layer in enumerate(self._spec.layers):
             shape = self._shapes[i]
             if self._ragged[i] and shape is not None:
-                buffer = KVBuffer.empty(shape, self._room(layer, capacity))
+                buffer = KVBuffer.empty(shape, self._capacity(layer, capacity))
                 caches.append(cache_of(layer, buffer, offset=0, held=0))
             else:
-                caches.append(own[i])
+                caches.append(theirs[i])
         return caches
 
     def restored(
@@ -112,8 +112,8 @@ class ContiguousLayers:
     ) -> list[ContiguousCache]:
         """Caches that begin with the first `length` tokens of `blocks`.
 
-        Exclusive neighbours are taken over as they lie; anything else is copied in one pass.
-        Raises CacheReconstructionError when a layer cannot give those tokens.
+        Takes over the buffer of exclusive adjacent blocks; anything else is copied in one pass.
+        Raises CacheReconstructionError if a layer lacks those tokens.
         """
         for i in range(self._spec.n_layers):
             self._check(i, blocks, length)
@@ -121,15 +121,15 @@ class ContiguousLayers:
             self._restore_layer(i, layer, blocks, length, capacity, exclusive=exclusive)
             for i, layer in enumerate(self._spec.layers)
         ]
-        # Copies are made now: until then they refer to arrays that others write to.
+        # Copy now: pending copies refer to arrays that other sequences write to.
         mx.eval([cache.state for cache in caches])
         return caches
 
     def reserve(self, caches: Sequence[ContiguousCache], capacity: int) -> None:
-        """Make room for `capacity` tokens in every layer of ours."""
+        """Grow the buffers of our caches to `capacity` tokens."""
         for layer, cache in zip(self._spec.layers, caches, strict=True):
             if isinstance(cache, SequenceCache):
-                cache.reserve(self._room(layer, capacity))
+                cache.reserve(self._capacity(layer, capacity))
 
     def fill(
         self,
@@ -137,9 +137,9 @@ class ContiguousLayers:
         blocks: Sequence[Sequence[KVBlock]],
         length: int,
     ) -> list[KVBlock]:
-        """Put `caches`, which hold `length` tokens, into `blocks`; returns the blocks not needed.
+        """Fill `blocks` with `caches`, which hold `length` tokens; returns unused blocks.
 
-        Arrays shrink to the blocks that were needed, so that no memory stays behind uncounted.
+        Buffers shrink to the blocks in use, so that the engine's count of blocks covers all memory.
         """
         unused: list[KVBlock] = []
         shrunk: list[mx.array] = []
@@ -152,16 +152,16 @@ class ContiguousLayers:
                 _fill_ours(cache, mine[:needed])
             else:
                 needed = layer.blocks_for(length)
-                _fill_own(layer, MlxLmState(cache, length), mine[:needed])
+                _fill_mlx_lm(layer, MlxLmState(cache, length), mine[:needed])
             unused += mine[needed:]
         mx.eval(shrunk)
         return unused
 
-    def _own_caches(self) -> list[MlxLmCache]:
+    def _mlx_lm_caches(self) -> list[MlxLmCache]:
         return cast(list[MlxLmCache], make_prompt_cache(self._model))
 
     @staticmethod
-    def _room(layer: LayerSpec, capacity: int) -> int:
+    def _capacity(layer: LayerSpec, capacity: int) -> int:
         return layer.blocks_for(capacity) * BLOCK_TOKENS
 
     def _restore_layer(
@@ -174,30 +174,30 @@ class ContiguousLayers:
         *,
         exclusive: bool,
     ) -> ContiguousCache:
-        chain = blocks.blocks_for_layer(i)
-        data = [block.layer_data for block in chain]
+        layer_blocks = blocks.blocks_for_layer(i)
+        data = [block.layer_data for block in layer_blocks]
         if self._ragged[i]:
             held = blocks.token_range(i)
             ranges = _ranges_of(data)
-            room = self._room(layer, capacity)
+            needed = self._capacity(layer, capacity)
             buffer = _take_over(ranges) if exclusive else None
             if buffer is None:
                 ranges = _first_tokens(ranges, length - held.start)
                 held = range(held.start, length)
-                buffer = KVBuffer.gather(ranges, max(room, whole_blocks(len(held))))
+                buffer = KVBuffer.gather(ranges, max(needed, whole_blocks(len(held))))
             cache = cache_of(layer, buffer, offset=held.stop, held=len(held))
             cache.trim(length)
-            cache.reserve(room)
+            cache.reserve(needed)
             return cache
         (state,) = {piece for piece in data if isinstance(piece, MlxLmState)}
-        return _cut_own(state, length, exclusive=exclusive)
+        return _cut_mlx_lm(state, length, exclusive=exclusive)
 
     def _check(self, i: int, blocks: AgentBlocks, length: int) -> None:
         """Raise CacheReconstructionError unless layer `i` of `blocks` can be cut to `length`."""
-        chain = blocks.blocks_for_layer(i)
-        data = [block.layer_data for block in chain]
+        layer_blocks = blocks.blocks_for_layer(i)
+        data = [block.layer_data for block in layer_blocks]
         who = f"layer {i} of {blocks.agent_id!r}"
-        if not chain or any(a.stop != b.start for a, b in itertools.pairwise(chain)):
+        if not layer_blocks or any(a.stop != b.start for a, b in itertools.pairwise(layer_blocks)):
             raise CacheReconstructionError(f"{who}: blocks are missing")
         held = blocks.token_range(i)
         earliest = earliest_cut(self._spec.layers[i], held, held.stop)
@@ -210,7 +210,7 @@ class ContiguousLayers:
                 raise CacheReconstructionError(f"{who} has no state")
             return
         ranges = _ranges_of(data)
-        if [r.stop - r.start for r in ranges] != [block.token_count for block in chain]:
+        if [r.stop - r.start for r in ranges] != [block.token_count for block in layer_blocks]:
             raise CacheReconstructionError(f"{who} has no arrays for its tokens")
         for buffer in {id(piece.buffer): piece.buffer for piece in ranges}.values():
             found = LayerShape(
@@ -221,7 +221,7 @@ class ContiguousLayers:
 
 
 def cache_of(layer: LayerSpec, buffer: KVBuffer, *, offset: int, held: int) -> SequenceCache:
-    """Our cache of a layer after `offset` tokens, the last `held` at the front of `buffer`."""
+    """Our cache of a layer after `offset` tokens; the last `held` are at the front of `buffer`."""
     if layer.kind is LayerKind.SLIDING_WINDOW and layer.window is not None:
         most = (layer.max_blocks or 0) * BLOCK_TOKENS
         return WindowCache(buffer, offset, layer.window, most, held)
@@ -245,7 +245,7 @@ def _first_tokens(ranges: Sequence[BufferRange], n_tokens: int) -> list[BufferRa
 
 
 def _take_over(ranges: Sequence[BufferRange]) -> KVBuffer | None:
-    """The buffer that `ranges` are the beginning of, or None when they must be gathered."""
+    """The buffer that begins with `ranges`, or None if they must be gathered."""
     joined = join_neighbours(ranges)
     return joined[0].buffer if len(joined) == 1 and joined[0].start == 0 else None
 
@@ -258,17 +258,17 @@ def _fill_ours(cache: SequenceCache, blocks: Sequence[KVBlock]) -> None:
         block.layer_data = piece
 
 
-def _fill_own(layer: LayerSpec, state: MlxLmState, blocks: Sequence[KVBlock]) -> None:
-    """Spread the token range over the blocks; each refers to the whole cache."""
+def _fill_mlx_lm(layer: LayerSpec, state: MlxLmState, blocks: Sequence[KVBlock]) -> None:
+    """Divide the token range among the blocks; each refers to the whole cache."""
     first = 0
     if layer.window is not None and state.length >= layer.window:
-        first = state.length - layer.window + 1  # cannot be cut back at all any more
+        first = state.length - layer.window + 1  # a full ring buffer cannot be trimmed
     edges = [min(first + i * BLOCK_TOKENS, state.length) for i in range(len(blocks))]
     for block, start, stop in zip(blocks, edges, [*edges[1:], state.length], strict=True):
         block.start, block.token_count, block.layer_data = start, stop - start, state
 
 
-def _cut_own(state: MlxLmState, length: int, *, exclusive: bool) -> MlxLmCache:
+def _cut_mlx_lm(state: MlxLmState, length: int, *, exclusive: bool) -> MlxLmCache:
     cache = state.cache if exclusive else copy.deepcopy(state.cache)
     surplus = state.length - length
     if surplus == 0:

@@ -1,7 +1,7 @@
-"""The state of mlx-lm's own caches, as a checkpoint keeps it.
+"""The state of mlx-lm's own caches as trees of a checkpoint.
 
-What a cache may look like is read off the model: the caches that one token leaves, never
-computed. Knows mlx-lm's cache classes; not where a checkpoint is kept.
+What a valid state looks like is taken from the model: the caches after one token, built lazily and
+never computed. Knows mlx-lm's cache classes; not where a checkpoint is stored.
 """
 
 from __future__ import annotations
@@ -40,31 +40,31 @@ class _FromState(Protocol):
 
 
 def expected_state(cache: MlxLmCache) -> Tree:
-    """What the state of a cache like `cache` looks like after any number of tokens."""
+    """The form of the state of a cache like `cache`, for any number of tokens."""
     return class_name(cache), _form(cache.state, _attends(cache))
 
 
 def write_state(cache: MlxLmCache) -> Tree:
-    """What `cache` holds, its arrays in one piece each."""
+    """The state of `cache`, with contiguous arrays."""
     return class_name(cache), _stored(cache.state)
 
 
 def read_state(tree: Tree, expected: Tree, length: int) -> MlxLmCache:
-    """The cache that `write_state` was given, after `length` tokens.
+    """Rebuild the cache that `write_state` wrote, after `length` tokens.
 
-    `tree` is like `expected`. Raises CacheReconstructionError when its numbers cannot be right.
+    `tree` has the form `expected`. Raises CacheReconstructionError if its numbers contradict it.
     """
     name, state = cast(tuple[str, Tree], tree)
-    _, wanted = cast(tuple[str, Tree], expected)
-    _check(name, state, wanted, length)
+    _, expected_tree = cast(tuple[str, Tree], expected)
+    _check(name, state, expected_tree, length)
     return cast(_FromState, _KNOWN[name]).from_state(_loaded(state))
 
 
 def class_name(cache: object) -> str:
-    """The name of the cache's class; raises UnsupportedModelError for one that cannot be kept."""
+    """Name of the cache's class. Raises UnsupportedModelError if it cannot be stored."""
     name = type(cache).__name__
     if _KNOWN.get(name) is not type(cache):
-        raise UnsupportedModelError(f"a {name} cannot be kept in a checkpoint")
+        raise UnsupportedModelError(f"a {name} cannot be stored in a checkpoint")
     return name
 
 
@@ -73,7 +73,7 @@ def _attends(cache: object) -> bool:
 
 
 def _form(state: object, attends: bool) -> Tree:
-    """The form of `state`; the tokens of keys and values may be of any number."""
+    """The form of `state`; keys and values may have any number of tokens."""
     if isinstance(state, mx.array):
         return ArrayForm(state.dtype, tuple(state.shape), _TOKEN_AXIS if attends else None)
     if isinstance(state, list | tuple):
@@ -114,33 +114,33 @@ def _loaded(tree: Tree) -> object:
     return tree
 
 
-def _check(name: str, state: Tree, wanted: Tree, length: int) -> None:
+def _check(name: str, state: Tree, expected: Tree, length: int) -> None:
     """Raise CacheReconstructionError unless the numbers in `state` fit its arrays and `length`."""
     if name == "CacheList":
-        parts = zip(cast(list[Tree], state), cast(list[Tree], wanted), strict=True)
-        for part, wanted_part in parts:
+        parts = zip(cast(list[Tree], state), cast(list[Tree], expected), strict=True)
+        for part, expected_part in parts:
             inner, inner_name = cast(tuple[Tree, str], part)
-            _check(inner_name, inner, cast(tuple[Tree, str], wanted_part)[0], length)
+            _check(inner_name, inner, cast(tuple[Tree, str], expected_part)[0], length)
     elif name in ("KVCache", "RotatingKVCache"):
         keys, values, offset, *rest = cast(Sequence[Tree], state)
         held = _tokens(keys)
         fits = held == _tokens(values) and offset == length
         if rest:
             keep, size, index = cast(list[int], rest)
-            same = [keep, size] == list(cast(Sequence[Tree], wanted)[3:5])
+            same = [keep, size] == list(cast(Sequence[Tree], expected)[3:5])
             fits = fits and same and min(length, size) <= held
             fits = fits and _is_write_position(index, held, length, size)
         else:
             fits = fits and length <= held
         if not fits:
-            raise CacheReconstructionError(f"a checkpoint whose {name} contradicts itself")
+            raise CacheReconstructionError(f"a checkpoint with a contradictory {name}")
 
 
 def _is_write_position(index: int, held: int, length: int, size: int) -> bool:
     """Whether a RotatingKVCache of `held` tokens' arrays may write next at `index`."""
     if held == size and length >= size:
-        return 0 <= index <= size  # anywhere in the ring
-    return index == min(held, length)  # behind the last token
+        return 0 <= index <= size  # any index of the ring
+    return index == min(held, length)  # after the last token
 
 
 def _tokens(tree: Tree) -> int:

@@ -79,7 +79,7 @@ class MetadataCache:
     __slots__ = ("_last", "_subset")
 
     def __init__(self) -> None:
-        # Weak references: sequences that left a batch must not be kept alive.
+        # Weak references: sequences that left a batch must not be known alive.
         self._last: weakref.ref[BatchMetadata] | None = None
         self._subset: tuple[weakref.ref[BatchMetadata], int, tuple[int, ...]] | None = None
 
@@ -91,10 +91,10 @@ class MetadataCache:
             self._last, self._subset = weakref.ref(last), None
         return last
 
-    def keep(self, old: BatchMetadata, step: int, rows: Sequence[int]) -> BatchMetadata:
+    def select(self, old: BatchMetadata, step: int, rows: Sequence[int]) -> BatchMetadata:
         """The metadata of some rows of `old`, `step` steps later."""
-        rows, kept = tuple(rows), self._subset
-        if kept is not None and kept[1] == step and kept[2] == rows and kept[0]() is old:
+        rows, known = tuple(rows), self._subset
+        if known is not None and known[1] == step and known[2] == rows and known[0]() is old:
             last = None if self._last is None else self._last()
             if last is not None:
                 return last

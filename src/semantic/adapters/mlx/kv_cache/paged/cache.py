@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from semantic.adapters.mlx.kv_cache.contiguous.cache import causal_mask
-from semantic.adapters.mlx.kv_cache.contiguous.ragged_batch import Mask
+from semantic.adapters.mlx.kv_cache.contiguous.cache import Mask, causal_mask
 from semantic.adapters.mlx.kv_cache.paged.attention import DecodeStep, PagedAttention, PrefillChunk
 from semantic.adapters.mlx.kv_cache.paged.batch_metadata import MetadataCache
 from semantic.adapters.mlx.kv_cache.paged.page_table import PagedSequence, PageTable
@@ -25,7 +24,7 @@ class PagedLayer:
     kind: int
     number: int
     attention: PagedAttention
-    metadata_cache: MetadataCache
+    shared: MetadataCache
 
 
 class PagedCache:
@@ -137,7 +136,7 @@ class PagedBatch:
     ) -> None:
         self._layer = layer
         self._firsts = list(firsts)
-        self._metadata = layer.metadata_cache.get(sequences, lengths)
+        self._metadata = layer.shared.get(sequences, lengths)
         self._step = 0
         self._last: mx.array | None = None  # result of the last step
 
@@ -177,13 +176,13 @@ class PagedBatch:
     def filter(self, batch_indices: Sequence[int]) -> None:
         """Keep only these rows."""
         self._firsts = [self._firsts[i] for i in batch_indices]
-        self._metadata = self._layer.metadata_cache.keep(self._metadata, self._step, batch_indices)
+        self._metadata = self._layer.shared.select(self._metadata, self._step, batch_indices)
         self._step = 0
 
     def extend(self, other: PagedBatch) -> None:
         """Add the rows of `other`."""
         self._firsts += other._firsts
-        self._metadata = self._layer.metadata_cache.get(
+        self._metadata = self._layer.shared.get(
             [*self._metadata.sequences, *other._metadata.sequences],
             [*self._lengths(), *other._lengths()],
         )

@@ -143,11 +143,11 @@ class PagedLayers:
         """Raise CacheReconstructionError unless the blocks of a kind can be cut to `length`."""
         found: list[BlockData] = []
         for i in pool.kind.layers:
-            table = blocks.blocks_for_layer(i)
+            layer_blocks = blocks.blocks_for_layer(i)
             who = f"layer {i} of {blocks.agent_id!r}"
-            if not table:
+            if not layer_blocks:
                 raise CacheReconstructionError(f"{who}: blocks are missing")
-            mine = [block.layer_data for block in table]
+            mine = [block.layer_data for block in layer_blocks]
             if mine == found and found:
                 continue  # the same pages as the layer before
             held = blocks.token_range(i)
@@ -157,7 +157,7 @@ class PagedLayers:
                     f"{who} holds tokens {held.start} to {held.stop}; "
                     f"it cannot give the first {length}"
                 )
-            if found or not _fit(mine, table, held, pool):
+            if found or not _fit(mine, layer_blocks, held, pool):
                 raise CacheReconstructionError(f"{who} has no pages for its tokens")
             found = mine
 
@@ -179,12 +179,14 @@ def _pages_of(cache: PagedCache) -> list[tuple[int, int, PagedBlock]]:
     ]
 
 
-def _fit(found: Sequence[BlockData], table: Sequence[KVBlock], held: range, pool: PagePool) -> bool:
+def _fit(
+    found: Sequence[BlockData], blocks: Sequence[KVBlock], held: range, pool: PagePool
+) -> bool:
     """Whether these are all the pages of consecutive blocks that hold these positions."""
     first = found[0]
     if not isinstance(first, PagedBlock) or (first.first, first.stop) != (held.start, held.stop):
         return False
-    if any(a.stop != b.start for a, b in itertools.pairwise(table)):
+    if any(a.stop != b.start for a, b in itertools.pairwise(blocks)):
         return False
     return all(ref.of(pool) for ref in first.refs) and all(
         isinstance(block_data, PagedBlock) and block_data.refs is first.refs and block_data.at == at
