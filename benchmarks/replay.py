@@ -72,7 +72,7 @@ def conversation(replay: Replay, tokenizer: Tokenizer, length: int) -> tuple[Cha
         prompt = replayed.rendered.tokens
         answer = Message("assistant", words(draw))
         generated = tokenizer.encode(answer.content, add_special_tokens=False)
-        replay.remember(replayed, prompt, answer, generated)
+        replay.record(replayed, prompt, answer, generated)
         messages.append(answer)
         n_tokens = len(prompt) + len(generated)
     return Chat((*messages, Message("user", "And now?"))), n_tokens

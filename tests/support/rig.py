@@ -106,7 +106,7 @@ class Rig:
         if self.pages:
             # A shared page exists once, but counts for each running sequence.
             assert held <= counted, (held, counted)
-            assert len(self.pages) > 1 or self.pages[0].nbytes <= self.pool.most_bytes
+            assert len(self.pages) > 1 or self.pages[0].nbytes <= self.pool.capacity_bytes
             return
         assert abs(held - counted) <= 0.02 * max(held, counted), (held, counted)
 

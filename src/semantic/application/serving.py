@@ -189,7 +189,7 @@ class Serving:
             else:
                 pieces, reason = stream.end(event)
                 if reason in _COMPLETE:
-                    self._remember(prepared, stream, event)
+                    self._record_turn(prepared, stream, event)
                 if scores and event.prompt_logprobs:
                     yield PromptScored(prepared.tokens, event.prompt_logprobs)
                 for piece in (*held, *pieces):
@@ -201,7 +201,7 @@ class Serving:
                     yield piece
                 held = []
 
-    def _remember(
+    def _record_turn(
         self, prepared: Prepared, stream: AnswerStream, done: CompletedGeneration
     ) -> None:
         """That the conversation goes on from this answer in the tokens that were computed."""
@@ -210,9 +210,9 @@ class Serving:
             return
         if done.stop_string is None:
             generated = done.tokens[: stream.n_tokens]
-            self._replay.remember(replayed, prepared.tokens, message, generated)
+            self._replay.record(replayed, prepared.tokens, message, generated)
         else:
-            self._replay.remember_cut(replayed, message)
+            self._replay.record_cut(replayed, message)
 
     def _reader(self, prepared: Prepared) -> AnswerReader | None:
         """The parser of the answer's text; None for a plain prompt, whose answer is all text."""

@@ -1,6 +1,6 @@
-"""An answer as it comes: pieces in the order in which they were written, then its end.
+"""Events of an answer: its pieces in the order in which they were generated, then its end.
 
-A stream sends the pieces; a reply that is not a stream is made of the same ones.
+A streamed response sends the pieces; a whole response is assembled from the same ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ AnswerReason = Literal["stop", "length", "tool_calls", "cancelled", "error"]
 
 @dataclass(frozen=True, slots=True)
 class AnswerStarted:
-    """The request was taken in: its agent, and how many tokens its prompt has."""
+    """The request was accepted: its agent and the number of prompt tokens."""
 
     uid: str
     agent_id: str
@@ -25,7 +25,7 @@ class AnswerStarted:
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """So many prompt tokens of `total` are in the cache now."""
+    """`done` of `total` prompt tokens are in the cache."""
 
     done: int
     total: int
@@ -33,9 +33,9 @@ class PromptProgress:
 
 @dataclass(frozen=True, slots=True)
 class PromptScored:
-    """Log-probabilities of the prompt's tokens; None for the first, which follows nothing.
+    """Log-probabilities of the prompt's tokens; None for the first, which has no predecessor.
 
-    Comes before any text, and only when it was asked for.
+    Precedes any text; present only if requested.
     """
 
     tokens: tuple[int, ...]
@@ -44,8 +44,10 @@ class PromptScored:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More of the answer's text. `text` is never empty, unless there are `logprobs`: a token
-    whose characters are still incomplete has one as well."""
+    """More text of the answer.
+
+    `text` is empty only with `logprobs`: those of a token whose character is still incomplete.
+    """
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -53,7 +55,7 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """More of what the model thought before it answered."""
+    """More of the reasoning before the answer."""
 
     text: str
 
@@ -77,8 +79,10 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFailed:
-    """The model began a tool call that cannot be read; `text` is what it wrote. It is the last
-    piece before the end, whose reason is "error"."""
+    """A generated tool call that cannot be parsed; `text` is its text.
+
+    The last piece before the end, whose reason is "error".
+    """
 
     text: str
     problem: str
@@ -86,8 +90,7 @@ class ToolCallFailed:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What an answer took, in tokens. `cached` prompt tokens were not computed again; `match`
-    says why not more."""
+    """Tokens of an answer; `cached` prompt tokens were reused, see `match` for why not more."""
 
     prompt: int
     cached: int
@@ -97,7 +100,7 @@ class Usage:
 
     @property
     def written(self) -> int:
-        """Prompt tokens that were computed, and are in the cache from now on."""
+        """Prompt tokens that were computed and are cached now."""
         return self.prompt - self.cached
 
     @property
@@ -117,7 +120,7 @@ class AnswerEnd:
 
 
 AnswerPiece = TextDelta | ReasoningDelta | ToolCallStarted | ToolCallDelta | ToolCallFailed
-"""What a model wrote, sorted."""
+"""A part of the generated text."""
 
 AnswerEvent = AnswerStarted | PromptProgress | PromptScored | AnswerPiece | AnswerEnd
-"""All that can be told of an answer: AnswerStarted comes first, AnswerEnd last."""
+"""An event of an answer: AnswerStarted is the first, AnswerEnd the last."""

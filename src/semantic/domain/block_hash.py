@@ -1,7 +1,7 @@
-"""What a stored block is called: a hash of everything that decides its content.
+"""BlockHash: the content address of a stored block.
 
-SHA-256 over length-framed fields, chained: a block's hash names its namespace, its tenant, every
-token before it and its own tokens. Knows neither files nor what a block's body contains.
+A chained SHA-256 over length-framed fields: a block's hash covers its namespace, its tenant, every
+token before it and its own tokens. Knows neither files nor the content of a block's body.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ TOKEN_BYTES = 4
 HEAD_TOKENS = 16
 """See `begins_like`."""
 _LAYOUT_VERSION = b"1"
-"""Raise it when the bytes of a body change their meaning: no older block is found again then."""
+"""Increment when the meaning of a body's bytes changes: older blocks are then not found."""
 
 
 class Part(StrEnum):
-    """Which part of a block's cache a stored body holds. The values stand in files."""
+    """Which part of a block's cache a stored body holds. The values are part of the file format."""
 
     FULL = "full"
     """Keys and values of the block's tokens in all full-attention layers; may be empty."""
     WINDOW = "window"
-    """The same in the sliding-window layers. Kept only where a sequence may be resumed."""
+    """The same in the sliding-window layers. Stored only where a sequence may be resumed."""
     CHECKPOINT = "checkpoint"
-    """What else is needed to go on after the block's last token: states, the window's edge."""
+    """What else is needed to resume after the block's last token: states, the window's edge."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockKey:
-    """Names one stored body."""
+    """The key of one stored body."""
 
     hash: BlockHash
     part: Part
@@ -52,8 +52,8 @@ class BlockKey:
 def begins_like(tokens: Sequence[int], like: Sequence[int]) -> bool:
     """Whether the first 16 tokens of both are the same, or all those of the shorter one.
 
-    Blocks that share less are not worth reading for what they share: with a chat template all
-    conversations begin with the same few tokens.
+    Blocks that share fewer tokens are not worth reading: with a chat template all conversations
+    begin with the same few tokens.
     """
     n = min(HEAD_TOKENS, len(tokens), len(like))
     return n > 0 and tuple(tokens[:n]) == tuple(like[:n])

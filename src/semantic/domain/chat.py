@@ -1,6 +1,6 @@
-"""A conversation as every wire means it: messages, tools, and how the answer is to be formed.
+"""Chat: a conversation independent of any wire: messages, tools and options of the answer.
 
-Texts stand as their author wrote them. Knows neither wires nor templates nor tokens.
+Texts are unchanged. Knows neither wires nor templates nor tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ JsonSchema = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that an assistant made. `arguments` is JSON text, as it was written."""
+    """A tool call by the assistant. `arguments` is JSON text, unchanged."""
 
     id: str
     name: str
@@ -25,7 +25,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. `tool_call_id` says which call a message of role "tool" answers."""
+    """One message. `tool_call_id` is the call whose result a message of role "tool" is."""
 
     role: Role
     content: str = ""
@@ -36,13 +36,13 @@ class Message:
 
     @property
     def length(self) -> int:
-        """Characters of what it says; its reasoning does not count, a template may drop it."""
+        """Characters of content and arguments; not of reasoning, which a template may drop."""
         return len(self.content) + sum(len(call.arguments) for call in self.tool_calls)
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. With `strict` its calls always fit `parameters`."""
+    """A function that the model may call. With `strict`, calls always match `parameters`."""
 
     name: str
     description: str = ""
@@ -63,16 +63,16 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """What the text of an answer must be: JSON of some kind, or JSON that fits `schema`."""
+    """Structured output: the answer must be JSON, matching `schema` if given."""
 
     schema: JsonSchema | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation that waits for the assistant's next message.
+    """A conversation to be continued by the assistant.
 
-    `template_options` go to the model's template by name (enable_thinking, reasoning_effort).
+    `template_options` are passed to the chat template (enable_thinking, reasoning_effort).
     """
 
     messages: tuple[Message, ...]
@@ -84,5 +84,5 @@ class Chat:
 
     @property
     def length(self) -> int:
-        """Characters of what the messages say."""
+        """Characters of all messages."""
         return sum(message.length for message in self.messages)

@@ -1,7 +1,7 @@
-"""Entities: a block of cached tokens, and an agent's chain of blocks.
+"""KVBlock and AgentBlocks: a block of cached tokens, and an agent's cache as blocks per layer.
 
-A block says which tokens of which layer it stands for; what holds their keys and values
-(`layer_data`) belongs to a backend and is opaque here.
+A block identifies its layer and tokens; their keys and values (`layer_data`) belong to a backend
+and are opaque here.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 from typing import NewType, TypeAlias
 
 BlockData: TypeAlias = object
-"""What a backend keeps in a block: opaque here, and only the backend that put it there reads it."""
+"""A backend's data in a block; opaque to everything but that backend."""
 
 BlockId = NewType("BlockId", int)
-"""A block's number. Never given twice, so a stale or foreign reference is always noticed."""
+"""A block's number, unique in the process: a stale or foreign reference is always detected."""
 
 
 @dataclass(slots=True)
 class KVBlock:
     """Up to 256 consecutive tokens of one layer.
 
-    `start` is the position of its first token in the sequence, `token_count` how many tokens
-    it holds; `layer_data` is None until a backend has filled it.
+    `start` is the position of its first token in the sequence, `token_count` the number of tokens
+    it holds; `layer_data` is None until a backend fills it.
     """
 
     block_id: BlockId
@@ -42,10 +42,9 @@ class AgentBlocks:
     """One agent's cache: the tokens it covers and, per layer, the blocks that hold them.
 
     Layers may hold different ranges: a sliding-window layer holds only the last tokens.
-    `model_id` names the model that computed it, `owner` in whose name the pool holds its blocks
-    (the agent's id when nothing else is said). A retired one has handed its blocks on (to the
-    agent's next request, or back to the pool) and is empty; it may still be passed as a cache,
-    it just saves nothing.
+    `model_id` is the model that computed it, `owner` the pool's name for the holder of its blocks
+    (by default the agent's id). A retired cache has passed its blocks to the agent's next request
+    or back to the pool and is empty; passing it as a cache is valid and reuses nothing.
     """
 
     agent_id: str
@@ -66,11 +65,11 @@ class AgentBlocks:
             self.total_tokens = len(self.token_ids)
 
     def add_block(self, block: KVBlock) -> None:
-        """Append `block` to its layer's chain."""
+        """Append `block` to its layer."""
         self._layers.setdefault(block.layer_id, []).append(block)
 
     def blocks_for_layer(self, layer_id: int) -> Sequence[KVBlock]:
-        """The layer's blocks in token order; empty when it holds none."""
+        """The layer's blocks in token order; may be empty."""
         return self._layers.get(layer_id, [])
 
     def token_range(self, layer_id: int) -> range:
@@ -88,9 +87,9 @@ class AgentBlocks:
         return sum(len(blocks) for blocks in self._layers.values())
 
     def snapshot(self, agent_id: str | None = None, owner: str | None = None) -> AgentBlocks:
-        """The same blocks in a chain of their own, untouched when this one retires.
+        """A copy that refers to the same blocks and stays valid when this one retires.
 
-        In another agent's name when there is one.
+        `agent_id` and `owner` replace those of this one, if given.
         """
         copy = AgentBlocks(
             self.agent_id if agent_id is None else agent_id,
@@ -104,6 +103,6 @@ class AgentBlocks:
         return copy
 
     def retire(self) -> None:
-        """Let go of the blocks: they belong to someone else now, or to nobody."""
+        """Drop the references to the blocks, which have a new owner or are free."""
         self.retired = True
         self._layers = {}

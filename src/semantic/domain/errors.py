@@ -1,4 +1,4 @@
-"""The errors a caller can meet, as one tree sorted by what the caller must do next.
+"""The errors of this package, as one tree sorted by what the caller must do next.
 
     SemanticError
     ├── RequestError                 change the request
@@ -7,19 +7,19 @@
     │   ├── AgentNotFoundError           no agent of that name
     │   ├── ModelNotFoundError           no such model, or its folder is broken
     │   └── CacheReconstructionError     the cache given does not belong to this model
-    ├── CapacityError                retry later, or ask for less
+    ├── CapacityError                retry later, or send a smaller request
     │   ├── OverloadedError              the queue is full
     │   └── PoolExhaustedError           the block pool cannot hold it
-    ├── AnswerError                  ask again: the answer is of no use
-    │   └── ToolCallError                it calls a tool in a way that cannot be read
+    ├── AnswerError                  retry: the answer is unusable
+    │   └── ToolCallError                a tool call that cannot be parsed
     └── OperatorError                a person must act
-        ├── UnsupportedModelError        the model keeps a cache that we cannot manage
+        ├── UnsupportedModelError        the model's cache is of an unsupported kind
         ├── BackendError                 the model failed while running
         ├── StoreError                   the store's folder cannot be used as it is
-        └── IntegrityError               an internal account is wrong: a bug
+        └── IntegrityError               an internal count is wrong: a bug
 
 Each class also derives from the built-in exception that a caller without this module would
-expect. Nothing here knows how an error is shown.
+expect. Knows nothing of how errors are displayed.
 """
 
 
@@ -28,7 +28,7 @@ class SemanticError(Exception):
 
 
 class RequestError(SemanticError):
-    """The request cannot be served as it is; sending it again changes nothing."""
+    """The request cannot be served as it is; retrying it is useless."""
 
 
 class InvalidRequestError(RequestError, ValueError):
@@ -36,10 +36,9 @@ class InvalidRequestError(RequestError, ValueError):
 
 
 class ContextOverflowError(RequestError, ValueError):
-    """The prompt and what may be answered are longer than the model's context.
+    """The prompt and at least one token of an answer exceed the model's context.
 
-    `prompt_tokens` may be the least that it has; `is_chat` says whether the prompt is a
-    conversation.
+    `prompt_tokens` may be a lower bound; `is_chat`: the prompt is a conversation.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class AgentNotFoundError(RequestError, LookupError):
 
 
 class ModelNotFoundError(RequestError, LookupError):
-    """No model is where the request says, or what is there cannot be loaded."""
+    """There is no such model, or its files cannot be loaded."""
 
 
 class CacheReconstructionError(RequestError, ValueError):
@@ -64,15 +63,15 @@ class CacheReconstructionError(RequestError, ValueError):
 
 
 class CapacityError(SemanticError):
-    """There is no room now; a smaller request, or the same one later, may succeed."""
+    """Capacity is exhausted now; a smaller request, or the same one later, may succeed."""
 
 
 class PoolExhaustedError(CapacityError, ValueError):
-    """The block pool cannot give the blocks asked for, even when idle caches are dropped."""
+    """The block pool cannot allocate the blocks, even after evicting idle caches."""
 
 
 class OverloadedError(CapacityError):
-    """The queue has no room; `retry_after` is when to come again, in seconds."""
+    """The queue is full; retry after `retry_after` seconds."""
 
     def __init__(self, message: str, *, retry_after: int) -> None:
         super().__init__(message)
@@ -80,15 +79,15 @@ class OverloadedError(CapacityError):
 
 
 class AnswerError(SemanticError):
-    """What the model wrote is of no use; asked again it may write something else."""
+    """The generated answer is unusable; a retry may succeed."""
 
 
 class ToolCallError(AnswerError, ValueError):
-    """The model wrote a tool call that cannot be read; the message says what is wrong with it."""
+    """A generated tool call cannot be parsed; the message contains the reason."""
 
 
 class OperatorError(SemanticError):
-    """Only a person can mend this."""
+    """The operator must act; retrying is useless."""
 
 
 class UnsupportedModelError(OperatorError, NotImplementedError):
@@ -100,8 +99,8 @@ class BackendError(OperatorError, RuntimeError):
 
 
 class StoreError(OperatorError, OSError):
-    """A store cannot be opened: not ours, not safe, or of a newer format. Nothing was changed."""
+    """A store cannot be opened: foreign, unsafe, or of a newer format. Nothing was changed."""
 
 
 class IntegrityError(OperatorError, RuntimeError):
-    """An account disagrees with itself. Never raised by wrong input: report it."""
+    """Internal counts disagree. Never caused by input: report it as a bug."""

@@ -1,6 +1,6 @@
-"""What generated text must look like, as a value: it goes with the sampling parameters.
+"""Grammar: the constraint of structured output, as a value beside the sampling parameters.
 
-Says what is wanted; not how tokens are masked, nor in which library.
+Knows neither how tokens are masked nor in which library.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A language that an answer has to be in.
+    """A grammar that an answer must match.
 
-    `kind` says what `text` is: a JSON schema, or a grammar in Lark's notation. `after` is a text
-    that the answer has to contain before the language begins (the end of a thought); what comes
-    before is free. An answer may only end where the language allows it.
+    `kind`: `text` is a JSON schema, or a grammar in Lark's notation. `after` is text that must
+    precede the constrained part (the end mark of reasoning); everything before it is free. An
+    answer may end only where the grammar allows it.
     """
 
     kind: Literal["json_schema", "lark"]

@@ -1,7 +1,7 @@
-"""Where a conversation is, by content: a digest after each of its messages.
+"""Points of a conversation: a digest after each of its messages, by content.
 
-Two conversations are at one point when they say the same, however their clients wrote it down.
-Thoughts do not count: most clients leave them out of what they send back. Knows no tokens.
+Conversations with equal content are at the same point, however their clients spell it. Reasoning
+does not count: most clients leave it out of the history they send. Knows no tokens.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from semantic.domain.digest import digest
 Point = bytes
 
 _LARGEST_EXACT = 1 << 53
-"""Up to here a float is every whole number."""
+"""Largest range of integers that a float represents exactly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """An answer, and in which tokens the conversation up to its end was computed.
+    """An answer, and the tokens in which the conversation up to its end was computed.
 
-    They are the first `start` tokens of the turn before, of which `parent` is the digest, then
-    `tokens`: another turn may have come to that one's point since, in other tokens. Without
-    `tokens` the answer was given, and cannot be gone on from. `thought` is the digest of what was
-    thought before the answer.
+    These are the first `start` tokens of the previous turn, whose digest is `parent`, followed by
+    `tokens`; the digest is needed because another turn may reach the same point in other tokens.
+    Without `tokens` the turn is known but cannot be continued. `thought` is the digest of the
+    answer's reasoning.
     """
 
     point: Point
@@ -38,15 +38,15 @@ class Turn:
 
     @property
     def end(self) -> int:
-        """How many tokens there are in all."""
+        """Number of tokens up to the end of the turn."""
         return self.start + len(self.tokens)
 
 
 def points(chat: Chat, scope: bytes, tool_texts: Sequence[bytes] | None = None) -> list[Point]:
-    """The point before any message, and the one after each; `scope` is what they are valid in.
+    """The point before the first message and the one after each, valid within `scope`.
 
-    Tools and template options are at the beginning: where they differ, so does everything.
-    `tool_texts` are those of `tool_text`, where they are known.
+    Tools and template options are part of every point, since templates render them first.
+    `tool_texts` are the results of `tool_text`, if already computed.
     """
     options = canonical(dict(chat.template_options))
     texts = map(tool_text, chat.tools) if tool_texts is None else tool_texts
@@ -57,10 +57,10 @@ def points(chat: Chat, scope: bytes, tool_texts: Sequence[bytes] | None = None) 
 
 
 def point_after(point: Point, message: Message) -> Point:
-    """The point that `message` leads to."""
+    """The point after `message`."""
     content = message.content
     if message.role == "assistant":
-        content = content.strip()  # wires and clients trim answers, and mean nothing by it
+        content = content.strip()  # wires and clients trim answers
     calls = [
         field
         for call in message.tool_calls
@@ -71,32 +71,32 @@ def point_after(point: Point, message: Message) -> Point:
 
 
 def thought_digest(reasoning: str) -> bytes:
-    """What stands for a thought; white space around it does not count."""
+    """Digest of an answer's reasoning without surrounding white space."""
     return digest("thought-v1", _text(reasoning.strip()))
 
 
 def agrees(turn: Turn, message: Message) -> bool:
-    """Whether `message` does not contradict what was thought in `turn`."""
+    """Whether the reasoning in `message`, if any, is that of `turn`."""
     return not message.reasoning.strip() or thought_digest(message.reasoning) == turn.thought
 
 
 def answers(messages: Sequence[Message]) -> list[int]:
-    """The numbers of the assistant's messages."""
+    """Indices of the assistant's messages."""
     return [number for number, message in enumerate(messages) if message.role == "assistant"]
 
 
 def tool_text(tool: Tool) -> bytes:
-    """All that a tool is; in whatever order its schema is written."""
+    """Canonical text of a tool, independent of the order of its schema's keys."""
     return canonical([tool.name, tool.description, dict(tool.parameters), tool.strict])
 
 
 def canonical(value: object) -> bytes:
-    """JSON that says the same is the same text."""
+    """JSON in canonical form: equal values give equal text."""
     return _text(json.dumps(value, sort_keys=True, separators=(",", ":"), default=str))
 
 
 def _arguments(text: str) -> bytes:
-    """JSON that says the same is the same, also to clients that know one kind of number only."""
+    """Canonical JSON of a call's arguments, equal for clients with one number type only."""
     try:
         return canonical(json.loads(text, parse_int=_number, parse_float=_number))
     except (ValueError, RecursionError):
@@ -104,9 +104,9 @@ def _arguments(text: str) -> bytes:
 
 
 def _number(text: str) -> int | float:
-    """A number as JavaScript has it, and sends it back: 1.0 is 1, and large ones are rounded.
+    """A number as JavaScript represents it: 1.0 is 1, large integers are rounded.
 
-    Raises ValueError for one that has no room in a float.
+    Raises ValueError for one beyond the range of a float.
     """
     number = float(text)
     if math.isinf(number):

@@ -1,7 +1,7 @@
-"""Who asks, as a client tells it without being asked to: a session, and an agent within it.
+"""Identity: the session and the agent that a client's request names in passing.
 
-A tag for people, for pins and for statistics. It never decides whose tokens are read: keys and
-values are found by what a prompt says.
+Used for names, pins and statistics. It never decides which cache is read: blocks are found by the
+content of the prompt.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import hashlib
 from dataclasses import dataclass
 from typing import TypeGuard
 
-LONGEST_TAG = 128
-"""Characters of what a client calls a session or an agent."""
+MAX_TAG_LENGTH = 128
+"""Characters of a session, agent or client tag."""
 
-_LONGEST_PART = 100
-"""Characters of a tag within a name; a longer one stands there as a digest."""
+_MAX_PART_LENGTH = 100
+"""Characters of a tag within a name; a longer one is replaced by a digest."""
 _DIGEST_DIGITS = 32
 _ESCAPES = str.maketrans({"%": "%25", "/": "%2F", "~": "%7E"})
 _NO_CLIENT = "session"
@@ -23,11 +23,11 @@ _NUMBER = "~"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who asks.
+    """A client's session and agent.
 
-    `client` is the program, "" for one that is not known. `agent` is one of several in the session;
-    None is the session's own. `parent` is the name of who began it. A tag is `shared` when many
-    conversations at once may bear it, as one that names a user.
+    `client` is the program, "" if unknown. `agent` is one of several in the session; None is the
+    session's main one. `parent` is the name of the agent that started it. An identity is `shared`
+    if several conversations use it at once, such as one that names a user.
     """
 
     session: str
@@ -38,15 +38,15 @@ class Identity:
 
     @property
     def name(self) -> str:
-        """What the agent is called here."""
+        """The name of the identity's first agent."""
         return name_of(self.client, self.session, self.agent)
 
     def numbered(self, number: int) -> str:
-        """What the agent number `number` of this identity is called; the first has no number."""
+        """The name of agent number `number` of this identity; the first has no number in it."""
         return self.name if number == 1 else f"{self.name}{_NUMBER}{number}"
 
     def number(self, name: str) -> int | None:
-        """The number by which an agent of this identity is called `name`; None for others."""
+        """The number in `name`, if it names an agent of this identity, else None."""
         own = self.name
         if name == own:
             return 1
@@ -57,20 +57,20 @@ class Identity:
 
 
 def name_of(client: str, session: str, agent: str | None = None) -> str:
-    """What an agent is called that nobody named; two of them are never called the same."""
+    """The generated name of an identity's agent; distinct identities have distinct names."""
     parts = (client or _NO_CLIENT, session) if agent is None else (client, session, agent)
     return "/".join(map(_part, parts))
 
 
 def is_tag(text: object) -> TypeGuard[str]:
-    """Whether `text` may stand for a session, an agent or a client."""
-    return isinstance(text, str) and 1 <= len(text) <= LONGEST_TAG and text.isprintable()
+    """Whether `text` is valid as the tag of a session, an agent or a client."""
+    return isinstance(text, str) and 1 <= len(text) <= MAX_TAG_LENGTH and text.isprintable()
 
 
 def _part(tag: str) -> str:
-    """A tag within a name: what divides names is escaped."""
+    """A tag within a name, with separators escaped."""
     escaped = tag.translate(_ESCAPES)
-    if len(escaped) <= _LONGEST_PART:
+    if len(escaped) <= _MAX_PART_LENGTH:
         return escaped
     whole = hashlib.sha256(tag.encode("utf-8", "surrogatepass"))
-    return f"%x{whole.hexdigest()[:_DIGEST_DIGITS]}"  # no escaped tag has it
+    return f"%x{whole.hexdigest()[:_DIGEST_DIGITS]}"  # no escaped tag contains "%x"

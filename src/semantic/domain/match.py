@@ -1,4 +1,4 @@
-"""How much of a request's prompt was reused, and why not more."""
+"""MatchReport: how much of a request's prompt was reused, and why not more."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ class MatchEnd(StrEnum):
     """Why a prompt's reusable prefix ended where it did."""
 
     COMPLETE = "complete"
-    """Everything that was cached of this agent was used."""
+    """Everything cached for this agent was used."""
     NEW = "new"
-    """Nothing was cached that begins like this prompt."""
+    """No cached prefix of this prompt."""
     DIVERGED = "diverged"
-    """The prompt differs from what the agent had."""
+    """The prompt differs from the agent's cached tokens."""
     MISSING = "missing"
-    """A block is not there (any more): evicted, dropped, or never saved."""
+    """A block is not stored: evicted, dropped, or never saved."""
     DAMAGED = "damaged"
-    """A block could not be read, or did not hold what it should."""
+    """A block could not be read or failed verification."""
     NO_CHECKPOINT = "no checkpoint"
-    """The blocks are there, but a window or state can be resumed only at an earlier position."""
+    """The blocks are stored, but a window or state can be resumed only at an earlier position."""
     SLOWER = "slower"
-    """Reading would have taken longer than computing."""
+    """Reading was estimated to take longer than computing."""
     SCORED = "scored"
-    """Log-probabilities of the prompt were asked for; they come of computing all of it."""
+    """Log-probabilities of the prompt were requested, which requires computing all of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """What an agent had and a request computed again.
+    """Tokens that an agent had cached and a request computed again.
 
-    `seconds` are those of computing that `tokens` took their share of. `part` is what in the
-    request is not as it was before; None when nothing is, or when it is not known.
+    `seconds` is their share of the prefill time. `part` is the part of the request that changed;
+    None if none did or it is unknown.
     """
 
     tokens: int
@@ -46,17 +46,16 @@ class Lost:
 class MatchReport:
     """How much of a request's prompt was reused, and why not more.
 
-    `differs_at` is the first position at which the prompt is not what the agent had before; None
-    when it has all of it. `expected` and `got` are the token ids there. `seconds` is what
-    computing the rest of the prompt took. `lost` is what the agent had of it and was computed
-    again all the same; None when nothing was.
+    `differs_at` is the first position at which the prompt differs from the agent's cached tokens;
+    None if it extends them. `expected` and `got` are the token ids there. `seconds` is the prefill
+    time of the rest. `lost` are cached tokens that were computed again; None if there are none.
     """
 
     prompt_tokens: int
     reused_tokens: int
     end: MatchEnd
     source: str
-    """Where the reused tokens came from: "pool", "memory", "disk" or "none"."""
+    """Where the reused tokens were read from: "pool", "memory", "disk" or "none"."""
     differs_at: int | None = None
     expected: int | None = None
     got: int | None = None

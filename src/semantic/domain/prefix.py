@@ -1,7 +1,7 @@
-"""How much of an agent's cache a new prompt can use.
+"""Prefix matching: how many tokens of an agent's cache a new prompt can reuse.
 
-The answer never depends on where the cache came from: a token counts only if it is the same
-token at the same position, and only if every layer can be cut back to there.
+A token is reused only if it is equal at the same position and every layer can be cut back to it,
+so reuse never changes an answer.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def without_generation_prompt(n_tokens: int) -> int:
 def earliest_cut(layer: LayerSpec, held: range, total: int) -> int:
     """The shortest length that a layer holding positions `held` of `total` can be cut to.
 
-    A window layer cut to n tokens must still see the window before the token at n. One that
-    lacks tokens which even the whole length needs gets a length that no cache has.
+    A window layer cut to n tokens must still hold the window before token n. A layer that lacks
+    tokens needed at any length gets a length that no cache has.
     """
     if held.stop != total or (held.start > 0 and layer.kind is LayerKind.FULL):
         return total + 1
@@ -50,9 +50,9 @@ def earliest_cut(layer: LayerSpec, held: range, total: int) -> int:
 
 
 def reusable_prefix(spec: ModelCacheSpec, blocks: AgentBlocks | None, prompt: Sequence[int]) -> int:
-    """Tokens of `prompt` that need no computing, given `blocks`.
+    """How many tokens of `prompt` can be reused from `blocks`.
 
-    At most all but one: the last token must run to give the logits of the next.
+    Never all: the last token must be computed to give the logits of the next.
     """
     if blocks is None or blocks.retired:
         return 0

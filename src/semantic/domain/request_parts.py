@@ -1,7 +1,7 @@
-"""A request as labelled parts, and in which of them it first differs from an earlier one.
+"""Parts of a request, and the first part that differs from an earlier request.
 
-The parts stand in the order in which templates write them: options, tools, messages. They are
-labels, numbers and short digests: no text comes back from them. Knows no tokens.
+The parts are in the order in which templates render them: options, tools, messages. They consist of
+labels, numbers and short digests, from which no text can be recovered. Knows no tokens.
 """
 
 from __future__ import annotations
@@ -15,77 +15,77 @@ from semantic.domain.chat import Chat, Message, Role
 from semantic.domain.digest import digest
 from semantic.domain.history import canonical, point_after, thought_digest, tool_text
 
-MOST_MESSAGES = 4096
-"""Messages that are told apart; an answer to more has no room in the contexts of today."""
-_MOST_NAMED = 512
-_LONGEST_LABEL = 64
+MAX_MESSAGES = 4096
+"""Messages that are compared; a conversation with more exceeds the contexts of today."""
+_MAX_NAMED = 512
+_MAX_LABEL_LENGTH = 64
 _DIGEST_BYTES = 6
 SHORT = 8
-"""Characters of a digest; enough to tell a request from the one before it."""
+"""Characters of a digest; enough to compare a request with the previous one."""
 THREAD_MESSAGES = 64
 _SYSTEM: frozenset[Role] = frozenset({"system", "developer"})
 
 
 class PartKind(StrEnum):
-    """What a difference is in."""
+    """The kind of part that differs."""
 
     OPTION = "option"
-    """Of the template."""
+    """A template option."""
     TOOL = "tool"
     SYSTEM = "system"
-    """A system message before all others."""
+    """A leading system message."""
     MESSAGE = "message"
     THINKING = "thinking"
-    """What was thought before an answer."""
+    """The reasoning before an answer."""
     TEMPLATE = "template"
-    """Nothing in the request: the template writes the same in another way."""
+    """No part of the request: the template renders the same content differently."""
 
 
 class Change(StrEnum):
-    """What became of a part."""
+    """How a part differs."""
 
     CHANGED = "changed"
     ADDED = "added"
     REMOVED = "removed"
     MOVED = "moved"
     NOT_ANSWERED = "not answered"
-    """An answer that is sent back is not the one that was given, as far as is known."""
+    """An answer in the history is not the generated one, as far as is known."""
     CUT = "cut"
-    """An answer ended at a stop string, before what the model wrote did."""
+    """An answer ended at a stop string, before the generated text did."""
     RENDERED = "rendered"
-    """It is the same, and the template writes it in another way."""
+    """Equal content that the template renders differently."""
 
 
-class Given(StrEnum):
-    """What is known of an answer that a client sends back."""
+class Answered(StrEnum):
+    """What is known of an answer in a request's history."""
 
     PLAIN = "="
-    """Nothing to tell."""
+    """The generated answer, without reasoning."""
     THOUGHT = "~"
-    """It was given, after a thought."""
+    """The generated answer, after reasoning."""
     RETHOUGHT = "^"
-    """It was given, after another thought than the one that is sent back with it."""
+    """The generated answer, with other reasoning than in the request."""
     CUT = "|"
-    """It was given, and ended at a stop string."""
+    """The generated answer, ended at a stop string."""
     OTHER = "!"
-    """Nothing like it was given, as far as is known."""
+    """Not a generated answer, as far as is known."""
 
 
-_UNLIKE = {
-    Given.THOUGHT: (PartKind.THINKING, Change.RENDERED),
-    Given.RETHOUGHT: (PartKind.THINKING, Change.CHANGED),
-    Given.CUT: (PartKind.MESSAGE, Change.CUT),
-    Given.OTHER: (PartKind.MESSAGE, Change.NOT_ANSWERED),
+_RENDERED_BECAUSE = {
+    Answered.THOUGHT: (PartKind.THINKING, Change.RENDERED),
+    Answered.RETHOUGHT: (PartKind.THINKING, Change.CHANGED),
+    Answered.CUT: (PartKind.MESSAGE, Change.CUT),
+    Answered.OTHER: (PartKind.MESSAGE, Change.NOT_ANSWERED),
 }
-"""What to put it down to that an answer stands in other tokens."""
+"""Why an answer is rendered in other tokens than it was generated in."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A part that is not as it was.
+    """A part that differs.
 
-    Tools count from 1, and so do messages behind the leading system messages. `name` is a tool's
-    or an option's name, or a message's role.
+    Tools are numbered from 1, and so are messages after the leading system messages. `name` is the
+    name of a tool or option, or the role of a message.
     """
 
     kind: PartKind
@@ -96,75 +96,78 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A tool or an option: what it is called, and a digest of all of it."""
+    """A tool or an option: its name and a digest of its content."""
 
     name: str
     digest: str
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """A message: a digest of what it says, another one of the thought before it ("" for none)."""
+class MessageDigest:
+    """A message: digests of its content and of its reasoning ("" for none)."""
 
     role: Role
     digest: str
     thought: str = ""
-    given: Given = Given.PLAIN
+    answered: Answered = Answered.PLAIN
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A request. Of its `n_messages` messages the first 4096 are told apart; the first `kept`
-    stand in the tokens in which they were computed."""
+    """The parts of a request.
+
+    `messages` has the first 4096 of its `n_messages` messages; the first `n_replayed` are replayed
+    verbatim, in the tokens in which they were computed.
+    """
 
     options: tuple[Named, ...] = ()
     tools: tuple[Named, ...] = ()
-    messages: tuple[Said, ...] = ()
+    messages: tuple[MessageDigest, ...] = ()
     n_messages: int = 0
-    kept: int = 0
+    n_replayed: int = 0
 
     @property
     def n_system(self) -> int:
-        """How many system messages it begins with."""
+        """Number of leading system messages."""
         roles = (message.role in _SYSTEM for message in self.messages)
         return next((at for at, is_system in enumerate(roles) if not is_system), len(self.messages))
 
     @property
     def is_cut(self) -> bool:
-        """Whether it has messages that are not told apart."""
+        """Whether it has more messages than are compared."""
         return self.n_messages > len(self.messages)
 
 
 def parts_of(
     chat: Chat,
-    kept: int = 0,
-    given: Mapping[int, Given] | None = None,
+    n_replayed: int = 0,
+    answers: Mapping[int, Answered] | None = None,
     tool_texts: Sequence[bytes] | None = None,
 ) -> Parts:
-    """The parts of `chat`, of which the first `kept` messages stand in their own tokens.
+    """The parts of `chat`, whose first `n_replayed` messages are replayed verbatim.
 
-    `given` says what is known of its answers, by their numbers among all messages; `tool_texts`
-    are those of `tool_text`, where they are known.
+    `answers` is what is known of its answers, by their index among all messages; `tool_texts` are
+    the results of `tool_text`, if already computed.
     """
     options = sorted(chat.template_options.items())
-    known = given or {}
+    known = answers or {}
     texts = map(tool_text, chat.tools) if tool_texts is None else tool_texts
     return Parts(
         _named((name, canonical(value)) for name, value in options),
         _named((tool.name, text) for tool, text in zip(chat.tools, texts, strict=True)),
         tuple(
-            _said(message, known.get(number, Given.PLAIN))
-            for number, message in enumerate(chat.messages[:MOST_MESSAGES])
+            _digested(message, known.get(number, Answered.PLAIN))
+            for number, message in enumerate(chat.messages[:MAX_MESSAGES])
         ),
         len(chat.messages),
-        kept,
+        n_replayed,
     )
 
 
 def changed_part(before: Parts, now: Parts) -> Difference | None:
-    """The first part that differs; None when `now` says the same, or only more.
+    """The first part that differs; None if `now` equals or extends `before`.
 
-    A thought that is left out is no difference where the tokens it was thought in still stand.
+    Reasoning that is missing in a replayed message is no difference.
     """
     return (
         _first_named(PartKind.OPTION, before.options, now.options)
@@ -174,52 +177,52 @@ def changed_part(before: Parts, now: Parts) -> Difference | None:
 
 
 def rendered_part(before: Parts, now: Parts, *, in_answer: bool) -> Difference | None:
-    """What was written in another way, though no part of `before` differs in `now`.
+    """What the template renders differently although no part of `before` differs in `now`.
 
-    `in_answer`: the tokens part in the answer to `before`, not in what it asked. None when a
-    message that is not told apart may be to blame.
+    `in_answer`: the first differing token is in the answer to `before`, not in its prompt. None if
+    a message that is not compared may be the cause.
     """
     if before.is_cut:
         return None
-    n_asked = before.n_messages
-    if in_answer and now.n_messages > n_asked:
+    n_prompt = before.n_messages
+    if in_answer and now.n_messages > n_prompt:
         return _answer(before, now)
-    asked, new = now.messages[:n_asked], now.messages[n_asked:]
-    thoughts = (Given.THOUGHT, Given.RETHOUGHT)
-    has_thoughts = any(one.thought or one.given in thoughts for one in asked)
-    # There are templates that write a late system message at the beginning.
+    prompt, new = now.messages[:n_prompt], now.messages[n_prompt:]
+    thoughts = (Answered.THOUGHT, Answered.RETHOUGHT)
+    has_thoughts = any(one.thought or one.answered in thoughts for one in prompt)
+    # Some templates render a late system message at the beginning.
     if has_thoughts and not any(one.role in _SYSTEM for one in new):
         return Difference(PartKind.THINKING, Change.RENDERED)
     return Difference(PartKind.TEMPLATE, Change.RENDERED)
 
 
 def thread_of(parts: Parts) -> str:
-    """What stands for a conversation whatever its system messages, tools and options are: digests
-    of the first messages behind them."""
+    """Identifies a conversation regardless of its system messages, tools and options: the digests
+    of its first other messages."""
     return "".join(one.digest for one in parts.messages[parts.n_system :][:THREAD_MESSAGES])
 
 
 def common_messages(thread: str, other: str) -> int:
-    """How many messages two conversations begin with that are the same."""
+    """Number of leading messages that two conversations share."""
     starts = range(0, min(len(thread), len(other)), SHORT)
     same = (thread[at : at + SHORT] == other[at : at + SHORT] for at in starts)
     return next((number for number, is_same in enumerate(same) if not is_same), len(starts))
 
 
 def label(name: str) -> str:
-    """A name as it may be shown: it ends somewhere, and has printable characters only."""
-    return "".join(c if c.isprintable() else "?" for c in name[:_LONGEST_LABEL])
+    """A name for display: of limited length, with printable characters only."""
+    return "".join(c if c.isprintable() else "?" for c in name[:_MAX_LABEL_LENGTH])
 
 
 def _answer(before: Parts, now: Parts) -> Difference | None:
-    """What is wrong with the answer to `before` that stands, or should, in `now`."""
+    """How the answer to `before` differs in `now`."""
     at = before.n_messages
     if at >= len(now.messages):
         return None
     answer, number = now.messages[at], at - before.n_system + 1
     if answer.role != "assistant":
         return Difference(PartKind.MESSAGE, Change.REMOVED, number, "assistant")
-    kind, change = _UNLIKE.get(answer.given, (PartKind.TEMPLATE, Change.RENDERED))
+    kind, change = _RENDERED_BECAUSE.get(answer.answered, (PartKind.TEMPLATE, Change.RENDERED))
     if kind is PartKind.TEMPLATE and answer.thought:
         kind = PartKind.THINKING
     if kind is PartKind.TEMPLATE:
@@ -246,20 +249,20 @@ def _first_named(
 def _first_message(before: Parts, now: Parts) -> Difference | None:
     old, new = [_key(one) for one in before.messages], [_key(one) for one in now.messages]
     at = _common(old, new)
-    for number in range(now.kept, at):
+    for number in range(now.n_replayed, at):
         change = _thought_change(before.messages[number].thought, now.messages[number].thought)
         if change is not None:
             return _of_message(PartKind.THINKING, change, now, number)
     if at == len(old):
         return None
     if at == len(new):
-        return None if now.is_cut else _told(before, at, Change.REMOVED)
+        return None if now.is_cut else _message_difference(before, at, Change.REMOVED)
     if new[at + 1 :][: len(old) - at] == old[at:]:
-        return _told(now, at, Change.ADDED)
+        return _message_difference(now, at, Change.ADDED)
     if old[at + 1 :] and new[at:][: len(old) - at - 1] == old[at + 1 :]:
-        return _told(before, at, Change.REMOVED)
+        return _message_difference(before, at, Change.REMOVED)
     is_system = at < before.n_system
-    return _told(before if is_system else now, at, Change.CHANGED)
+    return _message_difference(before if is_system else now, at, Change.CHANGED)
 
 
 def _thought_change(old: str, new: str) -> Change | None:
@@ -270,8 +273,8 @@ def _thought_change(old: str, new: str) -> Change | None:
     return Change.CHANGED if old else Change.ADDED
 
 
-def _told(parts: Parts, at: int, change: Change) -> Difference:
-    """The message at `at` of `parts`."""
+def _message_difference(parts: Parts, at: int, change: Change) -> Difference:
+    """The difference `change` of the message at index `at`."""
     kind = PartKind.SYSTEM if at < parts.n_system else PartKind.MESSAGE
     return _of_message(kind, change, parts, at)
 
@@ -281,16 +284,16 @@ def _of_message(kind: PartKind, change: Change, parts: Parts, at: int) -> Differ
     return Difference(kind, change, at - first + 1, parts.messages[at].role)
 
 
-def _said(message: Message, given: Given) -> Said:
+def _digested(message: Message, answered: Answered) -> MessageDigest:
     thinks = message.role == "assistant" and message.reasoning.strip()
     thought = _short(thought_digest(message.reasoning)) if thinks else ""
-    return Said(message.role, _short(point_after(b"", message)), thought, given)
+    return MessageDigest(message.role, _short(point_after(b"", message)), thought, answered)
 
 
 def _named(parts: Iterable[tuple[str, bytes]]) -> tuple[Named, ...]:
-    """All that have a name; what is more than a note has room for is one part."""
+    """Named digests; those beyond the limit of a note are combined into one."""
     found = [(label(name), digest("part-v1", content)) for name, content in parts]
-    first, rest = found[:_MOST_NAMED], found[_MOST_NAMED:]
+    first, rest = found[:_MAX_NAMED], found[_MAX_NAMED:]
     if rest:
         first.append(("", digest("parts-v1", *(one for _, one in rest))))
     return tuple(Named(name, _short(content)) for name, content in first)
@@ -300,11 +303,11 @@ def _short(content: bytes) -> str:
     return base64.urlsafe_b64encode(content[:_DIGEST_BYTES]).decode()
 
 
-def _key(message: Said) -> tuple[str, str]:
+def _key(message: MessageDigest) -> tuple[str, str]:
     return message.role, message.digest
 
 
 def _common(before: Sequence[object], now: Sequence[object]) -> int:
-    """How many leading ones are equal."""
+    """Number of equal leading items."""
     pairs = enumerate(zip(before, now, strict=False))
     return next((at for at, (old, new) in pairs if old != new), min(len(before), len(now)))

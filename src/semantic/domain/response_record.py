@@ -1,6 +1,6 @@
-"""A stored response as bytes, and the key under which they are found.
+"""Encoding of a stored response as bytes, and its key.
 
-Bytes that are not exactly what was written are nothing. Knows no place where they are kept.
+Bytes that differ from what was written are refused. Knows no storage.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from semantic.domain.digest import digest
 from semantic.domain.responses import StoredResponse
 
 _BODY: Final = b"\n"
-"""Between what stands in a response and its body; JSON in one line has none."""
+"""Separates the fields of a response from its body; one-line JSON does not contain it."""
 
 
 class DamagedRecordError(Exception):
-    """The bytes are not what was written."""
+    """The bytes are not an encoded response."""
 
 
 def key_of(tenant: str, response_id: str) -> bytes:
-    """What a response is found by, 32 bytes. Without the tenant's name nobody can derive it, and
-    it tells nothing of either."""
+    """The key of a response, 32 bytes. It cannot be derived without the tenant's name and reveals
+    neither tenant nor id."""
     return digest("response-key-v1", _utf8(tenant), _utf8(response_id))
 
 
 def encoded(response: StoredResponse) -> bytes:
-    """`response` in bytes."""
+    """`response` as bytes."""
     facts = asdict(response)
     body = facts.pop("body")
-    # Escaped, so that half a surrogate pair comes back as it was.
+    # Escaped, so that a lone surrogate is preserved.
     return json.dumps(facts, separators=(",", ":")).encode() + _BODY + _utf8(body)
 
 
 def decoded(data: bytes) -> StoredResponse:
-    """What `encoded` was given. Raises DamagedRecordError for anything else."""
+    """The inverse of `encoded`. Raises DamagedRecordError for any other bytes."""
     head, mark, body = data.partition(_BODY)
     try:
         facts = json.loads(head)

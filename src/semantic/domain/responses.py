@@ -1,6 +1,6 @@
-"""A response that was given, kept under its id: a point in an agent's history.
+"""StoredResponse: one response of the Responses wire, stored under its id.
 
-Knows what was said and by whom; neither wires nor how it is kept.
+Knows messages and the agent; neither wires nor storage.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from semantic.domain.chat import Message, Tool
 class StoredResponse:
     """What one response added to a conversation.
 
-    `input` has only what its own request said; what came before is in the response `previous`.
-    `tools` are those that its input brought along, and that stay. `body` is JSON in the shape of
-    the wire that gave it. `created` is in seconds since 1970.
+    `input` has only the messages of its own request; earlier ones are in the response `previous`.
+    `tools` are those that its input added to the conversation. `body` is JSON in the format of its
+    wire. `created` is Unix time in seconds.
     """
 
     id: str

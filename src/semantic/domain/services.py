@@ -1,7 +1,7 @@
-"""The block pool: who holds which block of which layer, inside one budget.
+"""BlockPool: reference-counted blocks of one model within a budget of blocks or bytes.
 
-It counts blocks and bytes; it does not know what a block contains, where it lies or when a
-request runs. One lock makes every call atomic, so it may be used from any thread.
+Counts blocks, bytes and holders; knows neither the content of a block nor when a request runs. One
+lock makes every call atomic; thread-safe.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from semantic.domain.errors import IntegrityError, InvalidRequestError, PoolExha
 from semantic.domain.value_objects import ModelCacheSpec, PoolView
 
 _numbers = itertools.count()
-"""Block numbers of all pools, so that a block of one pool is never taken for another's."""
+"""Block numbers of all pools: no two pools share one."""
 
 
 class BlockPool:
-    """Blocks of one model, given to agents and taken back.
+    """Allocates blocks of one model to agents.
 
-    The budget is a number of blocks, a number of bytes, or both; a block of any layer counts
-    one block and its own layer's bytes. A block may have several holders (`share`) and returns
-    to the budget when the last of them frees it.
+    The budget is a number of blocks, a number of bytes, or both; a block of any layer counts as
+    one block and its layer's bytes. A block may have several holders (`share`); it is free when
+    its reference count is zero.
     """
 
     def __init__(
@@ -50,21 +50,21 @@ class BlockPool:
         self._layer_of: dict[BlockId, int] = {}
         self._used_bytes = 0
 
-    # What is there
+    # Usage
 
     @property
     def total_blocks(self) -> int | None:
-        """The budget in blocks, or None when only bytes are limited."""
+        """The budget in blocks; None if only bytes are limited."""
         return self._total_blocks
 
     @property
     def max_bytes(self) -> int | None:
-        """The budget in bytes, or None when only blocks are limited."""
+        """The budget in bytes; None if only blocks are limited."""
         return self._max_bytes
 
     @property
-    def most_bytes(self) -> int:
-        """Bytes that all blocks together can never exceed."""
+    def capacity_bytes(self) -> int:
+        """Upper bound of the bytes of all blocks."""
         by_count = None
         if self._total_blocks is not None:
             by_count = self._total_blocks * max(self._block_bytes)
@@ -72,17 +72,17 @@ class BlockPool:
 
     @property
     def used_blocks(self) -> int:
-        """Blocks that somebody holds; a shared block counts once."""
+        """Blocks with a holder; a shared block counts once."""
         return len(self._references)
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the blocks that somebody holds."""
+        """Bytes of the blocks with a holder."""
         return self._used_bytes
 
     @property
     def available_blocks(self) -> int:
-        """Blocks that can still be given; by bytes, of the largest layer's size."""
+        """Blocks that can still be allocated; by bytes, those of the largest layer."""
         with self._lock:
             by_count = (
                 None if self._total_blocks is None else self._total_blocks - len(self._references)
@@ -95,9 +95,9 @@ class BlockPool:
         return min(limit for limit in (by_count, by_bytes) if limit is not None)
 
     def can_allocate(self, counts: Sequence[int], *, after_freeing: Iterable[KVBlock] = ()) -> bool:
-        """Whether `counts[layer]` blocks of every layer could be given now.
+        """Whether `counts[layer]` blocks of every layer could be allocated now.
 
-        `after_freeing` are blocks that would be freed before, each as often as it is in there.
+        `after_freeing` are blocks to be freed first, once for each time they occur in it.
         """
         with self._lock:
             freed = Counter(block.block_id for block in after_freeing)
@@ -108,7 +108,7 @@ class BlockPool:
             )
 
     def fits_alone(self, counts: Sequence[int], *, beside: Iterable[str] = ()) -> bool:
-        """Whether `counts` would fit if only the agents `beside` held anything."""
+        """Whether `counts` would fit if only the agents `beside` held blocks."""
         with self._lock:
             held = {block for agent in beside for block in self._held.get(agent, ())}
             used_bytes = sum(self._block_bytes[self._layer_of[block]] for block in held)
@@ -128,12 +128,12 @@ class BlockPool:
         return PoolView(agent_id, counts, n_bytes)
 
     def is_live(self, blocks: Iterable[KVBlock]) -> bool:
-        """Whether somebody still holds every one of `blocks`."""
+        """Whether every one of `blocks` has a holder."""
         with self._lock:
             return all(block.block_id in self._references for block in blocks)
 
     def is_exclusive(self, blocks: Iterable[KVBlock], agent_id: str) -> bool:
-        """Whether `agent_id` is the only holder, once, of every one of `blocks`."""
+        """Whether every one of `blocks` has `agent_id` as its only holder, once."""
         with self._lock:
             held = self._held.get(agent_id, {})
             return all(
@@ -141,13 +141,13 @@ class BlockPool:
                 for block in blocks
             )
 
-    # Giving and taking
+    # Allocating and freeing
 
     def allocate(self, n_blocks: int, layer_id: int, agent_id: str) -> list[KVBlock]:
-        """Give `agent_id` `n_blocks` empty blocks of one layer.
+        """Allocate `n_blocks` empty blocks of one layer to `agent_id`.
 
         Raises InvalidRequestError for a negative count or an unknown layer, and
-        PoolExhaustedError, having changed nothing, when the budget does not allow it.
+        PoolExhaustedError, with nothing changed, when the budget does not allow it.
         """
         if not 0 <= layer_id < self.spec.n_layers:
             raise InvalidRequestError(
@@ -158,7 +158,7 @@ class BlockPool:
         return self.allocate_layers(counts, agent_id)[layer_id]
 
     def allocate_layers(self, counts: Sequence[int], agent_id: str) -> list[list[KVBlock]]:
-        """Give `agent_id` `counts[layer]` empty blocks of each layer: all of them, or none.
+        """Allocate `counts[layer]` empty blocks of each layer to `agent_id`: all, or none.
 
         Raises as `allocate`.
         """
@@ -171,25 +171,27 @@ class BlockPool:
         with self._lock:
             if not self._fits(counts, len(self._references), self._used_bytes):
                 raise PoolExhaustedError(self._refusal(counts))
-            return [self._give(count, layer_id, agent_id) for layer_id, count in enumerate(counts)]
+            return [
+                self._allocate(count, layer_id, agent_id) for layer_id, count in enumerate(counts)
+            ]
 
     def share(self, blocks: Iterable[KVBlock], agent_id: str) -> None:
-        """Make `agent_id` one more holder of every one of `blocks`.
+        """Add `agent_id` as a holder of every one of `blocks`.
 
-        Raises InvalidRequestError, having changed nothing, when one of them is free.
+        Raises InvalidRequestError, with nothing changed, if one of them is free.
         """
         with self._lock:
             ids = [block.block_id for block in blocks]
-            self._require_known(ids, self._references, "nobody holds it")
+            self._require_known(ids, self._references, "it has no holder")
             held = self._held[agent_id]
             for block_id in ids:
                 self._references[block_id] += 1
                 held[block_id] = held.get(block_id, 0) + 1
 
     def free(self, blocks: Iterable[KVBlock], agent_id: str) -> None:
-        """Take `blocks` from `agent_id`; each returns to the budget with its last holder.
+        """Remove `agent_id` as a holder of `blocks`; those without a holder are free.
 
-        Raises InvalidRequestError, having changed nothing, when the agent does not hold one.
+        Raises InvalidRequestError, with nothing changed, if the agent does not hold one of them.
         """
         with self._lock:
             ids = Counter(block.block_id for block in blocks)
@@ -205,7 +207,7 @@ class BlockPool:
                 self._held.pop(agent_id, None)
 
     def free_agent(self, agent_id: str) -> int:
-        """Take everything from `agent_id`; returns how many blocks it held."""
+        """Free every block that `agent_id` holds; returns how many."""
         with self._lock:
             held = self._held.pop(agent_id, {})
             blocks = list(held.items())
@@ -258,7 +260,7 @@ class BlockPool:
             f"{' and '.join(budget)} are free"
         )
 
-    def _give(self, count: int, layer_id: int, agent_id: str) -> list[KVBlock]:
+    def _allocate(self, count: int, layer_id: int, agent_id: str) -> list[KVBlock]:
         if not count:
             return []
         ids = [BlockId(number) for number in itertools.islice(_numbers, count)]

@@ -1,6 +1,6 @@
-"""What a store keeps: block bodies with what identifies them, and one manifest per agent.
+"""Values of a block store: block bodies with their headers, and one manifest per agent.
 
-Bodies are plain bytes here. Knows neither where they lie nor how a backend reads them.
+Bodies are plain bytes here. Knows neither how they are stored nor how a backend reads them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from semantic.domain.match import MatchReport
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """How a model's cache becomes bodies.
+    """How a model's cache is divided into block bodies.
 
-    The body of `n` tokens of a part is its segments one behind the other, segment `s` holding
-    `n * bytes_per_token[s]` bytes: one layer's keys or values of one head. `name` describes
+    The body of `n` tokens of a part is the concatenation of its segments; segment `s` has
+    `n * bytes_per_token[s]` bytes: the keys or values of one head of one layer. `name` describes
     shapes, dtypes and order, and is part of the namespace.
     """
 
@@ -28,7 +28,7 @@ class BlockLayout:
     window_tokens: int | None = None
     """The window of the layers in `window`."""
     needs_checkpoint: bool = False
-    """Whether a sequence can be resumed only where a checkpoint was taken."""
+    """Whether a sequence can be resumed only at a checkpoint."""
 
     def bytes_per_token(self, part: Part) -> tuple[int, ...]:
         """Bytes of one token in each segment of `part`; a checkpoint has no segments."""
@@ -41,7 +41,7 @@ class BlockLayout:
 
 @dataclass(frozen=True, slots=True)
 class BlockHeader:
-    """What identifies a body: compared field by field before a body is believed."""
+    """Identifies a body; compared field by field when a body is verified."""
 
     link: BlockLink
     part: Part
@@ -62,10 +62,10 @@ class StoredBlock:
 
 @dataclass(frozen=True, slots=True)
 class BlockRead:
-    """A body to read into memory that is waiting for it.
+    """A body to read into given memory.
 
-    Segment `s` of the body goes to the front of `targets[s]`, which has room for 256 tokens and
-    so says how many bytes a token has there.
+    Segment `s` of the body is written to the front of `targets[s]`, which has the size of 256
+    tokens of that segment.
     """
 
     header: BlockHeader
@@ -73,17 +73,17 @@ class BlockRead:
 
 
 class Tier(StrEnum):
-    """Where a body lies."""
+    """The tier of a store that holds a body."""
 
     MEMORY = "memory"
     QUEUE = "queue"
-    """In memory, on its way to the disk."""
+    """In memory, queued to be written to disk."""
     DISK = "disk"
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A body that a store believes to have: its size in bytes, and where it lies."""
+    """An indexed body, not verified: its size in bytes, and its tier."""
 
     n_bytes: int
     tier: Tier
@@ -91,13 +91,12 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """An agent as it was at the end of its last turn.
+    """An agent at the end of its last turn.
 
     Its blocks follow from `scope` and `token_ids`, of which the first `prompt_tokens` were the last
-    turn's prompt. `note` is text that the agent's client wants to find again, such as its messages;
-    no store reads it. `generation` is given by the store, one more
-    with each save; `model` and `parent` (the agent it was forked from) are for people to read, and
-    so is `saved_at` (seconds since 1970): nothing is decided by a clock.
+    turn's prompt. `note` is opaque text for the caller. The store assigns `generation`, one more
+    with each save. `model`, `parent` (the agent it was forked from) and `saved_at` (Unix time in
+    seconds) are for display: nothing is decided by a clock.
     """
 
     scope: Scope
@@ -115,10 +114,10 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """One tier's contents, and how often what happened since it was opened.
+    """One tier's contents, and counts of events since it was opened.
 
     `counts` has at least "hits", "misses", "written", "dropped", "evicted" and "damaged" (blocks)
-    and "write_errors", and names a kind of damage or error as "damaged: body checksum".
+    and "write_errors"; a kind of damage or error has its own count, as "damaged: body checksum".
     """
 
     tier: Tier

@@ -1,7 +1,7 @@
-"""Values of the domain: what a model caches, how to sample, what a request asked and got.
+"""Values of the domain: cache specs of a model, sampling parameters, events of a request.
 
-Everything here is immutable and compares by content. Nothing here knows arrays, a framework
-or where a model is stored; sizes are plain integers (tokens, bytes).
+Immutable, compared by content. Knows no arrays, no framework and no model files; sizes are plain
+integers (tokens, bytes).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from semantic.domain.grammar import Grammar
 from semantic.domain.match import MatchReport
 
 SequenceId = NewType("SequenceId", int)
-"""One running sequence inside a backend; a number so that it cannot be mistaken for a request."""
+"""A sequence that is open in a backend."""
 
 BLOCK_TOKENS = 256
 """Tokens per block. MLX's own caches grow in steps of 256, so blocks and arrays end together."""
@@ -34,7 +34,7 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
 class LayerKind(StrEnum):
-    """What a layer remembers. The values are the words of configuration files and reports."""
+    """What a layer caches. The values are those of configuration files and reports."""
 
     FULL = "global"
     """Every past token."""
@@ -99,7 +99,7 @@ class LayerSpec:
 
 @runtime_checkable
 class DescribesCache(Protocol):
-    """Any model object that can say what it caches."""
+    """A model object that describes its cache."""
 
     def cache_spec(self) -> ModelCacheSpec: ...
 
@@ -111,7 +111,7 @@ class ModelCacheSpec:
     layers: tuple[LayerSpec, ...]
 
     readers: ClassVar[list[Callable[[object], ModelCacheSpec | None]]] = []
-    """How foreign model objects are read; the composition root adds one per framework."""
+    """Readers of frameworks' model objects; the composition root adds one per framework."""
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -119,9 +119,9 @@ class ModelCacheSpec:
 
     @classmethod
     def from_model(cls, model: object) -> ModelCacheSpec:
-        """The spec of `model`: one that describes itself, or a framework's bare model.
+        """The spec of `model`: one that describes its cache, or a framework's own model object.
 
-        Raises InvalidRequestError when nothing knows how to read it.
+        Raises InvalidRequestError if no reader recognises it.
         """
         if isinstance(model, DescribesCache):
             return model.cache_spec()
@@ -180,7 +180,7 @@ class ModelCacheSpec:
 
 @dataclass(frozen=True, slots=True)
 class CacheKey:
-    """Names one agent's cache: an agent of one model and tenant. None of them share a key."""
+    """The key of an agent's idle cache: unique by model, tenant and agent."""
 
     model_id: str
     agent_id: str
@@ -188,9 +188,9 @@ class CacheKey:
 
     @property
     def owner(self) -> str:
-        """In whose name the pool holds the agent's blocks: the agent's id, unless it has a tenant.
+        """The pool's name for the holder of the agent's blocks: the agent's id if it has no tenant.
 
-        A tenant cannot choose an id that is another's: its agents' names are hashed.
+        The names of a tenant's agents are hashed, so that a tenant cannot choose another's.
         """
         if not self.tenant:
             return self.agent_id
@@ -211,8 +211,8 @@ def _is_filled_text(value: object) -> bool:
     return isinstance(value, str) and bool(value)
 
 
-_MOST_PENALTY = 2
-"""As in OpenAI's interface: a logit is changed by at most this for each time."""
+_MAX_PENALTY = 2
+"""As in OpenAI's interface: the largest penalty per occurrence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,10 +223,10 @@ class SamplingParams:
     the draw of every position, so it holds in any batch and over a preemption; None draws one.
     `logprobs` is None for none, else the number of alternatives to report beside each token.
     `logit_bias` maps token ids to what is added to their logits. The penalties of presence and
-    frequency are taken from the logits of tokens that the answer has already, once or for each
-    time. With `ignore_eos` an answer goes on behind the model's end tokens. `grammar` is what the
-    text has to be in. `prompt_logprobs` is to the prompt's tokens what `logprobs` is to the
-    answer's; the prompt is computed as a whole then, whatever is cached of it.
+    frequency are subtracted from the logits of tokens that the answer contains, once or for each
+    occurrence. With `ignore_eos` an answer continues after the model's end tokens. `grammar`
+    constrains the text. `prompt_logprobs` is to the prompt's tokens what `logprobs` is to the
+    answer's; the whole prompt is then computed, whatever is cached.
     """
 
     temperature: float = 0.0
@@ -266,8 +266,8 @@ class SamplingParams:
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             _require(
-                abs(value) <= _MOST_PENALTY,
-                f"{name} must be between -{_MOST_PENALTY} and {_MOST_PENALTY}, got {value}",
+                abs(value) <= _MAX_PENALTY,
+                f"{name} must be between -{_MAX_PENALTY} and {_MAX_PENALTY}, got {value}",
             )
         _require(
             all(math.isfinite(bias) for bias in self.logit_bias.values()),
@@ -304,7 +304,7 @@ class TokenLogprob:
 class SampledToken:
     """What a backend chose for one sequence in one decode step.
 
-    `error` says why `token` is not what was asked for: then this sequence cannot go on.
+    `error` is the reason why `token` is not valid: the sequence cannot continue.
     """
 
     sequence: SequenceId
@@ -315,7 +315,7 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """A token of a running request, and the text that became certain with it.
+    """A token of a running request, and the text that is final with it.
 
     `text` may be empty: a character or a possible stop string is still incomplete.
     """
@@ -329,7 +329,7 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True)
 class PrefillEvent:
-    """Prompt tokens of a request that are now in its cache, of all it has to have there."""
+    """`done` of `total` prompt tokens of a request are in its cache."""
 
     uid: str
     agent_id: str
@@ -343,10 +343,10 @@ class CompletedGeneration:
 
     `text` is the answer without end token and stop string; `tokens` are all tokens generated,
     the end token included. `blocks` is the agent's cache, valid until the agent's next request
-    begins or the pool needs the room; passing it to a later request is always safe.
-    `cached_tokens` of the `prompt_tokens` were not computed again; `match` says why not more.
-    `stop_string` is the one that ended the answer, if one did. `prompt_logprobs` has an entry for
-    each prompt token when it was asked for; the first is None.
+    begins or it is evicted; passing it to a later request is always safe. `cached_tokens` of the
+    `prompt_tokens` were reused; `match` has the reason for no more. `stop_string` is the one that
+    ended the answer, if any. `prompt_logprobs`, if requested, has an entry for each prompt token;
+    the first is None.
     """
 
     uid: str

@@ -1,6 +1,6 @@
-"""What a server shows of its agents, and what may be done with them.
+"""AgentsPort: lists, shows, forks, pins and deletes the agents of a served model.
 
-Everything is one tenant's: to anybody else an agent does not exist. Runs on an event loop and
+Every call is for one tenant; other tenants' agents do not exist for it. Runs on an event loop and
 never blocks it.
 """
 
@@ -15,21 +15,21 @@ from semantic.domain.match import MatchReport
 AgentState = Literal["idle", "queued", "prefill", "decode"]
 
 Place = Literal["pool", "memory", "disk", "missing"]
-"""Where a block is: ready in the pool, or stored; nowhere when it was evicted."""
+"""The fastest place that holds a block; "missing" if it was evicted."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSummary:
-    """An agent, as after its last turn.
+    """An agent after its last turn.
 
-    `tokens` are those of its history, `blocks` counts its blocks by place, `n_bytes` are those of
-    their stored bodies and `shared_bytes` how many of these other agents have as well.
-    `pool_bytes` is what it holds of the pool now. `turns` counts how often it was saved, and
-    `last_used` is when (seconds since 1970; None before the first time). `last_prompt` and
-    `last_cached` are tokens of its last turn's prompt: all, and those that were not computed.
+    `tokens` counts its history, `blocks` its blocks by place; `n_bytes` are the bytes of their
+    stored bodies, `shared_bytes` those shared with other agents, `pool_bytes` its bytes in the
+    pool. `turns` counts its saves; `last_used` is the Unix time of the last one in seconds, None
+    before the first. `last_prompt` and `last_cached` are the prompt tokens of its last turn: all,
+    and those reused.
 
-    `session` and `client` are whose it is by its client's own account. `parent` is the agent that
-    it was forked from or begun by, `children` are those of which it is the parent.
+    `session` and `client` are named by the client. `parent` is the agent that it was forked from or
+    started by, `children` are the agents whose parent it is.
     """
 
     id: str
@@ -53,7 +53,7 @@ class AgentSummary:
 
 @dataclass(frozen=True, slots=True)
 class AgentBlock:
-    """One of an agent's blocks: tokens `start` to `stop`. `hash` is its name in hexadecimal."""
+    """One of an agent's blocks: tokens `start` to `stop`. `hash` is in hexadecimal."""
 
     start: int
     stop: int
@@ -65,7 +65,7 @@ class AgentBlock:
 
 @dataclass(frozen=True, slots=True)
 class AgentDetail:
-    """An agent with its blocks in order, and what became of its last prompt."""
+    """An agent with its blocks in order, and the match report of its last prompt."""
 
     summary: AgentSummary
     blocks: tuple[AgentBlock, ...]
@@ -73,33 +73,33 @@ class AgentDetail:
 
 
 class AgentsPort(Protocol):
-    """The agents of the served model. Methods may be called by any number of tasks of one loop.
+    """The agents of the served model. Any number of tasks of one event loop may call it.
 
-    Those that name an agent raise AgentNotFoundError when the tenant has none of that name.
+    Methods that name an agent raise AgentNotFoundError if the tenant has none of that name.
     """
 
     async def list(self, tenant: str) -> Sequence[AgentSummary]:
-        """All agents of `tenant`: first those that have a request, then the last used first."""
+        """All agents of `tenant`: those with a request first, then the most recently used."""
         ...
 
     async def show(self, agent_id: str, tenant: str) -> AgentDetail:
-        """All that is known of an agent, its texts and tokens left out."""
+        """An agent's details, without texts and tokens."""
         ...
 
     async def fork(self, agent_id: str, new_id: str, tenant: str) -> AgentSummary:
-        """Let a new agent begin with all that `agent_id` had after its last turn.
+        """Create an agent that shares the cache `agent_id` had after its last turn.
 
-        Raises InvalidRequestError when `new_id` is taken, or there was no turn yet.
+        Raises InvalidRequestError if `new_id` exists, or if no turn has ended yet.
         """
         ...
 
     async def pin(self, agent_id: str, tenant: str, *, pinned: bool) -> AgentSummary:
-        """Keep its blocks whatever else needs the room, or let them be evicted again.
+        """Exempt its blocks from eviction, or undo that.
 
-        Raises InvalidRequestError when nothing of it was saved yet.
+        Raises InvalidRequestError if the agent has not been saved yet.
         """
         ...
 
     async def forget(self, agent_id: str, tenant: str) -> None:
-        """Forget it. Raises InvalidRequestError while it has a request."""
+        """Delete the agent. Raises InvalidRequestError while it has a request."""
         ...

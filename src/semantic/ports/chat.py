@@ -1,4 +1,4 @@
-"""What a model's way of writing conversations offers to those who serve them.
+"""ChatFormat: a model's chat template, reasoning marks and tool-call syntax.
 
 Every implementation, fakes included, is tested against these contracts.
 """
@@ -15,7 +15,7 @@ from semantic.domain.grammar import Grammar
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Texts around something special. `end` may be empty: it lasts until the answer ends."""
+    """Texts that enclose a part of an answer. An empty `end` means the end of the answer."""
 
     start: str
     end: str
@@ -23,9 +23,9 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
-    """A conversation in tokens, ready to be answered.
+    """A conversation as tokens, ending with the generation prompt.
 
-    `opens_thought` says that the prompt ends inside a thought: the answer begins with its rest.
+    `opens_thought`: the prompt ends inside reasoning, which the answer continues.
     """
 
     tokens: tuple[int, ...]
@@ -34,54 +34,53 @@ class RenderedChat:
 
 @dataclass(frozen=True, slots=True)
 class WrittenCall:
-    """A tool call read out of an answer; `arguments` is the JSON text of an object."""
+    """A tool call parsed from an answer; `arguments` is the JSON text of an object."""
 
     name: str
     arguments: str
 
 
 class ChatFormat(Protocol):
-    """How one model writes conversations, thoughts and tool calls. Any thread may call it."""
+    """One model's format of conversations, reasoning and tool calls. Thread-safe."""
 
     @property
     def thought_marks(self) -> Marks | None:
-        """Around a thought; None when this model marks none."""
+        """The marks of reasoning; None if this model has none."""
         ...
 
     @property
     def call_marks(self) -> Marks:
-        """Around a tool call, or around several (as this model writes them)."""
+        """The marks of a tool call, or of a list of calls, depending on the model."""
         ...
 
     def render(self, chat: Chat) -> RenderedChat:
-        """The conversation by the model's template, system messages where they stand.
+        """Render the conversation with the model's template; system messages keep their order.
 
-        A template that knows no tools, or no messages of role "tool", gets them as text.
-        Raises InvalidRequestError when the template refuses the messages.
+        A template without support for tools, or for messages of role "tool", gets them as text.
+        Raises InvalidRequestError if the template refuses the messages.
         """
         ...
 
     def render_after(self, chat: Chat, n_messages: int) -> RenderedChat | None:
-        """What the template writes behind the first `n_messages`, the last of which is the
-        assistant's: the token that ends an answer, then all later messages.
+        """Render what follows the first `n_messages`, the last of which is the assistant's: the
+        token that ends an answer, then all later messages.
 
-        It does not depend on what those messages say. None when this template has no such token.
-        Raises InvalidRequestError when the template refuses the messages.
+        Independent of the content of the first `n_messages`. None if the template has no such
+        token. Raises InvalidRequestError if the template refuses the messages.
         """
         ...
 
     def read_calls(self, text: str, tools: Sequence[Tool]) -> list[WrittenCall]:
-        """The calls in what stood between `call_marks`.
+        """Parse the calls in the text between `call_marks`.
 
-        Raises ToolCallError when there is none that names one of `tools` with an object of
-        arguments.
+        Raises ToolCallError if there is no call of one of `tools` with an object of arguments.
         """
         ...
 
     def call_grammar(self, chat: Chat, *, opens_thought: bool) -> Grammar | None:
-        """The language that an answer to `chat` must be in; None when it is free.
+        """The grammar of an answer to `chat`; None if it is unconstrained.
 
-        For an answer format, for a tool choice that asks for a call, and for strict tools.
-        Raises InvalidRequestError for a schema that cannot be enforced.
+        Needed for an answer format, a tool choice that requires a call, and strict tools. Raises
+        InvalidRequestError for a schema that cannot be enforced.
         """
         ...

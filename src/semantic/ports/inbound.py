@@ -1,4 +1,4 @@
-"""What the engine offers to those who drive it: the command line, a server, a test."""
+"""GenerationEnginePort: the engine's interface for the command line, a server or a test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EngineEvent = TokenEvent | PrefillEvent | CompletedGeneration
 
 
 class GenerationEnginePort(Protocol):
-    """Runs requests of many agents together.
+    """Generates for many agents in one batch.
 
     `submit` and `cancel` may be called from any thread; `step` and `step_once` from one.
     """
@@ -36,10 +36,10 @@ class GenerationEnginePort(Protocol):
     ) -> str:
         """Queue a request and return its uid.
 
-        `prompt` is the whole prompt, as text or token ids; what `cache`, or the cache kept for
-        this agent, shares with its beginning is not computed again. With `append` the prompt
-        follows the cached tokens instead. Agents of different tenants never share anything, also
-        under the same name. `note` is saved with the agent, for its client to find again.
+        `prompt` is the whole prompt, as text or token ids; its longest prefix in `cache` or in the
+        agent's own cache is not computed again. With `append` the prompt follows the cached tokens
+        instead. Agents of different tenants never share anything, even under the same name. `note`
+        is opaque text saved with the agent.
 
         Raises InvalidRequestError (empty prompt, max_tokens below 1, a token id the model does
         not have, `append` without a cache), CacheReconstructionError (another model's cache) and
@@ -48,16 +48,20 @@ class GenerationEnginePort(Protocol):
         ...
 
     def cancel(self, uid: str) -> bool:
-        """End a request at the next step; False when it is not running (any more)."""
+        """End a request at the next step; False if it is unknown or has ended."""
         ...
 
     def step(self) -> Iterator[CompletedGeneration]:
-        """Run until nothing is left, yielding each generation as it completes.
+        """Run until no request is left, yielding each generation as it completes.
 
         The caller may submit more between two completions, or stop iterating and call again.
         """
         ...
 
     def step_once(self) -> list[EngineEvent]:
-        """Run exactly one step: one token for every running request, and one prefill chunk."""
+        """Run exactly one step; returns its events.
+
+        Admits waiting requests, computes prefill chunks up to the budget, then decodes one token
+        for every decoding request, including those whose prompt was completed in this step.
+        """
         ...

@@ -1,7 +1,7 @@
-"""What the engine needs from the outside: a model that runs, its tokenizer, a clock.
+"""The engine's outbound ports: a model backend, a tokenizer, a model provider and a clock.
 
-Each docstring is a contract that every implementation, fakes included, is tested against.
-What a backend puts into a block is `BlockData`; nothing on this side reads it.
+Each docstring is a contract; every implementation, fakes included, is tested against it. The data
+in a block is `BlockData`, which only the backend reads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from semantic.domain.value_objects import (
 
 
 class Tokenizer(Protocol):
-    """Text to token ids and back. Stateless: the same text always gives the same ids."""
+    """Converts text to token ids and back. Stateless."""
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -31,11 +31,11 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; `add_special_tokens` adds what a prompt's start needs (BOS)."""
+        """Token ids of `text`; `add_special_tokens` adds those of a prompt's start (BOS)."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of `tokens`. Bytes that are no complete character become U+FFFD."""
+        """Text of `tokens`. Bytes that form no complete character become U+FFFD."""
         ...
 
     def render_chat(
@@ -43,7 +43,7 @@ class Tokenizer(Protocol):
     ) -> list[int]:
         """Token ids of a conversation ({"role", "content"} each), by the model's chat template.
 
-        Raises InvalidRequestError when there is no template or it refuses the messages.
+        Raises InvalidRequestError if there is no template or it refuses the messages.
         """
         ...
 
@@ -58,71 +58,69 @@ class BatchBackend(Protocol):
 
     @property
     def model_id(self) -> str:
-        """Names what computes the cache: equal ids give equal keys and values."""
+        """Identifies the model by content: equal ids compute equal keys and values."""
         ...
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are below this."""
+        """Number of token ids."""
         ...
 
     @property
     def best_chunk(self) -> int:
-        """Tokens of one `prefill` beyond which it gets no faster per token."""
+        """Tokens per `prefill` call beyond which the time per token does not fall."""
         ...
 
     def cache_spec(self) -> ModelCacheSpec:
-        """What the model keeps per sequence."""
+        """What the model caches per sequence."""
         ...
 
     def set_aside(self, n_bytes: int) -> None:
-        """Memory for blocks of `n_bytes` may be taken now: that is all that will be asked for.
+        """Announce that blocks of at most `n_bytes` will be used: memory may be reserved now.
 
-        What was set aside before stays. Nothing has to be done; what is used counts either way.
+        Optional for the backend. Memory reserved before stays reserved.
         """
         ...
 
     def open(self, capacity: int) -> SequenceId:
-        """A new empty sequence with room for `capacity` tokens, a multiple of 256."""
+        """Open an empty sequence with memory for `capacity` tokens, a multiple of 256."""
         ...
 
     def restore(
         self, blocks: AgentBlocks, length: int, capacity: int, *, exclusive: bool
     ) -> SequenceId:
-        """A sequence that begins with the first `length` tokens of `blocks`.
+        """Open a sequence that holds the first `length` tokens of `blocks`.
 
-        `exclusive` says that nobody else will read `blocks` again: their memory may be taken
-        over, and `capacity` then counts it; whatever the blocks still refer to afterwards is the
-        caller's to drop. Otherwise they are copied and stay as they are.
-        Raises CacheReconstructionError when `blocks` cannot give those tokens.
+        `exclusive`: `blocks` will not be read again, so their memory may be adopted, and `capacity`
+        includes it; the caller drops what the blocks still refer to afterwards. Otherwise they are
+        copied and unchanged. Raises CacheReconstructionError if `blocks` cannot provide the tokens.
         """
         ...
 
     def reserve(self, sequence: SequenceId, capacity: int) -> None:
-        """Make room for `capacity` tokens (a multiple of 256); never less than there is."""
+        """Grow to `capacity` tokens (a multiple of 256); never shrinks."""
         ...
 
     def length(self, sequence: SequenceId) -> int:
-        """Tokens in its cache."""
+        """Tokens in the sequence's cache."""
         ...
 
     def prefill(self, sequence: SequenceId, tokens: Sequence[int]) -> None:
-        """Compute `tokens` after what the sequence holds; returns when they are in its cache."""
+        """Compute `tokens` after those of the sequence; returns when they are in its cache."""
         ...
 
     def score(self, sequence: SequenceId, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:
-        """Prefill all of `tokens` (two or more) but the last, and say how likely they were.
+        """Prefill `tokens` (two or more) except the last, and return their log-probabilities.
 
-        The log-probability of each of them but the first, after all those before it, and the
-        `n_top` likeliest in its place. The same calls on an empty sequence give the same bits,
-        whatever else is open.
+        One entry for each token but the first, given those before it, with the `n_top` likeliest
+        alternatives. The same calls on an empty sequence give the same bits, whatever else is open.
         """
         ...
 
     def check_grammar(self, grammar: Grammar) -> None:
-        """Raise InvalidRequestError, naming what is wrong, unless `grammar` can be enforced.
+        """Raise InvalidRequestError with the reason unless `grammar` can be enforced.
 
-        Any thread may call it.
+        Thread-safe.
         """
         ...
 
@@ -134,65 +132,62 @@ class BatchBackend(Protocol):
         params: SamplingParams,
         drawn: int,
     ) -> None:
-        """Let a prefilled sequence take part in decoding, beginning with `last_token`.
+        """Add a prefilled sequence to the decode batch, with `last_token` as its next input.
 
-        `history` are the tokens before it and `drawn` how many tokens were sampled for this
-        request before, so that penalties and seeds go on as if it had never been interrupted.
+        `history` are the tokens before it and `drawn` the number of tokens sampled for this request
+        before, so that penalties and seeds continue as without a preemption.
         `params.seed` is set unless the request is greedy; `params.grammar` was checked.
         """
         ...
 
     def decode(self) -> list[SampledToken]:
-        """One step: one new token for each sequence that was started before the last step.
+        """One decode step: one new token for each sequence started before the previous step.
 
-        One that was just started may be silent at first. With nothing started, no tokens.
-        After a token is returned the cache holds it, so before every call each started
-        sequence must have room for one token more than it holds, and one that was just started
-        for two: its last prompt token and the first new one. A sequence whose grammar fails gets
-        a token with an error; the others go on.
+        A sequence started since may return its first token one step later. A returned token is in
+        the cache, so before every call each started sequence must have capacity for one token more
+        than it holds, and one just started for two: its last prompt token and the first new one. A
+        sequence whose grammar fails gets a token with an error; the others continue.
         """
         ...
 
     def extract(self, sequence: SequenceId, blocks: Sequence[Sequence[KVBlock]]) -> list[KVBlock]:
         """Close `sequence` and put its cache into `blocks` (its blocks, per layer, in order).
 
-        It is closed also when this fails. Sets `start`, `token_count` and `layer_data`. Returns
-        the blocks that were not needed; no memory is held for them. Copies nothing when every
-        block was needed.
+        It is closed even if this fails. Sets `start`, `token_count` and `layer_data`. Returns the
+        blocks that were not needed and hold no memory. Copies nothing if every block was needed.
         """
         ...
 
     def close(self, sequence: SequenceId) -> None:
-        """Drop `sequence` and its memory, at any time after it was opened."""
+        """Free `sequence` and its memory, at any time after it was opened."""
         ...
 
-    # Bodies of blocks: bytes that a store keeps. Not for a sequence that is decoding.
+    # Block bodies: the bytes of blocks in a store. Not for a sequence that is decoding.
 
     def layout(self) -> BlockLayout:
-        """How a sequence's cache is cut into bodies."""
+        """How a sequence's cache is divided into block bodies."""
         ...
 
     def pause(self, sequence: SequenceId) -> None:
-        """Take `sequence` out of decoding; it stays open with all that it holds.
+        """Remove `sequence` from the decode batch; it stays open with its cache.
 
-        It can be exported then, prefilled with what comes next, and started again after that. The
-        token that comes after the last one it holds is lost.
+        It can then be exported, prefilled and started again. A token in flight that is not in its
+        cache yet is discarded.
         """
         ...
 
     def export_block(self, sequence: SequenceId, part: Part, start: int, stop: int) -> bytes:
-        """The body of tokens `start` to `stop`, all of one block, in bytes of the caller's own.
+        """The body of tokens `start` to `stop`, all of one block, as a copy.
 
-        `part` is FULL or WINDOW. Raises BackendError when the layers do not hold those tokens
-        (any more).
+        `part` is FULL or WINDOW. Raises BackendError if the layers do not hold those tokens.
         """
         ...
 
     def export_checkpoint(self, sequence: SequenceId) -> bytes:
-        """What is needed, beside the bodies of its blocks, to go on from where `sequence` is.
+        """What is needed, beside the bodies of its blocks, to resume `sequence` where it is.
 
-        Of the WINDOW part those blocks are needed that lie wholly inside the window before its
-        next token; where the window begins inside a block, the checkpoint holds that edge.
+        Of the WINDOW part only blocks entirely inside the window before the next token are needed;
+        where the window begins inside a block, the checkpoint holds that edge.
         """
         ...
 
@@ -201,18 +196,18 @@ class BatchBackend(Protocol):
     ) -> list[list[memoryview]]:
         """Memory for tokens `start` to `stop`: for each block, for each segment, 256 tokens of it.
 
-        `start` is a multiple of 256, and for FULL it is where the sequence ends now. There must
-        be room. Any thread may write there until `loaded`; nothing reads it before. Let go of
-        the views before calling `loaded`.
+        `start` is a multiple of 256, and for FULL the current length of the sequence, which must
+        have the capacity. Any thread may write there until `loaded`; nothing reads it before. The
+        views must be released before `loaded` is called.
         """
         ...
 
     def loaded(self, sequence: SequenceId, length: int, checkpoint: bytes | None = None) -> None:
-        """What `loading` gave is filled up to `length` tokens: the sequence holds them now.
+        """Take the memory of `loading` into the cache, filled up to `length` tokens.
 
-        `checkpoint` is what was exported at that length, where the layout needs one. Raises
-        CacheReconstructionError, leaving the sequence as it was before `loading`, when it
-        does not belong to this model or position.
+        `checkpoint` is the one exported at that length, if the layout needs one. Raises
+        CacheReconstructionError, with the sequence as it was before `loading`, if the checkpoint
+        is of another model or position.
         """
         ...
 
@@ -221,15 +216,15 @@ class ModelProviderPort(Protocol):
     """Finds models and loads them."""
 
     def load_model(self, model_id: str) -> tuple[BatchBackend, Tokenizer]:
-        """The model and tokenizer that `model_id` (a folder or a hub id) names.
+        """Load the model and tokenizer of `model_id`, a folder or a hub id.
 
-        Raises ModelNotFoundError when there is none or it is broken, UnsupportedModelError when
-        its cache cannot be managed.
+        Raises ModelNotFoundError if there is none or it cannot be loaded, and UnsupportedModelError
+        if its cache is of an unsupported kind.
         """
         ...
 
     def extract_spec(self, model: BatchBackend) -> ModelCacheSpec:
-        """What `model` keeps per sequence."""
+        """What `model` caches per sequence."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Where responses are kept under their ids. A tenant finds its own and no others."""
+"""ResponsesPort: responses stored under their ids. A tenant finds only its own."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ from semantic.domain.responses import StoredResponse
 
 
 class ResponsesPort(Protocol):
-    """Responses by tenant and id, within a budget of bytes: the oldest go first.
+    """Responses by tenant and id, within a budget of bytes; the oldest are evicted.
 
-    Any thread may call any method, and may have to wait; none may be called on an event loop.
-    Each raises StoreError when it cannot be done now. After `close` nothing else is called.
+    Thread-safe; calls may block and must not be made on an event loop. Each raises StoreError if it
+    cannot be done now. Nothing may be called after `close`.
     """
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
-        """Exactly what was put, or None: unknown, another tenant's, deleted, dropped or damaged."""
+        """The response as it was put, or None: unknown, another tenant's, deleted or damaged."""
         ...
 
     def put(self, tenant: str, response: StoredResponse) -> None:
-        """Keep `response`, in place of another with its id. One larger than the whole budget is
-        not kept."""
+        """Store `response`, replacing one with its id. One larger than the budget is dropped."""
         ...
 
     def delete(self, tenant: str, response_id: str) -> bool:
-        """Forget a response; whether there was one."""
+        """Delete a response; returns whether there was one."""
         ...
 
     def close(self) -> None:
-        """Let go of files. Closing twice changes nothing."""
+        """Release files. Idempotent."""
         ...

@@ -1,6 +1,6 @@
-"""What a served model offers to the wires: answers as streams of pieces, and its agents.
+"""ServingPort: a served model's interface for the wires; answers are streams of events.
 
-Everything here runs on an event loop and never blocks it. A wire translates; it decides nothing.
+Runs on an event loop and never blocks it. A wire translates; it makes no decisions.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Prompt = Chat | str | tuple[int, ...]
 class Ask:
     """A request for one answer.
 
-    `max_tokens` of None means as many as the context has room for. An `agent` of None is the one
-    whose history the prompt goes on from, or a new one; with an `identity` it is one of those that
-    the same one asked as. Nothing is shared between two tenants.
+    `max_tokens` of None is the rest of the context. An `agent` of None is the one whose history the
+    prompt continues, or a new one; with an `identity`, one of that identity's agents. Tenants share
+    nothing.
     """
 
     prompt: Prompt
@@ -37,11 +37,11 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model behind a server. `names` are all it answers to, its own id first.
+    """The model of a server. `names` are its accepted names, its own id first.
 
-    `context_tokens` is the most that prompt and answer may have together: the model's own limit
-    or what the pool can hold, whichever is less. `sampling` is what a request gets that asks
-    for nothing else. `created` is in seconds since 1970.
+    `context_tokens` limits prompt and answer together: the model's own limit or the capacity of the
+    pool, whichever is less. `sampling` is the default of a request. `created` is Unix time in
+    seconds.
     """
 
     names: tuple[str, ...]
@@ -56,33 +56,33 @@ class ServedModel:
 
 
 class ServingPort(Protocol):
-    """A served model. Methods may be called by any number of tasks of one event loop."""
+    """A served model. Any number of tasks of one event loop may call it concurrently."""
 
     @property
     def model(self) -> ServedModel:
-        """What is served."""
+        """The served model."""
         ...
 
     def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
-        """The answer's events; the request is taken in when the first one is asked for.
+        """The answer's events; the request is submitted when the first one is awaited.
 
-        Closing the generator before its end cancels the request. Before its first event it raises
-        InvalidRequestError, ContextOverflowError (does not fit the context) and OverloadedError
-        (the queue is full); after that every failure is an AnswerEnd of reason "error".
+        Closing the generator before its end cancels the request. Before the first event it raises
+        InvalidRequestError, ContextOverflowError (exceeds the context) or OverloadedError (the
+        queue is full); after that every failure is an AnswerEnd with the reason "error".
         """
         ...
 
     async def tokenize(
         self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
     ) -> tuple[int, ...]:
-        """The tokens that `prompt` stands for, when `tenant` asks. Raises InvalidRequestError and
+        """The tokens of `prompt` in a request of `tenant`. Raises InvalidRequestError and
         ContextOverflowError."""
         ...
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
-        """The text of `tokens`. Raises InvalidRequestError for an id that is none."""
+        """The text of `tokens`. Raises InvalidRequestError for an unknown id."""
         ...
 
     async def token_texts(self, tokens: Sequence[int]) -> tuple[str, ...]:
-        """The text of each token alone, for wires that tell log-probabilities by text."""
+        """The text of each token alone, for wires that report log-probabilities by text."""
         ...

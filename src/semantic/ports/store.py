@@ -1,7 +1,7 @@
-"""What the engine needs from a place that keeps blocks: in memory, on disk, or both.
+"""CacheStorePort: a store of blocks and manifests, in memory, on disk or both.
 
-A store is a cache, never a source of truth: whatever it has lost, dropped or cannot prove is a
-miss. It may be called from any thread.
+A store is a cache, never a source of truth: whatever it dropped or cannot verify is a miss.
+Thread-safe.
 """
 
 from __future__ import annotations
@@ -21,69 +21,68 @@ from semantic.domain.stored import (
 
 
 class CacheStorePort(Protocol):
-    """Keeps immutable block bodies under the hash of their content, and agents' manifests.
+    """Stores immutable block bodies by content hash, and agents' manifests.
 
-    No call raises for what goes wrong with a disk: it is counted in `stats` and is a miss.
+    No call raises for a failure of the disk: it is counted in `stats` and is a miss.
     """
 
     @property
     def secret(self) -> bytes:
-        """32 random bytes that tenants' tags are derived with; the same as long as it exists."""
+        """32 random bytes from which tenants' tags are derived; constant over the store's life."""
         ...
 
     # Blocks
 
     def put(self, block: StoredBlock) -> bool:
-        """Keep `block`, or do nothing when it is there already.
+        """Store `block`; does nothing if it is stored already.
 
-        False when it is not kept: no room beside pins, back-pressure, a failing disk. The budget
-        holds before and after; what was used longest ago is evicted to make room, of a chain the
-        tail first. `block` is shared, never changed.
+        False if it is not stored: the quota is taken by pins, backpressure, a failing disk. The
+        quota holds at any time; least recently used blocks are evicted for it, of a chain the tail
+        first. `block` is shared, never changed.
         """
         ...
 
     def find(self, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
-        """Which of `keys` are there, as far as is known without reading them. Not a use."""
+        """The indexed ones of `keys`, without reading them. Does not count as a use."""
         ...
 
     def lacking(self, keys: Sequence[BlockKey]) -> frozenset[BlockKey]:
-        """Which of `keys` to `put` (again), so that they last as long as they can here.
+        """Which of `keys` to `put`, possibly again, so that they are stored in every tier.
 
-        Nothing while putting would be in vain.
+        Empty while puts would be refused.
         """
         ...
 
     def children(
         self, parent: BlockHash, part: Part, like: Sequence[int] | None = None
     ) -> Sequence[BlockHeader]:
-        """The headers of the blocks that follow `parent`, as far as is known without reading.
+        """The headers of the indexed blocks that follow `parent`, without reading them.
 
-        With `like` only those of which `begins_like` holds: many may follow one block.
+        With `like` only those for which `begins_like` holds: one block may have many children.
         """
         ...
 
     def read_into(self, reads: Sequence[BlockRead]) -> Sequence[bool]:
-        """Fill the targets of each read; True for each body that is proven to be the one asked for.
+        """Fill the targets of each read; True for each body that was verified.
 
-        Reads in parallel. False leaves anything in the targets. A damaged body is put aside.
+        Reads in parallel. False leaves the targets undefined. A damaged body is quarantined.
         """
         ...
 
     def read(self, header: BlockHeader) -> bytes | None:
-        """The body, proven as in `read_into`, or None."""
+        """The body, verified as in `read_into`, or None."""
         ...
 
     def touch(self, keys: Sequence[BlockKey]) -> None:
-        """These were used now, together; the first (a chain's root) are to be kept longest."""
+        """Record a use of `keys`, a chain in order; its root is evicted last."""
         ...
 
     # Agents
 
     def save(self, manifest: Manifest) -> bool:
-        """Keep `manifest` as its agent's newest, after all blocks that were put before it.
+        """Store `manifest` as its agent's newest, after all blocks that were put before it.
 
-        The generation is the store's to give. Marks the agent's blocks as used. False when it is
-        not kept.
+        Assigns the generation and records a use of the agent's blocks. False if it is not stored.
         """
         ...
 
@@ -92,11 +91,11 @@ class CacheStorePort(Protocol):
         ...
 
     def manifests(self) -> Sequence[Manifest]:
-        """The newest manifest of every agent of every model and tenant, last saved first."""
+        """The newest manifest of every agent of every model and tenant, newest first."""
         ...
 
     def remove(self, scope: Scope, agent_id: str) -> bool:
-        """Forget the agent; False when it is not known. Its blocks stay until room is needed."""
+        """Remove the agent's manifest; False if there is none. Its blocks stay until evicted."""
         ...
 
     # Life
@@ -106,9 +105,9 @@ class CacheStorePort(Protocol):
         ...
 
     def flush(self) -> None:
-        """Return when all that was accepted is as safe as this store can make it."""
+        """Return when everything accepted is as durable as this store can make it."""
         ...
 
     def close(self) -> None:
-        """Flush, and let go of files and threads. Nothing may be called afterwards."""
+        """Flush, and release files and threads. Nothing may be called afterwards."""
         ...

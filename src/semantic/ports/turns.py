@@ -1,4 +1,4 @@
-"""Where turns of conversations are remembered. Losing one costs time, never a token."""
+"""TurnsPort: recorded turns of conversations. A missing turn costs time, never a token."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from semantic.domain.history import Point, Turn
 
 
 class TurnsPort(Protocol):
-    """Turns by their points. Any thread may call it."""
+    """Turns by their points. Thread-safe."""
 
     def get(self, point: Point) -> Turn | None:
-        """The turn that ends at `point`; None when it is not known, or not as it was put."""
+        """The turn that ends at `point`; None if it is unknown or damaged."""
         ...
 
     def put(self, turn: Turn) -> None:
-        """Remember `turn`, in the place of an earlier one at its point. Never raises: what cannot
-        be kept is forgotten."""
+        """Store `turn`, replacing an earlier one at its point. Never raises: a turn that cannot be
+        stored is dropped."""
         ...
 
     def close(self) -> None:
-        """Return when all that was put is as safe as it will be."""
+        """Flush and close."""
         ...

@@ -12,7 +12,7 @@ from semantic.application.agents.origin import Origin, origin_in
 from semantic.application.cache.agent_note import note_of, parts_in
 from semantic.domain.chat import Chat, Message, Tool
 from semantic.domain.identity import Identity
-from semantic.domain.request_parts import MOST_MESSAGES, Given, Parts, parts_of
+from semantic.domain.request_parts import MAX_MESSAGES, Answered, Parts, parts_of
 
 ORIGIN = Origin(Identity("ses_1", "opencode", None, None), "tools")
 CHAT = Chat(
@@ -20,7 +20,7 @@ CHAT = Chat(
     (Tool("Bash"), Tool('"\n,')),
     template_options={"effort": "low"},
 )
-PARTS = parts_of(CHAT, 1, {2: Given.OTHER})
+PARTS = parts_of(CHAT, 1, {2: Answered.OTHER})
 
 names = st.text(max_size=70)
 chats = st.builds(
@@ -38,8 +38,8 @@ chats = st.builds(
 )
 
 
-@given(chats, st.dictionaries(st.integers(0, 9), st.sampled_from(list(Given))), st.booleans())
-def test_parts_come_back(chat: Chat, given_: dict[int, Given], with_origin: bool) -> None:
+@given(chats, st.dictionaries(st.integers(0, 9), st.sampled_from(list(Answered))), st.booleans())
+def test_parts_come_back(chat: Chat, given_: dict[int, Answered], with_origin: bool) -> None:
     parts = parts_of(chat, len(chat.messages) // 2, given_)
     note = note_of(ORIGIN.note() if with_origin else "", parts)
     assert parts_in(note) == parts
@@ -94,7 +94,7 @@ def test_a_name_that_somebody_else_wrote_can_be_shown() -> None:
 
 
 def test_a_note_of_the_longest_conversation_is_small() -> None:
-    messages = tuple(Message("assistant", f"a{n}", "t") for n in range(MOST_MESSAGES + 5000))
+    messages = tuple(Message("assistant", f"a{n}", "t") for n in range(MAX_MESSAGES + 5000))
     tools = tuple(Tool("n" * 100 + str(n)) for n in range(2000))
     note = note_of(ORIGIN.note(), parts_of(Chat(messages, tools, template_options={})))
     assert len(note) < 150_000

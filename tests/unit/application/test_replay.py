@@ -10,7 +10,7 @@ from semantic.application.chat.replay import Replay
 from semantic.application.chat.turn_cache import TurnCache
 from semantic.domain.chat import Chat, Message, Tool
 from semantic.domain.history import Turn, thought_digest
-from semantic.domain.request_parts import Given
+from semantic.domain.request_parts import Answered
 from semantic.ports.chat import RenderedChat
 from tests.support.fake_chat_format import FakeChatFormat
 from tests.support.fake_tokenizer import EOS, ByteTokenizer
@@ -40,7 +40,7 @@ class Conversation:
         """The model writes `generated`, which is read as `said`; all tokens."""
         replayed = self.replay.render(self.chat, self.tenant)
         prompt = replayed.rendered.tokens
-        self.replay.remember(replayed, prompt, said, generated)
+        self.replay.record(replayed, prompt, said, generated)
         self.say(replace(said, reasoning=""))
         return (*prompt, *generated)
 
@@ -164,23 +164,23 @@ def test_the_same_answer_in_tokens_of_the_same_number_is_another() -> None:
     again.answer(Message("assistant", "Done.", "no!"), written("<think>no!</think>Done."))
     talk.say(Message("user", "more"))
     known = talk.replay.render(talk.chat, "")
-    assert known.kept == 2
+    assert known.n_replayed == 2
     assert "  ok" not in TOKENIZER.decode(known.rendered.tokens)
 
 
 def test_an_answer_that_was_cut_is_known_and_not_gone_on_from() -> None:
     talk = Conversation()
     replayed = talk.replay.render(talk.chat, "")
-    talk.replay.remember_cut(replayed, Message("assistant", "Hi"))
+    talk.replay.record_cut(replayed, Message("assistant", "Hi"))
     talk.say(Message("assistant", "Hi"), Message("user", "Bye"))
     known = talk.replay.render(talk.chat, "")
     assert known.rendered.tokens == talk.format.render(talk.chat).tokens
-    assert (known.kept, known.given) == (0, {1: Given.CUT})
+    assert (known.n_replayed, known.answers) == (0, {1: Answered.CUT})
 
     whole = Conversation(talk.replay)
     whole.answer(Message("assistant", "Hi"), written("  Hi"))
-    talk.replay.remember_cut(replayed, Message("assistant", "Hi"))
-    assert talk.replay.render(talk.chat, "").kept == 2, "what can be gone on from stays"
+    talk.replay.record_cut(replayed, Message("assistant", "Hi"))
+    assert talk.replay.render(talk.chat, "").n_replayed == 2, "what can be gone on from stays"
 
 
 def test_tools_are_rendered_as_they_were_written_first() -> None:
@@ -209,18 +209,18 @@ def test_what_is_known_of_answers_is_told() -> None:
     talk.answer(Message("assistant", "b"), written("  b"))
     talk.say(Message("user", "y"))
     known = talk.replay.render(talk.chat, "")
-    assert (known.kept, known.given) == (4, {})
+    assert (known.n_replayed, known.answers) == (4, {})
 
     talk.say(Message("assistant", "never said"), Message("user", "z"))
     more = talk.replay.render(talk.chat, "")
-    assert (more.kept, more.given) == (4, {5: Given.OTHER})
+    assert (more.n_replayed, more.answers) == (4, {5: Answered.OTHER})
     contradicted = replace(talk.chat.messages[1], reasoning="I never thought that.")
     messages = (talk.chat.messages[0], contradicted, *talk.chat.messages[2:])
     whole = talk.replay.render(replace(talk.chat, messages=messages), "")
-    assert whole.kept == 0
-    assert whole.given == {1: Given.RETHOUGHT, 3: Given.PLAIN, 5: Given.OTHER}
+    assert whole.n_replayed == 0
+    assert whole.answers == {1: Answered.RETHOUGHT, 3: Answered.PLAIN, 5: Answered.OTHER}
     strange = talk.replay.render(talk.chat, "other")
-    assert set(strange.given.values()) == {Given.OTHER}
+    assert set(strange.answers.values()) == {Answered.OTHER}
 
 
 def turn(number: int, n_tokens: int = 10) -> Turn:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from semantic.domain.identity import LONGEST_TAG, Identity, is_tag, name_of
+from semantic.domain.identity import MAX_TAG_LENGTH, Identity, is_tag, name_of
 
 TAGS = st.text(st.sampled_from("ab/~%2Fx5"), min_size=1, max_size=6).filter(is_tag)
 
@@ -39,7 +39,9 @@ def test_what_is_not_numbered_so(name: str) -> None:
     assert Identity("a").number("session/a~" + "9" * 5000) is None
 
 
-@pytest.mark.parametrize("tag", ["/" * LONGEST_TAG, "ä" * LONGEST_TAG, "~%" * (LONGEST_TAG // 2)])
+@pytest.mark.parametrize(
+    "tag", ["/" * MAX_TAG_LENGTH, "ä" * MAX_TAG_LENGTH, "~%" * (MAX_TAG_LENGTH // 2)]
+)
 def test_names_have_an_end(tag: str) -> None:
     assert is_tag(tag)
     assert len(name_of("claude-code", tag, tag)) <= 240
@@ -47,7 +49,7 @@ def test_names_have_an_end(tag: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "tag", ["", "x" * (LONGEST_TAG + 1), "a\nb", "\x1b[31m", "\ud800", "\u202e", None, 3, ["a"]]
+    "tag", ["", "x" * (MAX_TAG_LENGTH + 1), "a\nb", "\x1b[31m", "\ud800", "\u202e", None, 3, ["a"]]
 )
 def test_what_is_no_tag(tag: object) -> None:
     assert not is_tag(tag)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from semantic.domain import request_parts
 from semantic.domain.chat import Chat, Message, Role, Tool, ToolCall
 from semantic.domain.request_parts import (
+    Answered,
     Change,
     Difference,
-    Given,
     PartKind,
     Parts,
     changed_part,
@@ -131,7 +131,7 @@ def test_a_thought_that_is_left_out_where_its_tokens_stand_is_no_difference() ->
 
 
 def rendered(
-    now: Chat, *, in_answer: bool, given: Given = Given.PLAIN, before: Chat = CHAT
+    now: Chat, *, in_answer: bool, given: Answered = Answered.PLAIN, before: Chat = CHAT
 ) -> Difference | None:
     answer = len(before.messages)
     return rendered_part(parts_of(before), parts_of(now, 0, {answer: given}), in_answer=in_answer)
@@ -140,14 +140,14 @@ def rendered(
 @pytest.mark.parametrize(
     ("answered", "expected"),
     [
-        (Given.PLAIN, Difference(PartKind.TEMPLATE, Change.RENDERED)),
-        (Given.THOUGHT, Difference(PartKind.THINKING, Change.RENDERED, 6, "assistant")),
-        (Given.RETHOUGHT, Difference(PartKind.THINKING, Change.CHANGED, 6, "assistant")),
-        (Given.CUT, Difference(PartKind.MESSAGE, Change.CUT, 6, "assistant")),
-        (Given.OTHER, Difference(PartKind.MESSAGE, Change.NOT_ANSWERED, 6, "assistant")),
+        (Answered.PLAIN, Difference(PartKind.TEMPLATE, Change.RENDERED)),
+        (Answered.THOUGHT, Difference(PartKind.THINKING, Change.RENDERED, 6, "assistant")),
+        (Answered.RETHOUGHT, Difference(PartKind.THINKING, Change.CHANGED, 6, "assistant")),
+        (Answered.CUT, Difference(PartKind.MESSAGE, Change.CUT, 6, "assistant")),
+        (Answered.OTHER, Difference(PartKind.MESSAGE, Change.NOT_ANSWERED, 6, "assistant")),
     ],
 )
-def test_tokens_that_part_in_an_answer(answered: Given, expected: Difference) -> None:
+def test_tokens_that_part_in_an_answer(answered: Answered, expected: Difference) -> None:
     silent = edited(6, reasoning="")
     assert rendered(silent, in_answer=True, given=answered) == expected
 
@@ -173,7 +173,7 @@ def test_tokens_that_part_before_the_answer() -> None:
 
 
 def test_what_is_not_told_apart_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_parts, "MOST_MESSAGES", 4)
+    monkeypatch.setattr(request_parts, "MAX_MESSAGES", 4)
     cut = parts_of(CHAT)
     assert (len(cut.messages), cut.n_messages, cut.is_cut) == (4, 6, True)
     later = parts_of(edited(4, content="changed behind the cut"))

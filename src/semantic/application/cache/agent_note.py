@@ -11,7 +11,15 @@ from collections.abc import Sequence
 from typing import TypeVar, get_args
 
 from semantic.domain.chat import Role
-from semantic.domain.request_parts import MOST_MESSAGES, SHORT, Given, Named, Parts, Said, label
+from semantic.domain.request_parts import (
+    MAX_MESSAGES,
+    SHORT,
+    Answered,
+    MessageDigest,
+    Named,
+    Parts,
+    label,
+)
 
 T = TypeVar("T")
 
@@ -29,7 +37,7 @@ def note_of(origin: str, parts: Parts | None) -> str:
     return "\n".join(lines)
 
 
-def parts_in(note: str, max_messages: int = MOST_MESSAGES) -> Parts | None:
+def parts_in(note: str, max_messages: int = MAX_MESSAGES) -> Parts | None:
     """The parts in a note; None for any other text and for notes of older versions.
 
     Reads only the first `max_messages` messages.
@@ -49,10 +57,10 @@ def _written(parts: Parts) -> dict[str, object]:
         "options": [[one.name, one.digest] for one in parts.options],
         "tools": [[one.name, one.digest] for one in parts.tools],
         "messages": [
-            f"{one.role[0]}{one.given}{one.digest}{one.thought}" for one in parts.messages
+            f"{one.role[0]}{one.answered}{one.digest}{one.thought}" for one in parts.messages
         ],
         "n_messages": parts.n_messages,
-        "kept": parts.kept,
+        "kept": parts.n_replayed,
     }
 
 
@@ -61,12 +69,13 @@ def _read(fields: object, max_messages: int) -> Parts | None:
     if not isinstance(fields, dict) or fields["parts"] != _VERSION:
         return None
     read = _is(list, fields["messages"])[:max_messages]
-    messages = tuple(_said(_is(str, one)) for one in read)
-    n_messages, kept = _is(int, fields["n_messages"]), _is(int, fields["kept"])
-    if not 0 <= kept <= n_messages or n_messages < len(messages):
+    messages = tuple(_message(_is(str, one)) for one in read)
+    n_messages = _is(int, fields["n_messages"])
+    n_replayed = _is(int, fields["kept"])
+    if not 0 <= n_replayed <= n_messages or n_messages < len(messages):
         raise ValueError("counts")
     tools, options = (_named(_is(list, fields[name])) for name in ("tools", "options"))
-    return Parts(options, tools, messages, n_messages, kept)
+    return Parts(options, tools, messages, n_messages, n_replayed)
 
 
 def _named(pairs: Sequence[object]) -> tuple[Named, ...]:
@@ -75,9 +84,9 @@ def _named(pairs: Sequence[object]) -> tuple[Named, ...]:
     return tuple(Named(label(_is(str, name)), _is(str, digest)) for name, digest in found)
 
 
-def _said(text: str) -> Said:
-    role, given, digests = _ROLES[text[:1]], Given(text[1:2]), text[2:]
-    return Said(role, digests[:SHORT], digests[SHORT:], given)
+def _message(text: str) -> MessageDigest:
+    role, answered, digests = _ROLES[text[:1]], Answered(text[1:2]), text[2:]
+    return MessageDigest(role, digests[:SHORT], digests[SHORT:], answered)
 
 
 def _is(kind: type[T], value: object) -> T:

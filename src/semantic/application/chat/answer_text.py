@@ -1,6 +1,6 @@
-"""Text of an answer on its way to whoever asked, with the log-probabilities of its tokens.
+"""TokenText, MarkFinder and Trimmer: incremental text with log-probabilities, split at marks.
 
-Knows what of it may be given out yet. Knows marks only as texts; not what they mean.
+Decides which text is final. Knows marks only as strings; not what they mean.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from semantic.domain.value_objects import TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """A text and where in it the tokens begin whose log-probabilities are known."""
+    """Text, and log-probabilities with the offsets at which their tokens begin."""
 
     text: str = ""
     logprobs: tuple[tuple[int, TokenLogprob], ...] = ()
 
     @classmethod
     def of(cls, text: str, logprobs: Sequence[TokenLogprob] = ()) -> TokenText:
-        """The text of one token; of several, all are said to begin where it begins."""
+        """The text of one token; several log-probabilities all get its offset."""
         return cls(text, tuple((0, logprob) for logprob in logprobs))
 
     def __bool__(self) -> bool:
@@ -31,7 +31,7 @@ class TokenText:
         return TokenText(self.text + other.text, self.logprobs + moved)
 
     def split(self, at: int) -> tuple[TokenText, TokenText]:
-        """What comes before character `at`, and the rest; a token belongs where it begins."""
+        """The text before character `at` and the rest; a token belongs to the part it begins in."""
         before = tuple(entry for entry in self.logprobs if entry[0] < at)
         rest = tuple((start - at, value) for start, value in self.logprobs if start >= at)
         return TokenText(self.text[:at], before), TokenText(self.text[at:], rest)
@@ -58,7 +58,7 @@ class MarkFinder:
     def take(self) -> tuple[TokenText, str | None]:
         """The text before the next mark, and that mark: it is gone then.
 
-        Without a complete mark, the text that is certain to be none, and None.
+        Without a complete mark: the text that cannot be part of one, and None.
         """
         found = self._first()
         if found is not None:
@@ -73,17 +73,17 @@ class MarkFinder:
         return before, None
 
     def take_all(self) -> TokenText:
-        """All that is held."""
+        """All text that is held back."""
         held, self._held = self._held, TokenText()
         return held
 
     def _first(self) -> tuple[int, str] | None:
-        """Where the first complete mark begins, and which one it is."""
+        """Position of the first complete mark, and the mark."""
         places = ((self._held.text.find(mark), mark) for mark in self._marks)
         return min((place for place in places if place[0] >= 0), default=None)
 
     def _open_mark(self) -> int:
-        """Length of the longest end of what is held that begins a mark."""
+        """Length of the longest suffix of the held text that is a prefix of a mark."""
         text = self._held.text
         longest = max(map(len, self._marks), default=1) - 1
         for size in range(min(longest, len(text)), 0, -1):
@@ -93,20 +93,20 @@ class MarkFinder:
 
 
 class Trimmer:
-    """Drops the white space beside marks.
+    """Drops white space next to marks.
 
-    It comes back when more text follows: "one <mark> two" is "one two". White space at an end of
-    the whole answer, where no mark is, stays.
+    It is restored when more text follows: "one <mark> two" becomes "one two". White space at
+    either end of the whole answer, where there is no mark, is kept.
     """
 
     def __init__(self, *, after_mark: bool) -> None:
         self._after_mark = after_mark
-        self._space = TokenText()  # white space that was not given out yet
-        self._bare = TokenText()  # tokens without text yet, behind a mark
-        self._given = False
+        self._space = TokenText()  # white space held back
+        self._bare = TokenText()  # tokens without text, after a mark
+        self._emitted = False
 
     def push(self, text: TokenText) -> TokenText:
-        """What may be given out."""
+        """The text that is final."""
         if self._after_mark:
             text = self._bare + text
             blank = len(text.text) - len(text.text.lstrip())
@@ -116,18 +116,18 @@ class Trimmer:
                 return TokenText()
             self._after_mark = False
         whole = self._space + text
-        given, self._space = whole.split(len(whole.text.rstrip()))
+        emitted, self._space = whole.split(len(whole.text.rstrip()))
         if not self._space.text:
-            given, self._space = given + self._space, TokenText()
-        self._given = self._given or bool(given.text)
-        return given
+            emitted, self._space = emitted + self._space, TokenText()
+        self._emitted = self._emitted or bool(emitted.text)
+        return emitted
 
     def mark(self) -> None:
-        """A mark stands here."""
+        """Record a mark at this position."""
         self._after_mark, self._bare = True, TokenText()
-        if not self._given:
+        if not self._emitted:
             self._space = TokenText()
 
     def flush(self) -> TokenText:
-        """What is left when the answer ends."""
+        """The remaining text when the answer ends."""
         return TokenText() if self._after_mark else self._space

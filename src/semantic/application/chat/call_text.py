@@ -1,6 +1,6 @@
-"""The text of a tool call while it is written, and where it ends.
+"""CallText: collects the text of a tool call until it is complete.
 
-Knows the marks around it; what it says is read by a function that it is given.
+Knows the marks around a call; its content is parsed by a given function.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from semantic.ports.chat import Marks, WrittenCall
 
 @dataclass(frozen=True, slots=True)
 class ReadCall:
-    """What stood between two marks: calls, or a `problem` with them; and the text behind."""
+    """The text between two marks: its calls or a `problem`, and the text after it in `rest`."""
 
     text: str
     calls: tuple[WrittenCall, ...] = ()
@@ -23,24 +23,24 @@ class ReadCall:
 
 
 class CallText:
-    """Gathers one call's text until it can be read.
+    """Collects one call's text until it can be parsed.
 
-    The mark that ends a call may stand inside its arguments. So a text that cannot be read goes
-    on to the next such mark, unless another call follows: then it was complete and is wrong.
+    The end mark may occur inside the arguments. So text that cannot be parsed continues to the
+    next end mark, unless another call follows: then it was complete and is invalid.
     """
 
     def __init__(self, marks: Marks, read: Callable[[str], list[WrittenCall]]) -> None:
         self._marks = marks
         self._read = read
         self._text = ""
-        self._searched = 0  # no mark that ends it begins before
-        self._wrong: ReadCall | None = None  # as read up to the last mark
+        self._searched = 0  # no end mark begins before this position
+        self._wrong: ReadCall | None = None  # the parse up to the last end mark
 
     def push(self, text: str) -> None:
         self._text += text
 
     def next(self) -> ReadCall | None:
-        """The call, when it is complete; it is gone then."""
+        """Remove and return the call if it is complete."""
         end = self._marks.end
         while end:
             if self._wrong is None:
@@ -62,10 +62,10 @@ class CallText:
         return None
 
     def finish(self, *, cut: bool, stopped: bool = False) -> ReadCall | None:
-        """The call at the answer's end; None when it was `cut` before it was complete.
+        """The call at the answer's end; None if it was `cut` off before it was complete.
 
-        One without a mark at its end is complete when it can be read. Of one that cannot, where a
-        stop string ended the answer, nobody knows what the model would have written: `stopped`.
+        A call without an end mark is complete if it can be parsed. One that cannot be, in an
+        answer that a stop string ended (`stopped`), is dropped: it may have been unfinished.
         """
         if self._wrong is not None:
             return self._done(self._wrong)

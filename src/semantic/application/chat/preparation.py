@@ -1,7 +1,7 @@
-"""Turns what a wire asks into tokens and sampling parameters, or says what is wrong with it.
+"""Preparation: renders, encodes and validates a wire's request before it is submitted.
 
-Everything that takes time before a request is submitted happens here, on a worker's thread:
-rendering, encoding, checking a grammar. Knows neither engine nor event loop.
+The slow work before submission runs here, on worker threads: rendering the chat template,
+tokenizing, compiling a grammar. Knows neither engine nor event loop.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from semantic.ports.serving import Ask, Prompt
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request that can be submitted. `chat`, `replayed`, where the conversation stands, and
-    `parts` are None for a plain prompt."""
+    """A request ready to be submitted; the last three fields are None for a plain prompt."""
 
     tokens: tuple[int, ...]
     max_tokens: int
@@ -34,13 +33,13 @@ class Prepared:
     parts: Parts | None = None
 
 
-_COUNTED = 2 << 20
-"""Characters of a prompt whose tokens are counted in any case, which takes seconds at most: clients
-read from the refusal how much too long they were."""
+_ALWAYS_TOKENIZED = 2 << 20
+"""Characters up to which a prompt is always tokenized, which takes seconds at most: the refusal
+tells clients by how much they exceed the context."""
 
 
 class Preparation:
-    """Prepares requests for one model. Any thread may call it."""
+    """Prepares requests for one model. Thread-safe."""
 
     def __init__(
         self,
@@ -53,8 +52,8 @@ class Preparation:
         *,
         longest_token: int,
     ) -> None:
-        """`check_grammar` is the backend's. `default_max_tokens` is what an answer may have whose
-        request does not say. `longest_token` is how many characters one token has at most."""
+        """`check_grammar` is the backend's. `default_max_tokens` applies to requests without a
+        limit. `longest_token` is the length of the longest token in characters."""
         self._tokenizer = tokenizer
         self._format = chat_format
         self._replay = replay
@@ -75,7 +74,9 @@ class Preparation:
             sampling = sampling if grammar is None else replace(sampling, grammar=grammar)
         if sampling.grammar is not None:
             self._check_grammar(sampling.grammar)
-        max_tokens = self._room(len(rendered.tokens), ask.max_tokens, is_chat=chat is not None)
+        max_tokens = self._max_tokens(
+            len(rendered.tokens), ask.max_tokens, is_chat=chat is not None
+        )
         opens = rendered.opens_thought
         parts = _parts(chat, replayed)
         return Prepared(rendered.tokens, max_tokens, sampling, chat, opens, replayed, parts)
@@ -83,17 +84,18 @@ class Preparation:
     def tokens(
         self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
     ) -> tuple[int, ...]:
-        """The tokens of a prompt that `tenant` asks with, also of one that does not fit the
-        context. Raises InvalidRequestError, and ContextOverflowError for a text so long that its
-        tokens are not even counted."""
+        """The tokens of a prompt of `tenant`, even if they exceed the context.
+
+        Raises InvalidRequestError, and ContextOverflowError for a text too long to tokenize.
+        """
         rendered, _ = self._rendered(prompt, tenant, add_special_tokens=add_special_tokens)
         return rendered.tokens
 
     def _rendered(
         self, prompt: Prompt, tenant: str, *, add_special_tokens: bool = True
     ) -> tuple[RenderedChat, Replayed | None]:
-        if _length(prompt) > _COUNTED:
-            self._require_room_for_text(prompt)
+        if _length(prompt) > _ALWAYS_TOKENIZED:
+            self._require_plausible_length(prompt)
         if isinstance(prompt, Chat):
             replayed = self._replay.render(prompt, tenant)
             return replayed.rendered, replayed
@@ -102,14 +104,14 @@ class Preparation:
             return RenderedChat(tuple(encoded)), None
         return RenderedChat(prompt), None
 
-    def _require_room_for_text(self, prompt: Prompt) -> None:
-        """Raises ContextOverflowError for a text so long that it cannot fit, before its tokens are
-        known: to find them could take minutes."""
+    def _require_plausible_length(self, prompt: Prompt) -> None:
+        """Raises ContextOverflowError for a text that cannot fit the context, without tokenizing
+        it, which could take minutes."""
         least = _length(prompt) // self._longest_token
-        self._room(least, None, is_chat=isinstance(prompt, Chat))
+        self._max_tokens(least, None, is_chat=isinstance(prompt, Chat))
 
-    def _room(self, n_prompt: int, wanted: int | None, *, is_chat: bool) -> int:
-        """Tokens that the answer may have: what is wanted, as far as the context goes."""
+    def _max_tokens(self, n_prompt: int, wanted: int | None, *, is_chat: bool) -> int:
+        """The answer's max_tokens: as requested, within the context."""
         room = self._context_tokens - n_prompt
         if room < 1:
             raise ContextOverflowError(
@@ -126,11 +128,11 @@ class Preparation:
 def _parts(chat: Chat | None, replayed: Replayed | None) -> Parts | None:
     if chat is None or replayed is None:
         return None
-    return parts_of(chat, replayed.kept, replayed.given, replayed.tool_texts)
+    return parts_of(chat, replayed.n_replayed, replayed.answers, replayed.tool_texts)
 
 
 def _length(prompt: Prompt) -> int:
-    """Characters of a text, or of what a conversation says; tokens are no text."""
+    """Characters of a text or of a conversation's messages; 0 for token ids."""
     if isinstance(prompt, tuple):
         return 0
     return prompt.length if isinstance(prompt, Chat) else len(prompt)

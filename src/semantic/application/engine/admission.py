@@ -1,6 +1,6 @@
-"""Whether one more order may wait, and when to come again if not.
+"""Admission: limits the queue of submissions, with a Retry-After for refused ones.
 
-Counts orders and the bytes that their caches may need. Knows no engine; any thread may ask.
+Counts submissions and the bytes that their caches may need. Knows no engine; thread-safe.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from semantic.domain.services import BlockPool
 from semantic.ports.outbound import Clock
 
 _POOLS = 4
-"""Without a limit, so many pools may be waited for."""
+"""The default limit of queued bytes, in sizes of the pool."""
 
-_SOONEST, _LATEST = 1, 60
-_UNKNOWN = 10
-"""Seconds to come again in: at least, at most, and before anything was measured."""
+_MIN_RETRY, _MAX_RETRY = 1, 60
+_DEFAULT_RETRY = 10
+"""Seconds of Retry-After: minimum, maximum, and before the first measurement."""
 _MEASURED = 32
-"""The rate is that of so many orders that left the queue last, since it was empty."""
+"""The rate is that of the last this many submissions to leave the queue since it was empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """What may wait, beside what runs: so many orders, and bytes of what their caches may need.
+    """Limits of the queue: submissions, and bytes that their caches may need.
 
     `max_waiting_bytes` of None is four times the pool. Raises InvalidRequestError below 1.
     """
@@ -43,7 +43,7 @@ class QueueLimits:
 
 
 def limit_bytes(pool: BlockPool) -> int:
-    """The bytes that `pool` can give; where it counts blocks, as many of each layer."""
+    """The bytes that `pool` can allocate; if it counts blocks, an equal number per layer."""
     by_bytes = [] if pool.max_bytes is None else [pool.max_bytes]
     if pool.total_blocks is not None:
         of_all_layers = sum(layer.bytes_per_block for layer in pool.spec.layers)
@@ -52,7 +52,7 @@ def limit_bytes(pool: BlockPool) -> int:
 
 
 class Admission:
-    """The queue's account."""
+    """Counts the queue against its limits."""
 
     def __init__(self, limits: QueueLimits, pool: BlockPool, clock: Clock) -> None:
         pool_bytes = limit_bytes(pool)
@@ -67,18 +67,18 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """Orders in the queue."""
+        """Submissions in the queue."""
         return len(self._waiting)
 
     @property
     def n_bytes(self) -> int:
-        """Bytes that the orders in the queue may need."""
+        """Bytes that the queued submissions may need."""
         return self._n_bytes
 
-    def enter(self, order: Hashable, n_tokens: int) -> None:
-        """Let `order`, of at most `n_tokens`, wait. Raises OverloadedError when there is no room.
+    def enter(self, submission: Hashable, n_tokens: int) -> None:
+        """Count `submission`, of at most `n_tokens`. Raises OverloadedError if the queue is full.
 
-        In an empty queue there is always room: what could never fit is not told to come again.
+        An empty queue is never full: a submission that can never fit must not be told to retry.
         """
         n_bytes = self._spec.bytes_for(n_tokens)
         with self._lock:
@@ -93,24 +93,24 @@ class Admission:
             if not self._waiting:
                 self._left.clear()
                 self._left.append((self._clock(), 0))
-            self._waiting[order] = n_bytes
+            self._waiting[submission] = n_bytes
             self._n_bytes += n_bytes
 
-    def leave(self, order: Hashable) -> None:
-        """`order` runs or has ended. Doing it again changes nothing."""
+    def leave(self, submission: Hashable) -> None:
+        """Remove `submission`, which runs or has ended. Idempotent."""
         with self._lock:
-            n_bytes = self._waiting.pop(order, None)
+            n_bytes = self._waiting.pop(submission, None)
             if n_bytes is not None:
                 self._n_bytes -= n_bytes
                 self._left.append((self._clock(), n_bytes))
 
     def _retry_after(self, excess: int) -> int:
-        """Seconds until, at the rate of late, one order and `excess` bytes have left the queue."""
+        """Seconds until one submission and `excess` bytes leave the queue at the recent rate."""
         (since, _), *left = self._left
         if not left:
-            return _UNKNOWN
-        # Until now, not until the last one: while nobody leaves, the rate falls.
+            return _DEFAULT_RETRY
+        # Until now, not until the last departure: the rate falls while none leaves.
         seconds = self._clock() - since
         n_bytes = sum(size for _, size in left)
         shares = (1 / len(left), excess / n_bytes if n_bytes else 0.0)
-        return math.ceil(min(max(_SOONEST, seconds * max(shares)), _LATEST))
+        return math.ceil(min(max(_MIN_RETRY, seconds * max(shares)), _MAX_RETRY))

@@ -85,7 +85,7 @@ class BlockPoolBatchEngine:
             raise InvalidRequestError("model, spec and pool must describe the same cache")
         if max_batch < 1:
             raise InvalidRequestError(f"max_batch must be at least 1, got {max_batch}")
-        model.set_aside(pool.most_bytes)
+        model.set_aside(pool.capacity_bytes)
         budget = budget or PrefillBudget(largest=model.best_chunk)
         self._prefixes = None
         if store is not None:

@@ -1,7 +1,6 @@
-"""Requests that wait for blocks, and whose turn it is.
+"""FairQueue: the queue of requests that wait for blocks, fair between tenants and agents.
 
-Fair between tenants and, within one, between agents. Knows requests as they are; no pool, no
-backend, no clock.
+Knows requests; no pool, no backend, no clock.
 """
 
 from __future__ import annotations
@@ -12,21 +11,21 @@ from dataclasses import dataclass
 
 from semantic.application.request import Request
 
-_MOST_PASSED = 8
-"""So many may be admitted past a request that had its turn and did not fit; then nobody."""
-_MOST_TRIED = 8
-"""Requests that are offered blocks in one round: each offer costs a look through idle caches."""
+_MAX_PASSED = 8
+"""Requests that may be admitted past one that was first and did not fit; then none."""
+_MAX_TRIED = 8
+"""Requests tried per admission: each try searches the idle caches."""
 
 
-_PREEMPTED, _HELD_UP, _IN_TURN = range(3)
+_PREEMPTED, _PASSED, _IN_ORDER = range(3)
 
 
 @dataclass(slots=True, eq=False)
 class _Place:
     """A request in the queue.
 
-    `arrived` is how many requests had been admitted when it came, `passed` how many were
-    admitted past it while it had its turn.
+    `arrived` is the number of requests admitted before it arrived, `passed` the number admitted
+    past it while it was first.
     """
 
     request: Request
@@ -41,19 +40,19 @@ class _Place:
     def rank(self) -> int:
         if self.request.preemptions:
             return _PREEMPTED
-        return _HELD_UP if self.passed >= _MOST_PASSED else _IN_TURN
+        return _PASSED if self.passed >= _MAX_PASSED else _IN_ORDER
 
 
 class FairQueue:
-    """Waiting requests, given their turns in this order:
+    """Waiting requests, in this order:
 
-    1. who was preempted, in order of arrival: all that was begun comes to its end;
-    2. who was passed too often because it did not fit;
-    3. of the tenant with the fewest running requests, then the one served longest ago, the
-       agent with the fewest, then the one served longest ago; among its own, in order of arrival.
+    1. preempted requests, in order of arrival, so that everything begun is finished;
+    2. requests passed too often because they did not fit;
+    3. by tenant: fewest running requests, then least recently served; within a tenant by agent:
+       fewest running requests, then least recently served; of one agent in order of arrival.
 
-    When a request of 1 or 2 does not fit, nobody passes it. Whoever comes anew counts as served
-    just before, so that a stream of newcomers cannot starve anybody.
+    A request of 1 or 2 that does not fit is never passed. A new tenant or agent counts as served
+    just before it arrived, so that a stream of new ones cannot starve the others.
     """
 
     def __init__(self) -> None:
@@ -73,34 +72,34 @@ class FairQueue:
         return frozenset(self._places)
 
     def push(self, request: Request) -> None:
-        """Let `request` wait: one that just came, or one that was preempted."""
+        """Queue a new or preempted request."""
         self._places[request.uid] = _Place(request, self._admitted)
 
     def remove(self, request: Request) -> None:
-        """`request` waits no more, and was not served."""
+        """Remove a request that was not served."""
         del self._places[request.uid]
         self._forget_idle()
 
     def first(self, running: Sequence[Request]) -> Request:
-        """Whose turn it is beside those that run. The queue must not be empty."""
-        return self._in_turn(running)[0].request
+        """The first request, given the running ones. The queue must not be empty."""
+        return self._in_order(running)[0].request
 
     def take(self, running: Sequence[Request], admit: Callable[[Request], bool]) -> Request | None:
-        """Remove and return the first one in turn that `admit` gives blocks to, if there is one."""
+        """Remove and return the first request for which `admit` succeeds; None if there is none."""
         tried: list[_Place] = []
-        for place in self._in_turn(running)[:_MOST_TRIED]:
+        for place in self._in_order(running)[:_MAX_TRIED]:
             if admit(place.request):
                 for earlier in tried:
                     earlier.passed += 1
                 self._serve(place)
                 return place.request
-            if place.rank < _IN_TURN:
+            if place.rank < _IN_ORDER:
                 return None
             tried.append(place)
         return None
 
-    def _in_turn(self, running: Sequence[Request]) -> list[_Place]:
-        """Of each agent the request that is next, in turn."""
+    def _in_order(self, running: Sequence[Request]) -> list[_Place]:
+        """The next request of each agent, in order."""
         first: dict[tuple[int, str, str], _Place] = {}
         arrived: dict[str, int] = {}
         for place in sorted(self._places.values(), key=lambda place: place.request.number):
@@ -109,9 +108,9 @@ class FairQueue:
         agents = Counter((request.tenant, request.agent_id) for request in running)
         tenants = Counter(request.tenant for request in running)
 
-        def turn(place: _Place) -> tuple[int, ...]:
+        def position(place: _Place) -> tuple[int, ...]:
             number, agent, tenant = place.request.number, place.agent, place.request.tenant
-            if place.rank < _IN_TURN:
+            if place.rank < _IN_ORDER:
                 return (place.rank, number)
             return (
                 place.rank,
@@ -122,7 +121,7 @@ class FairQueue:
                 number,
             )
 
-        return sorted(first.values(), key=turn)
+        return sorted(first.values(), key=position)
 
     def _serve(self, place: _Place) -> None:
         self._admitted += 1
@@ -132,7 +131,7 @@ class FairQueue:
         self._forget_idle()
 
     def _forget_idle(self) -> None:
-        """Who waits for nothing comes back as a newcomer: nothing is to be known of them."""
+        """Forget tenants and agents without waiting requests: they return as new ones."""
         agents = {place.agent for place in self._places.values()}
         self._served = {agent: at for agent, at in self._served.items() if agent in agents}
         tenants = {tenant for tenant, _ in agents}
