@@ -197,7 +197,7 @@ def test_a_block_cannot_be_freed_for_somebody_else() -> None:
 def test_one_block_nobody_holds_stops_the_sharing_of_all() -> None:
     of = pool()
     blocks = of.allocate(2, 0, "a")
-    with pytest.raises(InvalidRequestError, match="cannot share block 999: nobody holds it"):
+    with pytest.raises(InvalidRequestError, match="cannot share block 999: it has no holder"):
         of.share([*blocks, stranger()], "b")
     assert of.holders() == ("a",)
 

@@ -92,7 +92,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.pool.share(blocks, agent)
             self.holds += [(agent, block.block_id) for block in blocks]
         else:
-            with pytest.raises(InvalidRequestError, match="nobody holds it"):
+            with pytest.raises(InvalidRequestError, match="it has no holder"):
                 self.pool.share(blocks, agent)
 
     @precondition(lambda self: self.known)

@@ -22,7 +22,10 @@ from semantic.ports.serving import Ask, Prompt
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request ready to be submitted; the last three fields are None for a plain prompt."""
+    """A request ready to be submitted.
+
+    `chat`, `replayed` and `parts` are None for a plain prompt.
+    """
 
     tokens: tuple[int, ...]
     max_tokens: int
