@@ -237,11 +237,12 @@ class Metrics(Observer):
             "Seconds that cached prompt tokens would have taken at the mean speed so far.",
         )
         self._times = {
-            name: self._histogram(f"vllm:{name}_seconds", words, _SECONDS)
-            for name, words in _TIMES.items()
+            name: self._histogram(f"vllm:{name}_seconds", documentation, _SECONDS)
+            for name, documentation in _TIMES.items()
         }
         self._sizes = {
-            name: self._histogram(f"vllm:{name}", words, _TOKENS) for name, words in _SIZES.items()
+            name: self._histogram(f"vllm:{name}", documentation, _TOKENS)
+            for name, documentation in _SIZES.items()
         }
         self.registry.register(_EngineCollector(model, self._waiting, self._running, figures))
 
@@ -307,14 +308,14 @@ class Metrics(Observer):
         for gap in record.gaps:
             observe("inter_token_latency", gap)
 
-    def _counter(self, name: str, words: str) -> Counter:
-        return Counter(name, words, (_MODEL,), registry=self.registry)
+    def _counter(self, name: str, documentation: str) -> Counter:
+        return Counter(name, documentation, (_MODEL,), registry=self.registry)
 
-    def _counter_from(self, name: str, words: str) -> Counter:
-        return Counter(name, words, (_MODEL, "source"), registry=self.registry)
+    def _counter_from(self, name: str, documentation: str) -> Counter:
+        return Counter(name, documentation, (_MODEL, "source"), registry=self.registry)
 
-    def _histogram(self, name: str, words: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, words, (_MODEL,), buckets=buckets, registry=self.registry)
+    def _histogram(self, name: str, documentation: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, documentation, (_MODEL,), buckets=buckets, registry=self.registry)
 
 
 _TIMES: Final = {
@@ -417,16 +418,16 @@ class _EngineCollector(Collector):
                 events.add_metric((stats.tier, event), count)
         yield from (blocks, used, most, events)
 
-    def _gauge(self, name: str, words: str, value: float) -> GaugeMetricFamily:
-        family = GaugeMetricFamily(name, words, labels=(_MODEL,))
+    def _gauge(self, name: str, documentation: str, value: float) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(name, documentation, labels=(_MODEL,))
         family.add_metric((self._model,), value)
         return family
 
-    def _count(self, name: str, words: str, value: float) -> CounterMetricFamily:
-        family = CounterMetricFamily(name, words, labels=(_MODEL,))
+    def _count(self, name: str, documentation: str, value: float) -> CounterMetricFamily:
+        family = CounterMetricFamily(name, documentation, labels=(_MODEL,))
         family.add_metric((self._model,), value)
         return family
 
 
-def _tiers(name: str, words: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, words, labels=("tier",))
+def _tiers(name: str, documentation: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, documentation, labels=("tier",))

@@ -71,7 +71,10 @@ STATUSES: Final[Mapping[int, str]] = {
 
 def documented(model: type[BaseModel]) -> dict[int | str, dict[str, object]]:
     """Every status that any route may return, with a body of `model`."""
-    return {status: {"model": model, "description": words} for status, words in STATUSES.items()}
+    return {
+        status: {"model": model, "description": description}
+        for status, description in STATUSES.items()
+    }
 
 
 def describe(app: FastAPI, *, version: str, with_keys: bool) -> None:
@@ -129,10 +132,10 @@ def _operations(schema: Mapping[str, object]) -> Iterator[tuple[str, str, str]]:
             yield method.upper(), path, operation.get("description", operation.get("summary", ""))
 
 
-def _row(method: str, path: str, words: str) -> str:
+def _row(method: str, path: str, description: str) -> str:
     return (
         f"<tr><td>{escape(method)}</td><td><code>{escape(path)}</code></td>"
-        f"<td>{escape(words)}</td></tr>"
+        f"<td>{escape(description)}</td></tr>"
     )
 
 

@@ -125,9 +125,9 @@ def listen(settings: ServerSettings) -> socket.socket:
         family, _, _, _, own = found[0]
         return socket.create_server(own[:2], family=family, backlog=_BACKLOG)
     except (OSError, UnicodeError) as error:
-        words = error.strerror if isinstance(error, OSError) else str(error)
+        reason = error.strerror if isinstance(error, OSError) else str(error)
         raise OperatorError(
-            f"cannot listen on {where}: {words}; --host and --port choose another address"
+            f"cannot listen on {where}: {reason}; --host and --port choose another address"
         ) from error
 
 

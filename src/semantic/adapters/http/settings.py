@@ -305,9 +305,9 @@ def _with_keys_of_file(settings: ServerSettings) -> ServerSettings:
 def _first_problem(error: ValidationError, origins: Mapping[str, str]) -> str:
     """One line naming the setting, its origin and what was expected; never its value."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    words = first["msg"].removeprefix("Value error, ")
-    words = words.replace("Input should be", "expected")
+    message = first["msg"].removeprefix("Value error, ")
+    message = message.replace("Input should be", "expected")
     if not first["loc"]:
-        return words
+        return message
     name = str(first["loc"][0])
-    return f"{name} ({origins.get(name, 'unknown')}): {words}"
+    return f"{name} ({origins.get(name, 'unknown')}): {message}"

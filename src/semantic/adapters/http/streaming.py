@@ -21,7 +21,7 @@ from semantic.adapters.http.errors import ClientDisconnectedError
 T = TypeVar("T")
 
 _LINE_ENDS: Final = str.maketrans({mark: f"\\u{ord(mark):04x}" for mark in "\x85\u2028\u2029"})
-"""Line separators of Unicode, at which some readers split lines; JSON allows to escape them."""
+"""Unicode line separators, at which some readers split lines; JSON can escape them."""
 _SEPARATOR: Final = "\n"
 """Some clients split events at two of these."""
 

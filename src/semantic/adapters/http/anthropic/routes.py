@@ -128,7 +128,7 @@ async def _events(
 ) -> AsyncGenerator[ServerSentEvent, None]:
     async with aclosing(stream):
         try:
-            async for event in _written(stream, writer):
+            async for event in _message_events(stream, writer):
                 yield sse_event(event, str(event["type"]))
         except (SemanticError, WireError) as error:
             request_id = request_id_of(request.scope)
@@ -136,7 +136,7 @@ async def _events(
             yield sse_event(anthropic_error(problem_of(error), request_id), "error")
 
 
-async def _written(
+async def _message_events(
     stream: StartedStream[AnswerEvent], writer: MessageWriter
 ) -> AsyncIterator[Json]:
     async for answer_event in stream:
