@@ -1,1 +1,1 @@
-"""The HTTP edge: a served model behind the wires that agents speak. Knows no model framework."""
+"""HTTP server: a served model behind the APIs of OpenAI and Anthropic. Knows no model framework."""
