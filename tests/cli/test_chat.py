@@ -18,7 +18,7 @@ import pytest
 
 from semantic.bootstrap import Settings, build_engine
 from semantic.cli import chat
-from semantic.cli.chat import Talk
+from semantic.cli.chat import ChatSession
 from semantic.cli.conversation import Conversation
 from semantic.domain.errors import BackendError, InvalidRequestError, PoolExhaustedError
 from semantic.domain.value_objects import SamplingParams
@@ -34,9 +34,9 @@ USAGE = re.compile(
 )
 
 
-def fake_talk(pool_blocks: int = 100) -> tuple[Talk, FakeBackend]:
+def fake_talk(pool_blocks: int = 100) -> tuple[ChatSession, FakeBackend]:
     app, model = fake_app(pool_blocks)
-    return Talk(app, "a", Conversation(app.tokenizer), 8, SamplingParams()), model
+    return ChatSession(app, "a", Conversation(app.tokenizer), 8, SamplingParams()), model
 
 
 # From a pipe
@@ -151,7 +151,7 @@ def test_a_note_that_cannot_be_read_is_no_history(note: str) -> None:
     changed("kai", note=note)
     ran = chat_with("kai", "What is my name?")
     assert (ran.code, ran.out) == (0, "You have not told me your name.\n")
-    assert ran.err == "what kai was told cannot be read; it begins without a history\n"
+    assert ran.err == "the conversation of kai cannot be read; it begins without a history\n"
 
 
 def test_a_system_message_is_for_the_beginning() -> None:
@@ -167,7 +167,7 @@ def test_a_system_message_is_for_the_beginning() -> None:
 def test_a_person_is_told_where_the_conversation_was() -> None:
     chat_with("kai", "My name is Kai.")
     with terminal("chat", "--agent", "kai") as screen:
-        assert "resuming kai: " in screen.wait_for("last said 'Nice to meet you, Kai.'")
+        assert "resuming kai: " in screen.wait_for("last answer 'Nice to meet you, Kai.'")
         screen.wait_for("> ")
         screen.type("What is my name?\n")
         screen.wait_for("Your name is Kai.")
@@ -199,14 +199,14 @@ def test_a_turn_that_failed_never_happened(capsys: pytest.CaptureFixture[str]) -
     talk, model = fake_talk()
     model.fail_next("prefill")
     with pytest.raises(BackendError):
-        talk.take("one")
-    talk.take("two")
+        talk.handle("one")
+    talk.handle("two")
     other, _ = fake_talk()
     capsys.readouterr()
-    other.take("two")
+    other.handle("two")
     expected = capsys.readouterr().out
-    talk.take("/reset")
-    talk.take("two")
+    talk.handle("/reset")
+    talk.handle("two")
     assert capsys.readouterr().out == expected
 
 
@@ -214,18 +214,18 @@ def test_every_turn_but_the_first_is_cached(capsys: pytest.CaptureFixture[str]) 
     talk, model = fake_talk()
     for turn in range(4):
         before = model.prefilled_tokens
-        talk.take(f"turn {turn}")
+        talk.handle(f"turn {turn}")
         assert model.prefilled_tokens - before < 60
-    assert "/usage" in (talk.take("/help"), capsys.readouterr().out)[1]
+    assert "/usage" in (talk.handle("/help"), capsys.readouterr().out)[1]
 
 
 def test_errors_leave_the_conversation_usable(capsys: pytest.CaptureFixture[str]) -> None:
     talk, _ = fake_talk(pool_blocks=1)
     with pytest.raises(PoolExhaustedError):
-        talk.take("x" * 300)
+        talk.handle("x" * 300)
     with pytest.raises(InvalidRequestError):
-        talk.take("/what")
-    assert talk.take("short")
+        talk.handle("/what")
+    assert talk.handle("short")
     assert capsys.readouterr().out
 
 
@@ -283,7 +283,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     app = build_engine(Settings())
-    talk = Talk(app, "kai", Conversation(app.tokenizer), 500, SamplingParams())
+    talk = ChatSession(app, "kai", Conversation(app.tokenizer), 500, SamplingParams())
     typed = iter(["My name is Kai.", "Count to 99.", "/what", "What is my name?", "/usage"])
 
     def write(text: str) -> None:

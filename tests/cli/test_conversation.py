@@ -40,13 +40,13 @@ class ForgetfulTokenizer(PlainTokenizer):
 def test_the_first_prompt_is_the_template_and_later_ones_extend_what_was_seen() -> None:
     tokenizer = PlainTokenizer([b"ab"])
     talk = Conversation(tokenizer, system="be brief")
-    first = talk.ask("one")
+    first = talk.next_prompt("one")
     assert list(first) == tokenizer.render_chat(
         [message("system", "be brief"), message("user", "one")]
     )
     answer = (TWO_LETTERS, ord("c"))
-    talk.answered("one", "abc", answer)
-    second = talk.ask("two")
+    talk.add_turn("one", "abc", answer)
+    second = talk.next_prompt("two")
     assert second[: len(first) + 2] == (*first, *answer)
     assert tokenizer.decode(second) == tokenizer.decode(tokenizer.render_chat(
         [*talk.messages, message("user", "two")]
@@ -56,41 +56,41 @@ def test_the_first_prompt_is_the_template_and_later_ones_extend_what_was_seen() 
 def test_tokens_that_no_text_shows_are_kept() -> None:
     tokenizer = ByteTokenizer([b"ab"])
     talk = Conversation(tokenizer)
-    assert talk.ask("one")[0] == BOS
-    talk.answered("one", "ab", (TWO_LETTERS,))
+    assert talk.next_prompt("one")[0] == BOS
+    talk.add_turn("one", "ab", (TWO_LETTERS,))
     rendered = tokenizer.render_chat([*talk.messages, message("user", "two")])
-    assert list(talk.ask("two")) == rendered
+    assert list(talk.next_prompt("two")) == rendered
 
 
 def test_a_question_without_an_answer_leaves_no_trace() -> None:
     talk = Conversation(ByteTokenizer())
-    talk.ask("cancelled")
-    assert talk.ask("one") == Conversation(ByteTokenizer()).ask("one")
+    talk.next_prompt("cancelled")
+    assert talk.next_prompt("one") == Conversation(ByteTokenizer()).next_prompt("one")
 
 
 def test_a_template_that_rewrites_the_past_wins() -> None:
     tokenizer = ForgetfulTokenizer()
     talk = Conversation(tokenizer)
-    talk.ask("one")
-    talk.answered("one", "abc", tuple(b"abc"))
+    talk.next_prompt("one")
+    talk.add_turn("one", "abc", tuple(b"abc"))
     rendered = tokenizer.render_chat([message("user", "one"), message("user", "two")])
-    assert list(talk.ask("two")) == rendered
+    assert list(talk.next_prompt("two")) == rendered
 
 
 def test_text_of_a_stop_string_that_was_cut_off_is_not_kept() -> None:
     tokenizer = PlainTokenizer()
     talk = Conversation(tokenizer)
-    talk.ask("one")
-    talk.answered("one", "ab", tuple(b"abSTOP"))
-    assert "STOP" not in tokenizer.decode(talk.ask("two"))
+    talk.next_prompt("one")
+    talk.add_turn("one", "ab", tuple(b"abSTOP"))
+    assert "STOP" not in tokenizer.decode(talk.next_prompt("two"))
 
 
 def test_reset_leaves_the_system_message() -> None:
     talk = Conversation(ByteTokenizer(), system="be brief")
-    first = talk.ask("one")
-    talk.answered("one", "abc", tuple(b"abc"))
+    first = talk.next_prompt("one")
+    talk.add_turn("one", "abc", tuple(b"abc"))
     talk.reset()
-    assert talk.ask("one") == first
+    assert talk.next_prompt("one") == first
 
 
 # From a note
@@ -98,7 +98,7 @@ def test_reset_leaves_the_system_message() -> None:
 
 def saved(talk: Conversation, question: str, answer: tuple[int, ...], note: str = "") -> Manifest:
     """The agent of a conversation after a turn, as an engine keeps it."""
-    prompt = talk.ask(question)
+    prompt = talk.next_prompt(question)
     return Manifest(
         Scope(b"n" * 32, b"t" * 32),
         "a",
@@ -112,17 +112,17 @@ def saved(talk: Conversation, question: str, answer: tuple[int, ...], note: str 
 def test_a_resumed_conversation_goes_on_as_if_it_had_never_ended(system: str | None) -> None:
     tokenizer = PlainTokenizer([b"ab"])
     talk = Conversation(tokenizer, system)
-    talk.ask("one")
-    talk.answered("one", "x", tuple(b"x"))
+    talk.next_prompt("one")
+    talk.add_turn("one", "x", tuple(b"x"))
     answer = (TWO_LETTERS, ord("c"), EOS)
     manifest = saved(talk, "two", answer)
-    talk.answered("two", "abc", answer)
+    talk.add_turn("two", "abc", answer)
     again = Conversation(tokenizer)
     assert again.resume(manifest)
     assert again.messages == talk.messages
-    assert again.ask("three") == talk.ask("three")
+    assert again.next_prompt("three") == talk.next_prompt("three")
     again.reset()
-    assert again.ask("one") == Conversation(tokenizer, system).ask("one")
+    assert again.next_prompt("one") == Conversation(tokenizer, system).next_prompt("one")
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_note_of_another_shape_is_no_history(note: str) -> None:
     manifest = saved(Conversation(PlainTokenizer()), "one", tuple(b"abc"), note)
     assert not talk.resume(manifest)
     assert talk.messages == []
-    assert talk.ask("two") == Conversation(PlainTokenizer()).ask("two")
+    assert talk.next_prompt("two") == Conversation(PlainTokenizer()).next_prompt("two")
 
 
 def test_a_conversation_cannot_go_on_with_another_system_message() -> None:
@@ -155,10 +155,10 @@ def test_the_embedded_model_has_a_template_whose_conversations_only_grow() -> No
     talk = Conversation(tokenizer)
     seen: tuple[int, ...] = ()
     for answer in ("Hello! How can I help you?", "", "Your name is Zoë – \n\n or not"):
-        prompt = talk.ask("  What is my name?  ")
+        prompt = talk.next_prompt("  What is my name?  ")
         assert prompt[: len(seen)] == seen
         tokens = (*tokenizer.encode(answer), *tokenizer.eos_token_ids)
-        talk.answered("  What is my name?  ", answer, tokens)
+        talk.add_turn("  What is my name?  ", answer, tokens)
         seen = (*prompt, *tokens)
     assert seen == tuple(tokenizer.render_chat(talk.messages, add_generation_prompt=False))
 
@@ -167,4 +167,4 @@ def test_a_model_without_a_template_is_recognised() -> None:
     assert has_chat_template(ByteTokenizer())
     assert not has_chat_template(CharTokenizer())
     with pytest.raises(InvalidRequestError):
-        Conversation(CharTokenizer()).ask("one")
+        Conversation(CharTokenizer()).next_prompt("one")

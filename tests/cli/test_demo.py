@@ -83,19 +83,19 @@ def test_a_worker_that_ends_by_itself_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("", encoding="ascii")
     setup = Setup("semantic-tiny", str(tmp_path))
     with Worker(setup) as worker, pytest.raises(BackendError, match="the worker process ended"):
-        worker.ask(Question("ada", "Hello!", 4))
+        worker.answer(Question("ada", "Hello!", 4))
 
 
 def test_a_killed_worker_forgets_nothing_that_was_said_before(tmp_path: Path) -> None:
     setup = Setup("semantic-tiny", str(tmp_path / "store"), pool_blocks=100)
     history = [message("user", "My name is Kai."), message("assistant", "Nice to meet you, Kai.")]
     with Worker(setup) as worker:
-        first = worker.ask(Question("kai", "What is 3 plus 4?", 64, history))
+        first = worker.answer(Question("kai", "What is 3 plus 4?", 64, history))
         replies = worker.replies(Question("kai", "Count to 99.", 400))
         assert "1" in str(next(replies))
         worker.kill()
     with Worker(setup) as worker:
-        second = worker.ask(Question("kai", "What is my name?", 64))
+        second = worker.answer(Question("kai", "What is my name?", 64))
     assert second.text == "Your name is Kai."
     assert second.source == "disk"
     before = [*first.prompt, *first.tokens]

@@ -1,6 +1,6 @@
-"""Opens the store on disk for a command, and finds in it the agent that a user means.
+"""Opens the store on disk for a command, and finds agents in it by name.
 
-Loads no model: names are enough. Knows what a store keeps; not what a command does with it.
+Loads no model. Knows manifests; not what a command does with them.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
 
 LOCAL_TENANT = ""
 ID_DIGITS = 12
-"""Hexadecimal digits by which people are shown a model's content."""
+"""Hexadecimal digits of a model's id in text output."""
 
 AgentName = Annotated[str, typer.Argument(help="The agent's name.", show_default=False)]
 ModelId = Annotated[
     str | None,
     typer.Option(
-        help="Of the agents with this name, the one whose model id begins so; see `agents ls`.",
+        help="Select by model id those of several agents with this name; a prefix is enough.",
         show_default=False,
     ),
 ]
 
 
 @contextmanager
-def opened(options: StoreOptions, *, create: bool = False) -> Iterator[DiskStore]:
+def open_store(options: StoreOptions, *, create: bool = False) -> Iterator[DiskStore]:
     """The store on disk, closed afterwards.
 
-    Raises StoreError when it cannot be used, and InvalidRequestError when a folder was named that
-    does not exist, unless `create`: a slip of the pen makes no store.
+    Raises StoreError when it cannot be used, and InvalidRequestError, unless `create`, when the
+    given folder does not exist: a typing error must not create a store.
     """
     settings = options.settings()
     if settings.store is not None and not create and not os.path.lexists(settings.store):
@@ -55,13 +55,13 @@ def opened(options: StoreOptions, *, create: bool = False) -> Iterator[DiskStore
 
 
 def local_agents(store: CacheStorePort) -> list[Manifest]:
-    """The agents of whoever works at this machine, last saved first."""
+    """The agents of the local tenant, last saved first."""
     tag = tenant_tag(store.secret, LOCAL_TENANT)
     return [manifest for manifest in store.manifests() if manifest.scope.tenant == tag]
 
 
 def find_agent(store: CacheStorePort, name: str, model_id: str | None) -> Manifest:
-    """The agent of that name. Raises InvalidRequestError when there is none, or several."""
+    """The agent of that name. Raises InvalidRequestError unless there is exactly one."""
     named = [manifest for manifest in local_agents(store) if manifest.agent_id == name]
     if not named:
         raise InvalidRequestError(
@@ -84,7 +84,7 @@ def find_agent(store: CacheStorePort, name: str, model_id: str | None) -> Manife
 
 
 def require_free_name(store: CacheStorePort, like: Manifest, name: str) -> None:
-    """Raises InvalidRequestError unless `name` may be that of a new agent of the same model."""
+    """Raises InvalidRequestError when `name` is empty or taken by an agent of the same model."""
     if not name:
         raise InvalidRequestError("an agent's name must not be empty")
     if store.manifest(like.scope, name) is not None:
@@ -92,7 +92,7 @@ def require_free_name(store: CacheStorePort, like: Manifest, name: str) -> None:
 
 
 def save(store: CacheStorePort, manifest: Manifest) -> None:
-    """Save `manifest`. Raises StoreError when the store did not keep it."""
+    """Save `manifest`. Raises StoreError when the store does not accept it."""
     if not store.save(manifest):
         raise StoreError(
             f"agent {show_name(manifest.agent_id)} could not be saved; "
@@ -101,7 +101,7 @@ def save(store: CacheStorePort, manifest: Manifest) -> None:
 
 
 def shown_id(manifest: Manifest, *, whole: bool = False) -> str:
-    """The id of the model's content, or what people are shown of it."""
+    """The id of the model's content, shortened for text output unless `whole`."""
     digits = manifest.scope.namespace.hex()
     return digits if whole else digits[:ID_DIGITS]
 

@@ -18,7 +18,7 @@ from semantic.cli.agent_lookup import (
     ModelId,
     find_agent,
     local_agents,
-    opened,
+    open_store,
     require_free_name,
     save,
     shown_id,
@@ -42,8 +42,8 @@ _HEADINGS = (
 
 
 def ls(store: StoreOptions, as_json: AsJson = False) -> None:
-    """List the agents that the store keeps, last saved first."""
-    with opened(store) as disk:
+    """List the agents in the store, last saved first."""
+    with open_store(store) as disk:
         agents = local_agents(disk)
         listed = all_footprints(disk, agents)
         others = len(disk.manifests()) - len(agents)
@@ -65,8 +65,8 @@ def ls(store: StoreOptions, as_json: AsJson = False) -> None:
 def show(
     store: StoreOptions, name: AgentName, model_id: ModelId = None, as_json: AsJson = False
 ) -> None:
-    """Show an agent and which of its blocks are there."""
-    with opened(store) as disk:
+    """Show an agent and which of its blocks are stored."""
+    with open_store(store) as disk:
         facts = footprint_of(disk, find_agent(disk, name, model_id), local_agents(disk))
     typer.echo(to_line(detailed_json(facts)) if as_json else "\n".join(_details(facts)))
 
@@ -80,8 +80,8 @@ def fork(
     model_id: ModelId = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let a new agent begin with all that an agent has. No block is copied."""
-    with opened(store) as disk:
+    """Create a new agent with the tokens of another. No block is copied."""
+    with open_store(store) as disk:
         parent = find_agent(disk, name, model_id)
         require_free_name(disk, parent, new_name)
         save(
@@ -104,12 +104,12 @@ def fork(
 def pin(
     store: StoreOptions,
     name: AgentName,
-    off: Annotated[bool, typer.Option("--off", help="Let it be evicted again.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="Allow eviction again.")] = False,
     model_id: ModelId = None,
     as_json: AsJson = False,
 ) -> None:
-    """Keep an agent's blocks whatever else needs the room."""
-    with opened(store) as disk:
+    """Exempt an agent's blocks from eviction."""
+    with open_store(store) as disk:
         agent = find_agent(disk, name, model_id)
         if agent.pinned == off:
             save(disk, replace(agent, pinned=not off))
@@ -120,8 +120,8 @@ def pin(
 def rm(
     store: StoreOptions, name: AgentName, model_id: ModelId = None, as_json: AsJson = False
 ) -> None:
-    """Forget an agent. Its blocks go when room is needed."""
-    with opened(store) as disk:
+    """Forget an agent. Its blocks are evicted when space is needed."""
+    with open_store(store) as disk:
         removed = disk.remove(find_agent(disk, name, model_id).scope, name)
     text = f"{show_name(name)} is {'forgotten' if removed else 'gone already'}"
     _print(as_json, text, {"name": name, "removed": removed})
@@ -133,7 +133,7 @@ def export(
     file: Annotated[
         Path,
         typer.Argument(
-            help="Where to write: FILE.safetensors and FILE.json are made.", show_default=False
+            help="Where to write: creates FILE.safetensors and FILE.json.", show_default=False
         ),
     ],
     model_id: ModelId = None,
@@ -141,21 +141,21 @@ def export(
 ) -> None:
     """Write an agent with its blocks to two files, for another machine.
 
-    They are as secret as what the agent was told: whoever has them can read it.
+    They contain the agent's whole conversation, readable to all who have the files.
     """
     from semantic.adapters.exchange.transfer import export_agent
 
-    with opened(store) as disk:
+    with open_store(store) as disk:
         written = export_agent(disk, find_agent(disk, name, model_id), file)
-    there = written.n_blocks - written.missing_blocks
+    stored = written.n_blocks - written.missing_blocks
     text = (
-        f"{show_name(name)}: {there} of {written.n_blocks} blocks, {show_bytes(written.n_bytes)}, "
+        f"{show_name(name)}: {stored} of {written.n_blocks} blocks, {show_bytes(written.n_bytes)}, "
         f"in {written.files.bodies} and {written.files.document}"
     )
     document: Json = {
         "name": name,
         "blocks": written.n_blocks,
-        "stored_blocks": there,
+        "stored_blocks": stored,
         "bytes": written.n_bytes,
         "files": [str(written.files.bodies), str(written.files.document)],
     }
@@ -175,11 +175,11 @@ def import_(
 ) -> None:
     """Read an agent that was exported, after checking every byte of it.
 
-    Take files only from people whom you trust: what an agent remembers cannot be checked.
+    Import only trusted files: checksums detect damage, not forged contents.
     """
     from semantic.adapters.exchange.transfer import import_agent
 
-    with opened(store, create=True) as disk:
+    with open_store(store, create=True) as disk:
         read = import_agent(disk, file, tenant=LOCAL_TENANT, name=name)
     agent = read.manifest
     text = (
@@ -252,14 +252,14 @@ def detailed_json(facts: AgentFootprint) -> Json:
 
 def _row(facts: AgentFootprint) -> Sequence[str]:
     manifest = facts.manifest
-    blocks, there = len(facts.chain), facts.stored_blocks
+    blocks, stored = len(facts.chain), facts.stored_blocks
     session, client = session_and_client_in(manifest.note)
     return (
         show_name(manifest.agent_id),
         show_name(manifest.model),
         shown_id(manifest),
         str(len(manifest.token_ids)),
-        str(blocks) if there == blocks else f"{there} of {blocks}",
+        str(blocks) if stored == blocks else f"{stored} of {blocks}",
         show_bytes(facts.n_bytes),
         show_bytes(facts.shared_bytes),
         "yes" if manifest.pinned else "no",
@@ -276,8 +276,8 @@ def _details(facts: AgentFootprint) -> Iterator[str]:
     yield f"last prompt  {manifest.prompt_tokens} tokens; `semantic agents why` says what it cost"
     for link in facts.chain:
         parts = facts.parts(link)
-        there = ", ".join(f"{part} {show_bytes(n)}" for part, n in parts.items())
-        yield f"  {link.start:>8} to {link.stop:<8} {link.hash.hex()[:16]}  {there or 'missing'}"
+        sizes = ", ".join(f"{part} {show_bytes(n)}" for part, n in parts.items())
+        yield f"  {link.start:>8} to {link.stop:<8} {link.hash.hex()[:16]}  {sizes or 'missing'}"
 
 
 def _print(as_json: bool, text: str, document: Json) -> None:

@@ -1,4 +1,4 @@
-"""`semantic cache`: the store on disk as a whole. No model is loaded to look at it."""
+"""`semantic cache`: the store on disk as a whole. Loads no model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semantic.cli.agent_lookup import opened
+from semantic.cli.agent_lookup import open_store
 from semantic.cli.edge import EXIT_CHECK_FAILED
 from semantic.cli.options import AsJson, StoreOptions
 from semantic.cli.report import show_bytes, show_name, store_json, store_lines, to_line
@@ -22,8 +22,8 @@ _WHOLE = "1/1"
 
 
 def stats(store: StoreOptions, as_json: AsJson = False) -> None:
-    """Say what the store has, and how much room that takes."""
-    with opened(store) as disk:
+    """Print the number of agents and blocks in the store, and their size."""
+    with open_store(store) as disk:
         tiers = disk.stats()
     typer.echo(to_line({"tiers": store_json(tiers)}) if as_json else "\n".join(store_lines(tiers)))
 
@@ -31,7 +31,7 @@ def stats(store: StoreOptions, as_json: AsJson = False) -> None:
 def check(
     store: StoreOptions,
     read_data: Annotated[
-        bool, typer.Option("--read-data", help="Read every byte, not only what identifies it.")
+        bool, typer.Option("--read-data", help="Read every byte, not only headers.")
     ] = False,
     read_data_subset: Annotated[
         str | None,
@@ -43,12 +43,12 @@ def check(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look at every file of the store, changing none; exits with 1 when one is damaged.
+    """Check every file of the store, changing none; exits with 1 when one is damaged.
 
-    A damaged file costs time, never a wrong answer: it is computed again when it is met.
+    A damaged file never causes a wrong answer: its block is computed again.
     """
     subset = _parse_subset(_WHOLE if read_data_subset is None else read_data_subset)
-    with opened(store) as disk:
+    with open_store(store) as disk:
         report = disk.check(read_data=read_data or read_data_subset is not None, subset=subset)
     if as_json:
         typer.echo(to_line({**asdict(report), "passed": report.is_clean}))
@@ -61,19 +61,19 @@ def check(
 def gc(
     store: StoreOptions,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be deleted.")
+        bool, typer.Option("--dry-run", help="Only print what would be deleted.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete blocks of no agent, unfinished and damaged files, and what is over --disk-gb."""
-    with opened(store) as disk:
+    """Delete unreferenced blocks, unfinished and damaged files, and blocks beyond --disk-gb."""
+    with open_store(store) as disk:
         report = disk.gc(dry_run=dry_run)
     typer.echo(to_line(asdict(report)) if as_json else "\n".join(_collected(report)))
 
 
 def rebuild_index(store: StoreOptions, as_json: AsJson = False) -> None:
-    """Make the index anew from the files, which are what counts."""
-    with opened(store) as disk:
+    """Rebuild the index from the files, which are authoritative."""
+    with open_store(store) as disk:
         disk.rebuild_index()
         tiers = disk.stats()
     if as_json:

@@ -1,4 +1,4 @@
-"""`semantic chat`: a conversation with one agent, which goes on after a restart.
+"""`semantic chat`: a conversation with one agent, which can be resumed after a restart.
 
 Its cache stays in the engine between turns, and in the store between runs.
 """
@@ -31,7 +31,7 @@ from semantic.domain.value_objects import CompletedGeneration, SamplingParams, T
 _HELP = """\
 /usage   blocks, bytes, cached tokens, time to first token, and the store
 /reset   forget the conversation and its cache, on disk too
-/exit    leave; so does Ctrl-D
+/exit    end the conversation; so does Ctrl-D
 Ctrl-C   stop the answer
 """
 
@@ -45,12 +45,12 @@ def chat(
     ] = None,
     max_tokens: MaxTokens = 512,
     new: Annotated[
-        bool, typer.Option("--new", help="Forget what was said before, and begin afresh.")
+        bool, typer.Option("--new", help="Forget the conversation and start a new one.")
     ] = False,
 ) -> None:
     """Talk with an agent. Only what is new in a turn is prefilled.
 
-    An agent that was talked with before goes on where it stopped, unless --no-store keeps nothing.
+    The conversation is resumed in the next run, unless --no-store is given.
 
     Commands are /usage, /reset, /help and /exit; Ctrl-C stops an answer. From a pipe each line
     is one turn, and the first one that fails ends the conversation.
@@ -59,22 +59,22 @@ def chat(
     with ProgressBar() as progress:
         app = progress.load(engine.settings())
     with closing(app.engine):
-        talk = Talk(app, agent, begin(app, system), max_tokens, params)
+        session = ChatSession(app, agent, begin(app, system), max_tokens, params)
         if new:
-            talk.reset()
+            session.reset()
         else:
-            talk.resume()
+            session.resume()
         if is_interactive():
             write("/help lists the commands.\n")
-            _converse(talk)
+            _converse(session)
         else:
             for line in stdin_lines():
-                if not talk.take(line):
+                if not session.handle(line):
                     break
 
 
 def begin(app: App, system: str | None) -> Conversation:
-    """A conversation without a history. Raises InvalidRequestError for a model that has none."""
+    """A new conversation. Raises InvalidRequestError for a model without a chat template."""
     if not has_chat_template(app.tokenizer):
         raise InvalidRequestError(
             "this model has no chat template; `semantic run` sends it plain text"
@@ -82,8 +82,8 @@ def begin(app: App, system: str | None) -> Conversation:
     return Conversation(app.tokenizer, None if system is None else require_text(system))
 
 
-class Talk:
-    """What a line typed by the user does."""
+class ChatSession:
+    """The conversation with one agent, driven by lines of input."""
 
     def __init__(
         self,
@@ -101,10 +101,10 @@ class Talk:
         self._driver = Driver(app.engine)
         self._last: tuple[CompletedGeneration, Timing] | None = None
 
-    def take(self, line: str) -> bool:
-        """Do what `line` says; False when it says to leave.
+    def handle(self, line: str) -> bool:
+        """Carry out a command or send a message; False after /exit.
 
-        Raises SemanticError when the turn fails; the conversation is then as it was before.
+        Raises SemanticError when the turn fails; the conversation is then unchanged.
         """
         match line.strip():
             case "":
@@ -124,17 +124,17 @@ class Talk:
         return True
 
     def cancel(self) -> None:
-        """End the answer that is being written, at the next step."""
+        """Cancel the current answer; it ends at the next step."""
         self._driver.cancel_all()
 
     def reset(self) -> None:
-        """Begin again with nothing but the system message."""
+        """Forget all messages but the system message, and the agent's cache and manifest."""
         self._conversation.reset()
         self._app.engine.forget(self.agent)
         self._last = None
 
     def resume(self) -> None:
-        """Go on where the agent stopped, if it is known; a person is told what was said last.
+        """Continue the agent's conversation if it is stored; on a terminal, show its last answer.
 
         Raises InvalidRequestError when it began with another system message.
         """
@@ -143,14 +143,14 @@ class Talk:
             return
         name = show_name(self.agent)
         if not self._conversation.resume(manifest):
-            print_notice(f"what {name} was told cannot be read; it begins without a history")
+            print_notice(f"the conversation of {name} cannot be read; it begins without a history")
             return
         if is_interactive():
             last = show_name(self._conversation.messages[-1]["content"])
-            write(f"resuming {name}: {len(manifest.token_ids)} tokens, last said {last!r}\n")
+            write(f"resuming {name}: {len(manifest.token_ids)} tokens, last answer {last!r}\n")
 
     def usage(self) -> Iterator[str]:
-        """What the agent holds, what its last turn cost, and what the store has."""
+        """Size of the agent's cache, cost of its last turn, and size of the store."""
         view = self._app.pool.view(self.agent)
         yield f"{show_name(self.agent)}: {view.n_blocks} blocks, {show_bytes(view.n_bytes)}"
         yield from self._last_turn()
@@ -170,7 +170,7 @@ class Talk:
         yield f"TTFT {show_seconds(timing.ttft)}, then {rate} tokens/s"
 
     def _answer(self, question: str) -> None:
-        prompt = self._conversation.ask(require_text(question))
+        prompt = self._conversation.next_prompt(require_text(question))
         uid = self._driver.submit(
             self.agent,
             prompt,
@@ -180,12 +180,12 @@ class Talk:
         )
         done = self._stream(uid)
         self._last = succeeded(done), self._driver.timings.pop(uid)
-        # A turn cancelled before its first token never happened.
+        # A turn cancelled before its first token is not recorded.
         if done.tokens:
-            self._conversation.answered(question, done.text, done.tokens)
+            self._conversation.add_turn(question, done.text, done.tokens)
 
     def _stream(self, uid: str) -> CompletedGeneration:
-        """Write the answer as it comes; its end."""
+        """Write the answer as it is generated."""
         written = ""
         for events in self._driver.steps():
             for event in events:
@@ -199,8 +199,8 @@ class Talk:
         raise KeyError(uid)
 
 
-def _converse(talk: Talk) -> None:
-    """Turns of a person at a terminal, until they leave."""
+def _converse(session: ChatSession) -> None:
+    """Read turns from a terminal until /exit, Ctrl-D, or Ctrl-C twice."""
     import readline  # noqa: F401  gives `input` editing and a history
 
     interrupted = False
@@ -215,12 +215,12 @@ def _converse(talk: Talk) -> None:
             if interrupted:
                 raise typer.Exit(EXIT_INTERRUPTED) from interrupt
             interrupted = True
-            write("Ctrl-C again, or /exit, leaves.\n")
+            write("Ctrl-C again, or /exit, ends the conversation.\n")
             continue
         interrupted = False
         try:
-            with on_interrupt(talk.cancel):
-                if not talk.take(line):
+            with on_interrupt(session.cancel):
+                if not session.handle(line):
                     return
         except SemanticError as error:
             print_error(error)

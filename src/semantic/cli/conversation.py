@@ -1,7 +1,7 @@
-"""A conversation as the tokens that the model has seen.
+"""A conversation as the tokens of its prompts and answers.
 
-Each prompt extends the one before, token by token, so that an agent's cache covers all that was
-said. Knows the chat template through the tokenizer; neither engine nor screen.
+Each prompt extends the tokens before it, so that an agent's cached prefix covers every past turn.
+Knows the chat template through the tokenizer; no engine and no output.
 """
 
 from __future__ import annotations
@@ -19,45 +19,45 @@ _MESSAGES = "messages"
 
 
 class Conversation:
-    """Messages, and the tokens they were prompted and answered with."""
+    """Messages, and the tokens of their prompts and answers."""
 
     def __init__(self, tokenizer: Tokenizer, system: str | None = None) -> None:
         self._tokenizer = tokenizer
         self._system = system
         self.messages: list[Message] = []
-        self._seen: tuple[int, ...] = ()
+        self._past: tuple[int, ...] = ()
         self._prompt: tuple[int, ...] = ()
         self.reset()
 
     def reset(self) -> None:
-        """Begin again with nothing but the system message."""
+        """Remove all messages but the system message."""
         self.messages = [] if self._system is None else [message("system", self._system)]
-        self._seen = ()
+        self._past = ()
 
-    def ask(self, text: str) -> tuple[int, ...]:
-        """The prompt for what the user says next; nothing is remembered before `answered`.
+    def next_prompt(self, text: str) -> tuple[int, ...]:
+        """The prompt for the user's message `text`; the conversation changes in `add_turn` only.
 
         Raises InvalidRequestError when the chat template refuses it.
         """
         rendered = self._tokenizer.render_chat([*self.messages, message("user", text)])
-        self._prompt = self._on_top_of_seen(rendered)
+        self._prompt = self._extend_past(rendered)
         return self._prompt
 
-    def answered(self, question: str, answer: str, tokens: Sequence[int]) -> None:
-        """The model answered the last `ask` with `tokens`, which read `answer`."""
+    def add_turn(self, question: str, answer: str, tokens: Sequence[int]) -> None:
+        """Append the last `next_prompt` and its answer: `tokens`, with the text `answer`."""
         self.messages += [message("user", question), message("assistant", answer)]
-        self._seen = (*self._prompt, *tokens)
+        self._past = (*self._prompt, *tokens)
 
     def note(self, question: str) -> str:
-        """What to keep with the prompt of `question`, for `resume` to begin with."""
+        """The text to store with the prompt of `question`; `resume` reads it."""
         return json.dumps({_MESSAGES: [*self.messages, message("user", question)]})
 
     def resume(self, manifest: Manifest) -> bool:
-        """Go on where an agent stopped; False, and nothing changes, when its note is no `note`.
+        """Continue an agent's conversation; False, without a change, when it has no `note`.
 
-        The note holds the messages up to the last question; the answer is what the tokens after
-        its prompt say. Raises InvalidRequestError when it has another system message than this
-        conversation, which was given one.
+        The note holds the messages up to the last question; its answer is decoded from the tokens
+        after the prompt. Raises InvalidRequestError when this conversation was given another
+        system message.
         """
         messages = _read_note(manifest.note)
         if messages is None:
@@ -72,22 +72,22 @@ class Conversation:
             if token not in self._tokenizer.eos_token_ids
         ]
         self.messages = [*messages, message("assistant", self._tokenizer.decode(answer))]
-        self._seen = manifest.token_ids
+        self._past = manifest.token_ids
         return True
 
-    def _on_top_of_seen(self, rendered: Sequence[int]) -> tuple[int, ...]:
-        """The rendered conversation, in the tokens already seen as far as its text is the same.
+    def _extend_past(self, rendered: Sequence[int]) -> tuple[int, ...]:
+        """The rendered conversation, with the tokens of past turns where the text is the same.
 
-        A model may write a text in other tokens than the tokenizer would, and the cache holds
-        the model's. When the template writes past turns differently (it may leave out what a
-        model thought), it wins and the cache is used up to the first difference.
+        A model may generate other tokens for a text than the tokenizer does, and the cache holds
+        the model's. Where the template renders past turns differently (without thinking, for
+        instance), the rendered tokens are used, and the cache up to the first difference.
         """
         text = self._tokenizer.decode(rendered)
-        seen = self._tokenizer.decode(self._seen)
-        # A text that does not give its tokens back hides some (a BOS): it proves nothing.
-        if not text.startswith(seen) or self._encode(text) != list(rendered):
+        past = self._tokenizer.decode(self._past)
+        # Without a round trip the text hides tokens (a BOS, for instance): it cannot be compared.
+        if not text.startswith(past) or self._encode(text) != list(rendered):
             return tuple(rendered)
-        extended = (*self._seen, *self._encode(text[len(seen) :]))
+        extended = (*self._past, *self._encode(text[len(past) :]))
         return extended if self._tokenizer.decode(extended) == text else tuple(rendered)
 
     def _encode(self, text: str) -> list[int]:
@@ -95,12 +95,12 @@ class Conversation:
 
 
 def message(role: str, content: str) -> Message:
-    """One message, as chat templates take it."""
+    """One message in the form of chat templates."""
     return {"role": role, "content": content}
 
 
 def has_chat_template(tokenizer: Tokenizer) -> bool:
-    """Whether the model's tokenizer can render a conversation."""
+    """Whether the tokenizer can render a conversation."""
     try:
         tokenizer.render_chat([message("user", "Hello")])
     except InvalidRequestError:

@@ -1,4 +1,4 @@
-"""`semantic doctor`: what this machine has, whether it is supported, and whether it works."""
+"""`semantic doctor`: checks versions, device, store and model, one finding each."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 Verdict = Literal["ok", "warning", "failed"]
 
 SUPPORTED = {"mlx": ((0, 32, 4), (0, 33)), "mlx-lm": ((0, 32, 2), (0, 33))}
-"""From this version on, and below that one."""
+"""Lowest supported version, and the first one that is not."""
 
 _NAME = "Ada"
 _QUESTION = (
@@ -53,7 +53,7 @@ _MARKS: dict[Verdict, str] = {"ok": "ok  ", "warning": "warn", "failed": "FAIL"}
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """Milliseconds of a step of `batch` sequences, one by one and padded, and which it will be."""
+    """Milliseconds of a decode step of `batch` sequences in both forms, and the chosen form."""
 
     batch: int
     ragged_ms: float
@@ -63,7 +63,7 @@ class StepFigures:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at: how it is, what to do when that is not good, what was measured."""
+    """The result of one check; `advice` unless it is ok, `figures` if it was measured."""
 
     name: str
     verdict: Verdict
@@ -73,7 +73,7 @@ class Finding:
 
 
 def doctor(engine: EngineOptions, as_json: AsJson = False) -> None:
-    """Say what this machine has and whether everything works; exits with 1 when not."""
+    """Check this machine and whether everything works; exits with 1 when not."""
     findings = []
     for finding in examine(engine.settings()):
         findings.append(finding)
@@ -86,7 +86,7 @@ def doctor(engine: EngineOptions, as_json: AsJson = False) -> None:
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
-    """Everything, one after the other."""
+    """All checks, one after the other."""
     yield Finding("semantic", "ok", __version__)
     yield Finding("python", "ok", platform.python_version())
     yield Finding("platform", "ok", f"{platform.system()} {platform.machine()}")
@@ -103,20 +103,20 @@ def examine(settings: Settings) -> Iterator[Finding]:
 
 
 def check_version(package: str) -> Finding:
-    """Whether an installed package is one that this version was tested with."""
+    """Whether an installed package has a supported version."""
     first, below = SUPPORTED[package]
-    wanted = f">={_dotted(first)},<{_dotted(below)}"
+    supported = f">={_dotted(first)},<{_dotted(below)}"
     try:
         installed = version(package)
     except PackageNotFoundError:
-        return Finding(package, "failed", "not installed", f"install {package}{wanted}")
+        return Finding(package, "failed", "not installed", f"install {package}{supported}")
     if first <= _numbers(installed) < below:
-        return Finding(package, "ok", f"{installed} (supported: {wanted})")
-    return Finding(package, "warning", installed, f"not supported; install {package}{wanted}")
+        return Finding(package, "ok", f"{installed} (supported: {supported})")
+    return Finding(package, "warning", installed, f"not supported; install {package}{supported}")
 
 
 def check_device() -> Finding:
-    """What models run on. Raises OperatorError when MLX is not usable."""
+    """The device that models run on. Raises OperatorError when MLX is not usable."""
     device = read_device()
     return Finding(
         "device", "ok", f"{device.kind}, {device.name}, {show_bytes(device.memory_bytes)} of memory"
@@ -124,7 +124,7 @@ def check_device() -> Finding:
 
 
 def check_blas() -> Finding:
-    """Which BLAS the CPU computes with."""
+    """The BLAS of CPU computations."""
     status = blas_status()
     if status == "missing":
         return Finding(
@@ -145,7 +145,7 @@ def check_blas() -> Finding:
 
 
 def check_store(settings: Settings) -> Finding:
-    """Whether the disk can keep caches, and how much of its room they take."""
+    """Whether the store on disk can be used, and how much of its quota is used."""
     if not settings.use_disk:
         return Finding("store", "ok", "not on disk: caches end with the program")
     try:
@@ -154,12 +154,12 @@ def check_store(settings: Settings) -> Finding:
     except StoreError as error:
         advice = "caches are kept in memory only; --store names another folder"
         return Finding("store", "warning", str(error), advice)
-    room = f"{show_bytes(tier.n_bytes)} of {show_bytes(tier.max_bytes)}"
-    return Finding("store", "ok", f"{store_folder(settings)}, agents {tier.n_agents}, {room}")
+    used = f"{show_bytes(tier.n_bytes)} of {show_bytes(tier.max_bytes)}"
+    return Finding("store", "ok", f"{store_folder(settings)}, agents {tier.n_agents}, {used}")
 
 
 def check_embedded_model() -> Finding:
-    """Whether the model inside the package is there and answers a question."""
+    """Whether the model inside the package loads and answers a question."""
     name = "embedded model"
     try:
         app = build_engine(Settings())
@@ -169,14 +169,14 @@ def check_embedded_model() -> Finding:
         app.engine.close()
     except SemanticError as error:
         return Finding(name, "failed", str(error), "install the package again")
-    said = f"{DEFAULT_MODEL} says {done.text!r}"
+    answer = f"{DEFAULT_MODEL} says {done.text!r}"
     if _NAME not in done.text:
-        return Finding(name, "failed", f"{said}, expected {_NAME!r}", "install the package again")
-    return Finding(name, "ok", f"{said} after {show_seconds(driver.timings[uid].total)}")
+        return Finding(name, "failed", f"{answer}, expected {_NAME!r}", "install the package again")
+    return Finding(name, "ok", f"{answer} after {show_seconds(driver.timings[uid].total)}")
 
 
 def check_model(settings: Settings) -> Iterator[Finding]:
-    """Whether the model asked for can be loaded, how its layers are cached, and how many."""
+    """Whether the requested model loads, and how its layers are cached."""
     try:
         model, _ = load(settings.model)
         spec = model.cache_spec()
@@ -191,7 +191,7 @@ def check_model(settings: Settings) -> Iterator[Finding]:
 
 
 def check_caches(model: MLXBackend) -> Finding:
-    """In which form a batch keeps its caches on this device, and why where that was measured."""
+    """The form of a batch's caches on this device, with measurements where they decided it."""
     name = "caches"
     if model.in_pages:
         return Finding(name, "ok", "in pages")

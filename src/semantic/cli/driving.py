@@ -1,6 +1,6 @@
-"""Runs requests to their end and measures what their users wait for.
+"""Steps an engine until its requests have ended, and measures their latency.
 
-Knows the engine by its port alone, and neither text on a screen nor what a request is about.
+Knows the engine by its port alone, and no output.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from semantic.ports.outbound import Clock
 
 @dataclass(slots=True)
 class Timing:
-    """When a request was submitted, gave its first token, and ended."""
+    """Times of submission, first token and end of a request, in seconds of the clock."""
 
     submitted: float
     first_token: float | None = None
@@ -26,17 +26,17 @@ class Timing:
 
     @property
     def ttft(self) -> float | None:
-        """Seconds to the first token; None when there was none."""
+        """Seconds to the first token; None without one."""
         return None if self.first_token is None else self.first_token - self.submitted
 
     @property
     def total(self) -> float | None:
-        """Seconds from submit to the end."""
+        """Seconds from submission to the end."""
         return None if self.ended is None else self.ended - self.submitted
 
     @property
     def decode_rate(self) -> float | None:
-        """Tokens per second after the first; None below two tokens."""
+        """Tokens per second after the first; None for fewer than two tokens."""
         if self.first_token is None or self.ended is None or self.n_tokens < 2:  # noqa: PLR2004
             return None
         return (self.n_tokens - 1) / max(self.ended - self.first_token, 1e-9)
@@ -48,7 +48,7 @@ class Driver:
     def __init__(self, engine: GenerationEnginePort, clock: Clock = time.perf_counter) -> None:
         self._engine = engine
         self._clock = clock
-        self._open: set[str] = set()
+        self._in_flight: set[str] = set()
         self.timings: dict[str, Timing] = {}
 
     def submit(
@@ -72,20 +72,20 @@ class Driver:
             note=note,
         )
         self.timings[uid] = Timing(started)
-        self._open.add(uid)
+        self._in_flight.add(uid)
         return uid
 
     def cancel_all(self) -> None:
-        """End every open request at the next step."""
-        for uid in tuple(self._open):
+        """Cancel every request in flight; they end at the next step."""
+        for uid in tuple(self._in_flight):
             self._engine.cancel(uid)
 
     def steps(self) -> Iterator[list[EngineEvent]]:
-        """The events of each step; more may be submitted between two."""
-        while self._open:
+        """The events of each step. Requests may be submitted between steps."""
+        while self._in_flight:
             events = self._engine.step_once()
             for event in events:
-                self._note(event)
+                self._record(event)
             yield events
 
     def finish(self, uid: str) -> CompletedGeneration:
@@ -96,7 +96,7 @@ class Driver:
                     return succeeded(event)
         raise KeyError(uid)
 
-    def _note(self, event: EngineEvent) -> None:
+    def _record(self, event: EngineEvent) -> None:
         timing = self.timings.get(event.uid)
         if timing is None:
             return
@@ -106,11 +106,11 @@ class Driver:
                 timing.first_token = self._clock()
         elif isinstance(event, CompletedGeneration):
             timing.ended = self._clock()
-            self._open.discard(event.uid)
+            self._in_flight.discard(event.uid)
 
 
 def succeeded(done: CompletedGeneration) -> CompletedGeneration:
-    """`done`, unless the engine had to give it up: then BackendError says why."""
+    """`done`. Raises BackendError if the request failed."""
     if done.finish_reason == "error":
         raise BackendError(done.error or "the model failed")
     return done

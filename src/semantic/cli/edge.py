@@ -2,8 +2,8 @@
 
 Knows the branches of the error tree; not what a command does.
 
-    0    done                          3    no room now: retry later or ask for less
-    1    a check did not hold          4    a person must act
+    0    success                       3    out of capacity: retry later or request less
+    1    a check failed                4    the operator must act
     2    change the request            70   a bug
                                        130  Ctrl-C
 """
@@ -43,25 +43,25 @@ def exit_code(error: SemanticError) -> int:
 
 
 def print_error(message: object) -> None:
-    """One line on stderr, however many the message has."""
+    """Print an error on stderr, on one line."""
     typer.echo(f"error: {' '.join(str(message).split())}", err=True)
 
 
 def print_notice(message: object) -> None:
-    """One line on stderr about what is not as wished, while the command goes on."""
+    """Print a notice on stderr, on one line; the command continues."""
     typer.echo(" ".join(str(message).split()), err=True)
 
 
 @contextmanager
 def process_edge() -> Iterator[None]:
-    """Turns what a command raises into an exit code."""
+    """Turn exceptions of a command into exit codes."""
     try:
         yield
     except SemanticError as error:
         print_error(error)
         raise typer.Exit(exit_code(error)) from error
     except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
-        raise  # typer's own, and a reader that went away: typer ends quietly then
+        raise  # handled by typer; a closed pipe ends the program silently
     except Exception as error:
         if os.environ.get(_SHOW_TRACEBACK):
             raise

@@ -44,14 +44,14 @@ class LaunchOptions:
         str,
         typer.Option(
             metavar="NAME",
-            help="The environment variable with the API key, if the server wants one. The key "
+            help="The environment variable with the API key, if the server requires one. The key "
             "itself is never written or printed.",
         ),
     ] = "SEMANTIC_API_KEY"
     write: Annotated[
         bool,
         typer.Option(
-            "--write", help="Change the file, after a copy of it was made. Else nothing changes."
+            "--write", help="Change the file, after a backup. Without it nothing changes."
         ),
     ] = False
 
@@ -65,7 +65,7 @@ class LaunchOptions:
 def claude(options: LaunchOptions, as_json: AsJson = False) -> None:
     """Set up Claude Code: variables for a shell, or its settings.json.
 
-    Without --write prints `export` lines, which `eval "$(semantic launch claude)"` takes over.
+    Without --write prints `export` lines for `eval "$(semantic launch claude)"`.
     """
     from semantic.adapters.clients.coding_agents import CLAUDE, claude_exports
 
@@ -142,7 +142,7 @@ class _Outcome:
         for change in self.plan.changes:
             yield from _diff(change)
         if not self.written:
-            yield "nothing was written; --write does it, after a copy of the file was made"
+            yield "nothing was written; --write does it, after a backup of the file"
         elif self.backup is None:
             yield "written; the file is new"
         else:

@@ -1,4 +1,4 @@
-"""The command group. Each command lives in a file of its own.
+"""The `semantic` program: its commands and their groups.
 
 Importing it loads no framework: commands import what they need when they run.
 """
@@ -33,12 +33,12 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "doctor": doctor,
 }
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
-    "agents": ("The agents that the store keeps: list, show, fork, pin, move.", AGENT_COMMANDS),
-    "cache": ("The store on disk: what it has, whether it is sound, making room.", CACHE_COMMANDS),
-    "config": ("What a server is set to: every value, and where it is from.", CONFIG_COMMANDS),
-    "launch": ("A coding agent's settings for a server that runs.", LAUNCH_COMMANDS),
+    "agents": ("The agents in the store: list, show, fork, pin, move.", AGENT_COMMANDS),
+    "cache": ("The store on disk: its size, its integrity, freeing space.", CACHE_COMMANDS),
+    "config": ("The settings of a server: every value, and its source.", CONFIG_COMMANDS),
+    "launch": ("A coding agent's settings for a running server.", LAUNCH_COMMANDS),
 }
-"""Commands that stand below another word, and what it says of itself."""
+"""Groups of commands: help text and commands by name."""
 
 app = typer.Typer(
     name="semantic",
@@ -49,9 +49,9 @@ app = typer.Typer(
 )
 
 
-def print_version(wanted: bool) -> None:
-    """--version: the program's name and version, and out."""
-    if wanted:
+def print_version(requested: bool) -> None:
+    """--version: print the program's name and version, and exit."""
+    if requested:
         typer.echo(f"semantic {__version__}")
         raise typer.Exit
 
@@ -67,7 +67,7 @@ def group(
 ) -> None:
     """Many LLM agents share one local model, and no token is computed twice.
 
-    The options below may stand before or after the command.
+    The options below may be given before or after the command.
     """
     del version
     given = {name: value for name, value in asdict(engine).items() if _is_given(ctx, name)}
@@ -76,7 +76,7 @@ def group(
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:
-    """Whether an option stands on the command line: a default must not hide other sources."""
+    """Whether an option is on the command line: a default must not hide other sources."""
     source = ctx.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
@@ -95,6 +95,6 @@ def main() -> None:
     """The `semantic` program."""
     escape_unencodable()
     if not sys.stderr.isatty():
-        # A download shows its bars to a person only.
+        # Download bars are for a terminal only.
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     app(prog_name="semantic")

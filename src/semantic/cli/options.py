@@ -27,19 +27,21 @@ _ENGINE = "Model and memory"
 _STORE = "Store"
 _SAMPLING = "Sampling"
 _ADDRESS = "Address and access"
-_SERVER_SAMPLING = "Sampling, where a request says nothing; else as the model's makers recommend"
+_SERVER_SAMPLING = (
+    "Sampling of requests that do not set it; by default as the model's makers recommend"
+)
 _ANSWERS = "Answers"
 _LIMITS = "Limits and deadlines"
 _LOG = "Log"
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of text.")]
-MaxTokens = Annotated[int, typer.Option(help="The most tokens an answer may have.")]
+MaxTokens = Annotated[int, typer.Option(help="Maximum tokens of an answer.")]
 StoreFolder = Annotated[
     Path | None,
     typer.Option(
         "--store",
-        help=f"The folder that keeps caches. Else ${STORE_VARIABLE}, else one among the user's "
-        "caches.",
+        help=f"The folder of the store. Default: ${STORE_VARIABLE}, else one in the user's folder "
+        "of caches.",
         show_default=False,
         rich_help_panel=_STORE,
     ),
@@ -47,8 +49,8 @@ StoreFolder = Annotated[
 DiskGb = Annotated[
     float | None,
     typer.Option(
-        help="GiB that the store may take on disk. Without a limit: a tenth of what is free "
-        "beside what it has, at most 32.",
+        help="Quota of the store on disk, in GiB. Default: what it uses and a tenth of the free "
+        "space, at most 32.",
         show_default=False,
         rich_help_panel=_STORE,
     ),
@@ -58,8 +60,8 @@ DiskGb = Annotated[
 RamGb = Annotated[
     float | None,
     typer.Option(
-        help="GiB of memory for blocks saved or read lately, beside the pool. Without a "
-        "limit: a sixteenth of the memory.",
+        help="GiB of memory for blocks saved or read recently, in addition to the pool. "
+        "Default: a sixteenth of the memory.",
         show_default=False,
         rich_help_panel=_STORE,
     ),
@@ -67,7 +69,7 @@ RamGb = Annotated[
 PoolGb = Annotated[
     float | None,
     typer.Option(
-        help="GiB for all agents' caches. Without a limit: a quarter of the memory, "
+        help="GiB for all agents' caches. Default: a quarter of the memory, "
         "at most what the weights leave.",
         show_default=False,
         rich_help_panel=_ENGINE,
@@ -87,14 +89,14 @@ _MODEL = typer.Option(
 )
 _NO_STORE = typer.Option(
     "--no-store",
-    help="Keep nothing on disk: caches end with the program.",
+    help="Store nothing on disk: caches are lost when the program ends.",
     rich_help_panel=_STORE,
 )
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
         "--config",
-        help="A TOML file with settings, else semantic/config.toml among the user's.",
+        help="A TOML file. Default: semantic/config.toml in the user's folder of settings.",
         show_default=False,
     ),
 ]
@@ -178,7 +180,7 @@ class SamplingOptions:
     stop: Annotated[
         list[str] | None,
         typer.Option(
-            help="End the answer before this text. May be given again.",
+            help="End the answer before this text. May be repeated.",
             show_default=False,
             rich_help_panel=_SAMPLING,
         ),
@@ -205,17 +207,17 @@ class ServeOptions:
 
     host: Annotated[
         str | None,
-        typer.Option(help="Where to listen; 127.0.0.1 unless set.", rich_help_panel=_ADDRESS),
+        typer.Option(help="Address to listen on. Default: 127.0.0.1.", rich_help_panel=_ADDRESS),
     ] = None
     port: Annotated[
         int | None,
-        typer.Option(help="8000 unless set; 0 takes a free one.", rich_help_panel=_ADDRESS),
+        typer.Option(help="Default: 8000; 0 takes a free one.", rich_help_panel=_ADDRESS),
     ] = None
     api_keys: Annotated[
         list[str] | None,
         typer.Option(
             "--api-key",
-            help="A key that clients must send; each is a tenant of its own. May be given again.",
+            help="A key that clients must send; each is a tenant of its own. May be repeated.",
             rich_help_panel=_ADDRESS,
         ),
     ] = None
@@ -226,7 +228,7 @@ class ServeOptions:
         list[str] | None,
         typer.Option(
             "--allowed-host",
-            help="A host name that requests may be sent to. May be given again.",
+            help="A host name that requests may be sent to. May be repeated.",
             rich_help_panel=_ADDRESS,
         ),
     ] = None
@@ -234,15 +236,15 @@ class ServeOptions:
         list[str] | None,
         typer.Option(
             "--allowed-origin",
-            help="The origin of web pages that may send requests. May be given again.",
+            help="The origin of web pages that may send requests. May be repeated.",
             rich_help_panel=_ADDRESS,
         ),
     ] = None
     public_prefix: Annotated[
         list[Path] | None,
         typer.Option(
-            help="A file with a system message, or messages and tools as JSON, whose beginning "
-            "all tenants may share. May be given again.",
+            help="A file with a system message, or messages and tools as JSON, whose prefix "
+            "all tenants share. May be repeated.",
             rich_help_panel=_ADDRESS,
         ),
     ] = None
@@ -250,14 +252,14 @@ class ServeOptions:
     served_model_name: Annotated[
         list[str] | None,
         typer.Option(
-            help="A name that requests may use for the model. May be given again.",
+            help="A name that requests may use for the model. May be repeated.",
             rich_help_panel=_ENGINE,
         ),
     ] = None
     max_model_len: Annotated[
         int | None,
         typer.Option(
-            help="The most tokens a prompt and its answer may have together.",
+            help="Maximum tokens of a prompt and its answer together.",
             rich_help_panel=_ENGINE,
         ),
     ] = None
@@ -266,14 +268,14 @@ class ServeOptions:
         typer.Option(
             "--max-batch",
             "--max-num-seqs",
-            help="The most requests that are computed together.",
+            help="Maximum requests in one batch.",
             rich_help_panel=_ENGINE,
         ),
     ] = None
     max_waiting: Annotated[
         int | None,
         typer.Option(
-            help="More requests than this in the queue get a 503.", rich_help_panel=_ENGINE
+            help="Maximum requests in the queue; more get a 503.", rich_help_panel=_ENGINE
         ),
     ] = None
     pool_gb: PoolGb = None
@@ -306,7 +308,7 @@ class ServeOptions:
     max_tokens: Annotated[
         int | None,
         typer.Option(
-            help="The most tokens of an answer. Without it: what the context has room for.",
+            help="Maximum tokens of an answer. Default: up to the end of the context.",
             rich_help_panel=_SERVER_SAMPLING,
         ),
     ] = None
@@ -315,50 +317,52 @@ class ServeOptions:
         typer.Option(
             "--force-usage",
             "--enable-force-include-usage",
-            help="Tell usage in streams to clients that did not ask for it.",
+            help="Send usage in streams to clients that did not request it.",
             rich_help_panel=_ANSWERS,
         ),
     ] = None
     max_body_mb: Annotated[
-        float | None, typer.Option(help="MiB that a request may have.", rich_help_panel=_LIMITS)
+        float | None, typer.Option(help="Maximum MiB of a request's body.", rich_help_panel=_LIMITS)
     ] = None
     max_header_kb: Annotated[
-        int | None, typer.Option(help="KiB that its headers may have.", rich_help_panel=_LIMITS)
+        int | None, typer.Option(help="Maximum KiB of its headers.", rich_help_panel=_LIMITS)
     ] = None
     max_headers: Annotated[
-        int | None, typer.Option(help="How many headers it may have.", rich_help_panel=_LIMITS)
+        int | None, typer.Option(help="Maximum number of its headers.", rich_help_panel=_LIMITS)
     ] = None
     max_connections: Annotated[
-        int | None, typer.Option(help="More connections get a 503.", rich_help_panel=_LIMITS)
+        int | None,
+        typer.Option(help="Maximum connections; more get a 503.", rich_help_panel=_LIMITS),
     ] = None
     header_timeout: Annotated[
-        float | None, typer.Option(help="Seconds for headers to come.", rich_help_panel=_LIMITS)
+        float | None,
+        typer.Option(help="Seconds for the headers to arrive.", rich_help_panel=_LIMITS),
     ] = None
     body_timeout: Annotated[
-        float | None, typer.Option(help="Seconds for a body to come.", rich_help_panel=_LIMITS)
+        float | None, typer.Option(help="Seconds for the body to arrive.", rich_help_panel=_LIMITS)
     ] = None
     idle_timeout: Annotated[
         int | None,
-        typer.Option(help="Seconds that a connection may do nothing.", rich_help_panel=_LIMITS),
+        typer.Option(help="Seconds that a connection may be idle.", rich_help_panel=_LIMITS),
     ] = None
     send_timeout: Annotated[
         float | None,
         typer.Option(
-            help="Seconds after which a client that reads nothing is left.",
+            help="Seconds after which a client that reads nothing is disconnected.",
             rich_help_panel=_LIMITS,
         ),
     ] = None
     keep_alive: Annotated[
         float | None,
         typer.Option(
-            help="Seconds between signs of life in a stream that has nothing else to say.",
+            help="Seconds between heartbeats in a stream without other data.",
             rich_help_panel=_LIMITS,
         ),
     ] = None
     stop_timeout: Annotated[
         int | None,
         typer.Option(
-            help="Seconds that answers have to end when the server stops.",
+            help="Seconds for answers to end when the server stops.",
             rich_help_panel=_LIMITS,
         ),
     ] = None

@@ -1,4 +1,4 @@
-"""Numbers as a user reads them, and answers as JSON. Knows no terminal and no engine."""
+"""Output: sizes, times, names and tables as text, and answers as JSON. Knows no engine."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def show_bytes(n_bytes: float) -> str:
 
 
 def show_seconds(seconds: float | None) -> str:
-    """12 ms or 1.23 s; a dash for what did not happen."""
+    """12 ms or 1.23 s; a dash for None."""
     if seconds is None:
         return "-"
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"
 
 
 def show_age(since: float) -> str:
-    """3 hours ago, of a moment in seconds since 1970; a clock that was set back is no error."""
+    """3 hours ago, of a time in seconds since 1970; "now" for one in the future."""
     seconds = time.time() - since
     for unit, span in _SPANS:
         if seconds >= 2 * span:
@@ -48,10 +48,7 @@ def show_age(since: float) -> str:
 
 
 def show_name(name: str, *, whole: bool = False) -> str:
-    """A name that somebody gave: no control characters reach the terminal, and it ends somewhere.
-
-    It ends after 60 characters unless `whole`.
-    """
+    """A user's text for the terminal: control characters escaped, cut after 60 unless `whole`."""
     plain = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
     return plain if whole or len(plain) <= _NAME_CHARACTERS else f"{plain[:_NAME_CHARACTERS]}…"
 
@@ -72,7 +69,7 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def answer_json(model: str, done: CompletedGeneration, timing: Timing, view: PoolView) -> Json:
-    """Everything about one answer."""
+    """One answer with its usage and timings."""
     return {
         "agent": done.agent_id,
         "model": model,
@@ -97,14 +94,14 @@ def answer_json(model: str, done: CompletedGeneration, timing: Timing, view: Poo
 
 
 def match_json(match: MatchReport | None) -> Json | None:
-    """How much of a prompt was reused; None when nobody looked."""
+    """A match as JSON; None without one."""
     if match is None:
         return None
     return {**asdict(match), "end": match.end.value, "computed_tokens": match.computed_tokens}
 
 
 def store_json(tiers: Sequence[StoreStats]) -> list[Json]:
-    """What each tier of a store has, and how often what happened."""
+    """Size and event counts of each tier of a store."""
     return [
         {
             "tier": stats.tier.value,
@@ -120,16 +117,16 @@ def store_json(tiers: Sequence[StoreStats]) -> list[Json]:
 
 
 def store_lines(tiers: Sequence[StoreStats]) -> Iterator[str]:
-    """The same for people: what never happened is left out."""
+    """`store_json` as text, without counts of 0."""
     for stats in tiers:
-        room = f"{show_bytes(stats.n_bytes)} of {show_bytes(stats.max_bytes)}"
+        size = f"{show_bytes(stats.n_bytes)} of {show_bytes(stats.max_bytes)}"
         yield (
-            f"store, {stats.tier}: agents {stats.n_agents}, blocks {stats.n_blocks}, {room}, "
+            f"store, {stats.tier}: agents {stats.n_agents}, blocks {stats.n_blocks}, {size}, "
             f"pinned {show_bytes(stats.pinned_bytes)}"
         )
-        happened = [f"{name} {count}" for name, count in stats.counts.items() if count]
-        if happened:
-            yield f"  since it was opened: {', '.join(happened)}"
+        counts = [f"{name} {count}" for name, count in stats.counts.items() if count]
+        if counts:
+            yield f"  since it was opened: {', '.join(counts)}"
 
 
 def to_line(document: Json) -> str:

@@ -32,8 +32,8 @@ def serve(options: ServeOptions, config: ConfigFile = None) -> None:
     """Serve a model over HTTP, for OpenAI's and Anthropic's clients.
 
     Every flag can also be set as SEMANTIC_NAME in the environment or in a TOML file; `semantic
-    config show` tells what holds, and why. Ctrl-C lets answers end and saves every agent; a
-    second one stops at once.
+    config show` prints each value and its source. Ctrl-C waits for answers and saves every agent;
+    a second one stops at once.
     """
     from semantic.adapters.http.errors import logger
     from semantic.adapters.http.settings import load_settings
@@ -52,9 +52,9 @@ def serve(options: ServeOptions, config: ConfigFile = None) -> None:
 
 
 def show(options: ServeOptions, config: ConfigFile = None, as_json: AsJson = False) -> None:
-    """Print every setting of `semantic serve`: its value, and where it is from.
+    """Print every setting of `semantic serve`: its value, and its source.
 
-    A flag goes before the environment, that before the file, and that before the default.
+    A flag overrides the environment, the environment the file, and the file the default.
     Secrets are masked.
     """
     from semantic.adapters.http.settings import load_settings

@@ -14,7 +14,7 @@ import typer
 
 from semantic.application.cache.match_report import REASONS, lost_reason
 from semantic.bootstrap import load_tokenizer
-from semantic.cli.agent_lookup import AgentName, ModelId, find_agent, opened
+from semantic.cli.agent_lookup import AgentName, ModelId, find_agent, open_store
 from semantic.cli.conversation import Conversation
 from semantic.cli.options import AsJson, StoreOptions
 from semantic.cli.report import Json, match_json, show_name, show_seconds, to_line
@@ -37,7 +37,7 @@ def why(
         str | None,
         typer.Option(
             metavar="TEXT",
-            help="Say what would be reused of this prompt; - reads it from stdin.",
+            help="Compare this prompt instead of the last one; - reads it from stdin.",
             show_default=False,
         ),
     ] = None,
@@ -45,14 +45,14 @@ def why(
         bool, typer.Option("--raw", help="TEXT is the whole prompt, not the next turn of a chat.")
     ] = False,
     text: Annotated[
-        bool, typer.Option("--text", help="Show tokens as text; it takes a moment.")
+        bool, typer.Option("--text", help="Show tokens as text, which loads the tokenizer.")
     ] = False,
     model_id: ModelId = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say how much of an agent's last prompt was not computed again, and why not more."""
+    """Explain how much of an agent's last prompt was reused, and why not more."""
     given = None if prompt is None else _prompt_text(prompt)
-    with opened(store) as disk:
+    with open_store(store) as disk:
         agent = find_agent(disk, name, model_id)
         tokenizer = load_tokenizer(agent.model) if text or given is not None else None
         match = None
@@ -95,7 +95,7 @@ def compare(agent: Manifest, match: PromptMatch, read: Reader) -> Iterator[str]:
         f"{match.agent_tokens} of {name}"
     )
     if match.got is not None and match.expected is not None:
-        yield _parting(match.common_tokens, match.expected, match.got, read)
+        yield _first_difference(match.common_tokens, match.expected, match.got, read)
     if match.n_missing:
         yield (
             f"{match.n_missing} of the {len(match.present)} blocks that hold them are missing, the "
@@ -132,12 +132,12 @@ def _difference(match: MatchReport, read: Reader) -> Iterator[str]:
     if match.differs_at is None:
         return
     if match.expected is not None and match.got is not None:
-        yield _parting(match.differs_at, match.expected, match.got, read)
+        yield _first_difference(match.differs_at, match.expected, match.got, read)
     else:
-        yield f"It parts from what the agent had at position {match.differs_at}, where one ends."
+        yield f"It differs from what the agent had at position {match.differs_at}, where one ends."
 
 
-def _parting(position: int, expected: int, got: int, read: Reader) -> str:
+def _first_difference(position: int, expected: int, got: int, read: Reader) -> str:
     return (
         f"At position {position} the agent had {_token(expected, read)}, "
         f"the prompt has {_token(got, read)}."
@@ -166,7 +166,7 @@ def _tokens(tokenizer: Tokenizer, agent: Manifest, text: str, *, raw: bool) -> t
     conversation = Conversation(tokenizer)
     if raw or not conversation.resume(agent):
         return tuple(tokenizer.encode(text))
-    return conversation.ask(text)
+    return conversation.next_prompt(text)
 
 
 @dataclass(frozen=True, slots=True)

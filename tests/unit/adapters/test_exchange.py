@@ -241,8 +241,8 @@ def _in_bodies(change: Callable[[list[dict[str, object]]], None]) -> Callable[..
         (_set("prompt_tokens", -1), "prompt_tokens must hold"),
         (_set("bodies", {}), "bodies must be a list"),
         (_set("bodies", [1]), "bodies must be objects"),
-        (_in_bodies(list.reverse), "bodies must stand in order"),
-        (_in_bodies(lambda b: b.insert(0, b[0])), "bodies must stand in order"),
+        (_in_bodies(list.reverse), "bodies must be in order"),
+        (_in_bodies(lambda b: b.insert(0, b[0])), "bodies must be in order"),
         (_in_bodies(lambda b: b[0].update(block=3)), "block must hold whole numbers below 3"),
         (_in_bodies(lambda b: b[0].update(part="../full")), "part must be one of full"),
         (_in_bodies(lambda b: b[0].update(part=["full"])), "part must be one of full"),
@@ -299,7 +299,7 @@ def test_a_link_a_folder_or_a_pipe_is_no_file(exported: AgentFiles, which: str) 
 
 def test_a_store_without_room_is_a_matter_of_capacity(exported: AgentFiles) -> None:
     small = new_store(6000)
-    with pytest.raises(CapacityError, match="no room for block"):
+    with pytest.raises(CapacityError, match="quota is exceeded by block"):
         import_agent(small, exported.bodies)
     assert small.manifests() == []
 

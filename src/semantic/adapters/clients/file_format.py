@@ -211,7 +211,7 @@ def _without_doubles(pairs: list[tuple[str, object]]) -> Document:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         double = next(name for name in names if names.count(name) > 1)
-        raise UnreadableError(f"{double!r:.80} stands twice in one object")
+        raise UnreadableError(f"{double!r:.80} occurs twice in one object")
     return found
 
 

@@ -174,7 +174,7 @@ def _body(value: object, n_blocks: int) -> BodyEntry:
 def _require_order(bodies: Sequence[BodyEntry]) -> None:
     places = [(body.block, _PARTS[body.part]) for body in bodies]
     if any(after <= before for before, after in itertools.pairwise(places)):
-        raise InvalidRequestError("bodies must stand in order, each once")
+        raise InvalidRequestError("bodies must be in order, each once")
 
 
 def _require_equal_sizes(bodies: Sequence[BodyEntry], n_tokens: int) -> None:

@@ -218,8 +218,8 @@ def _put(
         header = BlockHeader(links[entry.block], entry.part, document.layout)
         if not store.put(StoredBlock(header, body)):
             raise CapacityError(
-                f"the store has no room for block {entry.block} of {len(links)}; "
-                "a larger --disk-gb, or unpinned agents, make room"
+                f"the store's quota is exceeded by block {entry.block} of {len(links)}; "
+                "a larger --disk-gb, or unpinned agents, free space"
             )
 
 

@@ -49,15 +49,16 @@ TAIL_CHARACTERS = 240
 
 
 def demo(engine: EngineOptions, as_json: AsJson = False) -> None:
-    """Three agents share one model; each remembers what it was told, and fast.
+    """Three agents share one model; each recalls its conversation without computing it again.
 
-    All three answer in one batch, one of them joining late. Then each is idle, its cache in the
-    pool; it is resumed and asked what it was told, and the same prompt is run without a cache
-    to compare. Then they talk on in a process that is killed in the middle of an answer, and are
-    asked again in a new one. Exits with 1 when an answer is wrong or depends on the cache.
+    All three answer in one batch, one of them joining late. Then each is resumed from its idle
+    cache with a question about its conversation, and the same prompt is run without a cache to
+    compare. Then the conversations continue in a process that is killed in the middle of an
+    answer, and the questions are repeated in a new one. Exits with 1 when an answer is wrong or
+    depends on the cache.
 
-    It keeps its caches in a temporary folder; the store is left alone. The other process loads the
-    model as well.
+    Caches are written to a temporary folder, not to the store. The other processes load the model
+    as well.
     """
     echo = _silent if as_json else typer.echo
     with ProgressBar() as progress:
@@ -243,7 +244,7 @@ class Stage:
 
     def recall(self, role: Role) -> Recall:
         """Resume an idle agent with its question, then run the same prompt without a cache."""
-        prompt = self._talks[role.agent].ask(role.question)
+        prompt = self._talks[role.agent].next_prompt(role.question)
         row = self._rows[role.agent]
         row.state, row.prompt_tokens, row.tokens, row.text = "resumed", len(prompt), 0, ""
         self._show()
@@ -286,13 +287,16 @@ class Stage:
                 for role in CAST:
                     history = self._talks[role.agent].messages
                     question = Question(role.agent, SMALL_TALK, ANSWER_TOKENS, history)
-                    echo(f"{role.agent}: {worker.ask(question).text}")
+                    echo(f"{role.agent}: {worker.answer(question).text}")
                 interrupted = _interrupt(worker, CAST[0].agent)
                 echo(f"{CAST[0].agent}: {interrupted} … killed with SIGKILL")
             with Worker(setup) as worker:
-                echo("A new process is asked; nobody tells it what was said before.")
+                echo(
+                    "A new process gets the questions only; the conversations come from the store."
+                )
                 answers = [
-                    worker.ask(Question(role.agent, role.question, ANSWER_TOKENS)) for role in CAST
+                    worker.answer(Question(role.agent, role.question, ANSWER_TOKENS))
+                    for role in CAST
                 ]
             compared = itertools.starmap(self._compare, zip(CAST, answers, strict=True))
             return Restart(interrupted, tuple(compared))
@@ -317,7 +321,7 @@ class Stage:
         self._update(tuple(self._rows.values()))
 
     def _submit(self, role: Role) -> None:
-        prompt = self._talks[role.agent].ask(role.task)
+        prompt = self._talks[role.agent].next_prompt(role.task)
         self._driver.submit(role.agent, prompt, STORY_TOKENS)
         row = self._rows[role.agent]
         row.state, row.prompt_tokens = "waiting", len(prompt)
@@ -332,7 +336,7 @@ class Stage:
             row.state = "idle in the pool"
             done = succeeded(event)
             task = next(role.task for role in CAST if role.agent == done.agent_id)
-            self._talks[done.agent_id].answered(task, done.text, done.tokens)
+            self._talks[done.agent_id].add_turn(task, done.text, done.tokens)
         row.blocks = self._app.pool.view(row.agent).n_blocks
 
     def _measure_cold(self, prompt: Sequence[int]) -> tuple[CompletedGeneration, float]:

@@ -102,7 +102,7 @@ class Worker:
     ) -> None:
         self.kill()
 
-    def ask(self, question: Question) -> Answer:
+    def answer(self, question: Question) -> Answer:
         """The complete answer, after it was saved. Raises BackendError if the process ended."""
         for reply in self.replies(question):
             if isinstance(reply, Answer):
@@ -157,7 +157,7 @@ def _answer(app: App, question: Question) -> Answer:
         conversation.messages = list(question.history)
     elif manifest is not None:
         conversation.resume(manifest)
-    prompt = conversation.ask(question.question)
+    prompt = conversation.next_prompt(question.question)
     driver = Driver(app.engine)
     note = conversation.note(question.question)
     uid = driver.submit(question.agent, prompt, question.max_tokens, note=note)
