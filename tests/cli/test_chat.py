@@ -330,7 +330,7 @@ def test_ctrl_c_at_the_prompt_leaves_when_it_is_meant() -> None:
     with terminal("chat") as screen:
         screen.wait_for("> ")
         screen.interrupt_reading()
-        screen.wait_for("Ctrl-C again, or /exit, leaves.")
+        screen.wait_for("Ctrl-C again, or /exit, ends the conversation.")
         screen.wait_for("> ")
         screen.interrupt_reading()
         assert screen.process.wait(30) == 130
