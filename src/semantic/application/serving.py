@@ -121,15 +121,15 @@ class Serving:
                 ask.tenant,
                 self._names.note(agent, prepared, ask),
             )
-            inbox: EventQueue = EventQueue(asyncio.get_running_loop())
-            ticket = self._thread.submit(submission, inbox.put)
+            events: EventQueue = EventQueue(asyncio.get_running_loop())
+            handle = self._thread.submit(submission, events.put)
             try:
-                uid = await asyncio.wrap_future(ticket.accepted)
+                uid = await asyncio.wrap_future(handle.accepted)
                 yield AnswerStarted(uid, agent, len(prepared.tokens))
-                async for event in self._read(prepared, inbox, ticket):
+                async for event in self._read(prepared, events, handle):
                     yield event
             finally:
-                self._thread.cancel(ticket)
+                self._thread.cancel(handle)
 
     async def tokenize(
         self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
@@ -169,7 +169,7 @@ class Serving:
                 )
 
     async def _read(
-        self, prepared: Prepared, inbox: EventQueue, ticket: RequestHandle
+        self, prepared: Prepared, events: EventQueue, handle: RequestHandle
     ) -> AsyncGenerator[AnswerEvent, None]:
         """The answer's events after its start.
 
@@ -179,13 +179,13 @@ class Serving:
         stream = AnswerStream(self._reader(prepared))
         held: list[AnswerPiece] = []
         scores = prepared.sampling.prompt_logprobs is not None
-        async for event in inbox:
+        async for event in events:
             if isinstance(event, PrefillEvent):
                 yield PromptProgress(event.done, event.total)
             elif isinstance(event, TokenEvent):
                 held += stream.token(event)
                 if stream.done:
-                    self._thread.cancel(ticket)
+                    self._thread.cancel(handle)
             else:
                 pieces, reason = stream.end(event)
                 if reason in _COMPLETE:
