@@ -99,7 +99,7 @@ class ContiguousMemory:
         if isinstance(cache, SequenceCache):
             if cache.buffer.capacity < whole_blocks(stop):
                 capacity = cache.buffer.capacity
-                raise BackendError(f"the cache has capacity for {capacity} tokens, not for {stop}")
+                raise BackendError(f"there is room for {capacity} tokens, not for {stop}")
             return cache.buffer
         theirs = cast(MlxLmKVCache, cache)
         if theirs.keys is None or theirs.values is None or not theirs.offset:
