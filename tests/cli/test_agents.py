@@ -15,7 +15,7 @@ from semantic.application.agents.origin import origin_of
 from semantic.cli.agents import AGENT_COMMANDS
 from semantic.cli.report import columns, show_age, show_name
 from semantic.domain.identity import Identity
-from semantic.domain.match import Lost, MatchEnd, MatchReport
+from semantic.domain.match import CacheMiss, MatchEnd, MatchReport
 from semantic.domain.request_parts import Change, Difference, PartKind
 from semantic.domain.stored import Manifest
 from tests.cli.stocked import (
@@ -354,7 +354,7 @@ def test_every_end_has_words(ada: Manifest, end: MatchEnd) -> None:
 
 def test_why_names_the_part_that_changed_and_what_it_cost(ada: Manifest) -> None:
     tool = Difference(PartKind.TOOL, Change.CHANGED, 7, "Bash")
-    lost = Lost(380, 1.25, tool)
+    lost = CacheMiss(380, 1.25, tool)
     match = MatchReport(900, 512, MatchEnd.DIVERGED, "disk", 512, 17, 23, 1.5, lost)
     changed(ada.agent_id, match=match)
     assert agents("why", "ada").out.splitlines()[2:] == [
@@ -372,7 +372,7 @@ def test_why_names_the_part_that_changed_and_what_it_cost(ada: Manifest) -> None
 
 
 def test_why_says_that_nothing_changed_and_the_cache_lacks_something(ada: Manifest) -> None:
-    match = MatchReport(900, 256, MatchEnd.MISSING, "disk", seconds=1.5, lost=Lost(400, 1.25))
+    match = MatchReport(900, 256, MatchEnd.MISSING, "disk", seconds=1.5, lost=CacheMiss(400, 1.25))
     changed(ada.agent_id, match=match)
     assert agents("why", "ada").out.splitlines()[-1] == (
         "400 tokens that it had were computed again in 1.25 s: "

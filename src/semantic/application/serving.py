@@ -204,7 +204,7 @@ class Serving:
     def _record_turn(
         self, prepared: Prepared, stream: AnswerStream, done: CompletedGeneration
     ) -> None:
-        """That the conversation goes on from this answer in the tokens that were computed."""
+        """Record the answer's tokens, so that the next request replays them verbatim."""
         replayed, message = prepared.replayed, stream.message
         if replayed is None:
             return

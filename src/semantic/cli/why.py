@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from semantic.application.cache.match_report import REASONS, lost_reason
+from semantic.application.cache.match_report import REASONS, cache_miss_reason
 from semantic.bootstrap import load_tokenizer
 from semantic.cli.agent_lookup import AgentName, ModelId, find_agent, open_store
 from semantic.cli.conversation import Conversation
@@ -83,7 +83,7 @@ def explain(agent: Manifest, read: Reader) -> Iterator[str]:
     if match.lost is not None:
         yield (
             f"{match.lost.tokens} tokens that it had were computed again in "
-            f"{show_seconds(match.lost.seconds)}: {show_name(lost_reason(match), whole=True)}"
+            f"{show_seconds(match.lost.seconds)}: {show_name(cache_miss_reason(match), whole=True)}"
         )
 
 
@@ -116,7 +116,7 @@ def to_json(agent: Manifest, match: PromptMatch | None, read: Reader) -> Json:
             "reason": REASONS[agent.match.end],
         }
         if agent.match.lost is not None:
-            last["lost"] = {**asdict(agent.match.lost), "reason": lost_reason(agent.match)}
+            last["lost"] = {**asdict(agent.match.lost), "reason": cache_miss_reason(agent.match)}
     prompt: Json | None = None
     if match is not None:
         prompt = {

@@ -79,25 +79,25 @@ def unpack_tokens(data: bytes) -> tuple[int, ...]:
 def namespace_of(model_id: str, layout: str) -> bytes:
     """The namespace of all blocks that a model computes, 32 bytes.
 
-    `model_id` stands for the content of weights, configuration and tokenizer and for how numbers
-    are computed; `layout` for layer kinds, shapes, dtypes and the order of a body's bytes.
+    `model_id` covers the content of weights, configuration and tokenizer and the numerics;
+    `layout` covers layer kinds, shapes, dtypes and the order of a body's bytes.
     """
     size = BLOCK_TOKENS.to_bytes(8, "little")
     return digest("ns-v1", model_id.encode(), layout.encode(), size, _LAYOUT_VERSION)
 
 
 PUBLIC_TENANT = "public"
-"""Whose blocks every tenant may begin with, as far as an operator said so. No client is it."""
+"""The tenant of prefixes that the operator shares with every tenant. Never a client's."""
 
 
 def tenant_tag(secret: bytes, tenant: str) -> bytes:
-    """What stands for `tenant` in hashes, 32 bytes; nobody without the `secret` can derive it."""
+    """The tag of `tenant` in hashes, 32 bytes; it cannot be derived without `secret`."""
     return hmac.digest(secret, tenant.encode("utf-8", "surrogatepass"), "sha256")
 
 
 @dataclass(frozen=True)  # no slots: `root` is computed once
 class Scope:
-    """Within which blocks may be shared: one model's content and one tenant (32 bytes each)."""
+    """Blocks are shared within a scope: one model's content and one tenant (32 bytes each)."""
 
     namespace: bytes
     tenant: bytes
@@ -115,7 +115,7 @@ class Scope:
     def chain(
         self, tokens: Sequence[int], *, parent: BlockHash | None = None, start: int = 0
     ) -> Iterator[BlockLink]:
-        """The blocks of a sequence in order, the last one perhaps not full.
+        """The blocks of a sequence in order; the last one may be partial.
 
         `tokens` begin at position `start`, a multiple of 256, after the block `parent`.
         """

@@ -30,7 +30,7 @@ class MatchEnd(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class CacheMiss:
     """Tokens that an agent had cached and a request computed again.
 
     `seconds` is their share of the prefill time. `part` is the part of the request that changed;
@@ -60,7 +60,7 @@ class MatchReport:
     expected: int | None = None
     got: int | None = None
     seconds: float = 0.0
-    lost: Lost | None = None
+    lost: CacheMiss | None = None
 
     @property
     def computed_tokens(self) -> int:

@@ -32,7 +32,7 @@ class StopStrings:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string has cut the text; `matched` says which."""
+        """Whether a stop string has cut the text; see `matched`."""
         return self.matched is not None
 
     def push(self, text: str) -> str:

@@ -46,7 +46,7 @@ class LayerKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """What one layer keeps per sequence.
+    """What one layer caches per sequence.
 
     `kv_heads`, `k_head_dim` and `v_head_dim` are 0 for a STATE layer, whose size is
     `state_bytes`: bytes per sequence, or per block when `state_grows`.
@@ -106,7 +106,7 @@ class DescribesCache(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelCacheSpec:
-    """What a model keeps per sequence, layer by layer. Source: the model's own `make_cache()`."""
+    """What a model caches per sequence, layer by layer. Source: the model's own `make_cache()`."""
 
     layers: tuple[LayerSpec, ...]
 

@@ -11,7 +11,7 @@ from semantic.adapters.stores.memory import MemoryStore
 from semantic.application.cache.agent_note import note_of
 from semantic.domain.block_hash import BlockHash, BlockKey, Part
 from semantic.domain.chat import Chat, Message, Tool
-from semantic.domain.match import Lost, MatchEnd
+from semantic.domain.match import CacheMiss, MatchEnd
 from semantic.domain.request_parts import Change, Difference, PartKind, parts_of
 from semantic.domain.stored import BlockHeader, Found
 from semantic.domain.value_objects import ModelCacheSpec, SamplingParams
@@ -44,7 +44,7 @@ def ask(
     return done
 
 
-def lost(done: Done) -> Lost | None:
+def lost(done: Done) -> CacheMiss | None:
     assert done.match is not None
     return done.match.lost
 

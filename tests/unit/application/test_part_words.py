@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from semantic.application.cache.match_report import REASONS, lost_reason, part_words
-from semantic.domain.match import Lost, MatchEnd, MatchReport
+from semantic.application.cache.match_report import REASONS, cache_miss_reason, part_words
+from semantic.domain.match import CacheMiss, MatchEnd, MatchReport
 from semantic.domain.request_parts import Change, Difference, PartKind
 
 TOOL = Difference(PartKind.TOOL, Change.CHANGED, 7, "Bash")
@@ -46,7 +46,7 @@ def test_there_are_words_for_all() -> None:
 
 def test_the_reason_of_a_loss() -> None:
     def reason(end: MatchEnd, part: Difference | None) -> str:
-        return lost_reason(MatchReport(9, 1, end, "disk", lost=Lost(5, 0.1, part)))
+        return cache_miss_reason(MatchReport(9, 1, end, "disk", lost=CacheMiss(5, 0.1, part)))
 
     missing = REASONS[MatchEnd.MISSING]
     assert reason(MatchEnd.DIVERGED, TOOL) == "Tool 7 (Bash) changed."

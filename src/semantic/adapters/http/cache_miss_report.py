@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from semantic.application.cache.match_report import lost_reason
+from semantic.application.cache.match_report import cache_miss_reason
 from semantic.domain.match import MatchEnd, MatchReport
 from semantic.domain.request_parts import Change, Difference, PartKind
 
@@ -52,7 +52,7 @@ def lost_tokens(match: MatchReport | None) -> LostTokens | None:
         differs_at=match.differs_at,
         part=None if lost.part is None else _part(lost.part),
         end=match.end,
-        reason=lost_reason(match),
+        reason=cache_miss_reason(match),
     )
 
 

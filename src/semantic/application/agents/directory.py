@@ -69,9 +69,9 @@ class AgentDirectory:
         pool = engine.pool
         found: dict[str, Activity] = {}
         for key in engine.idle_caches.lru_order():
-            kept = engine.idle_caches.get(key)
-            if key.tenant == tenant and kept is not None:
-                n_tokens = kept.total_tokens
+            cache = engine.idle_caches.get(key)
+            if key.tenant == tenant and cache is not None:
+                n_tokens = cache.total_tokens
                 n_bytes = pool.view(key.owner).n_bytes
                 found[key.agent_id] = Activity("idle", n_tokens, n_tokens, n_bytes)
         for request in engine.requests:

@@ -139,35 +139,35 @@ class BlockAllocator:
 
     def idle_tokens(self, agent_id: str, tenant: str) -> tuple[int, ...] | None:
         """The tokens of the agent's idle cache; None if it has none."""
-        kept = self._idle.get(self.key(agent_id, tenant))
-        return None if kept is None else kept.token_ids
+        cache = self._idle.get(self.key(agent_id, tenant))
+        return None if cache is None else cache.token_ids
 
     def drop_idle(self, agent_id: str, tenant: str) -> bool:
         """Free the agent's idle cache; False if it has none."""
-        kept = self._idle.take(self.key(agent_id, tenant))
-        if kept is None:
+        cache = self._idle.take(self.key(agent_id, tenant))
+        if cache is None:
             return False
-        self._pool.free(kept.all_blocks(), kept.owner)
-        kept.retire()
+        self._pool.free(cache.all_blocks(), cache.owner)
+        cache.retire()
         return True
 
     def fork(self, agent_id: str, new_agent_id: str, tenant: str) -> bool:
         """Share an agent's idle cache with a new agent; False if there is none."""
-        kept = self._idle.get(self.key(agent_id, tenant))
-        if kept is None:
+        cache = self._idle.get(self.key(agent_id, tenant))
+        if cache is None:
             return False
         key = self.key(new_agent_id, tenant)
-        self._pool.share(kept.all_blocks(), key.owner)
-        self._idle.put(key, kept.snapshot(new_agent_id, key.owner))
+        self._pool.share(cache.all_blocks(), key.owner)
+        self._idle.put(key, cache.snapshot(new_agent_id, key.owner))
         return True
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Raise IntegrityError unless the pool's holders agree with requests and idle caches."""
         expected: dict[str, set[BlockId]] = defaultdict(set)
         for key in self._idle.lru_order():
-            kept = self._idle.get(key)
-            if kept is not None:
-                expected[kept.owner].update(block.block_id for block in kept.all_blocks())
+            cache = self._idle.get(key)
+            if cache is not None:
+                expected[cache.owner].update(block.block_id for block in cache.all_blocks())
         for request in requests:
             own = expected[request.owner]
             own.update(block.block_id for layer in request.blocks for block in layer)
@@ -196,14 +196,14 @@ class BlockAllocator:
 
     def _find_cache(self, request: Request) -> Restore | None:
         """The longest usable prefix among the given cache and the agent's idle cache."""
-        kept = self._idle.get(self.key(request.agent_id, request.tenant))
+        cache = self._idle.get(self.key(request.agent_id, request.tenant))
         best: Restore | None = None
-        for blocks in (kept, request.given_cache):
+        for blocks in (cache, request.given_cache):
             length = reusable_prefix(self._spec, blocks, request.tokens)
             if blocks is None or length == 0 or (best is not None and length <= best.length):
                 continue
             if self._pool.is_live(blocks.all_blocks()):
-                mine = blocks is kept and self._pool.is_exclusive(
+                mine = blocks is cache and self._pool.is_exclusive(
                     blocks.all_blocks(), request.owner
                 )
                 best = Restore(blocks, length, exclusive=mine)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from semantic.application.cache.agent_note import parts_in
 from semantic.application.request import Request
-from semantic.domain.match import Lost, MatchEnd, MatchReport
+from semantic.domain.match import CacheMiss, MatchEnd, MatchReport
 from semantic.domain.prefix import common_prefix, without_generation_prompt
 from semantic.domain.request_parts import (
     Change,
@@ -37,11 +37,11 @@ def match_report(request: Request) -> MatchReport:
         expected=history[shared] if differs else None,
         got=prompt[shared] if differs else None,
         seconds=request.prefill_seconds,
-        lost=_lost(request, shared, differs=differs),
+        lost=_cache_miss(request, shared, differs=differs),
     )
 
 
-def _lost(request: Request, shared: int, *, differs: bool) -> Lost | None:
+def _cache_miss(request: Request, shared: int, *, differs: bool) -> CacheMiss | None:
     """Tokens that the agent had cached and the request computed again; None if there are none.
 
     The last prompt token is always computed. Where the prompt is unchanged, less than a block does
@@ -54,7 +54,7 @@ def _lost(request: Request, shared: int, *, differs: bool) -> Lost | None:
         return None
     share = n_tokens / (computed - request.cached_tokens)
     part = _part(request, shared) if differs else None
-    return Lost(n_tokens, share * request.prefill_seconds, part)
+    return CacheMiss(n_tokens, share * request.prefill_seconds, part)
 
 
 def _part(request: Request, shared: int) -> Difference | None:
@@ -100,7 +100,7 @@ REASONS: Mapping[MatchEnd, str] = {
 _OF_THE_REQUEST = (MatchEnd.DIVERGED, MatchEnd.COMPLETE)
 
 
-def lost_reason(match: MatchReport) -> str:
+def cache_miss_reason(match: MatchReport) -> str:
     """Why cached tokens were computed again: the changed part, or what the cache lacks."""
     if match.lost is None or match.lost.part is None:
         return REASONS[match.end]
@@ -128,7 +128,7 @@ _TEMPLATE = "nothing in the request changed, but the template writes it differen
 
 
 def part_words(part: Difference) -> str:
-    """A clause that says what changed, and how."""
+    """A clause with the part that changed, and how."""
     match part.kind:
         case PartKind.TEMPLATE:
             return _TEMPLATE

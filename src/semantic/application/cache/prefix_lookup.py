@@ -1,7 +1,7 @@
-"""How much of a prompt a store has, and what must be read to begin there.
+"""PrefixLookup: the longest stored prefix of a prompt, and the bodies to read for it.
 
-A block counts only if every block before it is there, and a layout that needs checkpoints can
-begin only at one. Knows the store's index; reads no body.
+A block counts only if every block before it is stored; a layout that needs checkpoints can resume
+only at one. Knows the store's index; reads no body.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from semantic.ports.store import CacheStorePort
 class StoredPrefix:
     """The first `length` tokens of a prompt, as bodies to read.
 
-    `full` are the blocks from position `start` on, the last one perhaps longer than needed.
-    `known` tokens have their FULL blocks in the store: more than `length` when a checkpoint is
-    missing there, which is worth taking one then. `is_public`: the bodies are everybody's.
+    `full` are the blocks from position `start` on; the last one may be longer than needed. `known`
+    tokens have their FULL blocks in the store: more than `length` if there is no checkpoint at
+    their end, which is then worth taking. `is_public`: the bodies are shared with every tenant.
     """
 
     length: int
@@ -44,28 +44,28 @@ class StoredPrefix:
 
     @property
     def headers(self) -> tuple[BlockHeader, ...]:
-        """All that is to be read."""
+        """All bodies to read."""
         last = () if self.checkpoint is None else (self.checkpoint,)
         return (*self.full, *self.window, *last)
 
     def bytes_in(self, tier: Tier) -> int:
-        """Bytes of the bodies that lie in `tier`."""
+        """Bytes of the bodies in `tier`."""
         found = (self.found.get(header.key) for header in self.headers)
         return sum(each.n_bytes for each in found if each is not None and each.tier is tier)
 
     @property
     def source(self) -> Tier:
-        """The slowest tier that is read."""
+        """The slowest tier to read from."""
         return Tier.DISK if self.bytes_in(Tier.DISK) else Tier.MEMORY
 
 
 def window_start(layout: BlockLayout, length: int) -> int:
-    """The first token that the window layers need for the token at position `length`."""
+    """The first position that window layers need to compute the token at position `length`."""
     return max(0, length - (layout.window_tokens or 1) + 1)
 
 
 def window_links(layout: BlockLayout, links: Sequence[BlockLink]) -> list[BlockLink]:
-    """The blocks of a sequence, made of `links`, whose WINDOW bodies are needed to go on."""
+    """The blocks of a sequence of `links` whose WINDOW bodies are needed to resume it."""
     if not layout.window or not links:
         return []
     first = window_start(layout, links[-1].stop)
@@ -82,16 +82,16 @@ class PrefixLookup:
     def find(
         self, scope: Scope, links: Sequence[BlockLink], tokens: Sequence[int], start: int = 0
     ) -> StoredPrefix | None:
-        """The longest prefix of `tokens` that can be begun with, or None.
+        """The longest prefix of `tokens` that can be restored, or None.
 
-        `links` are its full blocks. With `start`, a multiple of 256, a sequence already holds the
-        tokens before it and wants to go on with blocks.
+        `links` are its full blocks. With `start`, a multiple of 256, the sequence already holds the
+        tokens before it and continues with blocks.
         """
         first = start // BLOCK_TOKENS
         wanted = [link.key(Part.FULL) for link in links[first:]]
         found = dict(self._store.find(wanted))
-        there = next((i for i, key in enumerate(wanted) if key not in found), len(wanted))
-        n_blocks = first + there
+        n_stored = next((i for i, key in enumerate(wanted) if key not in found), len(wanted))
+        n_blocks = first + n_stored
         known = n_blocks * BLOCK_TOKENS
         if self._layout.needs_checkpoint:
             prefix = None if start else self._at_checkpoint(scope, links, tokens, n_blocks)
@@ -109,34 +109,34 @@ class PrefixLookup:
     def _at_checkpoint(
         self, scope: Scope, links: Sequence[BlockLink], tokens: Sequence[int], n_blocks: int
     ) -> StoredPrefix | None:
-        """The prefix that ends at the last usable checkpoint; `n_blocks` are there in full."""
+        """The prefix up to the last usable checkpoint; `n_blocks` have their FULL bodies stored."""
         for k in range(n_blocks, -1, -1):
             rest = tokens[k * BLOCK_TOKENS : (k + 1) * BLOCK_TOKENS]
             for checkpoint in self._checkpoints(_hash_before(scope, links, k), rest):
-                prefix = self._begin_at(checkpoint, links, k, known=n_blocks)
+                prefix = self._resume_at(checkpoint, links, k, known=n_blocks)
                 if prefix is not None:
                     return prefix
         return None
 
     def _checkpoints(self, parent: BlockHash, rest: Sequence[int]) -> Iterator[BlockHeader]:
-        """Checkpoints in the block after `parent` that lie on the way of `rest`, last first."""
+        """Checkpoints after `parent` whose tokens are a prefix of `rest`, longest first."""
         headers = self._store.children(parent, Part.CHECKPOINT, rest)
         for header in sorted(headers, key=lambda h: len(h.link.tokens), reverse=True):
             own = header.link.tokens
             if len(own) <= len(rest) and own == tuple(rest[: len(own)]):
                 yield header
 
-    def _begin_at(
+    def _resume_at(
         self, checkpoint: BlockHeader, links: Sequence[BlockLink], k: int, *, known: int
     ) -> StoredPrefix | None:
-        """What is to be read to begin at `checkpoint` in block `k`; None if some of it is gone."""
+        """The bodies to resume at `checkpoint` in block `k`; None if one of them is missing."""
         last = checkpoint.link
         chain = [*links[:k], last]
         window = tuple(
             BlockHeader(link, Part.WINDOW, self._layout.name)
             for link in window_links(self._layout, chain)
         )
-        # A block that is longer holds the same keys and values of the first tokens.
+        # A longer block holds the same keys and values for its first tokens.
         body = self._header(links[k]) if k < known else self._longer(last)
         if body is None:
             return None
@@ -156,12 +156,12 @@ class PrefixLookup:
         )
 
     def _longer(self, link: BlockLink) -> BlockHeader | None:
-        """A block that begins with the tokens of `link`."""
+        """A stored block whose first tokens are those of `link`."""
         tail, n_tokens = self._tail(link.parent, link.tokens)
         return tail if n_tokens == len(link.tokens) else None
 
     def _tail(self, parent: BlockHash, rest: Sequence[int]) -> tuple[BlockHeader | None, int]:
-        """The block after `parent` that shares most with `rest`, and how many tokens that is."""
+        """The block after `parent` that shares most tokens with `rest`, and how many."""
         rest = rest[:BLOCK_TOKENS]
         if not rest:
             return None, 0

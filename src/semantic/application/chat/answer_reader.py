@@ -28,7 +28,7 @@ _Part = Literal["text", "thought", "call"]
 
 
 class AnswerReader:
-    """Sorts the text of one answer, in whatever pieces it comes, into `AnswerPiece`s.
+    """Splits the text of one answer, pushed in any pieces, into `AnswerPiece`s.
 
     Marks are never part of a piece, even an end mark without a start. White space next to a mark
     is dropped, since templates put it there, and restored between two texts that only a mark

@@ -78,7 +78,7 @@ class Admission:
     def enter(self, submission: Hashable, n_tokens: int) -> None:
         """Count `submission`, of at most `n_tokens`. Raises OverloadedError if the queue is full.
 
-        An empty queue is never full: a submission that can never fit must not be told to retry.
+        An empty queue is never full: retrying a submission that can never fit is useless.
         """
         n_bytes = self._spec.bytes_for(n_tokens)
         with self._lock:

@@ -18,7 +18,7 @@ from semantic.adapters.stores.disk.manifest_file import (
     encode_manifest,
 )
 from semantic.domain.block_hash import Scope
-from semantic.domain.match import Lost, MatchEnd, MatchReport
+from semantic.domain.match import CacheMiss, MatchEnd, MatchReport
 from semantic.domain.request_parts import Change, Difference, PartKind
 from semantic.domain.stored import Manifest
 
@@ -31,7 +31,7 @@ parts = st.builds(
     st.none() | wholes,
     st.none() | any_text,
 )
-losses = st.builds(Lost, wholes, st.floats(allow_nan=False), st.none() | parts)
+losses = st.builds(CacheMiss, wholes, st.floats(allow_nan=False), st.none() | parts)
 matches = st.builds(
     MatchReport,
     wholes,
@@ -72,7 +72,7 @@ def test_a_manifest_comes_back(manifest: Manifest, order: int) -> None:
 
 
 def test_a_file_from_before_losses_were_told_is_read() -> None:
-    match = MatchReport(5, 3, MatchEnd.DIVERGED, "pool", 3, 1, 2, 0.5, Lost(1, 0.5))
+    match = MatchReport(5, 3, MatchEnd.DIVERGED, "pool", 3, 1, 2, 0.5, CacheMiss(1, 0.5))
     filed = FiledManifest(replace(FILED.manifest, match=match), 5)
     data = encode_manifest(filed)
     fields = json.loads(data[48:-12])

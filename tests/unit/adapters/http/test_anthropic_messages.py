@@ -31,7 +31,7 @@ from semantic.domain.answer import (
     ToolCallStarted,
     Usage,
 )
-from semantic.domain.match import Lost, MatchEnd, MatchReport
+from semantic.domain.match import CacheMiss, MatchEnd, MatchReport
 from semantic.domain.request_parts import Change, Difference, PartKind
 
 EVENT: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
@@ -210,7 +210,7 @@ def test_a_stream_adds_up_to_the_message(
 def test_usage_tells_what_was_lost() -> None:
     changed = Difference(PartKind.MESSAGE, Change.CHANGED, 3, "tool")
     match = MatchReport(
-        700, 256, MatchEnd.DIVERGED, "pool", 256, 5, 6, 0.5, Lost(443, 0.5, changed)
+        700, 256, MatchEnd.DIVERGED, "pool", 256, 5, 6, 0.5, CacheMiss(443, 0.5, changed)
     )
     started, end = answer()[0], AnswerEnd("stop", replace(USAGE, match=match))
     events, message = written([started, end])

@@ -33,7 +33,7 @@ from semantic.domain.answer import (
     Usage,
 )
 from semantic.domain.errors import OverloadedError
-from semantic.domain.match import Lost, MatchEnd, MatchReport
+from semantic.domain.match import CacheMiss, MatchEnd, MatchReport
 from semantic.domain.request_parts import Change, Difference, PartKind
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask
@@ -241,7 +241,7 @@ def test_a_requests_line_says_what_was_lost_and_why() -> None:
     line.finished("u", AnswerRecord(agent="me", match=MATCH))
     assert {line.fields()[name] for name in ("lost", "lost_s", "lost_why")} == {None}
     tool = Difference(PartKind.TOOL, Change.CHANGED, 7, "Bash")
-    for lost in (Lost(5, 0.1), Lost(40, 4.0, tool), Lost(30, 3.0)):
+    for lost in (CacheMiss(5, 0.1), CacheMiss(40, 4.0, tool), CacheMiss(30, 3.0)):
         line.finished("u", AnswerRecord(match=replace(MATCH, end=MatchEnd.DIVERGED, lost=lost)))
     facts = line.fields()
     assert [facts[name] for name in ("lost", "lost_s", "lost_why")] == [

@@ -31,7 +31,7 @@ from semantic.adapters.stores.disk.entries import (
 )
 from semantic.adapters.stores.disk.files import read_whole
 from semantic.domain.block_hash import Scope, pack_tokens, unpack_tokens
-from semantic.domain.match import Lost, MatchEnd, MatchReport
+from semantic.domain.match import CacheMiss, MatchEnd, MatchReport
 from semantic.domain.request_parts import Change, Difference, PartKind
 from semantic.domain.stored import Manifest
 
@@ -185,9 +185,9 @@ def _parse_match(fields: _Fields) -> MatchReport:
     )
 
 
-def _parse_lost(fields: _Fields) -> Lost:
+def _parse_lost(fields: _Fields) -> CacheMiss:
     part = fields.optional("part")
-    return Lost(
+    return CacheMiss(
         fields.whole("tokens"),
         fields.number("seconds"),
         None if part is None else _parse_part(_Fields(part)),

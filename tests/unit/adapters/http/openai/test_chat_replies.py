@@ -32,7 +32,7 @@ from semantic.domain.errors import (
     PoolExhaustedError,
     SemanticError,
 )
-from semantic.domain.match import Lost, MatchEnd, MatchReport
+from semantic.domain.match import CacheMiss, MatchEnd, MatchReport
 from semantic.domain.request_parts import Change, Difference, PartKind
 from semantic.domain.value_objects import TokenLogprob
 from semantic.ports.serving import Ask
@@ -233,7 +233,7 @@ def by_seed(ask: Ask) -> Script:
 def test_usage_tells_what_was_lost() -> None:
     tool = Difference(PartKind.TOOL, Change.CHANGED, 7, "Bash")
     match = MatchReport(
-        900, 512, MatchEnd.DIVERGED, "disk", 512, 17, 23, 1.5, Lost(380, 1.25, tool)
+        900, 512, MatchEnd.DIVERGED, "disk", 512, 17, 23, 1.5, CacheMiss(380, 1.25, tool)
     )
     told = {
         "tokens": 380,
@@ -246,7 +246,7 @@ def test_usage_tells_what_was_lost() -> None:
     assert at(replied(Script(match=match)), "usage", "semantic") == {"lost": told}
     last = chunked(Script(match=match), stream_options={"include_usage": True})[-1]
     assert at(last, "usage", "semantic") == {"lost": told}
-    small = replace(match, lost=Lost(5, 0.1))
+    small = replace(match, lost=CacheMiss(5, 0.1))
     usage = UsageSum()
     for number, one in enumerate((small, match, None, replace(match, lost=None))):
         usage.add(number, Usage(900, 512, 3, match=one))

@@ -15,7 +15,7 @@ from semantic.domain.answer import (
     ToolCallStarted,
 )
 from semantic.domain.errors import ContextOverflowError, OverloadedError
-from semantic.domain.match import Lost, MatchEnd, MatchReport
+from semantic.domain.match import CacheMiss, MatchEnd, MatchReport
 from semantic.domain.request_parts import Change, Difference, PartKind
 from tests.support.fake_serving import Script
 from tests.unit.adapters.http.openai.response_wire import kinds, response_wire
@@ -96,7 +96,7 @@ def test_usage_is_told_in_full() -> None:
 
 def test_usage_tells_what_was_lost() -> None:
     changed = Difference(PartKind.SYSTEM, Change.CHANGED, 1, "system")
-    match = MatchReport(9, 2, MatchEnd.DIVERGED, "pool", 2, 5, 6, 0.5, Lost(6, 0.25, changed))
+    match = MatchReport(9, 2, MatchEnd.DIVERGED, "pool", 2, 5, 6, 0.5, CacheMiss(6, 0.25, changed))
     usage = response_wire(replace(EVERYTHING, match=match)).body()["usage"]
     assert at(usage, "semantic", "lost", "tokens") == 6
     assert at(usage, "semantic", "lost", "reason") == "The system message changed."
