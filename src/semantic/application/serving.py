@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Executor
 from typing import TypeVar
@@ -19,7 +20,7 @@ from semantic.application.chat.preparation import Preparation, Prepared
 from semantic.application.chat.replay import Replay
 from semantic.application.engine.engine_state import Figures
 from semantic.application.engine.engine_thread import EngineThread
-from semantic.application.engine.submission import EventQueue, RequestHandle, Submission
+from semantic.application.engine.submission import RequestHandle, Submission
 from semantic.domain.answer import (
     AnswerEnd,
     AnswerEvent,
@@ -41,6 +42,7 @@ from semantic.domain.value_objects import (
     TokenEvent,
 )
 from semantic.ports.chat import ChatFormat
+from semantic.ports.inbound import EngineEvent
 from semantic.ports.outbound import Tokenizer
 from semantic.ports.serving import Ask, Prompt, ServedModel
 
@@ -221,6 +223,34 @@ class Serving:
         return AnswerReader(
             self._format, prepared.chat, opens_thought=prepared.opens_thought, new_id=_new_call_id
         )
+
+
+class EventQueue:
+    """Events of one request, put by the engine's thread and iterated by one task of `loop`.
+
+    Its length is bounded by the request: one event per token and per prefill chunk.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._events: deque[EngineEvent] = deque()
+        self._arrived = asyncio.Event()
+
+    def put(self, events: Sequence[EngineEvent]) -> None:
+        """Append one step's events. Thread-safe; raises RuntimeError if the loop is closed."""
+        self._events.extend(events)
+        self._loop.call_soon_threadsafe(self._arrived.set)
+
+    def __aiter__(self) -> EventQueue:
+        return self
+
+    async def __anext__(self) -> EngineEvent:
+        """The next event; waits for it."""
+        while not self._events:
+            self._arrived.clear()
+            if not self._events:
+                await self._arrived.wait()
+        return self._events.popleft()
 
 
 def _end(done: CompletedGeneration, reason: AnswerReason, reasoning: int) -> AnswerEnd:

@@ -1,12 +1,10 @@
-"""Submission: a request for an engine thread, the handle on it, and the queue of its events.
+"""Submission: a request for an engine thread, the handle on it and the listener to its events.
 
 Knows neither thread nor engine.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -77,31 +75,3 @@ class RequestHandle:
             cached_tokens=0,
             error=error,
         )
-
-
-class EventQueue:
-    """Events of one request, put by the engine's thread and iterated by one task of `loop`.
-
-    Its length is bounded by the request: one event per token and per prefill chunk.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._events: deque[EngineEvent] = deque()
-        self._arrived = asyncio.Event()
-
-    def put(self, events: Sequence[EngineEvent]) -> None:
-        """Append one step's events. Thread-safe; raises RuntimeError if the loop is closed."""
-        self._events.extend(events)
-        self._loop.call_soon_threadsafe(self._arrived.set)
-
-    def __aiter__(self) -> EventQueue:
-        return self
-
-    async def __anext__(self) -> EngineEvent:
-        """The next event; waits for it."""
-        while not self._events:
-            self._arrived.clear()
-            if not self._events:
-                await self._arrived.wait()
-        return self._events.popleft()
