@@ -56,7 +56,7 @@ def test_the_figures_are_bit_equal_however_they_are_computed(architecture: str) 
     first = scored(Rig(architecture, chunk=64), "ann", prompt)
     assert scored(Rig(architecture), "ann", prompt) == first
     for chunk in (16, 300, 2048):
-        rig = Rig(architecture, chunk=chunk, archive=MemoryStore(1 << 30))
+        rig = Rig(architecture, chunk=chunk, prefix_store=MemoryStore(1 << 30))
         assert scored(rig, "ann", prompt) == first
         assert scored(rig, "ann", prompt) == first, "its own cache was there"
         assert scored(rig, "ben", prompt) == first, "another's blocks were in the store"
@@ -69,13 +69,13 @@ def test_the_figures_are_bit_equal_however_they_are_computed(architecture: str) 
 def test_the_figures_are_the_same_after_a_restart() -> None:
     (prompt,) = prompts(600, seed=43)
     store = MemoryStore(1 << 30)
-    first = scored(Rig("gemma3", chunk=100, archive=store), "ann", prompt)
-    assert scored(Rig("gemma3", chunk=70, archive=store), "ann", prompt) == first
+    first = scored(Rig("gemma3", chunk=100, prefix_store=store), "ann", prompt)
+    assert scored(Rig("gemma3", chunk=70, prefix_store=store), "ann", prompt) == first
 
 
 def test_what_was_scored_is_kept_as_usual() -> None:
     (prompt,) = prompts(600, seed=44)
-    rig = Rig("llama", chunk=64, archive=MemoryStore(1 << 30))
+    rig = Rig("llama", chunk=64, prefix_store=MemoryStore(1 << 30))
     done = rig.answer("ann", prompt, 5, sampling=SCORED)
     assert done.match is not None
     assert done.match.end is MatchEnd.SCORED

@@ -32,7 +32,7 @@ class Rig:
         chunk: int | None = None,
         eos: frozenset[int] = frozenset(),
         max_batch: int = 32,
-        archive: CacheStorePort | None = None,
+        prefix_store: CacheStorePort | None = None,
         texts: MLXTokenizer | None = None,
     ) -> None:
         """The pool holds `columns` blocks of every layer; `chunk` fixes the prefill chunk.
@@ -53,7 +53,7 @@ class Rig:
             self.tokenizer,
             self.pool,
             self.spec,
-            store=archive,
+            store=prefix_store,
             budget=budget,
             max_batch=max_batch,
         )

@@ -29,7 +29,7 @@ class AgentsWorld:
 
     def __init__(self, store: CacheStorePort | None = None) -> None:
         self.store = store or MemoryStore(64 << 20)
-        self.world = World(ModelCacheSpec((FULL, FULL)), archive=self.store)
+        self.world = World(ModelCacheSpec((FULL, FULL)), prefix_store=self.store)
         self.engine = self.world.engine
         backend = self.world.backend
         self.namespace = namespace_of(backend.model_id, backend.layout().name)

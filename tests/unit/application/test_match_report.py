@@ -32,7 +32,10 @@ AFTER = note(replace(CHAT, tools=(Tool("Read"), Tool("Bash", "Runs."))))
 
 def world(store: MemoryStore | None = None) -> World:
     return World(
-        ModelCacheSpec((FULL, FULL)), 400, largest_chunk=256, archive=store or MemoryStore(1 << 30)
+        ModelCacheSpec((FULL, FULL)),
+        400,
+        largest_chunk=256,
+        prefix_store=store or MemoryStore(1 << 30),
     )
 
 
@@ -61,8 +64,8 @@ def test_what_was_computed_again_is_told_with_its_part_and_its_time(restart: boo
     of = world()
     assert lost(ask(of, PROMPT, BEFORE)) is None
     if restart:
-        assert isinstance(of.archive, MemoryStore)
-        of = world(of.archive)
+        assert isinstance(of.prefix_store, MemoryStore)
+        of = world(of.prefix_store)
     longer = (*edited(PROMPT, 700), *text_of(2, 300))
     found = lost(ask(of, longer, AFTER))
     assert found is not None
@@ -119,7 +122,9 @@ def test_blocks_that_are_gone_are_a_loss_without_a_part() -> None:
 
 
 def test_less_than_a_block_that_is_not_there_is_no_loss() -> None:
-    of = World(ModelCacheSpec((FULL, STATE)), 400, largest_chunk=256, archive=MemoryStore(1 << 30))
+    of = World(
+        ModelCacheSpec((FULL, STATE)), 400, largest_chunk=256, prefix_store=MemoryStore(1 << 30)
+    )
     ask(of, PROMPT, BEFORE)
     done = ask(of, PROMPT[:770], BEFORE)
     assert done.match is not None

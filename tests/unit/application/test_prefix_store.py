@@ -37,7 +37,7 @@ def world(
         ModelCacheSpec(tuple(layers)),
         total_blocks,
         largest_chunk=largest_chunk,
-        archive=store if store is not None else MemoryStore(AMPLE),
+        prefix_store=store if store is not None else MemoryStore(AMPLE),
     )
 
 
@@ -51,8 +51,8 @@ def answer(of: World, agent: str, prompt: Sequence[int], n: int = 8, tenant: str
 
 
 def store_of(of: World) -> MemoryStore:
-    assert isinstance(of.archive, MemoryStore)
-    return of.archive
+    assert isinstance(of.prefix_store, MemoryStore)
+    return of.prefix_store
 
 
 @every_spec
@@ -401,10 +401,10 @@ def test_a_store_that_is_too_slow_is_passed_over() -> None:
     prompt = text_of(1, 900)
     answer(first, "ann", prompt)
     again = world(WHOLE, store_of(first))
-    archive = again.engine._prefixes
-    assert isinstance(archive, PrefixStore)
-    archive.break_even._prefill_rate = lambda: 1e9
-    archive.break_even.observe(1, 1e9)
+    prefix_store = again.engine._prefixes
+    assert isinstance(prefix_store, PrefixStore)
+    prefix_store.break_even._prefill_rate = lambda: 1e9
+    prefix_store.break_even.observe(1, 1e9)
     # Memory is never too slow; see test_break_even for disks.
     assert answer(again, "ann", prompt).cached_tokens == len(prompt) - 1
 

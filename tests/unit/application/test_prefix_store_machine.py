@@ -76,12 +76,12 @@ class StoredEngineMachine(EngineMachine):
     def restart(self) -> None:
         """Killed in the middle of whatever it does, and started again."""
         self.asked, self.done = {}, {}
-        self.world = replace(self.world, archive=self.store)
-        archive = self.world.engine._prefixes
-        assert archive is not None
-        self.reads = archive._loader._threads = LateReads()
+        self.world = replace(self.world, prefix_store=self.store)
+        prefix_store = self.world.engine._prefixes
+        assert prefix_store is not None
+        self.reads = prefix_store._loader._threads = LateReads()
         # When nothing else can be done, the engine waits until something is read.
-        archive._loader.wait = lambda *_: self.reads.arrive(1)  # type: ignore[method-assign]
+        prefix_store._loader.wait = lambda *_: self.reads.arrive(1)  # type: ignore[method-assign]
 
     @rule(most=st.sampled_from([1, None]))
     def what_is_read_arrives(self, most: int | None) -> None:
@@ -89,9 +89,9 @@ class StoredEngineMachine(EngineMachine):
 
     @rule(agent=agents, new=agents)
     def fork(self, agent: str, new: str) -> None:
-        engine, ledger = self.world.engine, self.world.engine._allocator
+        engine, allocator = self.world.engine, self.world.engine._allocator
         there = {
-            name: engine.manifest(name) or ledger.idle_tokens(name, "") for name in (agent, new)
+            name: engine.manifest(name) or allocator.idle_tokens(name, "") for name in (agent, new)
         }
         if there[agent] is None or there[new] is not None:
             with pytest.raises(InvalidRequestError, match="fork"):

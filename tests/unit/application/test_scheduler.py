@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from semantic.application.engine.scheduler import PrefillOrder, preemption_victim
+from semantic.application.engine.scheduler import (
+    PrefillOrder,
+    RecentConcurrency,
+    preemption_victim,
+)
 from semantic.application.request import Request
 from semantic.domain.value_objects import SamplingParams
 
@@ -131,3 +135,18 @@ def test_agents_of_the_same_name_of_two_tenants_are_two() -> None:
 def test_the_last_to_arrive_is_the_youngest() -> None:
     requests = [request(2, 1), request(7, 1), request(4, 1)]
     assert preemption_victim(requests) is requests[1]
+
+
+def test_one_request_after_the_other_is_not_concurrent() -> None:
+    recent = RecentConcurrency()
+    assert not any(recent.observe(1, now) for now in (0.0, 1.0, 2.0))
+
+
+def test_concurrency_is_expected_for_30_s_after_the_last_one() -> None:
+    recent = RecentConcurrency()
+    assert recent.observe(2, 10.0)
+    assert recent.observe(1, 30.0)
+    assert recent.observe(3, 59.0)
+    assert recent.observe(1, 88.0)
+    assert not recent.observe(1, 90.0)
+    assert not recent.observe(0, 91.0)

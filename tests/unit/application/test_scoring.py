@@ -37,7 +37,7 @@ def test_nothing_is_read_and_the_figures_are_the_same(kind: str) -> None:
     spec = ModelCacheSpec(SPECS[kind])
     store = MemoryStore(1 << 30)
     for largest in (16, 100, 256):
-        of = World(spec, 400, largest_chunk=largest, archive=store)
+        of = World(spec, 400, largest_chunk=largest, prefix_store=store)
         for agent in ("ann", "ann", "ben"):
             before = of.backend.prefilled_tokens
             assert run(of, agent, prompt).prompt_logprobs == first

@@ -65,7 +65,7 @@ class FragileWorld(World):
             CharTokenizer(self.eos),
             self.pool,
             self.spec,
-            store=self.archive,
+            store=self.prefix_store,
             budget=PrefillBudget(largest=self.largest_chunk),
             max_batch=self.max_batch,
             clock=self.clock,
@@ -134,7 +134,7 @@ class Life:
         self.spec = ModelCacheSpec(SPECS[kind])
         self.store = store or MemoryStore(1 << 30)
         self.world = FragileWorld(
-            self.spec, columns * self.spec.n_layers, max_batch=max_batch, archive=self.store
+            self.spec, columns * self.spec.n_layers, max_batch=max_batch, prefix_store=self.store
         )
         self.worlds = [self.world]
         self.failures: list[Exception] = []

@@ -112,7 +112,7 @@ class World:
     largest_chunk: int = 256
     silent_steps: int = 0
     clock: FakeClock = field(default_factory=FakeClock)
-    archive: CacheStorePort | None = None
+    prefix_store: CacheStorePort | None = None
 
     def __post_init__(self) -> None:
         self.backend = FakeBackend(self.spec, clock=self.clock, silent_steps=self.silent_steps)
@@ -122,7 +122,7 @@ class World:
             CharTokenizer(self.eos),
             self.pool,
             self.spec,
-            store=self.archive,
+            store=self.prefix_store,
             budget=PrefillBudget(largest=self.largest_chunk),
             max_batch=self.max_batch,
             clock=self.clock,
