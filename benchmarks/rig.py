@@ -77,7 +77,7 @@ class Rig:
             store=store,
             budget=PrefillBudget(target_gap, largest=backend.best_chunk),
         )
-        return cls(backend, spec, pool, engine.resident, engine)
+        return cls(backend, spec, pool, engine.idle_caches, engine)
 
     def add_idle_agent(self, agent_id: str, n_tokens: int, *, first: int = 0) -> tuple[int, ...]:
         """Give `agent_id` an idle cache of `n_tokens` tokens; returns their ids.

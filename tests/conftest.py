@@ -1,6 +1,6 @@
 """Loads OpenBLAS before any test imports MLX; without it the suite takes many times as long.
 
-No test may see or touch the folders of whoever runs it: each has a store of its own.
+Selects the tests of a lane. Each test has a store folder of its own and never sees the user's.
 """
 
 from __future__ import annotations
@@ -19,10 +19,15 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers share the cores: each waits for the others if all of them compute with all cores.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-import semantic.adapters.mlx  # noqa: F401
+from tests.support import lanes
 
-# Everybody who runs the suite tries the same examples, so a failure is the change's own. Whoever
-# looks for new ones sets HYPOTHESIS_PROFILE=thorough.
+if lanes.QUICK:
+    lanes.forbid_mlx()
+else:
+    import semantic.adapters.mlx  # noqa: F401
+
+# Each run tries the same examples, so a failure is the change's own; the thorough profile draws new
+# ones.
 hypothesis.settings.register_profile(
     "default",
     deadline=None,
@@ -37,12 +42,31 @@ hypothesis.settings.register_profile(
     derandomize=False,
     max_examples=500,
 )
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+hypothesis.settings.register_profile(
+    "quick", parent=hypothesis.settings.get_profile("default"), max_examples=20
+)
+hypothesis.settings.load_profile(lanes.PROFILE)
 
 # Whoever starts the suite in the background may ignore Ctrl-C, and our programs would inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _tests = itertools.count()
+
+# The only contract that is kept by MLX's tokenizers alone.
+collect_ignore = ["contract/test_chat_format.py"] if lanes.QUICK else []
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what another lane runs."""
+    deselected = [item for item in items if lanes.left_out(item)]
+    if deselected:
+        config.hook.pytest_deselected(items=deselected)
+        items[:] = [item for item in items if not lanes.left_out(item)]
+
+
+def pytest_sessionfinish() -> None:
+    """The quick lane has not imported MLX, not even where nothing noticed."""
+    assert not (lanes.QUICK and lanes.loaded_mlx()), lanes.loaded_mlx()
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ exactly as one that was not.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NewType, cast
 
@@ -29,7 +29,6 @@ from semantic.domain.value_objects import (
 )
 from semantic.ports.outbound import BatchBackend
 from tests.support.fake_backend import FULL, STATE, FakeBackend, window
-from tests.support.in_pages import tiny_backend
 
 Opaque = NewType("Opaque", object)
 """What a backend puts into blocks: nobody here looks inside."""
@@ -124,6 +123,8 @@ def fake(*layers: str, silent_steps: int = 0) -> Subject:
 
 
 def real(architecture: str) -> Subject:
+    from tests.support.in_pages import tiny_backend
+
     backend = tiny_backend(architecture)
     return Subject(cast("BatchBackend", backend), backend.cache_nbytes)
 
@@ -155,7 +156,13 @@ SAVED: dict[str, Callable[[], Subject]] = {
 }
 
 
-@pytest.fixture(params=list(SUBJECTS))
+def params_of(names: Iterable[str]) -> list[object]:
+    """These subjects; `make quick` runs the fakes among them."""
+    marks = {name: [pytest.mark.mlx] if name.startswith("mlx ") else [] for name in names}
+    return [pytest.param(name, marks=own) for name, own in marks.items()]
+
+
+@pytest.fixture(params=params_of(SUBJECTS))
 def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     made = SAVED[cast(str, request.param)]()
     yield made
@@ -164,7 +171,7 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
 
 def only(*names: str) -> pytest.MarkDecorator:
     """Run a test for these subjects."""
-    return pytest.mark.parametrize("subject", names, indirect=True)
+    return pytest.mark.parametrize("subject", params_of(names), indirect=True)
 
 
 FULL_ALONE = ("fake full", "mlx llama")

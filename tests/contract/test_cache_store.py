@@ -25,6 +25,7 @@ from semantic.adapters.stores.tiered import TieredStore
 from semantic.domain.block_hash import BlockHash, BlockKey, BlockLink, Part, Scope
 from semantic.domain.stored import BlockHeader, BlockLayout, Manifest, StoredBlock
 from semantic.ports.store import CacheStorePort
+from tests.support.lanes import examples
 from tests.support.store_blocks import (
     LAYOUT,
     SCOPE,
@@ -854,7 +855,8 @@ class TieredBackgroundMachine(StoreMachine):
 
 
 for machine in StoreMachine.__subclasses__():
-    n_examples = 60 if machine in (MemoryMachine, BackgroundMemoryMachine) else 15
+    in_memory = machine in (MemoryMachine, BackgroundMemoryMachine)
+    n_examples = examples(40, thorough=300) if in_memory else examples(10, thorough=60)
     machine.TestCase.settings = settings(max_examples=n_examples, stateful_step_count=30)
 
 TestMemory = MemoryMachine.TestCase

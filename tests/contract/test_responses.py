@@ -18,6 +18,7 @@ from semantic.application.chat.memory_responses import MemoryResponses
 from semantic.domain.response_record import encoded
 from semantic.domain.responses import StoredResponse
 from semantic.ports.responses import ResponsesPort
+from tests.support.lanes import examples
 from tests.support.stored_responses import response, with_id
 
 Make = Callable[[Path, int], ResponsesPort]
@@ -205,5 +206,7 @@ def test_nothing_else_is_ever_found(make: Make, tmp_path_factory: pytest.TempPat
             return tmp_path_factory.mktemp("responses")
 
     Machine.make = staticmethod(make)
-    Machine.TestCase.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
+    Machine.TestCase.settings = settings(
+        max_examples=examples(15, thorough=100), stateful_step_count=20, deadline=None
+    )
     Machine.TestCase("runTest").runTest()

@@ -14,6 +14,7 @@ from semantic.domain.errors import InvalidRequestError, ModelNotFoundError
 from semantic.ports.outbound import Tokenizer
 from tests.support.char_tokenizer import CharTokenizer
 from tests.support.fake_tokenizer import ByteTokenizer
+from tests.support.lanes import examples
 
 
 @functools.cache
@@ -119,7 +120,7 @@ def test_a_longer_conversation_begins_with_the_shorter(name: str) -> None:
     assert longer[: len(shorter)] == shorter
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60, thorough=500))
 @given(
     name=st.sampled_from(["bytes", "merged bytes", "embedded model"]),
     text=st.text(alphabet="ab é😀ñ\n.", max_size=20),

@@ -15,6 +15,7 @@ from semantic.adapters.stores.disk import DiskStore
 from semantic.domain.block_hash import tenant_tag
 from tests.faults.folder import delete_index, fast_folder, opened
 from tests.support import store_blocks as make
+from tests.support.lanes import examples
 
 PLAIN = re.compile(
     rb"[0-9a-f]{2}|[0-9a-f]{16}|[0-9a-f]{64}\.(full|window|checkpoint|[0-9]{20})|[0-9]+"
@@ -75,7 +76,11 @@ def store() -> Iterator[DiskStore]:
         store.close()
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=examples(150, thorough=3000),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
 @given(ids, ids, ids, ids)
 @example("\ud83d\ude00", "\ud83d\ude00", "\ud83d\ude00", "\ud83d\ude00")
 def test_any_text_comes_back_as_it_was(
@@ -92,7 +97,7 @@ def test_any_text_comes_back_as_it_was(
     assert store.manifest(scope, agent_id) is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(100, thorough=2000), deadline=None)
 @given(st.lists(ids, min_size=2, max_size=6, unique=True))
 @example(["agent", "Agent", "AGENT"])
 @example(["e\u0301", "é"])

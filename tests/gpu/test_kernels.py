@@ -41,7 +41,7 @@ from semantic.domain.value_objects import (
     SamplingParams,
     SequenceId,
 )
-from tests.support.in_pages import THOROUGH
+from tests.support.lanes import THOROUGH
 from tests.support.one_batch import said_by, same_bits
 from tests.support.reference import logit_gap
 from tests.support.tiny_models import VOCAB, randomize

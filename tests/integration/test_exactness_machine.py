@@ -22,7 +22,8 @@ from hypothesis.stateful import (
 )
 
 from semantic import CompletedGeneration
-from tests.support.in_pages import IN_PAGES, SUFFIX, THOROUGH
+from tests.support.in_pages import IN_PAGES, SUFFIX
+from tests.support.lanes import THOROUGH, examples
 from tests.support.reference import generate, same_answer
 from tests.support.rig import Done, Rig
 from tests.support.tiny_models import ARCHITECTURES, VOCAB, tiny_model
@@ -158,12 +159,15 @@ class Machine(RuleBasedStateMachine):
 
 # The caches differ between full attention and windows, with and without sinks; the other
 # architectures share those of llama and differ in what is around them.
-_EXAMPLES = {"llama": 12, "gemma3": 10, "gpt_oss": 5, "quantized": 3} | dict.fromkeys(IN_PAGES, 3)
+_EXAMPLES = {"llama": 8, "gemma3": 6} | dict.fromkeys(IN_PAGES, 3)
 
 
 # Without a kernel pages are read slowly; `test_paged_batch.py` has a smaller machine for every run.
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, *(IN_PAGES if THOROUGH else ())])
 def test_every_answer_is_that_of_mlx_lm_alone(architecture: str) -> None:
     machine = type(f"Machine_{architecture}", (Machine,), {"architecture": architecture})
-    examples = settings(max_examples=_EXAMPLES.get(architecture, 5), stateful_step_count=25)
-    run_state_machine_as_test(machine, settings=examples)
+    usual = _EXAMPLES.get(architecture, 3)
+    n_examples = examples(usual, thorough=5 * usual)
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=n_examples, stateful_step_count=25)
+    )

@@ -20,6 +20,7 @@ from semantic.adapters.mlx.sampling.token_mask import GrammarMask
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.grammar import Grammar
 from tests.integration.test_exactness import prompts
+from tests.support.lanes import examples
 from tests.support.rig import Done, Rig
 from tests.support.text_tokenizer import id_of, text_tokenizer
 
@@ -255,7 +256,11 @@ def _fits_inside(value: object, schema: dict[str, object]) -> bool:
     return True
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=examples(25, thorough=200),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(st.lists(SCHEMAS, min_size=8, max_size=8), st.integers(0, 1000))
 def test_random_schemas_are_always_met(schemas: list[dict[str, object]], seed: int) -> None:
     of = rig()

@@ -23,7 +23,7 @@ from semantic.domain.errors import BackendError
 from semantic.domain.value_objects import SequenceId, whole_blocks
 from tests.integration.test_exactness import prompts
 from tests.integration.test_exactness_machine import Machine
-from tests.support.in_pages import THOROUGH
+from tests.support.lanes import THOROUGH, examples
 from tests.support.padded import PADDED, padded_backend
 from tests.support.reference import is_answer
 from tests.support.rig import Done, Rig
@@ -206,7 +206,9 @@ class PaddedMachine(Machine):
 
 
 def test_whatever_agents_do_together(switches: Switches) -> None:
-    examples = settings(max_examples=3, stateful_step_count=25, deadline=None, database=None)
+    examples = settings(
+        max_examples=examples(3, thorough=20), stateful_step_count=25, deadline=None, database=None
+    )
     run_state_machine_as_test(PaddedMachine, settings=examples)
     assert switches.padded > 0
 

@@ -28,6 +28,7 @@ from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
 from semantic.domain.value_objects import SamplingParams, SequenceId
 from tests.support.in_pages import SUFFIX, tiny_backend
+from tests.support.lanes import examples
 from tests.support.paged_sequences import (
     DIM,
     HEADS,
@@ -134,7 +135,9 @@ class Together(RuleBasedStateMachine):
 @pytest.mark.parametrize("architecture", ["llama", "windows"])
 def test_whoever_comes_and_goes_everybody_says_what_they_say_alone(architecture: str) -> None:
     machine = type(f"Together_{architecture}", (Together,), {"architecture": architecture})
-    run_state_machine_as_test(machine, settings=settings(max_examples=3, stateful_step_count=15))
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=examples(3, thorough=20), stateful_step_count=15)
+    )
 
 
 # Without a model

@@ -29,6 +29,7 @@ from semantic.domain.entities import AgentBlocks
 from semantic.domain.errors import CacheReconstructionError
 from semantic.domain.prefix import earliest_cut
 from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec
+from tests.support.lanes import examples
 from tests.support.paged_sequences import (
     Running,
     blocks_of,
@@ -381,4 +382,7 @@ class Sequences(RuleBasedStateMachine):
 
 
 def test_whatever_happens_everybody_keeps_their_own_tokens() -> None:
-    run_state_machine_as_test(Sequences, settings=settings(max_examples=25, stateful_step_count=20))
+    run_state_machine_as_test(
+        Sequences,
+        settings=settings(max_examples=examples(12, thorough=100), stateful_step_count=20),
+    )

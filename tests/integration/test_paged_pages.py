@@ -21,6 +21,7 @@ from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool, PageRef
 from semantic.adapters.mlx.kv_cache.paged.page_table import PageTable
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
+from tests.support.lanes import examples
 
 KIND = PageKind((0, 2), LayerShape(1, 2, 2, mx.float32))
 RING = PageKind((1,), LayerShape(1, 2, 2, mx.float32), window=300, ring=2)
@@ -102,7 +103,9 @@ class Leases(RuleBasedStateMachine):
 
 
 def test_leases_come_and_go_in_any_order() -> None:
-    run_state_machine_as_test(Leases, settings=settings(max_examples=40, stateful_step_count=30))
+    run_state_machine_as_test(
+        Leases, settings=settings(max_examples=examples(20, thorough=200), stateful_step_count=30)
+    )
 
 
 def test_leases_dropped_by_many_threads_while_others_are_taken_are_all_free_again() -> None:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import os
-
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.kv_cache.paged.attention import PortableAttention
 from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
 from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
+from tests.support.lanes import THOROUGH
 from tests.support.padded import PADDED, padded_backend
 from tests.support.tiny_models import tiny_model
 
 SUFFIX = " in pages"
-
-THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
-"""In the thorough profile every model runs in pages, not only the one with windows and full
-layers."""
-
 
 _NAMES = ("llama", "gemma3", "gpt_oss", "windows") if THOROUGH else ("gemma3",)
 IN_PAGES = tuple(name + SUFFIX for name in _NAMES)

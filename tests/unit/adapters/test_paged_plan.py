@@ -20,6 +20,7 @@ from semantic.adapters.mlx.kv_cache.paged.split_kv import (
     plan_split,
 )
 from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, LayerSpec
+from tests.support.lanes import examples
 
 WINDOWS = [1, 2, 16, 40, 127, 128, 129, 200, 255, 256, 257, 300, 512, 700, 1024, 4096]
 
@@ -93,7 +94,7 @@ def require_right(plan: SplitPlan, rows: list[RowPages], step: int) -> None:
 
 
 @given(rows=pages_of_rows(), chunk=chunks)
-@settings(max_examples=300)
+@settings(max_examples=examples(150, thorough=3000))
 def test_every_token_attended_to_is_read_once_and_where_it_is(
     rows: list[RowPages], chunk: int
 ) -> None:
@@ -120,7 +121,7 @@ def test_a_plan_is_good_as_long_as_there_is_room_and_its_items_reach(
 
 
 @given(rows=pages_of_rows(), at_once=st.sampled_from([1, 2, 33, 99, 396, 3168]))
-@settings(max_examples=300)
+@settings(max_examples=examples(150, thorough=3000))
 def test_a_chosen_chunk_gives_each_row_few_enough_items(rows: list[RowPages], at_once: int) -> None:
     chunk = chunk_for(rows, at_once)
     assert chunk >= SHORTEST

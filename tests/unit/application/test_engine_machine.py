@@ -27,6 +27,7 @@ from semantic.domain.value_objects import (
     whole_blocks,
 )
 from tests.support.char_tokenizer import CharTokenizer
+from tests.support.lanes import examples
 from tests.unit.application.world import (
     EOS,
     SPECS,
@@ -401,7 +402,11 @@ class CrowdedEngineMachine(EngineMachine):
             self.somebody_gives_back()
 
 
-EngineMachine.TestCase.settings = settings(max_examples=90, stateful_step_count=50)
-CrowdedEngineMachine.TestCase.settings = settings(max_examples=90, stateful_step_count=50)
+EngineMachine.TestCase.settings = settings(
+    max_examples=examples(40, thorough=500), stateful_step_count=50
+)
+CrowdedEngineMachine.TestCase.settings = settings(
+    max_examples=examples(40, thorough=500), stateful_step_count=50
+)
 TestEveryAnswerIsTheSoloAnswer = EngineMachine.TestCase
 TestEveryAnswerIsTheSoloAnswerInACrowd = CrowdedEngineMachine.TestCase

@@ -11,6 +11,7 @@ from semantic.domain.entities import AgentBlocks
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import CacheKey, ModelCacheSpec
 from tests.support.fake_backend import FULL
+from tests.support.lanes import examples
 
 Store = IdleCaches
 Pool = BlockPool
@@ -140,7 +141,7 @@ def test_an_evicted_cache_whose_blocks_others_hold_leaves_them(shelf: Shelf) -> 
 commands = st.tuples(st.sampled_from(["put", "take", "evict", "get"]), st.sampled_from("abc"))
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50, thorough=500))
 @given(todo=st.lists(commands, max_size=30))
 def test_a_store_is_a_dictionary_in_order_of_use(todo: list[tuple[str, str]]) -> None:
     shelf = Shelf()

@@ -18,6 +18,7 @@ from hypothesis.stateful import initialize, precondition, rule
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.domain.errors import BackendError, CacheReconstructionError, InvalidRequestError
 from semantic.domain.stored import BlockRead, StoredBlock
+from tests.support.lanes import examples
 from tests.support.late_reads import LateReads
 from tests.unit.application.test_engine_machine import (
     EngineMachine,
@@ -137,5 +138,7 @@ class StoredEngineMachine(EngineMachine):
         """Without a store an agent is known only while its cache is in the pool."""
 
 
-StoredEngineMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=50)
+StoredEngineMachine.TestCase.settings = settings(
+    max_examples=examples(50, thorough=600), stateful_step_count=50
+)
 TestEveryAnswerIsTheSoloAnswerWithAStore = StoredEngineMachine.TestCase

@@ -13,6 +13,7 @@ from semantic.domain.entities import BlockId, KVBlock
 from semantic.domain.errors import InvalidRequestError, PoolExhaustedError
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import LayerKind, LayerSpec, ModelCacheSpec
+from tests.support.lanes import examples
 
 SIZES = (100, 30)
 SPEC = ModelCacheSpec(
@@ -166,5 +167,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert view.n_bytes == mine[0] * SIZES[0] + mine[1] * SIZES[1]
 
 
-PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+PoolMachine.TestCase.settings = settings(
+    max_examples=examples(40, thorough=500), stateful_step_count=40
+)
 TestPoolAgainstANaiveModel = PoolMachine.TestCase

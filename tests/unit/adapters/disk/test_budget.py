@@ -14,6 +14,7 @@ from semantic.adapters.stores.disk import DiskStore
 from semantic.domain.block_hash import Part
 from semantic.domain.stored import StoredBlock
 from tests.support import store_blocks as make
+from tests.support.lanes import examples
 from tests.unit.adapters.disk.support import (
     FAST_FOLDER,
     bad_files,
@@ -246,4 +247,6 @@ class BudgetMachine(RuleBasedStateMachine):
 
 
 TestBudget = BudgetMachine.TestCase
-TestBudget.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestBudget.settings = settings(
+    max_examples=examples(15, thorough=150), stateful_step_count=25, deadline=None
+)

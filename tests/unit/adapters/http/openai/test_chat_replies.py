@@ -37,6 +37,7 @@ from semantic.domain.request_parts import Change, Difference, PartKind
 from semantic.domain.value_objects import TokenLogprob
 from semantic.ports.serving import Ask
 from tests.support.fake_serving import Script
+from tests.support.lanes import examples
 from tests.unit.adapters.http.openai.wire import CHAT, Json, Wire, at, spelled, wire_of
 
 CALLS = (
@@ -378,7 +379,7 @@ def answers(draw: st.DrawFn) -> Script:
     return Script(tuple(pieces), draw(st.sampled_from(reasons)), draw(st.integers(0, 99)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60, thorough=500), deadline=None)
 @given(st.lists(answers(), min_size=1, max_size=3))
 def test_streams_and_replies_say_the_same(scripts: list[Script]) -> None:
     def script(ask: Ask) -> Script:

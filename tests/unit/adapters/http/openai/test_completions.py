@@ -17,6 +17,7 @@ from semantic.domain.answer import TextDelta
 from semantic.domain.value_objects import SamplingParams, TokenLogprob
 from semantic.ports.serving import Ask
 from tests.support.fake_serving import Script
+from tests.support.lanes import examples
 from tests.unit.adapters.http.openai.wire import (
     COMPLETIONS,
     MISSING,
@@ -347,7 +348,7 @@ def test_finish_reasons(reason: str, finish: str) -> None:
 TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40, thorough=400), deadline=None)
 @given(st.lists(TEXT, min_size=1, max_size=3), st.lists(TEXT, max_size=3), st.booleans())
 def test_streams_and_replies_say_the_same(prompts: list[str], texts: list[str], echo: bool) -> None:
     wire: Wire = wire_of(Script(tuple(piece for text in texts for piece in spelled(text))))

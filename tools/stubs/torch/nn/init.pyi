@@ -1,0 +1,3 @@
+from torch import Tensor
+
+def normal_(tensor: Tensor, *, std: float) -> Tensor: ...
