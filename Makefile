@@ -1,7 +1,7 @@
 # Every target builds the virtual environment it needs, once. `make` alone lists the targets.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test check lint fmt type imports unit coverage test-agents test-clients bench experiments lock clean
+.PHONY: help setup demo quick test thorough check lint fmt type imports unit test-blas coverage test-agents test-clients bench experiments lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -60,7 +60,14 @@ setup: $(VENV)/.dev  ## build .venv and install everything
 demo: $(VENV)/.runtime  ## run the demonstration
 	@$(BIN)/semantic demo $(ARGS)
 
+quick: $(VENV)/.dev  ## tests of the domain, the application and the contracts, without MLX
+	@HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest $(PARALLEL) \
+		tests/unit/domain tests/unit/application tests/contract $(ARGS)
+
 test: check  ## all checks; the tests come last
+
+thorough: export HYPOTHESIS_PROFILE := thorough
+thorough: check  ## the same with further values and many more examples: hours
 
 check: lint type imports unit
 
@@ -80,8 +87,11 @@ type: $(VENV)/.dev  ## mypy, strict
 imports: $(VENV)/.dev  ## which layer may import what
 	@$(BIN)/lint-imports --no-logo
 
-unit: $(VENV)/.dev  ## tests; HYPOTHESIS_PROFILE=thorough looks further
+unit: $(VENV)/.dev  ## tests alone: ARGS=paths and flags
 	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+
+test-blas: $(VENV)/.dev  ## the tests that compare figures, with every BLAS kernel: ARGS=--help
+	@$(BIN)/python -m tools.blas_matrix $(ARGS)
 
 coverage: $(VENV)/.dev  ## the same, and domain and application covered to 95 %; takes longer
 	@$(BIN)/python -m pytest $(PARALLEL) --cov --cov-fail-under=95 $(ARGS)

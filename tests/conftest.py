@@ -24,6 +24,8 @@ from tests.support import lanes
 if lanes.QUICK:
     lanes.forbid_mlx()
 else:
+    if lanes.WITHOUT_OPENBLAS:
+        import mlx.core  # noqa: F401  comes first: OpenBLAS is too late then
     import semantic.adapters.mlx  # noqa: F401
 
 # Each run tries the same examples, so a failure is the change's own; the thorough profile draws new

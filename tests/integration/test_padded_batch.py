@@ -206,10 +206,10 @@ class PaddedMachine(Machine):
 
 
 def test_whatever_agents_do_together(switches: Switches) -> None:
-    examples = settings(
+    chosen = settings(
         max_examples=examples(3, thorough=20), stateful_step_count=25, deadline=None, database=None
     )
-    run_state_machine_as_test(PaddedMachine, settings=examples)
+    run_state_machine_as_test(PaddedMachine, settings=chosen)
     assert switches.padded > 0
 
 

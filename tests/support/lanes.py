@@ -18,6 +18,9 @@ PROFILE: Final = os.environ.get("HYPOTHESIS_PROFILE", "default")
 QUICK: Final = PROFILE == "quick"
 THOROUGH: Final = PROFILE == "thorough"
 
+WITHOUT_OPENBLAS: Final = os.environ.get("SEMANTIC_TEST_BLAS") == "none"
+"""Whether MLX computes with the BLAS it brings: `make test-blas` compares. For tests only."""
+
 _MLX: Final = frozenset({"mlx", "mlx_lm"})
 
 
