@@ -9,6 +9,7 @@ import ast
 import re
 import subprocess
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,6 +43,16 @@ SILENCED_FILE = re.compile(
     r"^\s*#\s*(?:ruff: noqa|mypy: |type: ignore|flake8: noqa|fmt: off)", re.MULTILINE
 )
 
+MOST_IN_FOLDER = 20
+MOST_MODULES = 270
+
+WIRES = re.compile(r"^adapters/http/(?:anthropic|openai(?:/(?:chat|completions|responses))?)/")
+KV_CACHES = re.compile(r"^adapters/mlx/kv_cache/(?:contiguous|paged)/")
+LAYERS = re.compile(
+    r"^(?:cli|ports|domain|application|adapters/(?:http|stores/disk))/[^/]+$|^serve"
+)
+"""Places that have the same thing in their own form: a port, its domain types, its command."""
+
 # --- what each rule looks for -----------------------------------------------------------------
 
 
@@ -66,6 +77,26 @@ def foreign_addresses(text: str) -> list[str]:
     """Registry hosts and absolute paths of somebody's machine in a text."""
     hosts = [host for host in REGISTRIES if host in text.lower()]
     return hosts + [match[0] for match in MACHINE_PATH.finditer(text)]
+
+
+def crowded(paths: list[str]) -> dict[str, int]:
+    """Folders with more than `MOST_IN_FOLDER` modules of their own."""
+    sizes = Counter(path.rpartition("/")[0] for path in paths)
+    return {folder: n for folder, n in sizes.items() if n > MOST_IN_FOLDER}
+
+
+def namesakes(paths: list[str]) -> dict[str, list[str]]:
+    """Modules of one name that are not the same thing of two wires, caches or layers."""
+    by_name: dict[str, list[str]] = {}
+    for path in paths:
+        if not path.endswith("__init__.py"):
+            by_name.setdefault(path.rpartition("/")[2], []).append(path)
+    places = (WIRES, KV_CACHES, LAYERS)
+    return {
+        name: alike
+        for name, alike in by_name.items()
+        if len(alike) > 1 and not all(any(one.match(path) for one in places) for path in alike)
+    }
 
 
 def _is_protocol(base: ast.expr) -> bool:
@@ -189,6 +220,15 @@ def test_no_file_names_a_registry_or_a_path_of_one_machine() -> None:
     assert {name: addresses for name, addresses in found.items() if addresses} == {}
 
 
+def test_folders_and_the_whole_stay_small() -> None:
+    assert crowded([_short(path) for path in MODULES]) == {}
+    assert len(MODULES) <= MOST_MODULES
+
+
+def test_no_two_modules_have_one_name() -> None:
+    assert namesakes([_short(path) for path in MODULES]) == {}
+
+
 # --- the rules can fire -----------------------------------------------------------------------
 
 
@@ -246,3 +286,15 @@ def test_a_relative_path_passes(text: str) -> None:
 @pytest.mark.parametrize("line", ["# ruff: noqa", "# mypy: ignore-errors", "# type: ignore"])
 def test_a_silenced_file_is_recognised(line: str) -> None:
     assert SILENCED_FILE.search(f'"""Doc."""\n{line}\n')
+
+
+def test_a_crowded_folder_is_recognised() -> None:
+    assert crowded([f"a/m{i}.py" for i in range(20)]) == {}
+    assert crowded([f"a/m{i}.py" for i in range(21)]) == {"a": 21}
+
+
+def test_namesakes_are_recognised() -> None:
+    wires = ["adapters/http/anthropic/request.py", "adapters/http/openai/chat/request.py"]
+    assert namesakes(wires) == {}
+    others = ["adapters/mlx/request.py", "application/request.py"]
+    assert namesakes(others) == {"request.py": others}

@@ -23,12 +23,13 @@ from mlx_lm import load
 from semantic.adapters.stores.disk.store import DiskStore
 from tests.support.durable import EVERY_ARCHITECTURE, digest_of, running, text
 from tests.support.durable_worker import MAX_TOKENS
+from tests.support.lanes import examples
 from tests.support.reference import generate
 
 _ROOT = Path(__file__).resolve().parents[2]
 _EMBEDDED = _ROOT / "src/semantic/models/semantic-tiny"
 _EOS = frozenset({0})
-_KILLS = 25
+_KILLS = examples(12, thorough=25)
 _LONGEST_LIFE = 1.2
 """Seconds from the opening of the store to the latest kill."""
 _CHECKED_TURNS = 4

@@ -10,6 +10,7 @@ import pytest
 from semantic import CompletedGeneration, SamplingParams
 from semantic.domain.value_objects import BLOCK_TOKENS
 from tests.support.in_pages import IN_PAGES
+from tests.support.lanes import more
 from tests.support.reference import generate, is_answer
 from tests.support.rig import Done, Rig
 from tests.support.tiny_models import ARCHITECTURES, VOCAB, tiny_model
@@ -17,6 +18,12 @@ from tests.support.tiny_models import ARCHITECTURES, VOCAB, tiny_model
 # Where caches lie does not matter to what gpt_oss has besides windows; it is the slowest.
 _IN_PAGES = [name for name in IN_PAGES if "gpt_oss" not in name]
 every_architecture = pytest.mark.parametrize("architecture", [*ARCHITECTURES, *_IN_PAGES])
+
+# The kinds of caches: full attention, windows, and windows in pages; the rest is like one of them.
+_KINDS = ["llama", "gemma3", *_IN_PAGES]
+every_kind = pytest.mark.parametrize(
+    "architecture", [*_KINDS, *more(*(name for name in ARCHITECTURES if name not in _KINDS))]
+)
 
 
 def prompts(*lengths: int, seed: int = 1) -> list[list[int]]:
@@ -38,7 +45,7 @@ def test_a_batch_of_eight_from_1_to_3000_tokens(architecture: str) -> None:
         assert is_answer(rig.model, prompt, done[uid].tokens, n), len(prompt)
 
 
-@every_architecture
+@every_kind
 def test_joining_and_leaving_at_random_steps(architecture: str) -> None:
     rig = Rig(architecture, chunk=100)
     draw = random.Random(3)
@@ -59,7 +66,7 @@ def test_joining_and_leaving_at_random_steps(architecture: str) -> None:
         assert is_answer(rig.model, prompt, done[uid].tokens, n)
 
 
-@every_architecture
+@every_kind
 def test_a_conversation_continues_without_computing_its_past_again(architecture: str) -> None:
     rig = Rig(architecture)
     (prompt, *turns) = prompts(600, 20, 300, 1, seed=5)
@@ -87,7 +94,7 @@ def test_a_repeated_prompt_computes_one_token_and_an_edited_one_from_the_edit(
     assert changed.cached_tokens == 400
 
 
-@every_architecture
+@every_kind
 def test_a_cancelled_request_leaves_what_it_computed_and_the_others_alone(
     architecture: str,
 ) -> None:
@@ -107,7 +114,7 @@ def test_a_cancelled_request_leaves_what_it_computed_and_the_others_alone(
     assert retried.cached_tokens > 0
 
 
-@every_architecture
+@every_kind
 def test_requests_preempted_for_want_of_blocks_go_on_with_the_same_tokens(
     architecture: str,
 ) -> None:
@@ -125,7 +132,7 @@ def test_requests_preempted_for_want_of_blocks_go_on_with_the_same_tokens(
         assert is_answer(rig.model, prompt, done[uid].tokens, 300)
 
 
-@every_architecture
+@every_kind
 def test_another_agent_may_begin_with_a_cache_that_stays_where_it_is(architecture: str) -> None:
     rig = Rig(architecture)
     (prompt,) = prompts(520, seed=9)

@@ -23,7 +23,7 @@ from semantic.domain.errors import BackendError
 from semantic.domain.value_objects import SequenceId, whole_blocks
 from tests.integration.test_exactness import prompts
 from tests.integration.test_exactness_machine import Machine
-from tests.support.lanes import THOROUGH, examples
+from tests.support.lanes import THOROUGH, examples, more
 from tests.support.padded import PADDED, padded_backend
 from tests.support.reference import is_answer
 from tests.support.rig import Done, Rig
@@ -31,7 +31,7 @@ from tests.support.rig import Done, Rig
 FULL = ("llama", "qwen2", "qwen3", "moe", "quantized")
 """Architectures all of whose layers keep every token."""
 
-some_full = pytest.mark.parametrize("architecture", ["llama", "moe"])
+some_full = pytest.mark.parametrize("architecture", ["llama", *more("moe")])
 GREEDY = SamplingParams()
 
 

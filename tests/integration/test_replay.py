@@ -26,6 +26,7 @@ from semantic.domain.chat import Chat, Message, Tool, ToolChoice
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask
 from semantic.serve import ServeSettings, load_serving
+from tests.support.lanes import examples
 from tests.support.model_folder import write_model
 
 GREEDY = SamplingParams()
@@ -224,7 +225,7 @@ def test_a_session_stays_warm_whatever_its_template_makes_of_its_history(run: Ru
 def test_a_loop_of_tool_calls_stays_warm(run: Run) -> None:
     async def test(served: Served) -> None:
         talk = Talk(served, opening("tools"), tools=(PICK,))
-        for number in range(20):
+        for number in range(examples(8, thorough=20)):
             await talk.use_tool(number)
         await talk.say(choice=ToolChoice("none"))
         await talk.say(user("thanks"), choice=ToolChoice("none"))

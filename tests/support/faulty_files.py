@@ -134,12 +134,13 @@ def until_untouched(
     *,
     forever: bool,
     calls: frozenset[str] = ALL_CALLS,
+    every: int = 1,
 ) -> int:
-    """Run `scenario` with the fault at every call in turn; how many runs met it."""
+    """Run `scenario` with the fault at each `every`-th call in turn; how many calls there are."""
     at = 1
     while True:
         files = FaultyFiles(number, at, forever=forever, calls=calls)
         scenario(files)
         if not files.was_met:
             return at - 1
-        at += 1
+        at += every

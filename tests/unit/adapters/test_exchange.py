@@ -28,6 +28,7 @@ from semantic.adapters.stores.memory import MemoryStore
 from semantic.domain.block_hash import Part, Scope, namespace_of, tenant_tag
 from semantic.domain.errors import CapacityError, InvalidRequestError
 from semantic.domain.stored import Manifest
+from tests.support.lanes import examples
 from tests.support.store_blocks import LAYOUT, block, header, text
 
 MIB = 1 << 20
@@ -167,7 +168,7 @@ def test_a_single_flipped_bit_is_refused_wherever_it_is(exported: AgentFiles, wh
     path: Path = getattr(exported, which)
     data = path.read_bytes()
     bits = random.Random(which).sample(range(8 * len(data)), 300)
-    header_bits = range(8 * 700)
+    header_bits = range(0, 8 * 700, examples(7, thorough=1))
     for bit in {*bits, *header_bits}:
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8

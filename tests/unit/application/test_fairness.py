@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from semantic.application.engine.fair_queue import FairQueue
 from semantic.application.request import Request
 from semantic.domain.value_objects import SamplingParams, TokenEvent
+from tests.support.lanes import more
 from tests.unit.application.world import World, completions, expected, text_of, world
 
 
@@ -309,7 +310,7 @@ def decoders(of: World, n: int) -> list[str]:
     return uids
 
 
-@pytest.mark.parametrize("n_tokens", [20, 60, 120])
+@pytest.mark.parametrize("n_tokens", [60, *more(20, 120)])
 @pytest.mark.parametrize("n_long", [1, 3])
 @pytest.mark.parametrize("steps", range(4))
 @pytest.mark.parametrize("n_talkers", [0, 4])

@@ -19,6 +19,7 @@ from semantic.domain.block_hash import BlockLink, Part
 from semantic.domain.errors import StoreError
 from tests.support import store_blocks as make
 from tests.support.faulty_files import ALL_CALLS, FaultyFiles, until_untouched
+from tests.support.lanes import examples
 from tests.unit.adapters.disk.support import (
     FAST_FOLDER,
     NEVER,
@@ -112,7 +113,8 @@ def test_using_a_store_survives_any_fault(number: int, forever: bool) -> None:
             judge(root)
 
     calls = WRITING if number == errno.ENOSPC else ALL_CALLS
-    assert until_untouched(number, scenario, forever=forever, calls=calls) > 40
+    every = examples(3, thorough=1)
+    assert until_untouched(number, scenario, forever=forever, calls=calls, every=every) > 40
 
 
 @pytest.mark.parametrize("forever", [False, True], ids=["once", "forever"])
