@@ -218,8 +218,8 @@ import mlx.core as mx
 import semantic.adapters.mlx as package
 
 arrays = []
-for found in pkgutil.iter_modules(package.__path__):
-    module = importlib.import_module(f"{package.__name__}.{found.name}")
+for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+    module = importlib.import_module(found.name)
     arrays += [value for value in vars(module).values() if isinstance(value, mx.array)]
 thread = threading.Thread(target=lambda: print([one.tolist() for one in arrays]))
 thread.start()
