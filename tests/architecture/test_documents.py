@@ -40,6 +40,8 @@ FOLDER = re.compile(r"(?:[\w.-]+/)+[\w.-]*")
 THREAD = re.compile(
     r"""thread_name_prefix="(?P<pool>[^"]+)"|(?:Thread\(|__init__\()[^)]*\bname="(?P<one>[^"]+)\""""
 )
+MAKE = re.compile(r"(?:`|^    )make ([a-z-]+)", re.MULTILINE)
+TARGET = re.compile(r"^([a-z-]+):", re.MULTILINE)
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)(?:#[^)]*)?\)")
 
 # --- what each rule looks for -----------------------------------------------------------------
@@ -111,7 +113,7 @@ def unsearchable_terms(glossary: str) -> list[str]:
 
 def _text_of(path: str) -> str:
     found = SOURCE / path
-    files = sorted(found.rglob("*.py")) if found.is_dir() else [found]
+    files = sorted(found.rglob("*.py")) if found.is_dir() else [found] if found.exists() else []
     return "\n".join(file.read_text(encoding="utf-8") for file in files)
 
 
@@ -153,6 +155,12 @@ def test_every_module_and_definition_that_a_document_names_exists(document: Path
 @pytest.mark.parametrize("document", DOCUMENTS, ids=_short)
 def test_every_file_that_a_document_links_exists(document: Path) -> None:
     assert broken_links(document.read_text(encoding="utf-8"), document.parent) == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=_short)
+def test_every_make_target_that_a_document_names_exists(document: Path) -> None:
+    targets = set(TARGET.findall((ROOT / "Makefile").read_text(encoding="utf-8")))
+    assert set(MAKE.findall(document.read_text(encoding="utf-8"))) - targets == set()
 
 
 @pytest.mark.parametrize(("name", "most"), MOST_WORDS.items())
