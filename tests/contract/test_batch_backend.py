@@ -156,9 +156,22 @@ SAVED: dict[str, Callable[[], Subject]] = {
 }
 
 
+_FURTHER = {
+    "mlx gemma3 bf16",
+    "mlx stablelm",
+    "mlx recurrent_gemma",
+    "mlx windows",
+    "mlx llama padded",
+    "mlx llama in pages",
+}
+"""Further models of kinds that the others have; for the thorough lane."""
+
+
 def params_of(names: Iterable[str]) -> list[object]:
     """These subjects; `make quick` runs the fakes among them."""
     marks = {name: [pytest.mark.mlx] if name.startswith("mlx ") else [] for name in names}
+    for name in _FURTHER & marks.keys():
+        marks[name].append(pytest.mark.thorough)
     return [pytest.param(name, marks=own) for name, own in marks.items()]
 
 

@@ -15,6 +15,7 @@ from tests.faults import victim
 from tests.faults.folder import disk_usage, fast_folder, is_read, opened, works
 from tests.faults.traced import Outcome, Stage, why_not
 from tests.support import store_blocks as make
+from tests.support.lanes import THOROUGH
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
@@ -40,6 +41,9 @@ FAULTS = {
 """What each call is made to fail with."""
 STEPS = {"pwrite64": 12, "pread64": 6, "fcntl": 20, "newfstatat": 12, "close": 7, "openat": 5}
 """Of calls that are made often, each so many-th fails."""
+
+_STRIDE = 1 if THOROUGH else 3
+"""Of calls that fail once, every so many-th is tried."""
 
 Fault = tuple[str, str, str]
 
@@ -114,7 +118,7 @@ def faults_of(stage: Stage, root: Path, prepared: Path, forever: str) -> list[Fa
         for call, n_calls in sorted(counts.items())
         for error in FAULTS[call]
         if not (forever and call == "fcntl")  # a lock that cannot be let go of: slow, not wrong
-        for number in range(1, n_calls + 1, STEPS.get(call, 1) * (6 if forever else 1))
+        for number in range(1, n_calls + 1, STEPS.get(call, 1) * (6 if forever else _STRIDE))
     ]
 
 

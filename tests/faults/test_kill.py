@@ -24,6 +24,7 @@ from tests.faults.folder import (
 )
 from tests.faults.traced import Outcome, Stage, why_not
 from tests.support import store_blocks as make
+from tests.support.lanes import THOROUGH
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
@@ -36,6 +37,9 @@ STEPS = {"pwrite64": 2, "openat": 4, "close": 5, "flock": 3}
 """Of calls that are made often, each so many-th is killed at. The index is written in pairs: a
 frame's head and its page.
 """
+
+_STRIDE = 1 if THOROUGH else 2
+"""Every so many-th call is killed at."""
 
 Kill = tuple[str, int]
 
@@ -105,7 +109,7 @@ def points_of(stage: Stage, scene: str, root: Path, prepared: Path | None) -> li
     return [
         (call, number)
         for call, n_calls in sorted(counts.items())
-        for number in range(1, n_calls + 1, STEPS.get(call, 1))
+        for number in range(1, n_calls + 1, STEPS.get(call, 1) * _STRIDE)
     ]
 
 

@@ -31,14 +31,18 @@ from tests.support.durable import (
     text,
 )
 from tests.support.in_pages import SUFFIX
+from tests.support.lanes import more
 from tests.support.rig import Done
 
 every_architecture = pytest.mark.parametrize("architecture", EVERY_ARCHITECTURE)
 ONE_OF_A_KIND = ("llama", "gemma3", "lfm2", "recurrent_gemma")
 one_of_a_kind = pytest.mark.parametrize("architecture", ONE_OF_A_KIND)
+_USUAL = (*ONE_OF_A_KIND, "gemma3 in pages")
+every_kind = pytest.mark.parametrize(
+    "architecture", [*_USUAL, *more(*(name for name in EVERY_ARCHITECTURE if name not in _USUAL))]
+)
+"""One of each kind of caches; all of them in the thorough lane."""
 
-_LIKE = {"qwen2", "stablelm", "llama", "gemma3 narrow"}
-"""Others keep the same kinds of cache."""
 _WORTH_READING = BreakEven.worth_reading
 
 
@@ -95,7 +99,7 @@ def test_agents_of_all_lengths_go_on_after_a_restart(architecture: str, folder: 
         assert again.counts()["damaged"] == 0
 
 
-@every_architecture
+@every_kind
 def test_a_turn_after_a_restart_leaves_the_bytes_of_one_without(
     architecture: str, folder: Path, tmp_path: Path
 ) -> None:
@@ -113,7 +117,7 @@ def test_a_turn_after_a_restart_leaves_the_bytes_of_one_without(
         assert again.bodies("ann") == uninterrupted
 
 
-@every_architecture
+@every_kind
 def test_a_conversation_with_a_restart_before_each_turn(architecture: str, folder: Path) -> None:
     past: tuple[int, ...] = ()
     for turn, n_more in enumerate((250, 1, 270, 90)):
@@ -140,7 +144,7 @@ def test_what_one_form_of_caches_saved_another_goes_on_with(
         past = history(prompt, done)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "moe", "quantized"])
+@pytest.mark.parametrize("architecture", ["llama", "quantized", *more("qwen2", "qwen3", "moe")])
 def test_any_prefix_is_reused_where_any_can_be_begun_with(architecture: str, folder: Path) -> None:
     prompt = text(700, seed=1)
     with running(architecture, folder) as life:
@@ -237,7 +241,7 @@ def test_a_disk_with_room_for_few_costs_time_and_no_token(architecture: str, fol
 # Fork, export, import
 
 
-@every_architecture
+@every_kind
 def test_forks_go_their_own_ways_before_and_after_a_restart(
     architecture: str, folder: Path
 ) -> None:
@@ -264,7 +268,7 @@ def test_forks_go_their_own_ways_before_and_after_a_restart(
             assert again.manifest(agent).parent == {"cay": "ann", "dan": "ben"}[agent]
 
 
-@every_architecture
+@every_kind
 def test_an_exported_agent_goes_on_in_another_store(
     architecture: str, folder: Path, tmp_path: Path
 ) -> None:
@@ -338,7 +342,7 @@ class Crowd:
                 return (*past, *more)
 
 
-@pytest.mark.parametrize("architecture", [name for name in EVERY_ARCHITECTURE if name not in _LIKE])
+@every_kind
 def test_one_to_eight_agents_at_once_do_what_they_like(architecture: str, folder: Path) -> None:
     crowd = Crowd(seed=EVERY_ARCHITECTURE.index(architecture))
     for n_agents in (8, 1, 4):

@@ -159,7 +159,7 @@ class Machine(RuleBasedStateMachine):
 
 # The caches differ between full attention and windows, with and without sinks; the other
 # architectures share those of llama and differ in what is around them.
-_EXAMPLES = {"llama": 4, "gemma3": 4, "gpt_oss": 2} | dict.fromkeys(IN_PAGES, 1)
+_EXAMPLES = {"llama": 3, "gemma3": 2, "gpt_oss": 1} | dict.fromkeys(IN_PAGES, 1)
 
 
 # Without a kernel pages are read slowly; `test_paged_batch.py` has a smaller machine for every run.

@@ -22,8 +22,8 @@ _numbers = itertools.count()
 class BlockPool:
     """Allocates blocks of one model to agents.
 
-    The budget is a number of blocks, a number of bytes, or both; a block of any layer counts as
-    one block and its layer's bytes. A block may have several holders (`share`); it is free when
+    A block holds 256 tokens of one layer. The budget is a number of blocks, a number of bytes, or
+    both. A block may have several holders (`share`); it is free when
     its reference count is zero.
     """
 
@@ -108,7 +108,7 @@ class BlockPool:
             )
 
     def fits_alone(self, counts: Sequence[int], *, beside: Iterable[str] = ()) -> bool:
-        """Whether `counts` would fit if only the agents `beside` held blocks."""
+        """Whether `counts` would fit if all agents except `beside` freed their blocks."""
         with self._lock:
             held = {block for agent in beside for block in self._held.get(agent, ())}
             used_bytes = sum(self._block_bytes[self._layer_of[block]] for block in held)

@@ -159,7 +159,13 @@ CHANGES: dict[str, tuple[Json, tuple[object, ...], str]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("restart", [False, True], ids=["warm", "restarted"])
+@pytest.mark.parametrize(
+    "restart",
+    [
+        pytest.param(False, id="warm"),
+        pytest.param(True, id="restarted", marks=pytest.mark.thorough),
+    ],
+)
 def test_each_part_is_told(tmp_path: Path, change: str, restart: bool) -> None:
     asked, expected, words = CHANGES[change]
     with served(tmp_path) as server:

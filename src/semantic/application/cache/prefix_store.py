@@ -1,8 +1,8 @@
 """PrefixStore: the prefix cache. Finds, restores and saves requests' blocks in a block store.
 
 Looks up the longest stored prefix of a request, loads it beside the running batch, exports new
-blocks and saves manifests. Keeps its own state by request id. Knows tokens, hashes and the ports;
-not when a request runs, nor how many blocks the pool has. A failure here never fails a request:
+blocks and saves manifests. Keeps its own state by request id. Knows requests, hashes and the ports;
+not when a request runs, nor how many blocks the pool has. A failing store never fails a request:
 its tokens are computed as if there were no store.
 """
 
@@ -41,7 +41,7 @@ class _State:
     links: list[BlockLink] = field(default_factory=list)
     """Hash chain of the request's full blocks, as far as it has been computed."""
     stored_blocks: int = 0
-    """How many leading blocks are known to be in the store."""
+    """How many leading blocks are in the store or have been offered to it."""
     prefix: StoredPrefix | None = None
     """The stored prefix to restore when the request is opened."""
     searched: bool = False
@@ -74,7 +74,8 @@ class _State:
 class PrefixStore:
     """Shares computed blocks between requests with equal prefixes, and across restarts.
 
-    Called by the stepping thread; `find` also under the engine's lock by submitting threads.
+    Called by the stepping thread. Submitting threads call `find` and `decline` under the engine's
+    lock, and the methods for agents without it.
     """
 
     def __init__(
@@ -109,8 +110,8 @@ class PrefixStore:
     def resumes_anywhere(self) -> bool:
         """Whether a sequence can be restored at any token, not only at a checkpoint.
 
-        A preempted request must run its last token again, so a checkpoint taken after that token
-        is of no use to it.
+        If not, saving a preempted request is useless: it must run its last token again, and the
+        checkpoint would be after that token.
         """
         return not self._layout.needs_checkpoint
 
@@ -366,7 +367,7 @@ class PrefixStore:
         return None
 
     def _plan_checkpoint(self, state: _State, prefix: StoredPrefix) -> None:
-        """More blocks are stored than can be restored: take a checkpoint at their end."""
+        """If more blocks are stored than can be restored, plan a checkpoint at their end."""
         if self._layout.needs_checkpoint and prefix.known > prefix.length:
             state.checkpoint_at = prefix.known
 

@@ -49,8 +49,8 @@ class BlockPoolBatchEngine:
 
     Implements `GenerationEnginePort`. A request's answer is the same alone or in any batch, with
     or without a cache, preempted or not. When the pool is full, idle caches are evicted first,
-    then the youngest running request is preempted and computed again later; a request fails only
-    if it could not fit alone, and then before any work.
+    then the youngest running request is preempted and computed again later. A request that could
+    not fit alone is refused before any work.
 
     Example:
         >>> model, tokenizer = semantic.load()
@@ -100,7 +100,7 @@ class BlockPoolBatchEngine:
         self._validator = RequestValidator(model, tokenizer)
         self._clock = clock
         # Guards what `submit` and `cancel` share with the stepping thread: the queues, idle caches
-        # and the blocks of waiting requests. Never held while the model computes.
+        # and the allocation of blocks. Never held during a forward pass.
         self._lock = threading.RLock()
         self._agents = AgentCaches(self._allocator, self._prefixes, self._lock)
         self._outbox: deque[CompletedGeneration] = deque()

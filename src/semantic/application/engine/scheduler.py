@@ -1,8 +1,8 @@
 """Scheduler: admits requests, chooses who prefills next, grows and preempts the running ones.
 
-The order of one engine step is: `admit` waiting requests, prefill what `next_chunk` chooses
-(chunked prefill), `grow` every decoding request by a token, decode. Knows requests, the block
-allocator and a clock; not what a backend computes.
+In each engine step it admits waiting requests (`admit`), chooses the prompts of chunked prefill
+(`next_chunk`), and grows every decoding request by a token (`grow`), preempting if need be. Knows
+requests, the block allocator and a clock; not what a backend computes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from semantic.application.request import Phase, Request
 from semantic.ports.outbound import Clock
 
 _LONGEST_WAITING_EVERY = 4
-"""One chunk in this many goes to the agent that has waited longest, if it was passed over as often:
-a stream of short prompts cannot starve a long one."""
+"""One chunk in this many goes to the request that has waited longest, if all others since its last
+went elsewhere: a stream of short prompts cannot starve a long one."""
 _CONCURRENT_SECONDS = 30.0
 """How long after two requests were last active together more are expected: agents that work at the
 same time usually send their next request within this time."""
@@ -28,13 +28,13 @@ same time usually send their next request within this time."""
 class Step:
     """The prefill and decode of one engine step, as they are measured.
 
-    `decoding`: whether requests decode in this step. `owes_token`: a request awaits its first
-    token, so the step prefills nothing. `concurrent`: see `RecentConcurrency`.
+    `decoding`: requests decode in this step. `first_token_due`: a request awaits its first token,
+    so the step prefills nothing. `concurrent`: see `RecentConcurrency`.
     """
 
     started: float
     decoding: bool
-    owes_token: bool
+    first_token_due: bool
     concurrent: bool
     n_prefilled: int = 0
     prefill_ended: float = 0.0
@@ -120,7 +120,7 @@ class Scheduler:
         return Step(
             started=now,
             decoding=bool(self.in_phase(Phase.DECODE)),
-            owes_token=any(request.awaits_first_token for request in self.running),
+            first_token_due=any(request.awaits_first_token for request in self.running),
             concurrent=self._concurrency.observe(len(self), now),
         )
 
@@ -132,7 +132,7 @@ class Scheduler:
         `may_prefill` is False for a request that waits for another one's block. After a prompt is
         complete, only prompts that fit entirely go on: a first token never waits for a long chunk.
         """
-        if step.owes_token:
+        if step.first_token_due:
             return None
         request = self._order.next(
             [one for one in self.in_phase(Phase.PREFILL) if may_prefill(one)]
@@ -143,8 +143,8 @@ class Scheduler:
         limit = self._budget.next_chunk(wanted, decoding=step.decoding, concurrent=step.concurrent)
         left = limit - step.n_prefilled
         is_last = left >= request.to_prefill
-        owes_token = any(one.awaits_first_token for one in self.running)
-        return None if left <= 0 or (owes_token and not is_last) else (request, left)
+        first_token_due = any(one.awaits_first_token for one in self.running)
+        return None if left <= 0 or (first_token_due and not is_last) else (request, left)
 
     def prefilled(self, step: Step, request: Request, n_tokens: int) -> None:
         """Account for a chunk of `n_tokens` of `request`."""
@@ -162,22 +162,22 @@ class Scheduler:
 
     # Grow and preempt
 
-    def grow(self, request: Request, preempt: Callable[[Request], None]) -> bool:
+    def grow(self, request: Request, close_sequence: Callable[[Request], None]) -> bool:
         """Allocate room for one more token of a decoding request, preempting others if need be.
 
-        Calls `preempt` for each request that must give up its sequence, which may be `request`
-        itself. Returns whether the request still runs and its capacity has grown.
+        Calls `close_sequence` for each preempted request, which may be `request` itself. Returns
+        whether the request still runs and its capacity has grown.
         """
         before = request.capacity
         while request.phase is Phase.DECODE and not self._allocator.grow(request):
             victim = preemption_victim(self.running)
             if victim is not None:
-                preempt(victim)
+                close_sequence(victim)
                 self._preempt(victim)
         return request.phase is Phase.DECODE and request.capacity > before
 
     def _preempt(self, request: Request) -> None:
-        """Free the request's blocks; it returns to the head of the queue with its tokens."""
+        """Free the request's blocks; it returns to the queue with its tokens, before new ones."""
         self._allocator.release(request)
         self.running.remove(request)
         request.preempt()
@@ -186,8 +186,8 @@ class Scheduler:
 
 
 def preemption_victim(requests: Sequence[Request]) -> Request | None:
-    """The request to preempt when the pool is full: the youngest, which has the least to compute
-    again. The oldest request always progresses, so every request ends."""
+    """The request to preempt when the pool is full: the youngest. The oldest request always
+    progresses, so every request ends."""
     return max(requests, key=lambda request: request.number, default=None)
 
 
@@ -196,7 +196,7 @@ class PrefillOrder:
 
     The next chunk goes to the request whose agent will have computed the fewest tokens once this
     prompt is complete: a short prompt does not wait for a long one, and an agent's many short
-    prompts are counted together. An agent with nothing left to compute is forgotten.
+    prompts are counted together. The count restarts for an agent that has no prompt ready.
     """
 
     def __init__(self) -> None:
