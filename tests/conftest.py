@@ -35,7 +35,7 @@ hypothesis.settings.register_profile(
     deadline=None,
     suppress_health_check=list(hypothesis.HealthCheck),
     derandomize=True,
-    max_examples=40,
+    max_examples=25,
     print_blob=True,
 )
 hypothesis.settings.register_profile(

@@ -37,10 +37,8 @@ from tests.support.rig import Done
 every_architecture = pytest.mark.parametrize("architecture", EVERY_ARCHITECTURE)
 ONE_OF_A_KIND = ("llama", "gemma3", "lfm2", "recurrent_gemma")
 one_of_a_kind = pytest.mark.parametrize("architecture", ONE_OF_A_KIND)
-_USUAL = (*ONE_OF_A_KIND, "gemma3 in pages")
-every_kind = pytest.mark.parametrize(
-    "architecture", [*_USUAL, *more(*(name for name in EVERY_ARCHITECTURE if name not in _USUAL))]
-)
+_OTHERS = [name for name in EVERY_ARCHITECTURE if name not in ONE_OF_A_KIND]
+every_kind = pytest.mark.parametrize("architecture", [*ONE_OF_A_KIND, *more(*_OTHERS)])
 """One of each kind of caches; all of them in the thorough lane."""
 
 _WORTH_READING = BreakEven.worth_reading
