@@ -30,7 +30,7 @@ GREEDY = SamplingParams()
 Run = Callable[[Callable[[ServingPort], Coroutine[None, None, None]]], None]
 
 
-@pytest.fixture(scope="module", params=["fake", "real"])
+@pytest.fixture(scope="module", params=["fake", pytest.param("real", marks=pytest.mark.mlx)])
 def run(request: pytest.FixtureRequest) -> Iterator[Run]:
     """Runs a test with a served model."""
     if request.param == "fake":
