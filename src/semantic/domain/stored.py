@@ -112,6 +112,18 @@ class Manifest:
     match: MatchReport | None = None
 
 
+COUNTERS = (
+    "hits",
+    "misses",
+    "written",
+    "dropped",
+    "evicted",
+    "damaged",
+    "write_errors",
+)
+"""Events that every tier counts."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoreStats:
     """One tier's contents, and counts of events since it was opened.

@@ -178,6 +178,7 @@ class World:
             assert self.backend.held_bytes == counted
         if not self.engine.has_work:
             assert self.backend.n_open == 0
+            assert self.engine._prefixes is None or not self.engine._prefixes._states
 
     def forget_all(self) -> None:
         for key in self.store.lru_order():

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from semantic.domain.block_hash import Part
+from semantic.domain.block_hash import HASH_BYTES, Part
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.value_objects import BLOCK_TOKENS
 
@@ -24,7 +24,6 @@ FORMAT = "semantic-agent"
 VERSION = 1
 
 _TOKEN_IDS = 1 << 32
-_HASH_BYTES = 32
 _SUM_BYTES = 16
 _BODY_BYTES = 1 << 40
 """Upper bound of a body's size; a larger number means a broken file."""
@@ -108,7 +107,7 @@ def read_document(data: bytes) -> AgentDocument:
     n_blocks = -(-len(token_ids) // BLOCK_TOKENS)
     bodies = tuple(_body(one, n_blocks) for one in _list("bodies", fields))
     document = AgentDocument(
-        namespace=_hex("namespace", fields.get("namespace"), _HASH_BYTES),
+        namespace=_hex("namespace", fields.get("namespace"), HASH_BYTES),
         layout=_text("layout", fields),
         agent_id=_text("agent", fields),
         model=_text("model", fields),

@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TypeAlias
 
-from semantic.adapters.stores.memory import COUNTERS, fill
+from semantic.adapters.stores.memory import fill
 from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope, begins_like
 from semantic.domain.errors import IntegrityError, InvalidRequestError
 from semantic.domain.stored import (
+    COUNTERS,
     BlockHeader,
     BlockRead,
     Found,

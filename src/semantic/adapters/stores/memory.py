@@ -25,6 +25,7 @@ from semantic.domain.block_hash import (
 )
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.stored import (
+    COUNTERS,
     BlockHeader,
     BlockRead,
     Found,
@@ -43,15 +44,6 @@ _CHARACTER_BYTES = 4
 _MAX_REFUSED = 1000
 """Refused blocks that are remembered. Dropping one too early only worsens an eviction."""
 _SECRET_BYTES = 32
-COUNTERS = (
-    "hits",
-    "misses",
-    "written",
-    "dropped",
-    "evicted",
-    "damaged",
-    "write_errors",
-)
 
 _Agent: TypeAlias = tuple[Scope, str]
 _Entry: TypeAlias = BlockKey | _Agent

@@ -322,7 +322,10 @@ class PrefixStore:
     # Inside
 
     def _state(self, request: Request) -> _State:
-        return self._states.setdefault(request.uid, _State())
+        state = self._states.get(request.uid)
+        if state is None:
+            state = self._states[request.uid] = _State()
+        return state
 
     def _begin(self, request: Request, prefix: StoredPrefix) -> bool:
         if request.sequence is None:

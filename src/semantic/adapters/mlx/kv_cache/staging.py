@@ -92,6 +92,15 @@ def require_block(length: int, part: Part, start: int, stop: int) -> None:
         raise BackendError(f"no tokens {start} to {stop} in a sequence of {length}")
 
 
+def require_held(layer: int, held: range, tokens: range) -> None:
+    """Raise BackendError unless `layer`, which holds the tokens `held`, holds `tokens`."""
+    if not held.start <= tokens.start <= tokens.stop <= held.stop:
+        raise BackendError(
+            f"layer {layer} holds tokens {held.start} to {held.stop}, "
+            f"not {tokens.start} to {tokens.stop}"
+        )
+
+
 def require_bodies(part: Part, start: int, stop: int) -> None:
     """Raise BackendError unless `start` to `stop` are tokens of whole block bodies."""
     if start % BLOCK_TOKENS or not 0 <= start < stop:

@@ -18,6 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from semantic.domain.stored import COUNTERS
+
 _F_BARRIERFSYNC = 85
 """macOS: data written to the file reaches the drive before any later write."""
 
@@ -29,15 +31,6 @@ CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEX
 _PREFIX = 21
 """Characters of a folder's name that nested folders retain when moved beside it: the number by
 which `bad/` is ordered."""
-_COUNTERS = (
-    "hits",
-    "misses",
-    "written",
-    "dropped",
-    "evicted",
-    "damaged",
-    "write_errors",
-)
 
 
 class FileSystem:
@@ -121,7 +114,7 @@ class Counts:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter(dict.fromkeys(_COUNTERS, 0))
+        self._counts: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
 
     def add(self, name: str, kind: str = "", n: int = 1) -> None:
         with self._lock:

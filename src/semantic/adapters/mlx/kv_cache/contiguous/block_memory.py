@@ -19,7 +19,7 @@ from semantic.adapters.mlx.kv_cache.contiguous.cache import SequenceCache
 from semantic.adapters.mlx.kv_cache.contiguous.layers import ContiguousCache, cache_of
 from semantic.adapters.mlx.kv_cache.contiguous.mlx_lm_state import read_state
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
-from semantic.adapters.mlx.kv_cache.staging import Piece, Staging, blocks_in
+from semantic.adapters.mlx.kv_cache.staging import Piece, Staging, blocks_in, require_held
 from semantic.domain.block_hash import Part
 from semantic.domain.errors import BackendError
 from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec, whole_blocks
@@ -146,11 +146,7 @@ class _Reader:
     def __call__(self, layer: int, tokens: range) -> tuple[list[memoryview], list[memoryview]]:
         """See `block_codec.ReadTokens`."""
         buffer, held = _tokens_of(self._caches[layer])
-        if not held.start <= tokens.start <= tokens.stop <= held.stop:
-            raise BackendError(
-                f"layer {layer} holds tokens {held.start} to {held.stop}, "
-                f"not {tokens.start} to {tokens.stop}"
-            )
+        require_held(layer, held, tokens)
         if not tokens:
             return [], []
         shape = _require_shape(self._shapes, layer)

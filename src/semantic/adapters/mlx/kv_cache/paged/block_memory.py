@@ -17,7 +17,7 @@ from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
 from semantic.adapters.mlx.kv_cache.paged.host_pages import HostPage, HostRing, upload
 from semantic.adapters.mlx.kv_cache.paged.split_kv import cut_at_blocks
-from semantic.adapters.mlx.kv_cache.staging import Piece, Staging, blocks_in
+from semantic.adapters.mlx.kv_cache.staging import Piece, Staging, blocks_in, require_held
 from semantic.domain.block_hash import Part
 from semantic.domain.errors import BackendError
 from semantic.domain.value_objects import BLOCK_TOKENS
@@ -136,11 +136,7 @@ class _Reader:
         """See `block_codec.ReadTokens`."""
         cache = self._caches[layer]
         held = cache.held
-        if not held.start <= tokens.start <= tokens.stop <= held.stop:
-            raise BackendError(
-                f"layer {layer} holds tokens {held.start} to {held.stop}, "
-                f"not {tokens.start} to {tokens.stop}"
-            )
+        require_held(layer, held, tokens)
         if not tokens:
             return [], []
         key = cache.layer.kind, tokens
