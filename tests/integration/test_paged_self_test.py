@@ -109,7 +109,11 @@ def test_what_is_right_is_believed(architecture: str) -> None:
 
 @pytest.mark.parametrize("attention", WRONG)
 def test_what_is_wrong_is_not(attention: type[PortableAttention]) -> None:
-    assert not in_pages(attention, "gemma3")
+    assert not in_pages(attention, "gpt_oss")
+
+
+def test_sinks_are_tested_only_where_a_model_has_them() -> None:
+    assert in_pages(IgnoresSinks, "gemma3")
 
 
 def test_one_kind_of_layers_without_kernels_keeps_all_out_of_pages() -> None:

@@ -16,10 +16,10 @@ from semantic.adapters.mlx.batch.calibration import (
     calibrate,
     calibrate_here,
     choose_batching,
+    padding_works,
 )
 from semantic.adapters.mlx.batch.padded_batch import PaddedLayer
 from semantic.adapters.mlx.kv_cache.forms import CacheLayers
-from semantic.adapters.mlx.kv_cache.probe import padding_works
 from semantic.adapters.mlx.model.provider import wrap_model
 from tests.support.in_pages import tiny_backend
 from tests.support.tiny_models import tiny_model

@@ -21,7 +21,7 @@ from semantic.adapters.mlx.batch.padded_batch import PaddedBatch
 from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache
 from semantic.adapters.mlx.kv_cache.contiguous.layers import ContiguousLayers
 from semantic.adapters.mlx.kv_cache.forms import CacheLayers, LayerCache
-from semantic.adapters.mlx.kv_cache.probe import padding_works
+from semantic.adapters.mlx.kv_cache.probe import LogitsProbe
 from semantic.adapters.mlx.sampling.sampler import make_sampler
 from semantic.domain.value_objects import (
     BLOCK_TOKENS,
@@ -152,6 +152,11 @@ def calibrate_here(model: Module, layers: CacheLayers) -> Calibration | None:
         return calibrate(model, layers)
     except RuntimeError:
         return None  # too little memory for a few blocks is too little for copies later
+
+
+def padding_works(model: Module) -> bool:
+    """Whether a batch computes the right logits with mlx-lm's own padded caches."""
+    return LogitsProbe(model).accepts_padding()
 
 
 def choose_batching(

@@ -32,7 +32,7 @@ from semantic.adapters.mlx.kv_cache.paged.kernels import HEAD_DIMS, PagedKernels
 from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind, page_kinds
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
 from semantic.adapters.mlx.kv_cache.paged.self_test import computes_attention
-from semantic.adapters.mlx.kv_cache.probe import pages_work, query_heads
+from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, attention_use
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape, trace
 from semantic.domain.entities import AgentBlocks, KVBlock
 from semantic.domain.value_objects import LayerKind, ModelCacheSpec
@@ -127,7 +127,7 @@ def find_kernels(kind: PageKind) -> PagedAttention | None:
 
 
 def choose_pages(
-    model: Module,
+    probe: LogitsProbe,
     spec: ModelCacheSpec,
     shapes: Sequence[LayerShape | None],
     attention: AttentionFor,
@@ -139,10 +139,13 @@ def choose_pages(
     found = [one for kind in kinds if (one := attention(kind)) is not None]
     if len(found) < len(kinds):
         return None
-    heads = query_heads(model, spec, kinds)
-    if not all(map(computes_attention, kinds, found, heads)):
+    uses = attention_use(probe.model, spec, kinds)
+    if not all(
+        computes_attention(kind, one, use.n_heads, use.sinks)
+        for kind, one, use in zip(kinds, found, uses, strict=True)
+    ):
         return None
-    if not pages_work(model, PagedLayers(spec, kinds, found)):
+    if not probe.accepts(PagedLayers(spec, kinds, found)):
         return None
     # A Mac's memory is shared with every other program: none is taken before it is needed.
     return paged_form(spec, kinds, found, at_once=dialect_here() is not METAL)

@@ -28,7 +28,7 @@ from semantic.adapters.mlx.kv_cache.forms import (
     contiguous_form,
     find_kernels,
 )
-from semantic.adapters.mlx.kv_cache.probe import choose_layers
+from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, choose_layers
 from semantic.adapters.mlx.kv_cache.spec_reader import read_shapes, read_spec
 from semantic.adapters.mlx.model.fingerprint import fingerprint
 from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
@@ -94,9 +94,10 @@ def wrap_model(
     if spec is None:
         raise InvalidRequestError(f"expected an mlx-lm model, got {type(model).__name__}")
     shapes = read_shapes(model)
-    form = attention and choose_pages(model, spec, shapes, attention)
+    probe = LogitsProbe(model)
+    form = attention and choose_pages(probe, spec, shapes, attention)
     if form is None:
-        form = contiguous_form(model, spec, shapes, choose_layers(model, spec, shapes))
+        form = contiguous_form(model, spec, shapes, choose_layers(probe, spec, shapes))
     logits = model(mx.zeros((1, 1), dtype=mx.int32), cache=make_prompt_cache(model))
     model_id = model_id or f"unsaved:{uuid.uuid4().hex}"
     size = logits.shape[-1]

@@ -7,6 +7,8 @@ only after they passed.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import mlx.core as mx
 
 from semantic.adapters.mlx.kv_cache.paged.attention import DecodeStep, PagedAttention, PrefillChunk
@@ -26,13 +28,21 @@ _TOLERANCE = 1e-2
 _REFUSED = (RuntimeError, ValueError)
 
 
-def computes_attention(kind: PageKind, attention: PagedAttention, n_heads: int) -> bool:
-    """Whether `attention` is right for `n_heads` query heads over pages of this kind."""
+def computes_attention(
+    kind: PageKind,
+    attention: PagedAttention,
+    n_heads: int,
+    sinks: Collection[bool] = (False, True),
+) -> bool:
+    """Whether `attention` is right for `n_heads` query heads over pages of this kind.
+
+    `sinks` says how layers call it: with sinks, without, or both.
+    """
     if not n_heads or n_heads % kind.shape.kv_heads:
         return False
     try:
         return _moves_pages(kind, attention) and all(
-            _is_right(kind, attention, n_heads, sinks=sinks) for sinks in (False, True)
+            _is_right(kind, attention, n_heads, sinks=with_sinks) for with_sinks in sinks
         )
     except _REFUSED:
         return False
