@@ -25,6 +25,7 @@ from tests.support.char_tokenizer import CharTokenizer
 CHUNK = 2048
 MOST_TOKENS = 400
 """Tokens of an answer: no sequence ends during the measurement."""
+MOST_AGENTS = 128
 _ANY_GAP = 30.0
 """Seconds: prefill is not measured, so latency does not matter."""
 
@@ -39,9 +40,11 @@ def prompt(length: int, number: int, vocab: int) -> list[int]:
 class Ours:
     """Our engine, with a pool for sequences of these lengths and their answers."""
 
-    def __init__(self, model: Module, lengths: Sequence[int], vocab: int) -> None:
+    def __init__(
+        self, model: Module, lengths: Sequence[int], vocab: int, *, any_form: bool = False
+    ) -> None:
         self.backend = wrap_model(model, "benchmark")
-        if not self.backend.in_pages:
+        if not (self.backend.in_pages or any_form):
             raise SystemExit("caches are not in pages: the kernels do not work on this device")
         spec = self.backend.cache_spec()
         columns = sum(-(-(length + MOST_TOKENS) // BLOCK_TOKENS) + 1 for length in lengths)
@@ -49,7 +52,7 @@ class Ours:
         pool: BlockPool = BlockPool(spec, max_bytes=self.pool_bytes)
         budget = PrefillBudget(_ANY_GAP, largest=self.backend.best_chunk)
         self.engine: BlockPoolBatchEngine = BlockPoolBatchEngine(
-            self.backend, CharTokenizer(), pool, spec, budget=budget, max_batch=64
+            self.backend, CharTokenizer(), pool, spec, budget=budget, max_batch=MOST_AGENTS
         )
         self._vocab = vocab
         self.said: dict[str, list[int]] = {}
@@ -100,7 +103,10 @@ class Theirs:
         self._model = model
         self._vocab = vocab
         self._generator = BatchGenerator(
-            model, max_tokens=MOST_TOKENS * 4, completion_batch_size=64, prefill_batch_size=64
+            model,
+            max_tokens=MOST_TOKENS * 4,
+            completion_batch_size=MOST_AGENTS,
+            prefill_batch_size=64,
         )
         self._uids: dict[str, int] = {}
         self._agents: dict[int, str] = {}

@@ -8,7 +8,9 @@ from typing import cast
 import semantic.adapters.mlx  # isort: skip  # noqa: F401  loads OpenBLAS before MLX
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx_lm.models import llama
+from mlx.nn.layers.quantized import quantize
+from mlx.utils import tree_flatten
+from mlx_lm.models import deepseek_v2, gemma3_text, gpt_oss, llama, qwen3, qwen3_moe
 
 
 def smollm2_135m() -> Module:
@@ -72,10 +74,171 @@ def llama_8b(layers: int = 32) -> Module:
     )
 
 
+def llama_8b_4bit(layers: int = 32) -> Module:
+    """`llama_8b` with weights of 4 bits in groups of 64."""
+    model = llama_8b(layers)
+    quantize(model, group_size=64, bits=4)
+    _evaluate(model)
+    return model
+
+
+def qwen3_8b(layers: int = 36) -> Module:
+    """The shape of Qwen3 8B: 36 layers, 32 heads, 8 KV heads, head_dim 128, bf16."""
+    return _half(
+        qwen3.Model(
+            qwen3.ModelArgs(
+                model_type="qwen3",
+                hidden_size=4096,
+                num_hidden_layers=layers,
+                intermediate_size=12288,
+                num_attention_heads=32,
+                num_key_value_heads=8,
+                head_dim=128,
+                rms_norm_eps=1e-6,
+                vocab_size=151936,
+                max_position_embeddings=40960,
+                rope_theta=1e6,
+                tie_word_embeddings=False,
+            )
+        )
+    )
+
+
+def qwen3_30b_a3b(layers: int = 24) -> Module:
+    """Half of the 48 layers of Qwen3 30B-A3B: 128 experts, 8 per token; 4 KV heads, bf16."""
+    return _half(
+        qwen3_moe.Model(
+            qwen3_moe.ModelArgs(
+                model_type="qwen3_moe",
+                hidden_size=2048,
+                num_hidden_layers=layers,
+                intermediate_size=6144,
+                num_attention_heads=32,
+                num_experts=128,
+                num_experts_per_tok=8,
+                decoder_sparse_step=1,
+                mlp_only_layers=[],
+                moe_intermediate_size=768,
+                rms_norm_eps=1e-6,
+                vocab_size=151936,
+                num_key_value_heads=4,
+                head_dim=128,
+                rope_theta=1e6,
+                tie_word_embeddings=False,
+                max_position_embeddings=40960,
+                norm_topk_prob=True,
+            )
+        )
+    )
+
+
+def gemma3_12b(layers: int = 48) -> Module:
+    """The shape of Gemma 3 12B: 48 layers, five of six with a window of 1,024, head_dim 256."""
+    model = gemma3_text.Model(
+        gemma3_text.ModelArgs(
+            model_type="gemma3_text",
+            hidden_size=3840,
+            num_hidden_layers=layers,
+            intermediate_size=15360,
+            num_attention_heads=16,
+            head_dim=256,
+            vocab_size=262208,
+            num_key_value_heads=8,
+            query_pre_attn_scalar=256,
+            sliding_window=1024,
+            sliding_window_pattern=6,
+            max_position_embeddings=131072,
+            rope_scaling={"rope_type": "linear", "factor": 8.0},
+        )
+    )
+    model.sanitize({})  # ties input and output embeddings, as for weights without an output one
+    return _half(model)
+
+
+def gpt_oss_20b(layers: int = 24) -> Module:
+    """The shape of gpt-oss 20B in bf16: 24 layers, half with a window of 128, sinks, 32 experts."""
+    return _half(
+        gpt_oss.Model(
+            gpt_oss.ModelArgs(
+                num_hidden_layers=layers,
+                num_local_experts=32,
+                rope_scaling={
+                    "rope_type": "yarn",
+                    "factor": 32.0,
+                    "original_max_position_embeddings": 4096,
+                    "beta_fast": 32.0,
+                    "beta_slow": 1.0,
+                },
+            )
+        )
+    )
+
+
+def deepseek_v2_lite(layers: int = 27) -> Module:
+    """The shape of DeepSeek V2 Lite, bf16: keys and values of two head_dims, so no pages."""
+    return _half(
+        deepseek_v2.Model(
+            deepseek_v2.ModelArgs(
+                hidden_size=2048,
+                intermediate_size=10944,
+                moe_intermediate_size=1408,
+                num_hidden_layers=layers,
+                num_attention_heads=16,
+                num_key_value_heads=16,
+                n_shared_experts=2,
+                n_routed_experts=64,
+                q_lora_rank=cast(int, None),
+                n_group=1,
+                topk_group=1,
+                num_experts_per_tok=6,
+                first_k_dense_replace=1,
+                rope_scaling={
+                    "type": "yarn",
+                    "factor": 40,
+                    "original_max_position_embeddings": 4096,
+                    "beta_fast": 32,
+                    "beta_slow": 1,
+                    "mscale": 0.707,
+                    "mscale_all_dim": 0.707,
+                },
+            )
+        )
+    )
+
+
+MODELS: dict[str, Callable[..., Module]] = {
+    "llama-8b": llama_8b,
+    "qwen3-8b": qwen3_8b,
+    "gemma3-12b": gemma3_12b,
+    "gpt-oss-20b": gpt_oss_20b,
+    "llama-8b-4bit": llama_8b_4bit,
+    "qwen3-30b-a3b, 24 layers": qwen3_30b_a3b,
+    "deepseek-v2-lite": deepseek_v2_lite,
+}
+"""Takes the number of layers; the default is the model's own."""
+
+
 def _random(args: llama.ModelArgs, dtype: mx.Dtype | None = None) -> Module:
     mx.random.seed(0)
     model = cast(Module, llama.Model(args))
     if dtype is not None:
         model.set_dtype(dtype)
-    mx.eval(cast(Callable[[], dict[str, object]], model.parameters)())
+    _evaluate(model)
     return model
+
+
+def _half(model: object) -> Module:
+    """The model in bf16, computed layer by layer: in fp32 it may not fit."""
+    built = cast(Module, model)
+    built.set_dtype(mx.bfloat16)
+    _evaluate(built)
+    return built
+
+
+def _evaluate(model: Module) -> None:
+    for weight in cast("list[tuple[str, mx.array]]", tree_flatten(_parameters(model))):
+        mx.eval(weight[1])
+
+
+def _parameters(model: Module) -> dict[str, object]:
+    return cast("Callable[[], dict[str, object]]", model.parameters)()
