@@ -1,4 +1,4 @@
-"""The sides of the GPU benchmark: our engine, mlx-lm's BatchGenerator, and the weights alone.
+"""The sides of the GPU benchmark: our engine and mlx-lm's BatchGenerator.
 
 Each is driven end to end, token by token, as by a server. Caches are real: prompts are prefilled,
 not synthesized.
@@ -152,52 +152,8 @@ class Theirs:
         return cast(mx.Stream, self._generator.stream)
 
 
-class WeightsOnly(Theirs):
-    """The same generator over empty caches: each token attends only to itself."""
-
-    def start(self, lengths: Sequence[int]) -> None:
-        """As many sequences, without history."""
-        layers = len(cast(list[object], make_prompt_cache(self._model)))
-        for number, length in enumerate(lengths):
-            self.join(f"agent-{number}", [_NoCache(length) for _ in range(layers)], number)
-        while any(not said for said in self.said.values()):
-            self.step()
-
-
 class _Evaluated:
     state: object
-
-
-class _NoCache:
-    """A cache without content; `offset` gives positions."""
-
-    def __init__(self, *offsets: int) -> None:
-        self.offsets = offsets
-        self.offset = mx.array(offsets, dtype=mx.int32)
-        self.state: list[mx.array] = []
-        self.nbytes = 0
-
-    @classmethod
-    def merge(cls, caches: Sequence[_NoCache]) -> _NoCache:
-        return cls(*(offset for cache in caches for offset in cache.offsets))
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        return keys, values
-
-    def make_mask(self, *_: object, **__: object) -> None:
-        return None
-
-    def extend(self, other: _NoCache) -> None:
-        self._become(*self.offsets, *other.offsets)
-
-    def filter(self, keep: Sequence[int]) -> None:
-        self._become(*(self.offsets[i] for i in keep))
-
-    def extract(self, idx: int) -> _NoCache:
-        return _NoCache(self.offsets[idx])
-
-    def _become(self, *offsets: int) -> None:
-        self.offsets, self.offset = offsets, mx.array(offsets, dtype=mx.int32)
 
 
 def milliseconds(step: Callable[[], None], n: int) -> list[float]:
