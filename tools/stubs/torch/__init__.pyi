@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from torch import cuda as cuda
 from torch import nn as nn
 from torch import optim as optim
+from torch import profiler as profiler
 
 _Real: TypeAlias = float
 _F = TypeVar("_F", bound=Callable[..., object])

@@ -73,14 +73,16 @@ class LogitsProbe:
     rounding is measured: mlx-lm's own batch of the same sequences is the yardstick.
     """
 
-    def __init__(self, model: Module) -> None:
+    def __init__(self, model: Module, decoding: Module | None = None) -> None:
+        """Single sequences are computed by `model`, batches by `decoding` if it is another."""
         attention_hook.install(model)
         self.model = model
+        self._decoding = decoding or model
 
     def accepts(self, layers: _Layers) -> bool:
         """Whether a batch with these caches computes the right logits."""
         try:
-            found = _batched(self.model, layers)
+            found = _batched(self._decoding, layers)
         except _NOT_AN_ARRAY:
             return False
         differences = self._differences(found)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -24,13 +24,15 @@ from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.batch.calibration import CalibrationFor, calibrate_here, choose_batching
 from semantic.adapters.mlx.kv_cache.forms import (
     AttentionFor,
+    CacheForm,
     choose_pages,
     contiguous_form,
     find_kernels,
 )
 from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, choose_layers
-from semantic.adapters.mlx.kv_cache.spec_reader import read_shapes, read_spec
+from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape, read_shapes, read_spec
 from semantic.adapters.mlx.model.fingerprint import fingerprint
+from semantic.adapters.mlx.model.llama_steps import shorten_here
 from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
 from semantic.adapters.mlx.text.tokenizer import HuggingFaceTokenizer, MLXTokenizer
 from semantic.domain.errors import InvalidRequestError, ModelNotFoundError
@@ -81,12 +83,14 @@ def wrap_model(
     *,
     attention: AttentionFor | None = find_kernels,
     calibration: CalibrationFor = calibrate_here,
+    decoding: Callable[[Module], Module] = shorten_here,
 ) -> MLXBackend:
     """A backend for an mlx-lm model that is already in memory.
 
     Without a `model_id` it gets a random one, so no stored cache ever matches it. Structured
     output needs the `tokenizer`. `attention` finds paged attention for this device; without it, or
     if it finds none, caches are contiguous, and `calibration` measures which batches decode padded.
+    `decoding` makes the form of the model that computes over pages; it shares the weights.
 
     Raises InvalidRequestError if `model` is not an mlx-lm model.
     """
@@ -94,10 +98,12 @@ def wrap_model(
     if spec is None:
         raise InvalidRequestError(f"expected an mlx-lm model, got {type(model).__name__}")
     shapes = read_shapes(model)
-    probe = LogitsProbe(model)
-    form = attention and choose_pages(probe, spec, shapes, attention)
+    used, form = model, None
+    if attention is not None:
+        used, form = _in_pages(model, decoding(model), spec, shapes, attention)
     if form is None:
-        form = contiguous_form(model, spec, shapes, choose_layers(probe, spec, shapes))
+        chosen_layers = choose_layers(LogitsProbe(model), spec, shapes)
+        form = contiguous_form(model, spec, shapes, chosen_layers)
     logits = model(mx.zeros((1, 1), dtype=mx.int32), cache=make_prompt_cache(model))
     model_id = model_id or f"unsaved:{uuid.uuid4().hex}"
     size = logits.shape[-1]
@@ -105,7 +111,22 @@ def wrap_model(
     if tokenizer is not None:
         grammars = GrammarCompiler(tokenizer.inner, tokenizer.eos_token_ids, size)
     chosen = choose_batching(model, spec, form.layers, calibration)
-    return MLXBackend(model, model_id, spec, form, size, grammars, chosen)
+    return MLXBackend(used, model_id, spec, form, size, grammars, chosen)
+
+
+def _in_pages(
+    model: Module,
+    decoding: Module,
+    spec: ModelCacheSpec,
+    shapes: Sequence[LayerShape | None],
+    attention: AttentionFor,
+) -> tuple[Module, CacheForm | None]:
+    """The paged form and the model that it is right with: `decoding`, or as mlx-lm wrote it."""
+    for used in (decoding,) if decoding is model else (decoding, model):
+        form = choose_pages(LogitsProbe(model, used), spec, shapes, attention)
+        if form is not None:
+            return used, form
+    return model, None
 
 
 def load_tokenizer(model_id: str) -> MLXTokenizer:

@@ -1,0 +1,163 @@
+"""Joined matrix products: linear layers of a model that read the same input become one.
+
+A decode step of some sequences is bound by the number of its kernels, not by their work. The given
+model stays as it is: it computes the same as before, and its weights become views of the joined
+ones, so that no weight exists twice. Depends on the names of mlx-lm's layers alone, and computes
+apart whatever does not have the same input.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.quantized import QuantizedLinear
+
+JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Linear layers of a module that are called with the same input."""
+
+MOST_ROWS = 256
+"""Tokens up to which layers are joined: more fill a device by themselves, and the parts of a joined
+product are not contiguous."""
+
+_ARRAYS = ("weight", "scales", "biases", "bias")
+
+
+def join(model: Module, names: Sequence[Sequence[str]] = JOINED) -> Module:
+    """A model that computes the same with joined products; `model` shares its weights."""
+    return _copied(model, {}, names)
+
+
+def product_of(module: Module) -> Product | None:
+    """The product that a linear layer of a joined model takes its result from."""
+    return module.product if isinstance(module, _Part | _QuantizedPart) else None
+
+
+class Product:
+    """One matrix product for several linear layers of the same input.
+
+    Remembers its last result until each layer has taken its part.
+    """
+
+    def __init__(self, layers: Sequence[Linear | QuantizedLinear]) -> None:
+        """Concatenate the weights; those of `layers` become views of the result."""
+        sizes = [cast(mx.array, layer["weight"]).shape[0] for layer in layers]
+        edges = [sum(sizes[:n]) for n in range(len(sizes) + 1)]
+        self._edges = edges[1:-1]
+        first = layers[0]
+        self._whole = _without_children(first)
+        for name in _ARRAYS:
+            if first.get(name) is None:
+                continue
+            joined = mx.concatenate([cast(mx.array, layer[name]) for layer in layers])
+            mx.eval(joined)
+            dict.__setitem__(self._whole, name, joined)
+            views = [joined[start:stop] for start, stop in itertools.pairwise(edges)]
+            mx.eval(views)
+            for layer, view in zip(layers, views, strict=True):
+                dict.__setitem__(layer, name, view)
+        self._input: mx.array | None = None
+        self._parts: list[mx.array | None] = []
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """The results of all layers, one behind the other."""
+        return cast("Callable[[mx.array], mx.array]", self._whole)(x)
+
+    def part(self, number: int, x: mx.array) -> mx.array | None:
+        """The result of one layer; None if it took its part of this input before."""
+        if self._input is not x:
+            self._input, self._parts = x, list(mx.split(self(x), self._edges, axis=-1))
+        found, self._parts[number] = self._parts[number], None
+        if all(part is None for part in self._parts):
+            self._input = None
+        return found
+
+
+class _Part(Linear):
+    """A linear layer that takes its result from a joined product."""
+
+    product: Product
+    number: int
+
+    def __call__(self, x: mx.array) -> mx.array:
+        found = self.product.part(self.number, x) if _few(x) else None
+        return super().__call__(x) if found is None else found
+
+
+class _QuantizedPart(QuantizedLinear):
+    """The same for quantized weights."""
+
+    product: Product
+    number: int
+
+    def __call__(self, x: mx.array) -> mx.array:
+        found = self.product.part(self.number, x) if _few(x) else None
+        apart = cast("Callable[[mx.array], mx.array]", super().__call__)
+        return apart(x) if found is None else found
+
+
+def _few(x: mx.array) -> bool:
+    return x.size // x.shape[-1] <= MOST_ROWS
+
+
+def _copied(module: Module, known: dict[int, Module], names: Sequence[Sequence[str]]) -> Module:
+    """A copy of a tree of modules that shares all arrays, with joined products."""
+    if id(module) in known:
+        return known[id(module)]
+    copy = known[id(module)] = _without_children(module)
+    products = _join_in(module, names)
+    for name, value in module.items():
+        dict.__setitem__(copy, name, _copied_value(value, known, names))
+    for joined, product in products.items():
+        for number, name in enumerate(joined):
+            part = copy[name]
+            kind = _Part if isinstance(part, Linear) else _QuantizedPart
+            part.__class__ = kind
+            vars(part).update(product=product, number=number)
+    return copy
+
+
+def _copied_value(
+    value: object, known: dict[int, Module], names: Sequence[Sequence[str]]
+) -> object:
+    if isinstance(value, Module):
+        return _copied(value, known, names)
+    if isinstance(value, list):
+        return [_copied_value(one, known, names) for one in value]
+    if isinstance(value, dict):
+        return {name: _copied_value(one, known, names) for name, one in value.items()}
+    return value
+
+
+def _without_children(module: Module) -> Module:
+    copy = dict.__new__(type(module))
+    vars(copy).update(vars(module))
+    return copy
+
+
+def _join_in(module: Module, names: Sequence[Sequence[str]]) -> dict[tuple[str, ...], Product]:
+    """The products of a module's own linear layers, by the layers' names."""
+    found: dict[tuple[str, ...], Product] = {}
+    for group in names:
+        layers = [module.get(name) for name in group]
+        if all(type(one) in (Linear, QuantizedLinear) for one in layers):
+            linear = cast("list[Linear | QuantizedLinear]", layers)
+            if len({_form(one) for one in linear}) == 1:
+                found[tuple(group)] = Product(linear)
+                mx.clear_cache()  # the weights as they were
+    return found
+
+
+def _form(layer: Linear | QuantizedLinear) -> tuple[object, ...]:
+    """What layers must have in common to be joined."""
+    arrays = [
+        (name, array.dtype, array.shape[1:])
+        for name in _ARRAYS
+        if (array := cast("mx.array | None", layer.get(name))) is not None
+    ]
+    how = [vars(layer).get(name) for name in ("group_size", "bits", "mode")]
+    return (type(layer), *arrays, *how)

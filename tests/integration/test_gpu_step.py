@@ -1,0 +1,37 @@
+"""The benchmark of a step's variants, on a tiny model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gpu_step
+
+
+def test_each_variant_gets_a_line_for_each_batch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = ["--only", "plain", "--only", "shortened"]
+    gpu_step.main(["--small", *wanted, "--batch", "1", "--batch", "2", "--output", str(tmp_path)])
+    differences, *lines = [
+        json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")
+    ]
+    assert list(differences) == ["plain", "shortened"]
+    assert max(map(max, differences.values())) < 1e-4
+    assert [(line["batch"], line["variant"]) for line in lines] == [
+        (batch, variant) for batch in (1, 2) for variant in ("plain", "shortened")
+    ]
+    for line in lines:
+        parts = line["graph_ms"] + line["hand_over_ms"] + line["wait_ms"]
+        assert line["step_ms"] == pytest.approx(parts, rel=0.5)
+    written = json.loads((tmp_path / "gpu_step.json").read_text())
+    assert written["summary"]["steps"] == lines
+
+
+def test_a_faster_variant_than_the_one_used_misses_the_criterion() -> None:
+    used = {"batch": 8, "variant": gpu_step.USED, "step_ms": 2.0}
+    other = {"batch": 8, "variant": "plain", "step_ms": 3.0}
+    assert gpu_step.judge([used, other]).passed
+    assert not gpu_step.judge([used, {**other, "step_ms": 1.0}]).passed
