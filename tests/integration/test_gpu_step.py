@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu_step
+from experiments.harness.document import Json
 
 
 def test_each_variant_gets_a_line_for_each_batch(
@@ -31,7 +32,7 @@ def test_each_variant_gets_a_line_for_each_batch(
 
 
 def test_a_faster_variant_than_the_one_used_misses_the_criterion() -> None:
-    used = {"batch": 8, "variant": gpu_step.USED, "step_ms": 2.0}
-    other = {"batch": 8, "variant": "plain", "step_ms": 3.0}
+    used: dict[str, Json] = {"batch": 8, "variant": gpu_step.USED, "step_ms": 2.0}
+    other: dict[str, Json] = {"batch": 8, "variant": "plain", "step_ms": 3.0}
     assert gpu_step.judge([used, other]).passed
     assert not gpu_step.judge([used, {**other, "step_ms": 1.0}]).passed
