@@ -28,6 +28,7 @@ from semantic.domain.value_objects import (
     whole_blocks,
 )
 from semantic.ports.outbound import BatchBackend
+from tests.support.bodies import exported, fill
 from tests.support.fake_backend import FULL, STATE, FakeBackend, window
 
 Opaque = NewType("Opaque", object)
@@ -730,28 +731,15 @@ def save(subject: Subject, sequence: SequenceId) -> Saved:
     window_start = whole_blocks(first)
     return Saved(
         length,
-        [backend.export_block(sequence, Part.FULL, *r) for r in block_ranges(0, length)],
+        [exported(backend, sequence, Part.FULL, *r) for r in block_ranges(0, length)],
         [
-            backend.export_block(sequence, Part.WINDOW, *r)
+            exported(backend, sequence, Part.WINDOW, *r)
             for r in block_ranges(window_start, length)
             if layout.window
         ],
         window_start,
         backend.export_checkpoint(sequence) if layout.needs_checkpoint else None,
     )
-
-
-def fill(views: Sequence[Sequence[memoryview]], bodies: Sequence[bytes]) -> None:
-    """Write each body where it belongs, as a store does, and let go of the memory."""
-    assert len(views) == len(bodies)
-    for targets, body in zip(views, bodies, strict=True):
-        at, room = 0, sum(map(len, targets))
-        for target in targets:
-            n_bytes = len(target) * len(body) // room
-            target[:n_bytes] = body[at : at + n_bytes]
-            target.release()
-            at += n_bytes
-        assert at == len(body)
 
 
 def load_saved(subject: Subject, saved: Saved, capacity: int) -> SequenceId:
@@ -873,10 +861,12 @@ def test_a_load_can_be_given_up(subject: Subject) -> None:
     subject.prefill(sequence, tokens[:-1])
     assert subject.go_on(sequence, tokens, 5) == expected
     other = subject.backend.open(512)
-    views = subject.backend.loading(other, Part.FULL, 0, 300)
+    targets = subject.backend.loading(other, Part.FULL, 0, 300)
     subject.backend.close(other)
-    for target in itertools.chain(*views):
-        target[:] = bytes(len(target))
+    for target in targets:
+        for segment in target.open():
+            segment[:] = bytes(len(segment))
+        target.close(256)
 
 
 @only(*NO_CHECKPOINT)
@@ -946,7 +936,7 @@ def test_a_sequence_is_loaded_and_saved_only_at_rest(subject: Subject) -> None:
     backend.start(sequence, tokens[-1], tokens[:-1], GREEDY, 0)
     for _ in range(2):
         with pytest.raises(BackendError, match="decoding"):
-            backend.export_block(sequence, Part.FULL, 0, 20)
+            exported(backend, sequence, Part.FULL, 0, 20)
         with pytest.raises(BackendError, match="decoding"):
             backend.export_checkpoint(sequence)
         with pytest.raises(BackendError, match="decoding"):
@@ -963,14 +953,14 @@ def test_what_is_no_block_of_the_sequence_is_not_saved(
 ) -> None:
     sequence = subject.prefilled(subject.tokens(400), 512)
     with pytest.raises(BackendError):
-        subject.backend.export_block(sequence, Part.FULL, start, stop)
+        exported(subject.backend, sequence, Part.FULL, start, stop)
 
 
 @only(*EVERYTHING)
 def test_an_empty_sequence_has_nothing_to_save(subject: Subject) -> None:
     sequence = subject.backend.open(256)
     with pytest.raises(BackendError):
-        subject.backend.export_block(sequence, Part.FULL, 0, 1)
+        exported(subject.backend, sequence, Part.FULL, 0, 1)
     with pytest.raises(BackendError):
         subject.backend.export_checkpoint(sequence)
 
@@ -979,7 +969,7 @@ def test_an_empty_sequence_has_nothing_to_save(subject: Subject) -> None:
 def test_a_window_that_slid_on_is_not_saved(subject: Subject) -> None:
     sequence = subject.prefilled(subject.tokens(1500), 1536)
     with pytest.raises(BackendError):
-        subject.backend.export_block(sequence, Part.WINDOW, 0, 256)
+        exported(subject.backend, sequence, Part.WINDOW, 0, 256)
 
 
 @only(*EVERYTHING)

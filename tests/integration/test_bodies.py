@@ -21,6 +21,7 @@ from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.domain.block_hash import Part
 from semantic.domain.errors import BackendError, CacheReconstructionError
 from semantic.domain.value_objects import SamplingParams, SequenceId
+from tests.support.bodies import exported
 from tests.support.tiny_models import tiny_model
 
 _TOKENS = [(i * i * 7 + i * 3) % 96 for i in range(900)]
@@ -76,7 +77,7 @@ def test_an_array_that_does_not_lie_in_one_piece_is_refused() -> None:
 def test_a_body_is_keys_then_values_head_by_head() -> None:
     model = backend("llama")
     sequence = prefilled(model)
-    body = model.export_block(sequence, Part.FULL, 256, 300)
+    body = exported(model, sequence, Part.FULL, 256, 300)
     expected = b"".join(
         bytes(bytes_of(mx.contiguous(array[0, head, 256:300])))
         for cache in cast(list[SequenceCache], model.sequences()[0])
@@ -127,11 +128,11 @@ def test_bodies_land_where_the_cache_keeps_them_and_decoding_moves_nothing(
 ) -> None:
     model = backend(architecture)
     saved = prefilled(model)
-    bodies = [model.export_block(saved, Part.FULL, *r) for r in ((0, 256), (256, _LENGTH))]
+    bodies = [exported(model, saved, Part.FULL, *r) for r in ((0, 256), (256, _LENGTH))]
     expected = decode(model, saved, 6)
     model.close(saved)
     sequence = model.open(512)
-    views = model.loading(sequence, Part.FULL, 0, _LENGTH)
+    views = [target.open() for target in model.loading(sequence, Part.FULL, 0, _LENGTH)]
     (caches,) = model.sequences()
     assert [len(target) for target in views[0]] == [
         256 * n_bytes for n_bytes in model.layout().full
@@ -149,9 +150,9 @@ def test_a_view_that_is_kept_costs_a_copy_and_no_token() -> None:
     model = backend("llama")
     expected = decode(model, prefilled(model), 6)
     saved = prefilled(model)
-    bodies = [model.export_block(saved, Part.FULL, *r) for r in ((0, 256), (256, _LENGTH))]
+    bodies = [exported(model, saved, Part.FULL, *r) for r in ((0, 256), (256, _LENGTH))]
     sequence = model.open(512)
-    views = model.loading(sequence, Part.FULL, 0, _LENGTH)
+    views = [target.open() for target in model.loading(sequence, Part.FULL, 0, _LENGTH)]
     for targets, body, n in zip(views, bodies, (256, _LENGTH - 256), strict=True):
         read_file_into(body, [target[: len(target) // 256 * n] for target in targets])
     model.loaded(sequence, _LENGTH)
@@ -213,7 +214,7 @@ def test_a_sequence_of_a_failed_step_is_neither_paused_nor_saved(
     with pytest.raises(BackendError, match="half written"):
         model.pause(sequence)
     with pytest.raises(BackendError, match="decoding"):
-        model.export_block(sequence, Part.FULL, 0, 256)
+        exported(model, sequence, Part.FULL, 0, 256)
     model.close(sequence)
 
 
@@ -230,7 +231,7 @@ def load_with(model: MLXBackend, bodies: tuple[list[bytes], list[bytes]], mark: 
         for part, start, data in ((Part.FULL, 0, full), (Part.WINDOW, 256, window)):
             views = model.loading(sequence, part, start, _LENGTH) if data else []
             for target, n_bytes in zip(views, map(len, data), strict=True):
-                assert sum(map(len, target)) >= n_bytes
+                assert sum(map(len, target.open())) >= n_bytes
             del views
         model.loaded(sequence, _LENGTH, mark)
         decode(model, sequence, 3)
@@ -241,8 +242,8 @@ def load_with(model: MLXBackend, bodies: tuple[list[bytes], list[bytes]], mark: 
 def saved_parts(model: MLXBackend) -> tuple[tuple[list[bytes], list[bytes]], bytes]:
     sequence = prefilled(model)
     ranges = [(0, 256), (256, _LENGTH)]
-    full = [model.export_block(sequence, Part.FULL, *each) for each in ranges]
-    window = [model.export_block(sequence, Part.WINDOW, 256, _LENGTH)]
+    full = [exported(model, sequence, Part.FULL, *each) for each in ranges]
+    window = [exported(model, sequence, Part.WINDOW, 256, _LENGTH)]
     mark = model.export_checkpoint(sequence)
     model.close(sequence)
     return (full, window if model.layout().window else []), mark

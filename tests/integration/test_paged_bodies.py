@@ -12,6 +12,7 @@ from semantic.adapters.mlx.backend import MLXBackend
 from semantic.domain.block_hash import Part
 from semantic.domain.errors import BackendError, CacheReconstructionError
 from semantic.domain.value_objects import SamplingParams, SequenceId, whole_blocks
+from tests.support.bodies import exported, fill
 from tests.support.in_pages import SUFFIX, tiny_backend
 from tests.support.lanes import THOROUGH
 from tests.support.preempted import preempted, resumed
@@ -74,22 +75,11 @@ def save(model: MLXBackend, sequence: SequenceId) -> Saved:
     window = ranges(start, length) if layout.window else []
     return Saved(
         length,
-        tuple(model.export_block(sequence, Part.FULL, *r) for r in ranges(0, length)),
-        tuple(model.export_block(sequence, Part.WINDOW, *r) for r in window),
+        tuple(exported(model, sequence, Part.FULL, *r) for r in ranges(0, length)),
+        tuple(exported(model, sequence, Part.WINDOW, *r) for r in window),
         start,
         model.export_checkpoint(sequence) if layout.needs_checkpoint else None,
     )
-
-
-def fill(views: list[list[memoryview]], bodies: Sequence[bytes]) -> None:
-    for targets, body in zip(views, bodies, strict=True):
-        at, room = 0, sum(map(len, targets))
-        for target in targets:
-            n_bytes = len(target) * len(body) // room
-            target[:n_bytes] = body[at : at + n_bytes]
-            target.release()
-            at += n_bytes
-        assert at == len(body)
 
 
 def load(model: MLXBackend, saved: Saved) -> SequenceId:
@@ -197,7 +187,7 @@ def test_what_slid_out_of_a_window_is_not_written() -> None:
     pages = backend("gemma3" + SUFFIX)
     sequence = prefilled(pages, tokens(1100))
     with pytest.raises(BackendError, match="holds tokens"):
-        pages.export_block(sequence, Part.WINDOW, 256, 512)
+        exported(pages, sequence, Part.WINDOW, 256, 512)
     pages.close(sequence)
 
 

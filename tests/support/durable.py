@@ -20,6 +20,7 @@ from semantic.bootstrap import Settings, open_store
 from semantic.domain.block_hash import BlockKey
 from semantic.domain.stored import Manifest, Tier
 from semantic.domain.value_objects import whole_blocks
+from tests.support.bodies import exported
 from tests.support.char_tokenizer import CharTokenizer
 from tests.support.in_pages import SUFFIX, tiny_backend
 from tests.support.reference import generate, same_answer
@@ -167,9 +168,7 @@ class Durable:
         loader.wait([load], 60.0)
         assert loader.finish(load).length == prefix.length == model.length(sequence)
         bodies = {
-            header.key: model.export_block(
-                sequence, header.part, header.link.start, header.link.stop
-            )
+            header.key: exported(model, sequence, header.part, header.link.start, header.link.stop)
             for header in (*prefix.full, *prefix.window)
         }
         if prefix.checkpoint is not None:

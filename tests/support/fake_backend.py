@@ -31,6 +31,8 @@ from semantic.domain.value_objects import (
     TokenLogprob,
     whole_blocks,
 )
+from semantic.ports.outbound import BodyTarget
+from tests.support.bodies import Segments
 from tests.support.fake_clock import FakeClock
 
 VOCAB = 96
@@ -522,9 +524,7 @@ class FakeBackend:
         numbers.extend(len(part) // _NUMBER for part in parts)
         return b"".join([numbers.tobytes(), *parts])
 
-    def loading(
-        self, sequence: SequenceId, part: Part, start: int, stop: int
-    ) -> list[list[memoryview]]:
+    def loading(self, sequence: SequenceId, part: Part, start: int, stop: int) -> list[BodyTarget]:
         state = self._get(sequence) if self._get(sequence).landings else self._resting(sequence)
         if start % BLOCK_TOKENS or not 0 <= start < stop or part in state.landings:
             raise BackendError(f"cannot load {part} tokens {start} to {stop}")
@@ -540,7 +540,7 @@ class FakeBackend:
         state.landings[part] = landing
         block = _NUMBER * BLOCK_TOKENS
         return [
-            [memoryview(data)[at : at + block] for data in landing.data.values()]
+            Segments([memoryview(data)[at : at + block] for data in landing.data.values()])
             for at in range(0, size, block)
         ]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 from semantic.domain.block_hash import BlockKey, BlockLink, Part, Scope
 from semantic.domain.match import MatchReport
@@ -52,12 +53,29 @@ class BlockHeader:
         return self.link.key(self.part)
 
 
+class DeferredBody(Protocol):
+    """A body that is still on its way from a device; its size is known."""
+
+    def __len__(self) -> int: ...
+
+    def wait(self) -> memoryview:
+        """All bytes, once they are here; any thread may wait. Raises OSError if they never come."""
+        ...
+
+
+Body = bytes | DeferredBody
+
+
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
     """A body and its header."""
 
     header: BlockHeader
-    body: bytes
+    body: Body
+
+    def data(self) -> bytes | memoryview:
+        """The bytes of the body, never changed; waits for them. Raises OSError."""
+        return self.body if isinstance(self.body, bytes) else self.body.wait()
 
 
 @dataclass(frozen=True, slots=True)

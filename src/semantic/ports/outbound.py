@@ -12,7 +12,7 @@ from typing import Protocol
 from semantic.domain.block_hash import Part
 from semantic.domain.entities import AgentBlocks, KVBlock
 from semantic.domain.grammar import Grammar
-from semantic.domain.stored import BlockLayout
+from semantic.domain.stored import BlockLayout, Body
 from semantic.domain.value_objects import (
     ModelCacheSpec,
     SampledToken,
@@ -44,6 +44,31 @@ class Tokenizer(Protocol):
         """Token ids of a conversation ({"role", "content"} each), by the model's chat template.
 
         Raises InvalidRequestError if there is no template or it refuses the messages.
+        """
+        ...
+
+
+class BodyTarget(Protocol):
+    """Where a sequence that is being loaded takes one block's body.
+
+    One thread, any, calls `put`, or `open` and then `close`. The sequence may be closed meanwhile.
+    """
+
+    def put(self, body: bytes | memoryview) -> None:
+        """Take the whole body. Raises BackendError."""
+        ...
+
+    def open(self) -> list[memoryview]:
+        """Memory to write the body to: a few segments, 256 tokens of each.
+
+        The body's segments lie one after another in them. Raises BackendError.
+        """
+        ...
+
+    def close(self, n_tokens: int = 0) -> None:
+        """Take what was written, the body of `n_tokens`, or nothing; the memory is given up.
+
+        May be called without `open`, and again. Raises BackendError.
         """
         ...
 
@@ -176,10 +201,11 @@ class BatchBackend(Protocol):
         """
         ...
 
-    def export_block(self, sequence: SequenceId, part: Part, start: int, stop: int) -> bytes:
+    def export_block(self, sequence: SequenceId, part: Part, start: int, stop: int) -> Body:
         """The body of tokens `start` to `stop`, all of one block, as a copy.
 
-        `part` is FULL or WINDOW. Raises BackendError if the layers do not hold those tokens.
+        A deferred body is that of this moment, whatever happens to the sequence. `part` is FULL or
+        WINDOW. Raises BackendError if the layers do not hold those tokens.
         """
         ...
 
@@ -191,14 +217,12 @@ class BatchBackend(Protocol):
         """
         ...
 
-    def loading(
-        self, sequence: SequenceId, part: Part, start: int, stop: int
-    ) -> list[list[memoryview]]:
-        """Memory for tokens `start` to `stop`: for each block, for each segment, 256 tokens of it.
+    def loading(self, sequence: SequenceId, part: Part, start: int, stop: int) -> list[BodyTarget]:
+        """Where the bodies of tokens `start` to `stop` go, one target per block.
 
         `start` is a multiple of 256, and for FULL the current length of the sequence, which must
-        have the capacity. Any thread may write there until `loaded`; nothing reads it before. The
-        views must be released before `loaded` is called.
+        have the capacity. All targets are closed, or dropped unused, before `loaded` is called;
+        nothing reads what they hold before.
         """
         ...
 

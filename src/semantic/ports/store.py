@@ -62,6 +62,13 @@ class CacheStorePort(Protocol):
         """
         ...
 
+    def resident(self, headers: Sequence[BlockHeader]) -> Mapping[BlockKey, bytes | memoryview]:
+        """The bodies of those `headers` that are in this process's memory, as they lie there.
+
+        Not copied and never changed; waits for those that are on their way. The others are read.
+        """
+        ...
+
     def read_into(self, reads: Sequence[BlockRead]) -> Sequence[bool]:
         """Fill the targets of each read; True for each body that was verified.
 

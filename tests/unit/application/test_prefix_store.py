@@ -11,10 +11,10 @@ import pytest
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.application.cache.prefix_store import PrefixStore
 from semantic.application.request import Phase
-from semantic.domain.block_hash import Part
+from semantic.domain.block_hash import BlockKey, Part
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.match import MatchEnd
-from semantic.domain.stored import BlockRead, StoredBlock, Tier
+from semantic.domain.stored import BlockHeader, BlockRead, StoredBlock, Tier
 from semantic.domain.value_objects import LayerSpec, ModelCacheSpec, SamplingParams
 from tests.support.fake_backend import FULL, STATE, window
 from tests.support.late_reads import LateReads
@@ -271,6 +271,9 @@ class Damaged(MemoryStore):
         super().__init__(AMPLE)
         self.block = block
 
+    def resident(self, headers: Sequence[BlockHeader]) -> dict[BlockKey, bytes | memoryview]:  # noqa: ARG002
+        return {}
+
     def read_into(self, reads: Sequence[BlockRead]) -> Sequence[bool]:
         proven = list(super().read_into(reads))
         for i, read in enumerate(reads):
@@ -404,9 +407,11 @@ def test_a_store_that_is_too_slow_is_passed_over() -> None:
     prefix_store = again.engine._prefixes
     assert isinstance(prefix_store, PrefixStore)
     prefix_store.break_even._prefill_rate = lambda: 1e9
-    prefix_store.break_even.observe(1, 1e9)
-    # Memory is never too slow; see test_break_even for disks.
-    assert answer(again, "ann", prompt).cached_tokens == len(prompt) - 1
+    prefix_store.break_even.observe({Tier.MEMORY: 1}, 1e9)
+    done = answer(again, "ann", prompt)
+    assert done.cached_tokens == 0
+    assert done.match is not None
+    assert done.match.end is MatchEnd.SLOWER
 
 
 @every_spec

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from semantic.adapters.stores.memory import MemoryStore
+from semantic.domain.block_hash import BlockKey
 from semantic.domain.errors import BackendError, CacheReconstructionError, InvalidRequestError
-from semantic.domain.stored import BlockRead, StoredBlock
+from semantic.domain.stored import BlockHeader, BlockRead, StoredBlock
 from tests.support.lanes import examples
 from tests.support.late_reads import LateReads
 from tests.unit.application.test_engine_machine import (
@@ -42,6 +43,9 @@ class Unreliable(MemoryStore):
 
     def put(self, block: StoredBlock) -> bool:
         return self.draw.random() >= self.drops and super().put(block)
+
+    def resident(self, headers: Sequence[BlockHeader]) -> dict[BlockKey, bytes | memoryview]:  # noqa: ARG002
+        return {}
 
     def read_into(self, reads: Sequence[BlockRead]) -> Sequence[bool]:
         proven = list(super().read_into(reads))

@@ -36,7 +36,7 @@ from semantic.domain.errors import (
     SemanticError,
 )
 from semantic.domain.grammar import Grammar
-from semantic.domain.stored import BlockLayout
+from semantic.domain.stored import BlockLayout, Body
 from semantic.domain.value_objects import (
     ModelCacheSpec,
     SampledToken,
@@ -44,6 +44,7 @@ from semantic.domain.value_objects import (
     SequenceId,
     TokenLogprob,
 )
+from semantic.ports.outbound import BodyTarget
 
 
 @dataclass(slots=True)
@@ -280,7 +281,7 @@ class MLXBackend:
             self._leave(sequence, state)
             mx.eval([cache.state for cache in state.caches])
 
-    def export_block(self, sequence: SequenceId, part: Part, start: int, stop: int) -> bytes:
+    def export_block(self, sequence: SequenceId, part: Part, start: int, stop: int) -> Body:
         """See `BatchBackend.export_block`."""
         state = self._resting(sequence)
         with self._computing():
@@ -294,18 +295,16 @@ class MLXBackend:
         with self._computing():
             return self._codec.export_checkpoint(state.caches, state.length)
 
-    def loading(
-        self, sequence: SequenceId, part: Part, start: int, stop: int
-    ) -> list[list[memoryview]]:
+    def loading(self, sequence: SequenceId, part: Part, start: int, stop: int) -> list[BodyTarget]:
         """See `BatchBackend.loading`."""
         state = self._sequences[sequence]
         staging = state.staging
         if staging is None:
             staging = Staging(self._resting(sequence).length)
         with self._computing():
-            views = self._codec.loading(state.caches, staging, part, start, stop)
+            targets = self._codec.loading(state.caches, staging, part, start, stop)
         state.staging = staging
-        return views
+        return targets
 
     def loaded(self, sequence: SequenceId, length: int, checkpoint: bytes | None = None) -> None:
         """See `BatchBackend.loaded`."""

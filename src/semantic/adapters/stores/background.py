@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TypeAlias
 
-from semantic.adapters.stores.memory import fill
+from semantic.adapters.stores.memory import data_of, fill
 from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope, begins_like
 from semantic.domain.errors import IntegrityError, InvalidRequestError
 from semantic.domain.stored import (
@@ -156,6 +156,17 @@ class BackgroundStore:
         written = self._inner.children(parent, part, like)
         return [*(one for one in written if one.key not in queued), *queued.values()]
 
+    def resident(self, headers: Sequence[BlockHeader]) -> Mapping[BlockKey, bytes | memoryview]:
+        with self._changed:
+            jobs = [self._blocks.get(header.key) for header in headers]
+        found = dict(self._inner.resident(headers))
+        for header, job in zip(headers, jobs, strict=True):
+            data = None if job is None or job.block.header != header else data_of(job.block)
+            if data is not None:
+                found[header.key] = data
+        self._count_hits(len(found))
+        return found
+
     def read_into(self, reads: Sequence[BlockRead]) -> Sequence[bool]:
         with self._changed:
             jobs = [self._blocks.get(read.header.key) for read in reads]
@@ -172,10 +183,11 @@ class BackgroundStore:
     def read(self, header: BlockHeader) -> bytes | None:
         with self._changed:
             job = self._blocks.get(header.key)
-        if job is None or job.block.header != header:
+        data = None if job is None or job.block.header != header else data_of(job.block)
+        if data is None:
             return self._inner.read(header)
         self._count_hits(1)
-        return job.block.body
+        return bytes(data)
 
     def touch(self, keys: Sequence[BlockKey]) -> None:
         """See `CacheStorePort.touch`. Dropped when `MAX_TOUCHES` are queued."""

@@ -132,6 +132,18 @@ class MemoryStore:
             headers = [self._blocks[key].header for key in keys if key.part is part]
         return [one for one in headers if like is None or begins_like(one.link.tokens, like)]
 
+    def resident(self, headers: Sequence[BlockHeader]) -> Mapping[BlockKey, bytes | memoryview]:
+        with self._lock:
+            blocks = [self._blocks.get(header.key) for header in headers]
+        found: dict[BlockKey, bytes | memoryview] = {}
+        for header, block in zip(headers, blocks, strict=True):
+            data = None if block is None or block.header != header else data_of(block)
+            if data is not None:
+                found[header.key] = data
+        with self._lock:
+            self._counts["hits"] += len(found)
+        return found
+
     def read_into(self, reads: Sequence[BlockRead]) -> Sequence[bool]:
         with self._lock:
             blocks = [self._blocks.get(read.header.key) for read in reads]
@@ -145,9 +157,9 @@ class MemoryStore:
     def read(self, header: BlockHeader) -> bytes | None:
         with self._lock:
             block = self._blocks.get(header.key)
-        found = block if block is not None and block.header == header else None
+        found = None if block is None or block.header != header else data_of(block)
         self._count_reads([found is not None])
-        return None if found is None else found.body
+        return None if found is None else bytes(found)
 
     def touch(self, keys: Sequence[BlockKey]) -> None:
         with self._lock:
@@ -384,6 +396,14 @@ def _subtract(counts: Counter[BlockHash], chain: Sequence[BlockLink]) -> None:
             del counts[link.hash]
 
 
+def data_of(block: StoredBlock) -> bytes | memoryview | None:
+    """The block's bytes, waited for; None if they never come."""
+    try:
+        return block.data()
+    except OSError:
+        return None
+
+
 def fill(read: BlockRead, block: StoredBlock) -> bool:
     """Copy the body of `block` into the targets of `read`.
 
@@ -394,9 +414,10 @@ def fill(read: BlockRead, block: StoredBlock) -> bool:
         return False
     n_tokens = len(read.header.link.tokens)
     sizes = [target.nbytes // BLOCK_TOKENS * n_tokens for target in read.targets]
-    if sum(sizes) != len(block.body):
+    data = data_of(block)
+    if data is None or sum(sizes) != len(data):
         return False
-    body = memoryview(block.body)
+    body = memoryview(data)
     at = 0
     for target, size in zip(read.targets, sizes, strict=True):
         target.cast("B")[:size] = body[at : at + size]

@@ -64,6 +64,11 @@ class TieredStore:
         headers = [header for store in stores for header in store.children(parent, part, like)]
         return list({header.key: header for header in headers}.values())
 
+    def resident(self, headers: Sequence[BlockHeader]) -> Mapping[BlockKey, bytes | memoryview]:
+        warm = self._warm.resident(headers)
+        rest = [header for header in headers if header.key not in warm]
+        return {**self._cold.resident(rest), **warm}
+
     def read_into(self, reads: Sequence[BlockRead]) -> Sequence[bool]:
         filled = list(self._warm.read_into(reads))
         rest = [i for i, done in enumerate(filled) if not done]

@@ -1,57 +1,67 @@
 """Restores prefixes: reads block bodies into a sequence's memory while other sequences decode.
 
-The stepping thread provides the memory and takes the result; reading and verifying run in
-threads of their own. Also decides whether reading from disk beats computing. Knows the store's
-and the backend's ports; not requests.
+The stepping thread says where they go and takes the result; reading, verifying and copying run in
+threads of their own. Also decides whether that beats computing. Knows the store's and the
+backend's ports; not requests.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from semantic.application.cache.prefix_lookup import StoredPrefix
-from semantic.domain.block_hash import Part
+from semantic.domain.block_hash import BlockKey, Part
 from semantic.domain.errors import CacheReconstructionError
 from semantic.domain.match import MatchEnd
 from semantic.domain.stored import BlockHeader, BlockRead, Tier
 from semantic.domain.value_objects import BLOCK_TOKENS, SequenceId
-from semantic.ports.outbound import BatchBackend, Clock
+from semantic.ports.outbound import BatchBackend, BodyTarget, Clock
 from semantic.ports.store import CacheStorePort
+
+Target = tuple[BlockHeader, BodyTarget]
+"""A body, and where it goes."""
 
 _THREADS = 4
 """Concurrent loads; the store reads the bodies of each in parallel besides."""
-_NEW_WEIGHT = 0.3
-"""Weight of the newest measurement in the disk's average rate."""
+_OLD_WEIGHT = 0.7
+"""Weight of all earlier loads in a tier's rate, beside the newest."""
 _RETRY_AFTER = 8
-"""A disk that was slower than computing is measured again after this many skipped reads."""
+"""A tier that was slower than computing is measured again after this many skipped loads."""
+_GROUP_BYTES = 256 << 20
+"""Bytes that a load reads before they are copied to where they stay: the memory that it needs."""
+_FEWEST_IN_GROUP = 8
+"""Bodies in such a group, whatever their size: as many as a store reads at a time."""
 
 
 class BreakEven:
-    """Compares the time to read a prefix from disk with the time to compute it.
+    """Compares the time to restore a prefix with the time to compute it.
 
-    Both rates are measured while running.
+    Both are measured while running: of a load everything that is done until the sequence has the
+    blocks, for each tier.
     """
 
     def __init__(self, prefill_rate: Callable[[], float | None]) -> None:
         """`prefill_rate` is the measured prompt tokens per second, None before the first chunk."""
         self._prefill_rate = prefill_rate
-        self._bytes_per_second: float | None = None
+        self._loads: dict[Tier, tuple[float, float]] = {}  # weighted bytes and seconds
         self._skipped = 0
 
-    @property
-    def bytes_per_second(self) -> float | None:
-        """The measured read rate, None before the first read."""
-        return self._bytes_per_second
+    def bytes_per_second(self, tier: Tier) -> float | None:
+        """The measured rate of loads from `tier`, None before the first."""
+        n_bytes, seconds = self._loads.get(tier, (0.0, 0.0))
+        return n_bytes / seconds if seconds else None
 
-    def worth_reading(self, n_bytes: int, n_tokens: int) -> bool:
-        """Whether reading `n_bytes` is expected to be faster than computing `n_tokens`."""
+    def worth_reading(self, n_bytes: Mapping[Tier, int], n_tokens: int) -> bool:
+        """Whether loading `n_bytes` by tier is expected to be faster than computing `n_tokens`.
+
+        What was not measured is expected to cost nothing, so that it is measured.
+        """
         rate = self._prefill_rate()
-        if not n_bytes or rate is None or self._bytes_per_second is None:
-            return True
-        if n_bytes / self._bytes_per_second <= n_tokens / rate:
+        if rate is None or self._seconds(n_bytes) <= n_tokens / rate:
             self._skipped = 0
             return True
         self._skipped += 1
@@ -60,33 +70,54 @@ class BreakEven:
         self._skipped = 0
         return True
 
-    def observe(self, n_bytes: int, seconds: float) -> None:
-        """Record a read of `n_bytes` that took `seconds`."""
-        if not n_bytes or seconds <= 0:
+    def observe(self, n_bytes: Mapping[Tier, int], seconds: float) -> None:
+        """Record a load of `n_bytes` by tier that took `seconds`.
+
+        Large loads count more: a small one measures what any load costs. Of a load from several
+        tiers those that are expected to be faster take their usual time.
+        """
+        tiers = [tier for tier in Tier if n_bytes.get(tier)]
+        if not tiers or seconds <= 0:
             return
-        measured = n_bytes / seconds
-        old = self._bytes_per_second
-        self._bytes_per_second = (
-            measured if old is None else (1 - _NEW_WEIGHT) * old + _NEW_WEIGHT * measured
+        slowest = min(tiers, key=lambda tier: self.bytes_per_second(tier) or 0.0)
+        others = {tier: n for tier, n in n_bytes.items() if tier is not slowest}
+        rest = max(seconds - self._seconds(others), seconds * n_bytes[slowest] / total(n_bytes))
+        old_bytes, old_seconds = self._loads.get(slowest, (0.0, 0.0))
+        self._loads[slowest] = (
+            _OLD_WEIGHT * old_bytes + n_bytes[slowest],
+            _OLD_WEIGHT * old_seconds + rest,
         )
+
+    def _seconds(self, n_bytes: Mapping[Tier, int]) -> float:
+        """Expected seconds of a load."""
+        rates = {tier: self.bytes_per_second(tier) for tier in n_bytes}
+        return sum(n / rate for tier, n in n_bytes.items() if (rate := rates[tier]) is not None)
+
+
+def total(n_bytes: Mapping[Tier, int]) -> int:
+    """Bytes of all tiers."""
+    return sum(n_bytes.values())
 
 
 @dataclass(frozen=True, slots=True)
 class ReadBodies:
-    """Result of reading: which bodies were verified, the checkpoint's bytes, and the seconds."""
+    """Result of reading: how many bodies were verified before the first that was not, the
+    checkpoint's bytes, and the seconds it took."""
 
-    verified: tuple[bool, ...]
+    n_verified: int
     checkpoint: bytes | None
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A prefix that is being read into a sequence."""
+    """A prefix that is being read into a sequence; it took `seconds` to begin."""
 
     prefix: StoredPrefix
     sequence: SequenceId
+    seconds: float
     future: Future[ReadBodies]
+    given_up: threading.Event
 
     @property
     def done(self) -> bool:
@@ -95,11 +126,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """How many tokens the sequence holds after a load, and why not all that were expected."""
+    """How many tokens the sequence holds after a load, why not all that were expected, and the
+    seconds that it took: to begin, to read and to finish, without what it waited for others."""
 
     length: int
     end: MatchEnd
-    disk_bytes: int
     seconds: float
 
 
@@ -110,6 +141,7 @@ class Loader:
         self, model: BatchBackend, store: CacheStorePort, clock: Clock = time.perf_counter
     ) -> None:
         self._model = model
+        self._layout = model.layout()
         self._store = store
         self._clock = clock
         self._threads: Executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="load")
@@ -119,12 +151,16 @@ class Loader:
 
         Raises BackendError when there is no memory for it.
         """
-        reads = self._reads(prefix.full, sequence, Part.FULL, prefix.start, prefix.length)
+        started = self._clock()
+        targets = self._targets(prefix.full, sequence, Part.FULL, prefix.start, prefix.length)
         if prefix.window:
             first = prefix.window[0].link.start
-            reads += self._reads(prefix.window, sequence, Part.WINDOW, first, prefix.length)
-        future = self._threads.submit(self._read, reads, prefix.checkpoint)
-        return Load(prefix, sequence, future)
+            targets += self._targets(prefix.window, sequence, Part.WINDOW, first, prefix.length)
+        size = max(_FEWEST_IN_GROUP, _GROUP_BYTES * len(targets) // max(1, prefix.n_bytes))
+        groups = [targets[at : at + size] for at in range(0, len(targets), size)]
+        given_up = threading.Event()
+        future = self._threads.submit(self._read, groups, prefix.checkpoint, given_up)
+        return Load(prefix, sequence, self._clock() - started, future, given_up)
 
     def finish(self, load: Load) -> Loaded:
         """Give the sequence the verified blocks of a `load` that is done.
@@ -132,8 +168,9 @@ class Loader:
         A prefix with a checkpoint is restored whole or not at all. Raises BackendError.
         """
         read, prefix = load.future.result(), load.prefix
-        n_good = next((i for i, good in enumerate(read.verified) if not good), len(read.verified))
-        complete = n_good == len(read.verified) and (
+        started = self._clock()
+        n_bodies = len(prefix.full) + len(prefix.window)
+        complete = read.n_verified == n_bodies and (
             prefix.checkpoint is None or read.checkpoint is not None
         )
         if complete:
@@ -141,13 +178,18 @@ class Loader:
         elif prefix.checkpoint is not None:
             length = prefix.start
         else:
-            length = min(prefix.start + n_good * BLOCK_TOKENS, prefix.length)
+            length = min(prefix.start + read.n_verified * BLOCK_TOKENS, prefix.length)
         try:
             self._model.loaded(load.sequence, length, read.checkpoint if complete else None)
         except CacheReconstructionError:
             length, complete = prefix.start, False  # the tokens are computed instead
         end = prefix.end if complete else MatchEnd.DAMAGED
-        return Loaded(length, end, prefix.bytes_in(Tier.DISK), read.seconds)
+        seconds = load.seconds + read.seconds + self._clock() - started
+        return Loaded(length, end, seconds)
+
+    def give_up(self, load: Load) -> None:
+        """The sequence is being closed: read no more than what has begun."""
+        load.given_up.set()
 
     def wait(self, loads: Iterable[Load], seconds: float) -> None:
         """Return when one of `loads` is done, or after `seconds`."""
@@ -157,27 +199,62 @@ class Loader:
         """End the threads after the reads in progress."""
         self._threads.shutdown()
 
-    def _reads(
+    def _targets(
         self,
         headers: tuple[BlockHeader, ...],
         sequence: SequenceId,
         part: Part,
         start: int,
         stop: int,
-    ) -> list[BlockRead]:
-        memory = self._model.loading(sequence, part, start, stop)
-        return [BlockRead(*pair) for pair in zip(headers, memory, strict=True)]
+    ) -> list[Target]:
+        return list(zip(headers, self._model.loading(sequence, part, start, stop), strict=True))
 
-    def _read(self, reads: list[BlockRead], checkpoint: BlockHeader | None) -> ReadBodies:
+    def _read(
+        self,
+        groups: list[list[Target]],
+        checkpoint: BlockHeader | None,
+        given_up: threading.Event,
+    ) -> ReadBodies:
         started = self._clock()
+        n_verified, complete = 0, True
         try:
-            verified = tuple(self._store.read_into(reads))
-            body = None
-            if checkpoint is not None and all(verified):
-                body = self._store.read(checkpoint)
+            while groups and complete and not given_up.is_set():
+                verified = self._read_group(groups.pop(0))
+                n_good = next((i for i, good in enumerate(verified) if not good), len(verified))
+                n_verified += n_good
+                complete = n_good == len(verified)
         finally:
-            # The backend writes in place only while no other reference to its arrays exists.
-            for read in reads:
-                for view in read.targets:
-                    view.release()
-        return ReadBodies(verified, body, self._clock() - started)
+            for group in groups:
+                for _, target in group:
+                    target.close()
+        body = None
+        if checkpoint is not None and complete and not given_up.is_set():
+            body = self._store.read(checkpoint)
+        return ReadBodies(n_verified, body, self._clock() - started)
+
+    def _resident(self, headers: Sequence[BlockHeader]) -> dict[BlockKey, bytes | memoryview]:
+        """The bodies that need no reading."""
+        sizes = {
+            header.key: self._layout.body_bytes(header.part, len(header.link.tokens))
+            for header in headers
+        }
+        found = self._store.resident(headers)
+        return {key: body for key, body in found.items() if len(body) == sizes[key]}
+
+    def _read_group(self, group: list[Target]) -> list[bool]:
+        """Read some bodies to where they stay; which of them were verified."""
+        try:
+            here = self._resident([header for header, _ in group])
+            for header, target in group:
+                if header.key in here:
+                    target.put(here[header.key])
+            rest = [(header, target) for header, target in group if header.key not in here]
+            reads = [BlockRead(header, target.open()) for header, target in rest]
+            verified = dict.fromkeys(here, True)
+            for (header, target), good in zip(rest, self._store.read_into(reads), strict=True):
+                target.close(len(header.link.tokens) if good else 0)
+                verified[header.key] = good
+        finally:
+            for _, target in group:
+                target.close()
+        return [verified[header.key] for header, _ in group]

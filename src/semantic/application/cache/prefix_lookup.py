@@ -54,6 +54,16 @@ class StoredPrefix:
         return sum(each.n_bytes for each in found if each is not None and each.tier is tier)
 
     @property
+    def n_bytes(self) -> int:
+        """Bytes of all bodies."""
+        return sum(self.bytes_by_tier.values())
+
+    @property
+    def bytes_by_tier(self) -> dict[Tier, int]:
+        """Bytes of the bodies in each tier."""
+        return {tier: self.bytes_in(tier) for tier in Tier}
+
+    @property
     def source(self) -> Tier:
         """The slowest tier to read from."""
         return Tier.DISK if self.bytes_in(Tier.DISK) else Tier.MEMORY

@@ -30,7 +30,7 @@ from semantic.domain.match import MatchEnd
 from semantic.domain.prefix import common_prefix
 from semantic.domain.stored import BlockHeader, Manifest, StoredBlock, Tier
 from semantic.domain.value_objects import BLOCK_TOKENS, SequenceId
-from semantic.ports.outbound import BatchBackend
+from semantic.ports.outbound import BatchBackend, Clock
 from semantic.ports.store import CacheStorePort
 
 
@@ -86,16 +86,17 @@ class PrefixStore:
         prefill_rate: Callable[[], float | None],
         model_name: str = "",
         now: Callable[[], float] = time.time,
+        clock: Clock = time.perf_counter,
     ) -> None:
         """`prefill_rate` is the measured prompt tokens per second, None before the first chunk.
 
-        `now` is Unix time in seconds, recorded for display only.
+        `now` is Unix time in seconds, recorded for display only; `clock` measures loads.
         """
         self._model = model
         self._layout = model.layout()
         self._store = store
         self._lookup = PrefixLookup(store, self._layout)
-        self._loader = Loader(model, store)
+        self._loader = Loader(model, store, clock)
         self.break_even = BreakEven(prefill_rate)
         self._namespace = namespace_of(model.model_id, self._layout.name)
         self._model_name = model_name
@@ -201,7 +202,8 @@ class PrefixStore:
         if load is None:
             return
         loaded = self._loader.finish(load)
-        self.break_even.observe(loaded.disk_bytes, loaded.seconds)
+        if loaded.end is not MatchEnd.DAMAGED:
+            self.break_even.observe(load.prefix.bytes_by_tier, loaded.seconds)
         request.computed = loaded.length
         request.cached_tokens += loaded.length - load.prefix.start
         request.cached_tokens = min(request.cached_tokens, len(request.prompt) - 1)
@@ -210,7 +212,7 @@ class PrefixStore:
         reuse.end = loaded.end
         if loaded.length > load.prefix.start:
             if loaded.end is not MatchEnd.DAMAGED:
-                self.restored_bytes.update({t: load.prefix.bytes_in(t) for t in Tier})
+                self.restored_bytes.update(load.prefix.bytes_by_tier)
             reuse.source = load.prefix.source.value
             self._store.touch([header.key for header in load.prefix.headers])
 
@@ -298,7 +300,10 @@ class PrefixStore:
     def close_sequence(self, request: Request) -> None:
         """Give up the request's claim and load: its sequence is being closed."""
         self.release(request)
-        self._state(request).load = None
+        state = self._state(request)
+        load, state.load = state.load, None
+        if load is not None:
+            self._loader.give_up(load)
 
     def preempt(self, request: Request) -> None:
         """Look the prefix up again when the request is next admitted: it may be evicted by then."""
@@ -364,7 +369,7 @@ class PrefixStore:
         if prefix is None:
             return None
         n_tokens = prefix.length - prefix.start
-        if self.break_even.worth_reading(prefix.bytes_in(Tier.DISK), n_tokens):
+        if self.break_even.worth_reading(prefix.bytes_by_tier, n_tokens):
             return prefix
         request.reuse.end = MatchEnd.SLOWER
         return None

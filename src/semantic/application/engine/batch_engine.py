@@ -90,7 +90,11 @@ class BlockPoolBatchEngine:
         self._prefixes = None
         if store is not None:
             self._prefixes = PrefixStore(
-                model, store, prefill_rate=lambda: budget.rate, model_name=model_name
+                model,
+                store,
+                prefill_rate=lambda: budget.rate,
+                model_name=model_name,
+                clock=clock,
             )
         self._pool = pool
         self._idle = IdleCaches(pool)

@@ -32,8 +32,9 @@ from semantic.adapters.mlx.kv_cache.staging import (
     require_bodies,
 )
 from semantic.domain.block_hash import Part
-from semantic.domain.stored import BlockLayout
+from semantic.domain.stored import BlockLayout, Body, DeferredBody
 from semantic.domain.value_objects import LayerKind, ModelCacheSpec, whole_blocks
+from semantic.ports.outbound import BodyTarget
 
 CacheT = TypeVar("CacheT")
 
@@ -47,6 +48,12 @@ Raises BackendError if the layer does not hold those tokens.
 class BlockMemory(Protocol[CacheT, MemoryT]):
     """The caches of one form as bytes."""
 
+    def deferred(
+        self, caches: Sequence[CacheT], layers: Sequence[int], tokens: range
+    ) -> DeferredBody | None:
+        """The body of `tokens` of `layers`, copied beside all computation; None if it cannot be."""
+        ...
+
     def reader(self, caches: Sequence[CacheT]) -> ReadTokens:
         """Read tokens of `caches`; what is read for one layer may serve the next."""
         ...
@@ -58,8 +65,8 @@ class BlockMemory(Protocol[CacheT, MemoryT]):
         layers: Sequence[int],
         part: Part,
         tokens: range,
-    ) -> list[list[memoryview]]:
-        """Memory for `tokens` of `layers`, kept in `staging`: one list of segments per block."""
+    ) -> list[BodyTarget]:
+        """Where the bodies of `tokens` of `layers` go, one target per block."""
         ...
 
     def restore(
@@ -102,11 +109,14 @@ class BlockCodec(Generic[CacheT, MemoryT]):
 
     def export_block(
         self, caches: Sequence[CacheT], length: int, part: Part, start: int, stop: int
-    ) -> bytes:
+    ) -> Body:
         """See `BatchBackend.export_block`."""
         require_block(length, part, start, stop)
-        read = self._memory.reader(caches)
         tokens = range(start, stop)
+        deferred = self._memory.deferred(caches, self._parts.of(part), tokens)
+        if deferred is not None:
+            return deferred
+        read = self._memory.reader(caches)
         return b"".join(
             segment
             for layer in self._parts.of(part)
@@ -128,7 +138,7 @@ class BlockCodec(Generic[CacheT, MemoryT]):
 
     def loading(
         self, caches: Sequence[CacheT], staging: Staging[MemoryT], part: Part, start: int, stop: int
-    ) -> list[list[memoryview]]:
+    ) -> list[BodyTarget]:
         """See `BatchBackend.loading`; the memory belongs to `staging` until `loaded`."""
         require_bodies(part, start, stop)
         if part is Part.FULL:
@@ -136,12 +146,12 @@ class BlockCodec(Generic[CacheT, MemoryT]):
         else:
             staging.require_no_window()
         tokens = range(start, stop)
-        views = self._memory.stage(caches, staging, self._parts.of(part), part, tokens)
+        targets = self._memory.stage(caches, staging, self._parts.of(part), part, tokens)
         if part is Part.FULL:
             staging.full_stop = stop
         else:
             staging.window_tokens = tokens
-        return views
+        return targets
 
     def loaded(
         self,

@@ -34,6 +34,7 @@ from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
 from semantic.adapters.mlx.kv_cache.paged.self_test import computes_attention
 from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, attention_use
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape, trace
+from semantic.adapters.mlx.transfer.transfers import Transfers, transfers_here
 from semantic.domain.entities import AgentBlocks, KVBlock
 from semantic.domain.value_objects import LayerKind, ModelCacheSpec
 
@@ -105,12 +106,19 @@ def paged_form(
     attention: Sequence[PagedAttention],
     *,
     at_once: bool = True,
+    transfers: Transfers | None = None,
 ) -> CacheForm:
-    """All caches in pages of `kinds`, over which `attention` computes; see `PagedLayers`."""
+    """All caches in pages of `kinds`, over which `attention` computes; see `PagedLayers`.
+
+    With `transfers` bodies are copied beside MLX.
+    """
     by_layer = {number: kind.shape for kind in kinds for number in kind.layers}
     shapes = [by_layer[number] for number in range(spec.n_layers)]
     layers = PagedLayers(spec, kinds, attention, at_once=at_once)
-    codec = BlockCodec(spec, shapes, layers.ragged, {}, PagedMemory(attention))
+    if transfers is not None:
+        for pool in layers.pools:
+            pool.locate = transfers.driver.address
+    codec = BlockCodec(spec, shapes, layers.ragged, {}, PagedMemory(attention, transfers))
     return CacheForm(cast(CacheLayers, layers), cast("BlockCodec[LayerCache, Memory]", codec))
 
 
@@ -148,4 +156,10 @@ def choose_pages(
     if not probe.accepts(PagedLayers(spec, kinds, found)):
         return None
     # A Mac's memory is shared with every other program: none is taken before it is needed.
-    return paged_form(spec, kinds, found, at_once=dialect_here() is not METAL)
+    at_once = dialect_here() is not METAL
+    return paged_form(spec, kinds, found, at_once=at_once, transfers=transfers_for(found))
+
+
+def transfers_for(attention: Sequence[PagedAttention]) -> Transfers | None:
+    """The device's copies beside MLX, if `attention` leaves pages where they are: kernels do."""
+    return transfers_here() if all(isinstance(one, PagedKernels) for one in attention) else None

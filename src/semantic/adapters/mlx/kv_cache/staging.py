@@ -6,6 +6,7 @@ what a form's memory is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
@@ -63,6 +64,33 @@ class Staging(Generic[MemoryT]):
                 f"the window needs tokens {tokens.start} to {tokens.stop}, but "
                 f"{found.start} to {found.stop} were loaded"
             )
+
+
+class InPlace:
+    """A `BodyTarget` in host memory that is read when the sequence has been loaded."""
+
+    def __init__(self, segments: Sequence[memoryview]) -> None:
+        """`segments` hold 256 tokens each; they are released by `close`."""
+        self._segments = list(segments)
+
+    def put(self, body: bytes | memoryview) -> None:
+        """See `BodyTarget.put`."""
+        room, at, data = sum(map(len, self._segments)), 0, memoryview(body)
+        for segment in self._segments:
+            n_bytes = len(segment) * len(data) // room
+            segment[:n_bytes] = data[at : at + n_bytes]
+            at += n_bytes
+        self.close()
+
+    def open(self) -> list[memoryview]:
+        """See `BodyTarget.open`."""
+        return self._segments
+
+    def close(self, n_tokens: int = 0) -> None:  # noqa: ARG002
+        """See `BodyTarget.close`."""
+        for segment in self._segments:
+            segment.release()  # MLX writes in place only while nothing else refers to an array
+        self._segments = []
 
 
 class Piece(NamedTuple):

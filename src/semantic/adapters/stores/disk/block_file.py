@@ -101,7 +101,7 @@ def layout_stamp(layout: str) -> str:
 
 def encode_header(block: StoredBlock) -> bytes:
     """The 4096 bytes before the body of `block`. Raises ValueError for a bad number of tokens."""
-    link = block.header.link
+    link, body = block.header.link, block.data()
     if not 1 <= len(link.tokens) <= BLOCK_TOKENS:
         raise ValueError(f"a block has 1 to {BLOCK_TOKENS} tokens, got {len(link.tokens)}")
     layout = layout_stamp(block.header.layout).encode()
@@ -112,12 +112,12 @@ def encode_header(block: StoredBlock) -> bytes:
         len(link.tokens),
         len(layout),
         link.start,
-        len(block.body),
+        len(body),
         link.scope.namespace,
         link.scope.tenant,
         link.hash,
         link.parent,
-        xxhash.xxh3_128_digest(block.body),
+        xxhash.xxh3_128_digest(body),
     )
     tokens = pack_tokens(link.tokens).ljust(4 * BLOCK_TOKENS, b"\0")
     framed = fields + tokens + layout.ljust(_LAYOUT_BYTES, b"\0")

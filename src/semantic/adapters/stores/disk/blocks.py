@@ -105,9 +105,10 @@ class Blocks:
     def _write(self, block: StoredBlock, entry: Entry, reservation: int) -> None:
         """Temporary file, rename, row: all or nothing."""
         store = self._store
+        body = block.data()
         header = encode_header(block)
         with store.folder.temporary() as path:
-            store.folder.create(path, header, rest=block.body)
+            store.folder.create(path, header, rest=body)
             with store.folder.locked(), ExitStack() as undo:
                 with store.index.writing() as db:
                     if block_rows.file_bytes(db, block.header.key) is None:

@@ -191,7 +191,7 @@ def _delete_folder(files: FileSystem, name: str, parent: int) -> None:
             left.pop()
 
 
-def write_whole(files: FileSystem, fd: int, data: bytes) -> None:
+def write_whole(files: FileSystem, fd: int, data: bytes | memoryview) -> None:
     """Write all of `data`, continuing after short writes."""
     rest = memoryview(data)
     while rest:

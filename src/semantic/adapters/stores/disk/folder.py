@@ -147,7 +147,9 @@ class Folder:
             with suppress(OSError):  # left to the next recovery
                 self.files.unlink(path)
 
-    def create(self, path: Path, data: bytes, *, rest: bytes = b"", sync: bool = False) -> None:
+    def create(
+        self, path: Path, data: bytes, *, rest: bytes | memoryview = b"", sync: bool = False
+    ) -> None:
         """Write a new file; with `sync` it is durable."""
         with opened(self.files, path, CREATE_FLAGS) as fd:
             write_whole(self.files, fd, data)

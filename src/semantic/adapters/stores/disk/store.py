@@ -144,6 +144,13 @@ class DiskStore:
     ) -> Sequence[BlockHeader]:
         return self._query(lambda db: block_rows.children(db, parent, part, like), failed=[])
 
+    def resident(
+        self,
+        headers: Sequence[BlockHeader],  # noqa: ARG002
+    ) -> Mapping[BlockKey, bytes | memoryview]:
+        """See `CacheStorePort.resident`. Always empty."""
+        return {}
+
     def read_into(self, reads: Sequence[BlockRead]) -> Sequence[bool]:
         return self._store.reader.each(self._read_into, reads)
 

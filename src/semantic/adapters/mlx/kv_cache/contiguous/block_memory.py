@@ -19,10 +19,17 @@ from semantic.adapters.mlx.kv_cache.contiguous.cache import SequenceCache
 from semantic.adapters.mlx.kv_cache.contiguous.layers import ContiguousCache, cache_of
 from semantic.adapters.mlx.kv_cache.contiguous.mlx_lm_state import read_state
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
-from semantic.adapters.mlx.kv_cache.staging import Piece, Staging, blocks_in, require_held
+from semantic.adapters.mlx.kv_cache.staging import (
+    InPlace,
+    Piece,
+    Staging,
+    blocks_in,
+    require_held,
+)
 from semantic.domain.block_hash import Part
 from semantic.domain.errors import BackendError
 from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec, whole_blocks
+from semantic.ports.outbound import BodyTarget
 
 
 class MlxLmKVCache(Protocol):
@@ -42,6 +49,14 @@ class ContiguousMemory:
 
     # Export
 
+    def deferred(
+        self,
+        caches: Sequence[ContiguousCache],
+        layers: Sequence[int],
+        tokens: range,
+    ) -> None:
+        """See `BlockMemory.deferred`. Never: the next token is written to the same arrays."""
+
     def reader(self, caches: Sequence[ContiguousCache]) -> _Reader:
         """See `BlockMemory.reader`."""
         return _Reader(caches, self._shapes)
@@ -55,7 +70,7 @@ class ContiguousMemory:
         layers: Sequence[int],
         part: Part,
         tokens: range,
-    ) -> list[list[memoryview]]:
+    ) -> list[BodyTarget]:
         """See `BlockMemory.stage`."""
         n_tokens = blocks_in(tokens) * BLOCK_TOKENS
         if part is Part.WINDOW:
@@ -67,7 +82,7 @@ class ContiguousMemory:
         mx.eval([(buffer.k, buffer.v) for buffer in buffers.values()])
         raw = [(bytes_of(a), a.shape[1], a.shape[2]) for b in buffers.values() for a in (b.k, b.v)]
         return [
-            [view for array in raw for view in _head_views(*array, at, at + BLOCK_TOKENS)]
+            InPlace([view for array in raw for view in _head_views(*array, at, at + BLOCK_TOKENS)])
             for at in range(first, first + n_tokens, BLOCK_TOKENS)
         ]
 

@@ -1,6 +1,8 @@
 """Paged caches as the bytes of stored blocks: pages are read and written whole, in one copy each.
 
-Loaded bodies are gathered in host pages first, because a page holds all layers of its kind.
+Where the device has a copy engine and a body is that of one page, the two are copied beside all
+computation: the page is lent until then, which also keeps it from being written to. Elsewhere
+loaded bodies are gathered in host pages first, because a page holds all layers of its kind.
 Implements `block_codec.BlockMemory`. Knows layers and their pages; not the byte layout of a block.
 """
 
@@ -16,11 +18,20 @@ from semantic.adapters.mlx.kv_cache.checkpoint import StoredArray
 from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
 from semantic.adapters.mlx.kv_cache.paged.host_pages import HostPage, HostRing, upload
+from semantic.adapters.mlx.kv_cache.paged.page_target import PageTarget, page_rows
 from semantic.adapters.mlx.kv_cache.paged.split_kv import cut_at_blocks
-from semantic.adapters.mlx.kv_cache.staging import Piece, Staging, blocks_in, require_held
+from semantic.adapters.mlx.kv_cache.staging import (
+    InPlace,
+    Piece,
+    Staging,
+    blocks_in,
+    require_held,
+)
+from semantic.adapters.mlx.transfer.transfers import ArrivingBody, Transfers
 from semantic.domain.block_hash import Part
 from semantic.domain.errors import BackendError
 from semantic.domain.value_objects import BLOCK_TOKENS
+from semantic.ports.outbound import BodyTarget
 
 HostPages = dict[int, HostPage]
 """Host pages of one kind of layers, by block number."""
@@ -29,8 +40,26 @@ HostPages = dict[int, HostPage]
 class PagedMemory:
     """Implements `BlockMemory` for caches in pages; `attention[i]` writes pages of kind i."""
 
-    def __init__(self, attention: Sequence[PagedAttention]) -> None:
+    def __init__(
+        self, attention: Sequence[PagedAttention], transfers: Transfers | None = None
+    ) -> None:
+        """`transfers` are the device's copies beside MLX, None if it has none."""
         self._attention = attention
+        self._transfers = transfers
+
+    def deferred(
+        self, caches: Sequence[PagedCache], layers: Sequence[int], tokens: range
+    ) -> ArrivingBody | None:
+        """See `BlockMemory.deferred`. A ring's pages are written to while they are lent: never."""
+        if self._transfers is None or not _is_one_page(caches, layers):
+            return None
+        cache = caches[layers[0]]
+        require_held(layers[0], cache.held, tokens)
+        mx.eval(cache.state)  # its tokens are in the pages
+        table = cache.table
+        page = table.refs[tokens.start // BLOCK_TOKENS]
+        rows = page_rows(table.pool.kind, len(tokens))
+        return self._transfers.fetch(table.pool.lend(page), rows)
 
     def reader(self, caches: Sequence[PagedCache]) -> _Reader:
         """See `BlockMemory.reader`."""
@@ -43,7 +72,7 @@ class PagedMemory:
         layers: Sequence[int],
         part: Part,
         tokens: range,
-    ) -> list[list[memoryview]]:
+    ) -> list[BodyTarget]:
         """See `BlockMemory.stage`."""
         if part is Part.FULL:
             for i in layers:
@@ -55,16 +84,22 @@ class PagedMemory:
         by_kind = staging.full if part is Part.FULL else staging.window
         first = tokens.start // BLOCK_TOKENS
         blocks = range(first, first + blocks_in(tokens))
+        if self._transfers is not None and _is_one_page(caches, layers):
+            table = caches[layers[0]].table
+            lent = [table.pool.lend(table.refs[block]) for block in blocks]
+            return [PageTarget(self._transfers, page, table.pool.kind) for page in lent]
         for i in layers:
             number, kind = caches[i].layer.kind, caches[i].table.pool.kind
             if number not in by_kind:
                 by_kind[number] = {block: HostPage(kind) for block in blocks}
         return [
-            [
-                view
-                for i in layers
-                for view in by_kind[caches[i].layer.kind][block].heads(caches[i].layer.number)
-            ]
+            InPlace(
+                [
+                    view
+                    for i in layers
+                    for view in by_kind[caches[i].layer.kind][block].heads(caches[i].layer.number)
+                ]
+            )
             for block in blocks
         ]
 
@@ -91,6 +126,14 @@ class PagedMemory:
             cache.offset = length
             cache.first = firsts.get(i, cache.first)
         return list(caches)
+
+
+def _is_one_page(caches: Sequence[PagedCache], layers: Sequence[int]) -> bool:
+    """Whether a body of these layers has the bytes of one page, in its order."""
+    if not layers:
+        return False
+    kind = caches[layers[0]].table.pool.kind
+    return kind.ring is None and tuple(layers) == kind.layers
 
 
 def _rings(

@@ -7,6 +7,9 @@ sequences and no budget.
 from __future__ import annotations
 
 import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -48,9 +51,42 @@ class PageRef:
         """Whether there are other references to the page: then it must not be written to."""
         return self._page.users > 1
 
+    @property
+    def users(self) -> int:
+        """References to the page, this one included."""
+        return self._page.users
+
     def of(self, pool: PagePool) -> bool:
         """Whether the page belongs to `pool`."""
         return self._pool is pool
+
+
+class Loan:
+    """A page that copies beside MLX read or write; implements `Place`.
+
+    It is not free, and is shared with the sequence that has it, until `end`.
+    """
+
+    __slots__ = ("_number", "_page", "_pool")
+
+    def __init__(self, pool: PagePool, number: int, page: int) -> None:
+        """See `PagePool.lend`."""
+        self._pool = pool
+        self._number = number
+        self._page = page
+
+    def __del__(self) -> None:
+        self.end()
+
+    @contextmanager
+    def address(self) -> Iterator[int | None]:
+        """See `Place.address`."""
+        with self._pool.still() as first:
+            yield None if first is None else first + self._page * self._pool.kind.page_bytes
+
+    def end(self) -> None:
+        """See `Place.end`."""
+        self._pool.end_loan(self._number)
 
 
 class PagePool:
@@ -64,7 +100,14 @@ class PagePool:
         self._data: mx.array | None = None
         self._free: list[int] = []
         self._enough: int | None = None
-        self._lock = threading.RLock()  # a reference may be dropped while one is taken
+        self._lent: dict[int, PageRef] = {}
+        self._loans = 0
+        # Reentrant: a reference may be dropped while one is taken.
+        self._lock = threading.Condition(threading.RLock())
+        self._moving = threading.Lock()  # held while the array moves, and while a copy knows where
+        self.locate: Callable[[mx.array], int] | None = None
+        """Finds the array's place in a device's memory; set where copies are made beside MLX."""
+        self._address: int | None = None
 
     @property
     def data(self) -> mx.array:
@@ -77,7 +120,8 @@ class PagePool:
 
     @data.setter
     def data(self, data: mx.array) -> None:
-        self._data = data
+        with self._moving:
+            self._data, self._address = data, None
 
     @property
     def n_pages(self) -> int:
@@ -95,7 +139,9 @@ class PagePool:
         return self.n_pages * self.kind.page_bytes
 
     def take(self) -> PageRef:
-        """Allocate a page; grows the pool if none is free."""
+        """Allocate a page; grows the pool if none is free, nor will be when copies have ended."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._free or not self._any_returns())
         if not self._free:
             self.grow(self._next_size())
         with self._lock:
@@ -106,6 +152,21 @@ class PagePool:
         with self._lock:
             return PageRef(self, ref._page)  # noqa: SLF001  # a friend
 
+    def lend(self, ref: PageRef) -> Loan:
+        """A reference for a copy that another thread makes, beside the sequence's own."""
+        if self._address is None and self.locate is not None:
+            self._address = self.locate(self.data)
+        with self._lock:
+            self._loans += 1
+            self._lent[self._loans] = self.share(ref)
+            return Loan(self, self._loans, ref.index)
+
+    def end_loan(self, number: int) -> None:
+        """Drop the reference of a loan, if it has one; called by `Loan` only."""
+        with self._lock:
+            self._lent.pop(number, None)
+            self._lock.notify_all()
+
     def give_back(self, page: _Page) -> None:
         """Drop one reference; called by `PageRef` only."""
         with self._lock:
@@ -113,13 +174,23 @@ class PagePool:
             if not page.users:
                 self._free.append(page.index)
 
+    @contextmanager
+    def still(self) -> Iterator[int | None]:
+        """Where the pages begin in the device's memory; they do not move meanwhile.
+
+        For any thread. None once the pool is abandoned.
+        """
+        with self._moving:
+            yield self._address
+
     def expect(self, n_pages: int) -> None:
         """Let growth by doubling stop at `n_pages` first, before going beyond it."""
         self._enough = n_pages
 
     def abandon(self) -> None:
         """Free the array; no page may be taken afterwards."""
-        self._data = None
+        with self._moving:
+            self._data = self._address = None
         with self._lock:
             self._free.clear()
 
@@ -129,14 +200,22 @@ class PagePool:
         if more <= 0:
             return
         added = mx.zeros((more, *self.kind.page_shape), self.kind.shape.dtype)
-        grown = added if self._data is None else mx.concatenate([self._data, added])
-        mx.eval(grown)
-        first = self.n_pages
-        self._data = grown
+        with self._moving:
+            grown = added if self._data is None else mx.concatenate([self._data, added])
+            mx.eval(grown)
+            first = self.n_pages
+            self._data = grown
+            if self._address is not None and self.locate is not None:
+                self._address = self.locate(grown)
         with self._lock:
             # The lowest index is taken next. In place: a reference dropped meanwhile, in the same
             # thread, appends to the same list.
             self._free[:0] = range(n_pages - 1, first - 1, -1)
+
+    def _any_returns(self) -> bool:
+        """Whether a page is used by nothing but a copy beside MLX."""
+        loans = Counter(ref.index for ref in self._lent.values())
+        return any(ref.users == loans[ref.index] for ref in self._lent.values())
 
     def _next_size(self) -> int:
         size = max(_INITIAL_PAGES, 2 * self.n_pages)

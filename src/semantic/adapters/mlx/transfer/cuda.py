@@ -1,0 +1,193 @@
+"""The copy engine of a CUDA device, through the driver's C interface.
+
+MLX has no call that copies to given host memory: looking at an array moves it into managed memory
+for good. The driver copies pinned memory at the bus's speed, beside kernels. Knows no arrays but
+where they begin.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+from array import array as numbers
+from typing import cast
+
+import mlx.core as mx
+
+from semantic.adapters.mlx.kv_cache.paged.dialect import CUDA
+from semantic.adapters.mlx.transfer.driver import CopyDriver, Rows, address_of
+
+_LIBRARY = "libcuda.so.1"
+_NON_BLOCKING = 1  # a stream that does not wait for the default one
+_PORTABLE = 1  # pinned memory for every context
+_HOST, _DEVICE = 1, 2
+_HUGE_PAGE = 2 << 20
+_ADDRESS = "if (gx == 0 && tid == 0) address[0] = (unsigned long long)(const void*)data;"
+_TESTED = 1 << 14
+"""Numbers of the test."""
+_HALF, _WHOLE = 4, 8
+"""Numbers in its rows, on the host and from one to the next on the device."""
+_ROWS = Rows(_TESTED // _WHOLE, 4 * _HALF, 4 * _WHOLE)
+
+
+class _Copy2D(ctypes.Structure):
+    """CUDA_MEMCPY2D."""
+
+    _fields_ = (
+        ("srcXInBytes", ctypes.c_size_t),
+        ("srcY", ctypes.c_size_t),
+        ("srcMemoryType", ctypes.c_int),
+        ("srcHost", ctypes.c_void_p),
+        ("srcDevice", ctypes.c_uint64),
+        ("srcArray", ctypes.c_void_p),
+        ("srcPitch", ctypes.c_size_t),
+        ("dstXInBytes", ctypes.c_size_t),
+        ("dstY", ctypes.c_size_t),
+        ("dstMemoryType", ctypes.c_int),
+        ("dstHost", ctypes.c_void_p),
+        ("dstDevice", ctypes.c_uint64),
+        ("dstArray", ctypes.c_void_p),
+        ("dstPitch", ctypes.c_size_t),
+        ("WidthInBytes", ctypes.c_size_t),
+        ("Height", ctypes.c_size_t),
+    )
+
+
+class CudaDriver:
+    """Implements `CopyDriver` for the device that MLX computes on. One stream per thread."""
+
+    def __init__(self) -> None:
+        """Raises OSError without the driver's library, RuntimeError when it refuses."""
+        self._cuda = ctypes.CDLL(_LIBRARY)
+        self._call("cuInit", ctypes.c_uint(0))
+        device = ctypes.c_int()
+        self._call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(0))
+        # The context that MLX uses as well.
+        self._context = ctypes.c_void_p()
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
+        self._threads = threading.local()
+        self._mapped: dict[int, mmap.mmap] = {}
+        self._locate = CUDA.build("address", (), ("data",), ("address",), _ADDRESS)
+
+    def address(self, array: mx.array) -> int:
+        """See `CopyDriver.address`."""
+        mx.eval(array)
+        (found,) = self._locate(
+            inputs=[array],
+            grid=(32, 1, 1),
+            threadgroup=(32, 1, 1),
+            output_shapes=[(1,)],
+            output_dtypes=[mx.uint64],
+        )
+        return cast(int, found.item())
+
+    def allocate(self, n_bytes: int) -> int:
+        """See `CopyDriver.allocate`. Huge pages where the system has them: fewer first touches."""
+        self._stream()
+        memory = mmap.mmap(-1, n_bytes + _HUGE_PAGE)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        address = address_of(memoryview(memory))
+        address += -address % _HUGE_PAGE
+        try:
+            self._call(
+                "cuMemHostRegister_v2",
+                ctypes.c_void_p(address),
+                ctypes.c_size_t(n_bytes),
+                ctypes.c_uint(_PORTABLE),
+            )
+        except RuntimeError as error:
+            raise MemoryError(str(error)) from error
+        self._mapped[address] = memory
+        return address
+
+    def free(self, address: int) -> None:
+        """See `CopyDriver.free`."""
+        self._stream()
+        self._call("cuMemHostUnregister", ctypes.c_void_p(address))
+        del self._mapped[address]
+
+    def to_host(self, host: int, device: int, rows: Rows) -> None:
+        """See `CopyDriver.to_host`."""
+        stream = self._stream()
+        if rows.width == rows.pitch:
+            self._call(
+                "cuMemcpyDtoHAsync_v2",
+                ctypes.c_void_p(host),
+                ctypes.c_uint64(device),
+                ctypes.c_size_t(rows.nbytes),
+                stream,
+            )
+        else:
+            copy = _Copy2D(srcMemoryType=_DEVICE, srcDevice=device, srcPitch=rows.pitch,
+                           dstMemoryType=_HOST, dstHost=host, dstPitch=rows.width,
+                           WidthInBytes=rows.width, Height=rows.n)  # fmt: skip
+            self._call("cuMemcpy2DAsync_v2", ctypes.byref(copy), stream)
+        self._call("cuStreamSynchronize", stream)
+
+    def to_device(self, device: int, host: int, rows: Rows) -> None:
+        """See `CopyDriver.to_device`."""
+        stream = self._stream()
+        if rows.width == rows.pitch:
+            self._call(
+                "cuMemcpyHtoDAsync_v2",
+                ctypes.c_uint64(device),
+                ctypes.c_void_p(host),
+                ctypes.c_size_t(rows.nbytes),
+                stream,
+            )
+        else:
+            copy = _Copy2D(srcMemoryType=_HOST, srcHost=host, srcPitch=rows.width,
+                           dstMemoryType=_DEVICE, dstDevice=device, dstPitch=rows.pitch,
+                           WidthInBytes=rows.width, Height=rows.n)  # fmt: skip
+            self._call("cuMemcpy2DAsync_v2", ctypes.byref(copy), stream)
+        self._call("cuStreamSynchronize", stream)
+
+    def _stream(self) -> ctypes.c_void_p:
+        """This thread's stream, with the context current."""
+        stream: ctypes.c_void_p | None = getattr(self._threads, "stream", None)
+        if stream is None:
+            self._call("cuCtxSetCurrent", self._context)
+            stream = ctypes.c_void_p()
+            self._call("cuStreamCreate", ctypes.byref(stream), ctypes.c_uint(_NON_BLOCKING))
+            self._threads.stream = stream
+        return stream
+
+    def _call(self, name: str, *arguments: object) -> None:
+        code = getattr(self._cuda, name)(*arguments)
+        if code:
+            raise RuntimeError(f"{name} failed with error {code} of the CUDA driver")
+
+
+def copies_rightly(driver: CopyDriver) -> bool:
+    """Whether bytes arrive, both ways and as rows, on this device."""
+    array = mx.arange(_TESTED, dtype=mx.int32) + 1
+    try:
+        device = driver.address(array)
+        host = memoryview(bytearray(array.nbytes))
+        return _reads(driver, device, host) and _writes(driver, device, host, array)
+    except (RuntimeError, ValueError, MemoryError, AttributeError):
+        return False
+
+
+def _reads(driver: CopyDriver, device: int, host: memoryview) -> bool:
+    """Whether all numbers, then every second half of a row, are read."""
+    expected = numbers("i", range(1, _TESTED + 1))
+    driver.to_host(address_of(host), device, Rows(1, len(host), len(host)))
+    if bytes(host) != expected.tobytes():
+        return False
+    pinned = driver.allocate(len(host) // 2)
+    driver.to_host(pinned, device, _ROWS)
+    halves = numbers("i", (n for n in expected if (n - 1) % _WHOLE < _HALF))
+    right = ctypes.string_at(pinned, len(host) // 2) == halves.tobytes()
+    driver.free(pinned)
+    return right
+
+
+def _writes(driver: CopyDriver, device: int, host: memoryview, array: mx.array) -> bool:
+    """Whether MLX sees what is written over the first half of every row."""
+    driver.to_device(device, address_of(host[: len(host) // 2]), _ROWS)
+    at = mx.arange(_TESTED, dtype=mx.int32)
+    expected = mx.where(at % _WHOLE < _HALF, at // _WHOLE * _HALF + at % _WHOLE + 1, at + 1)
+    return bool(mx.array_equal(array + 0, expected).item())

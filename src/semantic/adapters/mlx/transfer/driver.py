@@ -1,0 +1,67 @@
+"""What copies need of a device: host memory that it can reach, addresses, and rows of bytes moved.
+
+`cuda.py` implements it. Knows neither pages nor blocks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Protocol
+
+import mlx.core as mx
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """`n` rows of `width` bytes: adjacent on the host, `pitch` bytes apart on the device."""
+
+    n: int
+    width: int
+    pitch: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are moved."""
+        return self.n * self.width
+
+
+class CopyDriver(Protocol):
+    """One device. Any thread may call everything but `address`; copies return when they are done.
+
+    Raises MemoryError when there is no host memory, and RuntimeError when the device fails.
+    """
+
+    def address(self, array: mx.array) -> int:
+        """Where the bytes of an evaluated, contiguous array begin on the device.
+
+        Called by the thread that runs MLX. Valid as long as the array exists and no one looks at it
+        from the host: MLX would move it.
+        """
+        ...
+
+    def allocate(self, n_bytes: int) -> int:
+        """The address of new host memory that the device reads and writes directly."""
+        ...
+
+    def free(self, address: int) -> None:
+        """Give memory of `allocate` back."""
+        ...
+
+    def to_host(self, host: int, device: int, rows: Rows) -> None:
+        """Copy rows from the device to host memory, of `allocate` or any other."""
+        ...
+
+    def to_device(self, device: int, host: int, rows: Rows) -> None:
+        """Copy rows from host memory, of `allocate` or any other, to the device."""
+        ...
+
+
+def address_of(data: bytes | memoryview) -> int:
+    """Where `data` lies in host memory; the caller keeps it alive.
+
+    Raises TypeError for a view that is not contiguous or read-only.
+    """
+    if isinstance(data, bytes):
+        return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
+    return ctypes.addressof(ctypes.c_char.from_buffer(data))

@@ -1,0 +1,92 @@
+"""Bodies copied from the device in the background, and bodies copied to it.
+
+Knows addresses and rows of bytes; neither pages nor blocks.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from semantic.adapters.mlx.kv_cache.paged.dialect import CUDA, dialect_here
+from semantic.adapters.mlx.transfer.cuda import CudaDriver, copies_rightly
+from semantic.adapters.mlx.transfer.driver import CopyDriver, Rows, address_of
+from semantic.adapters.mlx.transfer.host_memory import HostMemory
+
+_THREADS = 2
+"""Copies from the device at a time: one allocates while the other copies."""
+
+
+class Place(Protocol):
+    """Where something lies on the device. What lies there is kept until `end`."""
+
+    def address(self) -> AbstractContextManager[int | None]:
+        """Its address, which does not change meanwhile; None if the memory was given up."""
+        ...
+
+    def end(self) -> None:
+        """Give the place up. May be called again."""
+        ...
+
+
+class ArrivingBody:
+    """A body that is on its way from the device; implements `DeferredBody`."""
+
+    def __init__(self, n_bytes: int, copied: Future[memoryview]) -> None:
+        self._n_bytes = n_bytes
+        self._copied = copied
+
+    def __len__(self) -> int:
+        return self._n_bytes
+
+    def wait(self) -> memoryview:
+        """See `DeferredBody.wait`."""
+        try:
+            return self._copied.result()
+        except (RuntimeError, MemoryError) as error:
+            raise OSError(errno.EIO, f"a body did not arrive: {error}") from error
+
+
+class Transfers:
+    """Copies of one device. Thread-safe."""
+
+    def __init__(self, driver: CopyDriver) -> None:
+        self.driver = driver
+        self.memory = HostMemory(driver)
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="copy")
+
+    def fetch(self, place: Place, rows: Rows) -> ArrivingBody:
+        """Begin to copy rows from the device; ends `place` when they are here."""
+        return ArrivingBody(rows.nbytes, self._threads.submit(self._fetch, place, rows))
+
+    def send(self, data: bytes | memoryview, place: Place, rows: Rows) -> None:
+        """Copy rows to the device, or nothing if the place is lost; returns when they are there."""
+        with place.address() as device:
+            if device is not None:
+                self.driver.to_device(device, address_of(data), rows)
+
+    def _fetch(self, place: Place, rows: Rows) -> memoryview:
+        try:
+            body = self.memory.take(rows.nbytes)
+            with place.address() as device:
+                if device is None:
+                    raise RuntimeError("the device's memory was given up")
+                self.driver.to_host(address_of(body), device, rows)
+        finally:
+            place.end()
+        return body
+
+
+@functools.cache
+def transfers_here() -> Transfers | None:
+    """The copies of MLX's default device; None where it has no copy engine that passes its test."""
+    if dialect_here() is not CUDA:
+        return None
+    try:
+        driver = CudaDriver()
+    except (OSError, RuntimeError, AttributeError):
+        return None
+    return Transfers(driver) if copies_rightly(driver) else None
