@@ -22,7 +22,7 @@ import semantic.adapters.mlx  # isort: skip  # noqa: F401  loads OpenBLAS before
 import mlx.core as mx
 
 from semantic.adapters.mlx.arrays import array_from, bytes_of
-from semantic.adapters.mlx.kv_cache.paged.attention import PortableAttention
+from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention, PortableAttention
 from semantic.adapters.mlx.kv_cache.paged.dialect import dialect_here
 from semantic.adapters.mlx.kv_cache.paged.kernels import PagedKernels
 from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
@@ -46,9 +46,9 @@ class Moves:
         self.pool = PagePool(self.kind)
         self.pool.grow(self.n_pages)
         dialect = dialect_here()
-        self.attention = (
-            PortableAttention() if dialect is None else PagedKernels(self.kind, dialect)
-        )
+        self.attention: PagedAttention = PortableAttention()
+        if dialect is not None:
+            self.attention = PagedKernels(self.kind, dialect)
         self.driver: CopyDriver = HostDriver() if small else CudaDriver()
         self.size = self.kind.page_bytes
         self.matrix = mx.random.normal((512 if small else SIZE,) * 2).astype(shape.dtype)
@@ -105,10 +105,11 @@ class Moves:
         begin = time.perf_counter()
         bytearray(self.size)
         self.note("new pageable memory", ms_per_page=1e3 * (time.perf_counter() - begin))
-        self.timed("memmove of pinned memory", 1, lambda: ctypes.memmove(*made[:2], self.size))
+        a, b, *_ = made
+        self.timed("memmove of pinned memory", 1, lambda: ctypes.memmove(a, b, self.size))
         target = bytearray(self.size)
-        self.timed("memmove to touched memory", 1,
-                   lambda: ctypes.memmove(address_of(memoryview(target)), made[0], self.size))  # fmt: skip
+        to = address_of(memoryview(target))
+        self.timed("memmove to touched memory", 1, lambda: ctypes.memmove(to, a, self.size))
         return made
 
     def copies(self, pinned: list[int]) -> None:
@@ -134,10 +135,10 @@ class Moves:
                    lambda: self.driver.to_host(pinned[0], first, part))  # fmt: skip
         self.timed("engine: half of each head to device", 1,
                    lambda: self.driver.to_device(first, pinned[0], part))  # fmt: skip
-        pageable = bytearray(self.size)
-        data = bytes(self.size)
+        pageable, data = bytearray(self.size), bytes(self.size)
+        to = address_of(memoryview(pageable))
         self.timed("engine: to touched pageable memory", 1,
-                   lambda: self.driver.to_host(address_of(memoryview(pageable)), first, whole))  # fmt: skip
+                   lambda: self.driver.to_host(to, first, whole))  # fmt: skip
         self.timed("engine: from pageable bytes", 1,
                    lambda: self.driver.to_device(first, address_of(data), whole))  # fmt: skip
         self.beside("copies to host", lambda: fetch(1))

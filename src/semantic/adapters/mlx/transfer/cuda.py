@@ -11,11 +11,11 @@ import ctypes
 import mmap
 import threading
 from array import array as numbers
+from collections.abc import Callable
 from typing import cast
 
 import mlx.core as mx
 
-from semantic.adapters.mlx.kv_cache.paged.dialect import CUDA
 from semantic.adapters.mlx.transfer.driver import CopyDriver, Rows, address_of
 
 _LIBRARY = "libcuda.so.1"
@@ -23,7 +23,7 @@ _NON_BLOCKING = 1  # a stream that does not wait for the default one
 _PORTABLE = 1  # pinned memory for every context
 _HOST, _DEVICE = 1, 2
 _HUGE_PAGE = 2 << 20
-_ADDRESS = "if (gx == 0 && tid == 0) address[0] = (unsigned long long)(const void*)data;"
+_ADDRESS = "if (threadIdx.x == 0) address[0] = (unsigned long long)(const void*)data;"
 _TESTED = 1 << 14
 """Numbers of the test."""
 _HALF, _WHOLE = 4, 8
@@ -68,7 +68,10 @@ class CudaDriver:
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
         self._threads = threading.local()
         self._mapped: dict[int, mmap.mmap] = {}
-        self._locate = CUDA.build("address", (), ("data",), ("address",), _ADDRESS)
+        made = mx.fast.cuda_kernel(
+            "semantic_address", ["data"], ["address"], _ADDRESS, ensure_row_contiguous=False
+        )
+        self._locate = cast(Callable[..., list[mx.array]], made)
 
     def address(self, array: mx.array) -> int:
         """See `CopyDriver.address`."""

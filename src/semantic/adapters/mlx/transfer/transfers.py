@@ -11,7 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from semantic.adapters.mlx.kv_cache.paged.dialect import CUDA, dialect_here
+import mlx.core as mx
+
 from semantic.adapters.mlx.transfer.cuda import CudaDriver, copies_rightly
 from semantic.adapters.mlx.transfer.driver import CopyDriver, Rows, address_of
 from semantic.adapters.mlx.transfer.host_memory import HostMemory
@@ -83,7 +84,7 @@ class Transfers:
 @functools.cache
 def transfers_here() -> Transfers | None:
     """The copies of MLX's default device; None where it has no copy engine that passes its test."""
-    if dialect_here() is not CUDA:
+    if mx.default_device() == mx.Device(mx.cpu) or not mx.cuda.is_available():
         return None
     try:
         driver = CudaDriver()
