@@ -26,6 +26,7 @@ from semantic.adapters.http.settings import ServerSettings
 from semantic.cli.options import ServeOptions
 from semantic.cli.progress import ServerProgress
 from tests.cli.support import command_line, environment, semantic
+from tests.support.lanes import more
 
 SMALL = ("--pool-blocks", "400", "--port", "0")
 _SECONDS = 60.0
@@ -90,21 +91,26 @@ def test_a_model_that_is_not_there_ends_the_server(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1].startswith("error: ")
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "signals",
+    [
+        (signal.SIGTERM, signal.SIGINT),
+        *more((signal.SIGINT, signal.SIGTERM)),
+    ],
+)
 def test_a_signal_ends_it_in_good_order_and_the_agent_is_there_again(
-    tmp_path: Path, sent: signal.Signals
+    tmp_path: Path, signals: tuple[signal.Signals, ...]
 ) -> None:
     store = ("--store", str(tmp_path / "store"))
-    with _server(*store) as (process, url):
-        first = _complete(url)
-        process.send_signal(sent)
-        _, err = process.communicate(timeout=_SECONDS)
-    assert process.returncode == 0
-    assert err.splitlines()[-1] == "stopped"
-    with _server(*store) as (process, url):
-        again = _complete(url)
-        process.send_signal(sent)
-        process.communicate(timeout=_SECONDS)
+    answers = []
+    for sent in signals:
+        with _server(*store) as (process, url):
+            answers.append(_complete(url))
+            process.send_signal(sent)
+            _, err = process.communicate(timeout=_SECONDS)
+        assert process.returncode == 0
+        assert err.splitlines()[-1] == "stopped"
+    first, again = answers
     assert again["choices"] == first["choices"]
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 

@@ -384,5 +384,5 @@ class Sequences(RuleBasedStateMachine):
 def test_whatever_happens_everybody_keeps_their_own_tokens() -> None:
     run_state_machine_as_test(
         Sequences,
-        settings=settings(max_examples=examples(12, thorough=100), stateful_step_count=20),
+        settings=settings(max_examples=examples(8, thorough=100), stateful_step_count=20),
     )

@@ -225,7 +225,7 @@ def test_a_session_stays_warm_whatever_its_template_makes_of_its_history(run: Ru
 def test_a_loop_of_tool_calls_stays_warm(run: Run) -> None:
     async def test(served: Served) -> None:
         talk = Talk(served, opening("tools"), tools=(PICK,))
-        for number in range(examples(5, thorough=20)):
+        for number in range(examples(3, thorough=20)):
             await talk.use_tool(number)
         await talk.say(choice=ToolChoice("none"))
         await talk.say(user("thanks"), choice=ToolChoice("none"))

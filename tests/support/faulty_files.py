@@ -134,10 +134,13 @@ def until_untouched(
     *,
     forever: bool,
     calls: frozenset[str] = ALL_CALLS,
+    first: int = 1,
     every: int = 1,
 ) -> int:
-    """Run `scenario` with the fault at each `every`-th call in turn; how many calls there are."""
-    at = 1
+    """Run `scenario` with the fault at each `every`-th call from the `first` on, in turn; about
+    how many calls there are.
+    """
+    at = first
     while True:
         files = FaultyFiles(number, at, forever=forever, calls=calls)
         scenario(files)

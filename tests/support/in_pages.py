@@ -9,6 +9,7 @@ from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from tests.support.lanes import THOROUGH
 from tests.support.padded import PADDED, padded_backend
+from tests.support.probed import probed_once
 from tests.support.tiny_models import tiny_model
 
 SUFFIX = " in pages"
@@ -26,8 +27,10 @@ def tiny_backend(
         return padded_backend(name, model_id, texts)
     model = tiny_model(name.removesuffix(SUFFIX))
     if not name.endswith(SUFFIX):
-        return wrap_model(model, model_id, texts)
-    backend = wrap_model(model, model_id, texts, attention=_portable)
+        with probed_once():
+            return wrap_model(model, model_id, texts)
+    with probed_once():
+        backend = wrap_model(model, model_id, texts, attention=_portable)
     assert backend.in_pages, "the model's layers do not lie in pages"
     return backend
 

@@ -13,6 +13,7 @@ from semantic.adapters.mlx.batch.padded_batch import PaddedBatch
 from semantic.adapters.mlx.kv_cache.forms import CacheLayers
 from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
+from tests.support.probed import probed_once
 from tests.support.tiny_models import tiny_model
 
 PADDED = " padded"
@@ -26,7 +27,8 @@ def padded_backend(
 ) -> MLXBackend:
     """The tiny model with that name, with or without " padded"."""
     model = tiny_model(name.removesuffix(PADDED))
-    backend = wrap_model(model, model_id, texts, attention=None, calibration=_always)
+    with probed_once():
+        backend = wrap_model(model, model_id, texts, attention=None, calibration=_always)
     assert isinstance(backend._batch, PaddedBatch), "the model's batches cannot be padded"
     return backend
 

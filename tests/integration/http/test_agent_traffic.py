@@ -47,6 +47,7 @@ from tests.support.agent_clients import (
     words,
 )
 from tests.support.http_server import RunningServer, running
+from tests.support.lanes import examples
 from tests.support.model_folder import write_model
 
 CHECKED = 2
@@ -293,12 +294,12 @@ def message_number(agent: AgentClient) -> int:
     [("messages", "json_tools"), ("responses", "drops_thoughts"), ("chat", "hoists")],
     indirect=["place"],
 )
-def test_a_loop_of_twenty_calls_stays_warm(wire: str, place: Place) -> None:
+def test_a_loop_of_calls_stays_warm(wire: str, place: Place) -> None:
     with place.served() as server:
         agent = WIRES[wire](server, "session", system=words(350, "rules"), thinks=False)
         agent.tools = agent.tools[:1]
         agent.user("Look into it.")
-        turns = [agent.use_tool(number) for number in range(20)]
+        turns = [agent.use_tool(number) for number in range(examples(8, thorough=20))]
         assert all(len(turn.calls) == 1 for turn in turns)
         turns += [agent.ask(), agent.ask("Thanks.")]
         require_cached(turns)

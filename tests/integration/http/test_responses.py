@@ -219,20 +219,28 @@ def test_a_history_goes_on_in_another_process(tmp_path: Path) -> None:
     assert cached(third) >= prompt(second)
 
 
-def test_a_broken_file_keeps_no_server_from_starting(tmp_path: Path) -> None:
-    with started(tmp_path) as process:
-        given = ask(client_of(process), talk.HELLO)
-    file = tmp_path / "store" / FILE
-    file.write_bytes(os.urandom(file.stat().st_size))
-    with started(tmp_path) as process:
-        client = client_of(process)
-        with pytest.raises(openai.NotFoundError):
-            client.responses.retrieve(given.id)
-        other = ask(client, talk.HELLO)
-        assert ask(client, talk.NAME, other.id).output_text == talk.NAME_ANSWER
-        said = [line for line in process.log if "responses was broken" in line]
-        assert len(said) == 1
-    assert any(".bad-" in one.name for one in (tmp_path / "store").iterdir())
+@pytest.fixture(scope="module")
+def broken(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[ServeProcess, Path]]:
+    """A server of two tenants that found a broken file, and the folder of its store."""
+    folder = tmp_path_factory.mktemp("broken")
+    store = folder / "store"
+    store.mkdir(mode=0o700)
+    (store / FILE).write_bytes(os.urandom(20_000))
+    (store / FILE).chmod(0o600)
+    with started(folder, SEMANTIC_API_KEYS="key-a,key-b") as process:
+        yield process, store
+
+
+def test_a_broken_file_keeps_no_server_from_starting(broken: tuple[ServeProcess, Path]) -> None:
+    process, store = broken
+    client = client_of(process, "key-a")
+    other = ask(client, talk.HELLO)
+    assert ask(client, talk.NAME, other.id).output_text == talk.NAME_ANSWER
+    said = [line for line in process.log if "responses was broken" in line]
+    assert len(said) == 1
+    assert any(".bad-" in one.name for one in store.iterdir())
 
 
 def test_where_the_store_is_refused_responses_are_kept_in_memory(tmp_path: Path) -> None:
@@ -249,15 +257,15 @@ def test_where_the_store_is_refused_responses_are_kept_in_memory(tmp_path: Path)
     assert not (tmp_path / "elsewhere" / FILE).exists()
 
 
-def test_tenants_do_not_see_each_others_responses(tmp_path: Path) -> None:
-    with started(tmp_path, SEMANTIC_API_KEYS="key-a,key-b") as process:
-        ours, theirs = client_of(process, "key-a"), client_of(process, "key-b")
-        given = ask(ours, talk.HELLO)
-        with pytest.raises(openai.NotFoundError):
-            theirs.responses.retrieve(given.id)
-        with pytest.raises(openai.NotFoundError):
-            theirs.responses.delete(given.id)
-        with pytest.raises(openai.BadRequestError):
-            ask(theirs, talk.NAME, given.id)
-        assert ask(ours, talk.NAME, given.id).output_text == talk.NAME_ANSWER
-    assert b"key-a" not in (tmp_path / "store" / FILE).read_bytes()
+def test_tenants_do_not_see_each_others_responses(broken: tuple[ServeProcess, Path]) -> None:
+    process, store = broken
+    ours, theirs = client_of(process, "key-a"), client_of(process, "key-b")
+    given = ask(ours, talk.HELLO)
+    with pytest.raises(openai.NotFoundError):
+        theirs.responses.retrieve(given.id)
+    with pytest.raises(openai.NotFoundError):
+        theirs.responses.delete(given.id)
+    with pytest.raises(openai.BadRequestError):
+        ask(theirs, talk.NAME, given.id)
+    assert ask(ours, talk.NAME, given.id).output_text == talk.NAME_ANSWER
+    assert all(b"key-a" not in one.read_bytes() for one in store.glob(f"{FILE}*"))
