@@ -5,59 +5,47 @@ The tests of both call them themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 from unittest import mock
 
-from mlx.nn.layers.base import Module
-
 from semantic.adapters.mlx.kv_cache import forms
+from semantic.adapters.mlx.kv_cache.contiguous.layers import ContiguousLayers
 from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention
 from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
 from semantic.adapters.mlx.kv_cache.paged.self_test import computes_attention
-from semantic.adapters.mlx.kv_cache.probe import choose_layers, pages_work
-from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
-from semantic.adapters.mlx.model import provider
-from semantic.domain.value_objects import ModelCacheSpec
+from semantic.adapters.mlx.kv_cache.probe import LogitsProbe
 
 _passed: Final[dict[tuple[object, ...], object]] = {}
 """What passed, with the model, so that no other takes over its id. Failures are not remembered."""
+
+_accepts = LogitsProbe.accepts
 
 
 @contextmanager
 def probed_once() -> Iterator[None]:
     """Within, models of `tiny_model` that passed before are taken as they are."""
     with (
-        mock.patch.object(provider, "choose_layers", _choose_layers),
-        mock.patch.object(forms, "pages_work", _pages_work),
-        mock.patch.object(forms, "computes_attention", _computes_attention),
+        mock.patch.object(LogitsProbe, "accepts", _accepts_once),
+        mock.patch.object(forms, "computes_attention", _computes_once),
     ):
         yield
 
 
-def _choose_layers(
-    model: Module, spec: ModelCacheSpec, shapes: Sequence[LayerShape | None]
-) -> tuple[bool, ...]:
-    key = ("contiguous", id(model))
-    if key in _passed:
-        return (True,) * spec.n_layers
-    chosen = choose_layers(model, spec, shapes)
-    if all(chosen):
-        _passed[key] = model
-    return chosen
-
-
-def _pages_work(model: Module, layers: PagedLayers) -> bool:
-    key = ("pages", id(model))
-    if key not in _passed and pages_work(model, layers):
-        _passed[key] = model
+def _accepts_once(probe: LogitsProbe, layers: ContiguousLayers | PagedLayers) -> bool:
+    # Of mlx-lm's own caches there is one form, which knows no layers.
+    key = (type(layers), id(probe.model), tuple(getattr(layers, "ragged", ())))
+    if key not in _passed and _accepts(probe, layers):
+        _passed[key] = probe.model
     return key in _passed
 
 
-def _computes_attention(kind: PageKind, attention: PagedAttention, n_heads: int) -> bool:
-    key = ("attention", type(attention), kind, n_heads)
-    if key not in _passed and computes_attention(kind, attention, n_heads):
+def _computes_once(
+    kind: PageKind, attention: PagedAttention, n_heads: int, sinks: frozenset[bool]
+) -> bool:
+    key = (type(attention), kind, n_heads, sinks)
+    if key not in _passed and computes_attention(kind, attention, n_heads, sinks):
         _passed[key] = kind
     return key in _passed

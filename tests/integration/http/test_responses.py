@@ -25,6 +25,7 @@ from openai.types.responses import (
 )
 from pydantic import BaseModel
 
+from semantic.adapters.stores.disk.store import DiskStore
 from tests.clients import talk
 from tests.support.serve_process import OURS, ServeProcess, served
 
@@ -226,7 +227,7 @@ def broken(
     """A server of two tenants that found a broken file, and the folder of its store."""
     folder = tmp_path_factory.mktemp("broken")
     store = folder / "store"
-    store.mkdir(mode=0o700)
+    DiskStore.open(store, 1 << 30).close()
     (store / FILE).write_bytes(os.urandom(20_000))
     (store / FILE).chmod(0o600)
     with started(folder, SEMANTIC_API_KEYS="key-a,key-b") as process:
