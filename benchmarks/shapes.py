@@ -55,7 +55,7 @@ def small(layers: int = 4) -> Module:
 LLAMA_VOCAB = 128256
 
 
-def llama_8b(layers: int = 32) -> Module:
+def llama_8b(layers: int = 32, vocab: int = LLAMA_VOCAB) -> Module:
     """The shape of Llama 3.1 8B: 32 layers, 32 heads, 8 KV heads, head_dim 128, bf16."""
     return _random(
         llama.ModelArgs(
@@ -66,7 +66,7 @@ def llama_8b(layers: int = 32) -> Module:
             num_attention_heads=32,
             num_key_value_heads=8,
             rms_norm_eps=1e-5,
-            vocab_size=LLAMA_VOCAB,
+            vocab_size=vocab,
             rope_theta=500000.0,
             tie_word_embeddings=False,
         ),

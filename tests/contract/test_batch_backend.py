@@ -278,6 +278,62 @@ def test_chunks_of_any_size_give_the_same_answer(subject: Subject, chunk: int) -
     assert subject.go_on(sequence, tokens, 8) == expected
 
 
+@pytest.mark.parametrize("sizes", [(1, 1), (5, 30, 2), (20,) * 7], ids=str)
+def test_prompts_computed_in_one_pass_answer_as_alone(
+    subject: Subject, sizes: tuple[int, ...]
+) -> None:
+    prompts = [subject.tokens(size + 1, seed=seed) for seed, size in enumerate(sizes)]
+    expected = [subject.answer(prompt, 6) for prompt in prompts]
+    opened = [subject.backend.open(256) for _ in prompts]
+    joining = [
+        (sequence, prompt[:-1])
+        for sequence, prompt in zip(opened, prompts, strict=True)
+        if subject.backend.joins(sequence, len(prompt) - 1)
+    ]
+    if not joining:
+        pytest.skip("these caches are prefilled one by one")
+    subject.backend.prefill_together(joining)
+    for sequence, prompt, answer in zip(opened, prompts, expected, strict=True):
+        if sequence not in dict(joining):
+            subject.prefill(sequence, prompt[:-1])
+        assert subject.go_on(sequence, prompt, 6) == answer
+
+
+def test_prompts_that_begin_with_a_cache_are_computed_in_one_pass_too(subject: Subject) -> None:
+    pasts = [subject.tokens(n, seed=n) for n in (300, 255, 30)]
+    prompts = [[*past, *subject.tokens(9, seed=i)] for i, past in enumerate(pasts)]
+    expected = [subject.answer(prompt, 6) for prompt in prompts]
+    opened = [subject.prefilled(past, 512) for past in pasts]
+    joining = [
+        (sequence, prompt[len(past) : -1])
+        for sequence, past, prompt in zip(opened, pasts, prompts, strict=True)
+        if subject.backend.joins(sequence, 8)
+    ]
+    if not joining:
+        pytest.skip("these caches are prefilled one by one")
+    subject.backend.prefill_together(joining)
+    for sequence, past, prompt, answer in zip(opened, pasts, prompts, expected, strict=True):
+        if sequence not in dict(joining):
+            subject.prefill(sequence, prompt[len(past) : -1])
+        assert subject.go_on(sequence, prompt, 6) == answer
+
+
+def test_a_sequence_that_decodes_joins_no_pass_and_the_others_stay_as_they_were(
+    subject: Subject,
+) -> None:
+    prompt = subject.tokens(12)
+    expected = subject.answer(prompt, 4)
+    waiting, busy = subject.backend.open(256), subject.prefilled(subject.tokens(5), 256)
+    if not subject.backend.joins(waiting, 11):
+        pytest.skip("these caches are prefilled one by one")
+    subject.backend.start(busy, 1, subject.tokens(5), GREEDY, 0)
+    with pytest.raises(BackendError):
+        subject.backend.prefill_together([(waiting, prompt[:-1]), (busy, [1, 2])])
+    assert subject.backend.length(waiting) == 0
+    subject.prefill(waiting, prompt[:-1])
+    assert subject.go_on(waiting, prompt, 4) == expected
+
+
 def test_a_single_token_needs_no_prefill(subject: Subject) -> None:
     expected = subject.answer([5], 6)
     sequence = subject.backend.open(256)

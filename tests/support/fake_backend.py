@@ -311,7 +311,9 @@ class FakeBackend:
     """Implements `BatchBackend`.
 
     `fail_next` makes the next call of a method raise. With a `clock`, computing takes time:
-    `seconds_per_token` of prefill and `seconds_per_step` of decoding. A sequence that was just
+    `seconds_per_token` of prefill and `seconds_per_step` of decoding; a pass of prefill costs
+    `seconds_per_pass` besides, and `seconds_per_shape` more if no pass had its length at its
+    position before. Prompts of at most `joint_chunk` tokens share a pass. A sequence that was just
     started yields nothing for `silent_steps` extra steps, while others decode.
     """
 
@@ -324,6 +326,10 @@ class FakeBackend:
         clock: FakeClock | None = None,
         seconds_per_token: float = 0.001,
         seconds_per_step: float = 0.02,
+        seconds_per_pass: float = 0.0,
+        seconds_per_shape: float = 0.0,
+        joint_chunk: int = 64,
+        best_chunk: int = 512,
         silent_steps: int = 0,
     ) -> None:
         self.calls: Counter[str] = Counter()
@@ -336,6 +342,11 @@ class FakeBackend:
         self._clock = clock
         self._seconds_per_token = seconds_per_token
         self._seconds_per_step = seconds_per_step
+        self._seconds_per_pass = seconds_per_pass
+        self._seconds_per_shape = seconds_per_shape
+        self._shapes: set[tuple[int, int]] = set()
+        self._joint_chunk = joint_chunk
+        self._best_chunk = best_chunk
         self._silent_steps = silent_steps
         self._sequences: dict[SequenceId, _Sequence] = {}
         self._memories: WeakSet[FakeMemory] = WeakSet()
@@ -372,7 +383,7 @@ class FakeBackend:
 
     @property
     def best_chunk(self) -> int:
-        return 512
+        return self._best_chunk
 
     def cache_spec(self) -> ModelCacheSpec:
         return self._spec
@@ -417,13 +428,35 @@ class FakeBackend:
     def prefill(self, sequence: SequenceId, tokens: Sequence[int]) -> None:
         state = self._resting(sequence)
         _require(len(tokens) > 0, "prefill of no tokens")
+        shape = len(tokens), state.length
         for token in tokens[: len(tokens) // 2]:
             state.run(token)
         self._enter("prefill")
         for token in tokens[len(tokens) // 2 :]:
             state.run(token)
         self.prefilled_tokens += len(tokens)
-        self._spend(len(tokens) * self._seconds_per_token)
+        self._spend(len(tokens) * self._seconds_per_token + self._seconds_per_pass)
+        if shape not in self._shapes:
+            self._shapes.add(shape)
+            self._spend(self._seconds_per_shape)
+
+    def joins(self, sequence: SequenceId, n_tokens: int) -> bool:
+        self._get(sequence)
+        return n_tokens <= self._joint_chunk
+
+    def prefill_together(self, chunks: Sequence[tuple[SequenceId, Sequence[int]]]) -> None:
+        states = [(self._resting(sequence), tokens) for sequence, tokens in chunks]
+        _require(len({sequence for sequence, _ in chunks}) == len(chunks), "a sequence twice")
+        for sequence, tokens in chunks:
+            _require(len(tokens) > 0, "prefill of no tokens")
+            _require(self.joins(sequence, len(tokens)), "a chunk that cannot be joined")
+        self._enter("prefill_together")
+        for state, tokens in states:
+            for token in tokens:
+                state.run(token)
+        n_tokens = sum(len(tokens) for _, tokens in states)
+        self.prefilled_tokens += n_tokens
+        self._spend(n_tokens * self._seconds_per_token + self._seconds_per_pass)
 
     def score(self, sequence: SequenceId, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:
         state = self._resting(sequence)

@@ -123,7 +123,9 @@ class FixedBudget(PrefillBudget):
         super().__init__()
         self._chunk = chunk
 
-    def next_chunk(self, wanted: int, *, decoding: bool, concurrent: bool) -> int:
-        """The fixed size."""
-        del wanted, decoding, concurrent
-        return self._chunk
+    def tokens_left(
+        self, n_prefilled: int, passes: int, *, decoding: int, prompts: int, concurrent: bool
+    ) -> int:
+        """The fixed size, less what the step has computed."""
+        del passes, decoding, prompts, concurrent
+        return self._chunk - n_prefilled

@@ -134,6 +134,18 @@ class BatchBackend(Protocol):
         """Compute `tokens` after those of the sequence; returns when they are in its cache."""
         ...
 
+    def joins(self, sequence: SequenceId, n_tokens: int) -> bool:
+        """Whether `prefill_together` computes `n_tokens` of the sequence in a shared pass at about
+        the cost of tokens of any other prompt."""
+        ...
+
+    def prefill_together(self, chunks: Sequence[tuple[SequenceId, Sequence[int]]]) -> None:
+        """`prefill` of several sequences in one forward pass, each with tokens of its own.
+
+        Each must be one that `joins`. On BackendError none has grown.
+        """
+        ...
+
     def score(self, sequence: SequenceId, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:
         """Prefill `tokens` (two or more) except the last, and return their log-probabilities.
 

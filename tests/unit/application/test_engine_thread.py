@@ -114,6 +114,7 @@ def test_what_the_engine_refuses_comes_to_who_asked(
 def test_a_failing_row_fails_alone() -> None:
     with running(Life()) as life:
         with life.held():
+            life.world.backend.fail_next("prefill_together")
             life.world.backend.fail_next("prefill")
             first, second = life.ask("ann")[1], life.ask("bob", seed=2)[1]
         ends = {heard.check(life.spec).finish_reason for heard in (first, second)}

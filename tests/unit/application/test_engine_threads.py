@@ -177,4 +177,4 @@ def test_running_agents_keep_talking_while_a_long_prompt_is_computed(prompt: int
                 last[event.agent_id] = clock.now
     assert max(gaps) < 1.5 * 0.25
     beside_reading = [gap for gap in gaps if gap > 0.021]
-    assert statistics.median(beside_reading) == pytest.approx(4 * 0.02, rel=0.05), "no less"
+    assert statistics.median(beside_reading) > 0.6 * 0.25, "no less"

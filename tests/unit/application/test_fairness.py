@@ -274,6 +274,9 @@ def test_a_large_request_comes_to_its_turn_while_small_ones_keep_coming() -> Non
 TOKEN, DECODE_STEP = 0.001, 0.02
 """Seconds, of the fake."""
 
+CHUNK = max(5 * DECODE_STEP, 0.25)
+"""Seconds for which a prompt may have to wait for a long one: the target gap here."""
+
 
 def short_behind_long(
     n_tokens: int, n_long: int, steps: int, n_talkers: int
@@ -314,11 +317,11 @@ def decoders(of: World, n: int) -> list[str]:
 @pytest.mark.parametrize("n_long", [1, 3])
 @pytest.mark.parametrize("steps", range(4))
 @pytest.mark.parametrize("n_talkers", [0, 4])
-def test_a_short_prompt_speaks_in_under_five_decode_steps_beside_its_own_prefill(
+def test_a_short_prompt_speaks_within_the_target_gap_beside_its_own_prefill(
     n_tokens: int, n_long: int, steps: int, n_talkers: int
 ) -> None:
     of, long, first_token = short_behind_long(n_tokens, n_long, steps, n_talkers)
-    assert first_token < n_tokens * TOKEN + 5 * DECODE_STEP
+    assert first_token < n_tokens * TOKEN + CHUNK + DECODE_STEP
     assert {r.uid for r in of.engine._scheduler.running if r.to_prefill} == set(long), (
         "still computed"
     )
@@ -327,7 +330,7 @@ def test_a_short_prompt_speaks_in_under_five_decode_steps_beside_its_own_prefill
 
 def test_a_prompt_of_middle_length_is_not_held_up_much_more() -> None:
     _, _, first_token = short_behind_long(n_tokens=700, n_long=2, steps=1, n_talkers=3)
-    assert first_token < 2 * (700 * TOKEN + 5 * DECODE_STEP)
+    assert first_token < 2 * (700 * TOKEN + CHUNK)
 
 
 def spread(counts: Sequence[int]) -> int:

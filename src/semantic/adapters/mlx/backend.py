@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -17,6 +18,7 @@ from semantic.adapters.mlx.batch.calibration import Calibration, new_batch
 from semantic.adapters.mlx.batch.decode_batch import DecodeBatch, NewSequence
 from semantic.adapters.mlx.kv_cache import attention_hook
 from semantic.adapters.mlx.kv_cache.forms import CacheForm, LayerCache, Memory
+from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
 from semantic.adapters.mlx.kv_cache.staging import Staging
 from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
@@ -45,6 +47,9 @@ from semantic.domain.value_objects import (
     TokenLogprob,
 )
 from semantic.ports.outbound import BodyTarget
+
+_MOST_ROWS = 512
+"""Prompt tokens of a sequence that may be rows of a batch: from here on a chunk is faster."""
 
 
 @dataclass(slots=True)
@@ -200,10 +205,30 @@ class MLXBackend:
         """See `BatchBackend.prefill`."""
         state = self._resting(sequence)
         with self._computing():
-            self.model(mx.array([list(tokens)]), cache=state.caches)
-            # Only the caches: nothing of the last layer but its keys and values is computed.
-            mx.eval([cache.state for cache in state.caches])
+            pages = self._pages
+            if pages is None:
+                self._compute(state, tokens)
+            elif _are_rows(pages, state, len(tokens), pages.costs.alone):
+                self._compute_rows(pages, [(state, tokens)])
+            else:
+                self._compute_padded(state, tokens, pages.costs.pad_to)
         state.length += len(tokens)
+
+    def joins(self, sequence: SequenceId, n_tokens: int) -> bool:
+        """See `BatchBackend.joins`."""
+        pages = self._pages
+        state = self._sequences[sequence]
+        return pages is not None and _are_rows(pages, state, n_tokens, pages.costs.joined)
+
+    def prefill_together(self, chunks: Sequence[tuple[SequenceId, Sequence[int]]]) -> None:
+        """See `BatchBackend.prefill_together`."""
+        states = [(self._resting(sequence), tokens) for sequence, tokens in chunks]
+        if self._pages is None:
+            raise BackendError("these caches are prefilled one by one")
+        with self._computing():
+            self._compute_rows(self._pages, states)
+        for state, tokens in states:
+            state.length += len(tokens)
 
     def score(self, sequence: SequenceId, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:
         """See `BatchBackend.score`."""
@@ -344,6 +369,42 @@ class MLXBackend:
         except (RuntimeError, ValueError, MemoryError) as error:
             raise BackendError(str(error)) from error
 
+    @property
+    def _pages(self) -> PagedLayers | None:
+        layers: object = self._layers
+        return layers if isinstance(layers, PagedLayers) else None
+
+    def _compute(self, state: _Sequence, tokens: Sequence[int]) -> None:
+        self.model(mx.array([list(tokens)]), cache=state.caches)
+        # Only the caches: nothing of the last layer but its keys and values is computed.
+        mx.eval([cache.state for cache in state.caches])
+
+    def _compute_padded(self, state: _Sequence, tokens: Sequence[int], multiple: int) -> None:
+        """Compute a chunk padded to a multiple of so many tokens: its shape recurs.
+
+        Padding follows the chunk, so no token of the chunk attends to it.
+        """
+        padding = -len(tokens) % multiple
+        sequence = cast(list[PagedCache], state.caches)[0].sequence
+        sequence.padding = padding
+        try:
+            self._compute(state, [*tokens, *[tokens[-1]] * padding])
+        finally:
+            sequence.padding = 0
+
+    def _compute_rows(
+        self, pages: PagedLayers, chunks: Sequence[tuple[_Sequence, Sequence[int]]]
+    ) -> None:
+        """Compute tokens of several sequences as the rows of one batch."""
+        caches = [cast(list[PagedCache], state.caches) for state, _ in chunks]
+        sizes = [len(tokens) for _, tokens in chunks]
+        batch = pages.rows(list(zip(caches, sizes, strict=True)))
+        self.model(mx.array([[token] for _, tokens in chunks for token in tokens]), cache=batch)
+        mx.eval([layer.state for layer in batch])
+        for mine, n_tokens in zip(caches, sizes, strict=True):
+            for cache in mine:
+                cache.advance(n_tokens)
+
     def _add(self, state: _Sequence) -> SequenceId:
         sequence = SequenceId(self._next_id)
         self._next_id += 1
@@ -396,3 +457,11 @@ class MLXBackend:
         if state.staging is not None:
             raise BackendError("the sequence is being loaded")
         return state
+
+
+def _are_rows(pages: PagedLayers, state: _Sequence, n_tokens: int, n_bytes: int) -> bool:
+    """Whether the next `n_tokens` may be rows of a batch and read at most `n_bytes` there."""
+    if n_tokens > _MOST_ROWS:
+        return False
+    reads = pages.row_bytes(cast(list[PagedCache], state.caches), n_tokens)
+    return reads is not None and reads <= n_bytes

@@ -18,7 +18,7 @@ from semantic.application.cache.idle_caches import IdleCaches
 from semantic.application.cache.match_report import match_report
 from semantic.application.cache.prefix_store import PrefixStore
 from semantic.application.engine.prefill_budget import PrefillBudget
-from semantic.application.engine.scheduler import Scheduler, Step
+from semantic.application.engine.scheduler import Chunk, Scheduler, Step
 from semantic.application.engine.sequences import Sequences
 from semantic.application.engine.submission import Submission
 from semantic.application.engine.validation import RequestValidator
@@ -295,21 +295,27 @@ class BlockPoolBatchEngine:
     def _prefill(self, step: Step) -> list[EngineEvent]:
         """Compute prompt chunks, up to the step's budget."""
         events: list[EngineEvent] = []
-        while (chunk := self._scheduler.next_chunk(step, self._sequences.may_prefill)) is not None:
-            events.append(self._compute(step, *chunk))
+        of = self._sequences
+        while chunks := self._scheduler.next_pass(step, of.may_prefill, of.may_join):
+            events += self._compute(step, chunks)
         self._scheduler.end_prefill(step)
         return events
 
-    def _compute(self, step: Step, request: Request, limit: int) -> EngineEvent:
+    def _compute(self, step: Step, chunks: Sequence[Chunk]) -> list[EngineEvent]:
         started = self._clock()
-        try:
-            n_tokens = self._sequences.prefill(request, limit)
-        except BackendError as error:
-            # Only its text: the error's frames refer to the memory of the failed sequence.
-            return self._fail(request, str(error))
-        self._scheduler.prefilled(step, request, n_tokens)
-        request.prefill_seconds += self._clock() - started
-        return PrefillEvent(request.uid, request.agent_id, request.computed, request.n_tokens - 1)
+        results = self._sequences.prefill(chunks)
+        self._scheduler.prefilled(step, [(one.request, one.n_tokens) for one in results])
+        seconds = self._clock() - started
+        events: list[EngineEvent] = []
+        for request, _, error in results:
+            if error is not None:
+                events.append(self._fail(request, error))
+                continue
+            request.prefill_seconds += seconds
+            events.append(
+                PrefillEvent(request.uid, request.agent_id, request.computed, request.n_tokens - 1)
+            )
+        return events
 
     def _grow(self) -> list[EngineEvent]:
         """Reserve room for one more token of each decoding request, oldest first."""

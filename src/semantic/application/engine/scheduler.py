@@ -1,18 +1,19 @@
 """Scheduler: admits requests, chooses who prefills next, grows and preempts the running ones.
 
-In each engine step it admits waiting requests (`admit`), chooses the prompts of chunked prefill
-(`next_chunk`), and grows every decoding request by a token (`grow`), preempting if need be. Knows
-requests, the block allocator and a clock; not what a backend computes.
+In each engine step it admits waiting requests (`admit`), chooses the chunks of the next prefill
+pass (`next_pass`), and grows every decoding request by a token (`grow`), preempting if need be.
+Knows requests, the block allocator and a clock; not what a backend computes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from semantic.application.cache.block_allocator import BlockAllocator
 from semantic.application.engine.fair_queue import FairQueue
-from semantic.application.engine.prefill_budget import PrefillBudget
+from semantic.application.engine.prefill_budget import PrefillBudget, chunk_size
 from semantic.application.request import Phase, Request
 from semantic.ports.outbound import Clock
 
@@ -28,16 +29,25 @@ same time usually send their next request within this time."""
 class Step:
     """The prefill and decode of one engine step, as they are measured.
 
-    `decoding`: requests decode in this step. `first_token_due`: a request awaits its first token,
-    so the step prefills nothing. `concurrent`: see `RecentConcurrency`.
+    `decoding` requests decode in this step. `first_token_due`: a request awaits its first token,
+    so the step prefills nothing. `concurrent`: see `RecentConcurrency`. `n_prefilled` tokens were
+    computed in `passes` forward passes.
     """
 
     started: float
-    decoding: bool
+    decoding: int
     first_token_due: bool
     concurrent: bool
     n_prefilled: int = 0
+    passes: int = 0
     prefill_ended: float = 0.0
+
+
+class Chunk(NamedTuple):
+    """A request that computes next, and at most how many tokens of its prompt."""
+
+    request: Request
+    limit: int
 
 
 class Scheduler:
@@ -47,7 +57,11 @@ class Scheduler:
     """
 
     def __init__(
-        self, allocator: BlockAllocator, budget: PrefillBudget, clock: Clock, max_batch: int
+        self,
+        allocator: BlockAllocator,
+        budget: PrefillBudget,
+        clock: Clock,
+        max_batch: int,
     ) -> None:
         """At most `max_batch` requests run together."""
         self._allocator = allocator
@@ -119,37 +133,64 @@ class Scheduler:
         now = self._clock()
         return Step(
             started=now,
-            decoding=bool(self.in_phase(Phase.DECODE)),
+            decoding=len(self.in_phase(Phase.DECODE)),
             first_token_due=any(request.awaits_first_token for request in self.running),
             concurrent=self._concurrency.observe(len(self), now),
         )
 
-    def next_chunk(
-        self, step: Step, may_prefill: Callable[[Request], bool]
-    ) -> tuple[Request, int] | None:
-        """The request that computes next and at most how many tokens; None ends the prefill.
+    def next_pass(
+        self,
+        step: Step,
+        may_prefill: Callable[[Request], bool],
+        may_join: Callable[[Request], bool],
+    ) -> list[Chunk]:
+        """The chunks to compute in the next forward pass; none ends the step's prefill.
 
-        `may_prefill` is False for a request that waits for another one's block. After a prompt is
+        `may_prefill` is False for a request that waits for another one's block. Several chunks
+        only if each is the rest of a prompt that `may_join` others in a pass. After a prompt is
         complete, only prompts that fit entirely go on: a first token never waits for a long chunk.
         """
         if step.first_token_due:
-            return None
-        request = self._order.next(
-            [one for one in self.in_phase(Phase.PREFILL) if may_prefill(one)]
-        )
+            return []
+        ready = [one for one in self.in_phase(Phase.PREFILL) if may_prefill(one)]
+        request = self._order.next(ready)
         if request is None:
-            return None
-        wanted = step.n_prefilled + request.to_prefill
-        limit = self._budget.next_chunk(wanted, decoding=step.decoding, concurrent=step.concurrent)
-        left = limit - step.n_prefilled
+            return []
+        left = self._budget.tokens_left(
+            step.n_prefilled,
+            step.passes,
+            decoding=step.decoding,
+            prompts=len(ready),
+            concurrent=step.concurrent,
+        )
         is_last = left >= request.to_prefill
         first_token_due = any(one.awaits_first_token for one in self.running)
-        return None if left <= 0 or (first_token_due and not is_last) else (request, left)
+        if left <= 0 or (first_token_due and not is_last):
+            return []
+        if not is_last:
+            return [Chunk(request, chunk_size(left))]
+        rest = [one for one in ready if one is not request]
+        joining = filter(may_join, rest) if rest and may_join(request) else ()
+        return self._joined(Chunk(request, left), list(joining))
 
-    def prefilled(self, step: Step, request: Request, n_tokens: int) -> None:
-        """Account for a chunk of `n_tokens` of `request`."""
-        step.n_prefilled += n_tokens
-        self._order.account(request, n_tokens)
+    def _joined(self, first: Chunk, joining: list[Request]) -> list[Chunk]:
+        """`first` and those of `joining` that fit into the same pass, in order."""
+        chosen = [first]
+        left = first.limit - first.request.to_prefill
+        while (
+            request := self._order.next([one for one in joining if one.to_prefill <= left])
+        ) is not None:
+            chosen.append(Chunk(request, left))
+            left -= request.to_prefill
+            joining.remove(request)
+        return chosen
+
+    def prefilled(self, step: Step, n_tokens: Sequence[tuple[Request, int]]) -> None:
+        """Account for a pass that computed so many tokens of these requests."""
+        step.passes += any(n for _, n in n_tokens)
+        for request, n in n_tokens:
+            step.n_prefilled += n
+            self._order.account(request, n)
 
     def end_prefill(self, step: Step) -> None:
         """Take the time at the end of a step's prefill."""
@@ -158,7 +199,9 @@ class Scheduler:
     def end_step(self, step: Step) -> None:
         """Learn the rates of prefill and decode from a finished step."""
         ended = self._clock() if step.decoding else step.prefill_ended
-        self._budget.observe(step.n_prefilled, ended - step.started, decoding=step.decoding)
+        self._budget.observe(
+            step.n_prefilled, step.passes, ended - step.started, decoding=step.decoding > 0
+        )
 
     # Grow and preempt
 

@@ -7,14 +7,24 @@ which request; not the order of requests, nor the pool beyond the block allocato
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from semantic.application.cache.block_allocator import BlockAllocator
 from semantic.application.cache.prefix_store import PrefixStore
+from semantic.application.engine.scheduler import Chunk
 from semantic.application.request import Phase, Request
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.errors import BackendError, CacheReconstructionError
 from semantic.domain.value_objects import SampledToken, SequenceId
 from semantic.ports.outbound import BatchBackend
+
+
+class Prefilled(NamedTuple):
+    """How many tokens of a request a pass computed, and why it failed if it did."""
+
+    request: Request
+    n_tokens: int
+    error: str | None
 
 
 class Sequences:
@@ -69,29 +79,26 @@ class Sequences:
         if request.sequence is not None:
             self._model.reserve(request.sequence, request.capacity)
 
-    def prefill(self, request: Request, limit: int) -> int:
-        """Compute at most `limit` tokens of an opened request; returns how many were computed.
+    def prefill(self, chunks: Sequence[Chunk]) -> list[Prefilled]:
+        """Compute chunks of opened requests, several in one forward pass.
 
         A scored prompt is computed in chunks of fixed size, whatever the limit. A request with
         nothing left to compute begins to decode; one whose next blocks another request has
-        computed meanwhile loads them instead. Raises BackendError.
+        computed meanwhile loads them instead.
         """
-        if request.sequence is None:
-            raise AssertionError("only an opened request is prefilled")
-        before = request.computed
-        if request.scoring:
-            self._score(request, request.sequence)
-        elif self._prefixes is not None and self._prefixes.load_next_blocks(request):
-            request.phase = Phase.LOAD
-            return 0
-        else:
-            self._compute(request, request.sequence, limit)
-        if not request.to_prefill:
-            *history, last = request.tokens
-            drawn = len(request.generated)
-            self._model.start(request.sequence, last, history, request.params, drawn)
-            request.phase = Phase.DECODE
-        return request.computed - before
+        before = [chunk.request.computed for chunk in chunks]
+        if len(chunks) > 1:
+            self._compute_together(chunks)
+        results: list[Prefilled] = []
+        for (request, limit), n_tokens in zip(chunks, before, strict=True):
+            error = None
+            try:
+                self._prefill_one(request, limit)
+            except BackendError as failure:
+                # Only its text: the error's frames refer to the memory of the failed sequence.
+                error = str(failure)
+            results.append(Prefilled(request, request.computed - n_tokens, error))
+        return results
 
     def decode(self) -> list[tuple[Request, SampledToken]]:
         """One token for each decoding request. A BackendError fails all of them."""
@@ -102,6 +109,14 @@ class Sequences:
         if request.sequence is None:
             return False
         return self._prefixes is None or request.scoring or self._prefixes.claim(request)
+
+    def may_join(self, request: Request) -> bool:
+        """Whether the rest of the request's prompt can be computed with others in one pass."""
+        return (
+            request.sequence is not None
+            and not request.scoring
+            and self._model.joins(request.sequence, request.to_prefill)
+        )
 
     def preempt(self, request: Request) -> None:
         """Close the request's sequence; saves its blocks where they can be restored later."""
@@ -167,12 +182,59 @@ class Sequences:
         request.computed += len(scores)
         self._publish(request)
 
-    def _compute(self, request: Request, sequence: SequenceId, limit: int) -> None:
+    def _prefill_one(self, request: Request, limit: int) -> None:
+        if request.sequence is None:
+            raise AssertionError("only an opened request is prefilled")
+        if request.scoring:
+            self._score(request, request.sequence)
+        elif self._loads_next_blocks(request):
+            return
+        elif chunk := self._next_tokens(request, limit):
+            self._model.prefill(request.sequence, chunk)
+            self._computed(request, len(chunk))
+        if not request.to_prefill:
+            *history, last = request.tokens
+            drawn = len(request.generated)
+            self._model.start(request.sequence, last, history, request.params, drawn)
+            request.phase = Phase.DECODE
+
+    def _compute_together(self, chunks: Sequence[Chunk]) -> None:
+        """Compute in one pass what is not loaded; nothing if that fails.
+
+        Each request is then computed alone, so that only the one at fault fails.
+        """
+        try:
+            together = [
+                (request, request.sequence, self._next_tokens(request, limit))
+                for request, limit in chunks
+                if request.sequence is not None and not self._loads_next_blocks(request)
+            ]
+            passed = [(sequence, tokens) for _, sequence, tokens in together if tokens]
+            self._model.prefill_together(passed)
+        except BackendError:
+            return
+        for request, _, tokens in together:
+            self._computed(request, len(tokens))
+
+    def _loads_next_blocks(self, request: Request) -> bool:
+        """Whether the request's next blocks are read from the store: then it is in phase LOAD."""
+        if (
+            request.phase is Phase.PREFILL
+            and request.to_prefill
+            and self._prefixes is not None
+            and self._prefixes.load_next_blocks(request)
+        ):
+            request.phase = Phase.LOAD
+        return request.phase is Phase.LOAD
+
+    def _next_tokens(self, request: Request, limit: int) -> tuple[int, ...]:
         checkpoint_at = None if self._prefixes is None else self._prefixes.checkpoint_at(request)
-        chunk = request.next_chunk(limit, checkpoint_at)
-        if chunk:
-            self._model.prefill(sequence, chunk)
-            request.computed += len(chunk)
+        return request.next_chunk(limit, checkpoint_at)
+
+    def _computed(self, request: Request, n_tokens: int) -> None:
+        """Account for computed tokens, and publish the blocks that they complete."""
+        request.computed += n_tokens
+        if n_tokens:
             self._publish(request)
 
     def _publish(self, request: Request) -> None:

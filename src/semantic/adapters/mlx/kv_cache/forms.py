@@ -30,7 +30,13 @@ from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
 from semantic.adapters.mlx.kv_cache.paged.dialect import METAL, dialect_here
 from semantic.adapters.mlx.kv_cache.paged.kernels import HEAD_DIMS, PagedKernels, tile_of
 from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind, page_kinds
-from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
+from semantic.adapters.mlx.kv_cache.paged.layers import (
+    CUDA_COSTS,
+    METAL_COSTS,
+    PORTABLE_COSTS,
+    PagedLayers,
+    RowCosts,
+)
 from semantic.adapters.mlx.kv_cache.paged.self_test import computes_attention
 from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, attention_use
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape, trace
@@ -107,6 +113,7 @@ def paged_form(
     *,
     at_once: bool = True,
     transfers: Transfers | None = None,
+    costs: RowCosts = PORTABLE_COSTS,
 ) -> CacheForm:
     """All caches in pages of `kinds`, over which `attention` computes; see `PagedLayers`.
 
@@ -114,7 +121,7 @@ def paged_form(
     """
     by_layer = {number: kind.shape for kind in kinds for number in kind.layers}
     shapes = [by_layer[number] for number in range(spec.n_layers)]
-    layers = PagedLayers(spec, kinds, attention, at_once=at_once)
+    layers = PagedLayers(spec, kinds, attention, at_once=at_once, costs=costs)
     if transfers is not None:
         for pool in layers.pools:
             pool.locate = transfers.driver.address
@@ -156,8 +163,16 @@ def choose_pages(
     if not probe.accepts(PagedLayers(spec, kinds, found)):
         return None
     # A Mac's memory is shared with every other program: none is taken before it is needed.
-    at_once = dialect_here() is not METAL
-    return paged_form(spec, kinds, found, at_once=at_once, transfers=transfers_for(found))
+    dialect = dialect_here()
+    costs = {None: PORTABLE_COSTS, METAL: METAL_COSTS}.get(dialect, CUDA_COSTS)
+    return paged_form(
+        spec,
+        kinds,
+        found,
+        at_once=dialect is not METAL,
+        transfers=transfers_for(found),
+        costs=costs,
+    )
 
 
 def transfers_for(attention: Sequence[PagedAttention]) -> Transfers | None:

@@ -23,7 +23,8 @@ class DecodeStep(NamedTuple):
     `q` is (rows, heads, 1, head_dim), `k` and `v` (rows, kv_heads, 1, head_dim). `number`
     counts steps since `metadata` was made, `kind` is the number of the layer's kind, `layer` the
     layer's number in its kind. `after` is the result of
-    the step before, whose tokens must be visible; None if there was none.
+    the step before, whose tokens must be visible; None if there was none. With `write_first` rows
+    may be of one sequence: every new token is written before any row attends to it.
     """
 
     q: mx.array
@@ -36,6 +37,7 @@ class DecodeStep(NamedTuple):
     scale: float
     sinks: mx.array | None
     after: mx.array | None
+    write_first: bool = False
 
     @property
     def pool(self) -> PagePool:
@@ -47,7 +49,8 @@ class PrefillChunk(NamedTuple):
     """One layer of a prefill chunk: keys and values, (1, kv_heads, n, head_dim), of one sequence.
 
     Its first token is at position `at`; it attends to positions from `gather_from` on. `layer` is
-    the layer's number in its kind, `after` the `done` of the chunk before, or None.
+    the layer's number in its kind, `after` the `done` of the chunk before, or None. The last
+    `padding` tokens are gathered but not written.
     """
 
     k: mx.array
@@ -57,6 +60,7 @@ class PrefillChunk(NamedTuple):
     gather_from: int
     layer: int
     after: mx.array | None
+    padding: int = 0
 
 
 class Appended(NamedTuple):
@@ -112,15 +116,16 @@ class PortableAttention:
 
     def append(self, chunk: PrefillChunk) -> Appended:
         """See `PagedAttention.append`."""
-        k, v, table, at, gather_from, layer, _ = chunk
-        pool, n = table.pool, k.shape[2]
+        k, v, table, at, gather_from, layer, _, padding = chunk
+        pool, n = table.pool, k.shape[2] - padding
         kind = pool.kind
         row = RowPages(at, table.pages, kind.window, kind.ring)
         old_k, old_v = _read(pool, row, layer, min(gather_from, at), at)
         if at > gather_from:
             mx.eval(old_k, old_v)  # before the ring overwrites them
         first = kind.first_kept(at, at + n)
-        _write(pool, row, layer, first, k[0][:, first - at :], v[0][:, first - at :])
+        real = slice(first - at, n)
+        _write(pool, row, layer, first, k[0][:, real], v[0][:, real])
         if at <= gather_from:
             return Appended(k, v, pool.data)
         all_k, all_v = mx.concatenate([old_k, k], axis=2), mx.concatenate([old_v, v], axis=2)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from semantic.adapters.mlx.arrays import on_device, on_device_async
-from semantic.adapters.mlx.kv_cache.paged.page_table import PagedSequence
+from semantic.adapters.mlx.kv_cache.paged.page_table import PagedSequence, PageTable
 from semantic.adapters.mlx.kv_cache.paged.split_kv import RowPages, chunk_for, plan_split
+from semantic.domain.value_objects import BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +31,14 @@ class StepPlan:
 class BatchMetadata:
     """Sequences of `lengths` tokens each before step 0."""
 
-    __slots__ = ("__weakref__", "_plans", "_positions", "lengths", "sequences")
+    __slots__ = ("__weakref__", "_plans", "_positions", "_targets", "lengths", "sequences")
 
     def __init__(self, sequences: tuple[PagedSequence, ...], lengths: tuple[int, ...]) -> None:
         self.sequences = sequences
         self.lengths = lengths
         self._positions: tuple[int, mx.array] | None = None
         self._plans: dict[int, StepPlan] = {}
+        self._targets: dict[int, mx.array] = {}
 
     def positions(self, step: int) -> mx.array:
         """Position of each sequence's token of `step`, (rows,) int32."""
@@ -62,14 +64,27 @@ class BatchMetadata:
             )
         return known
 
+    def targets(self, kind: int) -> mx.array:
+        """The page to which each row's token of step 0 is written, (rows,) int32."""
+        known = self._targets.get(kind)
+        if known is None:
+            pages = [row.page(row.position // BLOCK_TOKENS) for row in self.rows(kind, 0)]
+            known = self._targets[kind] = on_device_async(pages)
+        return known
+
     def rows(self, kind: int, step: int) -> list[RowPages]:
         """The page table of each sequence, with a page for the token of `step`."""
         rows: list[RowPages] = []
+        known: tuple[PageTable, list[int]] | None = None
         for sequence, length in zip(self.sequences, self.lengths, strict=True):
             table = sequence.tables[kind]
-            table.reserve(length + step + 1)
+            if not table.has_capacity(length + step + 1):
+                table.reserve(length + step + 1)
+                known = None
+            if known is None or known[0] is not table:
+                known = table, table.pages  # of all rows of a sequence
             one = table.pool.kind
-            rows.append(RowPages(length + step, table.pages, one.window, one.ring))
+            rows.append(RowPages(length + step, known[1], one.window, one.ring))
         return rows
 
 

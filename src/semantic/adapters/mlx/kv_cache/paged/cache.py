@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from semantic.adapters.mlx.kv_cache.contiguous.cache import Mask, causal_mask
 from semantic.adapters.mlx.kv_cache.paged.attention import DecodeStep, PagedAttention, PrefillChunk
-from semantic.adapters.mlx.kv_cache.paged.batch_metadata import MetadataCache
+from semantic.adapters.mlx.kv_cache.paged.batch_metadata import BatchMetadata, MetadataCache
 from semantic.adapters.mlx.kv_cache.paged.page_table import PagedSequence, PageTable
 
 
@@ -63,18 +63,24 @@ class PagedCache:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append tokens, (1, kv_heads, n, head_dim) each; returns all that they may attend to."""
-        at, stop = self.offset, self.offset + keys.shape[2]
-        self.table.reserve(stop)
+        padding = self.sequence.padding
+        at, n_tokens = self.offset, keys.shape[2] - padding
+        self.table.reserve(at + n_tokens)
         layer = self.layer
         added = layer.attention.append(
             PrefillChunk(
-                keys, values, self.table, at, self._seen_from(), layer.number, self._pending
+                keys, values, self.table, at, self._seen_from(), layer.number, self._pending,
+                padding,
             )
-        )
-        self._pending = added.done
-        self.offset = stop
-        self.first = self.table.pool.kind.first_kept(self.first, stop)
+        )  # fmt: skip
+        self.advance(n_tokens, added.done)
         return added.k, added.v
+
+    def advance(self, n_tokens: int, pending: mx.array | None = None) -> None:
+        """Count tokens that are in the pages once `pending` is evaluated."""
+        self._pending = pending
+        self.offset += n_tokens
+        self.first = self.table.pool.kind.first_kept(self.first, self.offset)
 
     def make_mask(
         self,
@@ -94,12 +100,10 @@ class PagedCache:
     @classmethod
     def merge(cls, caches: Sequence[PagedCache]) -> PagedBatch:
         """The batch of these sequences; copies nothing."""
-        return PagedBatch(
-            caches[0].layer,
-            [cache.sequence for cache in caches],
-            [cache.offset for cache in caches],
-            [cache.first for cache in caches],
-        )
+        layer = caches[0].layer
+        sequences = [cache.sequence for cache in caches]
+        metadata = layer.shared.get(sequences, [cache.offset for cache in caches])
+        return PagedBatch(layer, metadata, [cache.first for cache in caches])
 
     @property
     def state(self) -> list[mx.array]:
@@ -130,19 +134,23 @@ class PagedBatch:
     def __init__(
         self,
         layer: PagedLayer,
-        sequences: Sequence[PagedSequence],
-        lengths: Sequence[int],
+        metadata: BatchMetadata,
         firsts: Sequence[int],
+        *,
+        write_first: bool = False,
     ) -> None:
+        """`write_first`: see `DecodeStep`."""
         self._layer = layer
         self._firsts = list(firsts)
-        self._metadata = layer.shared.get(sequences, lengths)
+        self._metadata = metadata
+        self._write_first = write_first
         self._step = 0
         self._last: mx.array | None = None  # result of the last step
 
     def __deepcopy__(self, memo: dict[int, object]) -> PagedBatch:
         """mlx-lm copies a batch to split it; the copies share the sequences."""
-        return PagedBatch(self._layer, self._metadata.sequences, self._lengths(), self._firsts)
+        metadata = self._layer.shared.get(self._metadata.sequences, self._lengths())
+        return PagedBatch(self._layer, metadata, self._firsts)
 
     @property
     def offset(self) -> mx.array:
@@ -165,7 +173,7 @@ class PagedBatch:
         self._last = layer.attention.attend(
             DecodeStep(
                 q, keys.k, keys.v, self._metadata, keys.step, layer.kind, layer.number,
-                scale, sinks, self._last,
+                scale, sinks, self._last, self._write_first,
             )
         )  # fmt: skip
         return self._last
@@ -197,8 +205,8 @@ class PagedBatch:
 
     @property
     def state(self) -> list[mx.array]:
-        """The arrays to evaluate: none, since computing the logits writes the tokens."""
-        return []
+        """The array to evaluate, which writes the tokens; computing the logits does so as well."""
+        return [] if self._last is None else [self._last]
 
     @property
     def nbytes(self) -> int:

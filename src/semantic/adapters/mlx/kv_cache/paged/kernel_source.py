@@ -3,8 +3,9 @@
 `ATTEND` is split-KV decode attention: a thread group reads one item of work, a run of tokens of one
 sequence for query heads of one KV head, straight from the pages, and writes the sequence's new
 token to its page. `COMBINE` reduces the partial results of a sequence's items. `APPEND` writes the
-tokens of a prefill chunk to pages and gathers what they attend to into contiguous arrays. `STORE`
-and `COPY` move whole pages. Knows no MLX: `kernels.py` binds the inputs.
+tokens of a prefill chunk to pages and gathers what they attend to into contiguous arrays.
+`WRITE_ROWS` writes one token per row of a batch. `STORE` and `COPY` move whole pages. Knows no MLX:
+`kernels.py` binds the inputs.
 """
 
 from __future__ import annotations
@@ -323,18 +324,36 @@ COMBINE = """
   }
 """
 
+# One new token per row to its page: one thread per 16 bytes of keys and of values.
+WRITE_ROWS = """
+  constexpr int VEC = 16 / sizeof(T);
+  constexpr int NV = D / VEC;
+  const int x = gx * 128 + tid, row = x / NV, lane = x % NV, head = gy;
+  const size_t head_size = (size_t)256 * D;
+  if (x == 0 && head == 0) done[0] = 1;
+  if (row >= targets_shape[0]) return;
+  DEV T* page = (DEV T*)pages + head_size * ((size_t)(2 * H) * layer[0] + head)
+    + targets[row] * (head_size * (2 * H) * LAYERS) + (size_t)(positions[row] & 255) * D;
+  ((DEV uint4*)page)[lane]
+    = ((const DEV uint4*)(k + row * k_strides[0] + head * k_strides[1]))[lane];
+  ((DEV uint4*)(page + head_size * H))[lane]
+    = ((const DEV uint4*)(v + row * v_strides[0] + head * v_strides[1]))[lane];
+"""
+
 # bounds: position of the first new token, number of new tokens, first position to keep in the
-# pages, first position to gather. One thread per 16 bytes of keys and of values.
+# pages, first position to gather, position after the last token to write. One thread per 16 bytes
+# of keys and of values.
 APPEND = """
   constexpr int VEC = 16 / sizeof(T);
   constexpr int NV = D / VEC;
   const int at = bounds[0], n = bounds[1], keep_from = bounds[2], gather_from = bounds[3];
+  const int write_to = bounds[4];
   const int x = gx * 128 + tid;
   const int t = (GATHER ? gather_from : at) + x / NV, lane = x % NV, head = gy;
   const size_t head_size = (size_t)256 * D;
   if (x == 0 && head == 0) done[0] = at + n;
   if (t >= at + n) return;
-  const int block = t >> 8;
+  const int block = min(t, write_to - 1) >> 8;  // padding has no page
   DEV T* page = (DEV T*)pages + head_size * ((size_t)(2 * H) * layer[0] + head)
     + page_table[RING ? block % page_table_shape[0] : block] * (head_size * (2 * H) * LAYERS)
     + (size_t)(t & 255) * D;
@@ -345,7 +364,7 @@ APPEND = """
     const size_t new_t = t - at;
     key = ((const DEV uint4*)(k + head * k_strides[1] + new_t * k_strides[2]))[lane];
     value = ((const DEV uint4*)(v + head * v_strides[1] + new_t * v_strides[2]))[lane];
-    if (WRITE && t >= keep_from) { page_k[lane] = key; page_v[lane] = value; }
+    if (WRITE && t >= keep_from && t < write_to) { page_k[lane] = key; page_v[lane] = value; }
   } else {
     key = page_k[lane];
     value = page_v[lane];

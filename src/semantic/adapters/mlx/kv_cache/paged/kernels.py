@@ -54,11 +54,12 @@ class PagedKernels:
         # Evaluated now: they are inputs of every step.
         mx.eval(self._counters, self._nothing)
         self._layers: dict[tuple[int, float], mx.array] = {}
-        self._last_bounds = (0, 0, 0, 0), self._nothing
+        self._last_bounds = (0, 0, 0, 0, 0), self._nothing
 
     def attend(self, step: DecodeStep) -> mx.array:
         """See `PagedAttention.attend`."""
-        q, sinks, after = step.q, step.sinks, step.after
+        q, sinks = step.q, step.sinks
+        after = self._write_rows(step) if step.write_first else step.after
         rows, n_heads, _, dim = q.shape
         kv_heads = self._kind.shape.kv_heads
         parts = self._parts(n_heads)
@@ -120,6 +121,32 @@ class PagedKernels:
 
     # Inside
 
+    def _write_rows(self, step: DecodeStep) -> mx.array:
+        """Write the new token of each row to its page; returns the array to wait for."""
+        k, metadata = step.k, step.metadata
+        rows, heads, _, dim = k.shape
+        kernel = _built(
+            self._dialect,
+            "write_rows",
+            self._constants(k.dtype),
+            ("k", "v", "pages", "targets", "positions", "layer", "after"),
+            ("done",),
+            source.WRITE_ROWS,
+        )
+        groups = -(-rows * (dim * k.dtype.size // 16) // source.THREADS)
+        (done,) = kernel(
+            inputs=[
+                k, step.v, step.pool.data, metadata.targets(step.kind),
+                metadata.positions(step.number), self._layer(step.layer, 1.0),
+                self._nothing if step.after is None else step.after,
+            ],
+            grid=(source.THREADS * groups, heads, 1),
+            threadgroup=(source.THREADS, 1, 1),
+            output_shapes=[(1,)],
+            output_dtypes=[mx.int32],
+        )  # fmt: skip
+        return done
+
     def _whole_pages(
         self, name: str, names: list[str], body: str, inputs: list[mx.array], n_pages: int
     ) -> mx.array:
@@ -144,7 +171,8 @@ class PagedKernels:
         """One launch of the kernel, after `after`; gathers if `first` is before the chunk."""
         k, v, at = chunk.k, chunk.v, chunk.at
         _, heads, n, dim = k.shape
-        keep_from = self._kind.first_kept(at, at + n)
+        write_to = at + n - chunk.padding
+        keep_from = self._kind.first_kept(at, write_to)
         gather = first < at
         kernel = _built(
             self._dialect,
@@ -163,7 +191,8 @@ class PagedKernels:
         all_k, all_v, done = kernel(
             inputs=[
                 k, v, chunk.table.pool.data, chunk.table.array(),
-                self._bounds((at, n, keep_from, first)), self._layer(chunk.layer, 1.0), after,
+                self._bounds((at, n, keep_from, first, write_to)),
+                self._layer(chunk.layer, 1.0), after,
             ],
             grid=(source.THREADS * groups, heads, 1),
             threadgroup=(source.THREADS, 1, 1),
@@ -193,7 +222,7 @@ class PagedKernels:
         most = _FEW_HEADS if self._kind.shape.k_head_dim > _WIDE else _MANY_HEADS
         return -(-group // -(-group // most))
 
-    def _bounds(self, bounds: tuple[int, int, int, int]) -> mx.array:
+    def _bounds(self, bounds: tuple[int, int, int, int, int]) -> mx.array:
         """`bounds` as an array, made once for all layers of a chunk."""
         if self._last_bounds[0] != bounds:
             self._last_bounds = bounds, on_device(bounds)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import mlx.core as mx
 
 from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention
-from semantic.adapters.mlx.kv_cache.paged.batch_metadata import MetadataCache
-from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache, PagedLayer
+from semantic.adapters.mlx.kv_cache.paged.batch_metadata import BatchMetadata, MetadataCache
+from semantic.adapters.mlx.kv_cache.paged.cache import PagedBatch, PagedCache, PagedLayer
 from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool, PageRef
 from semantic.adapters.mlx.kv_cache.paged.page_table import PagedBlock, PagedSequence, PageTable
@@ -26,6 +27,28 @@ _USUAL_LENGTH = 8192
 """Tokens of a sequence for which the pools of a model's kinds are full together."""
 
 
+class RowCosts(NamedTuple):
+    """Up to how many bytes of keys and values prefill reads row by row; `pad_to` for the rest.
+
+    Prompt tokens as rows of a batch each read all keys before them, but a pass may have any number
+    of rows of any sequences, and no shape is new to the device. `alone`: bytes up to which that is
+    faster than attention over a chunk; `joined`: up to which it is so cheap that other sequences
+    may share the pass. A chunk is padded to a multiple of `pad_to` tokens, so that shapes recur.
+    """
+
+    alone: int
+    joined: int
+    pad_to: int = 1
+
+
+CUDA_COSTS = RowCosts(alone=96 << 30, joined=16 << 30, pad_to=128)
+"""A new shape of attention costs some 60 ms; the device reads 3 TB/s and more."""
+METAL_COSTS = RowCosts(alone=2 << 30, joined=2 << 30)
+"""No cost per shape; the device reads 0.1 to 0.8 TB/s."""
+PORTABLE_COSTS = RowCosts(alone=1 << 18, joined=1 << 18, pad_to=16)
+"""Of the reference implementation, which is not made for speed: small models use all paths."""
+
+
 class PagedLayers:
     """Makes the caches of a model's sequences, in pages of `kinds`."""
 
@@ -36,12 +59,14 @@ class PagedLayers:
         attention: Sequence[PagedAttention],
         *,
         at_once: bool = True,
+        costs: RowCosts = PORTABLE_COSTS,
     ) -> None:
         """`attention[i]` computes over pages of `kinds[i]`.
 
         With `at_once`, `set_aside` allocates memory at once; else pools grow when needed.
         """
         self._at_once = at_once
+        self.costs = costs
         self._spec = spec
         self.pools = [PagePool(kind) for kind in kinds]
         self.attention = list(attention)
@@ -116,6 +141,34 @@ class PagedLayers:
     def reserve(self, caches: Sequence[PagedCache], capacity: int) -> None:
         """Allocate pages for `capacity` tokens in every layer."""
         caches[0].sequence.reserve(capacity)
+
+    def row_bytes(self, caches: Sequence[PagedCache], n_tokens: int) -> int | None:
+        """Bytes of keys and values that the next `n_tokens` read as rows of a batch.
+
+        None if they cannot be rows: they would overwrite tokens of a window that they attend to.
+        """
+        total = 0
+        for table in caches[0].sequence.tables:
+            kind = table.pool.kind
+            seen = caches[0].offset + n_tokens // 2 + 1
+            if kind.ring is not None and kind.window is not None:
+                if n_tokens > kind.ring * BLOCK_TOKENS - kind.window + 1:
+                    return None
+                seen = min(seen, kind.window)
+            total += n_tokens * seen * kind.page_bytes // BLOCK_TOKENS
+        return total
+
+    def rows(self, chunks: Sequence[tuple[Sequence[PagedCache], int]]) -> list[PagedBatch]:
+        """The next tokens of these sequences, so many of each, as rows of one batch, per layer."""
+        sequences: list[PagedSequence] = []
+        positions: list[int] = []
+        for caches, n_tokens in chunks:
+            sequences += [caches[0].sequence] * n_tokens
+            positions += range(caches[0].offset, caches[0].offset + n_tokens)
+        for sequence, position in zip(sequences, positions, strict=True):
+            sequence.reserve(position + 1)
+        metadata = BatchMetadata(tuple(sequences), tuple(positions))
+        return [PagedBatch(layer, metadata, (), write_first=True) for layer in self._layers]
 
     def fill(
         self,

@@ -55,12 +55,16 @@ class PageTable:
 
 
 class PagedSequence:
-    """One sequence's page tables, one per kind; the caches of all its layers share it."""
+    """One sequence's page tables, one per kind; the caches of all its layers share it.
 
-    __slots__ = ("__weakref__", "tables")
+    `padding` is the number of tokens at the end of the chunk being computed that are not its own.
+    """
+
+    __slots__ = ("__weakref__", "padding", "tables")
 
     def __init__(self, tables: Sequence[PageTable]) -> None:
         self.tables = tuple(tables)
+        self.padding = 0
 
     def reserve(self, n_tokens: int) -> None:
         """Allocate pages for `n_tokens` in every kind."""

@@ -94,9 +94,34 @@ def _is_right(kind: PageKind, attention: PagedAttention, n_heads: int, *, sinks:
     new_k, new_v = (mx.concatenate([one[which][:, :, -1:] for one in tokens]) for which in (0, 1))
     scale = shape.k_head_dim**-0.5
     found = attention.attend(DecodeStep(q, new_k, new_v, metadata, 0, 0, layer, scale, sink, None))
-    return all(
+    right = all(
         _close(found[i], _attention(q[i] * scale, k[0], v[0], kind.window, sink))
         for i, (k, v) in enumerate(tokens)
+    )
+    return right and _rows_see_each_other(attention, tables[1], layer, *tokens[1], scale)
+
+
+def _rows_see_each_other(
+    attention: PagedAttention,
+    table: PageTable,
+    layer: int,
+    k: mx.array,
+    v: mx.array,
+    scale: float,
+) -> bool:
+    """Whether the last tokens of one sequence, as rows of a batch, attend to one another."""
+    n, length = 3, k.shape[2]
+    heads = k.shape[1]
+    rows = range(length - n, length)
+    metadata = BatchMetadata((PagedSequence([table]),) * n, tuple(rows))
+    new_k, new_v = (mx.contiguous(one[0, :, -n:].swapaxes(0, 1))[:, :, None] for one in (k, v))
+    q = mx.random.normal((n, heads, 1, k.shape[3]), key=mx.random.key(2)).astype(k.dtype)
+    step = DecodeStep(q, new_k, new_v, metadata, 0, 0, layer, scale, None, None, write_first=True)
+    found = attention.attend(step)
+    window = table.pool.kind.window
+    return all(
+        _close(found[i], _attention(q[i] * scale, k[0, :, :stop], v[0, :, :stop], window, None))
+        for i, stop in enumerate(range(length - n + 1, length + 1))
     )
 
 

@@ -1,0 +1,346 @@
+"""`python -m benchmarks.gpu_server`: `semantic serve` and `mlx_lm.server` on a GPU, in turns.
+
+Both serve a model of the shape of Llama 3.1 8B with random bf16 weights, each in its own process,
+ours with its store on disk. Clients ask at once, with long and short prompts, a second turn, and
+one with a very long prompt beside seven that decode. Takes some minutes; `--small` serves a small
+model on any device. Prints a line per round and writes JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import cast
+
+import semantic.adapters.mlx  # isort: skip  # noqa: F401  loads OpenBLAS before MLX
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from benchmarks import shapes
+from benchmarks.server_client import Answer, Client, Message, RequestFailedError
+from benchmarks.server_measures import MODEL_NAME
+from benchmarks.server_model import words, write_model
+from benchmarks.server_process import ServerProcess, mlx_lm_server, semantic_server
+from experiments.harness.document import Json, Scalar
+from experiments.harness.record import Run
+from experiments.harness.result import Verdict
+from semantic.adapters.mlx.model.provider import find_folder
+
+QUESTION = "What do many clients get from our server on a GPU, and what from mlx_lm.server?"
+CRITERION = (
+    "beside mlx_lm.server: with 8, 32 and 64 clients of long prompts a first token at least as "
+    "soon (median) and 1.5 times the tokens per second; with 64 of short prompts half of the time "
+    "and 1.5 times the tokens per second; an 8k prompt beside 7 who decode within 1 s and 32k "
+    "within 4 s, no stream interrupted for more than 250 ms"
+)
+OURS, THEIRS = "semantic", "mlx-lm"
+LONG_WORDS, SHORT_WORDS = (800, 1400), (25, 48)
+_NEVER = 4
+"""The first ids end a message or name a role: never sampled, so that answers have full length."""
+_COPIED = (
+    "chat_template.jinja", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """So many clients at once, each with a prompt of `words` and `max_tokens` new ones."""
+
+    name: str
+    clients: int
+    words: tuple[int, int]
+    max_tokens: int
+    turns: int = 1
+
+
+ROUNDS = (
+    Round("1 long", 1, LONG_WORDS, 128),
+    Round("8 long", 8, LONG_WORDS, 128, turns=2),
+    Round("32 long", 32, LONG_WORDS, 128),
+    Round("64 long", 64, LONG_WORDS, 128),
+    Round("64 short", 64, SHORT_WORDS, 256),
+)
+SMALL_ROUNDS = (
+    Round("4 long", 4, (200, 300), 16, turns=2),
+    Round("8 short", 8, SHORT_WORDS, 16),
+)
+BESIDE = {"8k beside 7": 5800, "32k beside 7": 23200}
+"""Words of the long prompt."""
+MOST_TTFT = {"8k beside 7": 1.0, "32k beside 7": 4.0}
+MOST_GAP_MS = 250.0
+
+
+@dataclass(slots=True)
+class Talk:
+    """One client's conversation, and its answers."""
+
+    messages: list[Message]
+    answers: list[Answer] = field(default_factory=list)
+    failure: str | None = None
+
+
+def main() -> int:
+    """Measure, print, write; 1 when the criterion is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--small", action="store_true", help="a small model, few clients")
+    parser.add_argument("--side", choices=[OURS, THEIRS], help="only this one")
+    parser.add_argument("--only", action="append", help="this round; may be repeated")
+    parser.add_argument("--folder", type=Path, help="for the model and the store")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
+    arguments = parser.parse_args()
+    with TemporaryDirectory(dir=arguments.folder) as folder:
+        return run(arguments, Path(folder))
+
+
+def run(arguments: argparse.Namespace, folder: Path) -> int:
+    """All rounds with both servers, which run together and are measured in turns."""
+    rounds = SMALL_ROUNDS if arguments.small else ROUNDS
+    started = Run.start(
+        "gpu_server",
+        QUESTION,
+        model="small" if arguments.small else f"Llama 3.1 8B shape, {arguments.layers} layers",
+        parameters={"layers": arguments.layers, "rounds": ", ".join(r.name for r in rounds)},
+        seed=0,
+    )
+    if arguments.small:
+        write_model(folder / "model")
+    else:
+        write_large_model(folder / "model", arguments.layers)
+    samples: list[dict[str, Scalar]] = []
+    arguments.output.mkdir(parents=True, exist_ok=True)
+
+    def note(line: dict[str, Scalar]) -> None:
+        """Print and write at once: a rented machine may go away."""
+        samples.append(line)
+        print(json.dumps(line), flush=True)
+        summary: dict[str, Json] = {"table": [dict(one) for one in samples]}
+        result = started.finish(samples, summary, judge(samples))
+        result.write(arguments.output / "gpu_server.json")
+
+    servers = start(folder, [arguments.side] if arguments.side else [OURS, THEIRS], note)
+    wanted = arguments.only or [*(one.name for one in rounds), *BESIDE]
+    try:
+        for name, server in servers.items():
+            warm = talk(server, replace(rounds[0], name="warm-up", clients=2, max_tokens=24))
+            note({"side": name, "round": "warm-up", **figures(warm)})
+        in_turns(servers, [one for one in rounds if one.name in wanted], note)
+        if not arguments.small:
+            besides = {name: n for name, n in BESIDE.items() if name in wanted}
+            in_turns_beside(servers, besides, note)
+    finally:
+        for server in servers.values():
+            server.stop()
+    verdict = judge(samples)
+    print(f"{'passed' if verdict.passed else 'MISSED'}: {verdict.observed}")
+    return int(not verdict.passed)
+
+
+Note = Callable[[dict[str, Scalar]], None]
+"""Takes a line of figures."""
+
+
+def in_turns(servers: dict[str, ServerProcess], rounds: Sequence[Round], note: Note) -> None:
+    """Every round with every server."""
+    for one in rounds:
+        for name, server in servers.items():
+            for line in measured(server, one):
+                note({"side": name, **line})
+
+
+def in_turns_beside(servers: dict[str, ServerProcess], besides: dict[str, int], note: Note) -> None:
+    """Every very long prompt, of so many words, with every server."""
+    for what, n_words in besides.items():
+        for name, server in servers.items():
+            note({"side": name, "round": what, **beside(server, what, n_words)})
+
+
+def start(folder: Path, sides: Sequence[str], note: Note) -> dict[str, ServerProcess]:
+    """The servers, ready."""
+    servers: dict[str, ServerProcess] = {}
+    for name in sides:
+        begun = time.perf_counter()
+        if name == OURS:
+            server = semantic_server(
+                folder / "model", folder / OURS, "--max-batch", "64", "--max-waiting", "256",
+                "--served-model-name", MODEL_NAME,
+            )  # fmt: skip
+        else:
+            server = mlx_lm_server(folder / "model", folder / THEIRS, Path(sys.executable))
+            server.command = [
+                *server.command, "--decode-concurrency", "64", "--prompt-concurrency", "8",
+            ]  # fmt: skip
+        paths = [server.environment.get("PYTHONPATH"), os.environ.get("PYTHONPATH")]
+        server.environment = {
+            **server.environment,
+            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        }
+        server.start()
+        servers[name] = server
+        note({"side": name, "round": "start", "ready_s": time.perf_counter() - begun})
+    return servers
+
+
+def talk(server: ServerProcess, one: Round, talks: Sequence[Talk] = ()) -> list[Talk]:
+    """A turn of every client, all at once."""
+    talks = list(talks) or [Talk([]) for _ in range(one.clients)]
+    low, high = one.words
+    barrier = threading.Barrier(len(talks))
+
+    def turn(number: int, mine: Talk) -> None:
+        n = low + (high - low) * number // max(1, len(talks) - 1) if not mine.messages else 20
+        text = words(n, f"{one.name} {number} {len(mine.messages)}")
+        mine.messages.append({"role": "user", "content": text})
+        barrier.wait()
+        try:
+            answer = Client(server.port, MODEL_NAME).ask(mine.messages, one.max_tokens)
+        except RequestFailedError as error:
+            mine.failure = str(error)
+            return
+        mine.messages.append({"role": "assistant", "content": answer.text})
+        mine.answers.append(answer)
+
+    threads = [threading.Thread(target=turn, args=pair) for pair in enumerate(talks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return talks
+
+
+def measured(server: ServerProcess, one: Round) -> list[dict[str, Scalar]]:
+    """The figures of each turn of a round."""
+    lines: list[dict[str, Scalar]] = []
+    talks: list[Talk] = []
+    for turn in range(one.turns):
+        talks = talk(server, one, talks)
+        lines.append({"round": one.name + (", turn 2" if turn else ""), **figures(talks)})
+    return lines
+
+
+def figures(talks: Sequence[Talk]) -> dict[str, Scalar]:
+    """What the clients got in their last turn."""
+    answers = [one.answers[-1] for one in talks if one.answers and one.failure is None]
+    found: dict[str, Scalar] = {"clients": len(talks), "failed": len(talks) - len(answers)}
+    failures = [one.failure for one in talks if one.failure]
+    if failures:
+        found["failure"] = failures[0][:200]
+    if not answers:
+        return found
+    wall = max(one.ended for one in answers) - min(one.sent for one in answers)
+    ttft = sorted(one.ttft for one in answers)
+    gaps = sorted(gap for one in answers for gap in one.gaps()) or [0.0]
+    tokens = sum(one.completion_tokens for one in answers)
+    return found | {
+        "prompt_tokens": sum(one.prompt_tokens for one in answers),
+        "cached_tokens": sum(one.cached_tokens for one in answers),
+        "ttft_p50_s": round(statistics.median(ttft), 4),
+        "ttft_max_s": round(ttft[-1], 4),
+        "gap_p50_ms": round(1e3 * statistics.median(gaps), 2),
+        "gap_max_ms": round(1e3 * gaps[-1], 1),
+        "wall_s": round(wall, 3),
+        "out_tok_s": round(tokens / wall, 1),
+    }
+
+
+def beside(server: ServerProcess, what: str, n_words: int) -> dict[str, Scalar]:
+    """A very long prompt while seven others decode: its first token, and their longest gap."""
+    others = [Talk([]) for _ in range(7)]
+    one = Round(f"{what} others", 7, SHORT_WORDS, 1600 if n_words > 10_000 else 700)
+    thread = threading.Thread(target=talk, args=(server, one, others))
+    thread.start()
+    time.sleep(2.0)
+    reader = talk(server, Round(what, 1, (n_words, n_words), 8))[0]
+    thread.join()
+    failures = [talked.failure for talked in (*others, reader) if talked.failure]
+    if failures:
+        return {"failure": failures[0][:200]}
+    answer = reader.answers[-1]
+    gaps = [
+        gap
+        for other in others
+        for gap in other.answers[-1].gaps(answer.sent, answer.sent + answer.ttft)
+    ]
+    calm = [gap for other in others for gap in other.answers[-1].gaps(0.0, answer.sent)]
+    return {
+        "prompt_tokens": answer.prompt_tokens,
+        "ttft_p50_s": round(answer.ttft, 4),
+        "gap_p50_ms": round(1e3 * statistics.median(gaps), 2),
+        "gap_max_ms": round(1e3 * max(gaps), 1),
+        "calm_ms": round(1e3 * statistics.median(calm), 2),
+    }
+
+
+def judge(samples: Sequence[dict[str, Scalar]]) -> Verdict:
+    """The criteria, and those that are missed."""
+    by_side = {(str(one["side"]), str(one["round"])): one for one in samples}
+    missed: list[str] = []
+    for one in ROUNDS[1:]:
+        mine, their = by_side.get((OURS, one.name)), by_side.get((THEIRS, one.name))
+        if mine is None or their is None or "ttft_p50_s" not in mine or "ttft_p50_s" not in their:
+            missed.append(f"{one.name}: not measured")
+            continue
+        sooner = number(mine, "ttft_p50_s") / number(their, "ttft_p50_s")
+        more = number(mine, "out_tok_s") / number(their, "out_tok_s")
+        if sooner > (0.5 if one.words is SHORT_WORDS else 1.0):
+            missed.append(f"{one.name}: the first token after {sooner:.2f} of mlx-lm's time")
+        if more < 1.5:
+            missed.append(f"{one.name}: {more:.2f} of mlx-lm's tokens per second")
+    for what, most in MOST_TTFT.items():
+        found = by_side.get((OURS, what))
+        if found is None or "ttft_p50_s" not in found:
+            missed.append(f"{what}: not measured")
+        elif (
+            float(found["ttft_p50_s"] or 0) > most or float(found["gap_max_ms"] or 0) > MOST_GAP_MS
+        ):
+            missed.append(f"{what}: {found['ttft_p50_s']} s, gap {found['gap_max_ms']} ms")
+    return Verdict(CRITERION, 0, "; ".join(missed) or "all criteria met", passed=not missed)
+
+
+def number(line: dict[str, Scalar], name: str) -> float:
+    """A figure of a round."""
+    value = line[name]
+    if not isinstance(value, int | float):
+        raise TypeError(f"{name} is not a number: {value!r}")
+    return value
+
+
+def write_large_model(folder: Path, layers: int) -> None:
+    """The 8B shape with random weights, for the embedded model's tokenizer."""
+    source = find_folder("semantic-tiny")
+    folder.mkdir(parents=True)
+    for name in _COPIED:
+        shutil.copy(source / name, folder)
+    tokenizer = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    tokenizer["model_max_length"] = 131072
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    own = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    model = shapes.llama_8b(layers, vocab=own["vocab_size"])
+    config = {
+        **own, "hidden_size": 4096, "num_hidden_layers": layers, "intermediate_size": 14336,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+        "max_position_embeddings": 131072,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    parameters = cast(Callable[[], dict[str, object]], model.parameters)
+    weights = cast(dict[str, mx.array], dict(tree_flatten(parameters())))
+    head = weights["lm_head.weight"]
+    weights["lm_head.weight"] = mx.concatenate([mx.zeros_like(head[:_NEVER]), head[_NEVER:]])
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
+    del model, weights, head
+    mx.clear_cache()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
