@@ -144,7 +144,7 @@ class Scheduler:
         may_prefill: Callable[[Request], bool],
         may_join: Callable[[Request], bool],
     ) -> list[Chunk]:
-        """The chunks to compute in the next forward pass; none ends the step's prefill.
+        """Chunked prefill: the chunks of the next forward pass; none ends the step's prefill.
 
         `may_prefill` is False for a request that waits for another one's block. Several chunks
         only if each is the rest of a prompt that `may_join` others in a pass. After a prompt is
