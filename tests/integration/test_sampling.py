@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import cast
 
 import mlx.core as mx
@@ -11,7 +12,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import make_logits_processors
 
 from semantic import SamplingParams
-from semantic.adapters.mlx.sampling.sampler import make_sampler
+from semantic.adapters.mlx.sampling.sampler import draw, make_sampler
 from tests.integration.test_exactness import prompts
 from tests.support.rig import Done, Rig
 from tests.support.rounding import most_rounding
@@ -111,3 +112,82 @@ def test_a_bias_for_a_token_the_model_lacks_is_refused() -> None:
     rig = Rig("llama")
     with pytest.raises(InvalidRequestError, match="logit_bias names token 96"):
         rig.engine.submit("ann", [1], sampling=SamplingParams(logit_bias={96: 1.0}))
+
+
+# Rows together
+
+
+FILTERED = [
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.7),
+    SamplingParams(temperature=1.0, top_p=0.8),
+    SamplingParams(temperature=1.0, min_p=0.05),
+    SamplingParams(temperature=1.0, top_k=5),
+    SamplingParams(temperature=1.3, top_p=0.9, top_k=20),
+]
+
+
+def drawn_alone(params: list[SamplingParams], steps: list[mx.array]) -> list[list[int]]:
+    samplers = [make_sampler(one, 3) for one in params]
+    return [
+        [cast(int, sampler(step[i : i + 1]).item()) for i, sampler in enumerate(samplers)]
+        for step in steps
+    ]
+
+
+def drawn_together(params: list[SamplingParams], steps: list[mx.array]) -> list[list[int]]:
+    samplers = [make_sampler(one, 3) for one in params]
+    return [cast("list[int]", draw(samplers, step).tolist()) for step in steps]
+
+
+def some_logprobs(rows: int, vocab: int, n: int, dtype: mx.Dtype) -> list[mx.array]:
+    found = []
+    for key in mx.random.split(mx.random.key(7), n):
+        logits = 2 * mx.random.normal((rows, vocab), key=key)
+        forbidden = mx.random.uniform(shape=(rows, vocab), key=key) < 0.3
+        forbidden[:, 1] = False
+        logits = mx.where(forbidden, -math.inf, logits).astype(dtype)
+        found.append(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+    return found
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize("filtered", FILTERED)
+def test_rows_sampled_together_get_the_tokens_that_each_gets_alone(
+    filtered: SamplingParams, dtype: mx.Dtype
+) -> None:
+    params = [replace(filtered, seed=seed) for seed in range(6)]
+    for vocab in (7, 96, 3000):
+        steps = some_logprobs(len(params), vocab, 12, dtype)
+        assert drawn_together(params, steps) == drawn_alone(params, steps)
+
+
+def test_rows_of_several_kinds_keep_their_places() -> None:
+    params = [
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=1.0, seed=2**62 + 12345),
+        SamplingParams(temperature=0.5, top_k=4, seed=2),
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=1.0, seed=1),
+        SamplingParams(temperature=0.5, top_k=4, seed=2),
+        SamplingParams(temperature=2.0, seed=9),
+    ]
+    steps = some_logprobs(len(params), 96, 20, mx.float32)
+    together = drawn_together(params, steps)
+    assert together == drawn_alone(params, steps)
+    assert any(row[2] != row[5] for row in together)
+
+
+def test_a_row_that_allows_one_token_gets_it_among_others() -> None:
+    params = [SamplingParams(temperature=1.0, seed=seed) for seed in range(3)]
+    only = mx.full((3, 8), -math.inf)
+    for row, token in enumerate((0, 7, 4)):
+        only[row, token] = 0.0
+    assert drawn_together(params, [only] * 30) == [[0, 7, 4]] * 30
+
+
+def test_rows_that_are_sampled_alike_are_one_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx.random, "categorical", lambda *_, **__: pytest.fail("a row alone"))
+    params = [SamplingParams(temperature=1.0, top_p=0.9, seed=seed) for seed in range(5)]
+    (step,) = some_logprobs(5, 50, 1, mx.float32)
+    assert len(drawn_together(params, [step])[0]) == 5

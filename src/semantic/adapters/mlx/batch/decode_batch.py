@@ -19,7 +19,7 @@ from mlx_lm.models.cache import TokenBuffer
 
 from semantic.adapters.mlx.arrays import async_eval
 from semantic.adapters.mlx.kv_cache.forms import LayerCache
-from semantic.adapters.mlx.sampling.sampler import LogitsProcessor, Sampler
+from semantic.adapters.mlx.sampling.sampler import LogitsProcessor, Sampler, draw
 from semantic.domain.value_objects import SequenceId
 
 _CLEAR_EVERY = 512
@@ -214,11 +214,6 @@ class ContinuousBatch:
                 rows.append(one)
             logits = mx.concatenate(rows)
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        samplers = [row.sampler for row in self._rows]
-        if all(sampler is samplers[0] for sampler in samplers):
-            self._tokens = samplers[0](logprobs)
-        else:
-            drawn = [sampler(logprobs[i : i + 1]) for i, sampler in enumerate(samplers)]
-            self._tokens = mx.concatenate(drawn)
+        self._tokens = draw([row.sampler for row in self._rows], logprobs)
         self._logprobs = [logprobs[i] if row.logprobs else None for i, row in enumerate(self._rows)]
         return contexts

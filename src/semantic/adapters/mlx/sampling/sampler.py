@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import mlx.core as mx
@@ -24,6 +25,27 @@ from semantic.domain.value_objects import SamplingParams, TokenLogprob
 _SEED_STRIDE = 0x9E3779B97F4A7C15
 """Spreads the keys of adjacent seeds: 2**64 divided by the golden ratio."""
 
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Which tokens are drawn from, and with which weights: what rows must share to be one draw."""
+
+    temperature: float
+    top_p: float
+    min_p: float
+    top_k: int
+
+    def __call__(self, logprobs: mx.array) -> mx.array:
+        """Top-p, min-p and top-k, in mlx-lm's order, and the temperature, of (rows, vocab)."""
+        if 0 < self.top_p < 1:
+            logprobs = apply_top_p(logprobs, self.top_p)
+        if self.min_p > 0:
+            logprobs = apply_min_p(logprobs, self.min_p)
+        if 0 < self.top_k < logprobs.shape[-1]:
+            logprobs = apply_top_k(logprobs, self.top_k)
+        return logprobs * (1.0 / self.temperature)
+
+
 _SCORED_ROWS = 32
 """Positions per step of `score_tokens`; each needs a row of fp32 logits of the whole vocabulary."""
 
@@ -34,27 +56,54 @@ LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
 """All tokens of a sequence and the next logits (1, vocab) to the logits to sample from."""
 
 
+class SeededSampler:
+    """Draws token `drawn` of an answer, then all later ones; call it once per token."""
+
+    def __init__(self, params: SamplingParams, drawn: int) -> None:
+        """Raises ValueError without a seed."""
+        if params.seed is None:
+            raise ValueError("a sampled request needs a seed")
+        self.filters = Filters(params.temperature, params.top_p, params.min_p, params.top_k)
+        self._next = params.seed * _SEED_STRIDE + drawn
+
+    def __call__(self, logprobs: mx.array) -> mx.array:
+        """A token id (1,) from log-probabilities (1, vocab)."""
+        return mx.random.categorical(self.filters(logprobs), key=mx.random.key(self.take_seed()))
+
+    def take_seed(self) -> int:
+        """The seed of the next draw, which is done with that."""
+        seed = self._next % 2**63
+        self._next += 1
+        return seed
+
+
 def make_sampler(params: SamplingParams, drawn: int) -> Sampler:
     """A sampler for token `drawn` of the answer and all later ones; call it once per token.
 
-    Greedy requests share one sampler, so that a batch of them is sampled in one call. Raises
-    ValueError for a sampled request without a seed.
+    Greedy requests share one sampler. Raises ValueError for a sampled request without a seed.
     """
-    if params.greedy:
-        return greedy_sampler
-    if params.seed is None:
-        raise ValueError("a sampled request needs a seed")
-    first = params.seed * _SEED_STRIDE + drawn
-    inverse_temperature = 1.0 / params.temperature
-    calls = 0
+    return greedy_sampler if params.greedy else SeededSampler(params, drawn)
 
-    def sample(logprobs: mx.array) -> mx.array:
-        nonlocal calls
-        key = mx.random.key((first + calls) % 2**63)
-        calls += 1
-        return mx.random.categorical(_filter(logprobs, params) * inverse_temperature, key=key)
 
-    return sample
+def draw(samplers: Sequence[Sampler], logprobs: mx.array) -> mx.array:
+    """A token id of each row, (rows,), from log-probabilities (rows, vocab).
+
+    The same tokens as each sampler gives alone; rows that are sampled alike are sampled together,
+    in as many operations as one.
+    """
+    groups: dict[object, list[int]] = {}
+    for row, sampler in enumerate(samplers):
+        alike = sampler.filters if isinstance(sampler, SeededSampler) else sampler
+        groups.setdefault(alike, []).append(row)
+    if len(groups) == 1:
+        return _draw_alike(samplers, logprobs)
+    drawn = [
+        _draw_alike([samplers[row] for row in rows], logprobs[mx.array(rows)])
+        for rows in groups.values()
+    ]
+    places = [row for rows in groups.values() for row in rows]
+    order = sorted(range(len(places)), key=places.__getitem__)
+    return mx.concatenate(drawn)[mx.array(order)]
 
 
 def make_processors(params: SamplingParams, n_prompt: int) -> list[LogitsProcessor]:
@@ -121,15 +170,30 @@ def _penalty(presence: float, frequency: float, n_prompt: int) -> LogitsProcesso
     return penalize
 
 
-def _filter(logprobs: mx.array, params: SamplingParams) -> mx.array:
-    """Top-p, min-p and top-k, in mlx-lm's order."""
-    if 0 < params.top_p < 1:
-        logprobs = apply_top_p(logprobs, params.top_p)
-    if params.min_p > 0:
-        logprobs = apply_min_p(logprobs, params.min_p)
-    if 0 < params.top_k < logprobs.shape[-1]:
-        logprobs = apply_top_k(logprobs, params.top_k)
-    return logprobs
+def _draw_alike(samplers: Sequence[Sampler], logprobs: mx.array) -> mx.array:
+    """`draw` for samplers of one kind."""
+    seeded = [one for one in samplers if isinstance(one, SeededSampler)]
+    if len(seeded) <= 1:
+        return samplers[0](logprobs)
+    seeds = [one.take_seed() for one in seeded]
+    keys = mx.array([[seed >> 32, seed & 0xFFFFFFFF] for seed in seeds], mx.uint32)
+    return _categorical(seeded[0].filters(logprobs), keys)
+
+
+def _categorical(logits: mx.array, keys: mx.array) -> mx.array:
+    """`mx.random.categorical` of each row of (rows, vocab) alone with its key of (rows, 2).
+
+    MLX takes one key for all rows, and draws a row among others in another way than a single one:
+    this is how it draws that.
+    """
+    logits = logits.astype(mx.float32)
+    top = mx.max(logits, axis=-1, keepdims=True)
+    certain = (logits == top).astype(mx.float32)
+    weights = mx.where(mx.isinf(top), certain, mx.exp(logits - top))
+    below = mx.cumsum(weights, axis=-1, inclusive=False)
+    share = mx.vmap(lambda key: mx.random.uniform(shape=(1,), key=key))(keys)
+    at = share * mx.sum(weights, axis=-1, keepdims=True)
+    return mx.sum(below <= at, axis=-1).astype(mx.uint32) - 1
 
 
 def _score_rows(logits: mx.array, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:
