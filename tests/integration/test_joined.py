@@ -10,6 +10,7 @@ import pytest
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
 from mlx.utils import tree_flatten, tree_map
+from mlx_lm.models import llama
 from mlx_lm.models.cache import make_prompt_cache
 
 from semantic.adapters.mlx.kv_cache.attention_hook import install
@@ -216,7 +217,7 @@ def test_a_shortened_step_computes_the_same(
     assert difference <= most_rounding(tiny_model("llama"))
 
 
-@pytest.mark.parametrize("name", ["llama", "quantized"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "quantized"])
 def test_alone_and_in_prompts_it_computes_the_same(name: str) -> None:
     model = fresh(name)
     limit = 1e-4 if name == "quantized" else most_rounding(tiny_model(name))
@@ -225,7 +226,7 @@ def test_alone_and_in_prompts_it_computes_the_same(name: str) -> None:
     assert apart(batch_logits(ours, padded), batch_logits(model, padded)) <= limit
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gemma3", "gpt_oss"])
+@pytest.mark.parametrize("name", ["moe", "gemma3", "gpt_oss"])
 def test_other_models_are_not_taken_for_llama(name: str) -> None:
     ours = join(fresh(name))
     inner = type(ours.model)
@@ -233,14 +234,24 @@ def test_other_models_are_not_taken_for_llama(name: str) -> None:
     assert type(ours.model) is inner
 
 
-def test_llama_is_written_as_this_was_written_after() -> None:
-    assert llama_steps.source_digest() == llama_steps.SOURCE
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_models_are_written_as_this_was_written_after(name: str) -> None:
+    (module,) = (one for one in llama_steps.SOURCES if one.__name__.endswith(name))
+    assert llama_steps.source_digest(module) == llama_steps.SOURCES[module]
+    assert isinstance(shortened(fresh(name)).model, llama_steps._Stepped)
 
 
-def test_if_it_is_not_its_steps_are_not_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama_steps, "SOURCE", "another")
+def test_if_one_is_not_its_steps_are_not_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(llama_steps.SOURCES, llama, "another")
     model = fresh("llama")
     assert type(shortened(model).model) is type(model.model)
+
+
+def test_a_model_gets_one_form_however_often_it_is_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
+    model = fresh("llama")
+    assert llama_steps.shorten_here(model) is llama_steps.shorten_here(model)
+    assert llama_steps.shorten_here(fresh("llama")) is not llama_steps.shorten_here(model)
 
 
 def test_a_shortened_step_computes_each_product_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +267,7 @@ def test_on_a_cpu_the_model_itself_decodes() -> None:
         assert wrap_model(model).model is model
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "quantized"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "quantized"])
 def test_a_backend_in_pages_decodes_the_same_tokens_with_a_shortened_model(name: str) -> None:
     model = fresh(name)
 

@@ -1,4 +1,4 @@
-"""Llama's decode step with fewer kernels and less Python, for a model with joined products.
+"""Decode steps of models of Llama's form, with fewer kernels and less Python, over joined products.
 
 Queries, keys and values are rotated together, the residual is added in the product, and what lies
 between the attentions of two layers is one compiled function. The only module that knows how
@@ -12,20 +12,27 @@ import hashlib
 import inspect
 import itertools
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Protocol, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.normalization import RMSNorm
 from mlx.nn.layers.quantized import QuantizedLinear
-from mlx_lm.models import llama
+from mlx_lm.models import llama, qwen2, qwen3
 from mlx_lm.models.activations import swiglu
 
 from semantic.adapters.mlx.kv_cache.attention_hook import scaled_dot_product_attention
 from semantic.adapters.mlx.model.joined import MOST_ROWS, Product, join, product_of
 
-SOURCE = "3b64e8867b964bf3"
-"""Digest of the source that this was written after; see `source_digest`."""
+SOURCES = {llama: "3b64e8867b964bf3", qwen2: "0bff50f95f2319ac", qwen3: "793252df6acb2d8a"}
+"""mlx-lm's modules of this form: digests of the source that this was written after."""
+
+_PARTS = ("Attention", "MLP", "TransformerBlock")
+_MODELS = {llama: "LlamaModel", qwen2: "Qwen2Model", qwen3: "Qwen3Model"}
+
+_DECODING = "_semantic_decoding_form"
 
 
 class _Cache(Protocol):
@@ -47,37 +54,40 @@ _Between = Callable[[mx.array, mx.array, mx.array], tuple[mx.array, mx.array, mx
 _End = Callable[[mx.array, mx.array], mx.array]
 
 
-def source_digest() -> str:
-    """Of the source of mlx-lm's Llama."""
-    parts = (llama.Attention, llama.MLP, llama.TransformerBlock, llama.LlamaModel)
-    source = "".join(map(inspect.getsource, parts))
+def source_digest(module: ModuleType) -> str:
+    """Of the source of a module's layers and of its model without the output layer."""
+    source = "".join(inspect.getsource(getattr(module, n)) for n in (*_PARTS, _MODELS[module]))
     return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
 def shorten(model: Module, *, add_in_product: bool = True, compiled: bool = True) -> None:
-    """Let a joined model decode with fewer kernels, if it is Llama as this knows it."""
-    inner = model.get("model")
-    if type(inner) is not llama.LlamaModel or source_digest() != SOURCE:
+    """Let a joined model decode with fewer kernels, if it is of a form that this knows."""
+    inner = cast(Module, model.get("model"))
+    known = next((one for one in SOURCES if type(inner) is getattr(one, _MODELS[one])), None)
+    if known is None or source_digest(known) != SOURCES[known] or _is_special(inner):
         return
-    layers = [_layer_of(layer, add_in_product) for layer in inner.layers]
+    layers = [_layer_of(layer, known, add_in_product) for layer in inner.layers]
     found = [layer for layer in layers if layer is not None]
-    if len(found) < len(layers) or inner.swa_idx is not None:
+    if len(found) < len(layers):
         return
-    inner.__class__ = _Model
-    ours = cast(_Model, inner)
-    ours.steps = _Steps(ours, found, compiled)
+    kind = type(inner)
+    inner.__class__ = type(kind.__name__, (_Stepped, kind), {})
+    inner.steps = _Steps(inner, found, compiled)
 
 
 def shorten_here(model: Module) -> Module:
     """A model with joined products and short steps on a GPU; on a CPU the model itself.
 
-    A CPU is bound by the products, and a joined one may round differently.
+    The same object each time for the same model. A CPU is bound by the products, and a joined one
+    may round differently.
     """
     if mx.default_device() == mx.Device(mx.cpu):
         return model
-    joined = join(model)
-    shorten(joined)
-    return joined
+    if _DECODING not in vars(model):
+        joined = join(model)
+        shorten(joined)
+        vars(model)[_DECODING] = joined
+    return cast(Module, vars(model)[_DECODING])
 
 
 class _Layer:
@@ -90,17 +100,21 @@ class _Layer:
         self._heads = heads
         self._gates = gates
         self._add_in_product = add_in_product
+        self._norms = _head_norms(block.self_attn)
 
     def heads(self, h: mx.array, offset: mx.array) -> _Heads:
         """What attention gets, from the residual stream (rows, 1, features)."""
         attention = self._block.self_attn
         rows, n, n_kv = h.shape[0], attention.n_heads, cast(int, attention.n_kv_heads)
         product = self._heads(self._block.input_layernorm(h))
-        product = product.reshape(rows, 1, n + 2 * n_kv, -1).swapaxes(1, 2)
-        v = product[:, n + n_kv :]
-        # Values as well, whose rotation is not used: the product is contiguous, queries and keys
-        # alone are not, and would be copied.
-        rotated = attention.rope(product, offset=offset)
+        product = product.reshape(rows, 1, n + 2 * n_kv, -1)
+        v = product[:, :, n + n_kv :].swapaxes(1, 2)
+        # Values as well, of which neither norm nor rotation is used: the product is contiguous,
+        # queries and keys alone are not, and would be copied.
+        if self._norms is not None:
+            weights, eps = self._norms
+            product = mx.fast.rms_norm(product, None, eps) * weights
+        rotated = attention.rope(product.swapaxes(1, 2), offset=offset)
         return rotated[:, :n], rotated[:, n : n + n_kv], v
 
     def attend(self, heads: Sequence[mx.array], cache: _Cache, mask: mx.array | None) -> mx.array:
@@ -128,7 +142,7 @@ class _Layer:
 class _Steps:
     """A decode step of one token per row."""
 
-    def __init__(self, model: _Model, layers: Sequence[_Layer], compiled: bool) -> None:
+    def __init__(self, model: Module, layers: Sequence[_Layer], compiled: bool) -> None:
         self._layers = layers
         first, last = layers[0], layers[-1]
 
@@ -160,8 +174,8 @@ class _Steps:
         return self._end(self._layers[-1].attend(heads, caches[-1], mask), h)
 
 
-class _Model(llama.LlamaModel):
-    """Llama without its output layer."""
+class _Stepped(Module):
+    """A model without its output layer; before mlx-lm's class of it."""
 
     steps: _Steps
 
@@ -173,7 +187,8 @@ class _Model(llama.LlamaModel):
     ) -> mx.array:
         if input_embeddings is None and cache is not None and _one_each(inputs, cache):
             return self.steps(inputs, cache)
-        return cast(mx.array, super().__call__(inputs, cache, input_embeddings))
+        theirs = cast("Callable[..., mx.array]", super().__call__)
+        return theirs(inputs, cache, input_embeddings)
 
 
 def _one_each(inputs: mx.array, caches: Sequence[_Cache]) -> bool:
@@ -182,10 +197,30 @@ def _one_each(inputs: mx.array, caches: Sequence[_Cache]) -> bool:
     return one and isinstance(caches[0].offset, mx.array)
 
 
-def _layer_of(block: Module, add_in_product: bool) -> _Layer | None:
-    if type(block) is not llama.TransformerBlock:
+def _is_special(inner: Module) -> bool:
+    """Whether a model has windows, or is one part of a model on several devices."""
+    windows = getattr(inner, "swa_idx", None)
+    return windows is not None or getattr(inner, "pipeline_size", 1) != 1
+
+
+def _layer_of(block: Module, module: ModuleType, add_in_product: bool) -> _Layer | None:
+    if type(block) is not module.TransformerBlock:
         return None
     heads, gates = product_of(block.self_attn.q_proj), product_of(block.mlp.gate_proj)
     if heads is None or gates is None:
         return None
-    return _Layer(block, heads, gates, add_in_product)
+    return _Layer(cast(llama.TransformerBlock, block), heads, gates, add_in_product)
+
+
+def _head_norms(attention: Module) -> tuple[mx.array, float] | None:
+    """Weights of the norms of all heads, values included, (heads, head_dim); None without norms."""
+    q, k = attention.get("q_norm"), attention.get("k_norm")
+    if not isinstance(q, RMSNorm) or not isinstance(k, RMSNorm):
+        return None
+    of_q, of_k = cast(mx.array, q["weight"]), cast(mx.array, k["weight"])
+    n, n_kv = attention.n_heads, attention.n_kv_heads
+    weights = mx.concatenate(
+        [mx.stack([of_q] * n), mx.stack([of_k] * n_kv), mx.ones((n_kv, of_k.size), of_k.dtype)]
+    )
+    mx.eval(weights)
+    return weights, q.eps

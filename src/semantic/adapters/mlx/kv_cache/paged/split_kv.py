@@ -70,15 +70,24 @@ def chunk_for(rows: Sequence[RowPages], at_once: int) -> int:
 
     All items run at once or in a few full waves, whichever has the shorter critical path.
     """
-    lengths = [row.position + 1 - row.first for row in rows]
-    least = -(-max(lengths) // (MOST_ITEMS - 1))
+    firsts = [row.first for row in rows]
+    lengths = [row.position + 1 - first for row, first in zip(rows, firsts, strict=True)]
+    longest, total = max(lengths), sum(lengths)
+    least = -(-longest // (MOST_ITEMS - 1))
+
+    def n_items(chunk: int) -> int:
+        return sum(
+            row.position // chunk - first // chunk + 1
+            for row, first in zip(rows, firsts, strict=True)
+        )
+
     costs: list[tuple[int, int]] = []
     for waves in range(1, _MOST_WAVES + 1):
         most = waves * at_once
-        chunk = _rounded(max(least, sum(lengths) // most))
-        while (n_items := _n_items(rows, chunk)) > most and chunk < max(lengths):
+        chunk = _rounded(max(least, total // most))
+        while (n := n_items(chunk)) > most and chunk < longest:
             chunk += SHORTEST
-        costs.append((-(-n_items // at_once), chunk))
+        costs.append((-(-n // at_once), chunk))
     return min((waves * (chunk + _OVERHEAD), chunk) for waves, chunk in costs)[1]
 
 
@@ -114,10 +123,6 @@ def plan_split(rows: Sequence[RowPages], chunk: int) -> SplitPlan:
         first += len(mine)
         steps = min(steps, stop - row.position)
     return SplitPlan(items + pages, spans, n_items, steps)
-
-
-def _n_items(rows: Sequence[RowPages], chunk: int) -> int:
-    return sum(len(_starts(row, chunk)) for row in rows)
 
 
 def _starts(row: RowPages, chunk: int) -> range:
