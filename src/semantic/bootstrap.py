@@ -56,8 +56,9 @@ _MIN_POOL_BYTES = 64 * _MIB
 _MEMORY_TIER_FRACTION = 16
 _MIN_MEMORY_TIER_BYTES = 64 * _MIB
 
-# Write-behind queue in front of the disk tier, as a part of the memory tier.
-_QUEUE_FRACTION = 4
+# Write-behind queue in front of the disk tier, as a part of the memory tier: all of it. What is
+# queued is the newest in the memory tier, and both hold the same bytes.
+_QUEUE_FRACTION = 1
 _MIN_QUEUE_BYTES = 64 * _MIB
 
 # Disk tier: a part of the free space, so that a forgotten store does not fill a disk.

@@ -11,7 +11,7 @@ import pytest
 
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.kv_cache import forms
-from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
+from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers, _unshare
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool
 from semantic.adapters.mlx.transfer.cuda import copies_rightly
 from semantic.adapters.mlx.transfer.driver import Rows
@@ -43,6 +43,7 @@ def driver() -> HostDriver:
 def model(monkeypatch: pytest.MonkeyPatch, driver: HostDriver) -> MLXBackend:
     """A model in pages that are copied by `driver`."""
     transfers = Transfers(driver)
+    monkeypatch.setattr(forms, "_PREPARED_PAGES", 0)
     monkeypatch.setattr(forms, "transfers_for", lambda _: transfers)
     return tiny_backend("llama in pages", "tiny")
 
@@ -126,6 +127,45 @@ def test_a_full_pool_waits_for_copies_and_does_not_grow(
     assert len(body.wait()) == len(body)
     held.append(pool.take())
     assert pool.n_pages > n_pages
+
+
+def test_a_page_that_is_written_to_again_is_copied_first_or_waited_for(
+    model: MLXBackend, driver: HostDriver
+) -> None:
+    """The last block of an agent that comes back at once, with a free page and without one."""
+    pool = pool_of(model)
+    pool.grow(8)
+    pages = pool.n_pages
+    for full in (False, True):
+        sequence = prefilled(model)
+        expected = exported(model, sequence, Part.FULL, 512, 700)
+        driver.gate.clear()
+        body = model.export_block(sequence, Part.FULL, 512, 700)
+        table = model.sequences()[0][0].sequence.tables[0]
+        held = [pool.take() for _ in range(pages - pool.n_used)] if full else []
+        if full:
+            threading.Timer(0.05, driver.gate.set).start()
+        before = table.refs[2].index
+        replaced = _unshare(table, LENGTH - 50)
+        assert [(old.index, new.index) for old, new in replaced] == (
+            [] if full else [(before, table.refs[2].index)]
+        )
+        del replaced, held
+        driver.gate.set()
+        assert bytes_of_body(body) == expected
+        assert pool.n_pages == pages
+        del table
+        model.close(sequence)
+
+
+def test_memory_is_allocated_before_it_is_needed(driver: HostDriver) -> None:
+    transfers = Transfers(driver)
+    transfers.prepare(1000, 3)
+    transfers._threads.shutdown()
+    assert driver.calls == {"allocate": 3}
+    held = [transfers.memory.take(1000) for _ in range(3)]
+    assert driver.calls == {"allocate": 3}
+    del held
 
 
 def test_a_copy_that_fails_is_an_error_of_the_body_alone(

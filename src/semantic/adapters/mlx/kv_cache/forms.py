@@ -47,6 +47,9 @@ from semantic.domain.value_objects import LayerKind, ModelCacheSpec
 OFF_VARIABLE = "SEMANTIC_PAGES"
 """Environment variable that disables pages when it is "off"."""
 
+_PREPARED_PAGES = 8
+"""Pages' worth of host memory allocated at the start: what one load reads at a time."""
+
 LayerCache = ContiguousCache | PagedCache
 """One layer's cache of one sequence."""
 
@@ -125,6 +128,8 @@ def paged_form(
     if transfers is not None:
         for pool in layers.pools:
             pool.locate = transfers.driver.address
+            if pool.kind.ring is None:
+                transfers.prepare(pool.kind.page_bytes, _PREPARED_PAGES)
     codec = BlockCodec(spec, shapes, layers.ragged, {}, PagedMemory(attention, transfers))
     return CacheForm(cast(CacheLayers, layers), cast("BlockCodec[LayerCache, Memory]", codec))
 

@@ -59,6 +59,10 @@ class Transfers:
         self.memory = HostMemory(driver)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="copy")
 
+    def prepare(self, n_bytes: int, n: int) -> None:
+        """Begin to allocate `n` pieces of host memory, so that the first copies need not."""
+        self._threads.submit(self._prepare, n_bytes, n)
+
     def fetch(self, place: Place, rows: Rows) -> ArrivingBody:
         """Begin to copy rows from the device; ends `place` when they are here."""
         return ArrivingBody(rows.nbytes, self._threads.submit(self._fetch, place, rows))
@@ -68,6 +72,10 @@ class Transfers:
         with place.address() as device:
             if device is not None:
                 self.driver.to_device(device, address_of(data), rows)
+
+    def _prepare(self, n_bytes: int, n: int) -> None:
+        held = [self.memory.take(n_bytes) for _ in range(n)]
+        held.clear()
 
     def _fetch(self, place: Place, rows: Rows) -> memoryview:
         try:

@@ -55,7 +55,7 @@ class PagedMemory:
             return None
         cache = caches[layers[0]]
         require_held(layers[0], cache.held, tokens)
-        mx.eval(cache.state)  # its tokens are in the pages
+        mx.eval([caches[i].state for i in layers])  # the tokens are in the pages
         table = cache.table
         page = table.refs[tokens.start // BLOCK_TOKENS]
         rows = page_rows(table.pool.kind, len(tokens))

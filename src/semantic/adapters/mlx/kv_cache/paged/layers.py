@@ -289,6 +289,8 @@ def _unshare(table: PageTable, length: int) -> list[tuple[PageRef, PageRef]]:
     for at in range(first, needed):
         old = table.refs[at]
         if old.is_shared:
+            pool.await_loan(old)
+        if old.is_shared:
             table.refs[at] = pool.take()
             replaced.append((old, table.refs[at]))
     return replaced

@@ -161,6 +161,13 @@ class PagePool:
             self._lent[self._loans] = self.share(ref)
             return Loan(self, self._loans, ref.index)
 
+    def await_loan(self, ref: PageRef) -> None:
+        """Return when no loan of the page is left; at once if a copy of it could have a page."""
+        with self._lock:
+            self._lock.wait_for(
+                lambda: self._free or all(one.index != ref.index for one in self._lent.values())
+            )
+
     def end_loan(self, number: int) -> None:
         """Drop the reference of a loan, if it has one; called by `Loan` only."""
         with self._lock:
