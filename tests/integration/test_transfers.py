@@ -11,6 +11,7 @@ import pytest
 
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.kv_cache import forms
+from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers, _unshare
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool
 from semantic.adapters.mlx.transfer.cuda import copies_rightly
@@ -141,7 +142,9 @@ def test_a_page_that_is_written_to_again_is_copied_first_or_waited_for(
         expected = exported(model, sequence, Part.FULL, 512, 700)
         driver.gate.clear()
         body = model.export_block(sequence, Part.FULL, 512, 700)
-        table = model.sequences()[0][0].sequence.tables[0]
+        cache = model.sequences()[0][0]
+        assert isinstance(cache, PagedCache)
+        table = cache.table
         held = [pool.take() for _ in range(pages - pool.n_used)] if full else []
         if full:
             threading.Timer(0.05, driver.gate.set).start()
@@ -154,7 +157,7 @@ def test_a_page_that_is_written_to_again_is_copied_first_or_waited_for(
         driver.gate.set()
         assert bytes_of_body(body) == expected
         assert pool.n_pages == pages
-        del table
+        del table, cache
         model.close(sequence)
 
 
