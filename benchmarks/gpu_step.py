@@ -35,19 +35,20 @@ from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.batch import decode_batch
 from semantic.adapters.mlx.kv_cache import probe
 from semantic.adapters.mlx.model.joined import JOINED, join
-from semantic.adapters.mlx.model.llama_steps import shorten
 from semantic.adapters.mlx.model.provider import wrap_model
+from semantic.adapters.mlx.model.short_steps import shorten
 from semantic.domain.value_objects import SamplingParams, SequenceId
 from tests.support.tiny_models import VOCAB, tiny_model
 
 QUESTION = "Which form of a model's step decodes fastest?"
-CRITERION = "the variant that is used, `shortened`, takes the least time of all at each batch"
+CRITERION = "at each batch the variant that is used, `shortened`, takes at most 1.05 of the fastest"
+MOST_OVER_FASTEST = 1.05
 USED = "shortened"
 BATCHES, SMALL_BATCHES = (1, 8, 32, 128), (1, 3)
 TOKENS, SMALL_TOKENS = 512, 12
 ROUNDS, STEPS, WARM = 5, 5, 2
-PROFILED, PROFILED_BATCH = 4, 8
-"""Steps of which kernels are counted, and the batch."""
+PROFILED = 4
+"""Steps of which kernels are counted."""
 _PER_BATCH = WARM + 1 + ROUNDS * (STEPS + 1) + PROFILED + 3
 """Tokens that a variant adds to each sequence of a batch, and some."""
 
@@ -106,7 +107,10 @@ def main(given: Sequence[str] | None = None) -> int:
             print(json.dumps(line), flush=True)
         result = started.finish(samples, summary, judge(table))
         result.write(arguments.output / "gpu_step.json")
+    summary["kernels"] = {name: steps.kernels(model) for name, model in variants.items()}
+    print(json.dumps(summary["kernels"]), flush=True)
     verdict = judge(table)
+    started.finish(samples, summary, verdict).write(arguments.output / "gpu_step.json")
     print(f"{'passed' if verdict.passed else 'MISSED'}: {verdict.observed}")
     return int(not verdict.passed)
 
@@ -122,9 +126,11 @@ def judge(table: Sequence[Json]) -> Verdict:
             if line["batch"] == batch
         }
         best = min(times, key=lambda name: times[name])
-        if best != USED and times[best] < times.get(USED, float("inf")):
+        if times.get(USED, float("inf")) > MOST_OVER_FASTEST * times[best]:
             missed.append(f"{batch}: {best} takes {times[best]} ms, {USED} {times.get(USED)}")
-    return Verdict(CRITERION, 1.0, "; ".join(missed) or "all of it", passed=not missed)
+    return Verdict(
+        CRITERION, MOST_OVER_FASTEST, "; ".join(missed) or "all of it", passed=not missed
+    )
 
 
 def differences(model: Module, variants: Mapping[str, Module]) -> dict[str, Json]:
@@ -192,7 +198,6 @@ class Steps:
                 "wait_ms": wait,
                 "floor_ms": round(floor, 3),
                 "over_floor": round(step / floor, 3),
-                **(self._kernels(model) if batch == PROFILED_BATCH else {}),
             }
 
     def _grow(self, batch: int) -> None:
@@ -218,8 +223,11 @@ class Steps:
             taken.append([whole, graph, hand_over, whole - graph - hand_over])
         return taken
 
-    def _kernels(self, model: Module) -> dict[str, Json]:
-        """Kernels and the device's busy milliseconds per step; nothing if torch cannot count."""
+    def kernels(self, model: Module) -> dict[str, Json]:
+        """Kernels and the device's busy milliseconds per step of the largest batch.
+
+        Nothing if torch cannot count. Last of all: once counted, every launch takes longer.
+        """
         if find_spec("torch") is None:
             return {}
         import torch

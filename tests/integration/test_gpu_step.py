@@ -16,10 +16,11 @@ def test_each_variant_gets_a_line_for_each_batch(
 ) -> None:
     wanted = ["--only", "plain", "--only", "shortened"]
     gpu_step.main(["--small", *wanted, "--batch", "1", "--batch", "2", "--output", str(tmp_path)])
-    differences, *lines = [
+    differences, *lines, kernels = [
         json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")
     ]
     assert list(differences) == ["plain", "shortened"]
+    assert list(kernels) == ["plain", "shortened"]
     assert max(map(max, differences.values())) < 1e-4
     assert [(line["batch"], line["variant"]) for line in lines] == [
         (batch, variant) for batch in (1, 2) for variant in ("plain", "shortened")

@@ -19,10 +19,10 @@ from semantic.adapters.mlx.kv_cache.paged.kinds import page_kinds
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
 from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, _Padded
 from semantic.adapters.mlx.kv_cache.spec_reader import read_shapes, read_spec
-from semantic.adapters.mlx.model import llama_steps
+from semantic.adapters.mlx.model import short_steps
 from semantic.adapters.mlx.model.joined import JOINED, MOST_ROWS, Product, join, product_of
-from semantic.adapters.mlx.model.llama_steps import shorten
 from semantic.adapters.mlx.model.provider import wrap_model
+from semantic.adapters.mlx.model.short_steps import shorten
 from tests.support.one_batch import said_by
 from tests.support.rounding import most_rounding
 from tests.support.tiny_models import ARCHITECTURES, VOCAB, build, randomize, tiny_model
@@ -205,19 +205,20 @@ def in_pages(model: Module) -> list[list[object]]:
     return [cast("list[object]", layers.empty(256)) for _ in range(3)]
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
 @pytest.mark.parametrize("caches", [padded, in_pages])
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("add_in_product", [False, True])
 def test_a_shortened_step_computes_the_same(
-    caches: Callable[[Module], list[list[object]]], compiled: bool, add_in_product: bool
+    name: str, caches: Callable[[Module], list[list[object]]], compiled: bool, add_in_product: bool
 ) -> None:
-    model = fresh("llama")
+    model = fresh(name)
     ours = shortened(model, compiled=compiled, add_in_product=add_in_product)
     difference = apart(batch_logits(ours, caches), batch_logits(model, caches))
-    assert difference <= most_rounding(tiny_model("llama"))
+    assert difference <= most_rounding(tiny_model(name))
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "quantized"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma3", "quantized"])
 def test_alone_and_in_prompts_it_computes_the_same(name: str) -> None:
     model = fresh(name)
     limit = 1e-4 if name == "quantized" else most_rounding(tiny_model(name))
@@ -226,7 +227,7 @@ def test_alone_and_in_prompts_it_computes_the_same(name: str) -> None:
     assert apart(batch_logits(ours, padded), batch_logits(model, padded)) <= limit
 
 
-@pytest.mark.parametrize("name", ["moe", "gemma3", "gpt_oss"])
+@pytest.mark.parametrize("name", ["moe", "gpt_oss"])
 def test_other_models_are_not_taken_for_llama(name: str) -> None:
     ours = join(fresh(name))
     inner = type(ours.model)
@@ -234,15 +235,15 @@ def test_other_models_are_not_taken_for_llama(name: str) -> None:
     assert type(ours.model) is inner
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma3"])
 def test_models_are_written_as_this_was_written_after(name: str) -> None:
-    (module,) = (one for one in llama_steps.SOURCES if one.__name__.endswith(name))
-    assert llama_steps.source_digest(module) == llama_steps.SOURCES[module]
-    assert isinstance(shortened(fresh(name)).model, llama_steps._Stepped)
+    (module,) = (one for one in short_steps.SOURCES if name in one.__name__)
+    assert short_steps.source_digest(module) == short_steps.SOURCES[module]
+    assert isinstance(shortened(fresh(name)).model, short_steps._Stepped)
 
 
 def test_if_one_is_not_its_steps_are_not_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(llama_steps.SOURCES, llama, "another")
+    monkeypatch.setitem(short_steps.SOURCES, llama, "another")
     model = fresh("llama")
     assert type(shortened(model).model) is type(model.model)
 
@@ -250,8 +251,8 @@ def test_if_one_is_not_its_steps_are_not_shortened(monkeypatch: pytest.MonkeyPat
 def test_a_model_gets_one_form_however_often_it_is_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
     model = fresh("llama")
-    assert llama_steps.shorten_here(model) is llama_steps.shorten_here(model)
-    assert llama_steps.shorten_here(fresh("llama")) is not llama_steps.shorten_here(model)
+    assert short_steps.shorten_here(model) is short_steps.shorten_here(model)
+    assert short_steps.shorten_here(fresh("llama")) is not short_steps.shorten_here(model)
 
 
 def test_a_shortened_step_computes_each_product_once(monkeypatch: pytest.MonkeyPatch) -> None:

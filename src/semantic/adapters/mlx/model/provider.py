@@ -32,7 +32,7 @@ from semantic.adapters.mlx.kv_cache.forms import (
 from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, choose_layers
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape, read_shapes, read_spec
 from semantic.adapters.mlx.model.fingerprint import fingerprint
-from semantic.adapters.mlx.model.llama_steps import shorten_here
+from semantic.adapters.mlx.model.short_steps import shorten_here
 from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
 from semantic.adapters.mlx.text.tokenizer import HuggingFaceTokenizer, MLXTokenizer
 from semantic.domain.errors import InvalidRequestError, ModelNotFoundError

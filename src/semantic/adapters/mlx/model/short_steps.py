@@ -1,9 +1,9 @@
-"""Decode steps of models of Llama's form, with fewer kernels and less Python, over joined products.
+"""Decode steps with fewer kernels and less Python, for models of Llama's and Gemma 3's form.
 
-Queries, keys and values are rotated together, the residual is added in the product, and what lies
-between the attentions of two layers is one compiled function. The only module that knows how
-mlx-lm writes a layer: it is used only where the source is what this was written after, and
-`tests/integration/test_joined.py` fails when mlx-lm changes it.
+Over joined products: queries, keys and values are rotated together, the residual is added in the
+product, and what lies between the attentions of two layers is one compiled function. The only
+module that knows how mlx-lm writes a layer: it is used only where the source is what this was
+written after, and `tests/integration/test_joined.py` fails when mlx-lm changes it.
 """
 
 from __future__ import annotations
@@ -16,21 +16,32 @@ from types import ModuleType
 from typing import Protocol, cast
 
 import mlx.core as mx
+from mlx.nn.layers.activations import gelu_approx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import RMSNorm
 from mlx.nn.layers.quantized import QuantizedLinear
-from mlx_lm.models import llama, qwen2, qwen3
+from mlx_lm.models import gemma3_text, llama, qwen2, qwen3
 from mlx_lm.models.activations import swiglu
 
 from semantic.adapters.mlx.kv_cache.attention_hook import scaled_dot_product_attention
 from semantic.adapters.mlx.model.joined import MOST_ROWS, Product, join, product_of
 
-SOURCES = {llama: "3b64e8867b964bf3", qwen2: "0bff50f95f2319ac", qwen3: "793252df6acb2d8a"}
-"""mlx-lm's modules of this form: digests of the source that this was written after."""
+SOURCES = {
+    llama: "3b64e8867b964bf3",
+    qwen2: "0bff50f95f2319ac",
+    qwen3: "793252df6acb2d8a",
+    gemma3_text: "2bbb31d978efde65",
+}
+"""mlx-lm's modules of these forms: digests of the source that this was written after."""
 
-_PARTS = ("Attention", "MLP", "TransformerBlock")
-_MODELS = {llama: "LlamaModel", qwen2: "Qwen2Model", qwen3: "Qwen3Model"}
+_MODELS = {
+    llama: "LlamaModel",
+    qwen2: "Qwen2Model",
+    qwen3: "Qwen3Model",
+    gemma3_text: "Gemma3Model",
+}
+_PARTS = ("Attention", "MLP", "TransformerBlock", "RMSNorm")
 
 _DECODING = "_semantic_decoding_form"
 
@@ -56,23 +67,33 @@ _End = Callable[[mx.array, mx.array], mx.array]
 
 def source_digest(module: ModuleType) -> str:
     """Of the source of a module's layers and of its model without the output layer."""
-    source = "".join(inspect.getsource(getattr(module, n)) for n in (*_PARTS, _MODELS[module]))
+    parts = [getattr(module, name, None) for name in (*_PARTS, _MODELS[module])]
+    source = "".join(inspect.getsource(part) for part in parts if part is not None)
     return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
 def shorten(model: Module, *, add_in_product: bool = True, compiled: bool = True) -> None:
     """Let a joined model decode with fewer kernels, if it is of a form that this knows."""
-    inner = cast(Module, model.get("model"))
-    known = next((one for one in SOURCES if type(inner) is getattr(one, _MODELS[one])), None)
-    if known is None or source_digest(known) != SOURCES[known] or _is_special(inner):
-        return
+    for inner in cast("Callable[[], list[Module]]", model.modules)():
+        known = next((one for one in SOURCES if type(inner) is getattr(one, _MODELS[one])), None)
+        if known is not None and source_digest(known) == SOURCES[known] and _is_whole(inner):
+            _shorten(inner, known, add_in_product=add_in_product, compiled=compiled)
+
+
+def _shorten(inner: Module, known: ModuleType, *, add_in_product: bool, compiled: bool) -> None:
     layers = [_layer_of(layer, known, add_in_product) for layer in inner.layers]
     found = [layer for layer in layers if layer is not None]
     if len(found) < len(layers):
         return
+    outside = _Outside(inner)
+    if known is gemma3_text:
+        _add_ones(inner)
+        outside = _GemmaOutside(inner)
+    for layer in found:
+        layer.read_norms()
     kind = type(inner)
     inner.__class__ = type(kind.__name__, (_Stepped, kind), {})
-    inner.steps = _Steps(inner, found, compiled)
+    inner.steps = _Steps(outside, found, compiled)
 
 
 def shorten_here(model: Module) -> Module:
@@ -100,7 +121,11 @@ class _Layer:
         self._heads = heads
         self._gates = gates
         self._add_in_product = add_in_product
-        self._norms = _head_norms(block.self_attn)
+        self._norms: tuple[mx.array, float] | None = None
+
+    def read_norms(self) -> None:
+        """Take the weights of the norms of queries and keys."""
+        self._norms = _head_norms(self._block.self_attn)
 
     def heads(self, h: mx.array, offset: mx.array) -> _Heads:
         """What attention gets, from the residual stream (rows, 1, features)."""
@@ -133,25 +158,85 @@ class _Layer:
         return self._added(h, cast(mx.array, swiglu(gate, up)), block.mlp.down_proj)
 
     def _added(self, h: mx.array, x: mx.array, linear: Linear | QuantizedLinear) -> mx.array:
-        """`h + linear(x)`, in one product where weights are not quantized."""
-        if self._add_in_product and isinstance(linear, Linear) and "bias" not in linear:
+        """`h + linear(x)`, in one product where weights are not quantized.
+
+        A single row is multiplied by MLX's own kernel, which is faster and cannot add.
+        """
+        if (
+            self._add_in_product
+            and h.shape[0] > 1
+            and isinstance(linear, Linear)
+            and "bias" not in linear
+        ):
             return mx.addmm(h, x, cast(mx.array, linear["weight"]).T)
         return h + cast(mx.array, linear(x))
+
+
+class _GemmaLayer(_Layer):
+    """Gemma's: norms on both sides of attention and of the gated MLP."""
+
+    def after(self, attended: mx.array, h: mx.array) -> mx.array:
+        """See `_Layer.after`."""
+        block = cast(gemma3_text.TransformerBlock, self._block)
+        out = block.self_attn.o_proj(attended.swapaxes(1, 2).reshape(h.shape[0], 1, -1))
+        h = gemma3_text.clip_residual(h, block.post_attention_layernorm(out))
+        gate, up = mx.split(self._gates(block.pre_feedforward_layernorm(h)), 2, axis=-1)
+        out = block.mlp.down_proj(gelu_approx(gate) * up)
+        return cast(mx.array, gemma3_text.clip_residual(h, block.post_feedforward_layernorm(out)))
+
+
+class _Outside:
+    """What a model does before its first layer, after its last one, and about masks."""
+
+    def __init__(self, model: Module) -> None:
+        self._model = model
+
+    def embed(self, inputs: mx.array) -> mx.array:
+        """The residual stream of tokens, (rows, 1)."""
+        return cast(mx.array, self._model.embed_tokens(inputs))
+
+    def norm(self, h: mx.array) -> mx.array:
+        """What the output layer gets."""
+        return cast(mx.array, self._model.norm(h))
+
+    def masks(self, caches: Sequence[_Cache]) -> list[mx.array | None]:
+        """The mask of each layer, from its cache before the step."""
+        mask = caches[0].make_mask(1, return_array=False, window_size=None)
+        return [mask] * len(caches)
+
+
+class _GemmaOutside(_Outside):
+    """Gemma's: embeddings are scaled, and layers with and without a window have their masks."""
+
+    def embed(self, inputs: mx.array) -> mx.array:
+        """See `_Outside.embed`."""
+        h = super().embed(inputs)
+        return h * mx.array(self._model.args.hidden_size**0.5, mx.bfloat16).astype(h.dtype)
+
+    def masks(self, caches: Sequence[_Cache]) -> list[mx.array | None]:
+        """See `_Outside.masks`."""
+        pattern, window = self._model.sliding_window_pattern, self._model.window_size
+        everything = caches[pattern - 1].make_mask(1, return_array=False, window_size=None)
+        recent = None
+        if pattern > 1:
+            recent = caches[0].make_mask(1, return_array=False, window_size=window)
+        return [everything if i % pattern == pattern - 1 else recent for i in range(len(caches))]
 
 
 class _Steps:
     """A decode step of one token per row."""
 
-    def __init__(self, model: Module, layers: Sequence[_Layer], compiled: bool) -> None:
+    def __init__(self, outside: _Outside, layers: Sequence[_Layer], compiled: bool) -> None:
+        self._outside = outside
         self._layers = layers
         first, last = layers[0], layers[-1]
 
         def start(inputs: mx.array, offset: mx.array) -> tuple[mx.array, ...]:
-            h = model.embed_tokens(inputs)
+            h = outside.embed(inputs)
             return (h, *first.heads(h, offset))
 
         def end(attended: mx.array, h: mx.array) -> mx.array:
-            return cast(mx.array, model.norm(last.after(attended, h)))
+            return outside.norm(last.after(attended, h))
 
         def between(one: _Layer, following: _Layer) -> _Between:
             def run(attended: mx.array, h: mx.array, offset: mx.array) -> tuple[mx.array, ...]:
@@ -166,12 +251,12 @@ class _Steps:
         self._between = [between(one, two) for one, two in itertools.pairwise(layers)]
 
     def __call__(self, inputs: mx.array, caches: Sequence[_Cache]) -> mx.array:
-        mask = caches[0].make_mask(1, return_array=False, window_size=None)
+        masks = self._outside.masks(caches)
         h, *heads = self._start(inputs, caches[0].offset)
         for number, between in enumerate(self._between):
-            attended = self._layers[number].attend(heads, caches[number], mask)
+            attended = self._layers[number].attend(heads, caches[number], masks[number])
             h, *heads = between(attended, h, caches[number + 1].offset)
-        return self._end(self._layers[-1].attend(heads, caches[-1], mask), h)
+        return self._end(self._layers[-1].attend(heads, caches[-1], masks[-1]), h)
 
 
 class _Stepped(Module):
@@ -197,10 +282,10 @@ def _one_each(inputs: mx.array, caches: Sequence[_Cache]) -> bool:
     return one and isinstance(caches[0].offset, mx.array)
 
 
-def _is_special(inner: Module) -> bool:
-    """Whether a model has windows, or is one part of a model on several devices."""
+def _is_whole(inner: Module) -> bool:
+    """Whether a Llama has no windows, and a model is not divided among devices."""
     windows = getattr(inner, "swa_idx", None)
-    return windows is not None or getattr(inner, "pipeline_size", 1) != 1
+    return windows is None and getattr(inner, "pipeline_size", 1) == 1
 
 
 def _layer_of(block: Module, module: ModuleType, add_in_product: bool) -> _Layer | None:
@@ -209,7 +294,20 @@ def _layer_of(block: Module, module: ModuleType, add_in_product: bool) -> _Layer
     heads, gates = product_of(block.self_attn.q_proj), product_of(block.mlp.gate_proj)
     if heads is None or gates is None:
         return None
-    return _Layer(cast(llama.TransformerBlock, block), heads, gates, add_in_product)
+    kind = _GemmaLayer if module is gemma3_text else _Layer
+    return kind(cast(llama.TransformerBlock, block), heads, gates, add_in_product)
+
+
+def _add_ones(inner: Module) -> None:
+    """Replace Gemma's norms, which add one to their weights in each step."""
+    for module in cast("Callable[[], list[Module]]", inner.modules)():
+        for name, norm in module.items():
+            if type(norm) is gemma3_text.RMSNorm:
+                weight = 1.0 + cast(mx.array, norm["weight"])
+                mx.eval(weight)
+                sum_norm = RMSNorm(weight.size, norm.eps)
+                sum_norm.weight = weight
+                dict.__setitem__(module, name, sum_norm)
 
 
 def _head_norms(attention: Module) -> tuple[mx.array, float] | None:
