@@ -184,7 +184,7 @@ class Steps:
         spec = self._backend.cache_spec()
         lengths = [self._backend.length(sequence) for sequence in self._sequences[:batch]]
         floor = floor_ms(self._model, spec, lengths, self._rate)
-        for name, model in variants.items():
+        for name in variants:
             samples += [{"batch": batch, "variant": name, "step_ms": one[0]} for one in times[name]]
             step, graph, hand_over, wait = (
                 round(statistics.median(part), 3) for part in zip(*times[name], strict=True)
