@@ -156,6 +156,18 @@ def test_other_inputs_are_not_taken_for_the_same() -> None:
     assert mx.allclose(mine.v_proj(a), model.layers[0].self_attn.v_proj(a))
 
 
+def test_layers_that_turn_out_to_have_several_inputs_compute_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mine = join(fresh("qwen3")).layers[0].self_attn
+    calls = Counts(monkeypatch)
+    for _ in range(3):
+        a, b = mx.random.normal((2, 1, 32)), mx.random.normal((2, 1, 32))
+        for layer, x in ((mine.q_proj, a), (mine.k_proj, b), (mine.v_proj, b)):
+            assert mx.allclose(layer(x), x @ layer.weight.T, atol=1e-5)
+    assert calls.n == 1
+
+
 def test_layers_of_other_types_are_not_joined() -> None:
     model = fresh("qwen3")
     attention = model.layers[0].self_attn

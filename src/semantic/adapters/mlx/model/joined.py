@@ -62,14 +62,22 @@ class Product:
                 dict.__setitem__(layer, name, view)
         self._input: mx.array | None = None
         self._parts: list[mx.array | None] = []
+        self._apart = False
 
     def __call__(self, x: mx.array) -> mx.array:
         """The results of all layers, one behind the other."""
         return cast("Callable[[mx.array], mx.array]", self._whole)(x)
 
     def part(self, number: int, x: mx.array) -> mx.array | None:
-        """The result of one layer; None if it took its part of this input before."""
+        """The result of one layer; None if it took its part of this input before.
+
+        Also None, from then on, if the layers turn out to have several inputs.
+        """
         if self._input is not x:
+            self._apart |= self._input is not None
+            self._input = None
+            if self._apart:
+                return None
             self._input, self._parts = x, list(mx.split(self(x), self._edges, axis=-1))
         found, self._parts[number] = self._parts[number], None
         if all(part is None for part in self._parts):
