@@ -23,6 +23,7 @@ from semantic.adapters.mlx.kv_cache.paged.batch_metadata import (
     BatchMetadata,
     MetadataCache,
     StepPlan,
+    row_size,
 )
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
@@ -246,3 +247,12 @@ def test_the_handle_of_a_batch_has_a_token_of_each_row() -> None:
     assert keys is values
     assert keys.step == 0
     assert batch.offset.tolist() == [2, 3]
+
+
+def test_batches_have_few_sizes_and_at_most_twice_the_rows() -> None:
+    sizes = [row_size(n) for n in range(1, 257)]
+    assert len(set(sizes)) == 13
+    assert all(n <= size < max(2 * n, 2) for n, size in enumerate(sizes, 1))
+    assert [row_size(n) for n in (1, 2, 3, 8, 16, 17, 24, 25, 33, 49)] == [
+        1, 2, 4, 8, 16, 24, 24, 32, 48, 64,
+    ]  # fmt: skip

@@ -399,7 +399,9 @@ class MLXBackend:
         caches = [cast(list[PagedCache], state.caches) for state, _ in chunks]
         sizes = [len(tokens) for _, tokens in chunks]
         batch = pages.rows(list(zip(caches, sizes, strict=True)))
-        self.model(mx.array([[token] for _, tokens in chunks for token in tokens]), cache=batch)
+        rows = [[token] for _, tokens in chunks for token in tokens]
+        rows += [[0]] * (batch[0].n_rows - len(rows))
+        self.model(mx.array(rows), cache=batch)
         mx.eval([layer.state for layer in batch])
         for mine, n_tokens in zip(caches, sizes, strict=True):
             for cache in mine:

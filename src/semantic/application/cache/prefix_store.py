@@ -176,6 +176,8 @@ class PrefixStore:
         """
         if self._layout.needs_checkpoint or request.computed % BLOCK_TOKENS:
             return False
+        if request.computed // BLOCK_TOKENS >= (request.n_tokens - 1) // BLOCK_TOKENS:
+            return False  # less than a block is left
         if request.reuse.end is MatchEnd.DAMAGED:
             return False  # the lookup would return the same unreadable block
         prefix = self._worthwhile(self._search(request, start=request.computed), request)
@@ -227,10 +229,12 @@ class PrefixStore:
         self.release(request)
         state = self._state(request)
         number = request.computed // BLOCK_TOKENS
-        links = state.full_links(self.scope(request.tenant), request.tokens[:-1])
-        if self._layout.needs_checkpoint or number >= len(links):
+        n_full = (request.n_tokens - 1) // BLOCK_TOKENS
+        if self._layout.needs_checkpoint or number >= n_full:
             return True
-        block = links[number].hash
+        if len(state.links) < n_full:
+            state.full_links(self.scope(request.tenant), request.tokens[:-1])
+        block = state.links[number].hash
         if self._in_flight.setdefault(block, request.uid) == request.uid:
             state.in_flight = block
             return True

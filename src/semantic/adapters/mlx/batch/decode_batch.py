@@ -83,6 +83,9 @@ class DecodeBatch(Protocol):
 class _BatchCache(Protocol):
     """One layer of a batch; see `RaggedBatch` and `PagedBatch`."""
 
+    @property
+    def n_rows(self) -> int: ...
+
     def extend(self, other: _BatchCache) -> None: ...
 
     def filter(self, batch_indices: Sequence[int]) -> None: ...
@@ -200,7 +203,7 @@ class ContinuousBatch:
 
         Same operations in the same order as mlx-lm's, so that the tokens are the same.
         """
-        logits = cast(mx.array, self._model(inputs[:, None], cache=self._caches))[:, -1, :]
+        logits = self._logits(inputs)
         contexts: list[mx.array] = []
         if any(row.processors for row in self._rows):
             rows: list[mx.array] = []
@@ -217,3 +220,12 @@ class ContinuousBatch:
         self._tokens = draw([row.sampler for row in self._rows], logprobs)
         self._logprobs = [logprobs[i] if row.logprobs else None for i, row in enumerate(self._rows)]
         return contexts
+
+    def _logits(self, inputs: mx.array) -> mx.array:
+        """The logits after one more token of each row, without those of padding rows."""
+        n = inputs.shape[0]
+        n_padding = self._caches[0].n_rows - n
+        if n_padding:
+            inputs = mx.pad(inputs, (0, n_padding))
+        logits = cast(mx.array, self._model(inputs[:, None], cache=self._caches))[:, -1, :]
+        return logits[:n] if n_padding else logits

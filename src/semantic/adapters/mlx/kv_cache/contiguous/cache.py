@@ -265,6 +265,11 @@ class RaggedBatch:
         return RaggedBatch(list(self.rows))
 
     @property
+    def n_rows(self) -> int:
+        """Rows of a step: none is padding."""
+        return len(self.rows)
+
+    @property
     def offset(self) -> mx.array:
         """Position of the next token of each row, (batch,) int32."""
         return _positions(tuple(row.offset for row in self.rows))

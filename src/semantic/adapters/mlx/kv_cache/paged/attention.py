@@ -24,7 +24,8 @@ class DecodeStep(NamedTuple):
     counts steps since `metadata` was made, `kind` is the number of the layer's kind, `layer` the
     layer's number in its kind. `after` is the result of
     the step before, whose tokens must be visible; None if there was none. With `write_first` rows
-    may be of one sequence: every new token is written before any row attends to it.
+    may be of one sequence: every new token is written before any row attends to it. Rows after
+    those of the metadata's sequences are padding, with any result.
     """
 
     q: mx.array
@@ -112,6 +113,9 @@ class PortableAttention:
                     step.q[i : i + 1], keys, values, scale=step.scale, sinks=step.sinks
                 )
             )
+        n_padding = step.q.shape[0] - len(rows)
+        if n_padding:
+            results.append(mx.zeros((n_padding, *step.q.shape[1:]), step.q.dtype))
         return mx.concatenate(results)
 
     def append(self, chunk: PrefillChunk) -> Appended:

@@ -7,7 +7,7 @@ sequences and their page tables; nothing of attention.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -16,6 +16,8 @@ from semantic.adapters.mlx.arrays import on_device, on_device_async
 from semantic.adapters.mlx.kv_cache.paged.page_table import PagedSequence, PageTable
 from semantic.adapters.mlx.kv_cache.paged.split_kv import RowPages, chunk_for, plan_split
 from semantic.domain.value_objects import BLOCK_TOKENS
+
+RowSize = Callable[[int], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +30,56 @@ class StepPlan:
     until: int
 
 
+_NO_SIZES_BETWEEN = 16
+
+
+def exact(n_rows: int) -> int:
+    """Batches without padding rows."""
+    return n_rows
+
+
+def row_size(n_rows: int) -> int:
+    """The rows that a batch of `n_rows` is padded to: a power of two, or above 16 also 1.5 of one.
+
+    Few sizes, so that the shapes of a step recur while sequences join and leave: on CUDA a new one
+    costs as much as ten steps.
+    """
+    size = 1 << max(0, n_rows - 1).bit_length()
+    between = 3 * size // 4
+    return between if _NO_SIZES_BETWEEN < n_rows <= between else size
+
+
 class BatchMetadata:
-    """Sequences of `lengths` tokens each before step 0."""
+    """Sequences of `lengths` tokens each before step 0.
 
-    __slots__ = ("__weakref__", "_plans", "_positions", "_targets", "lengths", "sequences")
+    A batch has `n_rows` rows; those after the sequences' are padding, which no page is read or
+    written for.
+    """
 
-    def __init__(self, sequences: tuple[PagedSequence, ...], lengths: tuple[int, ...]) -> None:
+    __slots__ = (
+        "__weakref__", "_plans", "_positions", "_targets", "lengths", "n_rows", "sequences",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        sequences: tuple[PagedSequence, ...],
+        lengths: tuple[int, ...],
+        size: RowSize = exact,
+    ) -> None:
         self.sequences = sequences
         self.lengths = lengths
+        self.n_rows = size(len(sequences))
         self._positions: tuple[int, mx.array] | None = None
         self._plans: dict[int, StepPlan] = {}
         self._targets: dict[int, mx.array] = {}
 
     def positions(self, step: int) -> mx.array:
-        """Position of each sequence's token of `step`, (rows,) int32."""
+        """Position of each sequence's token of `step`, (n_rows,) int32."""
         known = self._positions
         if known is None or not 0 <= step - known[0] <= 1:
-            known = step - 1, on_device_async([length + step - 1 for length in self.lengths])
+            padding = [0] * (self.n_rows - len(self.lengths))
+            before = [*(length + step - 1 for length in self.lengths), *padding]
+            known = step - 1, on_device_async(before)
         if step > known[0]:
             known = step, known[1] + 1  # also in the first step, so that all use one CUDA graph
         self._positions = known
@@ -91,9 +126,11 @@ class BatchMetadata:
 class MetadataCache:
     """Gives every layer of a batch the same metadata: the first call makes it."""
 
-    __slots__ = ("_last", "_subset")
+    __slots__ = ("_last", "_size", "_subset")
 
-    def __init__(self) -> None:
+    def __init__(self, size: RowSize = exact) -> None:
+        """`size` gives the rows that a batch of so many sequences is padded to."""
+        self._size = size
         # Weak references: sequences that left a batch must not be known alive.
         self._last: weakref.ref[BatchMetadata] | None = None
         self._subset: tuple[weakref.ref[BatchMetadata], int, tuple[int, ...]] | None = None
@@ -102,7 +139,7 @@ class MetadataCache:
         """The metadata of these sequences: the last one returned if it is equal."""
         last = None if self._last is None else self._last()
         if last is None or (last.sequences, last.lengths) != (tuple(sequences), tuple(lengths)):
-            last = BatchMetadata(tuple(sequences), tuple(lengths))
+            last = BatchMetadata(tuple(sequences), tuple(lengths), self._size)
             self._last, self._subset = weakref.ref(last), None
         return last
 

@@ -153,8 +153,13 @@ class PagedBatch:
         return PagedBatch(self._layer, metadata, self._firsts)
 
     @property
+    def n_rows(self) -> int:
+        """Rows of a step: the sequences, and padding after them."""
+        return self._metadata.n_rows
+
+    @property
     def offset(self) -> mx.array:
-        """Position of the next token of each sequence, (batch,) int32."""
+        """Position of the next token of each row, (n_rows,) int32."""
         return self._metadata.positions(self._step)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[PagedKeys, PagedKeys]:

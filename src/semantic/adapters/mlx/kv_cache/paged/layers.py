@@ -13,7 +13,13 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention
-from semantic.adapters.mlx.kv_cache.paged.batch_metadata import BatchMetadata, MetadataCache
+from semantic.adapters.mlx.kv_cache.paged.batch_metadata import (
+    BatchMetadata,
+    MetadataCache,
+    RowSize,
+    exact,
+    row_size,
+)
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedBatch, PagedCache, PagedLayer
 from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool, PageRef
@@ -33,19 +39,21 @@ class RowCosts(NamedTuple):
     Prompt tokens as rows of a batch each read all keys before them, but a pass may have any number
     of rows of any sequences, and no shape is new to the device. `alone`: bytes up to which that is
     faster than attention over a chunk; `joined`: up to which it is so cheap that other sequences
-    may share the pass. A chunk is padded to a multiple of `pad_to` tokens, so that shapes recur.
+    may share the pass. So that shapes recur, a chunk is padded to a multiple of `pad_to` tokens and
+    a batch to `size` rows.
     """
 
     alone: int
     joined: int
     pad_to: int = 1
+    size: RowSize = exact
 
 
-CUDA_COSTS = RowCosts(alone=96 << 30, joined=16 << 30, pad_to=128)
+CUDA_COSTS = RowCosts(alone=96 << 30, joined=16 << 30, pad_to=128, size=row_size)
 """A new shape of attention costs some 60 ms; the device reads 3 TB/s and more."""
 METAL_COSTS = RowCosts(alone=2 << 30, joined=2 << 30)
 """No cost per shape; the device reads 0.1 to 0.8 TB/s."""
-PORTABLE_COSTS = RowCosts(alone=1 << 18, joined=1 << 18, pad_to=16)
+PORTABLE_COSTS = RowCosts(alone=1 << 18, joined=1 << 18, pad_to=16, size=row_size)
 """Of the reference implementation, which is not made for speed: small models use all paths."""
 
 
@@ -70,7 +78,7 @@ class PagedLayers:
         self._spec = spec
         self.pools = [PagePool(kind) for kind in kinds]
         self.attention = list(attention)
-        self._layers = _layers(spec, kinds, attention)
+        self._layers = _layers(spec, kinds, attention, MetadataCache(costs.size))
 
     @property
     def ragged(self) -> tuple[bool, ...]:
@@ -167,7 +175,7 @@ class PagedLayers:
             positions += range(caches[0].offset, caches[0].offset + n_tokens)
         for sequence, position in zip(sequences, positions, strict=True):
             sequence.reserve(position + 1)
-        metadata = BatchMetadata(tuple(sequences), tuple(positions))
+        metadata = BatchMetadata(tuple(sequences), tuple(positions), self.costs.size)
         return [PagedBatch(layer, metadata, (), write_first=True) for layer in self._layers]
 
     def fill(
@@ -248,9 +256,11 @@ def _fit(
 
 
 def _layers(
-    spec: ModelCacheSpec, kinds: Sequence[PageKind], attention: Sequence[PagedAttention]
+    spec: ModelCacheSpec,
+    kinds: Sequence[PageKind],
+    attention: Sequence[PagedAttention],
+    metadata_cache: MetadataCache,
 ) -> list[PagedLayer]:
-    metadata_cache = MetadataCache()
     layers = {
         number: PagedLayer(i, kind.layers.index(number), attention[i], metadata_cache)
         for i, kind in enumerate(kinds)
