@@ -173,6 +173,7 @@ def start(folder: Path, sides: Sequence[str], note: Note) -> dict[str, ServerPro
         if name == OURS:
             server = semantic_server(
                 folder / "model", folder / OURS, "--max-batch", "64", "--max-waiting", "256",
+                "--pool-gb", "32", "--ram-gb", "8",
                 "--served-model-name", MODEL_NAME,
             )  # fmt: skip
         else:
