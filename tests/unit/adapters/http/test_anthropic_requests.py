@@ -12,13 +12,14 @@ from anthropic.types.beta import message_count_tokens_params, message_create_par
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semantic.adapters.http.anthropic import request, sdk_types
+from semantic.adapters.http.anthropic import request
 from semantic.adapters.http.anthropic.request import MessageRequest, read_chat, read_request
 from semantic.adapters.http.anthropic.thinking import (
     signature_of,
     signature_with_text,
     thinking_text,
 )
+from semantic.adapters.http.anthropic.validators import validators
 from semantic.adapters.http.errors import FieldError
 from semantic.adapters.http.logs import WarnOnce
 from semantic.domain.chat import AnswerFormat, Message, Tool, ToolCall, ToolChoice
@@ -27,7 +28,7 @@ from semantic.domain.value_objects import SamplingParams
 
 HELLO: dict[str, object] = {"role": "user", "content": "Hello"}
 BILLING = "x-anthropic-billing-header: cc_version=2.1.329.f6c; cc_entrypoint=sdk-cli;"
-SDK = sdk_types.load()
+VALIDATORS = validators()
 
 
 def body(**changes: object) -> dict[str, object]:
@@ -35,7 +36,7 @@ def body(**changes: object) -> dict[str, object]:
 
 
 def wanted(sampling: SamplingParams | None = None, /, **changes: object) -> MessageRequest:
-    return read_request(SDK, body(**changes), sampling or SamplingParams(), WarnOnce())
+    return read_request(VALIDATORS, body(**changes), sampling or SamplingParams(), WarnOnce())
 
 
 def messages(*given_messages: object, **changes: object) -> tuple[Message, ...]:
@@ -81,7 +82,7 @@ def test_unknown_fields_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
     warnings = WarnOnce()
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            read_request(SDK, body(new="x", **{"a\nb": 1}), SamplingParams(), warnings)
+            read_request(VALIDATORS, body(new="x", **{"a\nb": 1}), SamplingParams(), warnings)
     assert [record.message for record in caplog.records] == [
         "/v1/messages: the field 'new' is not known and has no effect",
         "/v1/messages: the field 'a\\nb' is not known and has no effect",
@@ -381,7 +382,9 @@ def test_a_wrong_value_is_named(name: str, value: object) -> None:
 def test_null_is_a_field_that_was_not_given(name: str) -> None:
     assert wanted(**{name: None}) == wanted()
     asked = {"model": "fake", "messages": [HELLO]}
-    assert read_chat(SDK, {**asked, name: None}, WarnOnce()) == read_chat(SDK, asked, WarnOnce())
+    assert read_chat(VALIDATORS, {**asked, name: None}, WarnOnce()) == read_chat(
+        VALIDATORS, asked, WarnOnce()
+    )
 
 
 def test_json_formats() -> None:
@@ -395,8 +398,8 @@ def test_json_formats() -> None:
 
 def test_counting_reads_the_same_conversation() -> None:
     asked = body(system="Be brief.", tools=[LOOK])
-    chat = read_chat(SDK, {k: v for k, v in asked.items() if k != "max_tokens"}, WarnOnce())
-    assert chat == read_request(SDK, asked, SamplingParams(), WarnOnce()).chat
+    chat = read_chat(VALIDATORS, {k: v for k, v in asked.items() if k != "max_tokens"}, WarnOnce())
+    assert chat == read_request(VALIDATORS, asked, SamplingParams(), WarnOnce()).chat
 
 
 _json = st.recursive(

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from semantic.adapters.http.anthropic.sdk_types import SdkTypes, checked, list_at, object_at
 from semantic.adapters.http.anthropic.thinking import thinking_text
+from semantic.adapters.http.anthropic.validators import (
+    ToolChoiceParam,
+    Validators,
+    checked,
+    list_at,
+    object_at,
+)
 from semantic.adapters.http.errors import FieldError
 from semantic.adapters.http.logs import WarnOnce
 from semantic.domain.chat import Message, Tool, ToolCall, ToolChoice
-
-if TYPE_CHECKING:
-    from anthropic.types.beta import BetaToolChoiceParam
-
 
 _BILLING: Final = "x-anthropic-billing-header:"
 """Start of a line that clients put before their system prompt, and that differs between versions
@@ -33,8 +35,8 @@ _FAILED: Final = "Error: "
 class ConversationReader:
     """Reads the messages of one request."""
 
-    def __init__(self, sdk: SdkTypes) -> None:
-        self._sdk = sdk
+    def __init__(self, validators: Validators) -> None:
+        self._validators = validators
         self._tool_names: dict[str, str] = {}  # tool names by call id
         self.effort: str | None = None  # of the last system message that sets it
 
@@ -89,7 +91,9 @@ class ConversationReader:
         output = message.get("output_config")
         if output is not None:
             at = f"{path}.output_config"
-            self.effort = checked(self._sdk.turn_output, output, at).get("effort") or self.effort
+            self.effort = (
+                checked(self._validators.turn_output, output, at).get("effort") or self.effort
+            )
         clear_at = message.get("clear_at")
         if clear_at not in (None, "never", "next_user_message"):
             raise FieldError(
@@ -120,7 +124,7 @@ class ConversationReader:
             yield Message("user", _BETWEEN_BLOCKS.join(texts))
 
     def _tool_result(self, block: object, path: str) -> Message:
-        result = checked(self._sdk.tool_result, block, path)
+        result = checked(self._validators.tool_result, block, path)
         content = object_at(block, path).get("content")
         inner = [] if content is None else _as_blocks(content, f"{path}.content")
         texts = [self._text(one, f"{path}.content[{i}]") for i, one in enumerate(inner)]
@@ -142,10 +146,10 @@ class ConversationReader:
             at = f"{path}.content[{number}]"
             match _type(block):
                 case "thinking":
-                    thought = checked(self._sdk.thinking, block, at)
+                    thought = checked(self._validators.thinking, block, at)
                     thoughts.append(thinking_text(thought["thinking"], thought["signature"]))
                 case "redacted_thinking":
-                    checked(self._sdk.redacted_thinking, block, at)
+                    checked(self._validators.redacted_thinking, block, at)
                 case "tool_use":
                     calls.append(self._tool_use(block, at))
                 case _:
@@ -155,7 +159,7 @@ class ConversationReader:
         return Message("assistant", "".join(texts), "".join(thoughts), tuple(calls))
 
     def _tool_use(self, block: object, path: str) -> ToolCall:
-        call = checked(self._sdk.tool_use, block, path)
+        call = checked(self._validators.tool_use, block, path)
         self._tool_names[call["id"]] = call["name"]
         return ToolCall(call["id"], call["name"], json.dumps(call["input"], ensure_ascii=False))
 
@@ -169,7 +173,7 @@ class ConversationReader:
                 "this model reads text only",
                 param=path,
             )
-        return checked(self._sdk.text, block, path)["text"]
+        return checked(self._validators.text, block, path)["text"]
 
 
 def _content(message: Mapping[str, object], path: str) -> Sequence[object]:
@@ -200,7 +204,7 @@ def _role(message: object) -> object:
     return message.get("role") if isinstance(message, dict) else None
 
 
-def read_tools(sdk: SdkTypes, tools: object, warnings: WarnOnce) -> tuple[Tool, ...]:
+def read_tools(validators: Validators, tools: object, warnings: WarnOnce) -> tuple[Tool, ...]:
     """The tools with a definition of the client's own; others are skipped with a warning.
 
     Raises FieldError for an invalid definition.
@@ -214,7 +218,7 @@ def read_tools(sdk: SdkTypes, tools: object, warnings: WarnOnce) -> tuple[Tool, 
         if kind not in (None, "custom"):
             warnings.warn(f"/v1/messages: tools of type {kind!r:.80} are skipped: not served here")
             continue
-        tool = checked(sdk.tool, given, path)
+        tool = checked(validators.tool, given, path)
         name = tool["name"]
         if not name:
             raise FieldError(f"{path}.name: expected a name", param=f"{path}.name")
@@ -229,9 +233,7 @@ def read_tools(sdk: SdkTypes, tools: object, warnings: WarnOnce) -> tuple[Tool, 
     return tuple(found.values())
 
 
-def read_choice(
-    choice: BetaToolChoiceParam | None, tools: Sequence[Tool]
-) -> tuple[ToolChoice, bool]:
+def read_choice(choice: ToolChoiceParam | None, tools: Sequence[Tool]) -> tuple[ToolChoice, bool]:
     """Whether a tool must be called, and whether parallel calls are allowed.
 
     Raises FieldError if a call is required and the tool is not defined.

@@ -7,24 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from semantic.adapters.http.anthropic.conversation import (
     ConversationReader,
     read_choice,
     read_tools,
 )
-from semantic.adapters.http.anthropic.sdk_types import SdkTypes, object_at
+from semantic.adapters.http.anthropic.request_types import (
+    MessageCountTokensParams,
+    MessageCreateParams,
+)
+from semantic.adapters.http.anthropic.validators import ThinkingConfig, Validators, object_at
 from semantic.adapters.http.errors import FieldError
 from semantic.adapters.http.logs import WarnOnce
 from semantic.adapters.http.request_body import validated
 from semantic.domain.chat import AnswerFormat, Chat
 from semantic.domain.value_objects import SamplingParams
-
-if TYPE_CHECKING:
-    from anthropic.types.beta import BetaThinkingConfigParam
-    from anthropic.types.beta.message_count_tokens_params import MessageCountTokensParams
-    from anthropic.types.beta.message_create_params import MessageCreateParamsBase
 
 SUPPORTED: Final = frozenset({
     "max_tokens", "messages", "model", "output_config", "output_format", "stop_sequences",
@@ -90,7 +89,7 @@ class MessageRequest:
 
 
 def read_request(
-    sdk: SdkTypes, body: Mapping[str, object], sampling: SamplingParams, warnings: WarnOnce
+    validators: Validators, body: Mapping[str, object], sampling: SamplingParams, warnings: WarnOnce
 ) -> MessageRequest:
     """Parse `body`; sampling parameters that it lacks are those of `sampling`.
 
@@ -98,14 +97,14 @@ def read_request(
     """
     check_fields(body, warnings)
     body = _without_nulls(body)
-    params = validated(sdk.create, body)
+    params = validated(validators.create, body)
     max_tokens = params["max_tokens"]
     if max_tokens < 0:
         raise FieldError(f"max_tokens: expected 0 or more, got {max_tokens}", param="max_tokens")
     thinking = params.get("thinking")
     _check_budget(thinking)
     return MessageRequest(
-        _chat(sdk, body, params, warnings),
+        _chat(validators, body, params, warnings),
         _sampling(body, tuple(params.get("stop_sequences") or ()), sampling),
         max_tokens,
         _stream(body),
@@ -114,11 +113,11 @@ def read_request(
     )
 
 
-def read_chat(sdk: SdkTypes, body: Mapping[str, object], warnings: WarnOnce) -> Chat:
+def read_chat(validators: Validators, body: Mapping[str, object], warnings: WarnOnce) -> Chat:
     """The conversation of a POST /v1/messages/count_tokens body. Raises like `read_request`."""
     check_fields(body, warnings)
     body = _without_nulls(body)
-    return _chat(sdk, body, validated(sdk.count, body), warnings)
+    return _chat(validators, body, validated(validators.count, body), warnings)
 
 
 def _without_nulls(body: Mapping[str, object]) -> Mapping[str, object]:
@@ -127,14 +126,14 @@ def _without_nulls(body: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _chat(
-    sdk: SdkTypes,
+    validators: Validators,
     body: Mapping[str, object],
-    params: MessageCreateParamsBase | MessageCountTokensParams,
+    params: MessageCreateParams | MessageCountTokensParams,
     warnings: WarnOnce,
 ) -> Chat:
-    tools = read_tools(sdk, body.get("tools"), warnings)
+    tools = read_tools(validators, body.get("tools"), warnings)
     choice, parallel = read_choice(params.get("tool_choice"), tools)
-    reader = ConversationReader(sdk)
+    reader = ConversationReader(validators)
     messages = reader.read(body)
     output = params.get("output_config") or {}
     return Chat(
@@ -147,9 +146,7 @@ def _chat(
     )
 
 
-def _template_options(
-    thinking: BetaThinkingConfigParam | None, effort: str | None
-) -> Mapping[str, object]:
+def _template_options(thinking: ThinkingConfig | None, effort: str | None) -> Mapping[str, object]:
     options: dict[str, object] = {}
     if thinking is not None:
         options["enable_thinking"] = thinking["type"] != "disabled"
@@ -158,7 +155,7 @@ def _template_options(
     return options
 
 
-def _check_budget(thinking: BetaThinkingConfigParam | None) -> None:
+def _check_budget(thinking: ThinkingConfig | None) -> None:
     """A thinking budget is a hint to the model; too small a one is rejected, as documented."""
     if thinking is not None and thinking["type"] == "enabled":
         budget = thinking["budget_tokens"]

@@ -10,14 +10,13 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 
-from anyio import to_thread
 from fastapi import APIRouter, Request
 from sse_starlette import ServerSentEvent
 from starlette.responses import JSONResponse, Response
 
-from semantic.adapters.http.anthropic import sdk_types
 from semantic.adapters.http.anthropic.reply import Json, MessageWriter, ResponseStyle
 from semantic.adapters.http.anthropic.request import read_chat, read_request
+from semantic.adapters.http.anthropic.validators import validators
 from semantic.adapters.http.context import serving_of
 from semantic.adapters.http.errors import (
     FieldError,
@@ -47,7 +46,7 @@ _warnings = WarnOnce()
 
 
 def _described(reply: str, *required: str, streams: bool = False) -> dict[str, object]:
-    """The OpenAPI description of a route, without importing the SDK; `required` are integers."""
+    """The OpenAPI description of a route; `required` are integers."""
     body = {
         "type": "object",
         "description": "As Anthropic documents it.",
@@ -76,8 +75,7 @@ async def create_message(request: Request) -> Response:
     serving = serving_of(request)
     body = await read_json(request)
     _require_model(body, serving.model)
-    sdk = await to_thread.run_sync(sdk_types.load)
-    parsed = read_request(sdk, body, serving.model.sampling, _warnings)
+    parsed = read_request(validators(), body, serving.model.sampling, _warnings)
     ask = Ask(
         parsed.chat,
         parsed.sampling,
@@ -100,8 +98,7 @@ async def count_tokens(request: Request) -> Response:
     serving = serving_of(request)
     body = await read_json(request)
     _require_model(body, serving.model)
-    sdk = await to_thread.run_sync(sdk_types.load)
-    chat = read_chat(sdk, body, _warnings)
+    chat = read_chat(validators(), body, _warnings)
     tokens = await until_disconnect(request, serving.tokenize(chat, tenant=tenant_of(request)))
     return JSONResponse({"input_tokens": len(tokens)})
 

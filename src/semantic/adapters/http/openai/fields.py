@@ -123,7 +123,7 @@ STREAM_OPTION_FIELDS: Final[dict[str, Field]] = {
 }
 
 
-_CHECKED_BY_ELEMENT: Final = frozenset(
+CHECKED_BY_ELEMENT: Final = frozenset(
     {"messages", "prompt", "response_format", "stop", "tool_choice", "tools"}
 )
 
@@ -161,7 +161,7 @@ def without_elements(known: Mapping[str, object]) -> dict[str, object]:
     Fields that are validated element by element, so that errors name the element's path, are left
     out, or replaced by an empty value where the type requires them.
     """
-    plain = {name: value for name, value in known.items() if name not in _CHECKED_BY_ELEMENT}
+    plain = {name: value for name, value in known.items() if name not in CHECKED_BY_ELEMENT}
     return plain | {name: value for name, value in _PLACEHOLDERS.items() if name in known}
 
 

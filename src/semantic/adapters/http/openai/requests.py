@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from semantic.adapters.http.errors import FieldError
 from semantic.adapters.http.openai.fields import (
@@ -17,13 +17,11 @@ from semantic.adapters.http.openai.fields import (
     object_at,
     text_at,
 )
+from semantic.adapters.http.openai.validators import ChatBody, CompletionBody, ResponseBody
 from semantic.domain.errors import ModelNotFoundError
 from semantic.domain.identity import Identity
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask, Prompt, ServedModel
-
-if TYPE_CHECKING:
-    from semantic.adapters.http.openai.sdk_types import ChatBody, CompletionBody, ResponseBody
 
 MAX_CHOICES: Final = 128
 """Choices that one request may have, over all its prompts."""

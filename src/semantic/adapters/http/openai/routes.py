@@ -26,10 +26,7 @@ P = TypeVar("P")
 
 
 def described(required: str) -> dict[str, object]:
-    """The OpenAPI description of a route; its body requires `model` and the field `required`.
-
-    Written by hand: generating it would import the SDK.
-    """
+    """The OpenAPI description of a route; its body requires `model` and the field `required`."""
     properties = {
         "model": {"type": "string"},
         required: {},
@@ -83,8 +80,7 @@ async def _parsed(
     body: Mapping[str, object],
     model: ServedModel,
 ) -> P:
-    """`body` as parsed by `parse`, in a worker thread: bodies may be large, and the first one
-    imports the SDK."""
+    """`body` as parsed by `parse`, in a worker thread: bodies may be large."""
     caller = Caller(
         agent_of(request, body),
         tenant_of(request),

@@ -17,6 +17,14 @@ from semantic.adapters.http.openai.fields import (
     validated_at,
     warnings,
 )
+from semantic.adapters.http.openai.validators import (
+    allowed_choice_adapter,
+    format_adapters,
+    message_adapters,
+    named_choice_adapter,
+    tool_adapter,
+    tool_call_adapter,
+)
 from semantic.domain.chat import AnswerFormat, Message, Role, Tool, ToolCall, ToolChoice
 
 _PART_SEPARATOR: Final = "\n"
@@ -75,8 +83,6 @@ def messages_of(value: object) -> tuple[Message, ...]:
 
 
 def _message(path: str, value: object) -> Message:
-    from semantic.adapters.http.openai.sdk_types import message_adapters
-
     message = object_at(path, value)
     role = message.get("role")
     adapter = message_adapters().get(role) if isinstance(role, str) else None
@@ -160,8 +166,6 @@ def _calls(path: str, value: object) -> tuple[ToolCall, ...]:
 
 
 def _call(path: str, value: object) -> ToolCall:
-    from semantic.adapters.http.openai.sdk_types import tool_call_adapter
-
     call = validated_at(path, tool_call_adapter(), object_at(path, value))
     return ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
 
@@ -185,8 +189,6 @@ def tools_of(value: object) -> tuple[Tool, ...]:
 
 
 def _tool(path: str, value: object) -> Tool | None:
-    from semantic.adapters.http.openai.sdk_types import tool_adapter
-
     tool = object_at(path, value)
     kind = text_at(f"{path}.type", tool.get("type"))
     if kind != "function":
@@ -242,8 +244,6 @@ def required(tools: Sequence[Tool]) -> tuple[tuple[Tool, ...], ToolChoice]:
 
 
 def _named(tools: Sequence[Tool], choice: dict[str, object]) -> str:
-    from semantic.adapters.http.openai.sdk_types import named_choice_adapter
-
     name = validated_at(_CHOICE, named_choice_adapter(), choice)["function"]["name"]
     check_known(name, tools, f"{_CHOICE}.function.name")
     return name
@@ -252,8 +252,6 @@ def _named(tools: Sequence[Tool], choice: dict[str, object]) -> str:
 def _allowed(
     tools: Sequence[Tool], choice: dict[str, object]
 ) -> tuple[tuple[Tool, ...], ToolChoice]:
-    from semantic.adapters.http.openai.sdk_types import allowed_choice_adapter, named_choice_adapter
-
     path = f"{_CHOICE}.allowed_tools"
     mode = validated_at(_CHOICE, allowed_choice_adapter(), choice)["allowed_tools"]["mode"]
     among = list_at(f"{path}.tools", object_at(path, choice["allowed_tools"])["tools"])
@@ -281,8 +279,6 @@ def answer_format_of(value: object) -> AnswerFormat | None:
 
     Raises FieldError for an invalid format.
     """
-    from semantic.adapters.http.openai.sdk_types import format_adapters
-
     if value is None:
         return None
     given = object_at(_FORMAT, value)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from semantic.adapters.http.errors import FieldError
 from semantic.adapters.http.openai.chat.conversation import (
@@ -32,13 +32,11 @@ from semantic.adapters.http.openai.requests import (
     sampling_of,
     stream_options,
 )
+from semantic.adapters.http.openai.validators import ChatBody, chat_adapter
 from semantic.adapters.http.request_body import validated
 from semantic.domain.chat import Chat
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask, ServedModel
-
-if TYPE_CHECKING:
-    from semantic.adapters.http.openai.sdk_types import ChatBody
 
 _MAX_TOP_LOGPROBS: Final = 20
 
@@ -53,8 +51,6 @@ class ChatRequest:
 
 def chat_request(body: Mapping[str, object], model: ServedModel, caller: Caller) -> ChatRequest:
     """Parse `body`. Raises InvalidRequestError and ModelNotFoundError."""
-    from semantic.adapters.http.openai.sdk_types import chat_adapter
-
     known = known_fields(body, CHAT_FIELDS)
     checked = validated(chat_adapter(), without_elements(known))
     check_model(checked["model"], model)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from semantic.adapters.http.errors import FieldError
 from semantic.adapters.http.openai.fields import (
@@ -25,12 +25,10 @@ from semantic.adapters.http.openai.requests import (
     sampling_of,
     stream_options,
 )
+from semantic.adapters.http.openai.validators import CompletionBody, completion_adapter
 from semantic.adapters.http.request_body import validated
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask, ServedModel
-
-if TYPE_CHECKING:
-    from semantic.adapters.http.openai.sdk_types import CompletionBody
 
 _DEFAULT_MAX_TOKENS: Final = 16
 """As OpenAI documents it."""
@@ -62,8 +60,6 @@ def completion_request(
     body: Mapping[str, object], model: ServedModel, caller: Caller
 ) -> CompletionRequest:
     """Parse `body`. Raises InvalidRequestError and ModelNotFoundError."""
-    from semantic.adapters.http.openai.sdk_types import completion_adapter
-
     known = known_fields(body, COMPLETION_FIELDS)
     prompts = _prompts(known.get("prompt"), model.vocab_size)
     checked = validated(completion_adapter(), without_elements(known))

@@ -85,3 +85,17 @@ CACHE_OPTION_FIELDS: Final[dict[str, Field]] = {
 STREAM_OPTION_FIELDS: Final[dict[str, Field]] = {
     "include_obfuscation": Field("events are not obfuscated", (False,)),
 }
+
+CHECKED_BY_ELEMENT: Final = frozenset(
+    {
+        "chat_template_kwargs",
+        "include",
+        "input",
+        "stop",
+        "stream_options",
+        "text",
+        "tool_choice",
+        "tools",
+    }
+)
+"""Fields of a body that are validated by themselves, so that errors name the element's path."""

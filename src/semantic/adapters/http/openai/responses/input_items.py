@@ -23,6 +23,11 @@ from semantic.adapters.http.openai.fields import (
 )
 from semantic.adapters.http.openai.responses.output_items import decoded_reasoning
 from semantic.adapters.http.openai.responses.tools import FunctionName, ToolSet
+from semantic.adapters.http.openai.validators import (
+    custom_call_adapter,
+    function_call_adapter,
+    reasoning_adapter,
+)
 from semantic.domain.chat import Message, Role, Tool, ToolCall
 
 _PATH: Final = "input"
@@ -216,22 +221,16 @@ class _Reader:
             raise FieldError(f"{at}: expected one of assistant, {', '.join(_ROLES)}", param=at)
 
     def reasoning(self, item: _Item) -> None:
-        from semantic.adapters.http.openai.sdk_types import reasoning_adapter
-
         fields = {"id": "", "summary": [], **item.fields}
         validated_at(item.path, reasoning_adapter(), fields)
         self.messages.add_reasoning(_reasoning_text(item.path, fields), has_id=item.has_id)
 
     def function_call(self, item: _Item) -> None:
-        from semantic.adapters.http.openai.sdk_types import function_call_adapter
-
         call = validated_at(item.path, function_call_adapter(), item.fields)
         name = self.tools.model_name(FunctionName(call["name"], call.get("namespace")))
         self.messages.add_call(ToolCall(call["call_id"], name, call["arguments"]))
 
     def custom_call(self, item: _Item) -> None:
-        from semantic.adapters.http.openai.sdk_types import custom_call_adapter
-
         call = validated_at(item.path, custom_call_adapter(), item.fields)
         arguments = _json({"input": call["input"]})
         self.messages.add_call(ToolCall(call["call_id"], call["name"], arguments))

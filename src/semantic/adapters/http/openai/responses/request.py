@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from semantic.adapters.http.errors import FieldError, WireError
 from semantic.adapters.http.openai.chat.conversation import template_options
@@ -26,6 +26,7 @@ from semantic.adapters.http.openai.fields import (
 from semantic.adapters.http.openai.requests import Caller, check_model, sampling_of
 from semantic.adapters.http.openai.responses.fields import (
     CACHE_OPTION_FIELDS,
+    CHECKED_BY_ELEMENT,
     REASONING_FIELDS,
     RESPONSE_FIELDS,
     STREAM_OPTION_FIELDS,
@@ -33,29 +34,17 @@ from semantic.adapters.http.openai.responses.fields import (
 )
 from semantic.adapters.http.openai.responses.input_items import ResponseInput, input_of
 from semantic.adapters.http.openai.responses.tools import Choice, ToolSet, choice_among
+from semantic.adapters.http.openai.validators import (
+    ResponseBody,
+    response_adapter,
+    text_format_adapters,
+)
 from semantic.adapters.http.request_body import validated
 from semantic.application.chat.response_history import History, ResponseGoneError, history_of
 from semantic.domain.chat import AnswerFormat, Chat, Message
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.responses import ResponsesPort
 from semantic.ports.serving import Ask, ServedModel
-
-if TYPE_CHECKING:
-    from semantic.adapters.http.openai.sdk_types import ResponseBody
-
-_CHECKED_BY_ELEMENT: Final = frozenset(
-    {
-        "chat_template_kwargs",
-        "include",
-        "input",
-        "stop",
-        "stream_options",
-        "text",
-        "tool_choice",
-        "tools",
-    }
-)
-"""So that errors name the element's path."""
 
 _MAX_TOP_LOGPROBS: Final = 20
 _FORMAT: Final = "text.format"
@@ -103,12 +92,10 @@ def response_request(
     Raises InvalidRequestError, ModelNotFoundError, and WireError if the previous response is not
     stored.
     """
-    from semantic.adapters.http.openai.sdk_types import response_adapter
-
     known = known_fields(body, RESPONSE_FIELDS)
     checked = validated(
         response_adapter(),
-        {name: value for name, value in known.items() if name not in _CHECKED_BY_ELEMENT},
+        {name: value for name, value in known.items() if name not in CHECKED_BY_ELEMENT},
     )
     if "model" not in checked:
         raise FieldError("model: expected a model's name", param="model")
@@ -233,8 +220,6 @@ class _TextFormat:
 
 def _text_format(value: object) -> _TextFormat:
     """The field `text`. A schema is enforced, strict or not. Raises FieldError."""
-    from semantic.adapters.http.openai.sdk_types import text_format_adapters
-
     if value is None:
         return _TextFormat()
     text = known_fields(object_at("text", value), TEXT_FIELDS, "text.")

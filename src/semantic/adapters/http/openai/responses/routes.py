@@ -32,8 +32,7 @@ async def create_response(request: Request) -> Response:
     caller = Caller(
         agent_of(request, body), tenant_of(request), identity=identity_of(request, body)
     )
-    # In a worker thread: bodies may be large, the first one imports the SDK, and previous
-    # responses may be on disk.
+    # In a worker thread: bodies may be large, and previous responses may be on disk.
     with stored.store_errors():
         parsed = await to_thread.run_sync(response_request, body, serving.model, caller, store)
     answer = await start_stream(request, serving.answer(parsed.ask))

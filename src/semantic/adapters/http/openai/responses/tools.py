@@ -21,6 +21,7 @@ from semantic.adapters.http.openai.fields import (
     validated_at,
     warnings,
 )
+from semantic.adapters.http.openai.validators import response_tool_adapter
 from semantic.domain.chat import Tool, ToolChoice
 
 _CHOICE: Final = "tool_choice"
@@ -146,8 +147,6 @@ def _namespace(path: str, given: Json) -> list[_Function]:
 
 
 def _function(path: str, given: Json, namespace: str | None = None) -> _Function:
-    from semantic.adapters.http.openai.sdk_types import response_tool_adapter
-
     complete = {"parameters": None, "strict": None, **given}
     checked = validated_at(path, response_tool_adapter(), complete)
     name = _name_at(path, given)

@@ -1,7 +1,5 @@
-"""The request types of Anthropic's SDK, imported and compiled to validators on first use.
-
-Importing the SDK takes seconds: call `load` off the event loop. Knows types only; not what a field
-means.
+"""Validators of Anthropic's own request types, built on first use. Knows types only; not what a
+field means.
 """
 
 from __future__ import annotations
@@ -10,35 +8,54 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import new_class
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TypeVar, cast
 
 from pydantic import ConfigDict, TypeAdapter, with_config
 
+from semantic.adapters.http.anthropic.request_types import (
+    BetaRedactedThinkingBlockParam,
+    BetaSystemMessageOutputConfigParam,
+    BetaTextBlockParam,
+    BetaThinkingBlockParam,
+    BetaThinkingConfigAdaptiveParam,
+    BetaThinkingConfigBetweenToolsParam,
+    BetaThinkingConfigDisabledParam,
+    BetaThinkingConfigEnabledParam,
+    BetaToolChoiceAnyParam,
+    BetaToolChoiceAutoParam,
+    BetaToolChoiceNoneParam,
+    BetaToolChoiceToolParam,
+    BetaToolParam,
+    BetaToolResultBlockParam,
+    BetaToolUseBlockParam,
+    MessageCountTokensParams,
+    MessageCreateParams,
+)
 from semantic.adapters.http.errors import FieldError
 from semantic.adapters.http.request_body import validated
 
-if TYPE_CHECKING:
-    from anthropic.types.beta import (
-        BetaRedactedThinkingBlockParam,
-        BetaSystemMessageOutputConfigParam,
-        BetaTextBlockParam,
-        BetaThinkingBlockParam,
-        BetaToolParam,
-        BetaToolResultBlockParam,
-        BetaToolUseBlockParam,
-    )
-    from anthropic.types.beta.message_count_tokens_params import MessageCountTokensParams
-    from anthropic.types.beta.message_create_params import MessageCreateParamsBase
+ThinkingConfig = (
+    BetaThinkingConfigEnabledParam
+    | BetaThinkingConfigDisabledParam
+    | BetaThinkingConfigBetweenToolsParam
+    | BetaThinkingConfigAdaptiveParam
+)
+ToolChoiceParam = (
+    BetaToolChoiceAutoParam
+    | BetaToolChoiceAnyParam
+    | BetaToolChoiceToolParam
+    | BetaToolChoiceNoneParam
+)
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class SdkTypes:
+class Validators:
     """One validator per type. Those of whole bodies do not validate list elements: elements are
     checked one by one, so that an error names the element."""
 
-    create: TypeAdapter[MessageCreateParamsBase]
+    create: TypeAdapter[MessageCreateParams]
     count: TypeAdapter[MessageCountTokensParams]
     text: TypeAdapter[BetaTextBlockParam]
     thinking: TypeAdapter[BetaThinkingBlockParam]
@@ -50,25 +67,17 @@ class SdkTypes:
 
 
 @cache
-def load() -> SdkTypes:
-    """Import the SDK's types and build their validators: takes seconds the first time, cached
-    after."""
-    from anthropic.types import beta
-    from anthropic.types.beta.beta_system_message_output_config_param import (
-        BetaSystemMessageOutputConfigParam,
-    )
-    from anthropic.types.beta.message_count_tokens_params import MessageCountTokensParams
-    from anthropic.types.beta.message_create_params import MessageCreateParamsBase
-
-    return SdkTypes(
-        create=_strict(MessageCreateParamsBase),
+def validators() -> Validators:
+    """All validators; building them takes milliseconds, the first time."""
+    return Validators(
+        create=_strict(MessageCreateParams),
         count=_strict(MessageCountTokensParams),
-        text=_strict(beta.BetaTextBlockParam),
-        thinking=_strict(beta.BetaThinkingBlockParam),
-        redacted_thinking=_strict(beta.BetaRedactedThinkingBlockParam),
-        tool_use=_strict(beta.BetaToolUseBlockParam),
-        tool_result=_strict(beta.BetaToolResultBlockParam),
-        tool=_strict(beta.BetaToolParam),
+        text=_strict(BetaTextBlockParam),
+        thinking=_strict(BetaThinkingBlockParam),
+        redacted_thinking=_strict(BetaRedactedThinkingBlockParam),
+        tool_use=_strict(BetaToolUseBlockParam),
+        tool_result=_strict(BetaToolResultBlockParam),
+        tool=_strict(BetaToolParam),
         turn_output=_strict(BetaSystemMessageOutputConfigParam),
     )
 

@@ -1,8 +1,8 @@
 """Pydantic validators for OpenAI's own request types, with the extensions of local servers.
 
-Importing this module imports OpenAI's SDK, which takes over a second: import it within functions
-that handle a request. Validation is strict: a string is no number. Lists and unions that the SDK
-types leave lazy are validated element by element; see `fields.without_elements`.
+Each is built when it is first needed, which takes milliseconds. Validation is strict: a string is
+no number. Lists and unions that OpenAI's types leave lazy are validated element by element; see
+`fields.without_elements`.
 """
 
 from __future__ import annotations
@@ -11,34 +11,31 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
-from openai.types.chat import (
+from pydantic import ConfigDict, TypeAdapter, with_config
+from typing_extensions import TypedDict
+
+from semantic.adapters.http.openai.request_types import (
     ChatCompletionAllowedToolChoiceParam,
     ChatCompletionAssistantMessageParam,
     ChatCompletionDeveloperMessageParam,
     ChatCompletionFunctionToolParam,
     ChatCompletionMessageFunctionToolCallParam,
     ChatCompletionNamedToolChoiceParam,
+    ChatCompletionParams,
     ChatCompletionSystemMessageParam,
     ChatCompletionToolMessageParam,
     ChatCompletionUserMessageParam,
-)
-from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatBase
-from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionBase
-from openai.types.responses import (
+    CompletionParams,
     FunctionToolParam,
-    ResponseFormatTextJSONSchemaConfigParam,
-    ResponseFunctionToolCallParam,
-)
-from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponseBase
-from openai.types.responses.response_custom_tool_call_param import ResponseCustomToolCallParam
-from openai.types.responses.response_reasoning_item_param import ResponseReasoningItemParam
-from openai.types.shared_params import (
+    ResponseCustomToolCallParam,
     ResponseFormatJSONObject,
     ResponseFormatJSONSchema,
     ResponseFormatText,
+    ResponseFormatTextJSONSchemaConfigParam,
+    ResponseFunctionToolCallParam,
+    ResponseParams,
+    ResponseReasoningItemParam,
 )
-from pydantic import ConfigDict, TypeAdapter, with_config
-from typing_extensions import TypedDict
 
 _STRICT: Final = ConfigDict(strict=True)
 
@@ -56,19 +53,19 @@ class Extensions(TypedDict, total=False):
 
 
 @with_config(_STRICT)
-class ChatBody(ChatBase, Extensions, total=False):
+class ChatBody(ChatCompletionParams, Extensions, total=False):
     """The body of POST /v1/chat/completions."""
 
     chat_template_kwargs: dict[str, object]
 
 
 @with_config(_STRICT)
-class CompletionBody(CompletionBase, Extensions, total=False):
+class CompletionBody(CompletionParams, Extensions, total=False):
     """The body of POST /v1/completions."""
 
 
 @with_config(_STRICT)
-class ResponseBody(ResponseBase, Extensions, total=False):
+class ResponseBody(ResponseParams, Extensions, total=False):
     """The body of POST /v1/responses."""
 
     frequency_penalty: float
