@@ -24,6 +24,7 @@ from benchmarks import (
     saving,
     server,
     server_load,
+    start,
     turns,
 )
 
@@ -40,6 +41,7 @@ BENCHMARKS = {
     "saving": saving.run,
     "server": server.run,
     "server_load": server_load.run,
+    "start": start.run,
     "turns": turns.run,
 }
 PLOTS = {"many_agents": many_agents.PLOTS, "server": server.PLOTS, "turns": turns.PLOTS}

@@ -62,7 +62,7 @@ class ServerProcess:
             if self.ended or time.monotonic() > deadline:
                 self.kill()
                 raise ServerEndedError(f"{self.name} did not start: {self.last_words()}")
-            time.sleep(0.02)
+            time.sleep(0.05)
         self.starts += 1
 
     def stop(self) -> None:
