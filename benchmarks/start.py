@@ -51,12 +51,13 @@ def run() -> Result:
                 measured = measure(*make(folder / f"{name}{number}"))
                 if number >= 0:
                     samples.append({"round": number, "server": name, **measured})
+    found = ratios(samples, list(makers))
     summary: dict[str, Json] = {
         "servers": [{"server": name, **medians(samples, name)} for name in makers],
-        "ratios": ratios(samples, list(makers)),
+        "ratios": {**found},
     }
-    worst = ratios(samples, list(makers))["first_token_s"]
-    return started.finish(samples, summary, Verdict(CRITERION, MOST, worst, passed=worst <= MOST))
+    ratio = found["first_token_s"]
+    return started.finish(samples, summary, Verdict(CRITERION, MOST, ratio, passed=ratio <= MOST))
 
 
 def measure(server: ServerProcess, model: str) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import threading
 from collections.abc import Iterator
 
@@ -63,6 +64,19 @@ def test_probes_are_answered_with_and_without_a_body(server: RunningServer) -> N
         assert server.ask("HEAD", path).status == 200, path
         assert server.ask("GET", path).status == 200, path
     assert server.ask("GET", "/ready").json == {"status": "ready", "model": "fake"}
+
+
+def test_a_reply_on_a_kept_connection_waits_for_no_acknowledgement(server: RunningServer) -> None:
+    # Headers and body are two sends: the second one would wait for the client's delayed answer.
+    with server.connect() as kept:
+        kept.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert kept.recv(1)
+        (own,) = [
+            transport.get_extra_info("socket")
+            for one in server.server.server_state.connections
+            if (transport := one.transport).get_extra_info("peername") == kept.getsockname()
+        ]
+        assert own.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_while_the_model_loads_the_process_lives_and_the_wires_ask_for_patience() -> None:

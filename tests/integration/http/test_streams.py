@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 import pytest
 from fastapi import FastAPI, Request
-from sse_starlette import ServerSentEvent
 from starlette.responses import Response
 
 from semantic.adapters.http.app import create_app
@@ -45,7 +44,7 @@ def server(world: World) -> Iterator[RunningServer]:
 
 
 def _app(world: World) -> FastAPI:
-    async def events(n: int, pause: float, text: str) -> AsyncGenerator[ServerSentEvent, None]:
+    async def events(n: int, pause: float, text: str) -> AsyncGenerator[bytes, None]:
         try:
             for number in range(n):
                 await asyncio.sleep(pause)
@@ -79,7 +78,7 @@ def _app(world: World) -> FastAPI:
 
 
 async def _refused(request: Request) -> Response:
-    async def none() -> AsyncGenerator[ServerSentEvent, None]:
+    async def none() -> AsyncGenerator[bytes, None]:
         raise InvalidRequestError("not like this")
         yield sse_event("never")  # makes it a generator
 
@@ -173,6 +172,6 @@ def _all(connection: socket.socket) -> bytes:
 
 def test_no_reader_finds_a_line_end_within_an_event() -> None:
     text = "a\u2028b\u2029c\x85d\re\nf\x0bg\x0ch"
-    lines = sse_event({"text": text}).encode().decode().splitlines()
+    lines = sse_event({"text": text}).decode().splitlines()
     (data,) = [line for line in lines if line]
     assert json.loads(data.removeprefix("data: ")) == {"text": text}

@@ -122,8 +122,11 @@ def listen(settings: ServerSettings) -> socket.socket:
         found = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        family, _, _, _, own = found[0]
-        return socket.create_server(own[:2], family=family, backlog=_BACKLOG)
+        family, kind, _, _, own = found[0]
+        bound = socket.create_server(own[:2], family=family, backlog=_BACKLOG)
+        # Connections inherit the protocol, here of no name: asyncio sends at once, without waiting
+        # for the acknowledgement of what was sent before, only where the protocol is TCP by name.
+        return socket.socket(family, kind, socket.IPPROTO_TCP, fileno=bound.detach())
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise OperatorError(

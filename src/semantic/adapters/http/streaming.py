@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
-from contextlib import aclosing
-from typing import Final, Generic, Self, TypeVar
+from typing import Final, Generic, Self, TypeVar, cast
 
 from fastapi import Request
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -22,39 +21,38 @@ T = TypeVar("T")
 
 _LINE_ENDS: Final = str.maketrans({mark: f"\\u{ord(mark):04x}" for mark in "\x85\u2028\u2029"})
 """Unicode line separators, at which some readers split lines; JSON can escape them."""
-_SEPARATOR: Final = "\n"
-"""Some clients split events at two of these."""
+_encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
-def sse_event(data: object, event: str | None = None) -> ServerSentEvent:
-    """An event with `data` as JSON on one line; a text is sent as it is."""
+def sse_event(data: object, event: str | None = None) -> bytes:
+    """An event with `data` as JSON on one line; a text of one line is sent as it is.
+
+    `event` is its name, without line ends.
+    """
     if not isinstance(data, str):
-        data = json.dumps(data, ensure_ascii=False, allow_nan=False).translate(_LINE_ENDS)
-    return ServerSentEvent(data, event=event, sep=_SEPARATOR)
+        data = _encode(data).translate(_LINE_ENDS)
+    name = "" if event is None else f"event: {event}\n"
+    return f"{name}data: {data}\n\n".encode()
 
 
-def heartbeat() -> ServerSentEvent:
+def heartbeat() -> bytes:
     """A comment line, which clients ignore; keeps the connection alive."""
-    return ServerSentEvent(comment="keep-alive", sep=_SEPARATOR)
+    return b": keep-alive\n\n"
 
 
 def event_stream(
     request: Request,
-    events: AsyncIterator[ServerSentEvent],
-    keep_alive: Callable[[], ServerSentEvent] = heartbeat,
+    events: AsyncIterator[bytes],
+    keep_alive: Callable[[], bytes] = heartbeat,
 ) -> Response:
     """A response that streams `events`, with a `keep_alive()` event in every idle interval.
 
     On a disconnect `events` is cancelled where it waits, or closed. A client that stops reading is
     disconnected by the connection's send timeout.
     """
-    settings = settings_of(request)
-    return EventSourceResponse(
-        _encoded(events),
-        sep=_SEPARATOR,
-        ping=settings.keep_alive,
-        ping_message_factory=keep_alive,
-    )
+    factory = cast("Callable[[], ServerSentEvent]", keep_alive)  # bytes are sent as they are
+    keep_alive_seconds = settings_of(request).keep_alive
+    return EventSourceResponse(events, ping=keep_alive_seconds, ping_message_factory=factory)
 
 
 async def until_disconnect(request: Request, work: Coroutine[object, object, T]) -> T:
@@ -129,21 +127,6 @@ async def start_stream(request: Request, events: AsyncGenerator[T, None]) -> Sta
             await _cancel_and_wait(first)
             await events.aclose()
     return started
-
-
-async def _encoded(events: AsyncIterator[ServerSentEvent]) -> AsyncGenerator[bytes, None]:
-    """The bytes of `events`, which are closed with this generator."""
-    if isinstance(events, AsyncGenerator):
-        async with aclosing(events):
-            async for event in events:
-                yield _bytes(event)
-        return
-    async for event in events:
-        yield _bytes(event)
-
-
-def _bytes(event: ServerSentEvent) -> bytes:
-    return event.encode().replace(b"\r\n", b"\n")
 
 
 async def _wait_for_disconnect(request: Request) -> None:

@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 
 from fastapi import APIRouter, Request
-from sse_starlette import ServerSentEvent
 from starlette.responses import JSONResponse, Response
 
 from semantic.adapters.http.anthropic.reply import Json, MessageWriter, ResponseStyle
@@ -122,7 +121,7 @@ async def _message(stream: StartedStream[AnswerEvent], writer: MessageWriter) ->
 
 async def _events(
     request: Request, stream: StartedStream[AnswerEvent], writer: MessageWriter
-) -> AsyncGenerator[ServerSentEvent, None]:
+) -> AsyncGenerator[bytes, None]:
     async with aclosing(stream):
         try:
             async for event in _message_events(stream, writer):
@@ -141,5 +140,5 @@ async def _message_events(
             yield event
 
 
-def _ping() -> ServerSentEvent:
+def _ping() -> bytes:
     return sse_event({"type": "ping"}, "ping")

@@ -22,7 +22,6 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from anyio import CancelScope
 from fastapi import Request
-from sse_starlette import ServerSentEvent
 from starlette.responses import JSONResponse, Response
 
 from semantic.adapters.http.cache_miss_report import usage_extension
@@ -66,7 +65,24 @@ async def merged_events(
     What `ServingPort.answer` raises is thus raised before the first event. If one answer fails
     all end. Closing this generator cancels the answers that still run.
     """
-    answers = [serving.answer(choice) for choice in choices]
+    if len(choices) == 1:  # nothing to merge: no task for each event
+        answer = serving.answer(choices[0])
+        try:
+            async for event in answer:
+                yield 0, event
+        finally:
+            with CancelScope(shield=True):  # as in `_merged`
+                await answer.aclose()
+        return
+    async with aclosing(_merged([serving.answer(choice) for choice in choices])) as merged:
+        async for one in merged:
+            yield one
+
+
+async def _merged(
+    answers: Sequence[AsyncGenerator[AnswerEvent, None]],
+) -> AsyncGenerator[IndexedEvent, None]:
+    """The events of several answers; closes them."""
     pending: dict[asyncio.Task[AnswerEvent | None], int] = {}
     held: list[IndexedEvent] = []
     unstarted = len(answers)
@@ -76,12 +92,12 @@ async def merged_events(
         while pending:
             done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             for task in sorted(done, key=pending.__getitem__):
-                event, index = task.result(), pending.pop(task)
-                if event is None:
+                found, index = task.result(), pending.pop(task)
+                if found is None:
                     continue
                 pending[asyncio.create_task(_next(answers[index]))] = index
-                unstarted -= isinstance(event, AnswerStarted)
-                held.append((index, event))
+                unstarted -= isinstance(found, AnswerStarted)
+                held.append((index, found))
             if unstarted:
                 continue
             for one in held:
@@ -301,7 +317,7 @@ class Reply(Generic[D]):
         return {"usage": usage_object(self._usage.total())}
 
 
-async def _events(chunks: StartedStream[Json]) -> AsyncGenerator[ServerSentEvent, None]:
+async def _events(chunks: StartedStream[Json]) -> AsyncGenerator[bytes, None]:
     try:
         async for chunk in chunks:
             yield sse_event(chunk)

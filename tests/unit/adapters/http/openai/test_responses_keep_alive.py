@@ -101,15 +101,15 @@ def test_what_is_refused_late_fails_in_the_stream() -> None:
 
 
 def test_a_failure_before_anything_was_sent_still_begins_as_clients_expect() -> None:
-    async def told() -> list[str | None]:
+    async def told() -> list[bytes]:
         full = OverloadedError("full", retry_after=3)
         serving, kept = FakeServing(lambda _: Script(failure=full)), MemoryResponses(1 << 20)
         asked = response_request({"model": "fake", "input": "Hi"}, serving.model, Caller(), kept)
         reply = ResponseReply(asked, serving.answer(asked.ask), serving, kept)
         scope = {"type": "http", "app": create_app(serving), "headers": []}
-        return [event.event async for event in reply.events(Request(scope))]
+        return [event.splitlines()[0] async for event in reply.events(Request(scope))]
 
-    assert asyncio.run(told()) == ["response.created", "response.failed"]
+    assert asyncio.run(told()) == [b"event: response.created", b"event: response.failed"]
 
 
 class SlowDisk(MemoryResponses):

@@ -327,17 +327,17 @@ class Remembering(MemoryResponses):
 def test_a_response_is_kept_before_its_end_is_told() -> None:
     """Who has read the last event may go on from it."""
 
-    async def kept_at_each_event() -> list[tuple[str | None, bool]]:
+    async def kept_at_each_event() -> list[tuple[bytes, bool]]:
         serving, kept = FakeServing(), Remembering()
         asked = response_request({"model": "fake", "input": "Hi"}, serving.model, Caller(), kept)
         reply = ResponseReply(asked, serving.answer(asked.ask), serving, kept)
         scope = {"type": "http", "app": create_app(serving), "headers": []}
         events = reply.events(Request(scope))
-        return [(event.event, bool(kept.ids)) async for event in events]
+        return [(event.splitlines()[0], bool(kept.ids)) async for event in events]
 
     found = asyncio.run(kept_at_each_event())
-    assert found[0] == ("response.created", False)
-    assert found[-1] == ("response.completed", True)
+    assert found[0] == (b"event: response.created", False)
+    assert found[-1] == (b"event: response.completed", True)
 
 
 class Failing(MemoryResponses):

@@ -13,7 +13,6 @@ from typing import TypeVar
 
 from anyio import CancelScope
 from fastapi import Request
-from sse_starlette import ServerSentEvent
 
 from semantic.adapters.http.context import settings_of
 from semantic.adapters.http.errors import WireError, problem_of, request_id_of
@@ -58,7 +57,7 @@ class ResponseReply:
                 pass
         return self._writer.response
 
-    async def events(self, request: Request) -> AsyncGenerator[ServerSentEvent, None]:
+    async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
         """The events of a stream. An error is the last event.
 
         Some clients take only events with data as a sign that the connection is alive, so the
@@ -96,7 +95,7 @@ class ResponseReply:
             return []
         return await chat_logprobs(self._serving, event.logprobs)
 
-    def _numbered(self, event: Json) -> ServerSentEvent:
+    def _numbered(self, event: Json) -> bytes:
         number, self._sequence_number = self._sequence_number, self._sequence_number + 1
         return sse_event({**event, "sequence_number": number}, str(event["type"]))
 
