@@ -14,6 +14,7 @@ from pathlib import Path
 from benchmarks import (
     cancelled,
     decode,
+    engine_step,
     gap,
     join,
     many_agents,
@@ -31,6 +32,7 @@ from benchmarks import (
 BENCHMARKS = {
     "cancelled": cancelled.run,
     "decode": decode.run,
+    "engine_step": engine_step.run,
     "gap": gap.run,
     "join": join.run,
     "many_agents": many_agents.run,

@@ -24,6 +24,7 @@ from experiments.harness.environment import ROOT
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.model.provider import MLXModelProvider, find_folder, wrap_model
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
+from semantic.application.detokenizer import StreamingDetokenizer
 from semantic.domain.errors import InvalidRequestError, ModelNotFoundError
 
 FOLDER_VARIABLE = "SEMANTIC_TEST_MODELS"
@@ -76,6 +77,9 @@ class TokenIds:
     def decode(self, tokens: Sequence[int]) -> str:
         """Each token as its number."""
         return "".join(f"<{token}>" for token in tokens)
+
+    def detokenizer(self) -> StreamingDetokenizer:
+        return StreamingDetokenizer(self.decode)
 
     def render_chat(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semantic.application.detokenizer import StreamingDetokenizer
 from semantic.domain.errors import InvalidRequestError, ModelNotFoundError
 from semantic.ports.outbound import Tokenizer
 from tests.support.char_tokenizer import CharTokenizer
@@ -133,6 +132,6 @@ def test_a_longer_conversation_begins_with_the_shorter(name: str) -> None:
 def test_a_stream_of_tokens_reads_as_the_whole(name: str, text: str) -> None:
     tokenizer = TOKENIZERS[name]()
     ids = tokenizer.encode(text, add_special_tokens=False)
-    stream = StreamingDetokenizer(tokenizer.decode)
+    stream = tokenizer.detokenizer()
     pieces = [stream.push(token) for token in ids] + [stream.flush()]
     assert "".join(pieces) == tokenizer.decode(ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from semantic.application.detokenizer import StreamingDetokenizer
 from semantic.domain.errors import InvalidRequestError
 
 _FIRST = 32
@@ -25,6 +26,9 @@ class CharTokenizer:
 
     def decode(self, tokens: Sequence[int]) -> str:
         return "".join(chr(_FIRST + token) for token in tokens)
+
+    def detokenizer(self) -> StreamingDetokenizer:
+        return StreamingDetokenizer(self.decode)
 
     def render_chat(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True

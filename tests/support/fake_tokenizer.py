@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from semantic.application.detokenizer import StreamingDetokenizer
 from semantic.domain.errors import InvalidRequestError
 
 BOS = 256
@@ -33,6 +34,9 @@ class ByteTokenizer:
 
     def decode(self, tokens: Sequence[int]) -> str:
         return b"".join(map(self._bytes, tokens)).decode(errors="replace")
+
+    def detokenizer(self) -> StreamingDetokenizer:
+        return StreamingDetokenizer(self.decode)
 
     def render_chat(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True

@@ -6,11 +6,9 @@ clock; the engine and the cache move it from phase to phase.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from semantic.application.detokenizer import StreamingDetokenizer
 from semantic.domain.entities import AgentBlocks, KVBlock
 from semantic.domain.match import MatchEnd
 from semantic.domain.stop_strings import StopStrings
@@ -23,6 +21,7 @@ from semantic.domain.value_objects import (
     SequenceId,
     TokenLogprob,
 )
+from semantic.ports.outbound import Detokenizer
 
 _SCORED_CHUNK = 128
 """Prompt tokens per scoring call. Fixed, because the last bits of the log-probabilities depend on
@@ -81,7 +80,7 @@ class Request:
     max_tokens: int
     params: SamplingParams
     eos_token_ids: frozenset[int]
-    decode: Callable[[Sequence[int]], str]
+    detokenizer: Detokenizer
     given_cache: AgentBlocks | None = None
     tenant: str = ""
     note: str = ""
@@ -102,11 +101,9 @@ class Request:
     prefill_seconds: float = 0.0
     reuse: Reuse = field(default_factory=Reuse)
     _text: list[str] = field(default_factory=list)
-    _detokenizer: StreamingDetokenizer = field(init=False)
     _stop: StopStrings = field(init=False)
 
     def __post_init__(self) -> None:
-        self._detokenizer = StreamingDetokenizer(self.decode)
         self._stop = StopStrings(self.params.stop)
         self._drop_scores()
 
@@ -219,7 +216,7 @@ class Request:
     def _next_text(self, token: int) -> tuple[str, FinishReason | None]:
         if token in self.eos_token_ids:
             return self._rest(), "stop"
-        text = self._stop.push(self._detokenizer.push(token))
+        text = self._stop.push(self.detokenizer.push(token))
         if self._stop.stopped:
             return text, "stop"
         if len(self.generated) < self.max_tokens:
@@ -231,5 +228,5 @@ class Request:
         return "stop" if self._stop.stopped else "length"
 
     def _rest(self) -> str:
-        text = self._stop.push(self._detokenizer.flush())
+        text = self._stop.push(self.detokenizer.flush())
         return text + self._stop.flush()

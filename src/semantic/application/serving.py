@@ -81,6 +81,7 @@ class Serving:
         self._names = names
         self.agents = agents
         self._workers = workers
+        self._arrivals: Arrivals | None = None
 
     @property
     def model(self) -> ServedModel:
@@ -123,7 +124,7 @@ class Serving:
                 ask.tenant,
                 self._names.note(agent, prepared, ask),
             )
-            events: EventQueue = EventQueue(asyncio.get_running_loop())
+            events = EventQueue(self._arrivals_here())
             handle = self._thread.submit(submission, events.put)
             try:
                 uid = await asyncio.wrap_future(handle.accepted)
@@ -159,6 +160,13 @@ class Serving:
         self._thread.stop(drain=False)
         self._workers.shutdown(cancel_futures=True)
         self._replay.close()
+
+    def _arrivals_here(self) -> Arrivals:
+        """Those of the running loop, shared by all its requests."""
+        loop = asyncio.get_running_loop()
+        if self._arrivals is None or self._arrivals.loop is not loop:
+            self._arrivals = Arrivals(loop)
+        return self._arrivals
 
     async def _work(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._workers, function)
@@ -225,21 +233,48 @@ class Serving:
         )
 
 
+class Arrivals:
+    """Wakes the tasks of `loop` for which something has arrived: one call into the loop, which is
+    a system call, for all that arrive before it runs."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._arrived: deque[asyncio.Event] = deque()
+        self._is_called = False
+
+    def add(self, arrived: asyncio.Event) -> None:
+        """Set `arrived` on the loop. Thread-safe; raises RuntimeError if the loop is closed."""
+        self._arrived.append(arrived)
+        if self._is_called:
+            return
+        self._is_called = True
+        try:
+            self.loop.call_soon_threadsafe(self._wake)
+        except RuntimeError:
+            self._is_called = False
+            raise
+
+    def _wake(self) -> None:
+        self._is_called = False  # first: what arrives from now on calls again
+        while self._arrived:
+            self._arrived.popleft().set()
+
+
 class EventQueue:
-    """Events of one request, put by the engine's thread and iterated by one task of `loop`.
+    """Events of one request, put by the engine's thread and iterated by one task of a loop.
 
     Its length is bounded by the request: one event per token and per prefill chunk.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self, arrivals: Arrivals) -> None:
+        self._arrivals = arrivals
         self._events: deque[EngineEvent] = deque()
         self._arrived = asyncio.Event()
 
     def put(self, events: Sequence[EngineEvent]) -> None:
         """Append one step's events. Thread-safe; raises RuntimeError if the loop is closed."""
         self._events.extend(events)
-        self._loop.call_soon_threadsafe(self._arrived.set)
+        self._arrivals.add(self._arrived)
 
     def __aiter__(self) -> EventQueue:
         return self

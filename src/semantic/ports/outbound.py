@@ -22,6 +22,18 @@ from semantic.domain.value_objects import (
 )
 
 
+class Detokenizer(Protocol):
+    """The text of one list of tokens, as the tokens come."""
+
+    def push(self, token: int) -> str:
+        """The text that is final with `token`; empty while a character is incomplete."""
+        ...
+
+    def flush(self) -> str:
+        """The remaining text; incomplete bytes become U+FFFD, as `Tokenizer.decode` has them."""
+        ...
+
+
 class Tokenizer(Protocol):
     """Converts text to token ids and back. Stateless."""
 
@@ -36,6 +48,10 @@ class Tokenizer(Protocol):
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of `tokens`. Bytes that form no complete character become U+FFFD."""
+        ...
+
+    def detokenizer(self) -> Detokenizer:
+        """A new detokenizer, whose pieces together are what `decode` makes of all the tokens."""
         ...
 
     def render_chat(

@@ -6,6 +6,7 @@ import pytest
 
 from semantic.application.cache.block_allocator import BlockAllocator
 from semantic.application.cache.idle_caches import IdleCaches
+from semantic.application.detokenizer import StreamingDetokenizer
 from semantic.application.request import Request
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.errors import IntegrityError, PoolExhaustedError
@@ -36,7 +37,7 @@ class Desk:
             max_tokens=max_tokens,
             params=SamplingParams(),
             eos_token_ids=frozenset(),
-            decode=str,
+            detokenizer=StreamingDetokenizer(str),
             given_cache=cache,
         )
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from semantic.application.detokenizer import StreamingDetokenizer
 from semantic.application.engine.fair_queue import FairQueue
 from semantic.application.request import Request
 from semantic.domain.value_objects import SamplingParams, TokenEvent
@@ -26,7 +27,7 @@ def request(number: int, agent: str = "a", tenant: str = "", size: int = 1) -> R
         max_tokens=1,
         params=SamplingParams(),
         eos_token_ids=frozenset(),
-        decode=str,
+        detokenizer=StreamingDetokenizer(str),
         tenant=tenant,
     )
 

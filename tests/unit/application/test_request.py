@@ -25,7 +25,7 @@ def request(prompt: str = "prompt", max_tokens: int = 100, stop: tuple[str, ...]
         max_tokens=max_tokens,
         params=SamplingParams(stop=stop),
         eos_token_ids=tokenizer.eos_token_ids,
-        decode=tokenizer.decode,
+        detokenizer=tokenizer.detokenizer(),
     )
 
 
@@ -184,7 +184,7 @@ def test_a_prompt_is_scored_in_chunks_that_nothing_changes(n: int, chunks: list[
         max_tokens=1,
         params=SamplingParams(prompt_logprobs=0),
         eos_token_ids=frozenset(),
-        decode=of.decode,
+        detokenizer=of.detokenizer,
     )
     found = []
     for _ in range(len(chunks)):

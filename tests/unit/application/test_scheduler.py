@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from semantic.application.detokenizer import StreamingDetokenizer
 from semantic.application.engine.scheduler import (
     PrefillOrder,
     RecentConcurrency,
@@ -21,7 +22,7 @@ def request(number: int, left: int, agent: str = "a", tenant: str = "") -> Reque
         max_tokens=1,
         params=SamplingParams(),
         eos_token_ids=frozenset(),
-        decode=str,
+        detokenizer=StreamingDetokenizer(str),
         tenant=tenant,
     )
 

@@ -71,7 +71,7 @@ class RequestValidator:
             max_tokens=submission.max_tokens,
             params=params,
             eos_token_ids=frozenset() if params.ignore_eos else self._tokenizer.eos_token_ids,
-            decode=self._tokenizer.decode,
+            detokenizer=self._tokenizer.detokenizer(),
             given_cache=submission.cache,
             tenant=submission.tenant,
             note=submission.note,

@@ -8,6 +8,8 @@ from typing import Protocol
 
 from jinja2 import TemplateError
 
+from semantic.adapters.mlx.text.token_bytes import bytes_of_tokens, plain_decode
+from semantic.application.detokenizer import ByteDetokenizer, StreamingDetokenizer
 from semantic.domain.errors import InvalidRequestError
 
 NO_TEMPLATE = "this model has no chat template; send a plain prompt"
@@ -61,6 +63,8 @@ class MLXTokenizer:
         self.inner = inner
         self._eos = frozenset(inner.eos_token_ids)
         self._encoding = threading.Lock()
+        self._decode = plain_decode(inner.decode)
+        self._bytes_of = bytes_of_tokens(inner.decode)
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -86,7 +90,13 @@ class MLXTokenizer:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """See `Tokenizer.decode`."""
-        return self.inner.decode(list(tokens))
+        return self._decode(list(tokens))
+
+    def detokenizer(self) -> ByteDetokenizer | StreamingDetokenizer:
+        """See `Tokenizer.detokenizer`."""
+        if self._bytes_of is None:
+            return StreamingDetokenizer(self.decode)
+        return ByteDetokenizer(self._bytes_of)
 
     def render_chat(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True

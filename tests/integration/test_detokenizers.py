@@ -1,0 +1,149 @@
+"""Streamed text equals the tokenizer's own, for each kind of tokenizer that models have."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from tokenizers import AddedToken, decoders
+from tokenizers import Tokenizer as Fast
+from tokenizers.models import BPE, WordLevel
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
+from transformers import PreTrainedTokenizerFast
+
+from semantic.adapters.mlx.model.provider import find_folder, load_tokenizer
+from semantic.adapters.mlx.text.token_bytes import bytes_of_tokens, plain_decode
+from semantic.adapters.mlx.text.tokenizer import HuggingFaceTokenizer, MLXTokenizer
+from semantic.application.detokenizer import ByteDetokenizer, StreamingDetokenizer
+from tests.support.lanes import examples
+
+pytestmark = pytest.mark.mlx
+
+CORPUS = ["the red fox, the old river", "naïve — 日本語 ñandú", "x = {1: [2]}\n\tpass  # 😀👍🏽"]
+TEXTS = st.sampled_from(CORPUS) | st.text(alphabet="a the,.red é😀👍🏽日本\n", max_size=30)
+ADDED = [AddedToken("<|é|>", special=True), AddedToken("日本", special=True), AddedToken("a b")]
+
+
+def _wrapped(fast: Fast, **options: object) -> MLXTokenizer:
+    make = cast("Callable[..., PreTrainedTokenizerFast]", PreTrainedTokenizerFast)
+    wrapper = TokenizerWrapper(make(tokenizer_object=fast, eos_token="<|end|>", **options))
+    return MLXTokenizer(cast(HuggingFaceTokenizer, wrapper))
+
+
+def _byte_level(*, clean: bool = False) -> MLXTokenizer:
+    """Trained, so that its tokens end inside characters; with added tokens of any spelling."""
+    fast = Fast(BPE())
+    fast.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    fast.decoder = decoders.ByteLevel()
+    alphabet = ByteLevel.alphabet()
+    trainer = BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    fast.train_from_iterator(CORPUS * 3, trainer)
+    fast.add_tokens([*ADDED, AddedToken("<|end|>", special=True)])
+    return _wrapped(fast, clean_up_tokenization_spaces=clean)
+
+
+def _sentence_piece() -> MLXTokenizer:
+    """Llama 2's kind: spaces are marks, unknown characters are bytes, the first space is cut."""
+    letters = sorted({letter for text in CORPUS for letter in text if letter.isascii()})
+    pieces = ["▁", "▁the", "▁red", "▁a", *letters, *(f"<0x{byte:02X}>" for byte in range(256))]
+    unknown = {"<unk>": 0}
+    vocabulary = unknown | {piece: number for number, piece in enumerate(pieces, 1)}
+    fast = Fast(BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True))
+    fast.decoder = decoders.Sequence([
+        decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ])  # fmt: skip
+    fast.add_special_tokens([AddedToken("<|end|>", special=True)])
+    return _wrapped(fast)
+
+
+def _embedded() -> MLXTokenizer:
+    return load_tokenizer(str(find_folder("semantic-tiny")))
+
+
+BYTE_LEVEL: dict[str, Callable[[], MLXTokenizer]] = {
+    "embedded": functools.cache(_embedded),
+    "byte-level": functools.cache(_byte_level),
+    "byte-level, told to clean": functools.cache(lambda: _byte_level(clean=True)),
+}
+KINDS = BYTE_LEVEL | {"sentence pieces": functools.cache(_sentence_piece)}
+
+
+def streamed(tokenizer: MLXTokenizer, tokens: list[int]) -> str:
+    stream = tokenizer.detokenizer()
+    return "".join([*map(stream.push, tokens), stream.flush()])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=examples(60, thorough=1000))
+@given(text=TEXTS)
+def test_a_text_is_streamed_as_it_is_decoded(kind: str, text: str) -> None:
+    tokenizer = KINDS[kind]()
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    assert streamed(tokenizer, tokens) == tokenizer.inner.decode(tokens)
+
+
+@pytest.mark.parametrize("kind", BYTE_LEVEL)
+@settings(max_examples=examples(60, thorough=1000))
+@given(data=st.data())
+def test_any_tokens_are_streamed_as_they_are_decoded(kind: str, data: st.DataObject) -> None:
+    """Bytes that are no text, added tokens, and tokens beyond the tokenizer's own, too."""
+    tokenizer = BYTE_LEVEL[kind]()
+    highest = len(tokenizer.inner.get_vocab()) + 3
+    tokens = data.draw(st.lists(st.integers(0, highest), max_size=30))
+    whole = tokenizer.inner.decode(tokens)
+    assert streamed(tokenizer, tokens) == whole
+    assert tokenizer.decode(tokens) == whole
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_decoding_takes_the_short_way(kind: str) -> None:
+    """Byte-level tokenizers decode no token twice; all decode without the Python around them."""
+    tokenizer = KINDS[kind]()
+    wanted = ByteDetokenizer if kind in BYTE_LEVEL else StreamingDetokenizer
+    assert type(tokenizer.detokenizer()) is wanted
+    assert plain_decode(tokenizer.inner.decode) is not tokenizer.inner.decode
+
+
+def test_a_token_of_a_long_answer_costs_as_much_as_one_of_a_short_one() -> None:
+    looked_up: list[int] = []
+
+    def bytes_of(token: int) -> bytes:
+        looked_up.append(token)
+        return b"\xf0\x9f"[token % 2 :]
+
+    detokenizer = ByteDetokenizer(bytes_of)
+    for token in range(1000):
+        detokenizer.push(token)
+    assert looked_up == list(range(1000))
+
+
+class Other(PreTrainedTokenizerFast):
+    """A tokenizer with a `decode` of its own."""
+
+    def decode(self, *args: object, **options: object) -> str:  # type: ignore[override]  # any
+        return f"other than {args} {options}"
+
+
+def test_a_tokenizer_that_decodes_in_its_own_way_is_asked_itself() -> None:
+    fast = _byte_level()
+    backend = cast(PreTrainedTokenizerFast, cast(TokenizerWrapper, fast.inner)).backend_tokenizer
+    make = cast("Callable[..., PreTrainedTokenizerFast]", Other)
+    own = make(tokenizer_object=backend, eos_token="<|end|>")
+    decode = cast("Callable[[list[int]], str]", own.decode)
+    assert bytes_of_tokens(decode) is None
+    assert plain_decode(decode)([5]).startswith("other than ([5],)")
+
+
+def test_a_tokenizer_that_drops_spaces_is_asked_itself() -> None:
+    backend = Fast(WordLevel({"a": 0, ",": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    make = cast("Callable[..., PreTrainedTokenizerFast]", PreTrainedTokenizerFast)
+    own = make(tokenizer_object=backend, clean_up_tokenization_spaces=True)
+    decode = cast("Callable[[list[int]], str]", own.decode)
+    assert plain_decode(decode)([0, 1]) == own.decode([0, 1]) == "a,"
