@@ -9,6 +9,7 @@ import pytest
 
 from semantic.application.serving import Arrivals, EventQueue
 from semantic.domain.value_objects import PrefillEvent
+from semantic.ports.inbound import EngineEvent
 
 
 def event(number: int) -> PrefillEvent:
@@ -20,7 +21,7 @@ def test_a_step_of_many_requests_is_one_call_into_the_loop(
 ) -> None:
     calls: list[Callable[..., object]] = []
 
-    async def steps() -> list[list[PrefillEvent]]:
+    async def steps() -> list[list[EngineEvent]]:
         loop = asyncio.get_running_loop()
         call = loop.call_soon_threadsafe
 
@@ -31,7 +32,7 @@ def test_a_step_of_many_requests_is_one_call_into_the_loop(
         monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
         arrivals = Arrivals(loop)
         queues = [EventQueue(arrivals) for _ in range(128)]
-        seen = []
+        seen: list[list[EngineEvent]] = []
         for _ in range(3):
             tasks = [asyncio.ensure_future(anext(queue)) for queue in queues]
             await asyncio.sleep(0)  # all of them wait
