@@ -162,9 +162,9 @@ def test_a_batch_is_filtered_extended_and_copied_without_moving_anything() -> No
     batch.filter([2, 0])
     assert batch.offset.tolist() == [250, 50]
     batch.extend(PagedCache.merge([rows[3].caches[0]]))
-    assert batch.offset.tolist()[:3] == [250, 50, 350]
+    assert batch.offset[:3].tolist() == [250, 50, 350]
     copied = copy.deepcopy(batch)
-    assert copied.offset.tolist()[:3] == [250, 50, 350]
+    assert copied.offset[:3].tolist() == [250, 50, 350]
     assert copied.size() == 350
     for number, row in enumerate((rows[2], rows[0], rows[3])):
         cache = batch.extract(number)

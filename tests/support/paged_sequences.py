@@ -180,7 +180,7 @@ def decode(layers: PagedLayers, rows: Sequence[Running], steps: Sequence[Sequenc
     q = mx.zeros((len(rows), HEADS, 1, DIM))
     for tokens in steps:
         for i, batch in enumerate(batches):
-            assert batch.offset.tolist()[: len(rows)] == [len(row.tokens) for row in rows]
+            assert batch.offset[: len(rows)].tolist() == [len(row.tokens) for row in rows]
             pairs = [
                 values_of([token], len(row.tokens), i)
                 for row, token in zip(rows, tokens, strict=True)
