@@ -64,10 +64,7 @@ _MIN_QUEUE_BYTES = 64 * _MIB
 # Disk tier: a part of the free space, so that a forgotten store does not fill a disk.
 _DISK_FRACTION = 10
 _MAX_DISK_BYTES = 32 * _GIB
-# Overhead in the estimate of what an existing store takes: of a file (the rest of its last page,
-# its name, its row in the index), and of an open index.
-_FILE_OVERHEAD_BYTES = 8 << 10
-_INDEX_OVERHEAD_BYTES = 4 * _MIB
+_INDEX_GROWTH_BYTES = 4 * _MIB  # of a store that is never to evict what it has
 
 # Responses that clients can continue: the text of each request once, and its tools.
 _RESPONSES_DISK_BYTES = 512 * _MIB
@@ -223,10 +220,10 @@ def open_disk(settings: Settings) -> DiskStore:
     from semantic.adapters.stores.disk.store import DiskStore
 
     folder = store_folder(settings)
-    disk_bytes = settings.disk_bytes
-    if disk_bytes is None:
-        disk_bytes = default_disk_bytes(_free_bytes(folder), _used_bytes(folder))
-    return DiskStore.open(folder, disk_bytes)
+    if settings.disk_bytes is not None:
+        return DiskStore.open(folder, settings.disk_bytes)
+    free = _free_bytes(folder)
+    return DiskStore.open(folder, lambda used: default_disk_bytes(free, used + _INDEX_GROWTH_BYTES))
 
 
 def open_responses(settings: Settings, warn: Callable[[str], None]) -> Responses:
@@ -365,15 +362,3 @@ def _free_bytes(folder: Path) -> int:
         return shutil.disk_usage(existing).free
     except OSError as error:
         raise StoreError(f"cannot use {folder}: {error.strerror}") from error
-
-
-def _used_bytes(folder: Path) -> int:
-    """Upper estimate of the bytes of a store in `folder`; unreadable files count nothing."""
-    total = 0
-    for parent, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            try:
-                total += Path(parent, name).lstat().st_size + _FILE_OVERHEAD_BYTES
-            except OSError:
-                continue  # deleted meanwhile
-    return total + _INDEX_OVERHEAD_BYTES if total else 0

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from semantic.application.agents.directory import AgentDirectory
-from semantic.application.agents.finder import AgentFinder, AgentNames
+from semantic.application.agents.finder import AgentFinder, AgentNames, SavedAgents
+from semantic.application.agents.listing import newest_first
 from semantic.application.agents.served_agents import ServedAgents
 from semantic.application.chat.preparation import Preparation
 from semantic.application.chat.replay import Replay
@@ -157,23 +158,25 @@ def _build_serving(thread: EngineThread, app: App, settings: ServeSettings) -> S
         longest_token=app.tokenizer.longest_token,
     )
     finder = AgentFinder(partial(tenant_tag, app.store.secret))
-    finder.restore(sorted(app.store.manifests(), key=lambda one: -one.saved_at))
+    saved = SavedAgents(finder, newest_first(app.store))
     workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="prepare")
     # The first grammar of a tokenizer takes seconds: compiled now, and the start does not wait.
     workers.submit(app.model.check_grammar, Grammar("json_schema", "{}"))
     directory: AgentDirectory = AgentDirectory(app.store, namespace, served.id)
     agents = ServedAgents(thread, directory, finder, workers)
-    return Serving(
+    serving = Serving(
         thread,
         served,
         app.tokenizer,
         chat_format,
         preparation,
         replay,
-        AgentNames(finder),
+        AgentNames(finder, saved),
         agents,
         workers,
     )
+    saved.start()
+    return serving
 
 
 def _sampling(settings: ServeSettings, of_model: SamplingParams) -> SamplingParams:

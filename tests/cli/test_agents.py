@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from semantic.application.agents.origin import origin_of
+from semantic.application.cache.origin import origin_of
 from semantic.cli.agents import AGENT_COMMANDS
 from semantic.cli.report import columns, show_age, show_name
 from semantic.domain.identity import Identity

@@ -6,11 +6,13 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from semantic import bootstrap
+from semantic.adapters.stores.disk import DiskStore
 from semantic.bootstrap import (
     Settings,
     default_disk_bytes,
@@ -213,7 +215,17 @@ def test_the_memory_gets_a_sixteenth_and_never_nothing() -> None:
 def test_the_budget_counts_what_the_store_has() -> None:
     with disk_store() as store:
         used = store.stats()[0].n_bytes
-    assert bootstrap._used_bytes(default_store_folder()) >= used
+    given: list[int] = []
+
+    def limit(n_bytes: int) -> int:
+        given.append(n_bytes)
+        return n_bytes + 7
+
+    with closing(DiskStore.open(default_store_folder(), limit)) as store:
+        [tier] = store.stats()
+        assert given == [tier.n_bytes]
+        assert used <= tier.n_bytes
+        assert tier.max_bytes == tier.n_bytes + 7
 
 
 def test_settings_alone_touch_no_disk() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from semantic.application.engine.engine_state import EngineFigures, EngineState, Figures
 from semantic.domain.errors import AgentNotFoundError
 from semantic.domain.stored import StoreStats, Tier
-from semantic.ports.agents import AgentDetail, AgentsPort, AgentSummary
+from semantic.ports.agents import AgentDetail, AgentPage, AgentsPort, AgentSummary
 from tests.support.fake_serving import FakeServing
 
 
@@ -19,6 +19,11 @@ class NoAgents:
         """See `AgentsPort.list`."""
         del tenant
         return ()
+
+    async def page(self, tenant: str, limit: int, after: str | None = None) -> AgentPage:
+        """See `AgentsPort.page`."""
+        del tenant, limit, after
+        return AgentPage((), has_more=False)
 
     async def show(self, agent_id: str, tenant: str) -> AgentDetail:
         """See `AgentsPort.show`."""

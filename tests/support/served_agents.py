@@ -27,9 +27,9 @@ _WORKERS = ThreadPoolExecutor(1)
 class AgentsWorld:
     """An engine that steps only on request, its store, and its `ServedAgents`."""
 
-    def __init__(self, store: CacheStorePort | None = None) -> None:
+    def __init__(self, store: CacheStorePort | None = None, *, total_blocks: int = 100) -> None:
         self.store = store or MemoryStore(64 << 20)
-        self.world = World(ModelCacheSpec((FULL, FULL)), prefix_store=self.store)
+        self.world = World(ModelCacheSpec((FULL, FULL)), total_blocks, prefix_store=self.store)
         self.engine = self.world.engine
         backend = self.world.backend
         self.namespace = namespace_of(backend.model_id, backend.layout().name)

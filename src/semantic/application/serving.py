@@ -115,6 +115,7 @@ class Serving:
     async def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
         """See `ServingPort.answer`."""
         prepared = await self._work(lambda: self._preparation.prepare(ask))
+        await self._names.ready(ask)
         with self._names.claimed(prepared, ask) as agent:
             submission = Submission(
                 agent,
@@ -157,6 +158,7 @@ class Serving:
     # Inside
 
     def _end(self) -> None:
+        self._names.close()
         self._thread.stop(drain=False)
         self._workers.shutdown(cancel_futures=True)
         self._replay.close()

@@ -15,7 +15,7 @@ import typer
 from semantic.bootstrap import open_disk
 from semantic.cli.options import StoreOptions
 from semantic.cli.report import show_name
-from semantic.domain.block_hash import tenant_tag
+from semantic.domain.block_hash import Scope, tenant_tag
 from semantic.domain.errors import InvalidRequestError, StoreError
 from semantic.domain.stored import Manifest
 from semantic.ports.store import CacheStorePort
@@ -54,15 +54,22 @@ def open_store(options: StoreOptions, *, create: bool = False) -> Iterator[DiskS
         store.close()
 
 
-def local_agents(store: CacheStorePort) -> list[Manifest]:
-    """The agents of the local tenant, last saved first."""
-    tag = tenant_tag(store.secret, LOCAL_TENANT)
-    return [manifest for manifest in store.manifests() if manifest.scope.tenant == tag]
+def local_scopes(store: DiskStore) -> Sequence[Scope]:
+    """The scopes of the local tenant's agents: one for each model."""
+    return store.scopes_of(tenant_tag(store.secret, LOCAL_TENANT))
 
 
-def find_agent(store: CacheStorePort, name: str, model_id: str | None) -> Manifest:
+def local_agents(store: DiskStore, limit: int) -> list[Manifest]:
+    """At most `limit` agents of the local tenant, last saved first."""
+    pages = [store.page(scope, limit) for scope in local_scopes(store)]
+    found = [manifest for page in pages for manifest in page]
+    return sorted(found, key=lambda one: one.place, reverse=True)[:limit]
+
+
+def find_agent(store: DiskStore, name: str, model_id: str | None) -> Manifest:
     """The agent of that name. Raises InvalidRequestError unless there is exactly one."""
-    named = [manifest for manifest in local_agents(store) if manifest.agent_id == name]
+    known = [store.manifest(scope, name) for scope in local_scopes(store)]
+    named = [manifest for manifest in known if manifest is not None]
     if not named:
         raise InvalidRequestError(
             f"no agent {show_name(name)} in this store; `semantic agents ls` lists them"

@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from semantic.application.agents.footprint import AgentFootprint, all_footprints, footprint_of
-from semantic.application.agents.origin import parent_of, session_and_client_in
+from semantic.application.agents.footprint import AgentFootprint, footprints
+from semantic.application.cache.origin import parent_of, session_and_client_in
 from semantic.cli.agent_lookup import (
     LOCAL_TENANT,
     AgentName,
@@ -34,30 +34,43 @@ from semantic.cli.report import (
     to_line,
 )
 from semantic.cli.why import why
+from semantic.domain.block_hash import tenant_tag
 
+_LISTED = 200
+"""Agents that are listed unless another number is given."""
 _HEADINGS = (
     "name", "model", "model id", "tokens", "blocks", "on disk", "shared", "pinned", "turns",
     "parent", "client", "session", "saved",
 )  # fmt: skip
 
 
-def ls(store: StoreOptions, as_json: AsJson = False) -> None:
+def ls(
+    store: StoreOptions,
+    limit: Annotated[
+        int, typer.Option(min=1, help="List at most so many, those last saved.")
+    ] = _LISTED,
+    as_json: AsJson = False,
+) -> None:
     """List the agents in the store, last saved first."""
     with open_store(store) as disk:
-        agents = local_agents(disk)
-        listed = all_footprints(disk, agents)
-        others = len(disk.manifests()) - len(agents)
+        agents = local_agents(disk, limit)
+        listed = footprints(disk, agents)
+        n_local = disk.count_of(tenant_tag(disk.secret, LOCAL_TENANT))
+        others = sum(tier.n_agents for tier in disk.stats()) - n_local
+    more = max(0, n_local - len(agents)) if len(agents) == limit else 0
     if as_json:
         document: Json = {
             "agents": [agent_json(facts) for facts in listed],
             "other_tenants": others,
         }
-        typer.echo(to_line(document))
+        typer.echo(to_line({**document, "more": more} if more else document))
         return
     if not listed:
         typer.echo("no agents")
     else:
         typer.echo("\n".join(columns([_HEADINGS, *map(_row, listed)])))
+    if more:
+        typer.echo(f"and {more} saved before; --limit lists more")
     if others:
         typer.echo(f"and {others} of other tenants")
 
@@ -67,7 +80,7 @@ def show(
 ) -> None:
     """Show an agent and which of its blocks are stored."""
     with open_store(store) as disk:
-        facts = footprint_of(disk, find_agent(disk, name, model_id), local_agents(disk))
+        (facts,) = footprints(disk, [find_agent(disk, name, model_id)])
     typer.echo(to_line(detailed_json(facts)) if as_json else "\n".join(_details(facts)))
 
 

@@ -1,14 +1,15 @@
 """BlockPool: reference-counted blocks of one model within a budget of blocks or bytes.
 
 Counts blocks, bytes and holders; knows neither the content of a block nor when a request runs. One
-lock makes every call atomic; thread-safe.
+lock makes every call atomic; thread-safe. A call costs by the blocks that it names, not by those
+that exist.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from semantic.domain.entities import BlockId, KVBlock
@@ -23,8 +24,9 @@ class BlockPool:
     """Allocates blocks of one model to agents.
 
     A block holds 256 tokens of one layer. The budget is a number of blocks, a number of bytes, or
-    both. A block may have several holders (`share`); it is free when
-    its reference count is zero.
+    both. A block may have several holders (`share`); it is free when its reference count is zero.
+    References of idle caches may be evictable (`mark_evictable`): a block is evictable if all its
+    references are.
     """
 
     def __init__(
@@ -46,9 +48,14 @@ class BlockPool:
         self._max_bytes = max_bytes
         self._lock = threading.RLock()
         self._references: dict[BlockId, int] = {}
-        self._held: dict[str, dict[BlockId, int]] = defaultdict(dict)
+        self._held: dict[str, dict[BlockId, int]] = {}
         self._layer_of: dict[BlockId, int] = {}
         self._used_bytes = 0
+        self._marks: dict[BlockId, int] = {}  # evictable references
+        self._idle: Counter[str] = Counter()  # evictable caches of each holder that has any
+        self._busy: dict[str, None] = {}  # holders without an evictable cache
+        self._evictable_blocks = 0
+        self._evictable_bytes = 0
 
     # Usage
 
@@ -94,18 +101,17 @@ class BlockPool:
             )
         return min(limit for limit in (by_count, by_bytes) if limit is not None)
 
-    def can_allocate(self, counts: Sequence[int], *, after_freeing: Iterable[KVBlock] = ()) -> bool:
+    def can_allocate(self, counts: Sequence[int], *, after_eviction: bool = False) -> bool:
         """Whether `counts[layer]` blocks of every layer could be allocated now.
 
-        `after_freeing` are blocks to be freed first, once for each time they occur in it.
+        With `after_eviction` as if all evictable references were freed.
         """
         with self._lock:
-            freed = Counter(block.block_id for block in after_freeing)
-            gone = {i for i, times in freed.items() if 0 < self._references.get(i, 0) <= times}
-            gone_bytes = sum(self._block_bytes[self._layer_of[block]] for block in gone)
-            return self._fits(
-                counts, len(self._references) - len(gone), self._used_bytes - gone_bytes
-            )
+            n_blocks, n_bytes = len(self._references), self._used_bytes
+            if after_eviction:
+                n_blocks -= self._evictable_blocks
+                n_bytes -= self._evictable_bytes
+            return self._fits(counts, n_blocks, n_bytes)
 
     def fits_alone(self, counts: Sequence[int], *, beside: Iterable[str] = ()) -> bool:
         """Whether `counts` would fit if all agents except `beside` freed their blocks."""
@@ -117,7 +123,12 @@ class BlockPool:
     def holders(self) -> tuple[str, ...]:
         """The agents that hold at least one block."""
         with self._lock:
-            return tuple(agent for agent, blocks in self._held.items() if blocks)
+            return tuple(self._held)
+
+    def busy_holders(self) -> tuple[str, ...]:
+        """The agents that hold a block and have no evictable cache."""
+        with self._lock:
+            return tuple(self._busy)
 
     def view(self, agent_id: str) -> PoolView:
         """What `agent_id` holds."""
@@ -183,10 +194,11 @@ class BlockPool:
         with self._lock:
             ids = [block.block_id for block in blocks]
             self._require_known(ids, self._references, "it has no holder")
-            held = self._held[agent_id]
+            held = self._held_by(agent_id)
             for block_id in ids:
-                self._references[block_id] += 1
+                self._refer(block_id, 1)
                 held[block_id] = held.get(block_id, 0) + 1
+            self._settle(agent_id)
 
     def free(self, blocks: Iterable[KVBlock], agent_id: str) -> None:
         """Remove `agent_id` as a holder of `blocks`; those without a holder are free.
@@ -203,17 +215,40 @@ class BlockPool:
                 )
             for block_id, times in ids.items():
                 self._release(block_id, times, held)
-            if not held:
-                self._held.pop(agent_id, None)
+            self._settle(agent_id)
 
     def free_agent(self, agent_id: str) -> int:
         """Free every block that `agent_id` holds; returns how many."""
         with self._lock:
-            held = self._held.pop(agent_id, {})
+            held = self._held.get(agent_id, {})
             blocks = list(held.items())
             for block_id, times in blocks:
                 self._release(block_id, times, held)
+            self._settle(agent_id)
             return len(blocks)
+
+    # Evictable references
+
+    def mark_evictable(self, blocks: Iterable[KVBlock], agent_id: str) -> None:
+        """One reference of `agent_id` to every one of `blocks` may be freed at any time.
+
+        To be undone by `unmark_evictable` before they are freed or used again.
+        """
+        with self._lock:
+            for block in blocks:
+                self._mark(block.block_id, 1)
+            self._idle[agent_id] += 1
+            self._settle(agent_id)
+
+    def unmark_evictable(self, blocks: Iterable[KVBlock], agent_id: str) -> None:
+        """Undo a `mark_evictable` of the same blocks."""
+        with self._lock:
+            for block in blocks:
+                self._mark(block.block_id, -1)
+            self._idle[agent_id] -= 1
+            if self._idle[agent_id] <= 0:
+                del self._idle[agent_id]
+            self._settle(agent_id)
 
     # Checking
 
@@ -235,6 +270,7 @@ class BlockPool:
                 problems.append("more blocks in use than the budget")
             if self._max_bytes is not None and self._used_bytes > self._max_bytes:
                 problems.append("more bytes in use than the budget")
+            problems += self._miscounts()
             if problems:
                 raise IntegrityError("block pool: " + "; ".join(problems))
 
@@ -260,25 +296,74 @@ class BlockPool:
             f"{' and '.join(budget)} are free"
         )
 
+    def _miscounts(self) -> list[str]:
+        """Running totals that differ from what they count."""
+        evictable = [
+            block for block, n in self._references.items() if self._marks.get(block, 0) >= n
+        ]
+        n_bytes = sum(self._block_bytes[self._layer_of[block]] for block in evictable)
+        problems = []
+        if (self._evictable_blocks, self._evictable_bytes) != (len(evictable), n_bytes):
+            problems.append("the evictable blocks are counted wrong")
+        if self._busy.keys() != self._held.keys() - self._idle.keys():
+            problems.append("the busy holders are not those that hold blocks")
+        return problems
+
+    def _held_by(self, agent_id: str) -> dict[BlockId, int]:
+        return self._held.setdefault(agent_id, {})
+
+    def _settle(self, agent_id: str) -> None:
+        """Sort `agent_id` among the holders, after a change of its blocks or caches."""
+        if not self._held.get(agent_id):
+            self._held.pop(agent_id, None)
+        if agent_id in self._held and agent_id not in self._idle:
+            self._busy[agent_id] = None
+        else:
+            self._busy.pop(agent_id, None)
+
+    def _refer(self, block_id: BlockId, n: int) -> None:
+        """Change the references of a block that is in use by `n`."""
+        self._count_evictable(block_id, -1)
+        self._references[block_id] += n
+        self._count_evictable(block_id, 1)
+
+    def _mark(self, block_id: BlockId, n: int) -> None:
+        """Change the evictable references of a block by `n`; nothing for one that is free."""
+        if block_id not in self._references:
+            return
+        self._count_evictable(block_id, -1)
+        marks = self._marks.pop(block_id, 0) + n
+        if marks > 0:
+            self._marks[block_id] = marks
+        self._count_evictable(block_id, 1)
+
+    def _count_evictable(self, block_id: BlockId, sign: int) -> None:
+        """Add or subtract a block in use in the totals, if it is evictable."""
+        if self._marks.get(block_id, 0) >= self._references[block_id] > 0:
+            self._evictable_blocks += sign
+            self._evictable_bytes += sign * self._block_bytes[self._layer_of[block_id]]
+
     def _allocate(self, count: int, layer_id: int, agent_id: str) -> list[KVBlock]:
         if not count:
             return []
         ids = [BlockId(number) for number in itertools.islice(_numbers, count)]
-        held = self._held[agent_id]
+        held = self._held_by(agent_id)
         for block_id in ids:
             self._references[block_id] = 1
             self._layer_of[block_id] = layer_id
             held[block_id] = 1
         self._used_bytes += count * self._block_bytes[layer_id]
+        self._settle(agent_id)
         return [KVBlock(block_id, layer_id) for block_id in ids]
 
     def _release(self, block_id: BlockId, times: int, held: dict[BlockId, int]) -> None:
         held[block_id] -= times
         if not held[block_id]:
             del held[block_id]
-        self._references[block_id] -= times
+        self._refer(block_id, -times)
         if not self._references[block_id]:
             del self._references[block_id]
+            self._marks.pop(block_id, None)
             self._used_bytes -= self._block_bytes[self._layer_of.pop(block_id)]
 
     @staticmethod

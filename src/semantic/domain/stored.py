@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import isnan
 from typing import Protocol
 
 from semantic.domain.block_hash import BlockKey, BlockLink, Part, Scope
@@ -107,14 +108,25 @@ class Found:
     tier: Tier
 
 
+Place = tuple[int, bytes]
+"""An agent's place in a list: the time of its last save in microseconds, and its packed name."""
+AgentName = tuple[Scope, str]
+_LATEST = 1 << 62
+
+
+def packed_name(name: str) -> bytes:
+    """An agent's name as bytes, which sort as the names do."""
+    return name.encode("utf-8", "surrogatepass")
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """An agent at the end of its last turn.
 
     Its blocks follow from `scope` and `token_ids`, of which the first `prompt_tokens` were the last
     turn's prompt. `note` is opaque text for the caller. The store assigns `generation`, one more
-    with each save. `model`, `parent` (the agent it was forked from) and `saved_at` (Unix time in
-    seconds) are for display: nothing is decided by a clock.
+    with each save. `model`, `parent` (the agent that it was forked from or started by) and
+    `saved_at` (Unix time in seconds) are for display: nothing is decided by a clock.
     """
 
     scope: Scope
@@ -128,6 +140,12 @@ class Manifest:
     model: str = ""
     saved_at: float = 0.0
     match: MatchReport | None = None
+
+    @property
+    def place(self) -> Place:
+        """Where lists have it."""
+        microseconds = 0 if isnan(self.saved_at) else min(max(self.saved_at * 1e6, 0), _LATEST)
+        return int(microseconds), packed_name(self.agent_id)
 
 
 COUNTERS = (

@@ -72,6 +72,14 @@ class AgentDetail:
     match: MatchReport | None
 
 
+@dataclass(frozen=True, slots=True)
+class AgentPage:
+    """Some of the agents in a list; `has_more` come after them."""
+
+    agents: tuple[AgentSummary, ...]
+    has_more: bool
+
+
 class AgentsPort(Protocol):
     """The agents of the served model. Any number of tasks of one event loop may call it.
 
@@ -80,6 +88,14 @@ class AgentsPort(Protocol):
 
     async def list(self, tenant: str) -> Sequence[AgentSummary]:
         """All agents of `tenant`: those with a request first, then the most recently used."""
+        ...
+
+    async def page(self, tenant: str, limit: int, after: str | None = None) -> AgentPage:
+        """At most `limit` saved agents, last saved first: those that come after `after`.
+
+        Its cost does not depend on how many agents there are. The first page begins with the agents
+        whose first turn has not ended. Raises AgentNotFoundError if `after` is not saved.
+        """
         ...
 
     async def show(self, agent_id: str, tenant: str) -> AgentDetail:

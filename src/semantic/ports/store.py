@@ -11,10 +11,12 @@ from typing import Protocol
 
 from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope
 from semantic.domain.stored import (
+    AgentName,
     BlockHeader,
     BlockRead,
     Found,
     Manifest,
+    Place,
     StoredBlock,
     StoreStats,
 )
@@ -53,12 +55,15 @@ class CacheStorePort(Protocol):
         """
         ...
 
-    def children(
-        self, parent: BlockHash, part: Part, like: Sequence[int] | None = None
-    ) -> Sequence[BlockHeader]:
-        """The headers of the indexed blocks that follow `parent`, without reading them.
+    def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]:
+        """The headers of all indexed blocks that follow `parent`, without reading them."""
+        ...
 
-        With `like` only those for which `begins_like` holds: one block may have many children.
+    def nearest(self, parent: BlockHash, part: Part, like: Sequence[int]) -> Sequence[BlockHeader]:
+        """Those of `children` that are worth comparing with the tokens `like`, however many follow.
+
+        All whose tokens `like` begins with, and one that shares most tokens with it, if
+        `begins_like` holds.
         """
         ...
 
@@ -99,6 +104,25 @@ class CacheStorePort(Protocol):
 
     def manifests(self) -> Sequence[Manifest]:
         """The newest manifest of every agent of every model and tenant, newest first."""
+        ...
+
+    def scopes(self) -> Sequence[Scope]:
+        """The scopes that have agents, in any order."""
+        ...
+
+    def page(self, scope: Scope, limit: int, after: Place | None = None) -> Sequence[Manifest]:
+        """At most `limit` manifests of a scope by `Manifest.place`, newest first.
+
+        Those that come after `after`. Fewer than `limit` only if there are no more.
+        """
+        ...
+
+    def child_agents(self, scope: Scope, parent: str) -> Sequence[str]:
+        """The names of a scope's agents whose manifest has this `parent`, sorted."""
+        ...
+
+    def users(self, hashes: Sequence[BlockHash]) -> Mapping[BlockHash, frozenset[AgentName]]:
+        """Two at most of the agents whose newest manifest needs each of the blocks."""
         ...
 
     def remove(self, scope: Scope, agent_id: str) -> bool:

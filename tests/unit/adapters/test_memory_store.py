@@ -196,7 +196,7 @@ def test_what_a_manifest_pins_and_needs_ends_with_it() -> None:
             store.put(one)
         store.save(manifest("a", 300, seed, pinned=True))
     store.remove(SCOPE, "a")
-    assert not store._referenced
+    assert not store._users
     assert not store._pinned
     [tier] = store.stats()
     assert (tier.pinned_bytes, tier.n_agents, tier.n_blocks) == (0, 0, 6)

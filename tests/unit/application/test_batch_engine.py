@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
-from semantic.domain.entities import AgentBlocks, KVBlock
+from semantic.domain.entities import AgentBlocks
 from semantic.domain.errors import (
     CacheReconstructionError,
     IntegrityError,
@@ -751,8 +751,10 @@ def taken_in_between(of: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody takes a free block between the engine's question and its deed, once."""
     asked = of.pool.can_allocate
 
-    def ask_and_lose(counts: Sequence[int], *, after_freeing: Sequence[KVBlock] = ()) -> bool:
-        answer = asked(counts, after_freeing=after_freeing)
+    def ask_and_lose(counts: Sequence[int], *, after_eviction: bool = False) -> bool:
+        answer = asked(counts, after_eviction=after_eviction)
+        if after_eviction:
+            return answer
         if answer and any(counts):
             monkeypatch.undo()
             of.pool.allocate(of.pool.available_blocks, 0, "somebody")

@@ -103,10 +103,8 @@ class Forgetful(MemoryStore):
     def find(self, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
         return {} if self.forgot else super().find(keys)
 
-    def children(
-        self, parent: BlockHash, part: Part, like: Sequence[int] | None = None
-    ) -> Sequence[BlockHeader]:
-        return () if self.forgot else super().children(parent, part, like)
+    def nearest(self, parent: BlockHash, part: Part, like: Sequence[int]) -> Sequence[BlockHeader]:
+        return () if self.forgot else super().nearest(parent, part, like)
 
 
 def test_blocks_that_are_gone_are_a_loss_without_a_part() -> None:

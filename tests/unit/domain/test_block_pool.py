@@ -230,29 +230,62 @@ def test_only_the_sole_holder_is_exclusive() -> None:
 # Looking ahead
 
 
-def test_what_would_be_freed_counts_only_if_nobody_else_holds_it() -> None:
+def test_what_would_be_evicted_counts_only_if_nobody_else_holds_it() -> None:
     of = pool(4)
     mine, shared = of.allocate(2, 0, "a"), of.allocate(2, 0, "a")
     of.share(shared, "b")
+    of.mark_evictable([*mine, *shared], "a")
     assert not of.can_allocate([1, 0])
-    assert of.can_allocate([2, 0], after_freeing=[*mine, *shared])
-    assert not of.can_allocate([3, 0], after_freeing=[*mine, *shared])
-    assert of.can_allocate([2, 0], after_freeing=[*mine, *mine, stranger()])
+    assert of.can_allocate([2, 0], after_eviction=True)
+    assert not of.can_allocate([3, 0], after_eviction=True)
+    of.free(shared, "b")
+    assert of.can_allocate([4, 0], after_eviction=True)
+    of.unmark_evictable([*mine, *shared], "a")
+    assert not of.can_allocate([1, 0], after_eviction=True)
+    of.check_integrity()
 
 
-def test_a_block_that_all_its_holders_would_free_counts_as_freed() -> None:
+def test_a_block_that_all_its_holders_would_free_counts_as_evictable() -> None:
     of = pool(2)
     both = of.allocate(2, 0, "a")
     of.share(both, "b")
-    assert not of.can_allocate([1, 0], after_freeing=both)
-    assert of.can_allocate([2, 0], after_freeing=[*both, *both])
+    of.mark_evictable(both, "a")
+    assert not of.can_allocate([1, 0], after_eviction=True)
+    of.mark_evictable(both, "b")
+    assert of.can_allocate([2, 0], after_eviction=True)
 
 
-def test_freed_bytes_count_too() -> None:
+def test_evictable_bytes_count_too() -> None:
     of = pool(None, max_bytes=2 * WIDE_BYTES)
     wide = of.allocate(2, 0, "a")
-    assert of.can_allocate([0, 2], after_freeing=wide[:1])
-    assert not of.can_allocate([0, 3], after_freeing=wide[:1])
+    of.mark_evictable(wide[:1], "a")
+    assert of.can_allocate([0, 2], after_eviction=True)
+    assert not of.can_allocate([0, 3], after_eviction=True)
+
+
+def test_evictable_blocks_that_are_freed_no_longer_count() -> None:
+    of = pool(4)
+    blocks = of.allocate(2, 0, "a")
+    of.mark_evictable(blocks, "a")
+    of.free_agent("a")
+    of.unmark_evictable(blocks, "a")
+    of.unmark_evictable([stranger()], "b")
+    assert of.can_allocate([4, 0], after_eviction=True)
+    assert not of.can_allocate([5, 0], after_eviction=True)
+    of.check_integrity()
+
+
+def test_a_holder_is_busy_unless_it_has_an_evictable_cache() -> None:
+    of = pool()
+    idle = of.allocate(1, 0, "a")
+    of.allocate(1, 0, "b")
+    assert of.busy_holders() == ("a", "b")
+    of.mark_evictable(idle, "a")
+    assert of.busy_holders() == ("b",)
+    of.unmark_evictable(idle, "a")
+    of.free_agent("b")
+    assert of.busy_holders() == ("a",)
+    assert of.holders() == ("a",)
 
 
 def test_what_fits_alone_ignores_all_but_those_named() -> None:

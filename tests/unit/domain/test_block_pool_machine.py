@@ -35,6 +35,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.max_bytes = n_bytes if blocks is None or n_bytes % 2 else None
         self.pool = BlockPool(SPEC, blocks, max_bytes=self.max_bytes)
         self.holds: list[tuple[str, int]] = []
+        self.marked: list[tuple[str, list[KVBlock]]] = []
         self.known: dict[int, KVBlock] = {}
 
     # The model
@@ -114,6 +115,19 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.free_agent(agent) == len(self.held(agent))
         self.holds = [hold for hold in self.holds if hold[0] != agent]
 
+    @precondition(lambda self: self.known)
+    @rule(data=st.data(), agent=agents)
+    def mark_evictable(self, data: st.DataObject, agent: str) -> None:
+        blocks = [block for block in self.some(data) if block.block_id in self.held(agent)]
+        self.pool.mark_evictable(blocks, agent)
+        self.marked.append((agent, blocks))
+
+    @precondition(lambda self: self.marked)
+    @rule(data=st.data())
+    def unmark_evictable(self, data: st.DataObject) -> None:
+        agent, blocks = self.marked.pop(data.draw(st.integers(0, len(self.marked) - 1)))
+        self.pool.unmark_evictable(blocks, agent)
+
     # What can be asked
 
     @rule(data=st.data(), n=counts)
@@ -122,12 +136,16 @@ class PoolMachine(RuleBasedStateMachine):
         beside = data.draw(st.sets(agents))
         assert self.pool.fits_alone(n, beside=beside) == self.fits(n, self.held(*beside))
         if self.known:
-            blocks = self.some(data)
+            blocks, agent = self.some(data), data.draw(agents)
             times = Counter(block for _, block in self.holds)
             freed = Counter(int(b.block_id) for b in blocks)
+            freed.update(int(b.block_id) for _, marked in self.marked for b in marked)
             gone = {block for block, n_times in freed.items() if times[block] <= n_times}
             left = self.held(*AGENTS) - gone
-            assert self.pool.can_allocate(n, after_freeing=blocks) == self.fits(n, left)
+            self.pool.mark_evictable(blocks, agent)
+            assert self.pool.can_allocate(n, after_eviction=True) == self.fits(n, left)
+            self.pool.check_integrity()
+            self.pool.unmark_evictable(blocks, agent)
 
     @precondition(lambda self: self.known)
     @rule(data=st.data(), agent=agents)
@@ -153,7 +171,9 @@ class PoolMachine(RuleBasedStateMachine):
         held = self.held(*AGENTS)
         assert self.pool.used_blocks == len(held)
         assert self.pool.used_bytes == sum(SIZES[self.known[b].layer_id] for b in held)
-        assert set(self.pool.holders()) == {agent for agent, _ in self.holds}
+        holders = {agent for agent, _ in self.holds}
+        assert set(self.pool.holders()) == holders
+        assert set(self.pool.busy_holders()) == holders - {agent for agent, _ in self.marked}
         limits = []
         if self.total_blocks is not None:
             limits.append(self.total_blocks - len(held))

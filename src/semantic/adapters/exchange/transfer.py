@@ -114,7 +114,7 @@ def _headers(
     """The header of every stored body, by the index of its block and its part."""
     for block, link in enumerate(links):
         for part in Part:
-            for header in store.children(link.parent, part):
+            for header in store.nearest(link.parent, part, link.tokens):
                 if header.link == link:
                     yield (block, part), header
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Final, Literal
 
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from starlette.responses import JSONResponse, Response
 
@@ -133,12 +133,16 @@ class ShownAgent(Agent):
 
 
 class Agents(BaseModel):
-    """All agents."""
+    """All agents, or with `limit` or `after` some of them."""
 
     object: Literal["list"]
     data: list[Agent]
+    first_id: Annotated[str | None, Field(description="Of some agents: the first one's id.")] = None
+    last_id: Annotated[str | None, Field(description="What to send as `after` for more.")] = None
+    has_more: Annotated[bool | None, Field(description="Whether more come after these.")] = None
 
 
+_PAGE: Final = 20
 _FORK: Final = TypeAdapter(Fork)
 _PIN: Final = TypeAdapter(Pin)
 
@@ -155,10 +159,32 @@ def _gives(model: type[BaseModel]) -> dict[int | str, dict[str, object]]:
 
 
 @router.get("", responses=_gives(Agents))
-async def list_agents(request: Request) -> Response:
-    """All agents: those with an active request first, then by last use, newest first."""
-    found = await agents_of(request).list(tenant_of(request))
-    return JSONResponse({"object": "list", "data": [_summary(one) for one in found]})
+async def list_agents(
+    request: Request,
+    limit: Annotated[
+        int | None, Query(ge=1, le=1000, description="At most so many saved agents.")
+    ] = None,
+    after: Annotated[str | None, Query(description="The id of an agent; those after it.")] = None,
+) -> Response:
+    """All agents: those with an active request first, then by last use, newest first.
+
+    With `limit` (20) or `after` a page of them, by last use alone, at a cost that does not depend
+    on how many there are.
+    """
+    agents, tenant = agents_of(request), tenant_of(request)
+    if limit is None and after is None:
+        found = await agents.list(tenant)
+        return JSONResponse({"object": "list", "data": [_summary(one) for one in found]})
+    page = await agents.page(tenant, limit or _PAGE, after)
+    ids = [one.id for one in page.agents]
+    document = {
+        "object": "list",
+        "data": [_summary(one) for one in page.agents],
+        "first_id": ids[0] if ids else None,
+        "last_id": ids[-1] if ids else None,
+        "has_more": page.has_more,
+    }
+    return JSONResponse(document)
 
 
 # Longer paths are registered first: `{agent_id:path}` matches slashes too.

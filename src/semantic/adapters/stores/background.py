@@ -7,6 +7,8 @@ from the queue. Knows the queue's size and whether writes fail; not where or how
 from __future__ import annotations
 
 import contextlib
+import heapq
+import itertools
 import threading
 import time
 from collections import Counter, OrderedDict
@@ -16,14 +18,18 @@ from types import TracebackType
 from typing import TypeAlias
 
 from semantic.adapters.stores.memory import data_of, fill
-from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope, begins_like
+from semantic.adapters.stores.neighbours import Children
+from semantic.application.agents.listing import walk
+from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope
 from semantic.domain.errors import IntegrityError, InvalidRequestError
 from semantic.domain.stored import (
     COUNTERS,
+    AgentName,
     BlockHeader,
     BlockRead,
     Found,
     Manifest,
+    Place,
     StoredBlock,
     StoreStats,
     Tier,
@@ -99,6 +105,7 @@ class BackgroundStore:
         self._numbers = 0
         self._current: tuple[int, _Job] | None = None
         self._blocks: dict[BlockKey, _Put] = {}
+        self._children = Children()  # of `_blocks`
         self._saves: OrderedDict[_Agent, _Save] = OrderedDict()
         self._n_bytes = 0
         self._touches = 0
@@ -125,6 +132,7 @@ class BackgroundStore:
                 self._counts["dropped"] += 1
                 return False
             self._blocks[block.header.key] = job
+            self._children.add(block.header)
             self._n_bytes += job.n_bytes
             self._enqueue(job)
             return True
@@ -143,18 +151,15 @@ class BackgroundStore:
             unqueued = [key for key in keys if key not in self._blocks]
         return self._inner.lacking(unqueued)
 
-    def children(
-        self, parent: BlockHash, part: Part, like: Sequence[int] | None = None
-    ) -> Sequence[BlockHeader]:
+    def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]:
         with self._changed:
-            queued = {
-                key: job.block.header
-                for key, job in self._blocks.items()
-                if key.part is part and job.block.header.link.parent == parent
-                if like is None or begins_like(job.block.header.link.tokens, like)
-            }
-        written = self._inner.children(parent, part, like)
-        return [*(one for one in written if one.key not in queued), *queued.values()]
+            queued = self._children.of(parent, part)
+        return _joined(self._inner.children(parent, part), queued)
+
+    def nearest(self, parent: BlockHash, part: Part, like: Sequence[int]) -> Sequence[BlockHeader]:
+        with self._changed:
+            queued = self._children.nearest(parent, part, like)
+        return _joined(self._inner.nearest(parent, part, like), queued)
 
     def resident(self, headers: Sequence[BlockHeader]) -> Mapping[BlockKey, bytes | memoryview]:
         with self._changed:
@@ -230,6 +235,36 @@ class BackgroundStore:
             *queued,
             *(one for one in written if (one.scope, one.agent_id) not in saves),
         ]
+
+    def scopes(self) -> Sequence[Scope]:
+        with self._changed:
+            queued = [scope for scope, _ in self._saves]
+        return list(dict.fromkeys([*queued, *self._inner.scopes()]))
+
+    def page(self, scope: Scope, limit: int, after: Place | None = None) -> Sequence[Manifest]:
+        with self._changed:
+            saves = {name: save for (of, name), save in self._saves.items() if of == scope}
+        queued = map(self._with_generation, saves.values())
+        places = sorted((one for one in queued if after is None or one.place < after), key=_place)
+        written = (
+            one for one in walk(self._inner, scope, limit, after) if one.agent_id not in saves
+        )
+        merged = heapq.merge(reversed(places), written, key=_place, reverse=True)
+        return list(itertools.islice(merged, limit))
+
+    def child_agents(self, scope: Scope, parent: str) -> Sequence[str]:
+        with self._changed:
+            queued = {
+                name: save.manifest.parent
+                for (of, name), save in self._saves.items()
+                if of == scope
+            }
+        written = (one for one in self._inner.child_agents(scope, parent) if one not in queued)
+        return sorted({*written, *(name for name, of in queued.items() if of == parent)})
+
+    def users(self, hashes: Sequence[BlockHash]) -> Mapping[BlockHash, frozenset[AgentName]]:
+        """See `CacheStorePort.users`. Queued manifests do not count yet."""
+        return self._inner.users(hashes)
 
     def remove(self, scope: Scope, agent_id: str) -> bool:
         """See `CacheStorePort.remove`. Not queued: the agent is removed on return."""
@@ -380,11 +415,22 @@ class BackgroundStore:
                     self._touches -= 1
                 case _Put(block):
                     del self._blocks[block.header.key]
+                    self._children.remove(block.header)
                     self._n_bytes -= job.n_bytes
                 case _Save():
                     if self._saves.get(_agent(job)) is job:
                         del self._saves[_agent(job)]
             self._changed.notify_all()
+
+
+def _joined(written: Sequence[BlockHeader], queued: Sequence[BlockHeader]) -> list[BlockHeader]:
+    """Each block once; the queued header of one that is being written."""
+    keys = {one.key for one in queued}
+    return [*(one for one in written if one.key not in keys), *queued]
+
+
+def _place(manifest: Manifest) -> Place:
+    return manifest.place
 
 
 def _agent(save: _Save) -> _Agent:

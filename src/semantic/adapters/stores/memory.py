@@ -5,31 +5,29 @@ Implements `CacheStorePort`. Nothing survives the process; knows no files and st
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import threading
+from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from cachetools import FIFOCache
 
-from semantic.domain.block_hash import (
-    BlockHash,
-    BlockKey,
-    BlockLink,
-    Part,
-    Scope,
-    begins_like,
-)
+from semantic.adapters.stores.neighbours import Children
+from semantic.domain.block_hash import BlockHash, BlockKey, BlockLink, Part, Scope
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.stored import (
     COUNTERS,
+    AgentName,
     BlockHeader,
     BlockRead,
     Found,
     Manifest,
+    Place,
     StoredBlock,
     StoreStats,
     Tier,
@@ -45,7 +43,10 @@ _MAX_REFUSED = 1000
 """Refused blocks that are remembered. Dropping one too early only worsens an eviction."""
 _SECRET_BYTES = 32
 
-_Agent: TypeAlias = tuple[Scope, str]
+K = TypeVar("K")
+V = TypeVar("V")
+
+_Agent: TypeAlias = AgentName
 _Entry: TypeAlias = BlockKey | _Agent
 
 
@@ -69,7 +70,8 @@ class MemoryStore:
 
     A block counts its body, its tokens and `ENTRY_BYTES`; a manifest likewise. The least recently
     used entry is evicted first, manifests too, and before a block the blocks that depend on it. A
-    block never evicts its ancestors, so a chain that is too long retains its head.
+    block never evicts its ancestors, so a chain that is too long retains its head. Only calls that
+    return all entries cost more because more exist.
 
     Methods without a docstring: see `CacheStorePort`.
     """
@@ -85,10 +87,14 @@ class MemoryStore:
         self._n_bytes = 0
         self._lock = threading.Lock()
         self._blocks: dict[BlockKey, StoredBlock] = {}
-        self._children: dict[BlockHash, dict[BlockKey, None]] = {}
+        self._children = Children()
         self._agents: OrderedDict[_Agent, _Saved] = OrderedDict()
-        self._lru: OrderedDict[_Entry, None] = OrderedDict()
-        self._referenced: Counter[BlockHash] = Counter()
+        self._listed: dict[Scope, list[Place]] = {}  # sorted
+        self._names: dict[tuple[Scope, str], dict[str, None]] = {}  # of agents, by parent
+        self._lru: OrderedDict[_Entry, None] = OrderedDict()  # without what is pinned
+        self._pinned_entries: dict[_Entry, None] = {}
+        self._pinned_bytes = 0
+        self._users: dict[BlockHash, dict[_Agent, None]] = {}
         self._pinned: Counter[BlockHash] = Counter()
         self._refused: FIFOCache[BlockHash, None] = FIFOCache(maxsize=_MAX_REFUSED)
         self._counts: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
@@ -109,9 +115,8 @@ class MemoryStore:
                 return False
             self._refused.pop(key.hash, None)
             self._blocks[key] = block
-            self._children.setdefault(block.header.link.parent, {})[key] = None
-            self._lru[key] = None
-            self._n_bytes += _block_bytes(block)
+            self._children.add(block.header)
+            self._enter(key)
             self._counts["written"] += 1
             return True
 
@@ -124,13 +129,13 @@ class MemoryStore:
         with self._lock:
             return frozenset(key for key in keys if key not in self._blocks)
 
-    def children(
-        self, parent: BlockHash, part: Part, like: Sequence[int] | None = None
-    ) -> Sequence[BlockHeader]:
+    def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]:
         with self._lock:
-            keys = self._children.get(parent, {})
-            headers = [self._blocks[key].header for key in keys if key.part is part]
-        return [one for one in headers if like is None or begins_like(one.link.tokens, like)]
+            return self._children.of(parent, part)
+
+    def nearest(self, parent: BlockHash, part: Part, like: Sequence[int]) -> Sequence[BlockHeader]:
+        with self._lock:
+            return self._children.nearest(parent, part, like)
 
     def resident(self, headers: Sequence[BlockHeader]) -> Mapping[BlockKey, bytes | memoryview]:
         with self._lock:
@@ -179,7 +184,7 @@ class MemoryStore:
             if older is not None:
                 self._drop_agent(agent)
             self._insert_agent(agent, saved, 1 + (older.manifest.generation if older else 0))
-            self._drop_superseded([*saved.chain[-1:], *(older.chain[-1:] if older else ())])
+            self._drop_superseded(older.chain[-1:] if older else (), saved.chain[-1:])
             return True
 
     def manifest(self, scope: Scope, agent_id: str) -> Manifest | None:
@@ -190,6 +195,27 @@ class MemoryStore:
     def manifests(self) -> Sequence[Manifest]:
         with self._lock:
             return [saved.manifest for saved in reversed(self._agents.values())]
+
+    def scopes(self) -> Sequence[Scope]:
+        with self._lock:
+            return [scope for scope, places in self._listed.items() if places]
+
+    def page(self, scope: Scope, limit: int, after: Place | None = None) -> Sequence[Manifest]:
+        with self._lock:
+            places = self._listed.get(scope, [])
+            stop = len(places) if after is None else bisect_left(places, after)
+            names = [name for _, name in reversed(places[max(0, stop - limit) : stop])]
+            agents = [(scope, name.decode("utf-8", "surrogatepass")) for name in names]
+            return [self._agents[agent].manifest for agent in agents]
+
+    def child_agents(self, scope: Scope, parent: str) -> Sequence[str]:
+        with self._lock:
+            return sorted(self._names.get((scope, parent), ()))
+
+    def users(self, hashes: Sequence[BlockHash]) -> Mapping[BlockHash, frozenset[AgentName]]:
+        with self._lock:
+            users = {one: self._users.get(one, {}) for one in hashes}
+            return {one: frozenset(itertools.islice(some, 2)) for one, some in users.items()}
 
     def remove(self, scope: Scope, agent_id: str) -> bool:
         with self._lock:
@@ -205,7 +231,6 @@ class MemoryStore:
         blocks that were dropped because a longer block contains them, "superseded".
         """
         with self._lock:
-            pinned = sum(self._size(entry) for entry in self._lru if self._is_pinned(entry))
             return [
                 StoreStats(
                     Tier.MEMORY,
@@ -213,7 +238,7 @@ class MemoryStore:
                     n_bytes=self._n_bytes,
                     max_bytes=self._max_bytes,
                     n_agents=len(self._agents),
-                    pinned_bytes=pinned,
+                    pinned_bytes=self._pinned_bytes,
                     counts=dict(self._counts),
                 )
             ]
@@ -227,17 +252,20 @@ class MemoryStore:
             self._blocks.clear()
             self._children.clear()
             self._agents.clear()
+            self._listed.clear()
+            self._names.clear()
             self._lru.clear()
-            self._referenced.clear()
+            self._pinned_entries.clear()
+            self._users.clear()
             self._pinned.clear()
             self._refused.clear()
-            self._n_bytes = 0
+            self._n_bytes = self._pinned_bytes = 0
 
     # Order of use. From here on the lock is held
 
     def _mark_used(self, keys: Sequence[BlockKey]) -> None:
         for key in reversed(keys):
-            if key in self._blocks:
+            if key in self._lru:
                 self._lru.move_to_end(key)
 
     def _evict_for_block(self, block: StoredBlock) -> bool:
@@ -258,6 +286,10 @@ class MemoryStore:
         """Evict until `n_bytes` more fit; False, with nothing evicted, when they do not fit beside
         pinned and spared entries."""
         excess = self._n_bytes + n_bytes - self._max_bytes
+        if excess > 0 and n_bytes > self._max_bytes - self._pinned_bytes - self._unpinned_bytes(
+            spared
+        ):
+            return False
         victims: dict[_Entry, None] = {}
         for victim in self._in_order_of_eviction(spared) if excess > 0 else ():
             if victim not in victims:
@@ -274,7 +306,7 @@ class MemoryStore:
     def _in_order_of_eviction(self, spared: AbstractSet[BlockHash | _Agent]) -> Iterator[_Entry]:
         """Everything evictable; some entries repeatedly."""
         for entry in self._lru:
-            if self._is_pinned(entry) or _name(entry) in spared:
+            if _name(entry) in spared:
                 continue
             if isinstance(entry, BlockKey):
                 yield from self._dependents_first(entry)
@@ -299,7 +331,8 @@ class MemoryStore:
             return
         others = (BlockKey(key.hash, part) for part in Part if part is not Part.FULL)
         yield from (other for other in others if other in self._blocks)
-        yield from self._children.get(key.hash, ())
+        for part in Part:
+            yield from (header.key for header in self._children.of(key.hash, part))
 
     def _lineage(self, link: BlockLink) -> set[BlockHash | _Agent]:
         """The block and its ancestors, up to the first that is not stored."""
@@ -309,6 +342,16 @@ class MemoryStore:
             found.add(parent.header.link.hash)
             parent = self._blocks.get(BlockKey(parent.header.link.parent, Part.FULL))
         return found
+
+    def _unpinned_bytes(self, names: AbstractSet[BlockHash | _Agent]) -> int:
+        """Bytes of the entries of these names that are not pinned."""
+        entries: list[_Entry] = []
+        for name in names:
+            if isinstance(name, tuple):
+                entries.append(name)
+            else:
+                entries += [BlockKey(name, part) for part in Part]
+        return sum(self._size(entry) for entry in entries if entry in self._lru)
 
     def _is_pinned(self, entry: _Entry) -> bool:
         if isinstance(entry, BlockKey):
@@ -331,44 +374,83 @@ class MemoryStore:
             self._counts["evicted manifests"] += 1
 
     def _drop(self, key: BlockKey) -> None:
-        block = self._blocks.pop(key)
-        siblings = self._children[block.header.link.parent]
-        del siblings[key]
-        if not siblings:
-            del self._children[block.header.link.parent]
-        del self._lru[key]
-        self._n_bytes -= _block_bytes(block)
+        self._leave(key)
+        self._children.remove(self._blocks.pop(key).header)
+
+    def _enter(self, entry: _Entry) -> None:
+        """Count an entry and make it the most recently used."""
+        size = self._size(entry)
+        self._n_bytes += size
+        if self._is_pinned(entry):
+            self._pinned_entries[entry] = None
+            self._pinned_bytes += size
+        else:
+            self._lru[entry] = None
+
+    def _leave(self, entry: _Entry) -> None:
+        """Undo `_enter`."""
+        size = self._size(entry)
+        self._n_bytes -= size
+        if entry in self._lru:
+            del self._lru[entry]
+        else:
+            del self._pinned_entries[entry]
+            self._pinned_bytes -= size
+
+    def _pin(self, chain: Sequence[BlockLink], n: int) -> None:
+        """Change the number of pinned agents that need the blocks of `chain` by `n`."""
+        keys = [link.key(part) for link in reversed(chain) for part in Part]
+        stored = [key for key in keys if key in self._blocks]
+        for key in stored:
+            self._leave(key)
+        if n > 0:
+            self._pinned.update(link.hash for link in chain)
+        else:
+            _subtract(self._pinned, chain)
+        for key in stored:
+            self._enter(key)
 
     def _insert_agent(self, agent: _Agent, saved: _Saved, generation: int) -> None:
         manifest = replace(saved.manifest, generation=generation)
         self._agents[agent] = replace(saved, manifest=manifest)
-        self._lru[agent] = None
-        self._n_bytes += saved.n_bytes
-        hashes = [link.hash for link in saved.chain]
-        self._referenced.update(hashes)
+        self._enter(agent)
+        insort(self._listed.setdefault(manifest.scope, []), manifest.place)
+        if manifest.parent is not None:
+            children = self._names.setdefault((manifest.scope, manifest.parent), {})
+            children[manifest.agent_id] = None
+        for link in saved.chain:
+            self._users.setdefault(link.hash, {})[agent] = None
         if manifest.pinned:
-            self._pinned.update(hashes)
+            self._pin(saved.chain, 1)
 
     def _drop_agent(self, agent: _Agent) -> None:
+        self._leave(agent)
         saved = self._agents.pop(agent)
-        del self._lru[agent]
-        self._n_bytes -= saved.n_bytes
-        _subtract(self._referenced, saved.chain)
-        if saved.manifest.pinned:
-            _subtract(self._pinned, saved.chain)
+        manifest = saved.manifest
+        places = self._listed[manifest.scope]
+        del places[bisect_left(places, manifest.place)]
+        if manifest.parent is not None:
+            _discard(self._names, (manifest.scope, manifest.parent), manifest.agent_id)
+        for link in saved.chain:
+            _discard(self._users, link.hash, agent)
+        if manifest.pinned:
+            self._pin(saved.chain, -1)
 
-    def _drop_superseded(self, tails: Sequence[BlockLink]) -> None:
-        """Drop `tails` and their siblings that no agent needs and a longer block begins with."""
-        for parent in {tail.parent for tail in tails}:
-            keys = self._children.get(parent, {})
-            links = [self._blocks[key].header.link for key in keys if key.part is Part.FULL]
-            unneeded = [
-                one for one in links if not one.is_full and one.hash not in self._referenced
-            ]
-            for link in unneeded:
-                if any(_continues(other, link) for other in links):
-                    self._drop(link.key(Part.FULL))
-                    self._counts["superseded"] += 1
+    def _drop_superseded(self, before: Sequence[BlockLink], after: Sequence[BlockLink]) -> None:
+        """Drop partial blocks that no agent needs and a longer block begins with.
+
+        Of `before`, and of those that a block of `after` begins with.
+        """
+        found = [self._blocks[key].header for key in _full(before) if key in self._blocks]
+        for link in after:
+            found += self._children.nearest(link.parent, Part.FULL, link.tokens)
+        for header in found:
+            link, key = header.link, header.key
+            if link.is_full or link.hash in self._users or key not in self._blocks:
+                continue
+            if self._children.longer(header):
+                self._drop(key)
+                self._counts["superseded"] += 1
 
     def _count_reads(self, found: Sequence[bool]) -> None:
         with self._lock:
@@ -384,9 +466,16 @@ def _name(entry: _Entry) -> BlockHash | _Agent:
     return entry.hash if isinstance(entry, BlockKey) else entry
 
 
-def _continues(longer: BlockLink, link: BlockLink) -> bool:
-    n_tokens = len(link.tokens)
-    return len(longer.tokens) > n_tokens and longer.tokens[:n_tokens] == link.tokens
+def _full(links: Sequence[BlockLink]) -> list[BlockKey]:
+    return [link.key(Part.FULL) for link in links]
+
+
+def _discard(groups: dict[K, dict[V, None]], group: K, member: V) -> None:
+    """Remove a member, and its group with the last one; a chain may name a block twice."""
+    members = groups.get(group, {})
+    members.pop(member, None)
+    if not members:
+        groups.pop(group, None)
 
 
 def _subtract(counts: Counter[BlockHash], chain: Sequence[BlockLink]) -> None:

@@ -6,16 +6,20 @@ moves between them. Does not know what either tier is.
 
 from __future__ import annotations
 
+import heapq
 import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from semantic.application.agents.listing import walk
 from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.stored import (
+    AgentName,
     BlockHeader,
     BlockRead,
     Found,
     Manifest,
+    Place,
     StoredBlock,
     StoreStats,
 )
@@ -57,12 +61,11 @@ class TieredStore:
         """See `CacheStorePort.lacking`: what `cold` lacks, and what neither has."""
         return self._cold.lacking(keys) | (frozenset(keys) - self.find(keys).keys())
 
-    def children(
-        self, parent: BlockHash, part: Part, like: Sequence[int] | None = None
-    ) -> Sequence[BlockHeader]:
-        stores = self._warm, self._cold
-        headers = [header for store in stores for header in store.children(parent, part, like)]
-        return list({header.key: header for header in headers}.values())
+    def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]:
+        return _distinct(store.children(parent, part) for store in (self._warm, self._cold))
+
+    def nearest(self, parent: BlockHash, part: Part, like: Sequence[int]) -> Sequence[BlockHeader]:
+        return _distinct(store.nearest(parent, part, like) for store in (self._warm, self._cold))
 
     def resident(self, headers: Sequence[BlockHeader]) -> Mapping[BlockKey, bytes | memoryview]:
         warm = self._warm.resident(headers)
@@ -102,6 +105,32 @@ class TieredStore:
         cold = {(one.scope, one.agent_id): one for one in self._cold.manifests()}
         return list({**warm, **cold}.values())
 
+    def scopes(self) -> Sequence[Scope]:
+        return list(dict.fromkeys([*self._warm.scopes(), *self._cold.scopes()]))
+
+    def page(self, scope: Scope, limit: int, after: Place | None = None) -> Sequence[Manifest]:
+        """See `CacheStorePort.page`. Of `warm` those that `cold` does not have."""
+        cold = ((one, True) for one in walk(self._cold, scope, limit, after))
+        warm = ((one, False) for one in walk(self._warm, scope, limit, after))
+        found: dict[str, Manifest] = {}
+        for one, is_cold in heapq.merge(cold, warm, key=lambda one: one[0].place, reverse=True):
+            if len(found) == limit:
+                break
+            name = one.agent_id
+            if is_cold or (name not in found and self._cold.manifest(scope, name) is None):
+                found[name] = one
+        return list(found.values())
+
+    def child_agents(self, scope: Scope, parent: str) -> Sequence[str]:
+        tiers = (self._warm, self._cold)
+        return sorted({name for tier in tiers for name in tier.child_agents(scope, parent)})
+
+    def users(self, hashes: Sequence[BlockHash]) -> Mapping[BlockHash, frozenset[AgentName]]:
+        """See `CacheStorePort.users`. Up to two of each tier."""
+        warm, cold = self._warm.users(hashes), self._cold.users(hashes)
+        nothing: frozenset[AgentName] = frozenset()
+        return {one: warm.get(one, nothing) | cold.get(one, nothing) for one in hashes}
+
     def remove(self, scope: Scope, agent_id: str) -> bool:
         warm, cold = (
             self._warm.remove(scope, agent_id),
@@ -124,3 +153,7 @@ class TieredStore:
             self._warm.close()
         finally:
             self._cold.close()
+
+
+def _distinct(found: Iterable[Sequence[BlockHeader]]) -> list[BlockHeader]:
+    return list({header.key: header for headers in found for header in headers}.values())

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from semantic.application.agents.footprint import (
     AgentFootprint,
     ChainBlock,
     Chains,
-    all_footprints,
-    footprint_of,
+    footprints,
 )
-from semantic.application.agents.origin import (
+from semantic.application.cache.origin import (
     children_of,
     parent_in,
     parent_of,
@@ -64,16 +63,17 @@ class AgentDirectory:
 
     # On the engine's thread
 
-    def activity(self, engine: BlockPoolBatchEngine, tenant: str) -> dict[str, Activity]:
-        """The tenant's agents in the engine, by name."""
-        pool = engine.pool
-        found: dict[str, Activity] = {}
-        for key in engine.idle_caches.lru_order():
-            cache = engine.idle_caches.get(key)
-            if key.tenant == tenant and cache is not None:
-                n_tokens = cache.total_tokens
-                n_bytes = pool.view(key.owner).n_bytes
-                found[key.agent_id] = Activity("idle", n_tokens, n_tokens, n_bytes)
+    def activity(
+        self, engine: BlockPoolBatchEngine, tenant: str, names: Collection[str] | None = None
+    ) -> dict[str, Activity]:
+        """The tenant's agents in the engine, by name: those with a request and those in `names`.
+
+        All of them if `names` is None.
+        """
+        pool, found = engine.pool, dict[str, Activity]()
+        for cache in engine.caches_of(tenant, names):
+            n_tokens, n_bytes = cache.total_tokens, pool.view(cache.owner).n_bytes
+            found[cache.agent_id] = Activity("idle", n_tokens, n_tokens, n_bytes)
         for request in engine.requests:
             if request.tenant == tenant:
                 held = pool.view(request.owner).n_bytes
@@ -85,7 +85,7 @@ class AgentDirectory:
     def fork(self, engine: BlockPoolBatchEngine, agent_id: str, new_id: str, tenant: str) -> None:
         """See `AgentsPort.fork`."""
         require_id(new_id)
-        seen = self.activity(engine, tenant)
+        seen = self.activity(engine, tenant, (agent_id, new_id))
         self._require(engine, agent_id, tenant, seen)
         if new_id in seen or engine.manifest(new_id, tenant=tenant) is not None:
             raise InvalidRequestError(f"new_id: there is an agent {new_id!r} already")
@@ -98,7 +98,7 @@ class AgentDirectory:
         self, engine: BlockPoolBatchEngine, agent_id: str, tenant: str, *, pinned: bool
     ) -> None:
         """See `AgentsPort.pin`. Raises StoreError when the store has no room for the change."""
-        self._require(engine, agent_id, tenant, self.activity(engine, tenant))
+        self._require(engine, agent_id, tenant, self.activity(engine, tenant, (agent_id,)))
         saved = engine.manifest(agent_id, tenant=tenant)
         if saved is None:
             raise InvalidRequestError(f"agent {agent_id!r} has not been saved yet")
@@ -107,7 +107,7 @@ class AgentDirectory:
 
     def forget(self, engine: BlockPoolBatchEngine, agent_id: str, tenant: str) -> None:
         """See `AgentsPort.forget`."""
-        seen = self.activity(engine, tenant)
+        seen = self.activity(engine, tenant, (agent_id,))
         self._require(engine, agent_id, tenant, seen)
         if agent_id in seen and not _is_idle(agent_id, seen):
             raise InvalidRequestError(f"agent {agent_id!r} has a request: wait until it has ended")
@@ -129,44 +129,78 @@ class AgentDirectory:
         """Statistics of each tier of the store."""
         return self._store.stats()
 
-    def list(self, tenant: str, seen: Mapping[str, Activity]) -> list[AgentSummary]:
-        """See `AgentsPort.list`; `seen` is the result of `activity`."""
-        with self._lock:
-            listed = all_footprints(self._store, self._manifests(tenant), self._chains.of)
-        summaries = [
-            self._summary(one, seen.get(one.manifest.agent_id, Activity())) for one in listed
+    def saved(
+        self, tenant: str, limit: int, after: str | None = None
+    ) -> tuple[Sequence[Manifest], bool]:
+        """At most `limit` saved agents, last saved first, and whether more come after them.
+
+        Those that come after the agent `after`. Raises AgentNotFoundError if it is not saved.
+        """
+        scope, last = self._scope(tenant), None
+        if after is not None:
+            before = self._store.manifest(scope, after)
+            if before is None:
+                raise _unknown(after)
+            last = before.place
+        found = self._store.page(scope, limit + 1, last)
+        return found[:limit], len(found) > limit
+
+    def page(
+        self,
+        tenant: str,
+        saved: Sequence[Manifest],
+        seen: Mapping[str, Activity],
+        *,
+        is_first: bool,
+    ) -> list[AgentSummary]:
+        """The agents `saved`; on the first page after those that have a request and are not saved.
+
+        `seen` is the result of `activity` for their names.
+        """
+        scope, names = self._scope(tenant), {one.agent_id for one in saved}
+        new = [
+            self._unsaved(name, one)
+            for name, one in (seen.items() if is_first else ())
+            if name not in names and self._store.manifest(scope, name) is None
         ]
-        saved = {one.id for one in summaries}
-        summaries += [self._unsaved(name, one) for name, one in seen.items() if name not in saved]
-        children = children_of({one.id: one.parent for one in summaries})
-        summaries = [replace(one, children=children.get(one.id, ())) for one in summaries]
-        return sorted(summaries, key=lambda one: (one.state == "idle", -(one.last_used or 0.0)))
+        found = [*new, *self._summaries(saved, seen)]
+        return [replace(one, children=self._children(one.id, tenant, seen)) for one in found]
 
     def show(self, agent_id: str, tenant: str, seen: Mapping[str, Activity]) -> AgentDetail:
-        """See `AgentsPort.show`; `seen` is the result of `activity`."""
+        """See `AgentsPort.show`; `seen` is the result of `activity` for its name."""
         manifest = self._store.manifest(self._scope(tenant), agent_id)
         activity = seen.get(agent_id)
-        others = self._manifests(tenant)
-        children = self._children(agent_id, others, seen)
+        children = self._children(agent_id, tenant, seen)
         if manifest is None:
             if activity is None:
                 raise _unknown(agent_id)
             summary = self._unsaved(agent_id, activity)
             return AgentDetail(replace(summary, children=children), (), None)
-        with self._lock:
-            footprint = footprint_of(self._store, manifest, others, self._chains.of)
+        (footprint,) = self._footprints([manifest])
         activity = activity or Activity()
         blocks = tuple(_block(footprint, block, activity) for block in footprint.chain)
         summary = self._summary(footprint, activity)
         return AgentDetail(replace(summary, children=children), blocks, manifest.match)
 
     def _children(
-        self, agent_id: str, saved: Sequence[Manifest], seen: Mapping[str, Activity]
+        self, agent_id: str, tenant: str, seen: Mapping[str, Activity]
     ) -> tuple[str, ...]:
-        """The agents whose parent is `agent_id`."""
-        parents = {name: parent_in(activity.note) for name, activity in seen.items()}
-        parents |= {manifest.agent_id: parent_of(manifest) for manifest in saved}
-        return children_of(parents).get(agent_id, ())
+        """The agents whose parent is `agent_id`: saved, or with a request."""
+        saved = self._store.child_agents(self._scope(tenant), agent_id)
+        asking = (name for name, one in seen.items() if parent_in(one.note) == agent_id)
+        return tuple(sorted({*saved, *asking}))
+
+    def _footprints(self, manifests: Sequence[Manifest]) -> list[AgentFootprint]:
+        with self._lock:
+            return footprints(self._store, manifests, self._chains.of)
+
+    def _summaries(
+        self, manifests: Sequence[Manifest], seen: Mapping[str, Activity]
+    ) -> list[AgentSummary]:
+        return [
+            self._summary(one, seen.get(one.manifest.agent_id, Activity()))
+            for one in self._footprints(manifests)
+        ]
 
     def _scope(self, tenant: str) -> Scope:
         return Scope(self._namespace, tenant_tag(self._store.secret, tenant))
@@ -215,6 +249,15 @@ class AgentDirectory:
             session=session,
             client=client,
         )
+
+    def list(self, tenant: str, seen: Mapping[str, Activity]) -> list[AgentSummary]:
+        """See `AgentsPort.list`; `seen` is the result of `activity`."""
+        summaries = self._summaries(self._manifests(tenant), seen)
+        saved = {one.id for one in summaries}
+        summaries += [self._unsaved(name, one) for name, one in seen.items() if name not in saved]
+        children = children_of({one.id: one.parent for one in summaries})
+        summaries = [replace(one, children=children.get(one.id, ())) for one in summaries]
+        return sorted(summaries, key=lambda one: (one.state == "idle", -(one.last_used or 0.0)))
 
 
 def require_id(agent_id: str) -> None:

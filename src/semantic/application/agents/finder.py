@@ -8,17 +8,22 @@ shared by content whatever the name, so a wrong match costs only a name.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import itertools
 import re
 import secrets
+import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from semantic.application.agents.origin import Origin, origin_in, origin_of
+from semantic.application.agents.prompt_digests import digests_of
 from semantic.application.agents.sessions import SessionAgents
 from semantic.application.cache.agent_note import note_of, parts_in
+from semantic.application.cache.origin import Origin, origin_in, origin_of
 from semantic.application.chat.preparation import Prepared
 from semantic.domain.block_hash import TOKEN_BYTES, pack_tokens
 from semantic.domain.prefix import without_generation_prompt
@@ -54,9 +59,8 @@ class AgentFinder:
     """Finds agents with generated names by their last prompt.
 
     An agent named by a client is never found: only a request with its name continues it. Prompts
-    are looked up by the digest of their full blocks and compared only after those, so thousands of
-    agents with a common prefix cost no more than a few. Not thread-safe: all calls are made on a
-    server's event loop.
+    are looked up by the digest of their full blocks and then by the tokens after those, so that
+    thousands of agents with a common prefix cost no more than a few. Thread-safe.
     """
 
     def __init__(self, tag: Callable[[str], bytes], max_agents: int = _MAX_AGENTS) -> None:
@@ -64,7 +68,8 @@ class AgentFinder:
         self._tag = tag
         self._max_agents = max_agents
         self._prompts: OrderedDict[_Owner, _Prompt] = OrderedDict()  # least recently used first
-        self._by_blocks: dict[tuple[bytes, bytes], dict[str, None]] = {}
+        self._by_blocks: dict[tuple[bytes, bytes], _Tails] = {}
+        self._lock = threading.Lock()
         self._sessions = SessionAgents(max_agents)
 
     def __len__(self) -> int:
@@ -86,15 +91,16 @@ class AgentFinder:
         """
         tag = self._tag(tenant)
         if origin is not None:
-            return self._sessions.find(tag, origin, tokens, busy, thread)
+            with self._lock:
+                return self._sessions.find(tag, origin, tokens, busy, thread)
         packed = pack_tokens(tokens)
         digests = _digests(packed)
-        for n_blocks in reversed(range(len(digests))):
-            place = tag, digests[n_blocks]
-            start = n_blocks * _BLOCK_BYTES
-            found = self._longest(place, packed, start, busy)
-            if found is not None:
-                return found
+        with self._lock:
+            for n_blocks in reversed(range(len(digests))):
+                tails = self._by_blocks.get((tag, digests[n_blocks]))
+                found = tails and tails.longest(packed[n_blocks * _BLOCK_BYTES :], busy)
+                if found:
+                    return found
         return f"auto-{secrets.token_hex(_NAME_BYTES)}"
 
     def remember(
@@ -110,75 +116,160 @@ class AgentFinder:
         `thread` are the digests of its messages (see `thread_of`). Does nothing for an agent named
         by a client.
         """
-        self._remember(agent_id, tokens, self._tag(tenant), origin, thread)
+        tag = self._tag(tenant)
+        with self._lock:
+            if not tokens or self._sessions.remember(tag, agent_id, origin, tokens, thread):
+                return
+            if not is_auto_named(agent_id):
+                return
+            self._drop((tag, agent_id))
+            self._insert((tag, agent_id), tokens)
+            if len(self._prompts) > self._max_agents:
+                self._drop(next(iter(self._prompts)))
 
     def origin(self, agent_id: str, tenant: str) -> Origin | None:
         """The origin of an agent that was found by a client identity, else None."""
-        return self._sessions.origin(self._tag(tenant), agent_id)
+        with self._lock:
+            return self._sessions.origin(self._tag(tenant), agent_id)
 
     def restore(self, manifests: Iterable[Manifest]) -> None:
-        """Record saved agents, most recently used first."""
-        for manifest in reversed(list(manifests)):
+        """Record saved agents, most recently used first, as used before all that are known."""
+        for manifest in manifests:
             prompt = manifest.token_ids[: manifest.prompt_tokens]
             origin = origin_in(manifest.note)
-            thread = "" if origin is None else _thread_in(manifest.note)
-            self._remember(manifest.agent_id, prompt, manifest.scope.tenant, origin, thread)
+            if prompt and (origin is not None or is_auto_named(manifest.agent_id)):
+                self._restore(manifest, prompt, origin)
 
     def forget(self, agent_id: str, tenant: str) -> None:
         """Forget the agent: it is not found again."""
-        self._drop((self._tag(tenant), agent_id))
-        self._sessions.forget(self._tag(tenant), agent_id)
+        with self._lock:
+            self._drop((self._tag(tenant), agent_id))
+            self._sessions.forget(self._tag(tenant), agent_id)
 
-    def _remember(
-        self,
-        agent_id: str,
-        tokens: Sequence[int],
-        tag: bytes,
-        origin: Origin | None,
-        thread: str,
-    ) -> None:
-        if not tokens or self._sessions.remember(tag, agent_id, origin, tokens, thread):
-            return
-        if not is_auto_named(agent_id):
-            return
-        self._drop((tag, agent_id))
+    def _restore(self, manifest: Manifest, prompt: Sequence[int], origin: Origin | None) -> None:
+        name, tag = manifest.agent_id, manifest.scope.tenant
+        if origin is not None:
+            digests, thread = digests_of(prompt), _thread_in(manifest.note)
+            with self._lock:
+                if self._sessions.restore(tag, name, origin, digests, thread):
+                    return
+        owner = tag, name
+        with self._lock:
+            if not is_auto_named(name) or owner in self._prompts:
+                return
+            if len(self._prompts) < self._max_agents:
+                self._insert(owner, prompt, oldest=True)
+
+    def _insert(self, owner: _Owner, tokens: Sequence[int], *, oldest: bool = False) -> None:
+        tag, name = owner
         packed = pack_tokens(tokens)
         digests = _digests(packed)
         prompt = _Prompt(digests[-1], packed[(len(digests) - 1) * _BLOCK_BYTES :])
-        self._prompts[tag, agent_id] = prompt
-        self._by_blocks.setdefault((tag, prompt.blocks), {})[agent_id] = None
-        if len(self._prompts) > self._max_agents:
-            self._drop(next(iter(self._prompts)))
-
-    def _longest(
-        self, place: tuple[bytes, bytes], packed: bytes, start: int, busy: Container[str]
-    ) -> str | None:
-        """Among agents with equal full blocks, the one with the longest tail that `packed` has at
-        `start`."""
-        best, best_length = None, -1
-        for name in self._by_blocks.get(place, ()):  # least recently used first
-            tail = self._prompts[place[0], name].tail
-            if len(tail) >= best_length and name not in busy and packed.startswith(tail, start):
-                best, best_length = name, len(tail)
-        return best
+        self._prompts[owner] = prompt
+        self._prompts.move_to_end(owner, last=not oldest)
+        tails = self._by_blocks.setdefault((tag, prompt.blocks), _Tails())
+        tails.add(prompt.tail, name, oldest=oldest)
 
     def _drop(self, owner: _Owner) -> None:
         prompt = self._prompts.pop(owner, None)
         if prompt is None:
             return
         tag, name = owner
-        names = self._by_blocks[tag, prompt.blocks]
-        del names[name]
-        if not names:
+        tails = self._by_blocks[tag, prompt.blocks]
+        tails.remove(prompt.tail, name)
+        if not tails:
             del self._by_blocks[tag, prompt.blocks]
+
+
+class _Tails:
+    """The agents whose prompts have the same full blocks, by the tokens after those."""
+
+    def __init__(self) -> None:
+        self._names: dict[bytes, OrderedDict[str, None]] = {}  # least recently used first
+        self._lengths: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def add(self, tail: bytes, name: str, *, oldest: bool) -> None:
+        if tail not in self._names:
+            self._names[tail] = OrderedDict()
+            self._lengths[len(tail)] += 1
+        self._names[tail][name] = None
+        self._names[tail].move_to_end(name, last=not oldest)
+
+    def remove(self, tail: bytes, name: str) -> None:
+        del self._names[tail][name]
+        if not self._names[tail]:
+            del self._names[tail]
+            self._lengths[len(tail)] -= 1
+            if not self._lengths[len(tail)]:
+                del self._lengths[len(tail)]
+
+    def longest(self, packed: bytes, busy: Container[str]) -> str | None:
+        """The agent with the longest tail that `packed` begins with; one search for each length."""
+        for length in sorted(self._lengths, reverse=True):
+            names = self._names.get(packed[:length], ()) if length <= len(packed) else ()
+            found = next((name for name in reversed(names) if name not in busy), None)
+            if found is not None:
+                return found
+        return None
+
+
+class SavedAgents:
+    """Reads the saved agents into a finder, last saved first, in a thread of its own.
+
+    A server is ready before: only requests without an agent's name need to wait.
+    """
+
+    def __init__(self, finder: AgentFinder, manifests: Iterable[Manifest]) -> None:
+        """`manifests` may be read lazily, on that thread."""
+        self._finder = finder
+        self._manifests = manifests
+        self._stopped = False
+        self._done: Future[None] = Future()
+        self._thread = threading.Thread(target=self._read, name="saved agents", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    async def known(self) -> None:
+        """Return when all are known, or none more will be."""
+        if not self._done.done():
+            await asyncio.wait([asyncio.wrap_future(self._done)])
+
+    def stop(self) -> None:
+        """Read no more; returns when the store is not used any more."""
+        self._stopped = True
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _read(self) -> None:
+        try:
+            self._finder.restore(itertools.takewhile(lambda _: not self._stopped, self._manifests))
+        finally:
+            self._done.set_result(None)
 
 
 class AgentNames:
     """Names the agents of requests in progress. Not thread-safe: for one event loop."""
 
-    def __init__(self, finder: AgentFinder) -> None:
+    def __init__(self, finder: AgentFinder, saved: SavedAgents | None = None) -> None:
+        """Requests without an agent's name wait until `saved` are known to the finder."""
         self._finder = finder
+        self._saved = saved
         self._busy: dict[str, Counter[str]] = {}
+
+    async def ready(self, ask: Ask) -> None:
+        """Return when `claimed` can find the request's agent."""
+        if self._saved is not None and not ask.agent:
+            await self._saved.known()
+
+    def close(self) -> None:
+        """Stop reading saved agents: the store is being closed."""
+        if self._saved is not None:
+            self._saved.stop()
 
     @contextmanager
     def claimed(self, prepared: Prepared, ask: Ask) -> Iterator[str]:

@@ -5,7 +5,7 @@ Knows neither how they are displayed nor what the pool holds.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -93,36 +93,18 @@ class AgentFootprint:
         return sum(found.n_bytes for key, found in self.found.items() if key in self.shared)
 
 
-def all_footprints(
+def footprints(
     store: CacheStorePort,
     manifests: Sequence[Manifest],
     chain: Callable[[Manifest], Chain] = chain_of,
 ) -> list[AgentFootprint]:
-    """The footprints of agents that share blocks only among themselves."""
+    """The footprints of some agents; costs by their blocks, however many other agents there are."""
     chains = [chain(manifest) for manifest in manifests]
-    users = Counter(block.hash for blocks in chains for block in blocks)
-    footprints: list[AgentFootprint] = []
+    users = store.users(list({block.hash: None for blocks in chains for block in blocks}))
+    found = []
     for manifest, blocks in zip(manifests, chains, strict=True):
-        found = store.find([block.key(part) for block in blocks for part in Part])
-        shared = frozenset(key for key in found if users[key.hash] > 1)
-        footprints.append(AgentFootprint(manifest, blocks, found, shared))
-    return footprints
-
-
-def footprint_of(
-    store: CacheStorePort,
-    manifest: Manifest,
-    others: Sequence[Manifest],
-    chain: Callable[[Manifest], Chain] = chain_of,
-) -> AgentFootprint:
-    """The footprint of one agent; `others` may include it."""
-    name = manifest.scope, manifest.agent_id
-    blocks = chain(manifest)
-    theirs = {
-        block.hash
-        for other in others
-        if (other.scope, other.agent_id) != name
-        for block in chain(other)
-    }
-    found = store.find([block.key(part) for block in blocks for part in Part])
-    return AgentFootprint(manifest, blocks, found, frozenset(k for k in found if k.hash in theirs))
+        name = manifest.scope, manifest.agent_id
+        bodies = store.find([block.key(part) for block in blocks for part in Part])
+        shared = frozenset(key for key in bodies if users.get(key.hash, frozenset()) - {name})
+        found.append(AgentFootprint(manifest, blocks, bodies, shared))
+    return found

@@ -6,7 +6,7 @@ Reads the engine between two of its steps and the store on worker threads. Knows
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor, Future
 from typing import Protocol, TypeVar
 
@@ -14,7 +14,7 @@ from semantic.application.agents.directory import Activity, AgentDirectory
 from semantic.application.agents.finder import AgentFinder
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.domain.stored import StoreStats
-from semantic.ports.agents import AgentDetail, AgentSummary
+from semantic.ports.agents import AgentDetail, AgentPage, AgentSummary
 
 T = TypeVar("T")
 
@@ -51,9 +51,19 @@ class ServedAgents:
         seen = await self._activity(tenant)
         return await self._work(lambda: self._directory.list(tenant, seen))
 
+    async def page(self, tenant: str, limit: int, after: str | None = None) -> AgentPage:
+        """See `AgentsPort.page`."""
+        saved, has_more = await self._work(lambda: self._directory.saved(tenant, limit, after))
+        seen = await self._activity(tenant, [one.agent_id for one in saved])
+        is_first = after is None
+        agents = await self._work(
+            lambda: self._directory.page(tenant, saved, seen, is_first=is_first)
+        )
+        return AgentPage(tuple(agents), has_more)
+
     async def show(self, agent_id: str, tenant: str) -> AgentDetail:
         """See `AgentsPort.show`."""
-        seen = await self._activity(tenant)
+        seen = await self._activity(tenant, [agent_id])
         return await self._work(lambda: self._directory.show(agent_id, tenant, seen))
 
     async def fork(self, agent_id: str, new_id: str, tenant: str) -> AgentSummary:
@@ -73,8 +83,10 @@ class ServedAgents:
         await self._call(lambda engine: self._directory.forget(engine, agent_id, tenant))
         self._finder.forget(agent_id, tenant)
 
-    async def _activity(self, tenant: str) -> dict[str, Activity]:
-        return await self._call(lambda engine: self._directory.activity(engine, tenant))
+    async def _activity(
+        self, tenant: str, names: Collection[str] | None = None
+    ) -> dict[str, Activity]:
+        return await self._call(lambda engine: self._directory.activity(engine, tenant, names))
 
     async def _call(self, function: Callable[[BlockPoolBatchEngine], T]) -> T:
         return await asyncio.wrap_future(self._thread.call(function))

@@ -12,12 +12,12 @@ from collections import OrderedDict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from semantic.application.agents.origin import Origin
 from semantic.application.agents.prompt_digests import (
     PromptDigests,
     digests_and_prefixes,
     digests_of,
 )
+from semantic.application.cache.origin import Origin
 from semantic.domain.request_parts import SHORT, common_messages
 
 _MAX_SIBLINGS = 64
@@ -123,6 +123,29 @@ class SessionAgents:
             self._drop(tag, next(iter(agents.members)))
         if len(self._used) > self._max_agents:
             self._drop(*next(iter(self._used)))
+        return True
+
+    def restore(
+        self, tag: bytes, name: str, origin: Origin, prompt: PromptDigests, thread: str
+    ) -> bool:
+        """Record an agent as used before all that are known; False if it is of no identity.
+
+        One that is known already, or that there is no room for, is not changed or found.
+        """
+        number = origin.identity.number(name)
+        if number is None:
+            return False
+        if (tag, name) in self._used or len(self._used) >= self._max_agents:
+            return True
+        group = tag, origin.identity.name
+        agents = self._groups.setdefault(group, _Agents())
+        if len(agents.members) >= self._max_siblings:
+            agents.dropped = max(agents.dropped, number)
+            return True
+        agents.members[name] = _Member(origin, prompt, thread)
+        agents.members.move_to_end(name, last=False)
+        self._used[tag, name] = group
+        self._used.move_to_end((tag, name), last=False)
         return True
 
     def origin(self, tag: bytes, name: str) -> Origin | None:

@@ -60,9 +60,11 @@ class BlockAllocator:
 
         Blocks held outside the engine's `agents` cannot be freed here and count as used.
         """
-        ours = {*agents, *(key.owner for key in self._idle.lru_order())}
         counts = self._spec.blocks_for(whole_blocks(request.max_total_tokens))
-        others = [holder for holder in self._pool.holders() if holder not in ours]
+        if self._pool.can_allocate(counts, after_eviction=True):
+            return
+        ours = frozenset(agents)
+        others = [holder for holder in self._pool.busy_holders() if holder not in ours]
         if not self._pool.fits_alone(counts, beside=others):
             raise PoolExhaustedError(
                 f"Cannot allocate {sum(counts)} blocks ({self._spec.bytes_of(counts)} bytes) for "
@@ -274,13 +276,7 @@ class BlockAllocator:
         """
         if self._pool.can_allocate(counts):
             return True
-        idle = [
-            block
-            for key in self._idle.lru_order()
-            if (blocks := self._idle.get(key)) is not None
-            for block in blocks.all_blocks()
-        ]
-        if not self._pool.can_allocate(counts, after_freeing=idle):
+        if not self._pool.can_allocate(counts, after_eviction=True):
             return False
         while not self._pool.can_allocate(counts):
             if not self._idle.evict():

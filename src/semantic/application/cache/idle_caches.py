@@ -15,8 +15,8 @@ from semantic.domain.value_objects import CacheKey
 class IdleCaches:
     """Each agent's newest cache, in least recently used order.
 
-    The pool counts an agent as the holder of its cache's blocks. Not thread-safe: the caller
-    locks.
+    The pool counts an agent as the holder of its cache's blocks, and these references as evictable.
+    Not thread-safe: the caller locks.
     """
 
     def __init__(self, pool: BlockPool) -> None:
@@ -29,20 +29,24 @@ class IdleCaches:
 
     def put(self, key: CacheKey, blocks: AgentBlocks) -> None:
         """Make `blocks` the agent's cache; an older one is freed."""
-        older = self._caches.pop(key, None)
+        older = self.take(key)
         if older is not None and older is not blocks:
             self._drop(older)
         self._caches[key] = blocks
+        self._pool.mark_evictable(blocks.all_blocks(), blocks.owner)
 
     def take(self, key: CacheKey) -> AgentBlocks | None:
         """Remove and return the agent's cache, or None."""
-        return self._caches.pop(key, None)
+        blocks = self._caches.pop(key, None)
+        if blocks is not None:
+            self._pool.unmark_evictable(blocks.all_blocks(), blocks.owner)
+        return blocks
 
     def evict(self) -> bool:
         """Free the least recently used cache; False if there is none."""
-        if not self._caches:
+        blocks = self.take(next(iter(self._caches))) if self._caches else None
+        if blocks is None:
             return False
-        _, blocks = self._caches.popitem(last=False)
         self._drop(blocks)
         return True
 

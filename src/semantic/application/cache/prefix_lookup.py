@@ -130,7 +130,7 @@ class PrefixLookup:
 
     def _checkpoints(self, parent: BlockHash, rest: Sequence[int]) -> Iterator[BlockHeader]:
         """Checkpoints after `parent` whose tokens are a prefix of `rest`, longest first."""
-        headers = self._store.children(parent, Part.CHECKPOINT, rest)
+        headers = self._store.nearest(parent, Part.CHECKPOINT, rest)
         for header in sorted(headers, key=lambda h: len(h.link.tokens), reverse=True):
             own = header.link.tokens
             if len(own) <= len(rest) and own == tuple(rest[: len(own)]):
@@ -176,7 +176,7 @@ class PrefixLookup:
         if not rest:
             return None, 0
         best: tuple[BlockHeader | None, int] = None, 0
-        for header in self._store.children(parent, Part.FULL, rest):
+        for header in self._store.nearest(parent, Part.FULL, rest):
             shared = common_prefix(header.link.tokens, rest)
             if shared > best[1]:
                 best = header, shared

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from semantic.application.cache.loading import BreakEven, Load, Loader
 from semantic.application.cache.match_report import match_report
+from semantic.application.cache.origin import parent_in
 from semantic.application.cache.prefix_lookup import PrefixLookup, StoredPrefix, window_links
 from semantic.application.request import Request
 from semantic.domain.block_hash import (
@@ -284,13 +285,14 @@ class PrefixStore:
         """Save the agent's manifest: the first `length` tokens of `request`."""
         # Read again, not taken from the request: it may have been pinned meanwhile.
         before = self.manifest(request.agent_id, request.tenant)
+        parent = None if before is None else before.parent
         self._store.save(
             Manifest(
                 self.scope(request.tenant),
                 request.agent_id,
                 request.tokens[:length],
                 pinned=before is not None and before.pinned,
-                parent=None if before is None else before.parent,
+                parent=parent_in(request.note) if parent is None else parent,
                 prompt_tokens=len(request.prompt),
                 note=request.note,
                 model=self._model_name,

@@ -10,7 +10,7 @@ import itertools
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from semantic.application.cache.agent_caches import AgentCaches
 from semantic.application.cache.block_allocator import BlockAllocator
@@ -200,6 +200,15 @@ class BlockPoolBatchEngine:
     def idle_caches(self) -> IdleCaches:
         """The idle caches in the pool; read only."""
         return self._idle
+
+    def caches_of(self, tenant: str, names: Collection[str] | None = None) -> list[AgentBlocks]:
+        """The idle caches of a tenant's agents: of those in `names`, or of all; read only."""
+        if names is None:
+            keys = [key for key in self._idle.lru_order() if key.tenant == tenant]
+        else:
+            keys = [self._allocator.key(name, tenant) for name in names]
+        found = [self._idle.get(key) for key in keys]
+        return [cache for cache in found if cache is not None]
 
     @property
     def pool(self) -> BlockPool:

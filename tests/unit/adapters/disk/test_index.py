@@ -12,6 +12,7 @@ from random import Random
 import pytest
 
 from semantic.adapters.stores.disk import DiskStore
+from semantic.adapters.stores.disk.schema import VERSION
 from semantic.domain.block_hash import BlockHash, Part
 from tests.support import store_blocks as make
 from tests.unit.adapters.disk.support import count, is_read, opened, path_of, put_all
@@ -68,7 +69,7 @@ def another_schema(root: Path) -> None:
 
 def newer_schema(root: Path) -> None:
     with sqlite3.connect(root / "index.sqlite") as db:
-        db.execute("PRAGMA user_version = 2")
+        db.execute(f"PRAGMA user_version = {VERSION + 1}")
     db.close()
 
 

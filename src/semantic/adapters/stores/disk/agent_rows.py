@@ -7,12 +7,32 @@ files.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from semantic.adapters.stores.disk import block_rows, schema
 from semantic.adapters.stores.disk.entries import cost_of
 from semantic.adapters.stores.disk.manifest_file import FiledManifest, ManifestFile
 from semantic.adapters.stores.disk.schema import blob, whole
-from semantic.domain.block_hash import BlockHash
+from semantic.domain.block_hash import BlockHash, Scope
+from semantic.domain.stored import AgentName, Place, packed_name
+
+_UPSERT = (
+    "INSERT INTO agents(key, pinned, saved, generation, namespace, tenant, name, parent, time,"
+    " proof) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)"
+    " ON CONFLICT (key) DO UPDATE SET pinned = ?2, saved = ?3, generation = ?4, namespace = ?5,"
+    " tenant = ?6, name = ?7, parent = ?8, time = ?9, proof = ?10"
+)
+_LAST: Place = ((1 << 63) - 1, b"\xff")
+"""Newer than every agent's place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An agent's key and its place in a list."""
+
+    key: bytes
+    place: Place
 
 
 def keys(db: sqlite3.Connection) -> list[bytes]:
@@ -53,20 +73,22 @@ def add(db: sqlite3.Connection, filed: FiledManifest, file: ManifestFile) -> lis
     """Insert an installed manifest as its agent's newest; the hashes of its chain."""
     manifest = filed.manifest
     hashes = [link.hash for link in manifest.scope.chain(manifest.token_ids)]
-    own = (filed.key, int(manifest.pinned), filed.order, manifest.generation)
-    db.execute(
-        "INSERT INTO agents(key, pinned, saved, generation, proof) VALUES (?1, ?2, ?3, ?4, ?5)"
-        " ON CONFLICT (key) DO UPDATE SET pinned = ?2, saved = ?3, generation = ?4, proof = ?5",
-        (*own, schema.agent_proof(*own, chain=hashes)),
-    )
+    own = _row(filed)
+    db.execute(_UPSERT, (*own, schema.agent_proof(*own, chain=hashes)))
     agent = _id(db, filed.key)
+    # Deleted first: the triggers that maintain the sums fire on DELETE and INSERT only.
     db.execute(
-        "INSERT OR REPLACE INTO manifests VALUES (?, ?, ?, ?)",
+        "DELETE FROM manifests WHERE agent = ? AND generation = ?", (agent, manifest.generation)
+    )
+    db.execute(
+        "INSERT INTO manifests VALUES (?, ?, ?, ?)",
         (agent, manifest.generation, cost_of(file.n_bytes), file.frame),
     )
     before = _chain(db, agent)
     db.execute("DELETE FROM chain WHERE agent = ?", (agent,))
-    db.executemany("INSERT INTO chain VALUES (?, ?)", ((agent, one) for one in set(hashes)))
+    pinned = int(manifest.pinned)
+    rows = ((agent, one, pinned) for one in set(hashes))
+    db.executemany("INSERT INTO chain VALUES (?, ?, ?)", rows)
     block_rows.update_pins(db, {*before, *hashes})
     return hashes
 
@@ -94,7 +116,7 @@ def drop(db: sqlite3.Connection, key: bytes) -> None:
 def lru_victim(db: sqlite3.Connection, spared: bytes | None) -> bytes | None:
     """The agent that was saved longest ago and is neither pinned nor `spared`; None if none."""
     row = db.execute(
-        "SELECT key FROM agents WHERE NOT pinned AND key IS NOT ? ORDER BY saved LIMIT 1",
+        "SELECT key FROM agents WHERE pinned = 0 AND key IS NOT ? ORDER BY saved LIMIT 1",
         (spared,),
     ).fetchone()
     return None if row is None else blob(row[0])
@@ -105,8 +127,87 @@ def chain_of(db: sqlite3.Connection, key: bytes) -> list[BlockHash]:
     return _chain(db, _id(db, key))
 
 
-def count(db: sqlite3.Connection) -> int:
-    return whole(db.execute("SELECT count(*) FROM agents").fetchone()[0])
+# Listing
+
+
+def page(db: sqlite3.Connection, *, scope: Scope, limit: int, after: Place | None) -> list[Listed]:
+    """At most `limit` agents of a scope that come after `after`, newest first."""
+    time, name = _LAST if after is None else after
+    rows = db.execute(
+        "SELECT key, time, name FROM agents"
+        " WHERE tenant = ? AND namespace = ? AND (time, name) < (?, ?)"
+        " ORDER BY time DESC, name DESC LIMIT ?",
+        (scope.tenant, scope.namespace, time, name, limit),
+    )
+    return [Listed(blob(row[0]), (whole(row[1]), blob(row[2]))) for row in rows]
+
+
+def tenants(db: sqlite3.Connection) -> list[bytes]:
+    """The tags of the tenants that have agents."""
+    return [blob(row[0]) for row in db.execute("SELECT tag FROM tenants WHERE n_agents > 0")]
+
+
+def namespaces(db: sqlite3.Connection, tenant: bytes) -> list[bytes]:
+    """The namespaces in which a tenant has agents: one search for each."""
+    rows = db.execute(
+        "WITH RECURSIVE known(one) AS ("
+        " SELECT min(namespace) FROM agents WHERE tenant = ?1 UNION ALL"
+        " SELECT (SELECT min(namespace) FROM agents WHERE tenant = ?1 AND namespace > known.one)"
+        " FROM known WHERE known.one IS NOT NULL)"
+        " SELECT one FROM known WHERE one IS NOT NULL",
+        (tenant,),
+    )
+    return [blob(row[0]) for row in rows]
+
+
+def children(db: sqlite3.Connection, scope: Scope, parent: str) -> list[str]:
+    """The names of the agents in a scope whose parent is `parent`, sorted."""
+    rows = db.execute(
+        "SELECT name FROM agents WHERE tenant = ? AND namespace = ? AND parent = ? ORDER BY name",
+        (scope.tenant, scope.namespace, packed_name(parent)),
+    )
+    return [blob(row[0]).decode("utf-8", "surrogatepass") for row in rows]
+
+
+def users(
+    db: sqlite3.Connection, hashes: Sequence[BlockHash]
+) -> dict[BlockHash, frozenset[AgentName]]:
+    """Two at most of the agents whose newest manifest needs each block."""
+    found = {}
+    for one in hashes:
+        rows = db.execute(
+            "SELECT a.namespace, a.tenant, a.name FROM chain AS c"
+            " JOIN agents AS a ON a.id = c.agent WHERE c.hash = ? LIMIT 2",
+            (one,),
+        ).fetchall()
+        found[one] = frozenset(
+            (Scope(blob(row[0]), blob(row[1])), blob(row[2]).decode("utf-8", "surrogatepass"))
+            for row in rows
+        )
+    return found
+
+
+def count_of(db: sqlite3.Connection, tenant: bytes) -> int:
+    """How many agents a tenant has."""
+    row = db.execute("SELECT n_agents FROM tenants WHERE tag = ?", (tenant,)).fetchone()
+    return 0 if row is None else whole(row[0])
+
+
+def _row(filed: FiledManifest) -> tuple[object, ...]:
+    """The agent's own values, in the order of `_UPSERT` and `schema.verify_rows`."""
+    manifest = filed.manifest
+    time, name = manifest.place
+    return (
+        filed.key,
+        int(manifest.pinned),
+        filed.order,
+        manifest.generation,
+        manifest.scope.namespace,
+        manifest.scope.tenant,
+        name,
+        packed_name(manifest.parent or ""),
+        time,
+    )
 
 
 def _chain(db: sqlite3.Connection, agent: int) -> list[BlockHash]:

@@ -98,7 +98,6 @@ class Agents:
             except ValueError:
                 raise QuotaExceededError from None
             entry = manifest_entry(key, generation)
-            hashes = [link.hash for link in manifest.scope.chain(manifest.token_ids)]
             reservation = store.quota.reserve(
                 db,
                 store.folder.session,
@@ -116,7 +115,7 @@ class Agents:
             return False
         if store.durable:
             store.entries.sync_shard(entry.kind, entry.shard)
-        self._delete_superseded(filed, {manifest.scope.root, *before, *hashes})
+        self._delete_superseded(filed, before)
         return True
 
     def _next_generation(self, known: Sequence[int], key: bytes) -> int:
@@ -155,15 +154,21 @@ class Agents:
                 undo.pop_all()
         return before
 
-    def _delete_superseded(self, filed: FiledManifest, parents: set[BlockHash]) -> None:
-        """Delete what the saved manifest replaces. A failure only delays that."""
-        store = self._store
+    def _delete_superseded(self, filed: FiledManifest, before: Sequence[BlockHash]) -> None:
+        """Delete what the saved manifest replaces: generations, and partial blocks, of those that
+        it needed before and those that a new one begins with. A failure only delays that.
+        """
+        store, manifest = self._store, filed.manifest
+        known = set(before)
+        links = list(manifest.scope.chain(manifest.token_ids))
+        gone = known - {link.hash for link in links}
+        new = [link for link in links if link.hash not in known]
         try:
             with store.index.writing() as db:
                 for old in agent_rows.generations(db, filed.key)[_GENERATIONS:]:
                     store.entries.delete(manifest_entry(filed.key, old))
                     agent_rows.drop_generation(db, filed.key, old)
-                for key in block_rows.superseded(db, parents):
+                for key in block_rows.superseded(db, gone, new):
                     store.entries.delete(block_entry(key))
                     block_rows.drop(db, key)
                     self._counts.add("superseded")

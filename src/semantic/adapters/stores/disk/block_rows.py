@@ -9,13 +9,22 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from semantic.adapters.stores.disk import schema
 from semantic.adapters.stores.disk.block_file import HEADER_BYTES, layout_stamp
 from semantic.adapters.stores.disk.entries import cost_of
-from semantic.adapters.stores.disk.schema import IndexBrokenError, blob, one, whole
+from semantic.adapters.stores.disk.schema import (
+    IndexBrokenError,
+    blob,
+    narrow,
+    one,
+    packed_in,
+    whole,
+    widen,
+)
+from semantic.adapters.stores.neighbours import Search, nearest
 from semantic.domain.block_hash import (
-    HEAD_TOKENS,
     TOKEN_BYTES,
     BlockHash,
     BlockKey,
@@ -31,10 +40,7 @@ from semantic.domain.value_objects import BLOCK_TOKENS
 _MAX_VARIABLES = 500
 """SQLite limits the number of values in a statement."""
 
-_IS_PINNED = (
-    "EXISTS (SELECT 1 FROM chain JOIN agents ON agents.id = chain.agent"
-    " WHERE chain.hash = {hash} AND agents.pinned)"
-)
+_IS_PINNED = "EXISTS (SELECT 1 FROM chain WHERE chain.hash = {hash} AND chain.pinned = 1)"
 _LEAF = (
     "NOT EXISTS (SELECT 1 FROM blocks AS c WHERE c.parent = b.hash)"
     " AND (b.part != 'full'"
@@ -78,24 +84,57 @@ def find(db: sqlite3.Connection, keys: Sequence[BlockKey]) -> Mapping[BlockKey, 
     return found
 
 
-def children(
-    db: sqlite3.Connection,
-    parent: BlockHash,
-    part: Part,
-    like: Sequence[int] | None = None,
-) -> list[BlockHeader]:
-    """The blocks of `part` that follow `parent`; with `like` those of which `begins_like` holds."""
-    head = None if like is None else pack_tokens(like[:HEAD_TOKENS])
-    rows = db.execute(
-        "SELECT b.hash, b.part, b.start, t.packed, s.namespace, s.tenant, s.layout"
-        " FROM blocks AS b JOIN tokens AS t ON t.block = b.id JOIN scopes AS s ON s.id = b.scope"
-        " WHERE b.parent = ?1 AND b.part = ?2 AND (?3 IS NULL"
-        " OR length(?3) AND substr(t.packed, 1, min(length(?3), ?4))"
-        " = substr(?3, 1, min(length(t.packed), ?4)))"
-        " ORDER BY b.id",
-        (parent, part.value, head, HEAD_TOKENS * TOKEN_BYTES),
-    )
+_HEADERS = (
+    "SELECT b.hash, b.part, b.start, t.width, t.packed, s.namespace, s.tenant, s.layout"
+    " FROM tokens AS t JOIN blocks AS b ON b.id = t.block JOIN scopes AS s ON s.id = b.scope"
+    " WHERE t.parent = ? AND t.part = ?"
+)
+
+
+def children(db: sqlite3.Connection, parent: BlockHash, part: Part) -> list[BlockHeader]:
+    """All blocks of `part` that follow `parent`."""
+    rows = db.execute(f"{_HEADERS} ORDER BY b.id", (parent, part.value))
     return [_header(parent, row) for row in rows]
+
+
+def nearest_children(
+    db: sqlite3.Connection, parent: BlockHash, part: Part, like: Sequence[int]
+) -> list[BlockHeader]:
+    """See `CacheStorePort.nearest`."""
+    place = parent, part.value
+    return [
+        _header(parent, row)
+        for packed in nearest(_narrowable(pack_tokens(like)), *_searches(db, *place))
+        for row in db.execute(
+            f"{_HEADERS} AND t.width = 3 AND t.packed = ?", (*place, narrow(packed))
+        )
+    ]
+
+
+def _searches(db: sqlite3.Connection, parent: bytes, part: str) -> tuple[Search, Search]:
+    """`at_most` and `above` of `nearest`, for the blocks of `part` that follow `parent`.
+
+    Not for those with ids of four bytes, which no vocabulary has.
+    """
+
+    def search(condition: str, packed: bytes) -> bytes | None:
+        row = db.execute(
+            "SELECT packed FROM tokens WHERE parent = ? AND part = ? AND width = 3"  # noqa: S608
+            f" AND packed {condition} LIMIT 1",
+            (parent, part, narrow(packed)),
+        ).fetchone()
+        return None if row is None else widen(blob(row[0]))
+
+    return (
+        partial(search, "<= ? ORDER BY packed DESC"),
+        partial(search, "> ? ORDER BY packed"),
+    )
+
+
+def _narrowable(packed: bytes) -> bytes:
+    """The tokens before the first whose id has four bytes."""
+    wide = next((i for i, byte in enumerate(packed[3::4]) if byte), None)
+    return packed if wide is None else packed[: wide * TOKEN_BYTES]
 
 
 def all_sizes(db: sqlite3.Connection) -> dict[BlockKey, int]:
@@ -127,7 +166,10 @@ def add(db: sqlite3.Connection, header: BlockHeader, body_bytes: int, used: int)
     proof = schema.block_proof(*own, *numbers, packed, *scope)
     cost = cost_of(HEADER_BYTES + body_bytes)
     new = db.execute(sql, (*own, *numbers, cost, used, proof, *scope))
-    db.execute("INSERT INTO tokens VALUES (?, ?)", (new.lastrowid, packed))
+    narrowed = narrow(packed)
+    width, stored = (TOKEN_BYTES, packed) if narrowed is None else (3, narrowed)
+    row = (link.parent, header.part.value, width, stored, new.lastrowid)
+    db.execute("INSERT INTO tokens VALUES (?, ?, ?, ?, ?)", row)
 
 
 def drop(db: sqlite3.Connection, key: BlockKey) -> None:
@@ -185,8 +227,8 @@ def lru_victim(db: sqlite3.Connection, spared: Sequence[BlockHash]) -> Victim | 
     places = ",".join("?" * len(spared))
     row = db.execute(
         "SELECT b.hash, b.part, b.cost FROM blocks AS b"  # noqa: S608
-        f" WHERE NOT b.pinned AND b.hash NOT IN ({places}) AND {_LEAF}"
-        " ORDER BY b.pinned, b.used, b.start DESC LIMIT 1",
+        f" WHERE b.pinned = 0 AND b.hash NOT IN ({places}) AND {_LEAF}"
+        " ORDER BY b.used, b.start DESC LIMIT 1",
         tuple(spared),
     ).fetchone()
     return None if row is None else Victim(_key(row[0], row[1]), whole(row[2]))
@@ -201,23 +243,46 @@ def unneeded(db: sqlite3.Connection) -> list[Victim]:
     return [Victim(_key(row[0], row[1]), whole(row[2])) for row in rows]
 
 
-def superseded(db: sqlite3.Connection, parents: Iterable[BlockHash]) -> list[BlockKey]:
-    """Partial FULL blocks after `parents` that no agent needs and that a longer block contains."""
-    found = []
-    for parent in parents:
-        rows = db.execute(
-            "SELECT b.hash, t.packed, b.hash IN (SELECT hash FROM chain)"
-            " FROM blocks AS b JOIN tokens AS t ON t.block = b.id"
-            " WHERE b.parent = ? AND b.part = 'full'",
-            (parent,),
-        ).fetchall()
-        tokens = [blob(row[1]) for row in rows]
-        for name, packed, is_needed in rows:
-            if is_needed or len(packed) >= 4 * BLOCK_TOKENS:
-                continue
-            if any(len(one) > len(packed) and one.startswith(packed) for one in tokens):
-                found.append(_key(name, Part.FULL.value))
-    return found
+def superseded(
+    db: sqlite3.Connection, before: Iterable[BlockHash], links: Iterable[BlockLink]
+) -> list[BlockKey]:
+    """Partial FULL blocks that no agent needs and that a longer block begins with.
+
+    Of those whose hashes are in `before`, and those that one of `links` begins with.
+    """
+    names = dict.fromkeys(before)
+    for link in links:
+        packed = _narrowable(pack_tokens(link.tokens))
+        for shorter in nearest(packed, *_searches(db, link.parent, Part.FULL.value)):
+            if len(shorter) < TOKEN_BYTES * len(link.tokens) and packed.startswith(shorter):
+                names[link.scope.hash_of(link.parent, unpack_tokens(shorter))] = None
+    keys = [BlockKey(name, Part.FULL) for name in names]
+    return [key for key in keys if _is_unneeded(db, key) and _has_longer(db, key)]
+
+
+def _is_unneeded(db: sqlite3.Connection, key: BlockKey) -> bool:
+    """Whether the block is partial, stored, and in no agent's chain."""
+    row = db.execute(
+        "SELECT 1 FROM blocks WHERE hash = ? AND part = ? AND n_tokens < ?"
+        " AND NOT EXISTS (SELECT 1 FROM chain WHERE chain.hash = blocks.hash)",
+        (*_named(key), BLOCK_TOKENS),
+    ).fetchone()
+    return row is not None
+
+
+def _has_longer(db: sqlite3.Connection, key: BlockKey) -> bool:
+    """Whether a stored sibling begins with the block's tokens and has more."""
+    row = db.execute(
+        "SELECT t.parent, t.packed FROM blocks AS b JOIN tokens AS t ON t.block = b.id"
+        " WHERE b.hash = ? AND b.part = ? AND t.width = 3",
+        _named(key),
+    ).fetchone()
+    if row is None:
+        return False
+    packed = widen(blob(row[1]))
+    _, above = _searches(db, blob(row[0]), key.part.value)
+    longer = above(packed)
+    return longer is not None and longer.startswith(packed)
 
 
 # Rows
@@ -236,8 +301,8 @@ def _key(name: object, part: object) -> BlockKey:
 
 def _header(parent: BlockHash, row: tuple[object, ...]) -> BlockHeader:
     """A row as a header; the hash is recomputed, because rows are not trusted."""
-    name, part, start, packed, namespace, tenant, layout = row
-    key = _key(name, part)
+    name, part, start, width, stored, namespace, tenant, layout = row
+    key, packed = _key(name, part), packed_in(width, stored)
     match start, packed, namespace, tenant, layout:
         case int(), bytes(), bytes(), bytes(), str() if len(packed) % 4 == 0:
             scope = Scope(namespace, tenant)

@@ -26,6 +26,8 @@ from semantic.domain.errors import InvalidRequestError, StoreError
 
 T = TypeVar("T")
 
+Limit = int | Callable[[int], int]
+"""A quota in bytes, or what makes it of the bytes that the folder takes already."""
 _RECOVERY_SECONDS = 60.0
 """How long to wait for the folder's lock."""
 
@@ -36,9 +38,9 @@ class OpenStore:
     `write_lock` is held while a file is written: one at a time in this process.
     """
 
-    def __init__(self, root: Path, max_bytes: int, files: FileSystem, *, durable: bool) -> None:
+    def __init__(self, root: Path, max_bytes: Limit, files: FileSystem, *, durable: bool) -> None:
         """Raises StoreError when the folder cannot be used, before anything in it is changed."""
-        if max_bytes < 1:
+        if isinstance(max_bytes, int) and max_bytes < 1:
             raise InvalidRequestError(f"max_bytes must be at least 1, got {max_bytes}")
         self.durable = durable
         self.counts = Counts()
@@ -47,9 +49,13 @@ class OpenStore:
         self.entries = Entries(root, files)
         self.reader = BlockReader(self.entries)
         self.index = Index(self.folder)
-        self.quota = Quota(self.index, self.entries, self.counts, max_bytes)
+        known = max_bytes if isinstance(max_bytes, int) else 1  # opening evicts nothing
+        self.quota = Quota(self.index, self.entries, self.counts, known)
         try:
             self.recover()
+            if not isinstance(max_bytes, int):
+                with self.index.reading() as db:
+                    self.quota.max_bytes = max(1, max_bytes(self.quota.used(db)))
         except (OSError, IndexBrokenError) as error:
             self.close()
             raise StoreError(f"the store {root} cannot be read: {error}") from error

@@ -19,7 +19,7 @@ from semantic.adapters.stores.disk.entries import (
 )
 from semantic.adapters.stores.disk.files import Counts
 from semantic.adapters.stores.disk.index import Index
-from semantic.adapters.stores.disk.schema import one
+from semantic.adapters.stores.disk.schema import number, one
 from semantic.domain.block_hash import BlockHash
 
 _FIXED = 10 * PAGE
@@ -39,19 +39,13 @@ class Quota:
 
     def used(self, db: sqlite3.Connection) -> int:
         """Bytes that the whole folder counts for."""
-        files = one(db, "SELECT value FROM numbers WHERE name = 'bytes'")
+        files = number(db, "bytes")
         shards = one(db, "SELECT count(*) FROM shards")
         return files + shards * PAGE + _FIXED + self._index.cost()
 
     def pinned(self, db: sqlite3.Connection) -> int:
         """Bytes that are not evicted: blocks and manifests of pinned agents."""
-        blocks = one(db, "SELECT coalesce(sum(cost), 0) FROM blocks WHERE pinned")
-        manifests = one(
-            db,
-            "SELECT coalesce(sum(m.cost), 0) FROM manifests AS m"
-            " JOIN agents AS a ON a.id = m.agent WHERE a.pinned",
-        )
-        return blocks + manifests
+        return number(db, "pinned")
 
     def reserve(
         self,
@@ -114,10 +108,10 @@ class Quota:
 
     def _minimum(self, db: sqlite3.Connection) -> int:
         """Bytes used once everything evictable is evicted."""
-        evictable = one(db, "SELECT coalesce(sum(cost), 0) FROM others WHERE name LIKE 'bad/%'")
-        evictable += one(db, "SELECT coalesce(sum(cost), 0) FROM blocks")
-        evictable += one(db, "SELECT coalesce(sum(cost), 0) FROM manifests")
-        return self.used(db) - evictable + self.pinned(db)
+        files = number(db, "bytes")
+        fixed = one(db, "SELECT coalesce(sum(cost), 0) FROM others WHERE name NOT LIKE 'bad/%'")
+        fixed += one(db, "SELECT coalesce(sum(cost), 0) FROM reservations")
+        return self.used(db) - files + fixed + self.pinned(db)
 
     def _evict_quarantined(self, db: sqlite3.Connection, *, delete: bool) -> bool:
         rows = db.execute("SELECT name FROM others WHERE name LIKE 'bad/%' ORDER BY name")

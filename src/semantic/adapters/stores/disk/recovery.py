@@ -177,7 +177,7 @@ class Recovery:
                 self._db.execute(
                     "UPDATE blocks SET cost = ? WHERE body_bytes = ?", (right, n_bytes)
                 )
-        self._db.execute(schema.RECOUNT)
+        schema.recount(self._db)
         self._db.execute(
             "UPDATE numbers SET value = max(value, (SELECT coalesce(max(used), 0) FROM blocks))"
             " WHERE name = 'clock'"

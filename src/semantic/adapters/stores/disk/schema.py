@@ -6,8 +6,12 @@ The index is derived: every row follows from the files, and a missing index is r
 `proof` is a checksum of a row's immutable values: SQLite detects no flipped bit inside a value. It
 does not cover the files: an old row verifies, and is compared with its file. `agents.generation`
 is that of the manifest from which the agent's chain follows; `manifests.frame` is the beginning of
-the manifest's file. Triggers maintain the sum of all costs, so that checking the quota reads one
-row.
+the manifest's file. `agents` lists each manifest by scope and time (see `Manifest.place`) and
+by parent, so that a page of them reads that many files. `tokens` is ordered by what follows a
+parent: the blocks that share most tokens with others are neighbours. Its rows have `width` bytes a
+token: 3, so that four rows fit into a page, or 4 where an id needs it (see `narrow`). Triggers
+maintain the numbers of rows and the sums of costs: checking the quota reads one row, however many
+blocks there are.
 """
 
 from __future__ import annotations
@@ -16,9 +20,10 @@ import sqlite3
 from collections.abc import Iterable
 
 from semantic.adapters.stores.disk.entries import MAX_NUMBER
+from semantic.domain.block_hash import TOKEN_BYTES
 from semantic.domain.digest import digest
 
-VERSION = 2
+VERSION = 3
 
 _COSTLY = ("blocks", "manifests", "reservations", "others")
 
@@ -34,22 +39,32 @@ CREATE TABLE blocks(
     pinned INTEGER NOT NULL, proof BLOB NOT NULL, UNIQUE (hash, part));
 CREATE INDEX blocks_by_parent ON blocks(parent);
 CREATE INDEX blocks_by_use ON blocks(pinned, used, start DESC);
-CREATE TABLE tokens(block INTEGER PRIMARY KEY, packed BLOB NOT NULL);
+CREATE TABLE tokens(
+    parent BLOB NOT NULL, part TEXT NOT NULL, width INTEGER NOT NULL, packed BLOB NOT NULL,
+    block INTEGER NOT NULL, PRIMARY KEY (parent, part, width, packed, block)) WITHOUT ROWID;
+CREATE UNIQUE INDEX tokens_by_block ON tokens(block);
 CREATE TRIGGER tokens_go AFTER DELETE ON blocks
     BEGIN DELETE FROM tokens WHERE block = old.id; END;
 CREATE TABLE agents(
     id INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE, pinned INTEGER NOT NULL,
-    saved INTEGER NOT NULL, generation INTEGER NOT NULL, proof BLOB NOT NULL);
+    saved INTEGER NOT NULL, generation INTEGER NOT NULL, namespace BLOB NOT NULL,
+    tenant BLOB NOT NULL, name BLOB NOT NULL, parent BLOB NOT NULL, time INTEGER NOT NULL,
+    proof BLOB NOT NULL);
+CREATE INDEX agents_by_save ON agents(pinned, saved);
+CREATE INDEX agents_by_time ON agents(tenant, namespace, time, name);
+CREATE INDEX agents_by_parent ON agents(tenant, namespace, parent, name);
 CREATE TABLE manifests(
     agent INTEGER NOT NULL, generation INTEGER NOT NULL, cost INTEGER NOT NULL,
     frame BLOB NOT NULL, PRIMARY KEY (agent, generation)) WITHOUT ROWID;
-CREATE TABLE chain(agent INTEGER NOT NULL, hash BLOB NOT NULL, PRIMARY KEY (agent, hash))
-    WITHOUT ROWID;
-CREATE INDEX chain_by_hash ON chain(hash);
+CREATE TABLE chain(
+    agent INTEGER NOT NULL, hash BLOB NOT NULL, pinned INTEGER NOT NULL,
+    PRIMARY KEY (agent, hash)) WITHOUT ROWID;
+CREATE INDEX chain_by_hash ON chain(hash, pinned);
 CREATE TABLE reservations(id INTEGER PRIMARY KEY, session TEXT NOT NULL, cost INTEGER NOT NULL);
 CREATE TABLE others(name TEXT PRIMARY KEY, cost INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE shards(name TEXT PRIMARY KEY) WITHOUT ROWID;
-INSERT INTO numbers VALUES ('bytes', 0), ('clock', 0);
+CREATE TABLE tenants(tag BLOB PRIMARY KEY, n_agents INTEGER NOT NULL) WITHOUT ROWID;
+INSERT INTO numbers VALUES ('agents', 0), ('blocks', 0), ('bytes', 0), ('clock', 0), ('pinned', 0);
 """
 
 _SUM_TRIGGERS = """
@@ -59,36 +74,90 @@ CREATE TRIGGER {table}_go AFTER DELETE ON {table}
     BEGIN UPDATE numbers SET value = value - old.cost WHERE name = 'bytes'; END;
 """
 
-SCRIPT = _TABLES + "".join(_SUM_TRIGGERS.format(table=table) for table in _COSTLY)
-RECOUNT = """
+_PINNED_COST = "(SELECT coalesce(sum(cost), 0) FROM manifests WHERE agent = new.id)"
+_COUNT_TRIGGERS = f"""
+CREATE TRIGGER blocks_counted AFTER INSERT ON blocks BEGIN
+    UPDATE numbers SET value = value + 1 WHERE name = 'blocks';
+    UPDATE numbers SET value = value + new.cost WHERE name = 'pinned' AND new.pinned;
+END;
+CREATE TRIGGER blocks_uncounted AFTER DELETE ON blocks BEGIN
+    UPDATE numbers SET value = value - 1 WHERE name = 'blocks';
+    UPDATE numbers SET value = value - old.cost WHERE name = 'pinned' AND old.pinned;
+END;
+CREATE TRIGGER blocks_pinned AFTER UPDATE OF pinned ON blocks WHEN new.pinned != old.pinned BEGIN
+    UPDATE numbers SET value = value + (new.pinned - old.pinned) * new.cost WHERE name = 'pinned';
+END;
+CREATE TRIGGER manifests_pinned AFTER INSERT ON manifests BEGIN
+    UPDATE numbers SET value = value + new.cost WHERE name = 'pinned'
+        AND (SELECT pinned FROM agents WHERE id = new.agent);
+END;
+CREATE TRIGGER manifests_unpinned AFTER DELETE ON manifests BEGIN
+    UPDATE numbers SET value = value - old.cost WHERE name = 'pinned'
+        AND (SELECT pinned FROM agents WHERE id = old.agent);
+END;
+CREATE TRIGGER agents_counted AFTER INSERT ON agents BEGIN
+    UPDATE numbers SET value = value + 1 WHERE name = 'agents';
+    INSERT INTO tenants VALUES (new.tenant, 1)
+        ON CONFLICT (tag) DO UPDATE SET n_agents = n_agents + 1;
+END;
+CREATE TRIGGER agents_uncounted AFTER DELETE ON agents BEGIN
+    UPDATE numbers SET value = value - 1 WHERE name = 'agents';
+    UPDATE tenants SET n_agents = n_agents - 1 WHERE tag = old.tenant;
+END;
+CREATE TRIGGER agents_pinned AFTER UPDATE OF pinned ON agents WHEN new.pinned != old.pinned BEGIN
+    UPDATE numbers SET value = value + (new.pinned - old.pinned) * {_PINNED_COST}
+        WHERE name = 'pinned';
+END;
+"""  # noqa: S608
+
+SCRIPT = _TABLES + "".join(_SUM_TRIGGERS.format(table=table) for table in _COSTLY) + _COUNT_TRIGGERS
+_RECOUNTS = (
+    """
 UPDATE numbers SET value = (
     SELECT (SELECT coalesce(sum(cost), 0) FROM blocks)
         + (SELECT coalesce(sum(cost), 0) FROM manifests)
         + (SELECT coalesce(sum(cost), 0) FROM reservations)
         + (SELECT coalesce(sum(cost), 0) FROM others))
 WHERE name = 'bytes'
-"""
-"""Recomputes the sum that the triggers maintain."""
+""",
+    "UPDATE numbers SET value = (SELECT count(*) FROM blocks) WHERE name = 'blocks'",
+    "UPDATE numbers SET value = (SELECT count(*) FROM agents) WHERE name = 'agents'",
+    """
+UPDATE numbers SET value = (
+    SELECT (SELECT coalesce(sum(cost), 0) FROM blocks WHERE pinned)
+        + (SELECT coalesce(sum(m.cost), 0) FROM manifests AS m JOIN agents AS a ON a.id = m.agent
+            WHERE a.pinned))
+WHERE name = 'pinned'
+""",
+    "DELETE FROM tenants",
+    "INSERT INTO tenants SELECT tenant, count(*) FROM agents GROUP BY tenant",
+)
 
 _PROOF_BYTES = 16
+_WIDTHS = (3, TOKEN_BYTES)
+_BEFORE_TOKENS = 6
+"""Values of a block's own row that its checksum covers before its tokens."""
 _MAX_COUNTER = MAX_NUMBER + (MAX_NUMBER >> 1)
 """No counter reaches it; SQLite's integers end not far above."""
 
 _BLOCKS = """
-SELECT b.proof, b.hash, b.part, b.parent, b.start, b.n_tokens, b.body_bytes, t.packed,
+SELECT t.width, t.packed, b.proof, b.hash, b.part, b.parent, b.start, b.n_tokens, b.body_bytes,
     s.namespace, s.tenant, s.layout
-FROM blocks AS b LEFT JOIN tokens AS t ON t.block = b.id LEFT JOIN scopes AS s ON s.id = b.scope
+FROM blocks AS b LEFT JOIN scopes AS s ON s.id = b.scope
+    LEFT JOIN tokens AS t ON t.block = b.id AND t.parent = b.parent AND t.part = b.part
 """
 _NUMBERS = f"""
-SELECT (SELECT count(*) FROM numbers WHERE name IN ('bytes', 'clock')
-    AND typeof(value) = 'integer' AND value BETWEEN 0 AND {_MAX_COUNTER}) = 2
+SELECT (SELECT count(*) FROM numbers
+    WHERE name IN ('agents', 'blocks', 'bytes', 'clock', 'pinned')
+    AND typeof(value) = 'integer' AND value BETWEEN 0 AND {_MAX_COUNTER}) = 5
     AND NOT EXISTS (SELECT 1 FROM blocks
         WHERE typeof(used) != 'integer' OR used NOT BETWEEN 0 AND {_MAX_COUNTER})
 """  # noqa: S608
 _STRAYS = """
 SELECT EXISTS (SELECT 1 FROM agents WHERE id NOT IN (SELECT agent FROM manifests))
     OR EXISTS (SELECT 1 FROM manifests WHERE agent NOT IN (SELECT id FROM agents))
-    OR EXISTS (SELECT 1 FROM chain WHERE agent NOT IN (SELECT id FROM agents))
+    OR EXISTS (SELECT 1 FROM chain AS c WHERE c.pinned IS NOT
+        (SELECT pinned FROM agents WHERE id = c.agent))
     OR EXISTS (SELECT 1 FROM tokens WHERE block NOT IN (SELECT id FROM blocks))
 """
 
@@ -132,6 +201,12 @@ def _definitions(db: sqlite3.Connection) -> list[tuple[object, ...]]:
     return rows
 
 
+def recount(db: sqlite3.Connection) -> None:
+    """Recompute all that the triggers maintain."""
+    for statement in _RECOUNTS:
+        db.execute(statement)
+
+
 # Rows
 
 
@@ -149,9 +224,14 @@ def verify_rows(db: sqlite3.Connection) -> None:
     """Raise IndexBrokenError unless all rows match their checksums and refer to existing rows."""
     _require(db.execute(_NUMBERS).fetchone() == (1,), "a counter")
     _require(db.execute(_STRAYS).fetchone() == (0,), "a row without its owner")
-    for proof, *values in db.execute(_BLOCKS):
+    for width, stored, proof, *own in db.execute(_BLOCKS):
+        _require(width in _WIDTHS and len(blob(stored)) % width == 0, "a block's tokens")
+        values = (*own[:_BEFORE_TOKENS], packed_in(width, stored), *own[_BEFORE_TOKENS:])
         _require(block_proof(*values) == proof, "a block's row")
-    agents = db.execute("SELECT proof, id, key, pinned, saved, generation FROM agents")
+    agents = db.execute(
+        "SELECT proof, id, key, pinned, saved, generation, namespace, tenant, name, parent, time"
+        " FROM agents"
+    )
     for proof, agent, *values in agents.fetchall():
         rows = db.execute("SELECT hash FROM chain WHERE agent = ?", (agent,))
         chain = [blob(row[0]) for row in rows]
@@ -180,7 +260,38 @@ def _bytes(value: object) -> bytes:
             raise IndexBrokenError(f"a row has no {type(value).__name__}")
 
 
+def narrow(packed: bytes) -> bytes | None:
+    """Packed tokens in three bytes each, in the same order; None if an id needs four."""
+    if any(packed[3::4]):
+        return None
+    narrowed = bytearray(len(packed) // 4 * 3)
+    for i in range(3):
+        narrowed[i::3] = packed[i::4]
+    return bytes(narrowed)
+
+
+def widen(narrowed: bytes) -> bytes:
+    """The packed tokens from which `narrow` made `narrowed`."""
+    packed = bytearray(len(narrowed) // 3 * 4)
+    for i in range(3):
+        packed[i::4] = narrowed[i::3]
+    return bytes(packed)
+
+
+def packed_in(width: object, stored: object) -> bytes:
+    """The packed tokens of a row of `tokens`."""
+    return blob(stored) if width == TOKEN_BYTES else widen(blob(stored))
+
+
 # Values
+
+
+def number(db: sqlite3.Connection, name: str) -> int:
+    """A number that the triggers maintain: "agents", "blocks", "bytes" or "pinned"."""
+    row = db.execute("SELECT value FROM numbers WHERE name = ?", (name,)).fetchone()
+    if row is None:
+        raise IndexBrokenError(f"the index has no number of {name}")
+    return whole(row[0])
 
 
 def one(db: sqlite3.Connection, sql: str) -> int:

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from semantic.adapters.stores.disk import agent_rows, block_rows, maintenance
+from semantic.adapters.stores.disk import agent_rows, block_rows, maintenance, schema
 from semantic.adapters.stores.disk.agents import Agents, QuotaExceededError
 from semantic.adapters.stores.disk.blocks import Blocks
 from semantic.adapters.stores.disk.entries import (
@@ -38,15 +38,17 @@ from semantic.adapters.stores.disk.entries import (
 from semantic.adapters.stores.disk.files import FileSystem
 from semantic.adapters.stores.disk.folder import read_format
 from semantic.adapters.stores.disk.maintenance import CheckReport, CollectReport
-from semantic.adapters.stores.disk.open_store import OpenStore
+from semantic.adapters.stores.disk.open_store import Limit, OpenStore
 from semantic.adapters.stores.disk.schema import IndexBrokenError
 from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope
 from semantic.domain.errors import StoreError
 from semantic.domain.stored import (
+    AgentName,
     BlockHeader,
     BlockRead,
     Found,
     Manifest,
+    Place,
     StoredBlock,
     StoreStats,
     Tier,
@@ -85,12 +87,14 @@ class DiskStore:
     def open(
         cls,
         folder: Path,
-        max_bytes: int,
+        max_bytes: Limit,
         *,
         files: FileSystem | None = None,
         durable: bool = True,
     ) -> DiskStore:
         """The store in `folder`, created when missing. Deletes nothing, even over the quota.
+
+        `max_bytes` is the quota, or makes it of the bytes that the folder takes already.
 
         With `durable` a saved agent survives power loss; without it only the end of the process,
         and a torn file is a miss. Raises StoreError, with nothing changed, when the folder is not
@@ -139,10 +143,13 @@ class DiskStore:
     def lacking(self, keys: Sequence[BlockKey]) -> frozenset[BlockKey]:
         return frozenset(keys) - self.find(keys).keys()
 
-    def children(
-        self, parent: BlockHash, part: Part, like: Sequence[int] | None = None
-    ) -> Sequence[BlockHeader]:
-        return self._query(lambda db: block_rows.children(db, parent, part, like), failed=[])
+    def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]:
+        return self._query(lambda db: block_rows.children(db, parent, part), failed=[])
+
+    def nearest(self, parent: BlockHash, part: Part, like: Sequence[int]) -> Sequence[BlockHeader]:
+        return self._query(
+            lambda db: block_rows.nearest_children(db, parent, part, like), failed=[]
+        )
 
     def resident(
         self,
@@ -177,8 +184,37 @@ class DiskStore:
         return self._newest(agent_key(scope, agent_id))
 
     def manifests(self) -> Sequence[Manifest]:
-        found = map(self._newest, self._query(agent_rows.keys, failed=list[bytes]()))
-        return [manifest for manifest in found if manifest is not None]
+        return self._all_newest(self._query(agent_rows.keys, failed=list[bytes]()))
+
+    def scopes(self) -> Sequence[Scope]:
+        tenants = self._query(agent_rows.tenants, failed=list[bytes]())
+        return [scope for tenant in tenants for scope in self.scopes_of(tenant)]
+
+    def page(self, scope: Scope, limit: int, after: Place | None = None) -> Sequence[Manifest]:
+        found: list[Manifest] = []
+        while len(found) < limit:
+            query = partial(agent_rows.page, scope=scope, limit=limit - len(found), after=after)
+            rows = self._query(query, failed=list[agent_rows.Listed]())
+            if not rows:
+                break
+            found += self._all_newest([row.key for row in rows])  # some may be unreadable
+            after = rows[-1].place
+        return found
+
+    def scopes_of(self, tenant: bytes) -> Sequence[Scope]:
+        """The scopes in which the tenant with this tag has agents: one for each model."""
+        found = self._query(lambda db: agent_rows.namespaces(db, tenant), failed=list[bytes]())
+        return [Scope(namespace, tenant) for namespace in found]
+
+    def count_of(self, tenant: bytes) -> int:
+        """How many agents a tenant has, of all models."""
+        return self._query(lambda db: agent_rows.count_of(db, tenant), failed=0)
+
+    def child_agents(self, scope: Scope, parent: str) -> Sequence[str]:
+        return self._query(lambda db: agent_rows.children(db, scope, parent), failed=[])
+
+    def users(self, hashes: Sequence[BlockHash]) -> Mapping[BlockHash, frozenset[AgentName]]:
+        return self._query(lambda db: agent_rows.users(db, hashes), failed={})
 
     def remove(self, scope: Scope, agent_id: str) -> bool:
         key = agent_key(scope, agent_id)
@@ -307,6 +343,10 @@ class DiskStore:
         with self._store.index.writing() as db:
             block_rows.touch(db, keys)
 
+    def _all_newest(self, keys: Sequence[bytes]) -> list[Manifest]:
+        found = map(self._newest, keys)
+        return [manifest for manifest in found if manifest is not None]
+
     def _newest(self, key: bytes) -> Manifest | None:
         try:
             return self._agents.newest(key)
@@ -316,6 +356,6 @@ class DiskStore:
             return None
 
     def _sizes(self, db: sqlite3.Connection) -> tuple[int, int, int, int]:
-        (n_blocks,) = db.execute("SELECT count(*) FROM blocks").fetchone()
         quota = self._store.quota
-        return n_blocks, quota.used(db), agent_rows.count(db), quota.pinned(db)
+        n_blocks, n_agents = schema.number(db, "blocks"), schema.number(db, "agents")
+        return n_blocks, quota.used(db), n_agents, quota.pinned(db)

@@ -1,0 +1,157 @@
+"""What a call of a store costs does not depend on how many entries it has: counted, not timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from semantic.adapters.stores.disk import DiskStore
+from semantic.adapters.stores.memory import MemoryStore
+from semantic.domain.block_hash import Part
+from semantic.ports.store import CacheStorePort
+from tests.support.steps import steps_of
+from tests.support.store_blocks import SCOPE, block, chain, keys, manifest, scope_of, text
+
+FEW, MANY = 30, 300
+PLENTY = 1 << 30
+STORES = ("memory", "disk")
+SLACK = 1.1
+"""A tree of many rows is a level deeper."""
+
+Call = Callable[[CacheStorePort], object]
+
+
+def stocked(kind: str, folder: Path, n: int) -> CacheStorePort:
+    """A store with `n` agents that share a beginning, each with a block of its own."""
+    store: CacheStorePort = (
+        MemoryStore(PLENTY)
+        if kind == "memory"
+        else DiskStore.open(folder / f"{kind} {n}", PLENTY, durable=False)
+    )
+    for number in range(n):
+        tokens = (*text(256), *text(20), number)
+        for link in SCOPE.chain(tokens):
+            assert store.put(block(link))
+        name = f"agent {number:04}"
+        saved = replace(manifest(name, 0), token_ids=tokens, saved_at=number, parent="parent 1")
+        assert store.save(replace(saved, parent=f"parent {number}"))
+    return store
+
+
+def limit_to(store: CacheStorePort, n_bytes: int) -> None:
+    """Leave the store no room for more than `n_bytes`."""
+    if isinstance(store, MemoryStore):
+        store._max_bytes = n_bytes
+    elif isinstance(store, DiskStore):
+        store._store.quota.max_bytes = n_bytes
+
+
+def steps(store: CacheStorePort, call: Call) -> int:
+    """The steps of `call`, those of SQLite included."""
+    if not isinstance(store, DiskStore):
+        return steps_of(lambda: call(store))
+    index = store._store.index
+    with index.reading() as reader, index.writing() as writer:
+        databases = reader, writer
+    return steps_of(lambda: call(store), *databases)
+
+
+def steps_per_eviction(store: CacheStorePort) -> float:
+    """Of a put for which several blocks go."""
+    [tier] = store.stats()
+    limit_to(store, tier.n_bytes - 40_000)
+    (link,) = chain(250, seed=10_000 + tier.counts["written"])
+    n_steps = steps(store, lambda store: store.put(block(link)))
+    assert store.find([link.key(Part.FULL)])
+    n_evicted = store.stats()[0].counts["evicted"] - tier.counts["evicted"]
+    assert n_evicted > 1
+    return n_steps / n_evicted
+
+
+def save_again(store: CacheStorePort) -> None:
+    assert store.save(replace(manifest("agent 0003", 0), token_ids=(*text(256), *text(20), 3)))
+
+
+def save_new(store: CacheStorePort) -> None:
+    assert store.save(replace(manifest("new", 0), token_ids=(*text(256), *text(20), 10**6)))
+
+
+def nearest(store: CacheStorePort) -> None:
+    parent = next(SCOPE.chain(text(256))).hash
+    found = store.nearest(parent, Part.FULL, (*text(20), 3, 4))
+    assert (*text(20), 3) in [one.link.tokens for one in found]
+
+
+CALLS: dict[str, Call] = {
+    "save a known agent": save_again,
+    "save a new agent": save_new,
+    "nearest": nearest,
+    "find": lambda store: store.find(keys(chain(600))),
+    "page": lambda store: store.page(SCOPE, 5),
+    "next page": lambda store: store.page(SCOPE, 3, (10_000_000, b"agent 0010")),
+    "scopes": lambda store: store.scopes(),
+    "children of an agent": lambda store: store.child_agents(SCOPE, "parent 3"),
+    "users": lambda store: store.users([link.hash for link in chain(256)]),
+    "manifest": lambda store: store.manifest(SCOPE, "agent 0003"),
+    "manifest of no agent": lambda store: store.manifest(scope_of("other"), "x"),
+    "stats": lambda store: store.stats(),
+    "touch": lambda store: store.touch(keys(chain(256))),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("kind", STORES)
+def test_a_call(kind: str, name: str, tmp_path: Path) -> None:
+    with (
+        closing(stocked(kind, tmp_path, FEW)) as few,
+        closing(stocked(kind, tmp_path, MANY)) as many,
+    ):
+        for store in (few, many):
+            CALLS[name](store)  # the first call may open or build something
+        assert steps(many, CALLS[name]) <= SLACK * steps(few, CALLS[name])
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_an_eviction(kind: str, tmp_path: Path) -> None:
+    with (
+        closing(stocked(kind, tmp_path, FEW)) as few,
+        closing(stocked(kind, tmp_path, MANY)) as many,
+    ):
+        assert steps_per_eviction(many) <= SLACK * steps_per_eviction(few)
+
+
+def pin(store: CacheStorePort, first: int, n: int) -> None:
+    for number in range(first, n):
+        found = store.manifest(SCOPE, f"agent {number:04}")
+        assert found is not None
+        assert store.save(replace(found, pinned=True))
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_an_eviction_beside_pins(kind: str, tmp_path: Path) -> None:
+    """Pinned entries are not searched for victims."""
+    counts = []
+    for n in (FEW, MANY):
+        with closing(stocked(kind, tmp_path, n)) as store:
+            pin(store, 0, n)
+            for seed in range(20):
+                store.put(block(next(SCOPE.chain(text(250, seed=50 + seed)))))
+            counts.append(steps_per_eviction(store))
+    assert counts[1] <= SLACK * counts[0]
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_a_put_that_finds_no_room(kind: str, tmp_path: Path) -> None:
+    (link,) = chain(250, seed=9)
+    counts = []
+    for n in (FEW, MANY):
+        with closing(stocked(kind, tmp_path, n)) as store:
+            pin(store, 0, n)
+            limit_to(store, store.stats()[0].n_bytes)
+            counts.append(steps(store, lambda store: store.put(block(link))))
+            assert not store.find([link.key(Part.FULL)])
+    assert counts[1] <= SLACK * counts[0]
