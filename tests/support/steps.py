@@ -7,9 +7,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TypeAlias
+from typing import TYPE_CHECKING
 
-Trace: TypeAlias = Callable[[FrameType, str, object], object]
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
 
 
 class Steps:
@@ -18,11 +19,11 @@ class Steps:
     def __init__(self) -> None:
         self.n = 0
 
-    def _line(self, _frame: FrameType, event: str, _value: object) -> Trace:
+    def _line(self, _frame: FrameType, event: str, _value: object) -> TraceFunction:
         self.n += event == "line"
         return self._line
 
-    def _call(self, frame: FrameType, _event: str, _value: object) -> Trace | None:
+    def _call(self, frame: FrameType, _event: str, _value: object) -> TraceFunction | None:
         ours = str(frame.f_globals.get("__name__", "")).startswith("semantic.")
         return self._line if ours else None
 
