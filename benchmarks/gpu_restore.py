@@ -190,6 +190,9 @@ def saved(setup: Setup, store: TieredStore, lines: Lines, without: float) -> Non
         tokens = [*tokens, *said(told), *setup.prompt(9, NEW)]
         told = side.ask("ann", tokens)
         lines.note(f"resident, {NEW} new", ttft_ms=_MS * told.ttft, cached=told.done.cached_tokens)
+    for number in (5, 6):
+        again = side.ask("short", setup.prompt(number, short))
+        lines.note("short, with store, again", ttft_s=again.ttft, tok_s=short / again.ttft)
     for number in (1, 1):
         again = side.ask("short", [*setup.prompt(number, short), *setup.prompt(7, NEW)])
         lines.note("resident, short", ttft_ms=_MS * again.ttft, cached=again.done.cached_tokens)

@@ -264,7 +264,7 @@ def test_restoring_uses_the_same_memory_again(
 
 
 def test_memory_is_retained_up_to_a_bound(driver: HostDriver) -> None:
-    memory = HostMemory(driver, most_free_bytes=200)
+    memory = HostMemory(driver, most_free_bytes=300)
     pieces = [memory.take(100) for _ in range(3)]
     part = pieces[0][:10]
     del pieces
@@ -274,3 +274,24 @@ def test_memory_is_retained_up_to_a_bound(driver: HostDriver) -> None:
     del again, part
     assert driver.calls == {"allocate": 3, "free": 1}
     assert Rows(2, 3, 4).nbytes == 6
+
+
+@pytest.mark.parametrize("n_bytes", [1, 5, 4096, 4 << 20, (4 << 20) + 1, 33 << 20])
+def test_pieces_have_the_size_that_is_asked_for_and_fit_again(
+    driver: HostDriver, n_bytes: int
+) -> None:
+    memory = HostMemory(driver)
+    for _ in range(2):
+        assert len(memory.take(n_bytes)) == n_bytes
+    assert driver.calls["allocate"] == 1
+
+
+def test_without_such_memory_any_other_is_used(
+    driver: HostDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> int:
+        raise MemoryError
+
+    monkeypatch.setattr(driver, "allocate", fail)
+    memory = HostMemory(driver)
+    assert len(memory.take(100)) == 100

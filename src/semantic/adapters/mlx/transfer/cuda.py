@@ -23,6 +23,7 @@ _NON_BLOCKING = 1  # a stream that does not wait for the default one
 _PORTABLE = 1  # pinned memory for every context
 _HOST, _DEVICE = 1, 2
 _HUGE_PAGE = 2 << 20
+_FROM_HUGE = 4 * _HUGE_PAGE
 _ADDRESS = "if (threadIdx.x == 0) address[0] = (unsigned long long)(const void*)data;"
 _TESTED = 1 << 14
 """Numbers of the test."""
@@ -88,11 +89,15 @@ class CudaDriver:
     def allocate(self, n_bytes: int) -> int:
         """See `CopyDriver.allocate`. Huge pages where the system has them: fewer first touches."""
         self._stream()
-        memory = mmap.mmap(-1, n_bytes + _HUGE_PAGE)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            memory.madvise(mmap.MADV_HUGEPAGE)
+        huge = n_bytes >= _FROM_HUGE and hasattr(mmap, "MADV_HUGEPAGE")
+        try:
+            memory = mmap.mmap(-1, n_bytes + _HUGE_PAGE if huge else n_bytes)
+        except OSError as error:
+            raise MemoryError(str(error)) from error
         address = address_of(memoryview(memory))
-        address += -address % _HUGE_PAGE
+        if huge:
+            memory.madvise(mmap.MADV_HUGEPAGE)
+            address += -address % _HUGE_PAGE
         try:
             self._call(
                 "cuMemHostRegister_v2",

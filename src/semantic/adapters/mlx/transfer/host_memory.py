@@ -17,6 +17,9 @@ from semantic.adapters.mlx.transfer.driver import CopyDriver
 _MOST_FREE_BYTES = 1 << 30
 """Unused memory that is retained; what would exceed it is freed."""
 
+_STEP = 4 << 20
+"""Pieces above this are multiples of it; smaller ones are powers of two."""
+
 
 class HostMemory:
     """Pieces of host memory by size. Thread-safe."""
@@ -27,25 +30,26 @@ class HostMemory:
         self._free: defaultdict[int, list[int]] = defaultdict(list)
         self._free_bytes = 0
         self._lock = threading.RLock()  # garbage collection may return memory at any point
-        self.allocated = 0  # pieces, since the start
 
     def take(self, n_bytes: int) -> memoryview:
         """Memory of `n_bytes` with any content; it returns when no view of it is left.
 
-        Raises MemoryError.
+        Slower memory where the system has no more of this kind. Raises MemoryError.
         """
+        size = _size_for(n_bytes)
         with self._lock:
-            free = self._free[n_bytes]
+            free = self._free[size]
             address = free.pop() if free else None
             if address is not None:
-                self._free_bytes -= n_bytes
+                self._free_bytes -= size
         if address is None:
-            address = self._driver.allocate(n_bytes)
-            with self._lock:
-                self.allocated += 1
-        piece = _piece_type(n_bytes).from_address(address)
-        weakref.finalize(piece, self._give_back, address, n_bytes).atexit = False
-        return memoryview(piece).cast("B")
+            try:
+                address = self._driver.allocate(size)
+            except MemoryError:
+                return memoryview(bytearray(n_bytes))
+        piece = _piece_type(size).from_address(address)
+        weakref.finalize(piece, self._give_back, address, size).atexit = False
+        return memoryview(piece).cast("B")[:n_bytes]
 
     def _give_back(self, address: int, n_bytes: int) -> None:
         with self._lock:
@@ -54,6 +58,13 @@ class HostMemory:
                 self._free_bytes += n_bytes
                 return
         self._driver.free(address)
+
+
+def _size_for(n_bytes: int) -> int:
+    """The size of piece to use: few sizes, so that pieces fit again."""
+    if n_bytes > _STEP:
+        return -(-n_bytes // _STEP) * _STEP
+    return 1 << max(0, n_bytes - 1).bit_length()
 
 
 class _Piece(ctypes.Array[ctypes.c_ubyte]):
