@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu_server`: `semantic serve` and `mlx_lm.server` on a GPU, in turns.
+"""`python -m benchmarks.gpu_server`: `semantic serve` and `mlx_lm.server` on a GPU, in one run.
 
 Both serve a model of the shape of Llama 3.1 8B with random bf16 weights, each in its own process,
 ours with its store on disk. Clients ask at once, with long and short prompts, a second turn, and
@@ -104,7 +104,7 @@ def main() -> int:
 
 
 def run(arguments: argparse.Namespace, folder: Path) -> int:
-    """All rounds with both servers, which run together and are measured in turns."""
+    """All rounds with one server after the other: two do not fit the memory of one device."""
     rounds = SMALL_ROUNDS if arguments.small else ROUNDS
     started = Run.start(
         "gpu_server",
@@ -128,18 +128,19 @@ def run(arguments: argparse.Namespace, folder: Path) -> int:
         result = started.finish(samples, summary, judge(samples))
         result.write(arguments.output / "gpu_server.json")
 
-    servers = start(folder, [arguments.side] if arguments.side else [OURS, THEIRS], note)
     wanted = arguments.only or [*(one.name for one in rounds), *BESIDE]
-    try:
-        for name, server in servers.items():
+    besides = {} if arguments.small else {name: n for name, n in BESIDE.items() if name in wanted}
+    for name in [arguments.side] if arguments.side else [OURS, THEIRS]:
+        server = start(folder, name, note)
+        try:
             warm = talk(server, replace(rounds[0], name="warm-up", clients=2, max_tokens=24))
             note({"side": name, "round": "warm-up", **figures(warm)})
-        in_turns(servers, [one for one in rounds if one.name in wanted], note)
-        if not arguments.small:
-            besides = {name: n for name, n in BESIDE.items() if name in wanted}
-            in_turns_beside(servers, besides, note)
-    finally:
-        for server in servers.values():
+            for one in rounds:
+                for line in measured(server, one) if one.name in wanted else ():
+                    note({"side": name, **line})
+            for what, n_words in besides.items():
+                note({"side": name, "round": what, **beside(server, what, n_words)})
+        finally:
             server.stop()
     verdict = judge(samples)
     print(f"{'passed' if verdict.passed else 'MISSED'}: {verdict.observed}")
@@ -150,46 +151,27 @@ Note = Callable[[dict[str, Scalar]], None]
 """Takes a line of figures."""
 
 
-def in_turns(servers: dict[str, ServerProcess], rounds: Sequence[Round], note: Note) -> None:
-    """Every round with every server."""
-    for one in rounds:
-        for name, server in servers.items():
-            for line in measured(server, one):
-                note({"side": name, **line})
-
-
-def in_turns_beside(servers: dict[str, ServerProcess], besides: dict[str, int], note: Note) -> None:
-    """Every very long prompt, of so many words, with every server."""
-    for what, n_words in besides.items():
-        for name, server in servers.items():
-            note({"side": name, "round": what, **beside(server, what, n_words)})
-
-
-def start(folder: Path, sides: Sequence[str], note: Note) -> dict[str, ServerProcess]:
-    """The servers, ready."""
-    servers: dict[str, ServerProcess] = {}
-    for name in sides:
-        begun = time.perf_counter()
-        if name == OURS:
-            server = semantic_server(
-                folder / "model", folder / OURS, "--max-batch", "64", "--max-waiting", "256",
-                "--pool-gb", "32", "--ram-gb", "8",
-                "--served-model-name", MODEL_NAME,
-            )  # fmt: skip
-        else:
-            server = mlx_lm_server(folder / "model", folder / THEIRS, Path(sys.executable))
-            server.command = [
-                *server.command, "--decode-concurrency", "64", "--prompt-concurrency", "8",
-            ]  # fmt: skip
-        paths = [server.environment.get("PYTHONPATH"), os.environ.get("PYTHONPATH")]
-        server.environment = {
-            **server.environment,
-            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-        }
-        server.start()
-        servers[name] = server
-        note({"side": name, "round": "start", "ready_s": time.perf_counter() - begun})
-    return servers
+def start(folder: Path, name: str, note: Note) -> ServerProcess:
+    """A server, ready."""
+    begun = time.perf_counter()
+    if name == OURS:
+        server = semantic_server(
+            folder / "model", folder / OURS, "--max-batch", "64", "--max-waiting", "256",
+            "--pool-gb", "32", "--ram-gb", "8", "--served-model-name", MODEL_NAME,
+        )  # fmt: skip
+    else:
+        server = mlx_lm_server(folder / "model", folder / THEIRS, Path(sys.executable))
+        server.command = [
+            *server.command, "--decode-concurrency", "64", "--prompt-concurrency", "8",
+        ]  # fmt: skip
+    paths = [server.environment.get("PYTHONPATH"), os.environ.get("PYTHONPATH")]
+    server.environment = {
+        **server.environment,
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+    }
+    server.start()
+    note({"side": name, "round": "start", "ready_s": round(time.perf_counter() - begun, 2)})
+    return server
 
 
 def talk(server: ServerProcess, one: Round, talks: Sequence[Talk] = ()) -> list[Talk]:

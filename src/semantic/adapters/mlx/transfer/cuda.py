@@ -98,6 +98,9 @@ class CudaDriver:
         if huge:
             memory.madvise(mmap.MADV_HUGEPAGE)
             address += -address % _HUGE_PAGE
+        # Touched here, outside of CUDA: while CUDA pins pages that do not exist yet, it lets no
+        # other thread launch anything.
+        ctypes.memset(address, 0, n_bytes)
         try:
             self._call(
                 "cuMemHostRegister_v2",
