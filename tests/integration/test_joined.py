@@ -186,25 +186,28 @@ def test_what_ties_modules_together_ties_the_copies() -> None:
 # Llama's decode step
 
 
-def shortened(model: Module, **how: bool) -> Module:
+def shortened(
+    model: Module, *, add_in_product: bool = True, compile_after: int | None = 0
+) -> Module:
     ours = join(model)
-    shorten(ours, **how)
+    shorten(ours, add_in_product=add_in_product, compile_after=compile_after)
     return ours
 
 
 def batch_logits(model: Module, caches: Callable[[Module], list[list[object]]]) -> mx.array:
     """Of four steps of a batch, each row after a prompt of its own length."""
+    prompts = (PROMPT, PROMPT[:3], PROMPT[:5], PROMPT[2:])  # as many as a batch is padded to
     rows = []
-    for own, prompt in zip(caches(model), (PROMPT, PROMPT[:3], PROMPT[:5]), strict=True):
+    for own, prompt in zip(caches(model), prompts, strict=True):
         model(mx.array([prompt]), cache=own)
         rows.append(own)
     batch = [layer[0].merge(layer) for layer in zip(*rows, strict=True)]
-    steps = ((7, 2, 11), (5, 5, 1), (1, 0, 9), (3, 3, 3))
+    steps = ((7, 2, 11, 4), (5, 5, 1, 8), (1, 0, 9, 2), (3, 3, 3, 3))
     return mx.concatenate([model(mx.array(step)[:, None], cache=batch) for step in steps], axis=1)
 
 
 def padded(model: Module) -> list[list[object]]:
-    return [make_prompt_cache(model) for _ in range(3)]
+    return [make_prompt_cache(model) for _ in range(4)]
 
 
 def in_pages(model: Module) -> list[list[object]]:
@@ -214,18 +217,21 @@ def in_pages(model: Module) -> list[list[object]]:
     assert kinds is not None
     install(model)
     layers = PagedLayers(spec, kinds, [PortableAttention() for _ in kinds])
-    return [cast("list[object]", layers.empty(256)) for _ in range(3)]
+    return [cast("list[object]", layers.empty(256)) for _ in range(4)]
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
 @pytest.mark.parametrize("caches", [padded, in_pages])
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compile_after", [None, 0, 2])
 @pytest.mark.parametrize("add_in_product", [False, True])
 def test_a_shortened_step_computes_the_same(
-    name: str, caches: Callable[[Module], list[list[object]]], compiled: bool, add_in_product: bool
+    name: str,
+    caches: Callable[[Module], list[list[object]]],
+    compile_after: int | None,
+    add_in_product: bool,
 ) -> None:
     model = fresh(name)
-    ours = shortened(model, compiled=compiled, add_in_product=add_in_product)
+    ours = shortened(model, compile_after=compile_after, add_in_product=add_in_product)
     difference = apart(batch_logits(ours, caches), batch_logits(model, caches))
     assert difference <= most_rounding(tiny_model(name))
 
@@ -268,10 +274,10 @@ def test_a_model_gets_one_form_however_often_it_is_wrapped(monkeypatch: pytest.M
 
 
 def test_a_shortened_step_computes_each_product_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = shortened(fresh("llama"), compiled=False)
+    ours = shortened(fresh("llama"), compile_after=None)
     calls = Counts(monkeypatch)
     batch_logits(ours, padded)
-    assert calls.n == (3 + 4) * 2 * 3  # three prompts and four steps of three layers
+    assert calls.n == (4 + 4) * 2 * 3  # four prompts and four steps of three layers
 
 
 def test_on_a_cpu_the_model_itself_decodes() -> None:

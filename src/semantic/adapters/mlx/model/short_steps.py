@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Protocol, cast
@@ -43,6 +44,9 @@ _MODELS = {
 }
 _PARTS = ("Attention", "MLP", "TransformerBlock", "RMSNorm")
 
+COMPILE_AFTER = 64
+"""Steps of a batch size before its functions are compiled, which takes as long as several steps."""
+
 _DECODING = "_semantic_decoding_form"
 
 
@@ -61,7 +65,7 @@ _Heads = tuple[mx.array, mx.array, mx.array]
 """Queries, keys and values, (rows, heads, 1, head_dim); the first two rotated."""
 
 _Start = Callable[[mx.array, mx.array], tuple[mx.array, mx.array, mx.array, mx.array]]
-_Between = Callable[[mx.array, mx.array, mx.array], tuple[mx.array, mx.array, mx.array, mx.array]]
+_Middle = Callable[[mx.array, mx.array, mx.array], tuple[mx.array, mx.array, mx.array, mx.array]]
 _End = Callable[[mx.array, mx.array], mx.array]
 
 
@@ -72,15 +76,22 @@ def source_digest(module: ModuleType) -> str:
     return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
-def shorten(model: Module, *, add_in_product: bool = True, compiled: bool = True) -> None:
-    """Let a joined model decode with fewer kernels, if it is of a form that this knows."""
+def shorten(
+    model: Module, *, add_in_product: bool = True, compile_after: int | None = COMPILE_AFTER
+) -> None:
+    """Let a joined model decode with fewer kernels, if it is of a form that this knows.
+
+    A batch size is compiled after so many steps; with None, never.
+    """
     for inner in cast("Callable[[], list[Module]]", model.modules)():
         known = next((one for one in SOURCES if type(inner) is getattr(one, _MODELS[one])), None)
         if known is not None and source_digest(known) == SOURCES[known] and _is_whole(inner):
-            _shorten(inner, known, add_in_product=add_in_product, compiled=compiled)
+            _shorten(inner, known, add_in_product=add_in_product, compile_after=compile_after)
 
 
-def _shorten(inner: Module, known: ModuleType, *, add_in_product: bool, compiled: bool) -> None:
+def _shorten(
+    inner: Module, known: ModuleType, *, add_in_product: bool, compile_after: int | None
+) -> None:
     layers = [_layer_of(layer, known, add_in_product) for layer in inner.layers]
     found = [layer for layer in layers if layer is not None]
     if len(found) < len(layers):
@@ -93,7 +104,7 @@ def _shorten(inner: Module, known: ModuleType, *, add_in_product: bool, compiled
         layer.read_norms()
     kind = type(inner)
     inner.__class__ = type(kind.__name__, (_Stepped, kind), {})
-    inner.steps = _Steps(outside, found, compiled)
+    inner.steps = _Steps(outside, found, compile_after)
 
 
 def shorten_here(model: Module) -> Module:
@@ -223,12 +234,16 @@ class _GemmaOutside(_Outside):
         return [everything if i % pattern == pattern - 1 else recent for i in range(len(caches))]
 
 
-class _Steps:
-    """A decode step of one token per row."""
+class _Between:
+    """What lies between the attentions of the layers: functions of arrays."""
 
-    def __init__(self, outside: _Outside, layers: Sequence[_Layer], compiled: bool) -> None:
-        self._outside = outside
-        self._layers = layers
+    def __init__(
+        self,
+        outside: _Outside,
+        layers: Sequence[_Layer],
+        made: Callable[[Callable[..., object]], Callable[..., object]],
+    ) -> None:
+        """`made` returns what is called instead of each function."""
         first, last = layers[0], layers[-1]
 
         def start(inputs: mx.array, offset: mx.array) -> tuple[mx.array, ...]:
@@ -238,25 +253,45 @@ class _Steps:
         def end(attended: mx.array, h: mx.array) -> mx.array:
             return outside.norm(last.after(attended, h))
 
-        def between(one: _Layer, following: _Layer) -> _Between:
+        def between(one: _Layer, following: _Layer) -> _Middle:
             def run(attended: mx.array, h: mx.array, offset: mx.array) -> tuple[mx.array, ...]:
                 h = one.after(attended, h)
                 return (h, *following.heads(h, offset))
 
-            return cast(_Between, made(run))
+            return cast(_Middle, made(run))
 
-        made = cast("Callable[[object], object]", mx.compile if compiled else lambda call: call)
-        self._start = cast(_Start, made(start))
-        self._end = cast(_End, made(end))
-        self._between = [between(one, two) for one, two in itertools.pairwise(layers)]
+        self.start = cast(_Start, made(start))
+        self.end = cast(_End, made(end))
+        self.middle = [between(one, two) for one, two in itertools.pairwise(layers)]
+
+
+class _Steps:
+    """A decode step of one token per row."""
+
+    def __init__(
+        self, outside: _Outside, layers: Sequence[_Layer], compile_after: int | None
+    ) -> None:
+        self._outside = outside
+        self._layers = layers
+        self._compile_after = compile_after
+        self._plain = _Between(outside, layers, lambda call: call)
+        compiler = cast("Callable[[Callable[..., object]], Callable[..., object]]", mx.compile)
+        self._compiled = _Between(outside, layers, compiler)
+        self._steps: Counter[int] = Counter()  # by number of rows
 
     def __call__(self, inputs: mx.array, caches: Sequence[_Cache]) -> mx.array:
+        between = self._between(inputs.shape[0])
         masks = self._outside.masks(caches)
-        h, *heads = self._start(inputs, caches[0].offset)
-        for number, between in enumerate(self._between):
+        h, *heads = between.start(inputs, caches[0].offset)
+        for number, middle in enumerate(between.middle):
             attended = self._layers[number].attend(heads, caches[number], masks[number])
-            h, *heads = between(attended, h, caches[number + 1].offset)
-        return self._end(self._layers[-1].attend(heads, caches[-1], masks[-1]), h)
+            h, *heads = middle(attended, h, caches[number + 1].offset)
+        return between.end(self._layers[-1].attend(heads, caches[-1], masks[-1]), h)
+
+    def _between(self, rows: int) -> _Between:
+        self._steps[rows] += 1
+        after = self._compile_after
+        return self._plain if after is None or self._steps[rows] <= after else self._compiled
 
 
 class _Stepped(Module):
