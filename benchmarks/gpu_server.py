@@ -124,7 +124,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> int:
         """Print and write at once: a rented machine may go away."""
         samples.append(line)
         print(json.dumps(line), flush=True)
-        summary: dict[str, Json] = {"table": [dict(one) for one in samples]}
+        summary: dict[str, Json] = {"rounds": compared(samples)}
         result = started.finish(samples, summary, judge(samples))
         result.write(arguments.output / "gpu_server.json")
 
@@ -262,6 +262,21 @@ def beside(server: ServerProcess, what: str, n_words: int) -> dict[str, Scalar]:
         "gap_max_ms": round(1e3 * max(gaps), 1),
         "calm_ms": round(1e3 * statistics.median(calm), 2),
     }
+
+
+def compared(samples: Sequence[dict[str, Scalar]]) -> list[Json]:
+    """Both sides of each round beside each other."""
+    lines: list[Json] = []
+    rounds = dict.fromkeys(str(one["round"]) for one in samples)
+    for name in rounds:
+        line: dict[str, Json] = {"round": name}
+        for field_name in ("ttft_p50_s", "ttft_max_s", "gap_max_ms", "out_tok_s", "failed"):
+            for side in (OURS, THEIRS):
+                of = [one for one in samples if (one["side"], one["round"]) == (side, name)]
+                line[f"{side} {field_name}"] = of[-1].get(field_name) if of else None
+        if name not in ("start", "warm-up"):
+            lines.append(line)
+    return lines
 
 
 def judge(samples: Sequence[dict[str, Scalar]]) -> Verdict:

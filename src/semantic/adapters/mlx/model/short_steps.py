@@ -44,9 +44,6 @@ _MODELS = {
 }
 _PARTS = ("Attention", "MLP", "TransformerBlock", "RMSNorm")
 
-COMPILE_AFTER = 64
-"""Steps of a batch size before its functions are compiled, which takes as long as several steps."""
-
 _DECODING = "_semantic_decoding_form"
 
 
@@ -77,11 +74,12 @@ def source_digest(module: ModuleType) -> str:
 
 
 def shorten(
-    model: Module, *, add_in_product: bool = True, compile_after: int | None = COMPILE_AFTER
+    model: Module, *, add_in_product: bool = True, compile_after: int | None = None
 ) -> None:
     """Let a joined model decode with fewer kernels, if it is of a form that this knows.
 
-    A batch size is compiled after so many steps; with None, never.
+    A batch size is compiled after so many steps; with None, never. Never is the default: a step is
+    at most 7 % shorter when compiled, and the first one to be stops all streams for 3 s on a GPU.
     """
     for inner in cast("Callable[[], list[Module]]", model.modules)():
         known = next((one for one in SOURCES if type(inner) is getattr(one, _MODELS[one])), None)
