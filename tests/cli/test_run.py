@@ -206,6 +206,7 @@ def test_a_failure_names_its_line_and_the_other_answers_are_written(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     app, model = fake_app()
+    model.fail_next("prefill_together")
     model.fail_next("prefill")
     jobs = [
         Job(name, name * 9, (), 4, SamplingParams(), source=f"file, line {number}")

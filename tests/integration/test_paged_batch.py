@@ -27,9 +27,11 @@ from semantic.adapters.mlx.kv_cache.paged.batch_metadata import (
 )
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
+from semantic.adapters.mlx.model.warm_up import warm_up
 from semantic.domain.value_objects import SamplingParams, SequenceId
 from tests.support.in_pages import SUFFIX, tiny_backend
 from tests.support.lanes import examples
+from tests.support.one_batch import said_by
 from tests.support.paged_sequences import (
     DIM,
     HEADS,
@@ -256,3 +258,14 @@ def test_batches_have_few_sizes_and_at_most_twice_the_rows() -> None:
     assert [row_size(n) for n in (1, 2, 3, 8, 16, 17, 24, 25, 33, 49)] == [
         1, 2, 4, 8, 16, 24, 24, 32, 48, 64,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["gemma3 in pages", "llama"])
+def test_after_a_warm_up_nothing_is_open_and_answers_are_the_same(name: str) -> None:
+    backend = tiny_backend(name)
+    warm_up(backend)
+    assert (backend.sequences(), backend.cache_nbytes(), backend.decode()) == ([], 0, [])
+    prompt = text(1, 40)
+    (said,) = said_by(backend, [prompt], 6, top=1)
+    (other,) = said_by(tiny_backend(name), [prompt], 6, top=1)
+    assert [one.token for one in said] == [one.token for one in other]

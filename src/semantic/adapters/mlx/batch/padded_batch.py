@@ -87,7 +87,12 @@ class PaddedLayer:
             row.buffer, row.offset = buffer, stop - padding
         return RaggedBatch(list(self._rows))
 
-    # What a model calls
+    # What a batch and a model call
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of a step: none is padding."""
+        return len(self._rows)
 
     @property
     def offset(self) -> mx.array:

@@ -33,6 +33,7 @@ from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, choose_layers
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape, read_shapes, read_spec
 from semantic.adapters.mlx.model.fingerprint import fingerprint
 from semantic.adapters.mlx.model.short_steps import shorten_here
+from semantic.adapters.mlx.model.warm_up import warm_up
 from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
 from semantic.adapters.mlx.text.tokenizer import HuggingFaceTokenizer, MLXTokenizer
 from semantic.domain.errors import InvalidRequestError, ModelNotFoundError
@@ -69,7 +70,10 @@ class MLXModelProvider:
         if mx.default_device() == mx.Device(mx.cpu):
             model.set_dtype(mx.float32)
         wrapped = MLXTokenizer(tokenizer)
-        return wrap_model(model, name, wrapped), wrapped
+        backend = wrap_model(model, name, wrapped)
+        if mx.default_device() != mx.Device(mx.cpu):
+            warm_up(backend)
+        return backend, wrapped
 
     def extract_spec(self, model: BatchBackend) -> ModelCacheSpec:
         """See `ModelProviderPort.extract_spec`."""

@@ -1,7 +1,7 @@
 """Decode steps with fewer kernels and less Python, for models of Llama's and Gemma 3's form.
 
 Over joined products: queries, keys and values are rotated together, the residual is added in the
-product, and what lies between the attentions of two layers is one compiled function. The only
+product, and what lies between the attentions of two layers is one function. The only
 module that knows how mlx-lm writes a layer: it is used only where the source is what this was
 written after, and `tests/integration/test_joined.py` fails when mlx-lm changes it.
 """

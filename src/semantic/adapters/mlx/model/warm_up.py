@@ -1,0 +1,29 @@
+"""Warm-up: decodes batches that grow and shrink, before the first request.
+
+A GPU loads and compiles kernels when they are first used, which takes up to seconds and would stop
+every stream. Knows the backend; not which kernels it uses.
+"""
+
+from __future__ import annotations
+
+from semantic.adapters.mlx.backend import MLXBackend
+from semantic.domain.value_objects import BLOCK_TOKENS, SamplingParams
+
+_ROWS = 9
+"""One more than a power of two, so that batches are padded in between."""
+_PROMPT = (1, 2, 3, 4)
+
+
+def warm_up(backend: MLXBackend) -> None:
+    """Let some sequences join and leave a batch; none is open afterwards."""
+    *history, last = _PROMPT
+    sequences = []
+    for _ in range(_ROWS):
+        sequence = backend.open(BLOCK_TOKENS)
+        backend.prefill(sequence, history)
+        backend.start(sequence, last, history, SamplingParams(), 0)
+        sequences.append(sequence)
+        backend.decode()
+    for sequence in sequences:
+        backend.close(sequence)
+        backend.decode()
