@@ -22,9 +22,11 @@ from hypothesis.stateful import (
 )
 
 from semantic.adapters.mlx.kv_cache.paged.attention import PortableAttention
+from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool
 from semantic.adapters.mlx.kv_cache.paged.page_table import PagedBlock
+from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.errors import CacheReconstructionError
 from semantic.domain.prefix import earliest_cut
@@ -386,3 +388,19 @@ def test_whatever_happens_everybody_keeps_their_own_tokens() -> None:
         Sequences,
         settings=settings(max_examples=examples(8, thorough=100), stateful_step_count=20),
     )
+
+
+def test_a_pool_without_used_pages_drops_the_old_array_before_it_grows() -> None:
+    kind = PageKind((0, 1), LayerShape(2, 16, 16, mx.float32))
+    pool = PagePool(kind)
+    pool.grow(4)
+    used = pool.take()
+    pool.data[used.index] = mx.ones(kind.page_shape)
+    pool.grow(6)
+    assert (pool.n_pages, pool.n_used, used.index) == (6, 1, 0)
+    assert bool(mx.all(pool.data[0] == 1).item()), "a page in use is copied"
+    del used
+    pool.grow(9)
+    assert (pool.n_pages, pool.n_used) == (9, 0)
+    assert not bool(mx.any(pool.data).item()), "nothing else is"
+    assert sorted(ref.index for ref in [pool.take() for _ in range(9)]) == list(range(9))

@@ -7,7 +7,7 @@ every stream. Knows the backend; not which kernels it uses.
 from __future__ import annotations
 
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.domain.value_objects import BLOCK_TOKENS, SamplingParams
+from semantic.domain.value_objects import BLOCK_TOKENS, SamplingParams, SequenceId
 
 _ROWS = 9
 """One more than a power of two, so that batches are padded in between."""
@@ -17,13 +17,14 @@ _PROMPT = (1, 2, 3, 4)
 def warm_up(backend: MLXBackend) -> None:
     """Let some sequences join and leave a batch; none is open afterwards."""
     *history, last = _PROMPT
-    sequences = []
-    for _ in range(_ROWS):
-        sequence = backend.open(BLOCK_TOKENS)
-        backend.prefill(sequence, history)
-        backend.start(sequence, last, history, SamplingParams(), 0)
-        sequences.append(sequence)
-        backend.decode()
-    for sequence in sequences:
-        backend.close(sequence)
-        backend.decode()
+    sequences: list[SequenceId] = []
+    try:
+        for _ in range(_ROWS):
+            sequences.append(sequence := backend.open(BLOCK_TOKENS))
+            backend.prefill(sequence, history)
+            backend.start(sequence, last, history, SamplingParams(), 0)
+            backend.decode()
+    finally:
+        for sequence in sequences:
+            backend.close(sequence)
+            backend.decode()

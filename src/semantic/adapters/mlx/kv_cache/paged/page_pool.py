@@ -202,15 +202,21 @@ class PagePool:
             self._free.clear()
 
     def grow(self, n_pages: int) -> None:
-        """Have at least `n_pages`. Copies the existing pages: best called while there are few."""
-        more = n_pages - self.n_pages
-        if more <= 0:
+        """Have at least `n_pages`.
+
+        Copies the existing pages, unless none is used: best called while there are few.
+        """
+        if n_pages <= self.n_pages:
             return
-        added = mx.zeros((more, *self.kind.page_shape), self.kind.shape.dtype)
         with self._moving:
+            if not self.n_used:
+                self._data = None  # first: the old array and the new one may not fit together
+                with self._lock:
+                    self._free.clear()
+            first = self.n_pages
+            added = mx.zeros((n_pages - first, *self.kind.page_shape), self.kind.shape.dtype)
             grown = added if self._data is None else mx.concatenate([self._data, added])
             mx.eval(grown)
-            first = self.n_pages
             self._data = grown
             if self._address is not None and self.locate is not None:
                 self._address = self.locate(grown)
