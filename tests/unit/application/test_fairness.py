@@ -329,6 +329,22 @@ def test_a_short_prompt_speaks_within_the_target_gap_beside_its_own_prefill(
     assert all(done.finish_reason == "length" for done in of.finish())
 
 
+@pytest.mark.parametrize("n_at_once", [1, 2, 3, 4])
+def test_a_stream_of_short_prompts_that_share_a_pass_does_not_starve_a_long_one(
+    n_at_once: int,
+) -> None:
+    of = world("full", columns=400)
+    long = of.engine.submit("reader", text_of(0, 4000), None, 2)
+    reader = next(one for one in of.engine.requests if one.uid == long)
+    for step in range(300):
+        for i in range(n_at_once):
+            of.engine.submit(f"short {step} {i}", text_of(step + i + 1, 20), None, 1)
+        of.engine.step_once()
+        if not reader.to_prefill:
+            break
+    assert not reader.to_prefill, f"{reader.computed} of 4,000 tokens after 300 steps"
+
+
 def test_a_prompt_of_middle_length_is_not_held_up_much_more() -> None:
     _, _, first_token = short_behind_long(n_tokens=700, n_long=2, steps=1, n_talkers=3)
     assert first_token < 2 * (700 * TOKEN + CHUNK)

@@ -102,11 +102,6 @@ class PrefillBudget:
         """Measured prompt tokens per second beside the fixed cost; None before the first chunk."""
         return self._cost.rate
 
-    @property
-    def fixed_seconds(self) -> float:
-        """Measured fixed cost of a pass."""
-        return self._cost.fixed
-
     def tokens_left(
         self, n_prefilled: int, passes: int, *, decoding: int, prompts: int, concurrent: bool
     ) -> int:

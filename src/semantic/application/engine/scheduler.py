@@ -170,27 +170,26 @@ class Scheduler:
         if not is_last:
             return [Chunk(request, chunk_size(left))]
         rest = [one for one in ready if one is not request]
-        joining = filter(may_join, rest) if rest and may_join(request) else ()
-        return self._joined(Chunk(request, left), list(joining))
+        joining = [one for one in rest if may_join(one)] if rest and may_join(request) else []
+        return self._joined(Chunk(request, left), self._order.by_least_computed(joining))
 
-    def _joined(self, first: Chunk, joining: list[Request]) -> list[Chunk]:
-        """`first` and those of `joining` that fit into the same pass, in order."""
+    @staticmethod
+    def _joined(first: Chunk, joining: Sequence[Request]) -> list[Chunk]:
+        """`first` and those of `joining`, in their order, that fit into the same pass."""
         chosen = [first]
         left = first.limit - first.request.to_prefill
-        while (
-            request := self._order.next([one for one in joining if one.to_prefill <= left])
-        ) is not None:
-            chosen.append(Chunk(request, left))
-            left -= request.to_prefill
-            joining.remove(request)
+        for request in joining:
+            if request.to_prefill <= left:
+                chosen.append(Chunk(request, left))
+                left -= request.to_prefill
         return chosen
 
     def prefilled(self, step: Step, n_tokens: Sequence[tuple[Request, int]]) -> None:
         """Account for a pass that computed so many tokens of these requests."""
         step.passes += any(n for _, n in n_tokens)
-        for request, n in n_tokens:
+        for i, (request, n) in enumerate(n_tokens):
             step.n_prefilled += n
-            self._order.account(request, n)
+            self._order.account(request, n, same_pass=i > 0)
 
     def end_prefill(self, step: Step) -> None:
         """Take the time at the end of a step's prefill."""
@@ -249,31 +248,38 @@ class PrefillOrder:
         self._last_turn: dict[int, int] = {}  # by request: of its last chunk, or of its arrival
 
     def next(self, requests: Sequence[Request]) -> Request | None:
-        """The request to prefill next; None if none is ready."""
-        owners = {request.number: request.owner for request in requests}
-        here = set(owners.values())
+        """The request to prefill next of those that are ready; None if none is.
+
+        Counts and waits of agents and requests that are not ready are forgotten.
+        """
+        numbers = {request.number for request in requests}
+        here = {request.owner for request in requests}
         self._computed = {owner: self._computed.get(owner, 0) for owner in here}
         self._waits_since = {owner: self._waits_since.get(owner, self._turn) for owner in here}
-        self._last_turn = {number: self._last_turn.get(number, self._turn) for number in owners}
+        self._last_turn = {number: self._last_turn.get(number, self._turn) for number in numbers}
 
-        def longest_waiting(request: Request) -> tuple[int, int]:
-            return self._waits_since[owners[request.number]], request.number
-
-        def least_computed(request: Request) -> tuple[int, int]:
-            return self._computed[owners[request.number]] + request.to_prefill, request.number
-
-        oldest = min(requests, key=longest_waiting, default=None)
+        oldest = min(requests, key=self._longest_waiting, default=None)
         if oldest is not None and (self._turn + 1) % _LONGEST_WAITING_EVERY == 0:
             passed_over = self._turn - self._last_turn[oldest.number]
             if passed_over >= _LONGEST_WAITING_EVERY - 1:
                 return oldest
-        return min(requests, key=least_computed, default=None)
+        return min(requests, key=self._least_computed, default=None)
 
-    def account(self, request: Request, n_tokens: int) -> None:
-        """Count a chunk of `n_tokens` for the request's agent."""
-        self._turn += 1
+    def by_least_computed(self, requests: Sequence[Request]) -> list[Request]:
+        """Some of the requests that the last `next` was given, in the order of their chunks."""
+        return sorted(requests, key=self._least_computed)
+
+    def account(self, request: Request, n_tokens: int, *, same_pass: bool = False) -> None:
+        """Count a chunk of `n_tokens` for the request's agent; chunks of one pass are one turn."""
+        self._turn += not same_pass
         self._computed[request.owner] = self._computed.get(request.owner, 0) + n_tokens
         self._waits_since[request.owner] = self._last_turn[request.number] = self._turn
+
+    def _longest_waiting(self, request: Request) -> tuple[int, int]:
+        return self._waits_since[request.owner], request.number
+
+    def _least_computed(self, request: Request) -> tuple[int, int]:
+        return self._computed[request.owner] + request.to_prefill, request.number
 
 
 class RecentConcurrency:

@@ -22,7 +22,7 @@ _THREADS = 2
 
 
 class Place(Protocol):
-    """Where something lies on the device. What lies there is kept until `end`."""
+    """Memory of the device that is neither freed nor written to until `end`."""
 
     def address(self) -> AbstractContextManager[int | None]:
         """Its address, which does not change meanwhile; None if the memory was given up."""
