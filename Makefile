@@ -19,6 +19,8 @@ ifneq ($(shell test -n "$$HOME" -a -w "$$HOME" && echo usable),usable)
 export HOME := $(CURDIR)/$(VENV)/home
 endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests start about a hundred processes; without compiled modules each compiles all of ours anew.
+unexport PYTHONDONTWRITEBYTECODE
 UV_LINK_MODE ?= copy
 export UV_LINK_MODE
 

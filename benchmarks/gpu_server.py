@@ -153,7 +153,15 @@ Note = Callable[[dict[str, Scalar]], None]
 
 def start(folder: Path, name: str, note: Note) -> ServerProcess:
     """A server, ready."""
+    server = server_of(folder, name)
     begun = time.perf_counter()
+    server.start()
+    note({"side": name, "round": "start", "ready_s": round(time.perf_counter() - begun, 2)})
+    return server
+
+
+def server_of(folder: Path, name: str) -> ServerProcess:
+    """A server of the model in `folder`, for many clients."""
     if name == OURS:
         server = semantic_server(
             folder / "model", folder / OURS, "--max-batch", "64", "--max-waiting", "256",
@@ -169,8 +177,6 @@ def start(folder: Path, name: str, note: Note) -> ServerProcess:
         **server.environment,
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
     }
-    server.start()
-    note({"side": name, "round": "start", "ready_s": round(time.perf_counter() - begun, 2)})
     return server
 
 

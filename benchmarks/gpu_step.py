@@ -211,7 +211,7 @@ class Steps:
     def _run(self, model: Module, n: int) -> list[list[float]]:
         """Milliseconds of `n` steps, the first not counted: whole, graph, hand-over, waiting."""
         batch = cast(decode_batch.ContinuousBatch, self._backend._batch)  # noqa: SLF001
-        batch._model = model  # noqa: SLF001
+        batch._caches.model = model  # noqa: SLF001
         self._backend.decode()
         taken: list[list[float]] = []
         for _ in range(n):

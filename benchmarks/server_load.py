@@ -86,7 +86,7 @@ class Shape:
     disk_gb: float = 1.0
 
 
-QUICK = Shape(clients=3, turns=4, agents=8, agents_in_pool=2, rounds=3, first_words=200)
+QUICK = Shape(clients=3, turns=4, agents=6, agents_in_pool=2, rounds=2, first_words=200)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,16 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten
-from mlx_lm.models import deepseek_v2, gemma3_text, gpt_oss, llama, qwen3, qwen3_moe
+from mlx_lm.models import (
+    deepseek_v2,
+    deepseek_v3,
+    gemma3_text,
+    gpt_oss,
+    llama,
+    qwen3,
+    qwen3_moe,
+    qwen3_next,
+)
 
 
 def smollm2_135m() -> Module:
@@ -206,6 +215,71 @@ def deepseek_v2_lite(layers: int = 27) -> Module:
     )
 
 
+def latent(layers: int = 27) -> Module:
+    """The shape of DeepSeek V2 Lite with V3's cache in mlx-lm: a latent and a rope key."""
+    return _half(
+        deepseek_v3.Model(
+            deepseek_v3.ModelArgs(
+                vocab_size=102400,
+                hidden_size=2048,
+                intermediate_size=10944,
+                moe_intermediate_size=1408,
+                num_hidden_layers=layers,
+                num_attention_heads=16,
+                num_key_value_heads=16,
+                n_shared_experts=2,
+                n_routed_experts=64,
+                routed_scaling_factor=1.0,
+                kv_lora_rank=512,
+                q_lora_rank=cast(int, None),
+                qk_rope_head_dim=64,
+                v_head_dim=128,
+                qk_nope_head_dim=128,
+                n_group=1,
+                topk_group=1,
+                num_experts_per_tok=6,
+                first_k_dense_replace=1,
+                max_position_embeddings=32768,
+            )
+        )
+    )
+
+
+def qwen3_next_80b(layers: int = 12) -> Module:
+    """The shape of Qwen3-Next 80B A3B, bf16: 3 of 4 layers keep a state; a quarter of its 48."""
+    return _half(
+        qwen3_next.Model(
+            qwen3_next.ModelArgs(
+                model_type="qwen3_next",
+                hidden_size=2048,
+                num_hidden_layers=layers,
+                intermediate_size=5120,
+                num_attention_heads=16,
+                linear_num_value_heads=32,
+                linear_num_key_heads=16,
+                linear_key_head_dim=128,
+                linear_value_head_dim=128,
+                linear_conv_kernel_dim=4,
+                num_experts=512,
+                num_experts_per_tok=10,
+                decoder_sparse_step=1,
+                shared_expert_intermediate_size=512,
+                mlp_only_layers=[],
+                moe_intermediate_size=512,
+                rms_norm_eps=1e-6,
+                vocab_size=151936,
+                num_key_value_heads=2,
+                rope_theta=1e7,
+                partial_rotary_factor=0.25,
+                max_position_embeddings=32768,
+                head_dim=256,
+                full_attention_interval=4,
+                norm_topk_prob=True,
+            )
+        )
+    )
+
+
 MODELS: dict[str, Callable[..., Module]] = {
     "llama-8b": llama_8b,
     "qwen3-8b": qwen3_8b,
@@ -214,6 +288,8 @@ MODELS: dict[str, Callable[..., Module]] = {
     "llama-8b-4bit": llama_8b_4bit,
     "qwen3-30b-a3b, 24 layers": qwen3_30b_a3b,
     "deepseek-v2-lite": deepseek_v2_lite,
+    "latent, deepseek-v2-lite": latent,
+    "hybrid, qwen3-next, 12 layers": qwen3_next_80b,
 }
 """Takes the number of layers; the default is the model's own."""
 

@@ -59,11 +59,15 @@ collect_ignore = ["contract/test_chat_format.py"] if lanes.QUICK else []
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what another lane runs."""
+    """Leaves out what another lane runs; the longest tests come first.
+
+    One that began last would keep a single process while the others have nothing left.
+    """
     deselected = [item for item in items if lanes.left_out(item)]
     if deselected:
         config.hook.pytest_deselected(items=deselected)
         items[:] = [item for item in items if not lanes.left_out(item)]
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 def pytest_sessionfinish() -> None:

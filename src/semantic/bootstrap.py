@@ -120,7 +120,7 @@ def build_engine(settings: Settings, on_store_unavailable: OnStoreUnavailable | 
     Raises as `load`, InvalidRequestError for a pool without a block, and StoreError when the disk
     tier cannot be opened and there is no `on_store_unavailable`.
     """
-    return assemble(settings, _provider(), on_store_unavailable)
+    return assemble(settings, _provider(for_weights=True), on_store_unavailable)
 
 
 def assemble(
@@ -304,7 +304,7 @@ def load(model_id: str = DEFAULT_MODEL) -> tuple[MLXBackend, MLXTokenizer]:
 
     Raises ModelNotFoundError or UnsupportedModelError, and OperatorError when MLX is not usable.
     """
-    return _provider().load_model(model_id)
+    return _provider(for_weights=True).load_model(model_id)
 
 
 def load_tokenizer(model_id: str) -> MLXTokenizer:
@@ -332,7 +332,7 @@ def blas_status() -> BlasStatus:
 
 def read_bare_model(model: object) -> ModelCacheSpec | None:
     """The spec of a framework's own model object; None for any other object."""
-    from semantic.adapters.mlx.kv_cache.spec_reader import read_spec
+    from semantic.adapters.mlx.kv_cache.model_spec import read_spec
 
     return read_spec(model)
 
@@ -343,8 +343,12 @@ def register_readers() -> None:
         ModelCacheSpec.readers.append(read_bare_model)
 
 
-def _provider() -> MLXModelProvider:
+def _provider(*, for_weights: bool = False) -> MLXModelProvider:
     try:
+        if for_weights:
+            from semantic.adapters.mlx.model import first_kernels
+
+            first_kernels.begin()  # first: the other imports take as long
         from semantic.adapters.mlx.model.provider import MLXModelProvider
     except ImportError as error:
         raise OperatorError(

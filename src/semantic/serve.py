@@ -41,6 +41,12 @@ from semantic.ports.serving import ServedModel
 
 logger = logging.getLogger("semantic.server")
 
+_ONE_BY_ONE = (
+    "this model gives other answers in a batch than alone: running requests are computed one after "
+    "the other in each step"
+)
+_REUSABLE = "this model computes other keys if a prompt is divided elsewhere: %d tokens are reused"
+
 DEFAULT_NAME = "default"
 """A name of every served model."""
 _WORKERS = 2
@@ -146,6 +152,10 @@ def _build_serving(thread: EngineThread, app: App, settings: ServeSettings) -> S
     chat_format = MLXChatFormat(app.tokenizer)
     namespace = namespace_of(app.model.model_id, app.model.layout().name)
     logger.info(chat_format.history)
+    if not app.model.together:
+        logger.warning(_ONE_BY_ONE)
+    if app.spec.reusable_tokens is not None:
+        logger.warning(_REUSABLE, app.spec.reusable_tokens)
     turns = open_turns(app.settings, logger.warning)
     replay = Replay(chat_format, turns, namespace, app.tokenizer.eos_token_ids)
     preparation = Preparation(

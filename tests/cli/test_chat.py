@@ -43,7 +43,7 @@ def fake_talk(pool_blocks: int = 100) -> tuple[ChatSession, FakeBackend]:
 
 
 def test_each_line_is_a_turn_that_remembers_the_ones_before() -> None:
-    ran = process("chat", stdin="My name is Kai.\n\nWhat is my name?\n")
+    ran = semantic("chat", stdin="My name is Kai.\n\nWhat is my name?\n")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out == "Nice to meet you, Kai.\nYour name is Kai.\n"
 
@@ -164,7 +164,7 @@ def test_a_system_message_is_for_the_beginning() -> None:
     assert ran.err == "error: it began with another system message; --new begins afresh\n"
 
 
-def test_a_person_is_told_where_the_conversation_was() -> None:
+def test_a_person_is_told_where_the_conversation_was_and_the_end_of_the_input_leaves() -> None:
     chat_with("kai", "My name is Kai.")
     with terminal("chat", "--agent", "kai") as screen:
         assert "resuming kai: " in screen.wait_for("last answer 'Nice to meet you, Kai.'")
@@ -172,7 +172,7 @@ def test_a_person_is_told_where_the_conversation_was() -> None:
         screen.type("What is my name?\n")
         screen.wait_for("Your name is Kai.")
         screen.wait_for("> ")
-        screen.type("/exit\n")
+        screen.type("\x04")
         assert screen.process.wait(30) == 0
 
 
@@ -334,13 +334,6 @@ def test_ctrl_c_at_the_prompt_leaves_when_it_is_meant() -> None:
         screen.wait_for("> ")
         screen.interrupt_reading()
         assert screen.process.wait(30) == 130
-
-
-def test_the_end_of_the_input_leaves() -> None:
-    with terminal("chat") as screen:
-        screen.wait_for("> ")
-        screen.type("\x04")
-        assert screen.process.wait(30) == 0
 
 
 def test_loading_is_shown_to_a_person_only() -> None:

@@ -135,8 +135,11 @@ def test_the_layers_that_keep_mlx_lms_caches_are_named() -> None:
 def test_the_form_of_the_caches_is_told() -> None:
     unmeasured = wrap_model(tiny_model("llama"), attention=None, calibration=lambda *_: None)
     assert doctor.check_caches(tiny_backend("llama in pages")).detail == "in pages"
-    assert doctor.check_caches(tiny_backend("falcon_h1")).detail == "padded by mlx-lm"
+    assert doctor.check_caches(tiny_backend("glm_moe_dsa")).detail == "padded by mlx-lm"
     assert doctor.check_caches(unmeasured).detail == "one by one (ragged)"
+    alone = doctor.check_caches(tiny_backend("gemma2"))
+    assert alone.verdict == "warning"
+    assert "one sequence after the other" in alone.detail
 
 
 def test_what_was_measured_is_shown_for_each_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -625,17 +625,17 @@ def test_a_restored_sequence_goes_on_as_if_never_interrupted(
     subject: Subject, n: int, exclusive: bool
 ) -> None:
     tokens = subject.tokens(n)
-    expected = subject.answer(tokens, 25)
-    room = whole_blocks(n + 25)
+    expected = subject.answer(tokens, 15)
+    room = whole_blocks(n + 15)
     mine = subject.blocks_for(room)
     sequence = subject.prefilled(tokens[:-1], room)
-    said = subject.go_on(sequence, tokens, 10)
+    said = subject.go_on(sequence, tokens, 6)
     whole = [*tokens, *said]
     blocks = subject.extract(sequence, whole, mine)
     again = subject.backend.restore(blocks, len(whole), room, exclusive=exclusive)
-    more = [*whole, *expected[10:12]]
+    more = [*whole, *expected[6:8]]
     subject.backend.prefill(again, more[len(whole) : -1])
-    assert subject.go_on(again, more, 13) == expected[12:]
+    assert subject.go_on(again, more, 7) == expected[8:]
 
 
 @only(*CUTTABLE)
@@ -933,18 +933,23 @@ def test_a_load_can_be_given_up(subject: Subject) -> None:
 
 
 @only(*NO_CHECKPOINT)
-@pytest.mark.parametrize("good", [0, 256, 511, 512, 600])
-def test_what_was_not_proven_is_computed(subject: Subject, good: int) -> None:
+def test_what_was_not_proven_is_computed(subject: Subject) -> None:
     tokens = subject.tokens(640)
-    expected = subject.answer(tokens, 6)
-    saved = save(subject, subject.prefilled(tokens[:-1], 768))
-    sequence = subject.backend.open(768)
-    bodies = [body if i * 256 < good else b"\xff" * len(body) for i, body in enumerate(saved.full)]
-    fill(subject.backend.loading(sequence, Part.FULL, 0, 639), bodies)
-    subject.backend.loaded(sequence, good)
-    assert subject.backend.length(sequence) == good
-    subject.prefill(sequence, tokens[good:-1])
-    assert subject.go_on(sequence, tokens, 6) == expected
+    right = subject.prefilled(tokens[:-1], 768)
+    saved = save(subject, right)
+    expected = subject.go_on(right, tokens, 6)
+    subject.backend.close(right)
+    for good in (0, 256, 511, 512, 600):
+        sequence = subject.backend.open(768)
+        bodies = [
+            body if i * 256 < good else b"\xff" * len(body) for i, body in enumerate(saved.full)
+        ]
+        fill(subject.backend.loading(sequence, Part.FULL, 0, 639), bodies)
+        subject.backend.loaded(sequence, good)
+        assert subject.backend.length(sequence) == good
+        subject.prefill(sequence, tokens[good:-1])
+        assert subject.go_on(sequence, tokens, 6) == expected, good
+        subject.backend.close(sequence)
 
 
 @only(*NO_CHECKPOINT)
@@ -977,9 +982,9 @@ def test_the_beginning_of_a_longer_block_can_be_used(subject: Subject) -> None:
 @pytest.mark.parametrize("part", [Part.FULL, Part.WINDOW, Part.CHECKPOINT])
 def test_a_body_that_belongs_elsewhere_changes_the_answer(subject: Subject, part: Part) -> None:
     tokens, others = subject.tokens(331), subject.tokens(331, seed=9)
-    saved = save(subject, subject.prefilled(tokens[:-1], 512))
+    right = subject.prefilled(tokens[:-1], 512)
+    saved = save(subject, right)
     foreign = save(subject, subject.prefilled(others[:-1], 512))
-    expected = subject.answer(tokens, 30)
     if part is Part.FULL:
         mixed = replace(saved, full=[*saved.full[:-1], foreign.full[-1]])
     elif part is Part.WINDOW:
@@ -988,8 +993,13 @@ def test_a_body_that_belongs_elsewhere_changes_the_answer(subject: Subject, part
         mixed = replace(saved, checkpoint=foreign.checkpoint)
     if mixed == saved:
         pytest.skip(f"this model needs no {part} here")
+    expected = subject.go_on(right, tokens, 30)
+    subject.backend.close(right)
     sequence = load_saved(subject, mixed, 512)
-    assert subject.go_on(sequence, tokens, 30) != expected
+    said = subject.go_on(sequence, tokens, 1)
+    while said == expected[: len(said)]:  # usually the first token is another
+        assert len(said) < 30, "the answer is the same"
+        said += subject.decode(sequence, 1)
 
 
 @only(*EVERYTHING)
@@ -1008,15 +1018,12 @@ def test_a_sequence_is_loaded_and_saved_only_at_rest(subject: Subject) -> None:
 
 
 @only(*EVERYTHING)
-@pytest.mark.parametrize(
-    ("start", "stop"), [(0, 0), (0, 257), (255, 257), (-1, 5), (256, 401), (20, 10), (512, 513)]
-)
-def test_what_is_no_block_of_the_sequence_is_not_saved(
-    subject: Subject, start: int, stop: int
-) -> None:
+def test_what_is_no_block_of_the_sequence_is_not_saved(subject: Subject) -> None:
     sequence = subject.prefilled(subject.tokens(400), 512)
-    with pytest.raises(BackendError):
-        exported(subject.backend, sequence, Part.FULL, start, stop)
+    wrong = [(0, 0), (0, 257), (255, 257), (-1, 5), (256, 401), (20, 10), (512, 513)]
+    for start, stop in wrong:
+        with pytest.raises(BackendError):
+            exported(subject.backend, sequence, Part.FULL, start, stop)
 
 
 @only(*EVERYTHING)

@@ -96,7 +96,7 @@ def test_a_body_is_keys_then_values_head_by_head() -> None:
         ("gemma3", ([["1x(16+16) float32", [1, 3]]], [["1x(16+16) float32", [0, 2]]], 300), []),
         ("lfm2", ([["2x(8+8) float32", [1, 3]]], [], None), [["ArraysCache", [0, 2]]]),
         ("stablelm", ([["2x(8+8) float32", [0, 1, 2, 3]]], [], None), []),
-        ("falcon_h1", ([], [], None), [["CacheList", [0, 1]]]),
+        ("falcon_h1", ([["2x(8+8) float32", [1, 3]]], [], None), [["ArraysCache", [0, 2]]]),
         (
             "windows",
             ([["1x(16+16) float32", [2]]], [["1x(16+16) float32", [0, 3]]], 300),

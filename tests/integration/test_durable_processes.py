@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypedDict, cast
 
 import mlx.core as mx
+import pytest
 from mlx.nn.layers.base import Module
 from mlx_lm import load
 
@@ -29,7 +30,7 @@ from tests.support.reference import generate
 _ROOT = Path(__file__).resolve().parents[2]
 _EMBEDDED = _ROOT / "src/semantic/models/semantic-tiny"
 _EOS = frozenset({0})
-_KILLS = examples(8, thorough=25)
+_KILLS = examples(5, thorough=25)
 _MOST_LIVES = 4 * _KILLS
 """On a machine that has much else to do, most are killed before they have said anything."""
 _LONGEST_LIFE = 1.2
@@ -172,6 +173,7 @@ def workers(folder: Path, agents: Sequence[str], n: int) -> Generator[Worker, No
         waiting.kill()
 
 
+@pytest.mark.long
 def test_agents_go_on_after_kill_9_at_any_moment(tmp_path: Path) -> None:
     folder, agents = tmp_path / "store", ["ann", "ben", "cay"]
     seed = random.randrange(10**6)

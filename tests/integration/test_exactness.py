@@ -19,10 +19,24 @@ from tests.support.tiny_models import ARCHITECTURES, VOCAB, tiny_model
 _IN_PAGES = [name for name in IN_PAGES if "gpt_oss" not in name]
 every_architecture = pytest.mark.parametrize("architecture", [*ARCHITECTURES, *_IN_PAGES])
 
-# The kinds of caches: full attention, windows, and windows in pages; the rest is like one of them.
+# The kinds of caches: full attention, windows, windows in pages, and states beside latent keys; the
+# rest is like one of them.
 _KINDS = ["llama", *_IN_PAGES]
+_OTHERS = (
+    "qwen3_next", "nemotron_h", "recurrent_gemma", "deepseek_v3", "falcon_h1",
+    "recurrent_gemma in pages", "falcon_h1 in pages",
+)  # fmt: skip
+_WITH_STATES = (
+    "kimi_linear", "qwen3_next", "qwen3_next in pages", "nemotron_h", "recurrent_gemma",
+)  # fmt: skip
 every_kind = pytest.mark.parametrize(
-    "architecture", [*_KINDS, *more(*(name for name in ARCHITECTURES if name not in _KINDS))]
+    "architecture",
+    [
+        *_KINDS,
+        "kimi_linear",
+        "qwen3_next in pages",
+        *more(*(name for name in ARCHITECTURES if name not in _KINDS), *_OTHERS),
+    ],
 )
 
 
@@ -36,7 +50,7 @@ def test_a_batch_of_eight_from_1_to_3000_tokens(architecture: str) -> None:
     rig = Rig(architecture)
     long = THOROUGH or architecture in _KINDS
     asked = prompts(1, 2, 255, 256, 257, *((700, 1500, 3000) if long else (400, 513, 700)))
-    n_new = [60, 1, 20, 40, 300 if long else 80, 25, 20, 10]
+    n_new = [60, 1, 20, 40, 300 if THOROUGH else 80, 25, 20, 10]
     uids = [
         rig.engine.submit(f"agent-{i}", prompt, max_tokens=n)
         for i, (prompt, n) in enumerate(zip(asked, n_new, strict=True))
@@ -119,7 +133,7 @@ def test_a_cancelled_request_leaves_what_it_computed_and_the_others_alone(
 def test_requests_preempted_for_want_of_blocks_go_on_with_the_same_tokens(
     architecture: str,
 ) -> None:
-    rig = Rig(architecture, columns=6)
+    rig = Rig(architecture, columns=5 if architecture in _WITH_STATES else 6)
     asked = prompts(500, 400, 260, seed=8)
     uids = [rig.engine.submit(f"agent-{i}", p, max_tokens=130) for i, p in enumerate(asked)]
     done = {}

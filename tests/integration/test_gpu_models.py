@@ -25,6 +25,8 @@ from semantic.adapters.mlx.kv_cache import probe
         ("gpt-oss-20b", 20.91),
         ("qwen3-30b-a3b, 24 layers", 15.58),
         ("deepseek-v2-lite", 15.71),
+        ("latent, deepseek-v2-lite", 15.71),
+        ("hybrid, qwen3-next, 12 layers", 20.38),
     ],
 )
 def test_a_shape_has_as_many_weights_as_its_model(
@@ -42,11 +44,12 @@ def test_each_model_and_batch_gets_a_line_and_the_result_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = probe._solo
-    wanted = ["--only", "llama", "--only", "gpt", "--only", "quantized"]
+    names = ("llama", "gpt_oss", "quantized", "qwen3_next", "deepseek_v3")
+    wanted = [word for name in names for word in ("--only", name)]
     gpu_models.main(["--small", *wanted, "--tokens", "5", "--output", str(tmp_path)])
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()[:-1]]
     assert [(line["model"], line["batch"]) for line in lines] == [
-        (model, batch) for model in ("llama", "gpt_oss", "quantized") for batch in (2, 3)
+        (model, batch) for model in names for batch in (2, 3)
     ]
     for line in lines:
         assert line["form"] in {"pages", "ragged"}
@@ -68,5 +71,5 @@ def test_what_is_slower_or_not_in_pages_misses_the_criterion() -> None:
     ]
     for wrong in wrong_ones:
         assert not gpu_models.judge([right, wrong]).passed
-    (without,) = gpu_models.WITHOUT_PAGES
-    assert gpu_models.judge([{**right, "form": "ragged or padded", "model": without}]).passed
+    for without in gpu_models.WITHOUT_PAGES:
+        assert gpu_models.judge([{**right, "form": "ragged or padded", "model": without}]).passed

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
 import pytest
 
 from benchmarks import gpu_step
+from benchmarks.gpu_floor import copy_rate
 from experiments.harness.document import Json
 
 
 def test_each_variant_gets_a_line_for_each_batch(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(gpu_step, "copy_rate", functools.partial(copy_rate, 1 << 20))
     wanted = ["--only", "plain", "--only", "shortened"]
     gpu_step.main(["--small", *wanted, "--batch", "1", "--batch", "2", "--output", str(tmp_path)])
     differences, *lines, kernels = [

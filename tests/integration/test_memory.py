@@ -37,7 +37,7 @@ def test_many_generations_return_every_block_and_every_byte() -> None:
     gc.collect()
     mx.clear_cache()
     free, active = rig.pool.available_blocks, mx.get_active_memory()
-    generations(examples(60, thorough=300))
+    generations(examples(30, thorough=300))
     gc.collect()
     mx.clear_cache()
     assert rig.pool.used_blocks == 0

@@ -9,15 +9,17 @@ from typing import cast
 
 import mlx.core as mx
 import mlx_lm.models
+import pytest
 from llguidance import LLMatcher
 from llguidance.hf import from_tokenizer
 from mlx_lm.generate import BatchGenerator, GenerationBatch, PromptProcessingBatch
-from mlx_lm.models import base, cache, llama
+from mlx_lm.models import base, cache, deepseek_v3, llama
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerFast
 
 from semantic.adapters.mlx.kv_cache import attention_hook
 from semantic.adapters.mlx.kv_cache.contiguous.cache import RaggedBatch, SequenceCache
+from semantic.adapters.mlx.kv_cache.contiguous.ragged_array import RaggedArray
 from tests.support.text_tokenizer import text_tokenizer
 from tests.support.tiny_models import VOCAB, tiny_model
 
@@ -149,3 +151,28 @@ def test_masks_are_bits_of_token_ids_in_order_that_end_tokens_close() -> None:
     assert matcher.is_error()
     assert matcher.get_error()
     matcher.compute_bitmask()
+
+
+def test_an_operator_of_a_subclass_of_an_array_is_asked_before_mlxs() -> None:
+    ragged = RaggedArray([mx.ones((1, 1, 3, 4)), mx.ones((1, 1, 5, 4))], mx.float32)
+    found = mx.ones((2, 2, 1, 4)) @ ragged.swapaxes(-1, -2)
+    assert isinstance(found, RaggedArray)
+    assert [row.shape for row in found.rows if row is not None] == [(1, 2, 1, 3), (1, 2, 1, 5)]
+    # Functions see an array that they cannot broadcast with, and fail.
+    with pytest.raises(ValueError, match="broadcast"):
+        mx.add(ragged, mx.ones((2, 1, 5, 4)))
+
+
+def test_latent_attention_computes_with_what_its_cache_returns_as_ours_allows() -> None:
+    source = inspect.getsource(deepseek_v3.DeepseekV3Attention)
+    assert "kv_latent, k_pe = cache.update_and_fetch(kv_latent, k_pe)" in source
+    assert "@ k_pe.swapaxes(-1, -2)" in source
+    assert "mask=pe_scores" in source
+
+
+def test_the_cache_of_a_state_has_the_fields_that_rows_are_gathered_from() -> None:
+    state = cache.ArraysCache(2)
+    assert set(vars(state)) == {"cache", "left_padding", "lengths"}
+    state.advance(1)
+    assert state.empty()
+    assert state.make_mask(1) is None

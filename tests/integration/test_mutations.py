@@ -48,7 +48,7 @@ def test_a_stale_block_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_wrong_offset_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def one_late(self: RaggedBatch) -> object:
+    def one_late(self: RaggedBatch[FullCache]) -> object:
         return _positions(tuple(row.offset + 1 for row in self.rows))
 
     monkeypatch.setattr(RaggedBatch, "offset", property(one_late))

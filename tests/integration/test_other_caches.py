@@ -8,9 +8,10 @@ from typing import cast
 import mlx.core as mx
 import pytest
 from mlx.nn.layers.base import Module
-from mlx_lm.models import cache as mlx_caches
 
 from semantic import BlockPool, BlockPoolBatchEngine
+from semantic.adapters.mlx.backend import MLXBackend
+from semantic.adapters.mlx.batch.decode_batch import ContinuousBatch
 from semantic.adapters.mlx.kv_cache.spec_reader import read_spec
 from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.domain.errors import UnsupportedModelError
@@ -22,31 +23,53 @@ from tests.support.tiny_models import VOCAB, build, tiny_model
 
 
 @pytest.mark.parametrize(
-    ("model", "kinds", "ragged"),
+    ("model", "kinds"),
     [
-        ("lfm2", "state global state global", (False, True, False, True)),
-        ("recurrent_gemma", "state sliding_window " * 2, (False, True, False, True)),
-        ("stablelm", "global " * 4, (False,) * 4),
+        ("lfm2", "state global state global"),
+        ("recurrent_gemma", "state sliding_window " * 2),
+        ("qwen3_next", "state global"),
+        ("nemotron_h", "state global"),
+        ("kimi_linear", "state global"),
+        ("deepseek_v3", "global " * 2),
+        ("stablelm", "global " * 4),
+        ("mamba", "state " * 2),
+        ("rwkv7", "state " * 2),
     ],
 )
-def test_layers_that_need_it_keep_mlx_lms_caches_and_answers_stay_exact(
-    model: str, kinds: str, ragged: tuple[bool, ...]
+def test_all_kinds_of_layers_decode_in_our_batch_and_answers_stay_exact(
+    model: str, kinds: str
 ) -> None:
     built = tiny_model(model)
     backend = wrap_model(built)
     spec = backend.cache_spec()
     assert [kind.value for kind in spec.layer_types] == kinds.split()
-    assert backend.ragged_layers == ragged
+    assert all(backend.ragged_layers)
+    assert isinstance(backend._batch, ContinuousBatch)
+    answers_are_exact_in_two_turns(built, backend)
+
+
+@pytest.mark.parametrize("model", ["falcon_h1", "longcat_flash"])
+def test_lists_of_caches_decode_in_our_batch_and_answers_stay_exact(model: str) -> None:
+    built = tiny_model(model)
+    backend = wrap_model(built)
+    assert all(backend.ragged_layers)
+    assert isinstance(backend._batch, ContinuousBatch)
+    answers_are_exact_in_two_turns(built, backend)
+
+
+def answers_are_exact_in_two_turns(built: Module, backend: MLXBackend) -> None:
+    """Prompts of several lengths, two of which have no token to prefill, and their second turns."""
+    spec = backend.cache_spec()
     pool: BlockPool = BlockPool(spec, total_blocks=400)
     engine = BlockPoolBatchEngine(backend, CharTokenizer(), pool, spec)
-    asked = prompts(1, 5, 257, 40, 700, seed=30)
+    asked = prompts(1, 5, 257, 1, 700, seed=30)
     for turn in range(2):
-        uids = [engine.submit(f"a{i}", p, max_tokens=25) for i, p in enumerate(asked)]
+        uids = [engine.submit(f"a{i}", p, max_tokens=20 + i) for i, p in enumerate(asked)]
         done = {end.uid: end for end in engine.step()}
         engine.check_integrity()
         for i, (uid, prompt) in enumerate(zip(uids, asked, strict=True)):
             answer = done[uid].tokens
-            assert is_answer(built, prompt, answer, 25)
+            assert is_answer(built, prompt, answer, 20 + i)
             assert (done[uid].cached_tokens > 0) == (turn > 0)
             asked[i] = [*prompt, *answer, 1, 2, 3]
     for i in range(len(asked)):
@@ -70,21 +93,19 @@ def test_an_edited_prompt_is_computed_anew_where_a_state_cannot_go_back() -> Non
     assert is_answer(built, edited, end.tokens, 10)
 
 
-def test_a_model_that_no_cache_can_batch_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedModelError, match="gemma2 gives other answers in a batch"):
-        wrap_model(tiny_model("gemma2"))
+def test_a_cache_that_cannot_be_kept_is_named() -> None:
+    class Nothing:
+        """A cache without a state."""
 
-
-def test_an_unknown_kind_of_cache_is_named() -> None:
     class Chunked(Module):
         def make_cache(self) -> list[object]:
-            return [mlx_caches.ChunkedKVCache(8)]
+            return [Nothing()]
 
         def __call__(self, inputs: mx.array, cache: object = None) -> mx.array:
             del cache
             return inputs
 
-    with pytest.raises(UnsupportedModelError, match="layer 0 keeps a ChunkedKVCache"):
+    with pytest.raises(UnsupportedModelError, match="layer 0 keeps a Nothing"):
         read_spec(cast(Callable[[], Module], Chunked)())
 
 

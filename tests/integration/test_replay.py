@@ -26,7 +26,7 @@ from semantic.domain.chat import Chat, Message, Tool, ToolChoice
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask
 from semantic.serve import ServeSettings, load_serving
-from tests.support.lanes import examples
+from tests.support.lanes import examples, more
 from tests.support.model_folder import write_model
 
 GREEDY = SamplingParams()
@@ -164,6 +164,11 @@ def user(text: str) -> Message:
 
 
 TEMPLATES = ("semantic-tiny", "json_tools", "drops_thoughts", "hoists", "mistral")
+loop_templates = pytest.mark.parametrize(
+    "run",
+    ["json_tools", "drops_thoughts", "mistral", *more("semantic-tiny", "hoists")],
+    indirect=True,
+)
 few_templates = pytest.mark.parametrize("run", ["drops_thoughts", "hoists"], indirect=True)
 
 
@@ -222,6 +227,7 @@ def test_a_session_stays_warm_whatever_its_template_makes_of_its_history(run: Ru
     run(test)
 
 
+@loop_templates
 def test_a_loop_of_tool_calls_stays_warm(run: Run) -> None:
     async def test(served: Served) -> None:
         talk = Talk(served, opening("tools"), tools=(PICK,))

@@ -1,4 +1,4 @@
-"""A manual executor: work runs only in `arrive`, so no test depends on threads."""
+"""Executors without threads, so that no test depends on how soon one runs."""
 
 from __future__ import annotations
 
@@ -35,3 +35,12 @@ class LateReads(Executor):
         """Run the oldest queued reads, `most` at most."""
         for _ in range(len(self._reads) if most is None else min(most, len(self._reads))):
             self._reads.popleft()()
+
+
+class ImmediateReads(LateReads):
+    """Runs each read as it is submitted: a load is done by the next step, on any machine."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future = super().submit(fn, *args, **kwargs)
+        self.arrive()
+        return future

@@ -35,8 +35,10 @@ from mlx_lm.models import (
 from mlx_lm.models.base import scaled_dot_product_attention
 
 import semantic.adapters.mlx  # noqa: F401  loads OpenBLAS before MLX
+from tests.support import other_models
+from tests.support.other_models import OTHER_MODELS
 
-VOCAB = 96
+VOCAB = other_models.VOCAB
 _SEED = 7
 
 
@@ -341,6 +343,7 @@ _OTHERS: dict[str, Callable[[], Module]] = {
     "windows": functools.partial(_Windows, 300, 40, None, 300),
     "gemma3 narrow": functools.partial(_gemma3, 24),
     "gemma3 wide": functools.partial(_gemma3, 700),
+    **{name: functools.partial(other_models.build, name) for name in OTHER_MODELS},
 }
 """Models that need mlx-lm's own caches in some layer, keep other windows, or are refused."""
 
@@ -361,9 +364,9 @@ _GAIN = {
 }
 
 
-def randomize(model: Module) -> None:
+def randomize(model: Module, seed: int = _SEED) -> None:
     """Draw all weights anew, the same each time for the same `model`."""
-    mx.random.seed(_SEED)
+    mx.random.seed(seed)
 
     def draw(path: str, weight: mx.array) -> mx.array:
         noise = mx.random.normal(weight.shape)

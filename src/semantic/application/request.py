@@ -155,8 +155,15 @@ class Request:
         return "".join(self._text)
 
     def next_chunk(self, limit: int, checkpoint_at: int | None = None) -> tuple[int, ...]:
-        """The next tokens to prefill: at most `limit`, not beyond a `checkpoint_at` ahead."""
-        stop = min(self.computed + limit, self.n_tokens - 1)
+        """The next tokens to prefill: at most `limit`, not beyond a `checkpoint_at` ahead.
+
+        Several tokens are left for the last chunk, or none: some models compute a chunk of one
+        token differently.
+        """
+        end = self.n_tokens - 1
+        stop = min(self.computed + limit, end)
+        if stop == end - 1 and stop - self.computed > 1:
+            stop -= 1
         if checkpoint_at is not None and checkpoint_at > self.computed:
             stop = min(stop, checkpoint_at)
         return self.tokens[self.computed : stop]
@@ -193,13 +200,14 @@ class Request:
 
         Returns the text that is final with it, and the finish reason if it is the last token.
         """
-        self.generated.append(sampled.token)
-        self.computed = self.n_tokens
-        if sampled.logprob is not None:
-            self.logprobs.append(sampled.logprob)
-        text, reason = self._next_text(sampled.token)
-        if sampled.error is not None:
-            self.error, reason = sampled.error, "error"
+        _, token, logprob, error = sampled
+        self.generated.append(token)
+        self.computed = len(self.prompt) + len(self.generated)
+        if logprob is not None:
+            self.logprobs.append(logprob)
+        text, reason = self._next_text(token)
+        if error is not None:
+            self.error, reason = error, "error"
         self._text.append(text)
         return text, reason
 
@@ -216,9 +224,11 @@ class Request:
     def _next_text(self, token: int) -> tuple[str, FinishReason | None]:
         if token in self.eos_token_ids:
             return self._rest(), "stop"
-        text = self._stop.push(self.detokenizer.push(token))
-        if self._stop.stopped:
-            return text, "stop"
+        text = self.detokenizer.push(token)
+        if self.params.stop:
+            text = self._stop.push(text)
+            if self._stop.stopped:
+                return text, "stop"
         if len(self.generated) < self.max_tokens:
             return text, None
         return text + self._rest(), self._reason_at_length()

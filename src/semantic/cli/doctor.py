@@ -187,6 +187,14 @@ def check_model(settings: Settings) -> Iterator[Finding]:
     yield Finding("model", "ok", f"{settings.model}, {spec.n_layers} layers")
     yield Finding("ragged caches", "ok", _ragged(model.ragged_layers))
     yield check_caches(model)
+    if spec.reusable_tokens is not None:
+        yield Finding(
+            "reuse",
+            "warning",
+            f"only the first {spec.reusable_tokens} tokens: what this model computes beyond them "
+            "depends on where a prompt is divided",
+            "longer prompts are computed again from there, so that answers are exact",
+        )
     yield Finding("pool", "ok", _budget(pool, spec))
 
 
@@ -195,6 +203,13 @@ def check_caches(model: MLXBackend) -> Finding:
     name = "caches"
     if model.in_pages:
         return Finding(name, "ok", "in pages")
+    if not model.together:
+        return Finding(
+            name,
+            "warning",
+            "one sequence after the other: in a batch this model gives other answers than alone",
+            "answers are exact; while n requests run, each has 1/n of the tokens per second",
+        )
     if not all(model.ragged_layers):
         return Finding(name, "ok", "padded by mlx-lm")
     if model.calibration is None:

@@ -56,7 +56,7 @@ def reusable_prefix(spec: ModelCacheSpec, blocks: AgentBlocks | None, prompt: Se
     """
     if blocks is None or blocks.retired:
         return 0
-    length = min(common_prefix(blocks.token_ids, prompt), len(prompt) - 1)
+    length = spec.reusable(min(common_prefix(blocks.token_ids, prompt), len(prompt) - 1))
     if length < 1:
         return 0
     earliest = max(

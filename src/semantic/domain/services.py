@@ -235,16 +235,14 @@ class BlockPool:
         To be undone by `unmark_evictable` before they are freed or used again.
         """
         with self._lock:
-            for block in blocks:
-                self._mark(block.block_id, 1)
+            self._mark(blocks, 1)
             self._idle[agent_id] += 1
             self._settle(agent_id)
 
     def unmark_evictable(self, blocks: Iterable[KVBlock], agent_id: str) -> None:
         """Undo a `mark_evictable` of the same blocks."""
         with self._lock:
-            for block in blocks:
-                self._mark(block.block_id, -1)
+            self._mark(blocks, -1)
             self._idle[agent_id] -= 1
             if self._idle[agent_id] <= 0:
                 del self._idle[agent_id]
@@ -327,15 +325,31 @@ class BlockPool:
         self._references[block_id] += n
         self._count_evictable(block_id, 1)
 
-    def _mark(self, block_id: BlockId, n: int) -> None:
-        """Change the evictable references of a block by `n`; nothing for one that is free."""
-        if block_id not in self._references:
-            return
-        self._count_evictable(block_id, -1)
-        marks = self._marks.pop(block_id, 0) + n
-        if marks > 0:
-            self._marks[block_id] = marks
-        self._count_evictable(block_id, 1)
+    def _mark(self, blocks: Iterable[KVBlock], n: int) -> None:
+        """Change the evictable references of blocks by `n`; nothing for those that are free.
+
+        One loop without calls: a long sequence has thousands of blocks, marked twice a turn.
+        """
+        references, marks = self._references, self._marks
+        layer_of, block_bytes = self._layer_of, self._block_bytes
+        n_blocks = n_bytes = 0
+        for block in blocks:
+            block_id = block.block_id
+            users = references.get(block_id)
+            if users is None:
+                continue
+            before = marks.get(block_id, 0)
+            after = before + n
+            if after > 0:
+                marks[block_id] = after
+            elif before:
+                del marks[block_id]
+            change = (after >= users) - (before >= users)
+            if change:
+                n_blocks += change
+                n_bytes += change * block_bytes[layer_of[block_id]]
+        self._evictable_blocks += n_blocks
+        self._evictable_bytes += n_bytes
 
     def _count_evictable(self, block_id: BlockId, sign: int) -> None:
         """Add or subtract a block in use in the totals, if it is evictable."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar, Literal, NewType, Protocol, runtime_checkable
+from typing import ClassVar, Literal, NamedTuple, NewType, Protocol, runtime_checkable
 
 from semantic.domain.digest import digest
 from semantic.domain.entities import AgentBlocks
@@ -109,6 +109,9 @@ class ModelCacheSpec:
     """What a model caches per sequence, layer by layer. Source: the model's own `make_cache()`."""
 
     layers: tuple[LayerSpec, ...]
+    reusable_tokens: int | None = None
+    """Tokens up to which what is cached does not depend on how the prompt was divided; None for no
+    limit. What lies beyond is not reused."""
 
     readers: ClassVar[list[Callable[[object], ModelCacheSpec | None]]] = []
     """Readers of frameworks' model objects; the composition root adds one per framework."""
@@ -136,6 +139,10 @@ class ModelCacheSpec:
     @property
     def n_layers(self) -> int:
         return len(self.layers)
+
+    def reusable(self, n_tokens: int) -> int:
+        """How many of a sequence's first `n_tokens` may be reused at most."""
+        return n_tokens if self.reusable_tokens is None else min(n_tokens, self.reusable_tokens)
 
     @property
     def block_tokens(self) -> int:
@@ -300,8 +307,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(NamedTuple):
     """What a backend chose for one sequence in one decode step.
 
     `error` is the reason why `token` is not valid: the sequence cannot continue.
@@ -313,8 +319,7 @@ class SampledToken:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """A token of a running request, and the text that is final with it.
 
     `text` may be empty: a character or a possible stop string is still incomplete.

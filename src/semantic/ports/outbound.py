@@ -196,10 +196,10 @@ class BatchBackend(Protocol):
     def decode(self) -> list[SampledToken]:
         """One decode step: one new token for each sequence started before the previous step.
 
-        A sequence started since may return its first token one step later. A returned token is in
-        the cache, so before every call each started sequence must have capacity for one token more
-        than it holds, and one just started for two: its last prompt token and the first new one. A
-        sequence whose grammar fails gets a token with an error; the others continue.
+        A sequence started since may return its first token one step later. A returned token counts
+        as in the cache, so before every call each started sequence must have capacity for one token
+        more than it holds, and one just started for two: its last prompt token and the first new
+        one. A sequence whose grammar fails gets a token with an error; the others continue.
         """
         ...
 

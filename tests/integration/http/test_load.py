@@ -29,6 +29,7 @@ def model() -> tuple[MLXBackend, MLXTokenizer]:
     return load()
 
 
+@pytest.mark.long
 def test_under_load_and_after_a_kill_every_answer_is_right_and_budgets_hold(
     model: tuple[MLXBackend, MLXTokenizer], tmp_path: Path
 ) -> None:

@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.serve_process import OURS, served
 
 KEY = "a-key-of-this-test"
@@ -18,6 +20,7 @@ MANY = 300
 CONFIG = Path(__file__).with_name("schemathesis.toml")
 
 
+@pytest.mark.long
 def test_the_description_holds(tmp_path: Path) -> None:
     environment = {
         **OURS,

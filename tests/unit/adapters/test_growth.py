@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -155,3 +156,21 @@ def test_a_put_that_finds_no_room(kind: str, tmp_path: Path) -> None:
             counts.append(steps(store, lambda store: store.put(block(link))))
             assert not store.find([link.key(Part.FULL)])
     assert counts[1] <= SLACK * counts[0]
+
+
+def test_a_new_index_costs_as_much_per_agent(tmp_path: Path) -> None:
+    counts = []
+    for n in (FEW, MANY):
+        stocked("disk", tmp_path, n).close()
+        for path in (tmp_path / f"disk {n}").glob("index.sqlite*"):
+            path.unlink()
+        stores: list[DiskStore] = []
+        n_steps = steps_of(partial(open_again, tmp_path, n, stores))
+        counts.append(n_steps / n)
+        assert stores[0].stats()[0].n_agents == n
+        stores[0].close()
+    assert counts[1] <= SLACK * counts[0]
+
+
+def open_again(folder: Path, n: int, to: list[DiskStore]) -> None:
+    to.append(DiskStore.open(folder / f"disk {n}", PLENTY, durable=False))

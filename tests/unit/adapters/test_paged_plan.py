@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from semantic.adapters.mlx.kv_cache.paged.split_kv import (
     SplitPlan,
     chunk_for,
     cut_at_blocks,
+    joined_runs,
     plan_split,
 )
 from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, LayerSpec
@@ -157,3 +159,44 @@ def test_in_a_ring_no_token_lies_where_another_is_attended_to(window: int) -> No
             for at in range(row.first, position + 1)
         }
         assert len(places) == position + 1 - row.first
+
+
+@given(
+    rows=pages_of_rows(), extra=st.lists(st.integers(0, 40), min_size=4, max_size=4),
+    most=st.sampled_from([1, 3, 16, 32]), chunk=chunks,
+)  # fmt: skip
+@settings(max_examples=examples(60, thorough=1000))
+def test_runs_of_rows_read_what_each_of_their_rows_attends_to(
+    rows: list[RowPages], extra: list[int], most: int, chunk: int
+) -> None:
+    all_rows = [
+        replace(row, position=row.position - back)
+        for row, n in zip(rows, itertools.cycle(extra), strict=False)
+        for back in range(min(n, row.position), -1, -1)
+    ]
+    joined, runs = joined_runs(all_rows, most)
+    assert sum(runs) == len(all_rows)
+    assert max(runs) <= most
+    plan = plan_split(joined, max(chunk, smallest_chunk(joined)), runs)
+    assert plan.n_results == sum(plan.spans[1::2])
+    items = [plan.numbers[i * ITEM_INTS : (i + 1) * ITEM_INTS] for i in range(plan.n_items)]
+    results: set[int] = set()
+    for item in items:
+        number, _, _, _, first, n_items, index, n_rows = item
+        mine = all_rows[number : number + n_rows]
+        assert all(one.pages is mine[0].pages for one in mine)
+        assert [one.position - mine[0].position for one in mine] == list(range(n_rows))
+        for at in range(n_rows):
+            assert plan.spans[2 * (number + at) : 2 * (number + at) + 2] == [
+                first + at * n_items, n_items,
+            ]  # fmt: skip
+            results.add(first + at * n_items + index)
+    assert results == set(range(plan.n_results))
+    number = 0
+    for run, n_rows in zip(joined, runs, strict=True):
+        own = [item for item in items if item[0] == number]
+        pieces = [one for item in own for one in pieces_read(plan, item, run, run.position)]
+        assert pieces[0].start == all_rows[number].first
+        assert pieces[-1].stop == run.position + 1
+        assert all(a.stop == b.start for a, b in itertools.pairwise(pieces))
+        number += n_rows

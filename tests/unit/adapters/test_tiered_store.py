@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.adapters.stores.tiered import TieredStore
-from semantic.domain.block_hash import BlockKey, Part
+from semantic.domain.block_hash import BlockKey, Part, Scope
 from semantic.domain.errors import InvalidRequestError
-from semantic.domain.stored import Found, Tier
+from semantic.domain.stored import Found, Manifest, Place, Tier
 from tests.support.store_blocks import (
     SCOPE,
     Room,
@@ -47,6 +48,25 @@ def test_stores_with_different_secrets_are_refused() -> None:
 
 def test_its_secret_is_the_cold_ones() -> None:
     assert World().store.secret == SECRET
+
+
+def test_a_page_of_agents_is_one_page_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    for number in range(9):
+        saved = replace(manifest(f"agent {number}", 0), saved_at=float(number))
+        assert world.store.save(saved)
+    pages: list[int] = []
+    page = MemoryStore.page
+
+    def counted(
+        store: MemoryStore, scope: Scope, limit: int, after: Place | None = None
+    ) -> Sequence[Manifest]:
+        pages.append(limit)
+        return page(store, scope, limit, after)
+
+    monkeypatch.setattr(MemoryStore, "page", counted)
+    assert [one.agent_id for one in world.store.page(SCOPE, 3)] == ["agent 8", "agent 7", "agent 6"]
+    assert pages == [3, 3], "one of the warm store and one of the cold"
 
 
 def test_what_is_warm_is_found_warm() -> None:

@@ -161,13 +161,14 @@ def test_who_runs_does_not_fill_the_queue() -> None:
 
 def test_a_crowd_is_handed_in_bit_by_bit() -> None:
     with running(Life(max_batch=40)) as life:
-        _, talker = life.ask("talker", max_tokens=500)
+        ticket, talker = life.ask("talker", max_tokens=3000)
         life.steps(3)
         with life.held():
             crowd = [life.ask(f"agent {i}", seed=i % 7)[1] for i in range(40)]
             before = len(talker.calls)
         life.steps(2)
         assert len(talker.calls) > before
+        life.thread.cancel(ticket)
         for heard in (talker, *crowd):
             heard.check(life.spec)
 

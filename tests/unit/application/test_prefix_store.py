@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 
 from semantic.adapters.stores.memory import MemoryStore
+from semantic.application.cache.loading import BreakEven
 from semantic.application.cache.prefix_store import PrefixStore
 from semantic.application.request import Phase
 from semantic.domain.block_hash import BlockKey, Part
@@ -23,6 +24,11 @@ from tests.unit.application.world import SPECS, Done, World, completions, expect
 AMPLE = 1 << 30
 every_spec = pytest.mark.parametrize("layers", SPECS.values(), ids=SPECS.keys())
 WHOLE = (FULL, FULL)
+with_checkpoints = pytest.mark.parametrize(
+    "layers",
+    [layers for layers in SPECS.values() if layers != WHOLE],
+    ids=[name for name, layers in SPECS.items() if layers != WHOLE],
+)
 
 
 def world(
@@ -39,6 +45,20 @@ def world(
         largest_chunk=largest_chunk,
         prefix_store=store if store is not None else MemoryStore(AMPLE),
     )
+
+
+class Reads(BreakEven):
+    """Whatever is stored is read: threads read beside a clock that only the engine advances."""
+
+    def worth_reading(self, n_bytes: Mapping[Tier, int], n_tokens: int) -> bool:  # noqa: ARG002
+        return True
+
+
+def reading(of: World) -> World:
+    """The same engine, which reads what is stored however long that seems to take."""
+    assert of.engine._prefixes is not None
+    of.engine._prefixes.break_even = Reads(lambda: None)
+    return of
 
 
 def answer(of: World, agent: str, prompt: Sequence[int], n: int = 8, tenant: str = "") -> Done:
@@ -97,12 +117,16 @@ def test_the_second_agent_of_a_shared_prompt_computes_its_own_part(
     for number, agent in enumerate(("ann", "ben", "cay")):
         done = answer(of, agent, (*shared, *([number + 7] * 40)))
         cached.append(done.cached_tokens)
-    # Where a checkpoint is needed the second agent takes it, at the last block that is shared.
-    assert cached == ([0, 0, 768] if needs_checkpoint else [0, 1000, 1000])
+    # Where a checkpoint is needed the second agent continues from the last one of the grid, and
+    # takes one where it differs.
+    assert cached == ([0, 768, 1000] if needs_checkpoint else [0, 1000, 1000])
 
 
-def test_agents_that_arrive_together_compute_what_they_share_once() -> None:
-    of = world(largest_chunk=100, total_blocks=4000)
+@every_spec
+def test_agents_that_arrive_together_compute_what_they_share_once(
+    layers: tuple[LayerSpec, ...],
+) -> None:
+    of = reading(world(layers, largest_chunk=100, total_blocks=4000))
     shared = text_of(1, 2000)
     prompts = {f"agent-{i}": (*shared, *([i + 1] * 30)) for i in range(8)}
     for agent, prompt in prompts.items():
@@ -112,8 +136,114 @@ def test_agents_that_arrive_together_compute_what_they_share_once() -> None:
         agent: expected(of.spec, prompt, 4).tokens for agent, prompt in prompts.items()
     }
     computed = sum(end.prompt_tokens - end.cached_tokens for end in done)
-    # The seven full blocks once, and each its own rest: 2030 - 7 * 256.
-    assert computed <= 7 * 256 + 8 * (2030 - 7 * 256)
+    # The seven full blocks once, and each its own rest: 2030 - 7 * 256. Less with a checkpoint
+    # where they part.
+    at = 2000 if layers != WHOLE else 7 * 256
+    assert computed <= at + 8 * (2030 - at)
+
+
+@with_checkpoints
+def test_a_request_that_waits_for_a_slot_gets_a_checkpoint_where_it_continues(
+    layers: tuple[LayerSpec, ...],
+) -> None:
+    of = reading(world(layers, largest_chunk=100))
+    of.engine._scheduler._max_batch = 1
+    shared = text_of(1, 700)
+    for number, agent in enumerate(("ann", "ben", "cay")):
+        of.engine.submit(agent, (*shared, *([number + 7] * 90)), max_tokens=4)
+    assert len(of.engine.waiting) == 2
+    cached = {end.agent_id: end.cached_tokens for end in of.finish()}
+    assert cached == {"ann": 0, "ben": 700, "cay": 700}
+
+
+@with_checkpoints
+def test_requests_that_continue_from_one_checkpoint_compute_what_follows_once(
+    layers: tuple[LayerSpec, ...],
+) -> None:
+    of = reading(world(layers, largest_chunk=100, total_blocks=4000))
+    head = text_of(1, 600)
+    answer(of, "zoe", (*head, 1))
+    document = (*head, *text_of(2, 900))
+    prompts = {agent: (*document, *([ord(agent[0]) % 90] * 40)) for agent in ("ann", "ben", "cay")}
+    for agent, prompt in prompts.items():
+        of.engine.submit(agent, prompt, max_tokens=4)
+    done = {end.agent_id: end for end in of.finish()}
+    for agent, prompt in prompts.items():
+        assert done[agent].tokens == expected(of.spec, prompt, 4).tokens
+    assert sorted(end.cached_tokens for end in done.values())[1:] == [1500, 1500]
+    of.engine.check_integrity()
+
+
+@with_checkpoints
+@pytest.mark.parametrize("restarted", [False, True])
+def test_the_same_prompt_again_computes_its_last_few_tokens(
+    layers: tuple[LayerSpec, ...], restarted: bool
+) -> None:
+    first = world(layers)
+    prompt = text_of(1, 700)
+    answer(first, "ann", prompt)
+    of = world(layers, store_of(first)) if restarted else first
+    for agent in ("ann", "ben"):
+        assert answer(of, agent, prompt).cached_tokens >= 700 - 16
+
+
+@with_checkpoints
+def test_an_edit_computes_what_follows_the_checkpoint_before_it(
+    layers: tuple[LayerSpec, ...],
+) -> None:
+    of = world(layers)
+    prompt = text_of(1, 900)
+    answer(of, "ann", prompt)
+    edited = [*prompt]
+    edited[650] = (edited[650] + 1) % 90
+    assert answer(of, "ann", edited).cached_tokens == 512
+    # The same edit again, by another agent: the first took a checkpoint where it differs.
+    other = [*edited[:700], *text_of(3, 100)]
+    assert answer(of, "ben", other).cached_tokens >= 650
+
+
+@with_checkpoints
+def test_a_preempted_prompt_continues_where_it_was(layers: tuple[LayerSpec, ...]) -> None:
+    of = world(layers, largest_chunk=100)
+    prompt = text_of(1, 2000)
+    of.engine.submit("ann", prompt, max_tokens=4)
+    request = of.engine.requests[0]
+    while request.computed < 600:
+        of.engine.step_once()
+    computed = request.computed
+    scheduler = of.engine._scheduler
+    of.engine._sequences.preempt(request)
+    scheduler._preempt(request)
+    (done,) = of.finish()
+    assert done.tokens == expected(of.spec, prompt, 4).tokens
+    assert done.cached_tokens == computed
+
+
+@with_checkpoints
+def test_a_follower_computes_alone_when_the_store_refuses_checkpoints(
+    layers: tuple[LayerSpec, ...],
+) -> None:
+    of = world(layers, MemoryStore(1), largest_chunk=100, total_blocks=4000)
+    shared = text_of(1, 700)
+    for number, agent in enumerate(("ann", "ben", "cay")):
+        of.engine.submit(agent, (*shared, *([number + 7] * 90)), max_tokens=4)
+    done = of.finish()
+    assert [end.cached_tokens for end in done] == [0, 0, 0]
+    assert {end.finish_reason for end in done} == {"length"}
+
+
+@with_checkpoints
+def test_short_prompts_with_the_same_head_do_not_starve_a_long_one(
+    layers: tuple[LayerSpec, ...],
+) -> None:
+    of = world(layers, MemoryStore(1), largest_chunk=100, total_blocks=4000)
+    head = text_of(1, 200)
+    of.engine.submit("long", (*head, *text_of(2, 2000)), max_tokens=1)
+    for step in range(400):
+        of.engine.submit(f"short-{step}", (*head, *text_of(step + 3, 70)), max_tokens=1)
+        if any(end.agent_id == "long" for end in completions(of.engine.step_once())):
+            return
+    raise AssertionError("the long prompt waits for ever")
 
 
 def test_a_follower_goes_on_alone_when_its_leader_is_cancelled() -> None:

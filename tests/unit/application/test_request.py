@@ -51,14 +51,23 @@ def test_a_new_request_waits_and_has_said_nothing() -> None:
 
 
 def test_all_tokens_but_the_last_are_prefilled_in_chunks() -> None:
-    of = request("abcdef")
+    of = request("abcdefg")
     chunks = []
     while of.to_prefill:
         chunk = of.next_chunk(2)
         chunks.append(bytes(chunk).decode())
         of.computed += len(chunk)
-    assert chunks == ["ab", "cd", "e"]
+    assert chunks == ["ab", "cd", "ef"]
     assert of.next_chunk(2) == ()
+
+
+def test_the_last_chunk_has_several_tokens() -> None:
+    of = request("abcdefgh")
+    assert bytes(of.next_chunk(6)) == b"abcde"
+    of.computed = 5
+    assert bytes(of.next_chunk(6)) == b"fg"
+    of.computed = 6  # restored there
+    assert bytes(of.next_chunk(6)) == b"g"
 
 
 def test_a_preempted_request_prefills_what_it_said_too() -> None:

@@ -31,6 +31,7 @@ from tests.support.fake_backend import (
     window,
 )
 from tests.support.fake_clock import FakeClock
+from tests.support.late_reads import ImmediateReads
 
 Event = EngineEvent
 Done = CompletedGeneration
@@ -127,6 +128,9 @@ class World:
             max_batch=self.max_batch,
             clock=self.clock,
         )
+        prefixes = self.engine._prefixes
+        if prefixes is not None:
+            prefixes._loader._threads = ImmediateReads()
 
     @property
     def store(self) -> IdleCaches:
@@ -178,11 +182,16 @@ class World:
             assert self.backend.held_bytes == counted
         if not self.engine.has_work:
             assert self.backend.n_open == 0
-            assert self.engine._prefixes is None or not self.engine._prefixes._states
+            prefixes = self.engine._prefixes
+            if prefixes is not None:
+                assert not prefixes._states
+                assert not prefixes._in_flight
+                assert not prefixes._common._live
+                assert not prefixes._common._groups
 
     def forget_all(self) -> None:
         for key in self.store.lru_order():
-            assert self.engine.forget(key.agent_id)
+            assert self.engine.forget(key.agent_id, tenant=key.tenant)
         assert self.store.lru_order() == ()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import mlx.core as mx
@@ -19,6 +20,34 @@ Bytes = bytes | memoryview
 
 async_eval = cast(Callable[..., None], mx.async_eval)
 """`mx.async_eval` with a type: start to evaluate arrays and return at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Heads `first` to `first + n` of an array, (rows, all heads, tokens, head_dim)."""
+
+    array: mx.array
+    first: int
+    n: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As if the heads were an array of their own."""
+        rows, _, *rest = self.array.shape
+        return (rows, self.n, *rest)
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        return self.array.dtype
+
+    def view(self) -> mx.array:
+        """The heads alone."""
+        return self.array[:, self.first : self.first + self.n]
+
+
+def plain(one: mx.array | Heads) -> mx.array:
+    """An array as it is; heads of one as a view of it."""
+    return one.view() if isinstance(one, Heads) else one
 
 
 def bytes_of(array: mx.array) -> memoryview:

@@ -18,6 +18,7 @@ from semantic.adapters.mlx.batch.calibration import Calibration, new_batch
 from semantic.adapters.mlx.batch.decode_batch import DecodeBatch, NewSequence
 from semantic.adapters.mlx.kv_cache import attention_hook
 from semantic.adapters.mlx.kv_cache.forms import CacheForm, LayerCache, Memory
+from semantic.adapters.mlx.kv_cache.model_spec import PROMPT_CHUNK
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
 from semantic.adapters.mlx.kv_cache.staging import Staging
@@ -56,7 +57,8 @@ _MOST_ROWS = 512
 class _Sequence:
     """A sequence: its caches, the tokens that they hold, and whether it is in the batch.
 
-    `mask` constrains its answer to a grammar. `staging` is set while it is being loaded.
+    `mask` constrains its answer to a grammar. `staging` is set while it is being loaded. The last
+    tokens are `late` if they must be computed together with some that are still to come.
     """
 
     caches: list[LayerCache]
@@ -66,6 +68,7 @@ class _Sequence:
     params: SamplingParams = field(default_factory=SamplingParams)
     mask: GrammarMask | None = None
     staging: Staging[Memory] | None = None
+    late: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,7 @@ class MLXBackend:
         self._sequences: dict[SequenceId, _Sequence] = {}
         self._starting: dict[SequenceId, _Start] = {}
         self._joined: list[_Sequence] = []
+        self._lost_batch = False  # by a failure outside of `decode`
         self._next_id = 0
         self._batch = self._new_batch()
         attention_hook.install(model)
@@ -138,6 +142,11 @@ class MLXBackend:
     def ragged_layers(self) -> tuple[bool, ...]:
         """Which layers use our caches; the others use mlx-lm's own."""
         return self._layers.ragged
+
+    @property
+    def together(self) -> bool:
+        """Whether several sequences are computed as one batch; else one after the other."""
+        return self._layers.together
 
     @property
     def in_pages(self) -> bool:
@@ -206,7 +215,9 @@ class MLXBackend:
         state = self._resting(sequence)
         with self._computing():
             pages = self._pages
-            if pages is None:
+            if self._spec.reusable_tokens is not None:
+                self._compute_whole_chunks(state, tokens, self._spec.reusable_tokens)
+            elif pages is None:
                 self._compute(state, tokens)
             elif _are_rows(pages, state, len(tokens), pages.costs.alone):
                 self._compute_rows(pages, [(state, tokens)])
@@ -235,7 +246,8 @@ class MLXBackend:
         state = self._resting(sequence)
         given = list(tokens[:-1])
         with self._computing():
-            logits = self.model(mx.array([given]), cache=state.caches)[0]
+            self._compute_late(state)
+            logits = self.model(_ids([given]), cache=state.caches).squeeze(0)
             scores = score_tokens(logits, tokens[1:], n_top)
             mx.eval([cache.state for cache in state.caches])
         state.length += len(given)
@@ -254,7 +266,9 @@ class MLXBackend:
         drawn: int,
     ) -> None:
         """See `BatchBackend.start`."""
-        self._resting(sequence)
+        state = self._resting(sequence)
+        with self._computing():
+            self._compute_late(state)
         mask = None
         if params.grammar is not None:
             try:
@@ -265,6 +279,10 @@ class MLXBackend:
 
     def decode(self) -> list[SampledToken]:
         """See `BatchBackend.decode`."""
+        if self._lost_batch:
+            self._lost_batch = False
+            self._drop_batch()
+            raise BackendError("the batch was lost when a sequence left it")
         if not self._batch and not self._starting:
             return []
         try:
@@ -272,11 +290,7 @@ class MLXBackend:
                 self._join_starting()
                 return self._advance() or self._advance()
         except BackendError:
-            # A failed step leaves the batch in an unknown state: its sequences are dropped. Others
-            # were never part of it.
-            self._batch = self._new_batch()
-            self._joined.clear()
-            self._starting.clear()
+            self._drop_batch()
             raise
 
     def extract(self, sequence: SequenceId, blocks: Sequence[Sequence[KVBlock]]) -> list[KVBlock]:
@@ -286,6 +300,7 @@ class MLXBackend:
             self._leave(sequence, state)
             if not state.length:
                 return [block for layer in blocks for block in layer]
+            self._compute_late(state)
             return self._layers.fill(state.caches, blocks, state.length)
 
     def close(self, sequence: SequenceId) -> None:
@@ -310,6 +325,7 @@ class MLXBackend:
         """See `BatchBackend.export_block`."""
         state = self._resting(sequence)
         with self._computing():
+            self._compute_late(state)
             return self._codec.export_block(state.caches, state.length, part, start, stop)
 
     def export_checkpoint(self, sequence: SequenceId) -> bytes:
@@ -318,6 +334,7 @@ class MLXBackend:
         if not state.length:
             raise BackendError("an empty sequence has no checkpoint")
         with self._computing():
+            self._compute_late(state)
             return self._codec.export_checkpoint(state.caches, state.length)
 
     def loading(self, sequence: SequenceId, part: Part, start: int, stop: int) -> list[BodyTarget]:
@@ -375,9 +392,30 @@ class MLXBackend:
         return layers if isinstance(layers, PagedLayers) else None
 
     def _compute(self, state: _Sequence, tokens: Sequence[int]) -> None:
-        self.model(mx.array([list(tokens)]), cache=state.caches)
+        self.model(_ids([tokens]), cache=state.caches)
         # Only the caches: nothing of the last layer but its keys and values is computed.
         mx.eval([cache.state for cache in state.caches])
+
+    def _compute_whole_chunks(self, state: _Sequence, tokens: Sequence[int], reusable: int) -> None:
+        """Compute tokens beyond the first `reusable` in the chunks of mlx-lm, as they are full."""
+        start = state.length - len(state.late)
+        waiting = [*state.late, *tokens]
+        while waiting:
+            if start < reusable:
+                n = min(len(waiting), reusable - start)
+            else:
+                n = PROMPT_CHUNK - start % PROMPT_CHUNK
+            if n > len(waiting):
+                break
+            self._compute(state, waiting[:n])
+            start, waiting = start + n, waiting[n:]
+        state.late = waiting
+
+    def _compute_late(self, state: _Sequence) -> None:
+        """Compute the tokens that waited for a whole chunk: none follow."""
+        late, state.late = state.late, []
+        if late:
+            self._compute(state, late)
 
     def _compute_padded(self, state: _Sequence, tokens: Sequence[int], multiple: int) -> None:
         """Compute a chunk padded to a multiple of so many tokens: its shape recurs.
@@ -385,6 +423,9 @@ class MLXBackend:
         Padding follows the chunk, so no token of the chunk attends to it.
         """
         padding = -len(tokens) % multiple
+        if not padding:
+            self._compute(state, tokens)
+            return
         sequence = cast(list[PagedCache], state.caches)[0].sequence
         sequence.padding = padding
         try:
@@ -401,7 +442,7 @@ class MLXBackend:
         batch = pages.rows(list(zip(caches, sizes, strict=True)))
         rows = [[token] for _, tokens in chunks for token in tokens]
         rows += [[0]] * (batch[0].n_rows - len(rows))
-        self.model(mx.array(rows), cache=batch)
+        self.model(_ids(rows), cache=batch)
         mx.eval([layer.state for layer in batch])
         for mine, n_tokens in zip(caches, sizes, strict=True):
             for cache in mine:
@@ -448,8 +489,22 @@ class MLXBackend:
         """Take a sequence out of the batch, if it is in it, and update its caches."""
         self._starting.pop(sequence, None)
         state.decoding = False
-        if sequence in self._batch:
-            state.caches = self._batch.leave(sequence)
+        if sequence not in self._batch:
+            return
+        try:
+            self._batch.settle()
+        except (RuntimeError, ValueError, MemoryError):
+            self._drop_batch()
+            self._lost_batch = True
+            raise
+        state.caches = self._batch.leave(sequence)
+
+    def _drop_batch(self) -> None:
+        """A failed step leaves the batch in an unknown state: its sequences are dropped. Others
+        were never part of it."""
+        self._batch = self._new_batch()
+        self._joined.clear()
+        self._starting.clear()
 
     def _resting(self, sequence: SequenceId) -> _Sequence:
         """A sequence that is neither decoding nor being loaded. Raises BackendError otherwise."""
@@ -459,6 +514,11 @@ class MLXBackend:
         if state.staging is not None:
             raise BackendError("the sequence is being loaded")
         return state
+
+
+def _ids(tokens: Sequence[Sequence[int]]) -> mx.array:
+    """Tokens in the type of sampled ones: a GPU compiles a gather for each type."""
+    return mx.array([list(one) for one in tokens], mx.uint32)
 
 
 def _are_rows(pages: PagedLayers, state: _Sequence, n_tokens: int, n_bytes: int) -> bool:

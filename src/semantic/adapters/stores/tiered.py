@@ -114,11 +114,11 @@ class TieredStore:
         warm = ((one, False) for one in walk(self._warm, scope, limit, after))
         found: dict[str, Manifest] = {}
         for one, is_cold in heapq.merge(cold, warm, key=lambda one: one[0].place, reverse=True):
-            if len(found) == limit:
-                break
             name = one.agent_id
             if is_cold or (name not in found and self._cold.manifest(scope, name) is None):
                 found[name] = one
+            if len(found) == limit:  # before another is asked for: that would read a page more
+                break
         return list(found.values())
 
     def child_agents(self, scope: Scope, parent: str) -> Sequence[str]:

@@ -101,10 +101,15 @@ def footprints(
     """The footprints of some agents; costs by their blocks, however many other agents there are."""
     chains = [chain(manifest) for manifest in manifests]
     users = store.users(list({block.hash: None for blocks in chains for block in blocks}))
+    stored = store.find([key for blocks in chains for key in _keys(blocks)])
     found = []
     for manifest, blocks in zip(manifests, chains, strict=True):
         name = manifest.scope, manifest.agent_id
-        bodies = store.find([block.key(part) for block in blocks for part in Part])
+        bodies = {key: stored[key] for key in _keys(blocks) if key in stored}
         shared = frozenset(key for key in bodies if users.get(key.hash, frozenset()) - {name})
         found.append(AgentFootprint(manifest, blocks, bodies, shared))
     return found
+
+
+def _keys(blocks: Chain) -> list[BlockKey]:
+    return [block.key(part) for block in blocks for part in Part]

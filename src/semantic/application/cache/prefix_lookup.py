@@ -7,7 +7,7 @@ only at one. Knows the store's index; reads no body.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from semantic.domain.block_hash import (
     BlockHash,
@@ -29,7 +29,8 @@ class StoredPrefix:
 
     `full` are the blocks from position `start` on; the last one may be longer than needed. `known`
     tokens have their FULL blocks in the store: more than `length` if there is no checkpoint at
-    their end, which is then worth taking. `is_public`: the bodies are shared with every tenant.
+    their end. `junction` is the position where the prompt differs from all that is stored, if a
+    checkpoint there would be worth taking. `is_public`: the bodies are shared with every tenant.
     """
 
     length: int
@@ -38,6 +39,7 @@ class StoredPrefix:
     window: tuple[BlockHeader, ...] = ()
     checkpoint: BlockHeader | None = None
     known: int = 0
+    junction: int | None = None
     end: MatchEnd = MatchEnd.MISSING
     found: Mapping[BlockKey, Found] = field(default_factory=dict)
     is_public: bool = False
@@ -104,9 +106,10 @@ class PrefixLookup:
         n_blocks = first + n_stored
         known = n_blocks * BLOCK_TOKENS
         if self._layout.needs_checkpoint:
-            prefix = None if start else self._at_checkpoint(scope, links, tokens, n_blocks)
-            nothing = StoredPrefix(0, known=known, end=MatchEnd.NO_CHECKPOINT) if known else None
-            return prefix or nothing
+            if start:
+                return None
+            prefix = self._at_checkpoint(scope, links, tokens, n_blocks)
+            return self._with_junction(prefix, scope, links, tokens, known)
         full = [self._header(link) for link in links[first:n_blocks]]
         tail, n_tail = self._tail(_hash_before(scope, links, n_blocks), tokens[known:])
         if tail is not None:
@@ -115,6 +118,23 @@ class PrefixLookup:
         if not full:
             return None
         return StoredPrefix(known + n_tail, start, tuple(full), known=known, found=found)
+
+    def _with_junction(
+        self,
+        prefix: StoredPrefix | None,
+        scope: Scope,
+        links: Sequence[BlockLink],
+        tokens: Sequence[int],
+        known: int,
+    ) -> StoredPrefix | None:
+        """`prefix` with the position where `tokens` differ from what is stored."""
+        parent = _hash_before(scope, links, known // BLOCK_TOKENS)
+        junction = known + self._tail(parent, tokens[known:])[1]
+        if prefix is not None:
+            return replace(prefix, junction=junction) if junction > prefix.length else prefix
+        if not junction:
+            return None
+        return StoredPrefix(0, known=known, junction=junction, end=MatchEnd.NO_CHECKPOINT)
 
     def _at_checkpoint(
         self, scope: Scope, links: Sequence[BlockLink], tokens: Sequence[int], n_blocks: int

@@ -9,15 +9,26 @@ its tokens are computed as if there were no store.
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from semantic.application.cache.checkpoint_plan import (
+    FEWEST_TOKENS,
+    checkpoint_positions,
+    distances,
+)
+from semantic.application.cache.common_prefixes import (
+    CommonPrefixes,
+    computes_before,
+    is_computing,
+)
 from semantic.application.cache.loading import BreakEven, Load, Loader
 from semantic.application.cache.match_report import match_report
 from semantic.application.cache.origin import parent_in
 from semantic.application.cache.prefix_lookup import PrefixLookup, StoredPrefix, window_links
-from semantic.application.request import Request
+from semantic.application.request import Phase, Request
 from semantic.domain.block_hash import (
     PUBLIC_TENANT,
     BlockHash,
@@ -34,6 +45,9 @@ from semantic.domain.value_objects import BLOCK_TOKENS, SequenceId
 from semantic.ports.outbound import BatchBackend, Clock
 from semantic.ports.store import CacheStorePort
 
+_MOST_IN_VAIN = 2
+"""A request that has waited for others so often without a use computes all its tokens."""
+
 
 @dataclass(slots=True)
 class _State:
@@ -49,8 +63,23 @@ class _State:
     """Whether `prefix` has been looked up since the request began to wait."""
     load: Load | None = None
     """The prefix that is being read into the request's sequence."""
-    checkpoint_at: int | None = None
-    """Position at which to take a checkpoint: other agents share the tokens before it."""
+    checkpoint: int = 0
+    """The last position that has a checkpoint in the store."""
+    junction: int | None = None
+    """Where the prompt differs from all that was stored when it was looked up."""
+    planned: tuple[int, ...] = ()
+    """Positions at which to take checkpoints."""
+    planned_for: tuple[int, int] = (-1, -1)
+    """The version of the common prefixes and the checkpoint that `planned` was made for."""
+    waits_for: tuple[Request, int] | None = None
+    """The request whose checkpoints this one waits for, and how many tokens the two share."""
+    waited: int = 0
+    """It has waited, and has not yet looked for what the other one saved: what it adds to `in_vain`
+    if nothing is found."""
+    in_vain: int = 0
+    """How often it has waited without a use."""
+    unread: int = 0
+    """Tokens of a prefix that could not be read: a shorter one, or other bodies, are looked for."""
     in_flight: BlockHash | None = None
     """The block this request is computing, for which others may wait."""
 
@@ -94,6 +123,7 @@ class PrefixStore:
         `now` is Unix time in seconds, recorded for display only; `clock` measures loads.
         """
         self._model = model
+        self._spec = model.cache_spec()
         self._layout = model.layout()
         self._store = store
         self._lookup = PrefixLookup(store, self._layout)
@@ -105,17 +135,18 @@ class PrefixStore:
         self._scopes: dict[str, Scope] = {}
         self._states: dict[str, _State] = {}
         self._in_flight: dict[BlockHash, str] = {}
+        self._common = CommonPrefixes()
+        self._apart = distances(self._spec, model.best_chunk)
         self._public: list[tuple[int, ...]] = []
         self.restored_bytes: Counter[Tier] = Counter()  # since the start, complete loads only
 
-    @property
-    def resumes_anywhere(self) -> bool:
-        """Whether a sequence can be restored at any token, not only at a checkpoint.
+    def resumes(self, request: Request) -> bool:
+        """Whether a preempted request can continue from what its sequence holds, once it is saved.
 
-        If not, saving a preempted request is useless: it must run its last token again, and the
-        checkpoint would be after that token.
+        Not if that includes its last token, which must run again, and the sequence can be restored
+        only at a checkpoint: that would be after this token.
         """
-        return not self._layout.needs_checkpoint
+        return not self._layout.needs_checkpoint or request.to_prefill > 0
 
     # Agents
 
@@ -145,21 +176,29 @@ class PrefixStore:
 
     # Restoring
 
+    def expect(self, request: Request) -> None:
+        """A request was submitted: others take checkpoints where it will continue."""
+        if self._layout.needs_checkpoint:
+            self._common.add(request)
+
     def find(self, request: Request) -> StoredPrefix | None:
         """The stored prefix of a waiting request, looked up once while it waits."""
         state = self._state(request)
         if not state.searched:
             state.searched = True
-            state.prefix = self._worthwhile(self._search(request, start=0), request)
-            if state.prefix is not None:
-                self._plan_checkpoint(state, state.prefix)
-            if state.prefix is not None and not state.prefix.length:
-                state.prefix = None  # blocks of others, with no checkpoint to resume from
+            prefix = self._search(request, start=0)
+            if prefix is not None:
+                state.junction = prefix.junction
+                if not prefix.length:
+                    prefix = None  # blocks of others, with no checkpoint to resume from
+            state.prefix = self._worthwhile(prefix, request)
         return state.prefix
 
     def decline(self, request: Request) -> None:
-        """Do not restore the prefix that `find` returned: the pool has a longer one."""
-        self._state(request).prefix = None
+        """The pool has what `find` returned, or more: that is restored if the pool's cannot be."""
+        state = self._state(request)
+        if state.prefix is not None:
+            state.checkpoint = state.prefix.length
 
     def begin_load(self, request: Request) -> bool:
         """Start to read the prefix that `find` returned; False if there is none.
@@ -177,12 +216,29 @@ class PrefixStore:
         """
         if self._layout.needs_checkpoint or request.computed % BLOCK_TOKENS:
             return False
-        if request.computed // BLOCK_TOKENS >= (request.n_tokens - 1) // BLOCK_TOKENS:
+        if request.computed // BLOCK_TOKENS >= self._blocks_to_compute(request):
             return False  # less than a block is left
         if request.reuse.end is MatchEnd.DAMAGED:
             return False  # the lookup would return the same unreadable block
         prefix = self._worthwhile(self._search(request, start=request.computed), request)
         return prefix is not None and self._begin(request, prefix)
+
+    def has_next_checkpoint(self, request: Request) -> bool:
+        """Whether a request that waited can continue from a checkpoint of another one.
+
+        `begin_load` then reads all of that prefix, into an empty sequence.
+        """
+        state = self._state(request)
+        waited, state.waited = state.waited, 0
+        if not waited:
+            return False
+        prefix = self._search(request, start=0)
+        if prefix is not None and prefix.length < request.computed + FEWEST_TOKENS:
+            prefix = None
+        state.prefix = self._worthwhile(prefix, request)
+        if state.prefix is None:
+            state.in_vain += waited
+        return state.prefix is not None
 
     def is_loading(self, request: Request) -> bool:
         """Whether a load of the request has begun and is not finished."""
@@ -212,7 +268,13 @@ class PrefixStore:
         request.cached_tokens = min(request.cached_tokens, len(request.prompt) - 1)
         # Public blocks are of another scope: the agent's own chain is still stored in full.
         state.stored_blocks = 0 if load.prefix.is_public else loaded.length // BLOCK_TOKENS
-        reuse.end = loaded.end
+        state.checkpoint = loaded.length
+        reuse.end = loaded.end if loaded.length >= state.unread else MatchEnd.DAMAGED
+        if load.prefix.checkpoint is not None and not loaded.length:
+            state.in_vain += 1
+            if not state.unread:
+                # A body was damaged, or replaced by a longer block: look for what is left.
+                state.unread, state.waited = load.prefix.length, 1
         if loaded.length > load.prefix.start:
             if loaded.end is not MatchEnd.DAMAGED:
                 self.restored_bytes.update(load.prefix.bytes_by_tier)
@@ -225,13 +287,16 @@ class PrefixStore:
         """Whether `request` may compute its next block; False while another request computes it.
 
         The claiming request computes the block for all: the others read it from the store. A
-        request in the middle of a block always continues.
+        request in the middle of a block always continues. Where checkpoints are needed the others
+        wait for the last one that the first request takes in the prefix they share.
         """
+        if self._layout.needs_checkpoint:
+            return not self._waits(request)
         self.release(request)
         state = self._state(request)
         number = request.computed // BLOCK_TOKENS
-        n_full = (request.n_tokens - 1) // BLOCK_TOKENS
-        if self._layout.needs_checkpoint or number >= n_full:
+        n_full = self._blocks_to_compute(request)
+        if number >= n_full:
             return True
         if len(state.links) < n_full:
             state.full_links(self.scope(request.tenant), request.tokens[:-1])
@@ -241,6 +306,14 @@ class PrefixStore:
             return True
         return request.computed % BLOCK_TOKENS != 0
 
+    def waits_for(self, request: Request) -> Request | None:
+        """The request whose checkpoint this one waits for, and which waits for none itself."""
+        first, state = None, self._states.get(request.uid)
+        while state is not None and state.waits_for is not None:
+            first = state.waits_for[0]
+            state = self._states.get(first.uid)
+        return first
+
     def release(self, request: Request) -> None:
         """Give up the request's claim, if it has one."""
         state = self._state(request)
@@ -249,8 +322,10 @@ class PrefixStore:
             del self._in_flight[block]
 
     def checkpoint_at(self, request: Request) -> int | None:
-        """Position where prefill must stop to take a checkpoint that other agents can resume."""
-        return self._state(request).checkpoint_at
+        """The next position where prefill must stop to take a checkpoint."""
+        planned = self._planned(request)
+        following = bisect_right(planned, request.computed)
+        return planned[following] if following < len(planned) else None
 
     # Saving
 
@@ -259,26 +334,26 @@ class PrefixStore:
         sequence, state = request.sequence, self._state(request)
         if sequence is None:
             return
-        n_full = request.computed // BLOCK_TOKENS
+        n_full = self._spec.reusable(request.computed) // BLOCK_TOKENS
         links = state.full_links(self.scope(request.tenant), request.tokens)
         if n_full > state.stored_blocks:
             self._put_full(sequence, links[state.stored_blocks : n_full])
             state.stored_blocks = n_full
-        if request.computed == state.checkpoint_at:
-            self._put_checkpoint(sequence, links[:n_full])
+        if request.computed in self._planned(request):
+            self._save_to(request, sequence, request.computed)
+            self._search_again(request)
 
     def save_blocks(self, request: Request) -> int:
         """Save everything that an open sequence holds; returns how many tokens that is.
 
         The sequence must not be decoding.
         """
-        sequence, state = request.sequence, self._state(request)
+        sequence = request.sequence
         if sequence is None:
             return 0
         length = self._model.length(sequence)
-        links = state.all_links(self.scope(request.tenant), request.tokens[:length])
-        if self._put_full(sequence, links[state.stored_blocks :]):
-            self._put_checkpoint(sequence, links)
+        self._save_to(request, sequence, length)
+        self._search_again(request)
         return length
 
     def save_turn(self, request: Request, length: int) -> None:
@@ -315,9 +390,12 @@ class PrefixStore:
         """Look the prefix up again when the request is next admitted: it may be evicted by then."""
         state = self._state(request)
         state.prefix, state.searched, state.load, state.in_flight = None, False, None, None
+        state.checkpoint, state.unread, state.planned_for = 0, 0, (-1, -1)
+        state.waits_for, state.waited, state.in_vain = None, 0, 0
 
     def drop(self, request: Request) -> None:
         """Forget the state of a request that has ended."""
+        self._common.remove(request)
         self._states.pop(request.uid, None)
 
     def flush(self) -> None:
@@ -334,9 +412,8 @@ class PrefixStore:
 
     def _state(self, request: Request) -> _State:
         state = self._states.get(request.uid)
-        if state is None:
-            state = self._states[request.uid] = _State()
-        return state
+        # Two threads may get here for one request: both must return the same state.
+        return self._states.setdefault(request.uid, _State()) if state is None else state
 
     def _begin(self, request: Request, prefix: StoredPrefix) -> bool:
         if request.sequence is None:
@@ -345,8 +422,13 @@ class PrefixStore:
         self._state(request).load = self._loader.begin(prefix, request.sequence)
         return True
 
+    def _blocks_to_compute(self, request: Request) -> int:
+        """Full blocks of the request's tokens that other requests may reuse."""
+        return self._spec.reusable(request.n_tokens - 1) // BLOCK_TOKENS
+
     def _search(self, request: Request, start: int) -> StoredPrefix | None:
-        tokens = request.tokens[:-1]  # the last one must run to give the logits of the next
+        # The last one must run to give the logits of the next.
+        tokens = request.tokens[: self._spec.reusable(request.n_tokens - 1)]
         scope = self.scope(request.tenant)
         state = self._state(request)
         links = state.full_links(scope, tokens)
@@ -374,16 +456,77 @@ class PrefixStore:
         """`prefix`, unless computing it is faster than reading it."""
         if prefix is None:
             return None
-        n_tokens = prefix.length - prefix.start
+        n_tokens = prefix.length - request.computed
         if self.break_even.worth_reading(prefix.bytes_by_tier, n_tokens):
             return prefix
         request.reuse.end = MatchEnd.SLOWER
         return None
 
-    def _plan_checkpoint(self, state: _State, prefix: StoredPrefix) -> None:
-        """If more blocks are stored than can be restored, plan a checkpoint at their end."""
-        if self._layout.needs_checkpoint and prefix.known > prefix.length:
-            state.checkpoint_at = prefix.known
+    def _planned(self, request: Request) -> tuple[int, ...]:
+        """Positions at which the request's prefill takes checkpoints."""
+        if not self._layout.needs_checkpoint or request.scoring:
+            return ()
+        state = self._state(request)
+        made_for = (self._common.version(request), state.checkpoint)
+        if state.planned_for != made_for:
+            state.planned_for = made_for
+            junctions = [n_tokens for _, n_tokens in self._common.of(request)]
+            state.planned = checkpoint_positions(
+                len(request.prompt),
+                start=state.checkpoint,
+                end=self._spec.reusable(request.n_tokens - 1),
+                apart=self._apart,
+                junctions=junctions if state.junction is None else [*junctions, state.junction],
+            )
+        return state.planned
+
+    def _waits(self, request: Request) -> bool:
+        """Whether another request is about to take a checkpoint from which this one continues.
+
+        Once that one takes no more in what they share, or ends, the request looks for what was
+        saved before it waits again, and waits in vain a few times at most: others that arrive
+        later and end sooner cannot keep it waiting.
+        """
+        state = self._state(request)
+        if state.waited or state.in_vain >= _MOST_IN_VAIN or request.scoring:
+            return False
+        if state.waits_for is None:
+            state.waits_for = next(self._leaders(request), None)
+        elif not self._leads(*state.waits_for, request):
+            # One that goes on has taken it: then the store does not keep it.
+            goes_on = state.waits_for[0].phase in (Phase.PREFILL, Phase.DECODE)
+            state.waits_for, state.waited = None, _MOST_IN_VAIN if goes_on else 1
+        return state.waits_for is not None
+
+    def _leaders(self, request: Request) -> Iterator[tuple[Request, int]]:
+        """Requests that compute what `request` needs, and how many tokens they share."""
+        for other, shared in self._common.of(request, request.computed + FEWEST_TOKENS):
+            if self._leads(other, shared, request):
+                yield other, shared
+
+    def _leads(self, leader: Request, shared: int, request: Request) -> bool:
+        """Whether `leader` will take a checkpoint in the `shared` tokens that `request` needs."""
+        if not (is_computing(leader) and computes_before(leader, request)):
+            return False
+        planned = self._planned(leader)
+        n_shared = bisect_right(planned, shared)
+        last = planned[n_shared - 1] if n_shared else 0
+        return last > leader.computed and last >= request.computed + FEWEST_TOKENS
+
+    def _search_again(self, leader: Request) -> None:
+        """Let waiting requests that begin like `leader` look for what it has saved."""
+        for other, _ in self._common.of(leader):
+            if other.phase is Phase.WAITING:
+                self._state(other).searched = False
+
+    def _save_to(self, request: Request, sequence: SequenceId, length: int) -> None:
+        """Save the first `length` tokens, which are all that the sequence holds."""
+        state = self._state(request)
+        reusable = self._spec.reusable(length)
+        links = state.all_links(self.scope(request.tenant), request.tokens[:reusable])
+        if self._put_full(sequence, links[state.stored_blocks :]) and reusable == length:
+            self._put_checkpoint(sequence, links)
+            state.checkpoint = length
 
     def _put_full(self, sequence: SequenceId, links: Sequence[BlockLink]) -> bool:
         """Save FULL bodies; False when the store refuses one: later ones would be unreachable."""

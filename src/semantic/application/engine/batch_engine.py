@@ -32,7 +32,6 @@ from semantic.domain.value_objects import (
     FinishReason,
     ModelCacheSpec,
     PrefillEvent,
-    SampledToken,
     SamplingParams,
     TokenEvent,
 )
@@ -138,6 +137,8 @@ class BlockPoolBatchEngine:
         request = self._validator.accept(submission, cached, next(self._numbers))
         with self._lock:
             self._scheduler.add(request)
+            if self._prefixes is not None:
+                self._prefixes.expect(request)
             self._scheduler.admit()
             return request.uid
 
@@ -305,7 +306,7 @@ class BlockPoolBatchEngine:
         """Compute prompt chunks, up to the step's budget."""
         events: list[EngineEvent] = []
         of = self._sequences
-        while chunks := self._scheduler.next_pass(step, of.may_prefill, of.may_join):
+        while chunks := self._scheduler.next_pass(step, of.may_prefill, of.may_join, of.waits_for):
             events += self._compute(step, chunks)
         self._scheduler.end_prefill(step)
         return events
@@ -330,8 +331,7 @@ class BlockPoolBatchEngine:
         """Reserve room for one more token of each decoding request, oldest first."""
         events: list[EngineEvent] = []
         with self._lock:
-            decoding = self._scheduler.in_phase(Phase.DECODE)
-            for request in sorted(decoding, key=lambda request: request.number):
+            for request in self._scheduler.full():
                 if self._scheduler.grow(request, self._sequences.preempt):
                     try:
                         self._sequences.reserve(request)
@@ -345,15 +345,18 @@ class BlockPoolBatchEngine:
         if not decoding:
             return []
         try:
-            sampled = self._sequences.decode()
+            decoded = self._sequences.decode()
         except BackendError as error:
             return [self._fail(request, str(error)) for request in decoding]
-        return [event for pair in sampled for event in self._advance(*pair)]
-
-    def _advance(self, request: Request, sampled: SampledToken) -> list[EngineEvent]:
-        text, reason = request.accept(sampled)
-        event = TokenEvent(request.uid, request.agent_id, sampled.token, text, sampled.logprob)
-        return [event] if reason is None else [event, self._finish(request, reason)]
+        events: list[EngineEvent] = []
+        for request, sampled in decoded:
+            text, reason = request.accept(sampled)
+            events.append(
+                TokenEvent(request.uid, request.agent_id, sampled.token, text, sampled.logprob)
+            )
+            if reason is not None:
+                events.append(self._finish(request, reason))
+        return events
 
     # Ends
 

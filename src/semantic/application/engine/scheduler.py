@@ -92,7 +92,7 @@ class Scheduler:
 
         Raises PoolExhaustedError if it could not finish even with the pool to itself.
         """
-        self._allocator.require_capacity(request, [other.owner for other in self])
+        self._allocator.require_capacity(request, [other.owner for other in self.running])
         self.waiting.push(request)
 
     def admit(self) -> None:
@@ -131,10 +131,11 @@ class Scheduler:
     def begin_step(self) -> Step:
         """Begin to measure a step."""
         now = self._clock()
+        decoding = self.in_phase(Phase.DECODE)
         return Step(
             started=now,
-            decoding=len(self.in_phase(Phase.DECODE)),
-            first_token_due=any(request.awaits_first_token for request in self.running),
+            decoding=len(decoding),
+            first_token_due=any(one.computed < one.n_tokens for one in decoding),
             concurrent=self._concurrency.observe(len(self), now),
         )
 
@@ -143,17 +144,22 @@ class Scheduler:
         step: Step,
         may_prefill: Callable[[Request], bool],
         may_join: Callable[[Request], bool],
+        waits_for: Callable[[Request], Request | None] = lambda _: None,
     ) -> list[Chunk]:
         """Chunked prefill: the chunks of the next forward pass; none ends the step's prefill.
 
-        `may_prefill` is False for a request that waits for another one's block. Several chunks
+        `may_prefill` is False for a request that waits for another one, `waits_for`, which then
+        is as urgent as that: a short prompt does not wait for a long one's turn. Several chunks
         only if each is the rest of a prompt that `may_join` others in a pass. After a prompt is
         complete, only prompts that fit entirely go on: a first token never waits for a long chunk.
         """
         if step.first_token_due:
             return []
-        ready = [one for one in self.in_phase(Phase.PREFILL) if may_prefill(one)]
-        request = self._order.next(ready)
+        prefilling = self.in_phase(Phase.PREFILL)
+        ready = [one for one in prefilling if may_prefill(one)]
+        numbers = {one.number for one in ready}
+        behind = [(one, waits_for(one)) for one in prefilling if one.number not in numbers]
+        request = self._order.next(ready, behind)
         if request is None:
             return []
         left = self._budget.tokens_left(
@@ -204,6 +210,12 @@ class Scheduler:
 
     # Grow and preempt
 
+    def full(self) -> list[Request]:
+        """The decoding requests without room for one more token, oldest first."""
+        decoding = self.in_phase(Phase.DECODE)
+        full = [request for request in decoding if request.n_tokens >= request.capacity]
+        return sorted(full, key=lambda request: request.number)
+
     def grow(self, request: Request, close_sequence: Callable[[Request], None]) -> bool:
         """Allocate room for one more token of a decoding request, preempting others if need be.
 
@@ -246,17 +258,30 @@ class PrefillOrder:
         self._computed: dict[str, int] = {}  # tokens, by agent
         self._waits_since: dict[str, int] = {}  # turn, by agent
         self._last_turn: dict[int, int] = {}  # by request: of its last chunk, or of its arrival
+        self._urgent: dict[int, tuple[int, int]] = {}  # by request: the order of one behind it
 
-    def next(self, requests: Sequence[Request]) -> Request | None:
+    def next(
+        self,
+        requests: Sequence[Request],
+        behind: Sequence[tuple[Request, Request | None]] = (),
+    ) -> Request | None:
         """The request to prefill next of those that are ready; None if none is.
 
-        Counts and waits of agents and requests that are not ready are forgotten.
+        Each request `behind` waits for another one. Counts and waits of agents and requests that
+        are not ready are forgotten.
         """
         numbers = {request.number for request in requests}
         here = {request.owner for request in requests}
         self._computed = {owner: self._computed.get(owner, 0) for owner in here}
         self._waits_since = {owner: self._waits_since.get(owner, self._turn) for owner in here}
         self._last_turn = {number: self._last_turn.get(number, self._turn) for number in numbers}
+
+        self._urgent = {}
+        for request, leader in behind:
+            if leader is not None:
+                order = self._computed.get(request.owner, 0) + request.to_prefill, request.number
+                before = self._urgent.get(leader.number, order)
+                self._urgent[leader.number] = min(before, order)
 
         oldest = min(requests, key=self._longest_waiting, default=None)
         if oldest is not None and (self._turn + 1) % _LONGEST_WAITING_EVERY == 0:
@@ -279,7 +304,8 @@ class PrefillOrder:
         return self._waits_since[request.owner], request.number
 
     def _least_computed(self, request: Request) -> tuple[int, int]:
-        return self._computed[request.owner] + request.to_prefill, request.number
+        order = self._computed[request.owner] + request.to_prefill, request.number
+        return min(order, self._urgent.get(request.number, order))
 
 
 class RecentConcurrency:

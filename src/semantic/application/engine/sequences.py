@@ -97,7 +97,8 @@ class Sequences:
             except BackendError as failure:
                 # Only its text: the error's frames refer to the memory of the failed sequence.
                 error = str(failure)
-            results.append(Prefilled(request, request.computed - n_tokens, error))
+            # Fewer than before are those of a sequence that is read anew.
+            results.append(Prefilled(request, max(0, request.computed - n_tokens), error))
         return results
 
     def decode(self) -> list[tuple[Request, SampledToken]]:
@@ -110,6 +111,10 @@ class Sequences:
             return False
         return self._prefixes is None or request.scoring or self._prefixes.claim(request)
 
+    def waits_for(self, request: Request) -> Request | None:
+        """The request whose checkpoint this one waits for, if it does."""
+        return None if self._prefixes is None else self._prefixes.waits_for(request)
+
     def may_join(self, request: Request) -> bool:
         """Whether the rest of the request's prompt can be computed with others in one pass."""
         return (
@@ -120,7 +125,7 @@ class Sequences:
 
     def preempt(self, request: Request) -> None:
         """Close the request's sequence; saves its blocks where they can be restored later."""
-        if self._prefixes is not None and self._prefixes.resumes_anywhere:
+        if self._prefixes is not None and self._prefixes.resumes(request):
             self._save(request)
         self.close(request)
         if self._prefixes is not None:
@@ -183,19 +188,20 @@ class Sequences:
         self._publish(request)
 
     def _prefill_one(self, request: Request, limit: int) -> None:
-        if request.sequence is None:
-            raise AssertionError("only an opened request is prefilled")
-        if request.scoring:
-            self._score(request, request.sequence)
-        elif self._loads_next_blocks(request):
+        if not request.scoring and self._loads_next_blocks(request):
             return
+        sequence = request.sequence
+        if sequence is None:  # the joint pass could not open it anew
+            sequence = self._reopen(request)
+        if request.scoring:
+            self._score(request, sequence)
         elif chunk := self._next_tokens(request, limit):
-            self._model.prefill(request.sequence, chunk)
+            self._model.prefill(sequence, chunk)
             self._computed(request, len(chunk))
         if not request.to_prefill:
             *history, last = request.tokens
             drawn = len(request.generated)
-            self._model.start(request.sequence, last, history, request.params, drawn)
+            self._model.start(sequence, last, history, request.params, drawn)
             request.phase = Phase.DECODE
 
     def _compute_together(self, chunks: Sequence[Chunk]) -> None:
@@ -210,7 +216,8 @@ class Sequences:
                 if request.sequence is not None and not self._loads_next_blocks(request)
             ]
             passed = [(sequence, tokens) for _, sequence, tokens in together if tokens]
-            self._model.prefill_together(passed)
+            if passed:  # else every prompt is cached up to its last token
+                self._model.prefill_together(passed)
         except BackendError:
             return
         for request, _, tokens in together:
@@ -218,14 +225,27 @@ class Sequences:
 
     def _loads_next_blocks(self, request: Request) -> bool:
         """Whether the request's next blocks are read from the store: then it is in phase LOAD."""
-        if (
-            request.phase is Phase.PREFILL
-            and request.to_prefill
-            and self._prefixes is not None
-            and self._prefixes.load_next_blocks(request)
-        ):
-            request.phase = Phase.LOAD
+        prefixes = self._prefixes
+        if request.phase is Phase.PREFILL and request.to_prefill and prefixes is not None:
+            if prefixes.has_next_checkpoint(request):
+                if request.computed:
+                    self._reopen(request)
+                loads = prefixes.begin_load(request)
+            else:
+                loads = prefixes.load_next_blocks(request)
+            if loads:
+                request.phase = Phase.LOAD
         return request.phase is Phase.LOAD
+
+    def _reopen(self, request: Request) -> SequenceId:
+        """Replace the request's sequence by an empty one. Raises BackendError."""
+        self.close(request)
+        request.computed = request.cached_tokens = 0
+        request.reuse.source = "none"
+        sequence = self._model.open(request.capacity)
+        request.sequence = sequence
+        self._requests[sequence] = request
+        return sequence
 
     def _next_tokens(self, request: Request, limit: int) -> tuple[int, ...]:
         checkpoint_at = None if self._prefixes is None else self._prefixes.checkpoint_at(request)

@@ -197,6 +197,25 @@ def test_a_tail_that_a_longer_block_begins_with_goes(root: Path, store: DiskStor
     assert count(store, "superseded") == 2
 
 
+@pytest.mark.parametrize("large", [True, False])
+def test_large_checkpoints_of_turns_before_the_last_two_go(store: DiskStore, large: bool) -> None:
+    lengths = (300, 400, 500, 600)
+    ends = [make.chain(n)[-1] for n in lengths]
+    grid = make.chain(512)[-1]
+    size = 1 + len(make.block(make.chain(512)[0], Part.FULL).body) if large else 1
+    for number, (end, n) in enumerate(zip(ends, lengths, strict=True)):
+        put_all(store, make.chain(n))
+        for link in (end, grid):
+            assert store.put(StoredBlock(make.header(link, Part.CHECKPOINT), bytes(size)))
+        put_all(store, [end], Part.WINDOW)
+        store.save(make.manifest("a", n))
+        if number == 1:
+            store.save(make.manifest("b", n))  # goes on from there
+    every = [link.key(part) for link in ends for part in (Part.CHECKPOINT, Part.WINDOW)]
+    found = store.find([*every, grid.key(Part.CHECKPOINT)])
+    assert set(found) == {*every[2 if large else 0 :], grid.key(Part.CHECKPOINT)}
+
+
 def test_a_tail_that_went_another_way_stays(store: DiskStore) -> None:
     mine, other = make.chain(100, seed=1)[0], make.chain(200, seed=2)[0]
     put_all(store, [mine, other])

@@ -17,6 +17,7 @@ from mlx.nn.layers.base import Module
 
 from semantic.adapters.mlx.batch.decode_batch import ContinuousBatch, DecodeBatch, NewSequence
 from semantic.adapters.mlx.batch.generator_batch import GeneratorBatch
+from semantic.adapters.mlx.batch.one_by_one import OneByOne
 from semantic.adapters.mlx.batch.padded_batch import PaddedBatch
 from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache
 from semantic.adapters.mlx.kv_cache.contiguous.layers import ContiguousLayers
@@ -175,6 +176,8 @@ def choose_batching(
 
 def new_batch(model: Module, layers: CacheLayers, calibration: Calibration | None) -> DecodeBatch:
     """An empty batch for sequences with the caches of `layers`."""
+    if not layers.together:
+        return OneByOne(model)
     if not all(layers.ragged):
         return GeneratorBatch(model)
     return ContinuousBatch(model) if calibration is None else PaddedBatch(model, calibration.pads)

@@ -1,15 +1,16 @@
 """Continuous batching: the contract of a decode batch, and the batch for our own caches.
 
 Sequences join and leave between steps without a drain: the last prompt token of one that joins is
-one more row of the next step, and one that leaves takes its caches along. The next step is computed
-while the tokens of the last one are read. Knows caches that can be merged, and samplers; neither
-blocks nor requests.
+one more row of the next step, and one that leaves takes its caches along. The next step is launched
+before the tokens of the last one are read, but for a first token. Knows caches that can be merged,
+and samplers; neither blocks nor requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import NamedTuple, Protocol, cast
 
 import mlx.core as mx
@@ -18,6 +19,7 @@ from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import TokenBuffer
 
 from semantic.adapters.mlx.arrays import async_eval
+from semantic.adapters.mlx.batch.rows import BatchRows
 from semantic.adapters.mlx.kv_cache.forms import LayerCache
 from semantic.adapters.mlx.sampling.sampler import LogitsProcessor, Sampler, draw
 from semantic.domain.value_objects import SequenceId
@@ -43,7 +45,10 @@ class NewSequence:
 
 
 class Emitted(NamedTuple):
-    """A sequence's sampled token, now in its cache, and the log-probabilities (vocab,)."""
+    """A sequence's sampled token and the log-probabilities (vocab,).
+
+    The token is in the cache that `DecodeBatch.leave` returns from now on.
+    """
 
     sequence: SequenceId
     token: int
@@ -71,54 +76,66 @@ class DecodeBatch(Protocol):
         """Add sequences to the next step."""
         ...
 
+    def settle(self) -> None:
+        """Put tokens that were emitted before their step into the caches, as `leave` does.
+
+        If this fails the batch must not be used any more.
+        """
+        ...
+
     def leave(self, sequence: SequenceId) -> list[LayerCache]:
         """Take a sequence out; its caches hold all tokens that were emitted."""
         ...
 
     def step(self) -> list[Emitted]:
-        """Run a step: a token of each sequence but those whose first step this was."""
+        """Launch a step, read the one before it, or both.
+
+        Returns a token of each sequence that had one to read; none if nothing was read.
+        """
         ...
 
 
-class _BatchCache(Protocol):
-    """One layer of a batch; see `RaggedBatch` and `PagedBatch`."""
+class _Next(Enum):
+    """What is next of a row."""
 
-    @property
-    def n_rows(self) -> int: ...
-
-    def extend(self, other: _BatchCache) -> None: ...
-
-    def filter(self, batch_indices: Sequence[int]) -> None: ...
-
-    def extract(self, idx: int) -> LayerCache: ...
-
-
-class _Merges(Protocol):
-    def merge(self, caches: Sequence[object]) -> _BatchCache: ...
+    PROMPT = auto()
+    """Its last prompt token is the input of the next step; it has no token to emit."""
+    FIRST = auto()
+    """Its first token is the input of the next step."""
+    LATER = auto()
 
 
 @dataclass(slots=True)
 class _Row:
-    """A sequence in the batch; `new` until its first step, which emits no token."""
+    """A sequence in the batch."""
 
     sequence: SequenceId
     sampler: Sampler
     processors: list[LogitsProcessor]
     context: TokenBuffer | None
     logprobs: bool
-    new: bool = True
+    next: _Next = _Next.PROMPT
 
 
 class ContinuousBatch:
-    """Implements `DecodeBatch` for our own caches, which join and leave without copies."""
+    """Implements `DecodeBatch` for our own caches, which join and leave without copies.
+
+    A first token is emitted before the step after it is launched. Beside rows that have had theirs
+    only if `launch_blocks`: the step after it then starts when its tokens have been read.
+    """
 
     max_joins_per_step = None
 
-    def __init__(self, model: Module) -> None:
-        self._model = model
+    def __init__(self, model: Module, *, launch_blocks: bool | None = None) -> None:
+        """`launch_blocks`: launching a step takes until the one before it has nearly been computed,
+        as it does on a CPU, where MLX queues few operations ahead. None: as the default device."""
+        if launch_blocks is None:
+            launch_blocks = mx.default_device() == mx.Device(mx.cpu)
+        self._launch_blocks = launch_blocks
         self._rows: list[_Row] = []
-        self._caches: list[_BatchCache] = []
+        self._caches = BatchRows(model)
         self._tokens: mx.array | None = None  # inputs of the next step, (rows,)
+        self._emitted = False  # those of `_tokens` that were sampled
         self._changed = False  # rows, since the last step
         self._logprobs: list[mx.array | None] = []  # of `_tokens`
         self._steps = 0
@@ -136,13 +153,7 @@ class ContinuousBatch:
 
     def join(self, joining: Sequence[NewSequence]) -> None:
         """See `DecodeBatch.join`."""
-        layers = zip(*(one.caches for one in joining), strict=True)
-        merged = [cast(_Merges, layer[0]).merge(layer) for layer in layers]
-        if self._rows:
-            for mine, more in zip(self._caches, merged, strict=True):
-                mine.extend(more)
-        else:
-            self._caches = merged
+        self._caches.join([one.caches for one in joining])
         self._changed = True
         tokens = mx.array([one.last_token for one in joining], mx.uint32)
         self._tokens = tokens if self._tokens is None else mx.concatenate([self._tokens, tokens])
@@ -158,53 +169,80 @@ class ContinuousBatch:
             for one in joining
         ]
 
+    def settle(self) -> None:
+        """See `DecodeBatch.settle`."""
+        if self._emitted and self._tokens is not None:
+            self._launch(self._tokens)
+
     def leave(self, sequence: SequenceId) -> list[LayerCache]:
         """See `DecodeBatch.leave`."""
+        self.settle()
         at = next(i for i, row in enumerate(self._rows) if row.sequence == sequence)
-        caches = [layer.extract(at) for layer in self._caches]
+        caches = self._caches.leave(at)
         keep = tuple(i for i in range(len(self._rows)) if i != at)
         self._changed = True
         self._rows = [self._rows[i] for i in keep]
         self._logprobs = [self._logprobs[i] for i in keep]
-        if keep:
-            for layer in self._caches:
-                layer.filter(keep)
-            self._tokens = None if self._tokens is None else self._tokens[mx.array(keep)]
-        else:
-            self._caches, self._tokens = [], None
+        if not keep:
+            self._tokens = None
+        elif self._tokens is not None:  # slices: a gather would be compiled on a GPU
+            self._tokens = mx.concatenate([self._tokens[:at], self._tokens[at + 1 :]])
         return caches
 
     def step(self) -> list[Emitted]:
         """See `DecodeBatch.step`."""
-        inputs, logprobs = self._tokens, self._logprobs
+        inputs = self._tokens
         if inputs is None:
             return []
+        if not self._emitted and self._reads_first():
+            self._emitted = True
+            return self._read(inputs, self._logprobs, self._sampled())
+        was_emitted, logprobs, sampled = self._emitted, self._logprobs, self._sampled()
+        self._launch(inputs)
+        return [] if was_emitted else self._read(inputs, logprobs, sampled)
+
+    def _reads_first(self) -> bool:
+        """Whether to read the inputs of the next step before it is launched."""
+        after = {row.next for row in self._rows}
+        return _Next.FIRST in after and (self._launch_blocks or _Next.LATER not in after)
+
+    def _sampled(self) -> list[_Row | None]:
+        """The rows, without those whose next input is a prompt token."""
+        return [None if row.next is _Next.PROMPT else row for row in self._rows]
+
+    def _launch(self, inputs: mx.array) -> None:
+        """Start to compute the step that takes `inputs`."""
         if self._changed:
             self._changed = False
             async_eval(inputs)  # separately, so that the step itself stays the same CUDA graph
         contexts = self._advance(inputs)
         async_eval(self._tokens, *(p for p in self._logprobs if p is not None), *contexts)
+        self._emitted = False
+        for row in self._rows:
+            row.next = _Next.FIRST if row.next is _Next.PROMPT else _Next.LATER
         self._steps += 1
         if self._steps % _CLEAR_EVERY == 0:
             mx.clear_cache()
-        emitted = [
+
+    @staticmethod
+    def _read(
+        inputs: mx.array, logprobs: Sequence[mx.array | None], rows: Sequence[_Row | None]
+    ) -> list[Emitted]:
+        """Wait for `inputs` to be computed."""
+        tokens = cast(list[int], inputs.tolist())
+        return [
             Emitted(row.sequence, token, scores)
-            for row, token, scores in zip(
-                self._rows, cast(list[int], inputs.tolist()), logprobs, strict=True
-            )
-            if not row.new
+            for row, token, scores in zip(rows, tokens, logprobs, strict=True)
+            if row is not None
         ]
-        for row in self._rows:
-            row.new = False
-        return emitted
 
     def _advance(self, inputs: mx.array) -> list[mx.array]:
         """Build the next step from `inputs`; returns further arrays to evaluate with it.
 
         Same operations in the same order as mlx-lm's, so that the tokens are the same.
         """
-        logits = self._logits(inputs)
-        contexts: list[mx.array] = []
+        logits = self._caches.logits(inputs)
+        contexts = self._caches.states
         if any(row.processors for row in self._rows):
             rows: list[mx.array] = []
             for i, row in enumerate(self._rows):
@@ -220,12 +258,3 @@ class ContinuousBatch:
         self._tokens = draw([row.sampler for row in self._rows], logprobs)
         self._logprobs = [logprobs[i] if row.logprobs else None for i, row in enumerate(self._rows)]
         return contexts
-
-    def _logits(self, inputs: mx.array) -> mx.array:
-        """The logits after one more token of each row, without those of padding rows."""
-        n = inputs.shape[0]
-        n_padding = self._caches[0].n_rows - n
-        if n_padding:
-            inputs = mx.pad(inputs, (0, n_padding))
-        logits = cast(mx.array, self._model(inputs[:, None], cache=self._caches))[:, -1, :]
-        return logits[:n] if n_padding else logits

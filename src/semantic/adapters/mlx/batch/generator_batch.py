@@ -62,6 +62,9 @@ class GeneratorBatch:
             self._uids[one.sequence] = uid
             self._sequences[uid] = one.sequence
 
+    def settle(self) -> None:
+        """See `DecodeBatch.settle`. The generator launches a step before it reads the last one."""
+
     def leave(self, sequence: SequenceId) -> list[LayerCache]:
         """See `DecodeBatch.leave`."""
         uid = self._uids.pop(sequence)

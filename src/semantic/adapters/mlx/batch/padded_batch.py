@@ -15,7 +15,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import BatchKVCache
 
-from semantic.adapters.mlx.batch.decode_batch import ContinuousBatch, Emitted, NewSequence
+from semantic.adapters.mlx.batch.decode_batch import ContinuousBatch, NewSequence
 from semantic.adapters.mlx.kv_cache.contiguous.buffer import BufferRange, KVBuffer
 from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache, Mask, RaggedBatch
 from semantic.adapters.mlx.kv_cache.forms import LayerCache
@@ -74,7 +74,7 @@ class PaddedLayer:
         for row in rows:
             row.buffer = LentBuffer(row.buffer)
 
-    def given_back(self) -> RaggedBatch:
+    def given_back(self) -> RaggedBatch[FullCache]:
         """Copy all rows back to buffers of their own, of the capacity reserved meanwhile."""
         keys, values, _, _, stop = self._state()
         buffers = []
@@ -135,11 +135,12 @@ class PaddedBatch(ContinuousBatch):
 
     def leave(self, sequence: SequenceId) -> list[LayerCache]:
         """See `DecodeBatch.leave`."""
+        self.settle()
         self._unpad()
         return super().leave(sequence)
 
-    def step(self) -> list[Emitted]:
-        """See `DecodeBatch.step`."""
+    def _launch(self, inputs: mx.array) -> None:
+        """See `ContinuousBatch._launch`."""
         if (
             self._undisturbed >= self._stable_steps
             and not self.padded
@@ -147,7 +148,7 @@ class PaddedBatch(ContinuousBatch):
         ):
             self._pad()
         self._undisturbed += 1
-        return super().step()
+        super()._launch(inputs)
 
     @property
     def padded(self) -> bool:
@@ -155,8 +156,8 @@ class PaddedBatch(ContinuousBatch):
         return any(isinstance(layer, PaddedLayer) for layer in self._layers)
 
     @property
-    def _layers(self) -> list[RaggedBatch | PaddedLayer]:
-        return cast(list[RaggedBatch | PaddedLayer], self._caches)
+    def _layers(self) -> list[RaggedBatch[FullCache] | PaddedLayer]:
+        return cast(list[RaggedBatch[FullCache] | PaddedLayer], self._caches.layers)
 
     # Layer by layer: at most one exists twice, and after an error each layer is valid by itself.
 
@@ -164,7 +165,7 @@ class PaddedBatch(ContinuousBatch):
         layers = self._layers
         for number, layer in enumerate(layers):
             if isinstance(layer, RaggedBatch):
-                layers[number] = PaddedLayer(_full_caches(layer))
+                layers[number] = PaddedLayer(layer.rows)
 
     def _unpad(self) -> None:
         self._undisturbed = 0
@@ -176,11 +177,7 @@ class PaddedBatch(ContinuousBatch):
     def _capacities(self) -> list[int]:
         """Each sequence's capacity in tokens, equal in all layers, while not padded."""
         first = next((layer for layer in self._layers if isinstance(layer, RaggedBatch)), None)
-        return [row.buffer.capacity for row in _full_caches(first)] if first else []
-
-
-def _full_caches(layer: RaggedBatch) -> list[FullCache]:
-    return cast(list[FullCache], layer.rows)
+        return [row.buffer.capacity for row in first.rows] if first else []
 
 
 def _padded(rows: Sequence[mx.array], lengths: Sequence[int], capacity: int) -> mx.array:

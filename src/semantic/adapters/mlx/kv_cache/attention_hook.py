@@ -8,10 +8,11 @@ in their modules. Calls whose keys are not our handle go to mlx-lm's own functio
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 import mlx.core as mx
@@ -19,6 +20,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models import base
 
 from semantic.adapters.mlx.kv_cache.contiguous.cache import Mask, RaggedKeys
+from semantic.adapters.mlx.kv_cache.contiguous.ragged_array import RaggedArray, rows_of
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedKeys
 
 HOOKED_NAME = "scaled_dot_product_attention"
@@ -29,23 +31,37 @@ _mlx_lm_attention = cast(Callable[..., mx.array], base.scaled_dot_product_attent
 
 def scaled_dot_product_attention(
     queries: mx.array,
-    keys: mx.array | RaggedKeys | PagedKeys,
-    values: mx.array | RaggedKeys | PagedKeys,
+    keys: mx.array | PagedKeys,
+    values: mx.array | PagedKeys,
     cache: object,
     scale: float,
     mask: Mask,
     sinks: mx.array | None = None,
 ) -> mx.array:
     """mlx-lm's attention, also for our handles; see `mx.fast.scaled_dot_product_attention`."""
+    if _watchers.note is not None:
+        _watchers.note(cache, mask)
     if isinstance(keys, PagedKeys):
         return keys.batch.attend(queries, keys, scale, sinks)
-    if not isinstance(keys, RaggedKeys):
+    if not isinstance(keys, RaggedKeys) or not isinstance(values, RaggedArray):
         return _mlx_lm_attention(
             queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks
         )
+    # A model's own mask is what it computed with keys, or none: a batch asks for no other.
+    added = mask.rows if isinstance(mask, RaggedArray) else None
     if queries.shape[2] == 1 and sinks is None and mx.default_device() == mx.Device(mx.cpu):
-        return _decode_on_cpu(queries, keys, scale)
-    return _row_by_row(queries, keys, scale, sinks)
+        return _decode_on_cpu(queries, keys, values, scale, added)
+    return _row_by_row(queries, keys, values, scale, sinks, added)
+
+
+@contextlib.contextmanager
+def watching(note: Callable[[object, object], None]) -> Iterator[None]:
+    """Call `note` with the cache and the mask of every call of attention on this thread."""
+    before, _watchers.note = _watchers.note, note
+    try:
+        yield
+    finally:
+        _watchers.note = before
 
 
 def install(model: Module) -> None:
@@ -58,44 +74,68 @@ def install(model: Module) -> None:
 
 
 def _row_by_row(
-    queries: mx.array, batch: RaggedKeys, scale: float, sinks: mx.array | None
+    queries: mx.array,
+    keys: RaggedKeys,
+    values: RaggedArray,
+    scale: float,
+    sinks: mx.array | None,
+    added: Sequence[mx.array | None] | None,
 ) -> mx.array:
-    """One fused attention per sequence."""
+    """One fused attention per sequence; `added` to its scores."""
     n_queries = queries.shape[2]
-    nothing = (1, queries.shape[1], n_queries, batch.v_head_dim)
+    width = next((v.shape[3] for v in values.rows if v is not None), 0)
+    nothing = (1, queries.shape[1], n_queries, width)
+    masks = keys.masks if added is None else added
     rows = []
-    for i, (length, (k, v, mask)) in enumerate(zip(batch.lengths, batch.rows, strict=True)):
+    for query, k, v, mask, length in zip(
+        rows_of(queries), keys.rows, values.rows, masks, keys.lengths, strict=True
+    ):
         if k is None or v is None:
             rows.append(mx.zeros(nothing, queries.dtype))
             continue
-        row = mx.fast.scaled_dot_product_attention(
-            queries[i : i + 1, :, :length], k, v, scale=scale, mask=mask, sinks=sinks
-        )
+        if length < n_queries:
+            query = query[:, :, :length]  # noqa: PLW2901
+        row = mx.fast.scaled_dot_product_attention(query, k, v, scale=scale, mask=mask, sinks=sinks)
         if length < n_queries:
             row = mx.pad(row, [(0, 0), (0, 0), (0, n_queries - length), (0, 0)])
         rows.append(row)
     return rows[0] if len(rows) == 1 else mx.concatenate(rows, axis=0)
 
 
-def _decode_on_cpu(queries: mx.array, batch: RaggedKeys, scale: float) -> mx.array:
+def _decode_on_cpu(
+    queries: mx.array,
+    keys: RaggedKeys,
+    values: RaggedArray,
+    scale: float,
+    added: Sequence[mx.array | None] | None,
+) -> mx.array:
     """One query per sequence, with all query heads of a KV head in one matrix product.
 
     MLX's CPU attention computes each query head separately and reads the keys once per head;
     grouped, they are read once. Keys are the left operand: a product with few columns reads its
-    left side in order, while a transposed right side would be packed first.
+    left side in order, while a transposed right side would be packed first. `added`, of each row
+    (1, heads, 1, tokens), is added to its scores.
     """
     n_rows, n_heads, _, head_dim = queries.shape
-    kv = [(row.k, row.v) for row in batch.rows if row.k is not None and row.v is not None]
+    kv = [
+        (k, v)
+        for k, v in zip(keys.rows, values.rows, strict=True)
+        if k is not None
+        if v is not None
+    ]
     kv_heads = kv[0][0].shape[1]
-    grouped = (queries * scale).reshape(n_rows, kv_heads, n_heads // kv_heads, head_dim)
+    group = n_heads // kv_heads
+    grouped = (queries * scale).reshape(n_rows, kv_heads, group, head_dim)
     columns = mx.contiguous(grouped.swapaxes(-1, -2))  # (rows, kv_heads, head_dim, group)
     streams = _two_streams([k.shape[2] for k, _ in kv])
     rows = []
-    for query, (k, v), stream in zip(
-        mx.split(columns, n_rows) if n_rows > 1 else [columns], kv, streams, strict=True
+    for query, (k, v), more, stream in zip(
+        rows_of(columns), kv, added or [None] * n_rows, streams, strict=True
     ):
         with mx.stream(stream):
             scores = (k @ query).swapaxes(-1, -2)  # (1, kv_heads, group, tokens)
+            if more is not None:
+                scores = scores + more.reshape(scores.shape)
             rows.append(mx.softmax(scores, axis=-1, precise=True) @ v)
     out = rows[0] if n_rows == 1 else mx.concatenate(rows, axis=0)
     return out.reshape(n_rows, n_heads, 1, out.shape[-1])
@@ -126,3 +166,12 @@ class _Streams(threading.local):
 
 
 _streams = _Streams()
+
+
+class _Watchers(threading.local):
+    """Per thread: what is called with the cache and the mask of every call of attention."""
+
+    note: Callable[[object, object], None] | None = None
+
+
+_watchers = _Watchers()

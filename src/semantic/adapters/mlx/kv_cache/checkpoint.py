@@ -70,7 +70,12 @@ class StoredArray:
         return array_from(b"".join(self.data), self.form.dtype, self.form.shape)
 
 
-Leaf = None | int | str | ArrayForm | StoredArray
+@dataclass(frozen=True, slots=True)
+class Anything:
+    """In an expectation: any tree of arrays and numbers."""
+
+
+Leaf = None | int | float | str | ArrayForm | StoredArray | Anything
 Tree = Leaf | tuple["Tree", ...] | list["Tree"]
 """A layer's state. In an expectation an int matches any int, a str only itself."""
 
@@ -126,7 +131,7 @@ def _to_json(tree: Tree, arrays: list[StoredArray]) -> object:
         return {_NAMES[tree.form.dtype]: list(tree.form.shape)}
     if isinstance(tree, tuple | list):
         return [_to_json(item, arrays) for item in tree]
-    if isinstance(tree, ArrayForm):
+    if isinstance(tree, ArrayForm | Anything):
         raise TypeError("an expectation has no bytes")
     return tree
 
@@ -140,6 +145,8 @@ class _Reader:
 
     def match(self, found: object, expected: Tree) -> Tree:
         """`found` as a tree that matches `expected`."""
+        if isinstance(expected, Anything):
+            return self._any(found)
         if isinstance(expected, ArrayForm):
             return self._take(found, expected)
         if isinstance(expected, tuple | list):
@@ -152,6 +159,18 @@ class _Reader:
         if found != expected or type(found) is not type(expected):
             raise CacheReconstructionError(f"expected {expected!r} in a checkpoint")
         return expected
+
+    def _any(self, found: object) -> Tree:
+        if isinstance(found, list):
+            return [self._any(item) for item in found]
+        if isinstance(found, dict):
+            form = _read_form(found)
+            if form is None:
+                raise CacheReconstructionError("an array without a form in a checkpoint")
+            return self._take(found, form)
+        if found is None or isinstance(found, int | float | str):
+            return found
+        raise CacheReconstructionError(f"a {type(found).__name__} in a checkpoint")
 
     def finish(self) -> None:
         """Raise CacheReconstructionError if bytes are left."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from mlx.nn.layers.base import Module
+from mlx_lm.models.cache import make_prompt_cache
 
 from semantic.adapters.mlx.kv_cache.block_codec import BlockCodec
 from semantic.adapters.mlx.kv_cache.contiguous.block_memory import ContiguousMemory
@@ -22,9 +23,11 @@ from semantic.adapters.mlx.kv_cache.contiguous.layers import (
     ContiguousCache,
     ContiguousLayers,
     MlxLmCache,
+    states_of,
 )
 from semantic.adapters.mlx.kv_cache.contiguous.mlx_lm_state import expected_state
-from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention
+from semantic.adapters.mlx.kv_cache.model_spec import read_shapes, read_spec
+from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention, PortableAttention
 from semantic.adapters.mlx.kv_cache.paged.block_memory import HostPages, PagedMemory
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
 from semantic.adapters.mlx.kv_cache.paged.dialect import METAL, dialect_here
@@ -34,6 +37,7 @@ from semantic.adapters.mlx.kv_cache.paged.layers import (
     CUDA_COSTS,
     METAL_COSTS,
     PORTABLE_COSTS,
+    TOGETHER_COSTS,
     PagedLayers,
     RowCosts,
 )
@@ -65,6 +69,8 @@ class CacheLayers(Protocol):
 
     @property
     def ragged(self) -> tuple[bool, ...]: ...
+    @property
+    def together(self) -> bool: ...
     def set_aside(self, n_bytes: int) -> None: ...
     def abandon(self) -> None: ...
     def empty(self, capacity: int) -> list[LayerCache]: ...
@@ -93,23 +99,27 @@ def contiguous_form(
     spec: ModelCacheSpec,
     shapes: Sequence[LayerShape | None],
     ragged: Sequence[bool],
+    *,
+    together: bool = True,
 ) -> CacheForm:
-    """Every cache in arrays of its own; `ragged[i]` is true if layer i can use ours."""
-    layers = ContiguousLayers(model, spec, shapes, ragged)
+    """Every cache in arrays of its own; see `ContiguousLayers`."""
+    layers = ContiguousLayers(model, spec, shapes, ragged, together=together)
     theirs = [
         i
         for i, layer in enumerate(spec.layers)
-        if layer.kind is not LayerKind.FULL and not layers.ragged[i]
+        if layer.kind is not LayerKind.FULL and not layers.ours[i]
     ]
     # Only shapes are read; the arrays are dropped without being computed.
     traced = cast(list[MlxLmCache], trace(model, 1)) if theirs else []
     states = {i: expected_state(traced[i]) for i in theirs}
-    memory = ContiguousMemory(spec, shapes)
-    codec = BlockCodec(spec, shapes, layers.ragged, states, memory)
+    empty = dict(enumerate(cast(list[MlxLmCache], make_prompt_cache(model)))) if theirs else {}
+    memory = ContiguousMemory(spec, shapes, {i: empty[i] for i in theirs})
+    codec = BlockCodec(spec, shapes, layers.ours, states, memory)
     return CacheForm(cast(CacheLayers, layers), cast("BlockCodec[LayerCache, Memory]", codec))
 
 
 def paged_form(
+    model: Module,
     spec: ModelCacheSpec,
     kinds: Sequence[PageKind],
     attention: Sequence[PagedAttention],
@@ -118,19 +128,25 @@ def paged_form(
     transfers: Transfers | None = None,
     costs: RowCosts = PORTABLE_COSTS,
 ) -> CacheForm:
-    """All caches in pages of `kinds`, over which `attention` computes; see `PagedLayers`.
+    """All caches of tokens in pages of `kinds`, over which `attention` computes, and the states of
+    other layers; see `PagedLayers`.
 
     With `transfers` bodies are copied beside MLX.
     """
     by_layer = {number: kind.shape for kind in kinds for number in kind.layers}
-    shapes = [by_layer[number] for number in range(spec.n_layers)]
-    layers = PagedLayers(spec, kinds, attention, at_once=at_once, costs=costs)
+    shapes = [by_layer.get(number) for number in range(spec.n_layers)]
+    make = states_of(model, spec)
+    layers = PagedLayers(spec, kinds, attention, at_once=at_once, costs=costs, states=make)
     if transfers is not None:
         for pool in layers.pools:
             pool.locate = transfers.driver.address
             if pool.kind.ring is None:
                 transfers.prepare(pool.kind.page_bytes, _PREPARED_PAGES)
-    codec = BlockCodec(spec, shapes, layers.ragged, {}, PagedMemory(attention, transfers))
+    empty = {} if make is None else make()
+    traced = cast(list[MlxLmCache], trace(model, 1)) if empty else []
+    states = {i: expected_state(traced[i]) for i in empty}
+    memory = PagedMemory(attention, transfers, empty)
+    codec = BlockCodec(spec, shapes, layers.ours, states, memory)
     return CacheForm(cast(CacheLayers, layers), cast("BlockCodec[LayerCache, Memory]", codec))
 
 
@@ -160,17 +176,26 @@ def choose_pages(
     if len(found) < len(kinds):
         return None
     uses = attention_use(probe.model, spec, kinds)
+    for one, use in zip(found, uses, strict=True):
+        if isinstance(one, PagedKernels):
+            one.prepare(use.n_heads, use.sinks)
     if not all(
         computes_attention(kind, one, use.n_heads, use.sinks)
         for kind, one, use in zip(kinds, found, uses, strict=True)
     ):
         return None
-    if not probe.accepts(PagedLayers(spec, kinds, found)):
+    if not _accepts_pages(probe, spec, kinds, found):
         return None
     # A Mac's memory is shared with every other program: none is taken before it is needed.
     dialect = dialect_here()
     costs = {None: PORTABLE_COSTS, METAL: METAL_COSTS}.get(dialect, CUDA_COSTS)
+    if all(
+        isinstance(one, PagedKernels) and one.reads_together(use.n_heads)
+        for one, use in zip(found, uses, strict=True)
+    ):
+        costs = TOGETHER_COSTS
     return paged_form(
+        probe.model,
         spec,
         kinds,
         found,
@@ -178,6 +203,30 @@ def choose_pages(
         transfers=transfers_for(found),
         costs=costs,
     )
+
+
+def _accepts_pages(
+    probe: LogitsProbe,
+    spec: ModelCacheSpec,
+    kinds: Sequence[PageKind],
+    found: Sequence[PagedAttention],
+) -> bool:
+    """Whether the model's logits are right with pages, also beyond its windows."""
+    tested = False
+    with probe.narrowed() as narrow:
+        small = None if narrow is None else read_spec(probe.model)
+        if narrow is not None and small is not None:
+            # Kernels are made for a window and were tested: others would only cost time to make.
+            theirs = page_kinds(small, read_shapes(probe.model)) or ()
+            tested = tuple(theirs) == tuple(kinds)
+            attention = found if tested else [PortableAttention() for _ in theirs]
+            states = states_of(probe.model, small)
+            if not theirs or not narrow.accepts(
+                PagedLayers(small, theirs, attention, states=states)
+            ):
+                return False
+    states = states_of(probe.model, spec)
+    return tested or probe.accepts(PagedLayers(spec, kinds, found, states=states))
 
 
 def transfers_for(attention: Sequence[PagedAttention]) -> Transfers | None:

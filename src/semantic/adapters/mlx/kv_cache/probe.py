@@ -10,25 +10,37 @@ import contextlib
 import functools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
+from semantic.adapters.mlx.arrays import plain
 from semantic.adapters.mlx.kv_cache import attention_hook
-from semantic.adapters.mlx.kv_cache.contiguous.layers import ContiguousLayers
+from semantic.adapters.mlx.kv_cache.contiguous.layers import ContiguousLayers, states_of
+from semantic.adapters.mlx.kv_cache.merged import BatchLayer, merge, pad
+from semantic.adapters.mlx.kv_cache.model_spec import read_shapes, read_spec
+from semantic.adapters.mlx.kv_cache.narrowed import narrowed
 from semantic.adapters.mlx.kv_cache.paged.attention import DecodeStep, PortableAttention
 from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
-from semantic.domain.errors import UnsupportedModelError
 from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec
 
-_PROMPTS = ((3, 1, 4), (1, 5, 9, 2, 6, 5, 3))
-_STEPS = ((2, 7), (1, 8), (2, 8))
-"""Two sequences of different lengths and the tokens that follow, valid in any vocabulary."""
+_Prompts = tuple[tuple[int, ...], ...]
+
+_PROMPTS: _Prompts = (
+    (3, 1, 4),
+    (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6),
+    (2, 7, 1, 8, 2, 8, 1, 8, 2, 8, 4, 5, 9, 0, 4, 5, 2, 3, 5, 3, 6, 0, 2, 8, 7, 4, 7, 1, 3),
+)
+_STEPS = ((2, 7, 1), (1, 8, 2), (2, 8, 1))
+"""Sequences of different lengths and the tokens that follow, valid in any vocabulary.
+
+Nothing makes up for padding in the first. The others are longer than whatever `narrowed` leaves, by
+no multiple of a block."""
 
 _EXACT = 1e-3
 """Maximum difference of logits on a CPU in fp32, relative to their norm."""
@@ -44,8 +56,8 @@ _MOST_ROUNDED = 0.4
 mixture of experts it routes tokens to other experts. Wrong attention in one kind of layers differs
 by 0.8 and more."""
 
-_STRAYS = 2
-"""How many of the six logit vectors do not count under rounding: those that differ most. Rounding
+_STRAYS = 3
+"""Of so many logit vectors one does not count under rounding: that which differs most. Rounding
 can route a token of a mixture of experts to another expert; a layer that is wrong is wrong in
 all."""
 
@@ -63,7 +75,7 @@ class _Layers(Protocol):
 
 
 class _Merges(Protocol):
-    def merge(self, caches: Sequence[object]) -> object: ...
+    def merge(self, caches: Sequence[object]) -> BatchLayer: ...
 
 
 class LogitsProbe:
@@ -90,11 +102,37 @@ class LogitsProbe:
             return all(one <= _EXACT for one in differences)
         counted = _without_strays(differences)
         # False for NaN. The yardstick costs a run of its own and is rarely needed.
-        return counted <= self._rounded or counted <= self._yardstick
+        if counted <= self._rounded:
+            return True
+        # mlx-lm's batch is no yardstick for itself: padding may be what is wrong.
+        padded = isinstance(layers, ContiguousLayers) and not any(layers.ragged)
+        return counted <= (self._yardstick_unpadded if padded else self._yardstick)
 
     def accepts_padding(self) -> bool:
         """Whether a batch with mlx-lm's own padded caches computes the right logits."""
         return self.accepts(_Padded(self.model))
+
+    def anew(self) -> LogitsProbe:
+        """A probe of the same model as it is now."""
+        return LogitsProbe(self.model, self._decoding)
+
+    @contextlib.contextmanager
+    def narrowed(self) -> Iterator[LogitsProbe | None]:
+        """A probe of the model with small windows, chunks and budgets meanwhile.
+
+        None if it has none, or cannot be computed with them.
+        """
+        with narrowed(self.model, self._decoding) as changed:
+            probe = self.anew()
+            yield probe if changed and probe.computes else None
+
+    @property
+    def computes(self) -> bool:
+        """Whether the model can be computed at all, alone."""
+        try:
+            return bool(self._solo)
+        except _NOT_AN_ARRAY:
+            return False
 
     @functools.cached_property
     def _solo(self) -> list[mx.array]:
@@ -112,50 +150,59 @@ class LogitsProbe:
     def _yardstick(self) -> float:
         """The largest difference that is rounding in this model; 0 if mlx-lm's batch is wrong."""
         try:
-            padded = self._differences(_batched(self.model, _Padded(self.model)))
+            return _most_rounded(self._differences(_batched(self.model, _Padded(self.model))))
         except _NOT_AN_ARRAY:
             return 0.0
-        theirs = _without_strays(padded)
-        return min(_TIMES_MLX_LM * theirs, _MOST_ROUNDED) if theirs <= _MOST_ROUNDED else 0.0
+
+    @functools.cached_property
+    def _yardstick_unpadded(self) -> float:
+        """The same of a batch of mlx-lm's whose sequences have equal lengths: nothing is padded."""
+        _, one, other = _PROMPTS
+        alike = one, other[: len(one)]
+        try:
+            found = _batched(self.model, _Padded(self.model), alike)
+            return _most_rounded(_differences(found, _solo(self.model, alike)))
+        except _NOT_AN_ARRAY:
+            return 0.0
 
     def _differences(self, found: Sequence[mx.array]) -> list[float]:
-        """Of each logit vector, relative to its norm."""
-        differences: list[float] = []
-        for ours, alone in zip(found, self._solo, strict=True):
-            right = alone.astype(mx.float32)
-            apart = mx.linalg.norm(ours.astype(mx.float32) - right, axis=-1)
-            differences += cast(list[float], (apart / mx.linalg.norm(right, axis=-1)).tolist())
-        return differences
+        return _differences(found, self._solo)
 
 
 def choose_layers(
     probe: LogitsProbe, spec: ModelCacheSpec, shapes: Sequence[LayerShape | None]
-) -> tuple[bool, ...]:
+) -> tuple[bool, ...] | None:
     """For each layer whether it can use our cache.
 
-    All layers together if that works, else each layer that works alone. Raises
-    UnsupportedModelError if a batch is wrong even with mlx-lm's own caches.
+    All layers together if that works, else each layer that works alone. None if a batch is wrong
+    even with mlx-lm's own caches: sequences must be computed one after the other.
     """
+    with probe.narrowed() as narrow:
+        if narrow is not None and (small := read_spec(probe.model)) is not None:
+            theirs = read_shapes(probe.model)
+            usable = [own and one for own, one in zip(shapes, theirs, strict=True)]
+            return _choose(narrow, small, usable)
+    return _choose(probe, spec, shapes)
+
+
+def _choose(
+    probe: LogitsProbe, spec: ModelCacheSpec, shapes: Sequence[LayerShape | None]
+) -> tuple[bool, ...] | None:
+    """See `choose_layers`."""
     model = probe.model
 
     def works(ragged: Sequence[bool]) -> bool:
         return probe.accepts(ContiguousLayers(model, spec, shapes, ragged))
 
-    everything = tuple(shape is not None for shape in shapes)
-    if not any(everything) or works(everything):
+    everything = (True,) * spec.n_layers
+    if works(everything):
         return everything
     alone = tuple(
-        possible and works([i == layer for i in range(spec.n_layers)])
-        for layer, possible in enumerate(everything)
+        shape is not None and works([i == layer for i in range(spec.n_layers)])
+        for layer, shape in enumerate(shapes)
     )
     nothing = (False,) * spec.n_layers
-    for ragged in (alone, nothing):
-        if works(ragged):
-            return ragged
-    raise UnsupportedModelError(
-        f"{type(model).__module__} gives other answers in a batch than alone, "
-        "also with mlx-lm's own caches"
-    )
+    return next((ragged for ragged in (alone, nothing) if works(ragged)), None)
 
 
 class _Padded:
@@ -184,9 +231,10 @@ def attention_use(
     """How each kind's layers call attention in a batch; nothing is computed."""
     attention_hook.install(model)
     recorders = [_Recorder() for _ in kinds]
-    caches = PagedLayers(spec, kinds, recorders).empty(BLOCK_TOKENS)
+    layers = PagedLayers(spec, kinds, recorders, states=states_of(model, spec))
+    caches = layers.empty(BLOCK_TOKENS)
     with contextlib.suppress(*_NOT_AN_ARRAY):
-        model(mx.zeros((1, 1), dtype=mx.int32), cache=[cache.merge([cache]) for cache in caches])
+        model(mx.zeros((1, 1), dtype=mx.int32), cache=[merge([cache]) for cache in caches])
     return [AttentionUse(recorder.n_heads, frozenset(recorder.sinks)) for recorder in recorders]
 
 
@@ -200,35 +248,67 @@ class _Recorder(PortableAttention):
     def attend(self, step: DecodeStep) -> mx.array:
         self.n_heads = step.q.shape[1]
         self.sinks.add(step.sinks is not None)
-        return step.q
+        return plain(step.q)
 
 
-def _solo(model: Module) -> list[mx.array]:
+def _ids(tokens: Sequence[Sequence[int]]) -> mx.array:
+    return mx.array(
+        [list(one) for one in tokens], mx.uint32
+    )  # as sampled tokens are: a GPU compiles one gather
+
+
+def _solo(model: Module, prompts: _Prompts = _PROMPTS) -> list[mx.array]:
     """Logits (2, vocab) of each step, each sequence alone, with mlx-lm's own caches."""
     by_sequence: list[list[mx.array]] = []
-    for row, prompt in enumerate(_PROMPTS):
+    for row, prompt in enumerate(prompts):
         caches = make_prompt_cache(model)
-        logits = [model(mx.array([prompt]), cache=caches)[:, -1]]
-        logits += [model(mx.array([[step[row]]]), cache=caches)[:, -1] for step in _STEPS]
+        logits = [model(_ids([prompt]), cache=caches)[:, -1]]
+        logits += [model(_ids([[step[row]]]), cache=caches)[:, -1] for step in _STEPS]
         mx.eval(logits)
         by_sequence.append(logits[1:])
     return [mx.concatenate(list(step)) for step in zip(*by_sequence, strict=True)]
 
 
-def _batched(model: Module, layers: _Layers) -> list[mx.array]:
+def _batched(model: Module, layers: _Layers, prompts: _Prompts = _PROMPTS) -> list[mx.array]:
     """`_solo` with both sequences in one batch."""
-    sequences = [layers.empty(BLOCK_TOKENS) for _ in _PROMPTS]
-    for caches, prompt in zip(sequences, _PROMPTS, strict=True):
-        model(mx.array([prompt]), cache=caches)
+    sequences = [layers.empty(BLOCK_TOKENS) for _ in prompts]
+    for caches, prompt in zip(sequences, prompts, strict=True):
+        model(_ids([prompt]), cache=caches)
         mx.eval([cache.state for cache in caches])
-    batch = [cast(_Merges, layer[0]).merge(layer) for layer in zip(*sequences, strict=True)]
-    logits = [model(mx.array(step)[:, None], cache=batch)[:, -1] for step in _STEPS]
+    ragged = getattr(layers, "ragged", (False,) * len(sequences[0]))
+    batch = [
+        merge(layer) if ours else cast(_Merges, layer[0]).merge(layer)
+        for ours, layer in zip(ragged, zip(*sequences, strict=True), strict=True)
+    ]
+    n_rows = len(prompts)
+    size = max(getattr(layer, "n_rows", n_rows) for layer in batch)
+    for layer in batch:
+        pad(layer, size)
+    padding = [0] * (size - n_rows)
+    steps = [_ids([[*step[:n_rows], *padding]]).T for step in _STEPS]
+    logits = [model(step, cache=batch)[:n_rows, -1] for step in steps]
     mx.eval(logits)
     return logits
 
 
+def _differences(found: Sequence[mx.array], alone: Sequence[mx.array]) -> list[float]:
+    """Of each logit vector, relative to its norm."""
+    differences: list[float] = []
+    for ours, theirs in zip(found, alone, strict=True):
+        right = theirs.astype(mx.float32)
+        apart = mx.linalg.norm(ours.astype(mx.float32) - right, axis=-1)
+        differences += cast(list[float], (apart / mx.linalg.norm(right, axis=-1)).tolist())
+    return differences
+
+
+def _most_rounded(differences: Sequence[float]) -> float:
+    """What is rounding where mlx-lm's batch has these differences; 0 if it is wrong."""
+    theirs = _without_strays(differences)
+    return min(_TIMES_MLX_LM * theirs, _MOST_ROUNDED) if theirs <= _MOST_ROUNDED else 0.0
+
+
 def _without_strays(differences: Sequence[float]) -> float:
-    """The mean of all but the largest; NaN if one is NaN."""
+    """The mean of all but the largest third; NaN if one is NaN."""
     if any(math.isnan(one) for one in differences):
         return math.nan
-    return statistics.mean(sorted(differences)[:-_STRAYS])
+    return statistics.mean(sorted(differences)[: -(len(differences) // _STRAYS)])

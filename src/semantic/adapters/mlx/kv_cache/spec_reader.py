@@ -18,8 +18,6 @@ from mlx_lm.models import cache as mlx_caches
 from semantic.domain.errors import UnsupportedModelError
 from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, LayerSpec, ModelCacheSpec
 
-_STATE_CACHES = (mlx_caches.ArraysCache, mlx_caches.CacheList)
-
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
@@ -41,7 +39,7 @@ class KeyValueCache(Protocol):
 def read_spec(model: object) -> ModelCacheSpec | None:
     """The spec of an mlx-lm model; None if `model` is not one.
 
-    Raises UnsupportedModelError, naming the first layer whose cache cannot be batched.
+    Raises UnsupportedModelError, naming the first layer whose cache cannot be kept.
     """
     if not isinstance(model, Module):
         return None
@@ -71,11 +69,12 @@ def _kind(layer: int, cache: object) -> LayerKind:
         return LayerKind.FULL
     if type(cache) is mlx_caches.RotatingKVCache and cache.keep == 0:
         return LayerKind.SLIDING_WINDOW
-    if isinstance(cache, _STATE_CACHES) or type(cache) is mlx_caches.RotatingKVCache:
+    if isinstance(cache, mlx_caches.ArraysCache | mlx_caches.RotatingKVCache):
         return LayerKind.STATE
+    if hasattr(cache, "state"):
+        return LayerKind.STATE  # of a class that is not known here: kept as a whole
     raise UnsupportedModelError(
-        f"layer {layer} keeps a {type(cache).__name__}, which mlx-lm cannot batch; "
-        f"known are KVCache, RotatingKVCache, ArraysCache and CacheList"
+        f"layer {layer} keeps a {type(cache).__name__}, which has no state that could be kept"
     )
 
 

@@ -7,6 +7,7 @@ Knows files, not models.
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,8 +26,8 @@ _MORE_TEMPLATES = "additional_chat_templates/*.jinja"
 
 _CHUNK = 16 << 20
 _WORTH_CACHING = 64 << 20
-_THREADS = 4
-"""SHA-256 releases the interpreter lock, so four threads read and hash in parallel."""
+_THREADS = max(4, min(16, os.cpu_count() or 1))
+"""SHA-256 releases the interpreter lock, so several threads read and hash in parallel."""
 
 
 def fingerprint(folder: Path, cache: DigestCache | None = None) -> str:

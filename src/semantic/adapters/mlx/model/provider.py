@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 from typing import cast
 
@@ -29,14 +31,21 @@ from semantic.adapters.mlx.kv_cache.forms import (
     contiguous_form,
     find_kernels,
 )
+from semantic.adapters.mlx.kv_cache.model_spec import read_shapes, read_spec
 from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, choose_layers
-from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape, read_shapes, read_spec
+from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
+from semantic.adapters.mlx.model import first_kernels
 from semantic.adapters.mlx.model.fingerprint import fingerprint
 from semantic.adapters.mlx.model.short_steps import shorten_here
 from semantic.adapters.mlx.model.warm_up import warm_up
 from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
 from semantic.adapters.mlx.text.tokenizer import HuggingFaceTokenizer, MLXTokenizer
-from semantic.domain.errors import InvalidRequestError, ModelNotFoundError
+from semantic.domain.errors import (
+    InvalidRequestError,
+    ModelNotFoundError,
+    SemanticError,
+    UnsupportedModelError,
+)
 from semantic.domain.value_objects import ModelCacheSpec, SamplingParams
 from semantic.ports.outbound import BatchBackend
 
@@ -62,15 +71,29 @@ class MLXModelProvider:
         """
         folder = find_folder(model_id)
         try:
-            loaded = load(str(folder))
-            name = fingerprint(folder)
-        except _LOAD_ERRORS as error:
-            raise ModelNotFoundError(f"cannot load the model in {folder}: {error}") from error
+            with ThreadPoolExecutor(1, thread_name_prefix="fingerprint") as beside:
+                naming = beside.submit(fingerprint, folder)
+                first_kernels.wait()
+                loaded = load(str(folder))
+                name = naming.result()
+        except (*_LOAD_ERRORS, SystemExit) as error:  # a module that lacks a package exits
+            raise ModelNotFoundError(
+                f"cannot load the model in {folder}: {error} "
+                f"(mlx-lm {version('mlx-lm')}; a newer one may, or another conversion of the model)"
+            ) from error
         model, tokenizer = cast(Module, loaded[0]), cast(HuggingFaceTokenizer, loaded[1])
         if mx.default_device() == mx.Device(mx.cpu):
             model.set_dtype(mx.float32)
         wrapped = MLXTokenizer(tokenizer)
-        backend = wrap_model(model, name, wrapped)
+        try:
+            backend = wrap_model(model, name, wrapped)
+        except SemanticError:
+            raise
+        except _LOAD_ERRORS as error:
+            raise UnsupportedModelError(
+                f"cannot compute the model in {folder} on this device: {error} "
+                f"(mlx-lm {version('mlx-lm')}; a newer one may)"
+            ) from error
         if mx.default_device() != mx.Device(mx.cpu):
             warm_up(backend)
         return backend, wrapped
@@ -106,8 +129,10 @@ def wrap_model(
     if attention is not None:
         used, form = _in_pages(model, decoding(model), spec, shapes, attention)
     if form is None:
-        chosen_layers = choose_layers(LogitsProbe(model), spec, shapes)
-        form = contiguous_form(model, spec, shapes, chosen_layers)
+        ragged = choose_layers(LogitsProbe(model), spec, shapes)
+        nothing = (False,) * spec.n_layers
+        together = ragged is not None
+        form = contiguous_form(model, spec, shapes, ragged or nothing, together=together)
     logits = model(mx.zeros((1, 1), dtype=mx.int32), cache=make_prompt_cache(model))
     model_id = model_id or f"unsaved:{uuid.uuid4().hex}"
     size = logits.shape[-1]

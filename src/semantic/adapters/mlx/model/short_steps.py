@@ -25,7 +25,9 @@ from mlx.nn.layers.quantized import QuantizedLinear
 from mlx_lm.models import gemma3_text, llama, qwen2, qwen3
 from mlx_lm.models.activations import swiglu
 
+from semantic.adapters.mlx.arrays import Heads
 from semantic.adapters.mlx.kv_cache.attention_hook import scaled_dot_product_attention
+from semantic.adapters.mlx.kv_cache.paged.cache import PagedBatch
 from semantic.adapters.mlx.model.joined import MOST_ROWS, Product, join, product_of
 
 SOURCES = {
@@ -58,11 +60,11 @@ class _Cache(Protocol):
     def make_mask(self, N: int, return_array: bool, window_size: int | None) -> mx.array | None: ...
 
 
-_Heads = tuple[mx.array, mx.array, mx.array]
-"""Queries, keys and values, (rows, heads, 1, head_dim); the first two rotated."""
+_Heads = tuple[mx.array, mx.array]
+"""All heads, (rows, heads, 1, head_dim), of queries, keys and values: rotated, and as they were."""
 
-_Start = Callable[[mx.array, mx.array], tuple[mx.array, mx.array, mx.array, mx.array]]
-_Middle = Callable[[mx.array, mx.array, mx.array], tuple[mx.array, mx.array, mx.array, mx.array]]
+_Start = Callable[[mx.array, mx.array], tuple[mx.array, mx.array, mx.array]]
+_Middle = Callable[[mx.array, mx.array, mx.array], tuple[mx.array, mx.array, mx.array]]
 _End = Callable[[mx.array, mx.array], mx.array]
 
 
@@ -141,22 +143,27 @@ class _Layer:
         attention = self._block.self_attn
         rows, n, n_kv = h.shape[0], attention.n_heads, cast(int, attention.n_kv_heads)
         product = self._heads(self._block.input_layernorm(h))
-        product = product.reshape(rows, 1, n + 2 * n_kv, -1)
-        v = product[:, :, n + n_kv :].swapaxes(1, 2)
+        product = rotated = product.reshape(rows, n + 2 * n_kv, 1, -1)
         # Values as well, of which neither norm nor rotation is used: the product is contiguous,
         # queries and keys alone are not, and would be copied.
         if self._norms is not None:
             weights, eps = self._norms
-            product = mx.fast.rms_norm(product, None, eps) * weights
-        rotated = attention.rope(product.swapaxes(1, 2), offset=offset)
-        return rotated[:, :n], rotated[:, n : n + n_kv], v
+            rotated = mx.fast.rms_norm(product, None, eps) * weights
+        return attention.rope(rotated, offset=offset), product
 
     def attend(self, heads: Sequence[mx.array], cache: _Cache, mask: mx.array | None) -> mx.array:
         """Attention, (rows, heads, 1, head_dim)."""
-        q, k, v = heads
-        k, v = cache.update_and_fetch(k, v)
-        scale = self._block.self_attn.scale
-        return scaled_dot_product_attention(q, k, v, cache=cache, scale=scale, mask=mask)
+        rotated, product = heads
+        attention = self._block.self_attn
+        n, n_kv, scale = attention.n_heads, cast(int, attention.n_kv_heads), attention.scale
+        q, k = Heads(rotated, 0, n), Heads(rotated, n, n_kv)
+        v = Heads(product, n + n_kv, n_kv)
+        if isinstance(cache, PagedBatch):
+            return cache.attend(q, cache.update_and_fetch(k, v)[0], scale, None)
+        keys, values = cache.update_and_fetch(k.view(), v.view())
+        return scaled_dot_product_attention(
+            q.view(), keys, values, cache=cache, scale=scale, mask=mask
+        )
 
     def after(self, attended: mx.array, h: mx.array) -> mx.array:
         """The residual stream after the layer."""
@@ -344,7 +351,7 @@ def _add_ones(inner: Module) -> None:
 
 
 def _head_norms(attention: Module) -> tuple[mx.array, float] | None:
-    """Weights of the norms of all heads, values included, (heads, head_dim); None without norms."""
+    """Weights of the norms of all heads, (heads, 1, head_dim), ones for values; None without."""
     q, k = attention.get("q_norm"), attention.get("k_norm")
     if not isinstance(q, RMSNorm) or not isinstance(k, RMSNorm):
         return None
@@ -352,6 +359,6 @@ def _head_norms(attention: Module) -> tuple[mx.array, float] | None:
     n, n_kv = attention.n_heads, attention.n_kv_heads
     weights = mx.concatenate(
         [mx.stack([of_q] * n), mx.stack([of_k] * n_kv), mx.ones((n_kv, of_k.size), of_k.dtype)]
-    )
+    )[:, None]
     mx.eval(weights)
     return weights, q.eps

@@ -1,4 +1,4 @@
-"""Warm-up: decodes batches that grow and shrink, before the first request.
+"""Warm-up: computes a prompt, then decodes batches that grow and shrink, before the first request.
 
 A GPU loads and compiles kernels when they are first used, which takes up to seconds and would stop
 every stream. Knows the backend; not which kernels it uses.
@@ -12,12 +12,17 @@ from semantic.domain.value_objects import BLOCK_TOKENS, SamplingParams, Sequence
 _ROWS = 9
 """One more than a power of two, so that batches are padded in between."""
 _PROMPT = (1, 2, 3, 4)
+_CHUNK = 640
+"""Tokens of a prompt that is too long for rows of a batch."""
 
 
 def warm_up(backend: MLXBackend) -> None:
     """Let some sequences join and leave a batch; none is open afterwards."""
     *history, last = _PROMPT
     sequences: list[SequenceId] = []
+    long = backend.open(_CHUNK)
+    backend.prefill(long, [_PROMPT[0]] * _CHUNK)
+    backend.close(long)
     try:
         for _ in range(_ROWS):
             sequences.append(sequence := backend.open(BLOCK_TOKENS))

@@ -11,11 +11,11 @@ import ctypes
 import mmap
 import threading
 from array import array as numbers
-from collections.abc import Callable
 from typing import cast
 
 import mlx.core as mx
 
+from semantic.adapters.mlx.nvrtc import CudaKernel, Parameter
 from semantic.adapters.mlx.transfer.driver import CopyDriver, Rows, address_of
 
 _LIBRARY = "libcuda.so.1"
@@ -24,7 +24,7 @@ _PORTABLE = 1  # pinned memory for every context
 _HOST, _DEVICE = 1, 2
 _HUGE_PAGE = 2 << 20
 _FROM_HUGE = 4 * _HUGE_PAGE
-_ADDRESS = "if (threadIdx.x == 0) address[0] = (unsigned long long)(const void*)data;"
+_ADDRESS = "if (threadIdx.x == 0) address[0] = (unsigned long long)data;"
 _TESTED = 1 << 14
 """Numbers of the test."""
 _HALF, _WHOLE = 4, 8
@@ -69,10 +69,13 @@ class CudaDriver:
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
         self._threads = threading.local()
         self._mapped: dict[int, mmap.mmap] = {}
-        made = mx.fast.cuda_kernel(
-            "semantic_address", ["data"], ["address"], _ADDRESS, ensure_row_contiguous=False
+        self._locate = CudaKernel(
+            "semantic_address",
+            [Parameter("data", "void")],
+            [Parameter("address", "unsigned long long")],
+            "",
+            _ADDRESS,
         )
-        self._locate = cast(Callable[..., list[mx.array]], made)
 
     def address(self, array: mx.array) -> int:
         """See `CopyDriver.address`."""

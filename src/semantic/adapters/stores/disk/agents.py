@@ -32,7 +32,9 @@ from semantic.adapters.stores.disk.open_store import OpenStore
 from semantic.adapters.stores.disk.quota import delete_manifests
 from semantic.adapters.stores.disk.schema import IndexBrokenError
 from semantic.domain.block_hash import BlockHash
+from semantic.domain.prefix import without_generation_prompt
 from semantic.domain.stored import Manifest
+from semantic.domain.value_objects import BLOCK_TOKENS
 
 _TRIES = 64
 """Races against other processes before a call gives up."""
@@ -155,8 +157,9 @@ class Agents:
         return before
 
     def _delete_superseded(self, filed: FiledManifest, before: Sequence[BlockHash]) -> None:
-        """Delete what the saved manifest replaces: generations, and partial blocks, of those that
-        it needed before and those that a new one begins with. A failure only delays that.
+        """Delete what the saved manifest replaces: generations with the checkpoints of their turns,
+        and partial blocks, of those that it needed before and those that a new one begins with. A
+        failure only delays that.
         """
         store, manifest = self._store, filed.manifest
         known = set(before)
@@ -165,10 +168,13 @@ class Agents:
         new = [link for link in links if link.hash not in known]
         try:
             with store.index.writing() as db:
+                ends: list[BlockHash] = []
                 for old in agent_rows.generations(db, filed.key)[_GENERATIONS:]:
+                    ends += self._ends_of_turn(filed.key, old)
                     store.entries.delete(manifest_entry(filed.key, old))
                     agent_rows.drop_generation(db, filed.key, old)
-                for key in block_rows.superseded(db, gone, new):
+                points = block_rows.unneeded_checkpoints(db, ends)
+                for key in (*block_rows.superseded(db, gone, new), *points):
                     store.entries.delete(block_entry(key))
                     block_rows.drop(db, key)
                     self._counts.add("superseded")
@@ -178,6 +184,22 @@ class Agents:
             self._counts.add("index mended")
             with suppress(OSError, IndexBrokenError):
                 store.recover()
+
+    def _ends_of_turn(self, key: bytes, generation: int) -> list[BlockHash]:
+        """The last blocks at the end of a turn and of its prompt, where it has checkpoints.
+
+        None if its manifest cannot be read: they are evicted in time.
+        """
+        try:
+            old = read_manifest(self._store.entries, key, generation)[0].manifest
+        except (DamagedError, NewerFormatError, OSError):
+            return []
+        links = list(old.scope.chain(old.token_ids))
+        stop = min(without_generation_prompt(old.prompt_tokens), len(old.token_ids))
+        start = stop // BLOCK_TOKENS * BLOCK_TOKENS  # the blocks before are those of the turn
+        parent = links[start // BLOCK_TOKENS - 1].hash if start else None
+        prompt = old.scope.chain(old.token_ids[start:stop], parent=parent, start=start)
+        return [link.hash for link in (*links[-1:], *prompt)]
 
     # Reading
 

@@ -260,6 +260,27 @@ def superseded(
     return [key for key in keys if _is_unneeded(db, key) and _has_longer(db, key)]
 
 
+def unneeded_checkpoints(db: sqlite3.Connection, hashes: Iterable[BlockHash]) -> list[BlockKey]:
+    """What is stored to resume after those of the partial blocks `hashes` that no agent needs.
+
+    Only of those whose checkpoint is larger than the keys and values of the block before: smaller
+    ones are left to eviction.
+    """
+    large = [name for name in dict.fromkeys(hashes) if _has_large_checkpoint(db, name)]
+    keys = [BlockKey(name, part) for name in large for part in (Part.CHECKPOINT, Part.WINDOW)]
+    return [key for key in keys if _is_unneeded(db, key)]
+
+
+def _has_large_checkpoint(db: sqlite3.Connection, name: BlockHash) -> bool:
+    row = db.execute(
+        "SELECT 1 FROM blocks AS own JOIN blocks AS before ON before.hash = own.parent"
+        " WHERE own.hash = ? AND own.part = ? AND before.part = ?"
+        " AND own.body_bytes > before.body_bytes",
+        (name, Part.CHECKPOINT.value, Part.FULL.value),
+    ).fetchone()
+    return row is not None
+
+
 def _is_unneeded(db: sqlite3.Connection, key: BlockKey) -> bool:
     """Whether the block is partial, stored, and in no agent's chain."""
     row = db.execute(

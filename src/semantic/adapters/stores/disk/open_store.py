@@ -21,7 +21,8 @@ from semantic.adapters.stores.disk.folder import open_folder
 from semantic.adapters.stores.disk.index import Index
 from semantic.adapters.stores.disk.quota import Quota
 from semantic.adapters.stores.disk.recovery import Recovery, quarantine
-from semantic.adapters.stores.disk.schema import IndexBrokenError
+from semantic.adapters.stores.disk.schema import IndexBrokenError, number
+from semantic.adapters.stores.disk.seal import SEALED_FROM, Seal
 from semantic.domain.errors import InvalidRequestError, StoreError
 
 T = TypeVar("T")
@@ -49,16 +50,28 @@ class OpenStore:
         self.entries = Entries(root, files)
         self.reader = BlockReader(self.entries)
         self.index = Index(self.folder)
+        self._seal = Seal(self.folder)
+        self._opened = False
         known = max_bytes if isinstance(max_bytes, int) else 1  # opening evicts nothing
         self.quota = Quota(self.index, self.entries, self.counts, known)
         try:
-            self.recover()
+            self._open()
             if not isinstance(max_bytes, int):
                 with self.index.reading() as db:
                     self.quota.max_bytes = max(1, max_bytes(self.quota.used(db)))
+            self._opened = True
         except (OSError, IndexBrokenError) as error:
             self.close()
             raise StoreError(f"the store {root} cannot be read: {error}") from error
+
+    def _open(self) -> None:
+        """`recover`, unless the store was sealed: then only ended sessions are."""
+        with self.folder.locked(_RECOVERY_SECONDS):
+            if self._seal.take():
+                with suppress(IndexBrokenError), self.index.writing() as db:
+                    self._recovery(db).sessions()
+                    return
+            self.recover()
 
     def recover(self) -> None:
         """Bring the index in line with the files; rebuild it when it is broken.
@@ -116,10 +129,20 @@ class OpenStore:
     def close(self) -> None:
         """Release everything and delete this process's unfinished files."""
         self.reader.close()
+        is_large = False
         with suppress(OSError, IndexBrokenError), self.index.writing() as db:
             db.execute("DELETE FROM reservations WHERE session = ?", (self.folder.session,))
+            is_large = number(db, "blocks") + number(db, "agents") >= SEALED_FROM
         self.index.close()
+        if is_large and self._opened and not self._has_failed():
+            with suppress(OSError), self.folder.locked():
+                self._seal.put()
         self.folder.close()
+
+    def _has_failed(self) -> bool:
+        """Whether anything went wrong that may have left a file without a row."""
+        counts = self.counts.snapshot()
+        return any(counts.get(name) for name in ("write_errors", "index mended"))
 
     def _recovery(self, db: sqlite3.Connection) -> Recovery:
         return Recovery(db, self.folder, self.entries, self.reader, self.counts)

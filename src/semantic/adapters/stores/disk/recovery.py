@@ -71,14 +71,15 @@ class Recovery:
     def run(self) -> None:
         """Raises OSError when the folder cannot be read, and IndexBrokenError for wrong rows."""
         schema.verify_rows(self._db)
-        self._recover_sessions()
+        self.sessions()
         self._db.execute("DELETE FROM others")
         self._recover_quarantined()
         self._recover_blocks()
         self._recover_agents()
         self._recompute_sums()
 
-    def _recover_sessions(self) -> None:
+    def sessions(self) -> None:
+        """Only the sessions: delete unfinished files and reservations of dead processes."""
         self._folder.reap()
         alive = set(self._folder.sessions())
         rows = self._db.execute("SELECT DISTINCT session FROM reservations").fetchall()
@@ -129,10 +130,13 @@ class Recovery:
             else:
                 there[parsed] = cost_of(listed.n_bytes or 0), self._frame(*parsed)
         changed = {key for key, _ in known.items() ^ there.items()}
+        generations: dict[bytes, list[int]] = {}
+        for key, generation in sorted(there):
+            generations.setdefault(key, []).append(generation)
         read = []
         for agent in {key for key, _ in changed}.union(agent_rows.outdated(self._db)):
             agent_rows.drop(self._db, agent)
-            read += self._read_agent(agent, sorted(gen for key, gen in there if key == agent))
+            read += self._read_agent(agent, generations.get(agent, []))
         # In the order in which they were saved: an agent's newest last, and the last saved agent
         # becomes the most recently used.
         for filed, file in sorted(read, key=lambda one: (one[0].order, one[0].manifest.generation)):

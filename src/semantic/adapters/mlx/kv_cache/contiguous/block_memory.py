@@ -7,7 +7,7 @@ and their arrays; not the byte layout of a block.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, cast
 
 import mlx.core as mx
@@ -16,7 +16,11 @@ from semantic.adapters.mlx.arrays import bytes_of, ordered_bytes_of
 from semantic.adapters.mlx.kv_cache.checkpoint import StoredArray
 from semantic.adapters.mlx.kv_cache.contiguous.buffer import BufferRange, KVBuffer
 from semantic.adapters.mlx.kv_cache.contiguous.cache import SequenceCache
-from semantic.adapters.mlx.kv_cache.contiguous.layers import ContiguousCache, cache_of
+from semantic.adapters.mlx.kv_cache.contiguous.layers import (
+    ContiguousCache,
+    MlxLmCache,
+    cache_of,
+)
 from semantic.adapters.mlx.kv_cache.contiguous.mlx_lm_state import read_state
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.adapters.mlx.kv_cache.staging import (
@@ -43,9 +47,16 @@ class MlxLmKVCache(Protocol):
 class ContiguousMemory:
     """Implements `BlockMemory` for caches in arrays of their theirs."""
 
-    def __init__(self, spec: ModelCacheSpec, shapes: Sequence[LayerShape | None]) -> None:
+    def __init__(
+        self,
+        spec: ModelCacheSpec,
+        shapes: Sequence[LayerShape | None],
+        empty: Mapping[int, MlxLmCache] | None = None,
+    ) -> None:
+        """`empty` has an empty cache of each layer that is stored as a whole state of mlx-lm's."""
         self._spec = spec
         self._shapes = shapes
+        self._empty = empty or {}
 
     # Export
 
@@ -95,7 +106,7 @@ class ContiguousMemory:
     ) -> list[ContiguousCache]:
         """See `BlockMemory.restore`."""
         made = {
-            piece.layer: read_state(piece.tree, piece.expected, length)
+            piece.layer: read_state(piece.tree, piece.expected, length, self._empty[piece.layer])
             if piece.tokens is None
             else self._window(caches[piece.layer], piece, piece.tokens, staging, length)
             for piece in pieces

@@ -9,13 +9,13 @@ arrays and the layer's window; not blocks, pools or requests.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
 
 import mlx.core as mx
 
 from semantic.adapters.mlx.kv_cache.contiguous.buffer import BufferRange, KVBuffer
+from semantic.adapters.mlx.kv_cache.contiguous.ragged_array import RaggedArray, rows_of
 from semantic.domain.value_objects import whole_blocks
 
 Mask = mx.array | str | None
@@ -86,7 +86,7 @@ class SequenceCache(ABC):
         return mask
 
     @classmethod
-    def merge(cls, caches: Sequence[SequenceCache]) -> RaggedBatch:
+    def merge(cls, caches: Sequence[SequenceCache]) -> RaggedBatch[SequenceCache]:
         """The batch of these sequences; copies nothing."""
         return RaggedBatch(list(caches))
 
@@ -212,28 +212,19 @@ class WindowCache(SequenceCache):
         return range(self.offset - self._held, self.offset)
 
 
-class RowKeys(NamedTuple):
-    """What one row's queries may attend to; None for a row that has no queries in this call."""
+class RaggedKeys(RaggedArray):
+    """Keys of a batch, all that row i's queries may attend to.
 
-    k: mx.array | None
-    v: mx.array | None
-    mask: Mask
-
-
-_NO_KEYS = RowKeys(None, None, None)
-
-
-@dataclass(frozen=True, slots=True)
-class RaggedKeys:
-    """What a model gets as keys and values: a handle that only our attention can read.
-
-    `rows[i]` has the keys, values and mask of row i, whose first `lengths[i]` queries are real. All
-    rows share `v_head_dim`.
+    Row i's first `lengths[i]` queries are real; `masks[i]` is theirs.
     """
 
-    rows: tuple[RowKeys, ...]
+    masks: tuple[Mask, ...]
     lengths: tuple[int, ...]
-    v_head_dim: int
+
+    def _each(self, change: Callable[[mx.array], mx.array], dtype: mx.Dtype) -> RaggedKeys:
+        changed = RaggedKeys([None if row is None else change(row) for row in self.rows], dtype)
+        changed.masks, changed.lengths = self.masks, self.lengths
+        return changed
 
 
 class _Positions:
@@ -253,14 +244,37 @@ class _Positions:
 _positions = _Positions()
 
 
-class RaggedBatch:
+class BatchRow(Protocol):
+    """A sequence's cache as a row of a batch; see `SequenceCache`."""
+
+    offset: int
+
+    def append(self, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]: ...
+
+    def mask_for(self, n: int) -> Mask: ...
+
+    @property
+    def state(self) -> object: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def size(self) -> int: ...
+
+    def empty(self) -> bool: ...
+
+
+Row = TypeVar("Row", bound=BatchRow)
+
+
+class RaggedBatch(Generic[Row]):
     """One layer's caches of the sequences in a batch; mlx-lm's batch cache interface."""
 
-    def __init__(self, rows: list[SequenceCache]) -> None:
+    def __init__(self, rows: list[Row]) -> None:
         self.rows = rows
         self._left: list[int] | None = None  # real tokens left per row, while right-padded
 
-    def __deepcopy__(self, memo: dict[int, object]) -> RaggedBatch:
+    def __deepcopy__(self, memo: dict[int, object]) -> RaggedBatch[Row]:
         """mlx-lm copies a batch to split it; the copies share the rows, each in one of them."""
         return RaggedBatch(list(self.rows))
 
@@ -274,18 +288,18 @@ class RaggedBatch:
         """Position of the next token of each row, (batch,) int32."""
         return _positions(tuple(row.offset for row in self.rows))
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RaggedKeys, RaggedKeys]:
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RaggedKeys, RaggedArray]:
         """Append row i of `keys` and `values`, (batch, kv_heads, n, head_dim), to sequence i."""
-        n = keys.shape[2]
-        lengths = self._take(n)
-        rows = tuple(
+        lengths = self._take(keys.shape[2])
+        rows = [
             _append(row, k, v, length)
             for row, k, v, length in zip(
-                self.rows, _rows_of(keys), _rows_of(values), lengths, strict=True
+                self.rows, rows_of(keys), rows_of(values), lengths, strict=True
             )
-        )
-        handle = RaggedKeys(rows, lengths, values.shape[3])
-        return handle, handle
+        ]
+        held = RaggedKeys([k for k, _, _ in rows], keys.dtype)
+        held.masks, held.lengths = tuple(mask for _, _, mask in rows), lengths
+        return held, RaggedArray([v for _, v, _ in rows], values.dtype)
 
     def _take(self, n: int) -> tuple[int, ...]:
         """How many of the next `n` tokens are real, per row."""
@@ -318,16 +332,16 @@ class RaggedBatch:
         """Keep only these rows."""
         self.rows = [self.rows[i] for i in batch_indices]
 
-    def extend(self, other: RaggedBatch) -> None:
+    def extend(self, other: RaggedBatch[Row]) -> None:
         """Add the rows of `other`."""
         self.rows = [*self.rows, *other.rows]
 
-    def extract(self, idx: int) -> SequenceCache:
+    def extract(self, idx: int) -> Row:
         """Row `idx`, as it is."""
         return self.rows[idx]
 
     @property
-    def state(self) -> list[tuple[mx.array, mx.array]]:
+    def state(self) -> list[object]:
         """The arrays to evaluate."""
         return [row.state for row in self.rows]
 
@@ -343,16 +357,13 @@ class RaggedBatch:
         return all(row.empty() for row in self.rows)
 
 
-def _rows_of(x: mx.array) -> list[mx.array]:
-    """The rows of a batch, each (1, ...)."""
-    return list(mx.split(x, x.shape[0])) if x.shape[0] > 1 else [x]
-
-
-def _append(row: SequenceCache, k: mx.array, v: mx.array, length: int) -> RowKeys:
-    """Append the first `length` tokens of `k` and `v`."""
+def _append(
+    row: BatchRow, k: mx.array, v: mx.array, length: int
+) -> tuple[mx.array | None, mx.array | None, Mask]:
+    """Append the first `length` tokens of `k` and `v`; what they may attend to, and their mask."""
     if not length:
-        return _NO_KEYS
+        return None, None, None
     if length < k.shape[2]:
         k, v = k[..., :length, :], v[..., :length, :]
     mask = row.mask_for(length)
-    return RowKeys(*row.append(k, v), mask)
+    return (*row.append(k, v), mask)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 
 from semantic.adapters.mlx.kv_cache.contiguous.buffer import BufferRange, KVBuffer, join_neighbours
 from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache, SequenceCache, WindowCache
@@ -57,11 +57,27 @@ ContiguousCache = SequenceCache | MlxLmCache
 """One layer's cache of one sequence: ours, or mlx-lm's."""
 
 
+MakeStates = Callable[[], Mapping[int, MlxLmCache]]
+"""Makes empty caches of the layers that keep a state, by their numbers."""
+
+
+def states_of(model: Module, spec: ModelCacheSpec) -> MakeStates | None:
+    """What makes the states of a model's sequences; None if it has no layer with a state."""
+    numbers = [i for i, layer in enumerate(spec.layers) if layer.kind is LayerKind.STATE]
+
+    def make() -> dict[int, MlxLmCache]:
+        caches = cast(list[MlxLmCache], make_prompt_cache(model))
+        return {i: caches[i] for i in numbers}
+
+    return make if numbers else None
+
+
 class ContiguousLayers:
     """Makes the caches of a model's sequences.
 
-    `ragged[i]` is true if layer i can use ours. A layer with a state other than keys and values
-    always uses mlx-lm's own.
+    `ragged[i]` is true if layer i is a layer of our batch. Its cache is then ours if it keeps keys
+    and values of tokens, else mlx-lm's own of a single sequence. `together` is true if several
+    sequences can be one batch.
     """
 
     def __init__(
@@ -70,18 +86,22 @@ class ContiguousLayers:
         spec: ModelCacheSpec,
         shapes: Sequence[LayerShape | None],
         ragged: Sequence[bool],
+        *,
+        together: bool = True,
     ) -> None:
+        self.together = together
         self._model = model
         self._spec = spec
         self._shapes = shapes
-        self._ragged = [
+        self.ragged = tuple(ragged)
+        self._ours = [
             usable and shape is not None for usable, shape in zip(ragged, shapes, strict=True)
         ]
 
     @property
-    def ragged(self) -> tuple[bool, ...]:
+    def ours(self) -> tuple[bool, ...]:
         """Which layers use our caches."""
-        return tuple(self._ragged)
+        return tuple(self._ours)
 
     def set_aside(self, n_bytes: int) -> None:
         """Do nothing: each cache has memory of its own."""
@@ -95,7 +115,7 @@ class ContiguousLayers:
         caches: list[ContiguousCache] = []
         for i, layer in enumerate(self._spec.layers):
             shape = self._shapes[i]
-            if self._ragged[i] and shape is not None:
+            if self._ours[i] and shape is not None:
                 buffer = KVBuffer.empty(shape, self._capacity(layer, capacity))
                 caches.append(cache_of(layer, buffer, offset=0, held=0))
             else:
@@ -152,7 +172,7 @@ class ContiguousLayers:
                 _fill_ours(cache, mine[:needed])
             else:
                 needed = layer.blocks_for(length)
-                _fill_mlx_lm(layer, MlxLmState(cache, length), mine[:needed])
+                fill_state(layer, MlxLmState(cache, length), mine[:needed])
             unused += mine[needed:]
         mx.eval(shrunk)
         return unused
@@ -176,7 +196,7 @@ class ContiguousLayers:
     ) -> ContiguousCache:
         layer_blocks = blocks.blocks_for_layer(i)
         data = [block.layer_data for block in layer_blocks]
-        if self._ragged[i]:
+        if self._ours[i]:
             held = blocks.token_range(i)
             ranges = _ranges_of(data)
             needed = self._capacity(layer, capacity)
@@ -190,7 +210,7 @@ class ContiguousLayers:
             cache.reserve(needed)
             return cache
         (state,) = {piece for piece in data if isinstance(piece, MlxLmState)}
-        return _cut_mlx_lm(state, length, exclusive=exclusive)
+        return cut_state(state, length, exclusive=exclusive)
 
     def _check(self, i: int, blocks: AgentBlocks, length: int) -> None:
         """Raise CacheReconstructionError unless layer `i` of `blocks` can be cut to `length`."""
@@ -205,7 +225,7 @@ class ContiguousLayers:
             raise CacheReconstructionError(
                 f"{who} holds tokens {held.start} to {held.stop}; it cannot give the first {length}"
             )
-        if not self._ragged[i]:
+        if not self._ours[i]:
             if len({id(piece) for piece in data if isinstance(piece, MlxLmState)}) != 1:
                 raise CacheReconstructionError(f"{who} has no state")
             return
@@ -258,7 +278,7 @@ def _fill_ours(cache: SequenceCache, blocks: Sequence[KVBlock]) -> None:
         block.layer_data = piece
 
 
-def _fill_mlx_lm(layer: LayerSpec, state: MlxLmState, blocks: Sequence[KVBlock]) -> None:
+def fill_state(layer: LayerSpec, state: MlxLmState, blocks: Sequence[KVBlock]) -> None:
     """Divide the token range among the blocks; each refers to the whole cache."""
     first = 0
     if layer.window is not None and state.length >= layer.window:
@@ -268,8 +288,9 @@ def _fill_mlx_lm(layer: LayerSpec, state: MlxLmState, blocks: Sequence[KVBlock])
         block.start, block.token_count, block.layer_data = start, stop - start, state
 
 
-def _cut_mlx_lm(state: MlxLmState, length: int, *, exclusive: bool) -> MlxLmCache:
-    cache = state.cache if exclusive else copy.deepcopy(state.cache)
+def cut_state(state: MlxLmState, length: int, *, exclusive: bool) -> MlxLmCache:
+    """The cache of a state after `length` tokens. Raises CacheReconstructionError."""
+    cache = state.cache if exclusive else _copied(state.cache)
     surplus = state.length - length
     if surplus == 0:
         return cache
@@ -278,3 +299,12 @@ def _cut_mlx_lm(state: MlxLmState, length: int, *, exclusive: bool) -> MlxLmCach
             f"a {type(cache).__name__} of {state.length} tokens cannot be cut to {length}"
         )
     return cache
+
+
+def _copied(cache: MlxLmCache) -> MlxLmCache:
+    """Another cache of the same tokens; states, which are never written to, are in both."""
+    if isinstance(cache, ArraysCache):
+        other = ArraysCache(len(cache.cache))
+        other.cache = list(cache.cache)
+        return cast(MlxLmCache, other)
+    return copy.deepcopy(cache)

@@ -1,11 +1,13 @@
 """The state of mlx-lm's own caches as trees of a checkpoint.
 
 What a valid state looks like is taken from the model: the caches after one token, built lazily and
-never computed. Knows mlx-lm's cache classes; not where a checkpoint is stored.
+never computed. A cache of a class that is not known here is stored attribute by attribute. Knows
+mlx-lm's cache classes; not where a checkpoint is stored.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Protocol, cast
 
@@ -13,7 +15,12 @@ import mlx.core as mx
 from mlx_lm.models import cache as mlx_caches
 
 from semantic.adapters.mlx.arrays import ordered_bytes_of
-from semantic.adapters.mlx.kv_cache.checkpoint import ArrayForm, StoredArray, Tree
+from semantic.adapters.mlx.kv_cache.checkpoint import (
+    Anything,
+    ArrayForm,
+    StoredArray,
+    Tree,
+)
 from semantic.adapters.mlx.kv_cache.contiguous.layers import MlxLmCache
 from semantic.domain.errors import (
     BackendError,
@@ -30,7 +37,6 @@ _KNOWN: dict[str, type[object]] = {
         mlx_caches.KVCache,
         mlx_caches.RotatingKVCache,
         mlx_caches.ArraysCache,
-        mlx_caches.CacheList,
     )
 }
 
@@ -41,20 +47,30 @@ class _FromState(Protocol):
 
 def expected_state(cache: MlxLmCache) -> Tree:
     """The form of the state of a cache like `cache`, for any number of tokens."""
-    return class_name(cache), _form(cache.state, _attends(cache))
+    name = class_name(cache)
+    if name not in _KNOWN:
+        return name, [(attribute, Anything()) for attribute in sorted(vars(cache))]
+    return name, _form(cache.state, _attends(cache))
 
 
 def write_state(cache: MlxLmCache) -> Tree:
     """The state of `cache`, with contiguous arrays."""
-    return class_name(cache), _stored(cache.state)
+    name = class_name(cache)
+    if name not in _KNOWN:
+        return name, [
+            (attribute, _stored(value)) for attribute, value in sorted(vars(cache).items())
+        ]
+    return name, _stored(cache.state)
 
 
-def read_state(tree: Tree, expected: Tree, length: int) -> MlxLmCache:
-    """Rebuild the cache that `write_state` wrote, after `length` tokens.
+def read_state(tree: Tree, expected: Tree, length: int, empty: MlxLmCache) -> MlxLmCache:
+    """Rebuild the cache that `write_state` wrote, after `length` tokens; `empty` is a new one.
 
     `tree` has the form `expected`. Raises CacheReconstructionError if its numbers contradict it.
     """
     name, state = cast(tuple[str, Tree], tree)
+    if name not in _KNOWN:
+        return _with_attributes(empty, cast(list[tuple[str, Tree]], state), length)
     _, expected_tree = cast(tuple[str, Tree], expected)
     _check(name, state, expected_tree, length)
     return cast(_FromState, _KNOWN[name]).from_state(_loaded(state))
@@ -63,9 +79,23 @@ def read_state(tree: Tree, expected: Tree, length: int) -> MlxLmCache:
 def class_name(cache: object) -> str:
     """Name of the cache's class. Raises UnsupportedModelError if it cannot be stored."""
     name = type(cache).__name__
-    if _KNOWN.get(name) is not type(cache):
+    if _KNOWN.get(name, type(cache)) is not type(cache) or not hasattr(cache, "__dict__"):
         raise UnsupportedModelError(f"a {name} cannot be stored in a checkpoint")
     return name
+
+
+def _with_attributes(
+    empty: MlxLmCache, attributes: Sequence[tuple[str, Tree]], length: int
+) -> MlxLmCache:
+    """A copy of `empty` with these attributes."""
+    found = copy.copy(empty)
+    for name, tree in attributes:
+        value = _loaded(tree)
+        was_tuple = isinstance(vars(empty).get(name), tuple)
+        vars(found)[name] = tuple(cast(list[object], value)) if was_tuple else value
+    if vars(found).get("offset", length) != length:
+        raise CacheReconstructionError(f"a checkpoint with a contradictory {type(found).__name__}")
+    return found
 
 
 def _attends(cache: object) -> bool:
@@ -77,16 +107,9 @@ def _form(state: object, attends: bool) -> Tree:
     if isinstance(state, mx.array):
         return ArrayForm(state.dtype, tuple(state.shape), _TOKEN_AXIS if attends else None)
     if isinstance(state, list | tuple):
-        if _is_part(state):
-            attends = state[1] in ("KVCache", "RotatingKVCache")
         items = [_form(item, attends) for item in state]
         return items if isinstance(state, list) else tuple(items)
     return _plain(state)
-
-
-def _is_part(state: Sequence[object]) -> bool:
-    """Whether it is a (state, class name) of a CacheList."""
-    return len(state) == 2 and isinstance(state[1], str)  # noqa: PLR2004
 
 
 def _stored(state: object) -> Tree:
@@ -100,8 +123,8 @@ def _stored(state: object) -> Tree:
 
 
 def _plain(state: object) -> Tree:
-    if state is None or type(state) is int or type(state) is str:
-        return state
+    if state is None or type(state) in (int, str, bool, float):
+        return cast(Tree, state)
     raise BackendError(f"a cache's state holds a {type(state).__name__}")
 
 
@@ -116,12 +139,7 @@ def _loaded(tree: Tree) -> object:
 
 def _check(name: str, state: Tree, expected: Tree, length: int) -> None:
     """Raise CacheReconstructionError unless the numbers in `state` fit its arrays and `length`."""
-    if name == "CacheList":
-        parts = zip(cast(list[Tree], state), cast(list[Tree], expected), strict=True)
-        for part, expected_part in parts:
-            inner, inner_name = cast(tuple[Tree, str], part)
-            _check(inner_name, inner, cast(tuple[Tree, str], expected_part)[0], length)
-    elif name in ("KVCache", "RotatingKVCache"):
+    if name in ("KVCache", "RotatingKVCache"):
         keys, values, offset, *rest = cast(Sequence[Tree], state)
         held = _tokens(keys)
         fits = held == _tokens(values) and offset == length

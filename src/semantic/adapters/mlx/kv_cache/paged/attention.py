@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 
+from semantic.adapters.mlx.arrays import Heads, plain
 from semantic.adapters.mlx.kv_cache.paged.batch_metadata import BatchMetadata
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool
 from semantic.adapters.mlx.kv_cache.paged.page_table import PageTable
@@ -20,7 +21,8 @@ from semantic.domain.value_objects import BLOCK_TOKENS
 class DecodeStep(NamedTuple):
     """One layer of a decode step: one new token per sequence of a batch.
 
-    `q` is (rows, heads, 1, head_dim), `k` and `v` (rows, kv_heads, 1, head_dim). `number`
+    `q` is (rows, heads, 1, head_dim), `k` and `v` (rows, kv_heads, 1, head_dim), arrays or heads of
+    one. `number`
     counts steps since `metadata` was made, `kind` is the number of the layer's kind, `layer` the
     layer's number in its kind. `after` is the result of
     the step before, whose tokens must be visible; None if there was none. With `write_first` rows
@@ -28,9 +30,9 @@ class DecodeStep(NamedTuple):
     those of the metadata's sequences are padding, with any result.
     """
 
-    q: mx.array
-    k: mx.array
-    v: mx.array
+    q: mx.array | Heads
+    k: mx.array | Heads
+    v: mx.array | Heads
     metadata: BatchMetadata
     number: int
     kind: int
@@ -101,21 +103,22 @@ class PortableAttention:
     def attend(self, step: DecodeStep) -> mx.array:
         """See `PagedAttention.attend`. Needs no `after`: MLX sees these writes to the pool."""
         results = []
+        q, k, v = plain(step.q), plain(step.k), plain(step.v)
         pool, layer = step.pool, step.layer
         rows = step.metadata.rows(step.kind, step.number)
         # All writes first: MLX writes in place only while no pending read needs the old array.
         for i, row in enumerate(rows):
-            _write(pool, row, layer, row.position, step.k[i], step.v[i])
+            _write(pool, row, layer, row.position, k[i], v[i])
         for i, row in enumerate(rows):
             keys, values = _read(pool, row, layer, row.first, row.position + 1)
             results.append(
                 mx.fast.scaled_dot_product_attention(
-                    step.q[i : i + 1], keys, values, scale=step.scale, sinks=step.sinks
+                    q[i : i + 1], keys, values, scale=step.scale, sinks=step.sinks
                 )
             )
-        n_padding = step.q.shape[0] - len(rows)
+        n_padding = q.shape[0] - len(rows)
         if n_padding:
-            results.append(mx.zeros((n_padding, *step.q.shape[1:]), step.q.dtype))
+            results.append(mx.zeros((n_padding, *q.shape[1:]), q.dtype))
         return mx.concatenate(results)
 
     def append(self, chunk: PrefillChunk) -> Appended:

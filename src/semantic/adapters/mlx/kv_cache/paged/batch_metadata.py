@@ -14,7 +14,12 @@ import mlx.core as mx
 
 from semantic.adapters.mlx.arrays import on_device, on_device_async
 from semantic.adapters.mlx.kv_cache.paged.page_table import PagedSequence, PageTable
-from semantic.adapters.mlx.kv_cache.paged.split_kv import RowPages, chunk_for, plan_split
+from semantic.adapters.mlx.kv_cache.paged.split_kv import (
+    RowPages,
+    chunk_for,
+    joined_runs,
+    plan_split,
+)
 from semantic.domain.value_objects import BLOCK_TOKENS
 
 RowSize = Callable[[int], int]
@@ -25,6 +30,7 @@ class StepPlan:
     """What each thread group reads, for steps before `until`; see `split_kv.SplitPlan`."""
 
     n_items: int
+    n_results: int
     plan: mx.array
     spans: mx.array
     until: int
@@ -57,7 +63,8 @@ class BatchMetadata:
     """
 
     __slots__ = (
-        "__weakref__", "_plans", "_positions", "_targets", "lengths", "n_rows", "sequences",
+        "__weakref__", "_plans", "_positions", "_row_plans", "_targets", "lengths", "n_rows",
+        "sequences",
     )  # fmt: skip
 
     def __init__(
@@ -71,6 +78,7 @@ class BatchMetadata:
         self.n_rows = size(len(sequences))
         self._positions: tuple[int, mx.array] | None = None
         self._plans: dict[int, StepPlan] = {}
+        self._row_plans: dict[int, StepPlan] = {}
         self._targets: dict[int, mx.array] = {}
 
     def positions(self, step: int) -> mx.array:
@@ -90,13 +98,15 @@ class BatchMetadata:
         known = self._plans.get(kind)
         if known is None or step >= known.until:
             rows = self.rows(kind, step)
-            made = plan_split(rows, chunk_for(rows, at_once))
-            known = self._plans[kind] = StepPlan(
-                made.n_items,
-                on_device_async(made.numbers),
-                on_device(made.spans),
-                step + made.steps,
-            )
+            known = self._plans[kind] = _planned(rows, [1] * len(rows), at_once, step)
+        return known
+
+    def row_plan(self, kind: int, most_rows: int, at_once: int) -> StepPlan:
+        """The plan of step 0 in which up to `most_rows` rows of a sequence read together."""
+        known = self._row_plans.get(kind)
+        if known is None:
+            rows, runs = joined_runs(self.rows(kind, 0), most_rows)
+            known = self._row_plans[kind] = _planned(rows, runs, at_once, 0)
         return known
 
     def targets(self, kind: int) -> mx.array:
@@ -121,6 +131,17 @@ class BatchMetadata:
             one = table.pool.kind
             rows.append(RowPages(length + step, known[1], one.window, one.ring))
         return rows
+
+
+def _planned(rows: Sequence[RowPages], runs: Sequence[int], at_once: int, step: int) -> StepPlan:
+    made = plan_split(rows, chunk_for(rows, at_once), runs)
+    return StepPlan(
+        made.n_items,
+        made.n_results,
+        on_device_async(made.numbers),
+        on_device(made.spans),
+        step + made.steps,
+    )
 
 
 class MetadataCache:

@@ -8,16 +8,19 @@ Implements `block_codec.BlockMemory`. Knows layers and their pages; not the byte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import mlx.core as mx
 
 from semantic.adapters.mlx.arrays import ordered_bytes_of
 from semantic.adapters.mlx.kv_cache.checkpoint import StoredArray
+from semantic.adapters.mlx.kv_cache.contiguous.layers import MlxLmCache
+from semantic.adapters.mlx.kv_cache.contiguous.mlx_lm_state import read_state
 from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
 from semantic.adapters.mlx.kv_cache.paged.host_pages import HostPage, HostRing, upload
+from semantic.adapters.mlx.kv_cache.paged.layers import first_paged
 from semantic.adapters.mlx.kv_cache.paged.page_target import PageTarget, page_rows
 from semantic.adapters.mlx.kv_cache.paged.split_kv import cut_at_blocks
 from semantic.adapters.mlx.kv_cache.staging import (
@@ -41,9 +44,14 @@ class PagedMemory:
     """Implements `BlockMemory` for caches in pages; `attention[i]` writes pages of kind i."""
 
     def __init__(
-        self, attention: Sequence[PagedAttention], transfers: Transfers | None = None
+        self,
+        attention: Sequence[PagedAttention],
+        transfers: Transfers | None = None,
+        empty: Mapping[int, MlxLmCache] | None = None,
     ) -> None:
-        """`transfers` are the device's copies beside MLX, None if it has none."""
+        """`transfers` are the device's copies beside MLX, None if it has none; `empty` are new
+        caches of the layers without pages."""
+        self._empty = empty or {}
         self._attention = attention
         self._transfers = transfers
 
@@ -112,7 +120,7 @@ class PagedMemory:
     ) -> list[PagedCache]:
         """See `BlockMemory.restore`."""
         rings = _rings(caches, staging, length, pieces)
-        tables = caches[0].sequence.tables
+        tables = first_paged(caches).sequence.tables
         evaluated: list[mx.array] = []
         for kind, pages in staging.full.items():
             needed = {at: page for at, page in pages.items() if at * BLOCK_TOKENS < length}
@@ -122,10 +130,17 @@ class PagedMemory:
             evaluated += upload(tables[kind], self._attention[kind], ring.pages)
         mx.eval(evaluated)
         firsts = {piece.layer: piece.tokens.start for piece in pieces if piece.tokens is not None}
+        states = {
+            piece.layer: read_state(piece.tree, piece.expected, length, self._empty[piece.layer])
+            for piece in pieces
+            if piece.tokens is None
+        }
+        mx.eval([state.state for state in states.values()])
         for i, cache in enumerate(caches):
-            cache.offset = length
-            cache.first = firsts.get(i, cache.first)
-        return list(caches)
+            if isinstance(cache, PagedCache):
+                cache.offset = length
+                cache.first = firsts.get(i, cache.first)
+        return [cast(PagedCache, states.get(i, cache)) for i, cache in enumerate(caches)]
 
 
 def _is_one_page(caches: Sequence[PagedCache], layers: Sequence[int]) -> bool:
@@ -149,8 +164,7 @@ def _rings(
     """
     rings: dict[int, HostRing] = {}
     for i, tokens, _, _ in pieces:
-        kind = caches[i].layer.kind
-        if kind in rings or tokens is None:
+        if tokens is None or (kind := caches[i].layer.kind) in rings:
             continue
         ring = rings[kind] = HostRing(caches[i].table.pool.kind)
         if tokens.stop < length:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from semantic.adapters.mlx.arrays import Heads
 from semantic.adapters.mlx.kv_cache.contiguous.cache import Mask, causal_mask
 from semantic.adapters.mlx.kv_cache.paged.attention import DecodeStep, PagedAttention, PrefillChunk
 from semantic.adapters.mlx.kv_cache.paged.batch_metadata import BatchMetadata, MetadataCache
@@ -162,7 +163,9 @@ class PagedBatch:
         """Position of the next token of each row, (n_rows,) int32."""
         return self._metadata.positions(self._step)
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[PagedKeys, PagedKeys]:
+    def update_and_fetch(
+        self, keys: mx.array | Heads, values: mx.array | Heads
+    ) -> tuple[PagedKeys, PagedKeys]:
         """Take one new token per sequence, (batch, kv_heads, 1, head_dim); as one handle."""
         if keys.shape[2] != 1:
             raise ValueError(f"a batch takes one token per sequence at a time, not {keys.shape[2]}")
@@ -171,7 +174,7 @@ class PagedBatch:
         return handle, handle
 
     def attend(
-        self, q: mx.array, keys: PagedKeys, scale: float, sinks: mx.array | None
+        self, q: mx.array | Heads, keys: PagedKeys, scale: float, sinks: mx.array | None
     ) -> mx.array:
         """Attention of a handle's tokens, which are written to their pages."""
         layer = self._layer
@@ -233,6 +236,6 @@ class PagedKeys:
     """What a model gets as keys and values: a handle that only our attention can read."""
 
     batch: PagedBatch
-    k: mx.array
-    v: mx.array
+    k: mx.array | Heads
+    v: mx.array | Heads
     step: int

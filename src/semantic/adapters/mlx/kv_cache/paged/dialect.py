@@ -1,6 +1,6 @@
 """CUDA and Metal dialects of the kernels: the macros that they are written in, and compilation.
 
-Knows MLX's two functions that compile a kernel from text; nothing of what the kernels compute.
+Knows how each language's text becomes a kernel; nothing of what the kernels compute.
 """
 
 from __future__ import annotations
@@ -12,8 +12,14 @@ from typing import cast
 
 import mlx.core as mx
 
+from semantic.adapters.mlx.arrays import Heads, plain
+from semantic.adapters.mlx.kv_cache.paged import kernel_source
+from semantic.adapters.mlx.nvrtc import CudaKernel, Parameter
+
 Kernel = Callable[..., list[mx.array]]
-"""Takes inputs, grid, threadgroup, output_shapes and output_dtypes; see `mx.fast.cuda_kernel`."""
+"""Takes inputs, grid, threadgroup, output_shapes and output_dtypes; see `mx.fast.metal_kernel`.
+
+An input may be `Heads` of an array."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,36 +58,86 @@ class Dialect:
             else f"typedef {self.types[value]} {key};\n"
             for key, value in constants
         )
-        if space:
-            declared = (
-                "  extern __shared__ uint4 space[];\n"
-                if self.is_cuda
-                else f"  threadgroup uint4 space[{space // 16}];\n"
-            )
-            text += declared
-        # MLX passes the text along with every launch, so it is kept short.
-        source = "\n".join(line.strip() for line in (self.ids + text + body).splitlines())
-        # MLX caches compiled kernels by name alone.
-        version = hashlib.sha256((self.names + source).encode()).hexdigest()[:12]
-        names = f"semantic_{name}_{version}", list(inputs), list(outputs)
         if self.is_cuda:
-            made = mx.fast.cuda_kernel(
-                *names,
-                source=source,
-                header=self.names,
-                ensure_row_contiguous=False,
-                shared_memory=space,
-            )
-        else:
-            made = mx.fast.metal_kernel(
-                *names, source=source, header=self.names, ensure_row_contiguous=False
-            )
-        return cast(Kernel, made)
+            declared = "  extern __shared__ uint4 space[];\n" if space else ""
+            return self._cuda(name, inputs, outputs, text, declared + self.ids + body, space)
+        declared = f"  threadgroup uint4 space[{space // 16}];\n" if space else ""
+        return self._metal(name, inputs, outputs, self.ids + text + declared + body)
 
+    def _cuda(
+        self,
+        name: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        constants: str,
+        body: str,
+        space: int,
+    ) -> Kernel:
+        head = self.names + constants
+        return CudaKernel(
+            _versioned(name, head, body),
+            [_parameter(one, body) for one in inputs],
+            [_parameter(one, "") for one in outputs],
+            head,
+            body,
+            space,
+        )
+
+    def _metal(
+        self, name: str, inputs: Sequence[str], outputs: Sequence[str], source: str
+    ) -> Kernel:
+        # MLX passes the text along with every launch, so it is kept short.
+        source = "\n".join(line.strip() for line in source.splitlines())
+        names = _versioned(name, self.names, source), list(inputs), list(outputs)
+        made = mx.fast.metal_kernel(
+            *names, source=source, header=self.names, ensure_row_contiguous=False
+        )
+
+        def launch(*, inputs: Sequence[mx.array | Heads], **more: object) -> list[mx.array]:
+            return cast(Kernel, made)(inputs=[plain(one) for one in inputs], **more)
+
+        return launch
+
+
+def _versioned(name: str, head: str, body: str) -> str:
+    """A name of this text alone: MLX caches compiled kernels by name."""
+    return f"semantic_{name}_{hashlib.sha256((head + body).encode()).hexdigest()[:12]}"
+
+
+def _parameter(name: str, body: str) -> Parameter:
+    """A parameter with the strides and the size that `body` uses."""
+    return Parameter(
+        name,
+        kernel_source.TYPES[name],
+        n_strides=kernel_source.AXES if f"{name}_strides" in body else 0,
+        has_size=f"{name}_shape" in body,
+    )
+
+
+# Without CUDA's headers, which take longer to compile than the kernels: two types of 16 bits.
+_NUMBERS = """
+struct bfloat {
+  unsigned short bits;
+  bfloat() = default;
+  __device__ explicit bfloat(float x) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x)); }
+  __device__ operator float() const { return __uint_as_float((unsigned)bits << 16); }
+};
+struct half {
+  unsigned short bits;
+  half() = default;
+  __device__ explicit half(float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x)); }
+  __device__ operator float() const {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+    return x;
+  }
+};
+"""
 
 CUDA = Dialect(
     is_cuda=True,
-    names="""
+    names=_NUMBERS
+    + """
 #define DEV
 #define LOC
 #define SHM __shared__
@@ -90,6 +146,7 @@ CUDA = Dialect(
 #define WARP_BARRIER __syncwarp()
 #define SHUFFLE(x, mask) __shfl_xor_sync(0xffffffffu, x, mask)
 #define LATE(p) __ldcg(p)
+#define exp2(x) exp2f(x)
 #define FLOAT_OF(bits) __int_as_float(bits)
 #define COPY16(to, from, real) \\
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: \\
@@ -100,7 +157,7 @@ CUDA = Dialect(
     ids="""
   const int tid = threadIdx.x, gx = blockIdx.x, gy = blockIdx.y;
 """,
-    types={mx.bfloat16: "__nv_bfloat16", mx.float16: "__half", mx.float32: "float"},
+    types={mx.bfloat16: "bfloat", mx.float16: "half", mx.float32: "float"},
     stages=2,
     space=64 << 10,
     fused=True,

@@ -15,6 +15,19 @@ ITEM_INTS = 8
 
 THREADS = 128
 
+AXES = 3
+"""Axes of whose strides a kernel may know: rows, heads and tokens."""
+
+_NUMBERS = "q k v pages sinks data out all_k all_v"
+_INTEGERS = "plan positions layer page_table bounds targets indices pairs spans counters done"
+TYPES = {
+    **dict.fromkeys(_NUMBERS.split(), "T"),
+    **dict.fromkeys(_INTEGERS.split(), "int"),
+    **dict.fromkeys(("partial", "weight"), "float"),
+    "after": "void",
+}
+"""C types of the kernels' inputs and outputs."""
+
 # A thread group computes GT query heads of one KV head; its four warps alternate in tiles of TILE
 # tokens. A warp reads keys with 8 lanes per token and values with NV lanes, 16 bytes per lane.
 _SIZES = """

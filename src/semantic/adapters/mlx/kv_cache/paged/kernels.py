@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import functools
 import struct
+from collections.abc import Collection
 
 import mlx.core as mx
 
 from semantic.adapters.mlx.arrays import on_device
 from semantic.adapters.mlx.kv_cache.paged import kernel_source as source
+from semantic.adapters.mlx.kv_cache.paged import rows_source
 from semantic.adapters.mlx.kv_cache.paged.attention import Appended, DecodeStep, PrefillChunk
 from semantic.adapters.mlx.kv_cache.paged.dialect import Dialect, Kernel
 from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
@@ -30,6 +32,7 @@ _FEW_HEADS, _MANY_HEADS = 2, 4
 _MOST_TILE, _WARPS = 16, 4
 _GROUPS_AT_ONCE = 396
 """Thread groups that run at once on a large GPU: three per multiprocessor of 132."""
+_MATRIX_TYPES = (mx.bfloat16, mx.float16)
 
 _ATTEND_INPUTS = ("q", "k", "v", "pages", "plan", "positions", "layer", "after")
 
@@ -56,8 +59,29 @@ class PagedKernels:
         self._layers: dict[tuple[int, float], mx.array] = {}
         self._last_bounds = (0, 0, 0, 0, 0), self._nothing
 
+    def reads_together(self, n_heads: int) -> bool:
+        """Whether the rows of a sequence read its keys together, for so many query heads."""
+        shape = self._kind.shape
+        queries = n_heads // shape.kv_heads
+        fits = shape.dtype in _MATRIX_TYPES and queries <= _group_queries(shape.k_head_dim)
+        return self._dialect.is_cuda and fits
+
+    def prepare(self, n_heads: int, sinks: Collection[bool]) -> None:
+        """Begin to compile what `attend` and `append` need for so many query heads."""
+        if not n_heads or n_heads % self._kind.shape.kv_heads:
+            return
+        for with_sinks in sinks:
+            self._attention(n_heads, with_sinks)
+            if self.reads_together(n_heads):
+                self._row_attention(n_heads, with_sinks)
+        self._write_rows_kernel()
+        for gather, write in ((False, True), (True, True)):
+            self._append_kernel(gather=gather, write=write)
+
     def attend(self, step: DecodeStep) -> mx.array:
         """See `PagedAttention.attend`."""
+        if step.write_first and self.reads_together(step.q.shape[1]):
+            return self._attend_together(step)
         q, sinks = step.q, step.sinks
         after = self._write_rows(step) if step.write_first else step.after
         rows, n_heads, _, dim = q.shape
@@ -95,6 +119,41 @@ class PagedKernels:
             output_shapes=shapes[2:], output_dtypes=dtypes[2:],
         )[0]  # fmt: skip
 
+    def _attend_together(self, step: DecodeStep) -> mx.array:
+        """Attention of rows of which runs are of one sequence, each run reading the keys once."""
+        q, sinks = step.q, step.sinks
+        after = self._write_rows(step)
+        rows, n_heads, _, dim = q.shape
+        shape = self._kind.shape
+        attend, combine = self._row_attention(n_heads, sinks is not None)
+        most_rows = _group_queries(dim) * shape.kv_heads // n_heads
+        plan = step.metadata.row_plan(
+            step.kind, most_rows, max(1, _GROUPS_AT_ONCE // shape.kv_heads)
+        )
+        n = plan.n_results
+        partial, weight = attend(
+            inputs=[
+                q, step.pool.data, plan.plan, step.metadata.positions(step.number),
+                self._layer(step.layer, step.scale), after,
+            ],
+            grid=(source.THREADS * plan.n_items, shape.kv_heads, 1),
+            threadgroup=(source.THREADS, 1, 1),
+            output_shapes=[(n, n_heads, dim), (n, n_heads, 2)],
+            output_dtypes=[mx.float32, mx.float32],
+        )  # fmt: skip
+        of_heads = [] if sinks is None else [sinks.astype(q.dtype)]
+        return combine(
+            inputs=[partial, weight, plan.spans, *of_heads],
+            grid=(
+                source.THREADS * len(step.metadata.lengths),
+                shape.kv_heads * self._parts(n_heads),
+                1,
+            ),
+            threadgroup=(source.THREADS, 1, 1),
+            output_shapes=[(rows, n_heads, 1, dim)],
+            output_dtypes=[q.dtype],
+        )[0]
+
     def append(self, chunk: PrefillChunk) -> Appended:
         """See `PagedAttention.append`."""
         at, gather_from = chunk.at, chunk.gather_from
@@ -125,14 +184,7 @@ class PagedKernels:
         """Write the new token of each row to its page; returns the array to wait for."""
         k, metadata = step.k, step.metadata
         rows, heads, _, dim = k.shape
-        kernel = _built(
-            self._dialect,
-            "write_rows",
-            self._constants(k.dtype),
-            ("k", "v", "pages", "targets", "positions", "layer", "after"),
-            ("done",),
-            source.WRITE_ROWS,
-        )
+        kernel = self._write_rows_kernel()
         groups = -(-rows * (dim * k.dtype.size // 16) // source.THREADS)
         (done,) = kernel(
             inputs=[
@@ -146,6 +198,25 @@ class PagedKernels:
             output_dtypes=[mx.int32],
         )  # fmt: skip
         return done
+
+    def _write_rows_kernel(self) -> Kernel:
+        names = "k", "v", "pages", "targets", "positions", "layer", "after"
+        constants = self._constants(self._kind.shape.dtype)
+        return _built(self._dialect, "write_rows", constants, names, ("done",), source.WRITE_ROWS)
+
+    def _append_kernel(self, *, gather: bool, write: bool) -> Kernel:
+        return _built(
+            self._dialect,
+            "append",
+            (
+                *self._constants(self._kind.shape.dtype),
+                ("RING", int(self._kind.ring is not None)),
+                ("GATHER", int(gather)), ("WRITE", int(write)),
+            ),
+            ("k", "v", "pages", "page_table", "bounds", "layer", "after"),
+            ("all_k", "all_v", "done"),
+            source.APPEND,
+        )  # fmt: skip
 
     def _whole_pages(
         self, name: str, names: list[str], body: str, inputs: list[mx.array], n_pages: int
@@ -174,18 +245,7 @@ class PagedKernels:
         write_to = at + n - chunk.padding
         keep_from = self._kind.first_kept(at, write_to)
         gather = first < at
-        kernel = _built(
-            self._dialect,
-            "append",
-            (
-                *self._constants(k.dtype),
-                ("RING", int(self._kind.ring is not None)),
-                ("GATHER", int(gather)), ("WRITE", int(write)),
-            ),
-            ("k", "v", "pages", "page_table", "bounds", "layer", "after"),
-            ("all_k", "all_v", "done"),
-            source.APPEND,
-        )  # fmt: skip
+        kernel = self._append_kernel(gather=gather, write=write)
         groups = -(-(at + n - first) * (dim * k.dtype.size // 16) // source.THREADS)
         gathered = (1, heads, at + n - first, dim) if gather else (1,)
         all_k, all_v, done = kernel(
@@ -204,6 +264,11 @@ class PagedKernels:
     def _attention(self, n_heads: int, sinks: bool) -> tuple[Kernel, Kernel | None]:
         """The kernels for `n_heads` query heads: one, or a second that combines."""
         return _built_attention(self._kind, self._dialect, n_heads, self._together(n_heads), sinks)
+
+    def _row_attention(self, n_heads: int, sinks: bool) -> tuple[Kernel, Kernel]:
+        return _built_row_attention(
+            self._kind, self._dialect, n_heads, self._together(n_heads), sinks
+        )
 
     def _constants(self, dtype: mx.Dtype) -> tuple[tuple[str, int | mx.Dtype], ...]:
         shape = self._kind.shape
@@ -255,12 +320,7 @@ def _built_attention(
     kind: PageKind, dialect: Dialect, n_heads: int, together: int, sinks: bool
 ) -> tuple[Kernel, Kernel | None]:
     shape = kind.shape
-    constants: list[tuple[str, int | mx.Dtype]] = [
-        ("T", shape.dtype), ("D", shape.k_head_dim), ("H", shape.kv_heads),
-        ("G", n_heads // shape.kv_heads), ("GT", together), ("TILE", tile_of(kind, dialect)),
-        ("STAGES", dialect.stages), ("LAYERS", len(kind.layers)), ("WINDOW", kind.window or 0),
-        ("SINKS", int(sinks)),
-    ]  # fmt: skip
+    constants = _attention_constants(kind, dialect, n_heads, together, sinks=sinks)
     tile_bytes = tile_of(kind, dialect) * shape.k_head_dim * shape.dtype.size
     row_bytes = together * shape.k_head_dim * 4
     at_once = max(1, 512 // (shape.k_head_dim * shape.dtype.size))
@@ -276,6 +336,54 @@ def _built_attention(
         return attend, None
     body = source.ATTEND + source.ATTEND_END
     attend = dialect.build("attend", constants, inputs, partial, body, space)
-    body = source.COMBINE_START + source.COMBINE
-    joined = (*partial, "spans", *of_heads)
-    return attend, dialect.build("combine", constants, joined, ("out",), body)
+    return attend, _built_combine(dialect, constants)
+
+
+@functools.cache
+def _built_row_attention(
+    kind: PageKind, dialect: Dialect, n_heads: int, together: int, sinks: bool
+) -> tuple[Kernel, Kernel]:
+    """The kernels for runs of rows of one sequence, and for their partial results."""
+    shape = kind.shape
+    dim = shape.k_head_dim
+    constants = _attention_constants(kind, dialect, n_heads, together, sinks=sinks)
+    mine = (*constants, ("MT", _multiple(dim)), ("HALF", int(shape.dtype == mx.float16)))
+    pitch = dim * shape.dtype.size + 16
+    attend = dialect.build(
+        "attend_rows",
+        mine,
+        ("q", "pages", "plan", "positions", "layer", "after"),
+        ("partial", "weight"),
+        rows_source.MATRICES + rows_source.ATTEND_ROWS,
+        (_group_queries(dim) + 2 * 2 * rows_source.KEYS) * pitch,
+    )
+    return attend, _built_combine(dialect, constants)
+
+
+def _built_combine(dialect: Dialect, constants: tuple[tuple[str, int | mx.Dtype], ...]) -> Kernel:
+    joined = ("partial", "weight", "spans", *(("sinks",) if ("SINKS", 1) in constants else ()))
+    return _built(
+        dialect, "combine", constants, joined, ("out",), source.COMBINE_START + source.COMBINE
+    )
+
+
+def _attention_constants(
+    kind: PageKind, dialect: Dialect, n_heads: int, together: int, *, sinks: bool
+) -> tuple[tuple[str, int | mx.Dtype], ...]:
+    shape = kind.shape
+    return (
+        ("T", shape.dtype), ("D", shape.k_head_dim), ("H", shape.kv_heads),
+        ("G", n_heads // shape.kv_heads), ("GT", together), ("TILE", tile_of(kind, dialect)),
+        ("STAGES", dialect.stages), ("LAYERS", len(kind.layers)), ("WINDOW", kind.window or 0),
+        ("SINKS", int(sinks)),
+    )  # fmt: skip
+
+
+def _multiple(head_dim: int) -> int:
+    """Matrix instructions side by side per warp: what its registers hold."""
+    return 1 if head_dim > _WIDE else 2
+
+
+def _group_queries(head_dim: int) -> int:
+    """Queries of a thread group: rows times query heads per KV head."""
+    return _WARPS * rows_source.WARP_QUERIES * _multiple(head_dim)

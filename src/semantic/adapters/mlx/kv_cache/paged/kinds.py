@@ -49,14 +49,18 @@ def page_kinds(
 ) -> tuple[PageKind, ...] | None:
     """The kinds of a model's layers, or None if a layer cannot use pages.
 
-    A page needs keys and values of the same head_dim; a state that is not tokens has no pages.
+    A page needs keys and values of the same head_dim. A layer with a state, which is not tokens,
+    needs none; there must be others.
     """
     groups: dict[tuple[LayerShape, int | None, int | None], list[int]] = {}
     for number, (layer, shape) in enumerate(zip(spec.layers, shapes, strict=True)):
-        if shape is None or layer.kind is LayerKind.STATE or shape.k_head_dim != shape.v_head_dim:
+        if layer.kind is LayerKind.STATE:
+            continue
+        if shape is None or shape.k_head_dim != shape.v_head_dim:
             return None
         groups.setdefault((shape, layer.window, layer.max_blocks), []).append(number)
-    return tuple(
+    kinds = tuple(
         PageKind(tuple(layers), shape, window, ring)
         for (shape, window, ring), layers in groups.items()
     )
+    return kinds or None

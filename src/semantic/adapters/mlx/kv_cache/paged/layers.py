@@ -7,11 +7,18 @@ shapes and block sizes; not requests, budgets or batches.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, cast
 
 import mlx.core as mx
 
+from semantic.adapters.mlx.kv_cache.contiguous.layers import (
+    MakeStates,
+    MlxLmCache,
+    MlxLmState,
+    cut_state,
+    fill_state,
+)
 from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention
 from semantic.adapters.mlx.kv_cache.paged.batch_metadata import (
     BatchMetadata,
@@ -51,6 +58,8 @@ class RowCosts(NamedTuple):
 
 CUDA_COSTS = RowCosts(alone=96 << 30, joined=16 << 30, pad_to=128, size=row_size)
 """A new shape of attention costs some 60 ms; the device reads 3 TB/s and more."""
+TOGETHER_COSTS = CUDA_COSTS._replace(alone=4 << 40, joined=256 << 30)
+"""Where runs of rows of a sequence read its keys together."""
 METAL_COSTS = RowCosts(alone=2 << 30, joined=2 << 30)
 """No cost per shape; the device reads 0.1 to 0.8 TB/s."""
 PORTABLE_COSTS = RowCosts(alone=1 << 18, joined=1 << 18, pad_to=16, size=row_size)
@@ -60,6 +69,9 @@ PORTABLE_COSTS = RowCosts(alone=1 << 18, joined=1 << 18, pad_to=16, size=row_siz
 class PagedLayers:
     """Makes the caches of a model's sequences, in pages of `kinds`."""
 
+    together = True
+    """Several sequences can be one batch."""
+
     def __init__(
         self,
         spec: ModelCacheSpec,
@@ -68,22 +80,30 @@ class PagedLayers:
         *,
         at_once: bool = True,
         costs: RowCosts = PORTABLE_COSTS,
+        states: MakeStates | None = None,
     ) -> None:
-        """`attention[i]` computes over pages of `kinds[i]`.
+        """`attention[i]` computes over pages of `kinds[i]`; `states` makes the caches of others.
 
         With `at_once`, `set_aside` allocates memory at once; else pools grow when needed.
         """
         self._at_once = at_once
-        self.costs = costs
+        # A state would see padding, and cannot take its tokens as rows.
+        self.costs = costs if states is None else costs._replace(pad_to=1)
+        self._states = states
         self._spec = spec
         self.pools = [PagePool(kind) for kind in kinds]
         self.attention = list(attention)
-        self._layers = _layers(spec, kinds, attention, MetadataCache(costs.size))
+        self._layers = _layers(kinds, attention, MetadataCache(costs.size))
 
     @property
     def ragged(self) -> tuple[bool, ...]:
-        """Which layers use our caches: all of them."""
+        """Which layers are layers of our batch: all of them."""
         return (True,) * self._spec.n_layers
+
+    @property
+    def ours(self) -> tuple[bool, ...]:
+        """Which layers have pages; the others have a state."""
+        return tuple(i in self._layers for i in range(self._spec.n_layers))
 
     def set_aside(self, n_bytes: int) -> None:
         """Size the pools for blocks of `n_bytes` together.
@@ -98,6 +118,7 @@ class PagedLayers:
         per_sequence = sum(
             n * pool.kind.page_bytes for n, pool in zip(sizes, self.pools, strict=True)
         )
+        per_sequence += sum(layer.state_bytes for layer in self._spec.layers)
         for n, pool in zip(sizes, self.pools, strict=True):
             pages = max(1, n_bytes * n // per_sequence)
             pool.expect(pages)
@@ -113,7 +134,8 @@ class PagedLayers:
         """Caches of a new sequence, with pages for `capacity` tokens."""
         sequence = PagedSequence([PageTable(pool) for pool in self.pools])
         sequence.reserve(capacity)
-        return [PagedCache(layer, sequence) for layer in self._layers]
+        states = {} if self._states is None else self._states()
+        return self._with_states(lambda _, layer: PagedCache(layer, sequence), states)
 
     def restored(
         self, blocks: AgentBlocks, length: int, capacity: int, *, exclusive: bool
@@ -125,6 +147,11 @@ class PagedLayers:
         """
         for pool in self.pools:
             self._check(pool, blocks, length)
+        states = {
+            i: cut_state(_state_of(blocks, i), length, exclusive=exclusive)
+            for i in range(self._spec.n_layers)
+            if i not in self._layers
+        }
         tables: list[PageTable] = []
         replaced: list[list[tuple[PageRef, PageRef]]] = []
         for pool in self.pools:
@@ -141,20 +168,33 @@ class PagedLayers:
             if pairs
         ]
         mx.eval(copied)
+
+        def cache(number: int, layer: PagedLayer) -> PagedCache:
+            return PagedCache(layer, sequence, length, _first_block(blocks, number).first)
+
+        return self._with_states(cache, states)
+
+    def _with_states(
+        self, paged: Callable[[int, PagedLayer], PagedCache], states: Mapping[int, MlxLmCache]
+    ) -> list[PagedCache]:
+        """The caches of all layers. Only those of layers with pages are used here as such."""
         return [
-            PagedCache(layer, sequence, length, _first_block(blocks, i).first)
-            for i, layer in enumerate(self._layers)
+            cast(PagedCache, states[i]) if i in states else paged(i, self._layers[i])
+            for i in range(self._spec.n_layers)
         ]
 
     def reserve(self, caches: Sequence[PagedCache], capacity: int) -> None:
         """Allocate pages for `capacity` tokens in every layer."""
-        caches[0].sequence.reserve(capacity)
+        first_paged(caches).sequence.reserve(capacity)
 
     def row_bytes(self, caches: Sequence[PagedCache], n_tokens: int) -> int | None:
         """Bytes of keys and values that the next `n_tokens` read as rows of a batch.
 
-        None if they cannot be rows: they would overwrite tokens of a window that they attend to.
+        None if they cannot be rows: they would overwrite tokens of a window that they attend to, or
+        need the states after each other.
         """
+        if self._states is not None:
+            return None
         total = 0
         for table in caches[0].sequence.tables:
             kind = table.pool.kind
@@ -176,13 +216,14 @@ class PagedLayers:
         for sequence, position in zip(sequences, positions, strict=True):
             sequence.reserve(position + 1)
         metadata = BatchMetadata(tuple(sequences), tuple(positions), self.costs.size)
-        return [PagedBatch(layer, metadata, (), write_first=True) for layer in self._layers]
+        layers = self._layers.values()
+        return [PagedBatch(layer, metadata, (), write_first=True) for layer in layers]
 
     def fill(
         self,
         caches: Sequence[PagedCache],
         blocks: Sequence[Sequence[KVBlock]],
-        length: int,  # noqa: ARG002
+        length: int,
     ) -> list[KVBlock]:
         """Fill `blocks` with references to pages; returns unused blocks. Copies nothing."""
         unused: list[KVBlock] = []
@@ -198,6 +239,12 @@ class PagedLayers:
                     block.token_count = n_tokens
                     block.layer_data = block_data
             unused += [block for mine in layers for block in mine[len(found) :]]
+        for i, layer in enumerate(self._spec.layers):
+            if i not in self._layers:
+                needed = layer.blocks_for(length)
+                state = MlxLmState(cast(MlxLmCache, caches[i]), length)
+                fill_state(layer, state, blocks[i][:needed])
+                unused += blocks[i][needed:]
         return unused
 
     def _check(self, pool: PagePool, blocks: AgentBlocks, length: int) -> None:
@@ -256,17 +303,31 @@ def _fit(
 
 
 def _layers(
-    spec: ModelCacheSpec,
     kinds: Sequence[PageKind],
     attention: Sequence[PagedAttention],
     metadata_cache: MetadataCache,
-) -> list[PagedLayer]:
+) -> dict[int, PagedLayer]:
+    """The layers that have pages, by number, in order."""
     layers = {
         number: PagedLayer(i, kind.layers.index(number), attention[i], metadata_cache)
         for i, kind in enumerate(kinds)
         for number in kind.layers
     }
-    return [layers[number] for number in range(spec.n_layers)]
+    return dict(sorted(layers.items()))
+
+
+def first_paged(caches: Sequence[object]) -> PagedCache:
+    """The first of a sequence's caches that has pages."""
+    return next(cache for cache in caches if isinstance(cache, PagedCache))
+
+
+def _state_of(blocks: AgentBlocks, layer: int) -> MlxLmState:
+    """The state of which a layer's blocks are parts."""
+    found = {block.layer_data for block in blocks.blocks_for_layer(layer)}
+    states = [one for one in found if isinstance(one, MlxLmState)]
+    if len(states) != 1:
+        raise CacheReconstructionError(f"layer {layer} of {blocks.agent_id!r} has no state")
+    return states[0]
 
 
 def _first_block(blocks: AgentBlocks, layer: int) -> PagedBlock:

@@ -21,6 +21,9 @@ from semantic.domain.value_objects import BLOCK_TOKENS
 _LENGTHS = (1, 255, 256, 257, 900)
 """Tokens of each sequence, the new one included: around a block's edge, and several blocks."""
 
+_ROWS = 40
+"""Tokens that are rows of a batch: more than one thread group reads together."""
+
 _TOLERANCE = 1e-2
 """Relative to the result's norm. Half precision, and fp32 in TF32 products, are right to 2e-3."""
 
@@ -57,8 +60,10 @@ def _moves_pages(kind: PageKind, attention: PagedAttention) -> bool:
     data = mx.random.normal((2, *kind.page_shape), key=mx.random.key(1)).astype(kind.shape.dtype)
     mx.eval(attention.store(pool, [2, 0], data))
     mx.eval(attention.copy(pool, [2], [3]))
-    expected = (data[1], mx.zeros_like(data[0]), data[0], data[0])
-    return all(bool(mx.array_equal(*pair).item()) for pair in zip(pool.data, expected, strict=True))
+    one, other = mx.split(data, 2)
+    expected = (other, mx.zeros_like(one), one, one)
+    found = mx.split(pool.data, len(expected))
+    return all(bool(mx.array_equal(*pair).item()) for pair in zip(found, expected, strict=True))
 
 
 def _is_right(kind: PageKind, attention: PagedAttention, n_heads: int, *, sinks: bool) -> bool:
@@ -75,12 +80,11 @@ def _is_right(kind: PageKind, attention: PagedAttention, n_heads: int, *, sinks:
             table.reserve(min(length, most))
     tokens = []
     for i, (table, length) in enumerate(zip(tables, _LENGTHS, strict=True)):
-        keys = mx.random.split(mx.random.split(key, len(_LENGTHS))[i])
         k, v = (
-            mx.random.normal((1, shape.kv_heads, length, shape.k_head_dim), key=one).astype(
-                shape.dtype
-            )
-            for one in keys
+            mx.random.normal(
+                (1, shape.kv_heads, length, shape.k_head_dim), key=mx.random.key(3 + 2 * i + which)
+            ).astype(shape.dtype)
+            for which in (0, 1)
         )
         tokens.append((k, v))
         if length > 1 and not _appends(attention, table, layer, k[:, :, :-1], v[:, :, :-1]):
@@ -95,10 +99,13 @@ def _is_right(kind: PageKind, attention: PagedAttention, n_heads: int, *, sinks:
     scale = shape.k_head_dim**-0.5
     found = attention.attend(DecodeStep(q, new_k, new_v, metadata, 0, 0, layer, scale, sink, None))
     right = all(
-        _close(found[i], _attention(q[i] * scale, k[0], v[0], kind.window, sink))
+        _close(
+            _row(found, i),
+            _attention(_row(q, i) * scale, k.squeeze(0), v.squeeze(0), kind.window, sink),
+        )
         for i, (k, v) in enumerate(tokens)
     )
-    return right and _rows_see_each_other(attention, tables[1], layer, *tokens[1], scale)
+    return right and _rows_see_each_other(attention, tables[-1], layer, *tokens[-1], sink, n_heads)
 
 
 def _rows_see_each_other(
@@ -107,22 +114,32 @@ def _rows_see_each_other(
     layer: int,
     k: mx.array,
     v: mx.array,
-    scale: float,
+    sinks: mx.array | None,
+    n_heads: int,
 ) -> bool:
     """Whether the last tokens of one sequence, as rows of a batch, attend to one another."""
-    n, length = 3, k.shape[2]
-    heads = k.shape[1]
-    rows = range(length - n, length)
-    metadata = BatchMetadata((PagedSequence([table]),) * n, tuple(rows))
+    kind, length = table.pool.kind, k.shape[2]
+    n = _ROWS
+    if kind.ring is not None and kind.window is not None:
+        n = min(n, kind.ring * BLOCK_TOKENS - kind.window + 1)
+    metadata = BatchMetadata((PagedSequence([table]),) * n, tuple(range(length - n, length)))
     new_k, new_v = (mx.contiguous(one[0, :, -n:].swapaxes(0, 1))[:, :, None] for one in (k, v))
-    q = mx.random.normal((n, heads, 1, k.shape[3]), key=mx.random.key(2)).astype(k.dtype)
-    step = DecodeStep(q, new_k, new_v, metadata, 0, 0, layer, scale, None, None, write_first=True)
+    shape = (n, n_heads, 1, k.shape[3])
+    q = mx.random.normal(shape, key=mx.random.key(2)).astype(k.dtype)
+    scale = k.shape[3] ** -0.5
+    step = DecodeStep(q, new_k, new_v, metadata, 0, 0, layer, scale, sinks, None, write_first=True)
     found = attention.attend(step)
-    window = table.pool.kind.window
-    return all(
-        _close(found[i], _attention(q[i] * scale, k[0, :, :stop], v[0, :, :stop], window, None))
-        for i, stop in enumerate(range(length - n + 1, length + 1))
-    )
+    right: list[bool] = []
+    for i in {0, n // 2, n - 1}:
+        keys, values = (one[0, :, : length - n + 1 + i] for one in (k, v))
+        expected = _attention(_row(q, i) * scale, keys, values, kind.window, sinks)
+        right.append(_close(_row(found, i), expected))
+    return all(right)
+
+
+def _row(array: mx.array, i: int) -> mx.array:
+    """`array[i]` as a slice: a gather would be compiled on a GPU, for seconds."""
+    return array[i : i + 1].squeeze(0)
 
 
 def _appends(

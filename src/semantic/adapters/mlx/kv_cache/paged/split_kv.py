@@ -54,14 +54,16 @@ class RowPages:
 class SplitPlan:
     """`numbers` has the items, ITEM_INTS each, then the page indices that they refer to.
 
-    An item: row, first position, position after the last, index in `numbers` of its first page,
-    number of the row's first item, number of the row's items, index among them, unused. `spans` has
-    the first item and the number of items of each row. Valid for `steps` steps.
+    An item: first row, first position, position after the last, index in `numbers` of its first
+    page, number of the first row's first result, number of each row's items, index among them,
+    number of rows. Each item has a result for each of its rows: `spans` has the first result and
+    the number of results of each row. Valid for `steps` steps.
     """
 
     numbers: list[int]
     spans: list[int]
     n_items: int
+    n_results: int
     steps: int
 
 
@@ -101,15 +103,21 @@ def _rounded(n_tokens: int) -> int:
     return max(SHORTEST, -(-n_tokens // SHORTEST) * SHORTEST)
 
 
-def plan_split(rows: Sequence[RowPages], chunk: int) -> SplitPlan:
-    """Plan items of `chunk` tokens for the next token of each row; every row has a page for it."""
+def plan_split(
+    rows: Sequence[RowPages], chunk: int, runs: Sequence[int] | None = None
+) -> SplitPlan:
+    """Plan items of `chunk` tokens for the next token of each row; every row has a page for it.
+
+    With `runs`, `rows[i]` stands for a run of so many rows; see `joined_runs`.
+    """
+    runs = [1] * len(rows) if runs is None else runs
     starts = [_starts(row, chunk) for row in rows]
     n_items = sum(map(len, starts))
     items: list[int] = []
     pages: list[int] = []
     spans: list[int] = []
-    steps, first = 1 << 30, 0
-    for number, (row, mine) in enumerate(zip(rows, starts, strict=True)):
+    steps, number, first = 1 << 30, 0, 0
+    for row, n_rows, mine in zip(rows, runs, starts, strict=True):
         stop = mine[-1] + chunk
         if row.capacity is not None:
             stop = min(stop, row.capacity)
@@ -118,11 +126,35 @@ def plan_split(rows: Sequence[RowPages], chunk: int) -> SplitPlan:
         pages += [row.page(block) for block in blocks]
         for index, start in enumerate(mine):
             page = at + start // BLOCK_TOKENS
-            items += [number, start, start + chunk, page, first, len(mine), index, 0]
-        spans += [first, len(mine)]
-        first += len(mine)
+            items += [number, start, start + chunk, page, first, len(mine), index, n_rows]
+        for _ in range(n_rows):
+            spans += [first, len(mine)]
+            first += len(mine)
+        number += n_rows
         steps = min(steps, stop - row.position)
-    return SplitPlan(items + pages, spans, n_items, steps)
+    return SplitPlan(items + pages, spans, n_items, first, steps)
+
+
+def joined_runs(rows: Sequence[RowPages], most: int) -> tuple[list[RowPages], list[int]]:
+    """Consecutive positions of one sequence, up to `most`, as one row; and how many each has.
+
+    A run's row has the position of its last token, and a window that begins with its first one's.
+    """
+    joined: list[RowPages] = []
+    runs: list[int] = []
+    for row in rows:
+        if runs and runs[-1] < most and _follows(row, joined[-1]):
+            window = None if row.window is None else row.window + runs[-1]
+            joined[-1] = RowPages(row.position, row.pages, window, row.ring)
+            runs[-1] += 1
+        else:
+            joined.append(row)
+            runs.append(1)
+    return joined, runs
+
+
+def _follows(row: RowPages, before: RowPages) -> bool:
+    return row.pages is before.pages and row.position == before.position + 1
 
 
 def _starts(row: RowPages, chunk: int) -> range:

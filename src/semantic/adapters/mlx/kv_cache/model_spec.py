@@ -1,0 +1,181 @@
+"""A model's cache spec: what `spec_reader` reads, and what only its masks and positions show.
+
+Some models keep every token of a layer and hide the old ones with a mask: such a layer is a sliding
+window like any other. Some compute other keys for a token if the prompt is divided elsewhere: of
+those only the first tokens can be reused. Masks are seen in a forward pass that is built but never
+evaluated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import cast
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+
+from semantic.adapters.mlx.kv_cache import attention_hook, spec_reader
+from semantic.adapters.mlx.kv_cache.flat_caches import flatten
+from semantic.adapters.mlx.kv_cache.narrowed import NARROW, narrowed
+from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
+from semantic.domain.value_objects import LayerKind, LayerSpec, ModelCacheSpec
+
+PROMPT_CHUNK = 2048
+"""Tokens of a prompt that mlx-lm computes at once: multiples of it divide every prompt."""
+
+# What a model raises that needs more of its caches than one traced token gives.
+_UNTRACEABLE = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
+
+
+def read_spec(model: object) -> ModelCacheSpec | None:
+    """The spec of an mlx-lm model; None if `model` is not one. See `spec_reader.read_spec`.
+
+    The model takes and makes flat caches from then on: see `flatten`.
+    """
+    if not isinstance(model, Module):
+        return None
+    flatten(model)
+    spec = spec_reader.read_spec(model)
+    if spec is None:
+        return None
+    masks = _read_masks(model)
+    layers = tuple(
+        _with_window(layer, mask.window) for layer, mask in zip(spec.layers, masks, strict=True)
+    )
+    limits = [*_limits_of_masks(masks), *_limits_of_positions(model)]
+    return dataclasses.replace(spec, layers=layers, reusable_tokens=min(limits, default=None))
+
+
+def read_shapes(model: Module) -> list[LayerShape | None]:
+    """See `spec_reader.read_shapes`. None also for layers that only mlx-lm's own caches compute:
+    those whose masks are wider than their caches."""
+    shapes = spec_reader.read_shapes(model)
+    masks = _read_masks(model)
+    return [None if mask.overhangs else shape for shape, mask in zip(shapes, masks, strict=True)]
+
+
+@dataclasses.dataclass(slots=True)
+class _Mask:
+    """The mask of a layer's attention: its window, if the cache has none of its own.
+
+    A mask `overhangs` if its window is wider than that of the cache, `size`: a prompt's tokens then
+    see one more than a token that is decoded.
+    """
+
+    window: int | None = None
+    size: int | None = None
+    overhangs: bool = False
+
+
+def _read_masks(model: Module) -> list[_Mask]:
+    """The masks of all layers; nothing is computed."""
+    caches = cast(list[object], make_prompt_cache(model))
+    asked: dict[int, tuple[mx.array, int]] = {}
+    traced = [_traced(cache, asked) for cache in caches]
+    if any(isinstance(cache, _FullCache | _WindowCache) for cache in traced):
+        attention_hook.install(model)
+        with contextlib.suppress(*_UNTRACEABLE), attention_hook.watching(_note):
+            model(mx.zeros((1, 1), dtype=mx.int32), cache=traced)
+    # One of the layers with the same window is asked for the mask of all.
+    overhanging = {
+        cache.mask.size
+        for cache in traced
+        if isinstance(cache, _WindowCache) and cache.mask.overhangs
+    }
+    return [
+        dataclasses.replace(cache.mask, overhangs=cache.mask.size in overhanging)
+        if isinstance(cache, _FullCache | _WindowCache)
+        else _Mask()
+        for cache in traced
+    ]
+
+
+def _traced(cache: object, asked: dict[int, tuple[mx.array, int]]) -> object:
+    if type(cache) is KVCache:
+        return _FullCache(asked)
+    if type(cache) is RotatingKVCache and cache.keep == 0:
+        return _WindowCache(cast(int, cache.max_size))
+    return cache
+
+
+class _FullCache(KVCache):
+    """A cache that notes the window of the mask its layer's attention gets."""
+
+    def __init__(self, asked: dict[int, tuple[mx.array, int]]) -> None:
+        """`asked` has the masks of all layers with their windows, by their ids."""
+        cast(Callable[[], None], super().__init__)()
+        self.mask = _Mask()
+        self.asked = asked
+
+    def make_mask(
+        self, N: int, return_array: bool = False, window_size: int | None = None
+    ) -> object:
+        make = cast(Callable[..., object], super().make_mask)
+        mask = make(N, return_array=return_array, window_size=window_size)
+        if window_size is not None and isinstance(mask, mx.array):
+            self.asked[id(mask)] = (mask, window_size)
+        return mask
+
+
+class _WindowCache(RotatingKVCache):
+    """A cache that notes whether the mask is wider than itself."""
+
+    def __init__(self, size: int) -> None:
+        cast(Callable[[int], None], super().__init__)(size)
+        self.mask = _Mask(size=size)
+
+    def make_mask(
+        self, N: int, window_size: int | None = None, return_array: bool = False
+    ) -> object:
+        self.mask.overhangs |= window_size is not None and window_size > (self.mask.size or 0)
+        make = cast(Callable[..., object], super().make_mask)
+        return make(N, window_size=window_size, return_array=return_array)
+
+
+def _note(cache: object, mask: object) -> None:
+    if isinstance(cache, _FullCache):
+        _, cache.mask.window = cache.asked.get(id(mask), (None, None))
+
+
+def _with_window(layer: LayerSpec, window: int | None) -> LayerSpec:
+    if window is None or layer.kind is not LayerKind.FULL:
+        return layer
+    return dataclasses.replace(layer, kind=LayerKind.SLIDING_WINDOW, window=window)
+
+
+def _limits_of_masks(masks: Sequence[_Mask]) -> Iterator[int]:
+    """Tokens up to which windows with an overhanging mask are not full."""
+    for mask in masks:
+        if mask.overhangs and mask.size is not None:
+            yield mask.size - 1
+
+
+def _limits_of_positions(model: Module) -> Iterator[int]:
+    """Tokens up to which positions do not depend on the length of a chunk.
+
+    Some rotary embeddings do beyond the context that the model was made for.
+    """
+    known: dict[tuple[object, ...], bool] = {}
+    for rope in cast(Callable[[], list[Module]], model.modules)():
+        limit = getattr(rope, "max_position_embeddings", None)
+        dims = getattr(rope, "dims", None)
+        if type(limit) is not int or type(dims) is not int:
+            continue
+        kind = type(rope), limit, dims
+        if kind not in known:
+            known[kind] = _depends_on_length(rope, dims)
+        if known[kind]:
+            yield limit // PROMPT_CHUNK * PROMPT_CHUNK
+
+
+def _depends_on_length(rope: Module, dims: int) -> bool:
+    """Whether the embedding of the first tokens changes with the number of tokens."""
+    turn = cast(Callable[[mx.array], mx.array], rope)
+    x = mx.ones((1, 1, 2 * NARROW, dims))
+    with narrowed(rope), contextlib.suppress(*_UNTRACEABLE):
+        few, many = turn(x[:, :, :NARROW]), turn(x)[:, :, :NARROW]
+        return not bool(mx.allclose(few, many, atol=1e-3))
+    return False

@@ -1,0 +1,177 @@
+"""CUDA kernels compiled by NVRTC, the compiler library that MLX loads, and launched through MLX.
+
+`mx.fast.cuda_kernel` includes headers that take a second and a half to compile, for every kernel
+and in every process. Text that includes none takes much less, and several texts are compiled at a
+time, beside whatever MLX does. Knows text, numbers and arrays; not what a kernel computes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import cast
+
+import mlx.core as mx
+
+from semantic.adapters.mlx.arrays import Heads
+
+_LIBRARIES = ("libnvrtc.so.13", "libnvrtc.so.12")
+_THREADS = 8
+_LOG_SHOWN = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A pointer that a kernel gets, to numbers of a C type.
+
+    With `n_strides` the text may use `NAME_strides[i]` of so many axes, with `has_size`
+    `NAME_shape[0]`.
+    """
+
+    name: str
+    c_type: str
+    n_strides: int = 0
+    has_size: bool = False
+
+
+class CudaKernel:
+    """A kernel that is being compiled; the first call waits for it."""
+
+    def __init__(
+        self,
+        name: str,
+        inputs: Sequence[Parameter],
+        outputs: Sequence[Parameter],
+        head: str,
+        body: str,
+        shared_bytes: int = 0,
+    ) -> None:
+        """`body` becomes a function of the parameters' names; `head` precedes it."""
+        self._name = name
+        self._inputs = tuple(inputs)
+        self._shared_bytes = shared_bytes
+        source = f"{head}\n{_signature(name, inputs, outputs)} {{\n{_start(inputs)}{body}\n}}\n"
+        self._code = _compilers().submit(compile_cuda, source, architecture())
+
+    def __call__(
+        self,
+        *,
+        inputs: Sequence[mx.array | Heads],
+        grid: tuple[int, int, int],
+        threadgroup: tuple[int, int, int],
+        output_shapes: Sequence[tuple[int, ...]],
+        output_dtypes: Sequence[mx.Dtype],
+    ) -> list[mx.array]:
+        """The outputs, lazily; inputs that are not contiguous are copied.
+
+        Raises RuntimeError if the text does not compile.
+        """
+        scalars: list[object] = []
+        for parameter, one in zip(self._inputs, inputs, strict=True):
+            if parameter.n_strides:
+                strides = _strides(one)[: parameter.n_strides]
+                first = one.first * strides[1] if isinstance(one, Heads) else 0
+                scalars += [first, *strides]
+            if parameter.has_size:
+                scalars.append(one.shape[0])
+        return mx.fast.precompiled_cuda_kernel(
+            name=self._name,
+            compiled_source=self._code.result(),
+            inputs=[one.array if isinstance(one, Heads) else one for one in inputs],
+            output_shapes=output_shapes,
+            output_dtypes=output_dtypes,
+            scalars=scalars,
+            grid=grid,
+            threadgroup=threadgroup,
+            shared_memory=self._shared_bytes,
+            ensure_row_contiguous=True,
+        )
+
+
+def architecture() -> str:
+    """The real architecture of MLX's GPU, like sm_90."""
+    info = mx.device_info(mx.Device(mx.gpu))
+    return f"sm_{info['compute_capability_major']}{info['compute_capability_minor']}"
+
+
+def compile_cuda(source: str, target: str) -> bytes:
+    """Machine code for `target` of a text with one function of C linkage.
+
+    Thread-safe. Raises RuntimeError with the compiler's messages, or if there is no compiler.
+    """
+    nvrtc = _library()
+    program = ctypes.c_void_p()
+    _call("nvrtcCreateProgram", ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None)
+    try:
+        options = (ctypes.c_char_p * 1)(f"--gpu-architecture={target}".encode())
+        if nvrtc.nvrtcCompileProgram(program, len(options), options):
+            log = _bytes_of("nvrtcGetProgramLogSize", "nvrtcGetProgramLog", program)
+            raise RuntimeError(log.decode(errors="replace")[:_LOG_SHOWN])
+        return _bytes_of("nvrtcGetCUBINSize", "nvrtcGetCUBIN", program)
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _signature(name: str, inputs: Sequence[Parameter], outputs: Sequence[Parameter]) -> str:
+    arguments = [f"const {one.c_type}* {one.name}{'_all' * bool(one.n_strides)}" for one in inputs]
+    arguments += [f"{one.c_type}* {one.name}" for one in outputs]
+    for one in inputs:
+        if one.n_strides:
+            arguments.append(f"int {one.name}_first")
+            arguments += [f"int {one.name}_stride_{axis}" for axis in range(one.n_strides)]
+        if one.has_size:
+            arguments.append(f"int {one.name}_size")
+    return f'extern "C" __global__ void {name}({", ".join(arguments)})'
+
+
+def _start(inputs: Sequence[Parameter]) -> str:
+    """Names that a text may use for strides and sizes."""
+    text = ""
+    for one in inputs:
+        name = one.name
+        if one.n_strides:
+            strides = ", ".join(f"{name}_stride_{axis}" for axis in range(one.n_strides))
+            text += f"const {one.c_type}* {name} = {name}_all + {name}_first;\n"
+            text += f"const size_t {name}_strides[] = {{{strides}}};\n"
+        if one.has_size:
+            text += f"const int {name}_shape[] = {{{name}_size}};\n"
+    return text
+
+
+def _strides(one: mx.array | Heads) -> list[int]:
+    """Of a contiguous array, in numbers."""
+    shape = one.array.shape if isinstance(one, Heads) else one.shape
+    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+
+
+@functools.cache
+def _compilers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_THREADS, thread_name_prefix="compile")
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    for name in _LIBRARIES:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise RuntimeError(f"MLX loaded none of {', '.join(_LIBRARIES)}")
+
+
+def _bytes_of(size_call: str, call: str, program: ctypes.c_void_p) -> bytes:
+    size = ctypes.c_size_t()
+    _call(size_call, program, ctypes.byref(size))
+    found = ctypes.create_string_buffer(size.value)
+    _call(call, program, found)
+    return found.raw
+
+
+def _call(name: str, *arguments: object) -> None:
+    code = cast(int, getattr(_library(), name)(*arguments))
+    if code:
+        raise RuntimeError(f"{name} failed with error {code} of NVRTC")

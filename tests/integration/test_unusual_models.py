@@ -1,0 +1,199 @@
+"""Models whose caches or masks are unlike those of others: each answer is what mlx-lm gives."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from mlx_lm.generate import generate_step
+
+from semantic import BlockPool, BlockPoolBatchEngine
+from semantic.adapters.mlx.backend import MLXBackend
+from semantic.adapters.mlx.kv_cache import probe
+from semantic.adapters.mlx.kv_cache.model_spec import read_shapes, read_spec
+from semantic.adapters.mlx.kv_cache.narrowed import NARROW, narrowed
+from semantic.adapters.mlx.kv_cache.paged.attention import PortableAttention
+from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, choose_layers
+from semantic.adapters.mlx.model.provider import wrap_model
+from semantic.application.cache.loading import BreakEven
+from semantic.bootstrap import Settings, open_store
+from semantic.domain.value_objects import LayerKind
+from tests.integration.test_exactness import prompts
+from tests.support.char_tokenizer import CharTokenizer
+from tests.support.lanes import THOROUGH
+from tests.support.rounding import equally_likely
+from tests.support.tiny_models import VOCAB
+from tests.support.unusual_models import WINDOW, unusual_model
+
+_NEW = 16
+
+
+def alone(name: str, prompt: list[int], n_new: int = _NEW) -> list[int]:
+    """The answer of mlx-lm's own loop, with its own caches."""
+    steps = generate_step(mx.array(prompt), unusual_model(name), max_tokens=n_new)
+    return [int(token) for token, _ in steps]
+
+
+def is_right(name: str, prompt: list[int], answer: tuple[int, ...]) -> bool:
+    """Whether it is mlx-lm's answer, up to a choice between equally likely tokens."""
+    for i, (found, expected) in enumerate(zip(answer, alone(name, prompt), strict=True)):
+        if found != expected:
+            return equally_likely(unusual_model(name), [*prompt, *answer[:i]], (found, expected))
+    return True
+
+
+class Served:
+    """An engine on one of the models."""
+
+    def __init__(self, name: str, *, in_pages: bool = False, folder: Path | None = None) -> None:
+        """With a `folder`, caches are on disk."""
+        attention = (lambda _: PortableAttention()) if in_pages else None
+        self.name = name
+        self.backend: MLXBackend = wrap_model(
+            unusual_model(name), f"tiny:{name}", attention=attention
+        )
+        assert self.backend.in_pages == in_pages
+        settings = Settings(use_disk=True, store=folder)
+        store = None if folder is None else open_store(settings)
+        spec = self.backend.cache_spec()
+        pool: BlockPool = BlockPool(spec, total_blocks=800)
+        self.engine: BlockPoolBatchEngine = BlockPoolBatchEngine(
+            self.backend, CharTokenizer(), pool, spec, store=store
+        )
+
+    def answers(self, asked: list[list[int]]) -> list[tuple[tuple[int, ...], int]]:
+        """The answers of agents 0, 1, ... at once, and how many tokens of each were cached."""
+        uids = [
+            self.engine.submit(f"agent-{i}", prompt, max_tokens=_NEW)
+            for i, prompt in enumerate(asked)
+        ]
+        done = {end.uid: end for end in self.engine.step()}
+        self.engine.check_integrity()
+        return [(done[uid].tokens, done[uid].cached_tokens) for uid in uids]
+
+
+def converse(served: Served, lengths: tuple[int, ...]) -> list[list[int]]:
+    """Three turns of several agents at once; how many tokens were cached in each turn."""
+    asked = prompts(*lengths, seed=40)
+    cached: list[list[int]] = []
+    for turn in range(3):
+        found = served.answers(asked)
+        for prompt, (answer, _) in zip(asked, found, strict=True):
+            assert is_right(served.name, prompt, answer), (turn, len(prompt))
+        cached.append([n for _, n in found])
+        asked = [
+            [*prompt, *answer, 1, 2, 3] for prompt, (answer, _) in zip(asked, found, strict=True)
+        ]
+    return cached
+
+
+@pytest.mark.parametrize("name", ["mistral3", "smollm3"])
+@pytest.mark.parametrize("in_pages", [False, True])
+def test_a_window_that_only_the_mask_has(name: str, in_pages: bool) -> None:
+    served = Served(name, in_pages=in_pages)
+    kinds = [LayerKind.SLIDING_WINDOW, LayerKind.FULL] * 2
+    assert list(served.backend.cache_spec().layer_types) == kinds
+    assert served.backend.cache_spec().sliding_window_size == WINDOW
+    assert all(served.backend.ragged_layers)
+    cached = converse(served, (300, 7, WINDOW + 1, 600))
+    assert all(all(n > 0 for n in turn) for turn in cached[1:])
+    edited = prompts(300, seed=41)[0]
+    served.answers([edited])
+    edited[150] = (edited[150] + 1) % VOCAB
+    ((answer, _),) = served.answers([edited])
+    assert is_right(name, edited, answer)
+
+
+def test_masks_are_read_without_computing() -> None:
+    before = mx.get_active_memory()
+    for name, windows, limit in (
+        ("mistral3", [WINDOW, None] * 2, None),
+        ("gemma2", [None] * 4, None),
+        ("plamo3", [WINDOW, None] * 2, WINDOW - 1),
+        ("internlm3", [None] * 4, 0),
+    ):
+        spec = read_spec(unusual_model(name))
+        assert spec is not None
+        assert [layer.window for layer in spec.layers] == windows, name
+        assert spec.reusable_tokens == limit, name
+    assert mx.get_active_memory() - before < 1 << 20
+
+
+def test_what_is_wrong_beyond_a_budget_is_found_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = unusual_model("minimax_m3_vl")
+    spec, shapes = read_spec(model), read_shapes(model)
+    assert spec is not None
+    assert choose_layers(LogitsProbe(model), spec, shapes) is None
+    monkeypatch.setattr(probe, "narrowed", lambda *_: contextlib.nullcontext(enter_result=False))
+    assert choose_layers(LogitsProbe(model), spec, shapes) is not None
+
+
+def test_a_narrowed_model_is_as_it_was_afterwards() -> None:
+    model = unusual_model("plamo3")
+    before = read_spec(model)
+    with narrowed(model) as changed:
+        small = read_spec(model)
+        assert changed
+        assert small is not None
+        assert small.sliding_window_size == NARROW
+    assert read_spec(model) == before
+
+
+DIVIDED = {"internlm2": 0, "internlm3": 0, "plamo3": WINDOW - 1}
+"""Models that compute other keys if a prompt is divided elsewhere, and what can be reused."""
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_where_a_prompt_is_divided_matters_nothing_is_reused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BreakEven, "worth_reading", lambda *_: True)
+    served = Served(name, folder=tmp_path)
+    assert served.backend.together == (name == "plamo3")
+    cached = converse(served, (700, 7, WINDOW + 1, 2100 if THOROUGH else 300))
+    assert all(n <= DIVIDED[name] for turn in cached for n in turn)
+    edited = prompts(700, seed=41)[0]
+    served.answers([edited])
+    served.engine.close()
+    served = Served(name, folder=tmp_path)
+    ((answer, _),) = served.answers([edited])
+    assert is_right(name, edited, answer)
+    edited[150] = (edited[150] + 1) % VOCAB
+    ((answer, _),) = served.answers([edited])
+    assert is_right(name, edited, answer)
+    served.engine.close()
+
+
+def test_before_the_place_where_it_matters_everything_is_reused() -> None:
+    served = Served("internlm3+4096")
+    assert served.backend.cache_spec().reusable_tokens == 4096
+    cached = converse(served, (300, 7))
+    assert all(all(n > 0 for n in turn) for turn in cached[1:])
+
+
+ALONE = ("gemma2", "gpt_bigcode", "afm7", "llama4", "deepseek_v41", "minimax_m3_vl")
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_what_cannot_be_a_batch_is_served_one_after_the_other(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BreakEven, "worth_reading", lambda *_: True)
+    served = Served(name, folder=tmp_path)
+    assert not served.backend.together
+    cached = converse(served, (300, 7, 65, 600))
+    assert all(all(n > 0 for n in turn) for turn in cached[1:])
+    edited = prompts(300, seed=41)[0]
+    ((answer, _),) = served.answers([edited])
+    served.engine.close()
+    longer = [*edited, *answer, 3, 2, 1]
+    served = Served(name, folder=tmp_path)
+    ((answer, n_cached),) = served.answers([longer])
+    assert n_cached >= len(longer) - 5
+    assert is_right(name, longer, answer)
+    edited[150] = (edited[150] + 1) % VOCAB
+    ((answer, _),) = served.answers([edited])
+    assert is_right(name, edited, answer)
+    served.engine.close()
