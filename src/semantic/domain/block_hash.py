@@ -126,6 +126,12 @@ class Scope:
             yield link
             before = link.hash
 
+    def continued(self, links: Sequence[BlockLink], tokens: Sequence[int]) -> list[BlockLink]:
+        """The blocks of `tokens`, of which `links` are the first, all full."""
+        start = len(links) * BLOCK_TOKENS
+        parent = links[-1].hash if links else None
+        return [*links, *self.chain(tokens[start:], parent=parent, start=start)]
+
 
 @dataclass(frozen=True, slots=True)
 class BlockLink:

@@ -195,8 +195,8 @@ class BlockPool:
             ids = [block.block_id for block in blocks]
             self._require_known(ids, self._references, "it has no holder")
             held = self._held_by(agent_id)
+            self._change(ids, 1, 0)
             for block_id in ids:
-                self._refer(block_id, 1)
                 held[block_id] = held.get(block_id, 0) + 1
             self._settle(agent_id)
 
@@ -235,14 +235,14 @@ class BlockPool:
         To be undone by `unmark_evictable` before they are freed or used again.
         """
         with self._lock:
-            self._mark(blocks, 1)
+            self._change([block.block_id for block in blocks], 0, 1)
             self._idle[agent_id] += 1
             self._settle(agent_id)
 
     def unmark_evictable(self, blocks: Iterable[KVBlock], agent_id: str) -> None:
         """Undo a `mark_evictable` of the same blocks."""
         with self._lock:
-            self._mark(blocks, -1)
+            self._change([block.block_id for block in blocks], 0, -1)
             self._idle[agent_id] -= 1
             if self._idle[agent_id] <= 0:
                 del self._idle[agent_id]
@@ -319,43 +319,33 @@ class BlockPool:
         else:
             self._busy.pop(agent_id, None)
 
-    def _refer(self, block_id: BlockId, n: int) -> None:
-        """Change the references of a block that is in use by `n`."""
-        self._count_evictable(block_id, -1)
-        self._references[block_id] += n
-        self._count_evictable(block_id, 1)
-
-    def _mark(self, blocks: Iterable[KVBlock], n: int) -> None:
-        """Change the evictable references of blocks by `n`; nothing for those that are free.
+    def _change(self, ids: Iterable[BlockId], references: int, marks: int) -> None:
+        """Change the references and the evictable ones of those blocks that are in use.
 
         One loop without calls: a long sequence has thousands of blocks, marked twice a turn.
         """
-        references, marks = self._references, self._marks
+        in_use, marked = self._references, self._marks
         layer_of, block_bytes = self._layer_of, self._block_bytes
         n_blocks = n_bytes = 0
-        for block in blocks:
-            block_id = block.block_id
-            users = references.get(block_id)
+        for block_id in ids:
+            users = in_use.get(block_id)
             if users is None:
                 continue
-            before = marks.get(block_id, 0)
-            after = before + n
+            before = marked.get(block_id, 0)
+            after = before + marks
             if after > 0:
-                marks[block_id] = after
+                marked[block_id] = after
             elif before:
-                del marks[block_id]
-            change = (after >= users) - (before >= users)
-            if change:
-                n_blocks += change
-                n_bytes += change * block_bytes[layer_of[block_id]]
+                del marked[block_id]
+            was_evictable = before >= users
+            if references:
+                users = in_use[block_id] = users + references
+            if (after >= users > 0) is not was_evictable:
+                sign = -1 if was_evictable else 1
+                n_blocks += sign
+                n_bytes += sign * block_bytes[layer_of[block_id]]
         self._evictable_blocks += n_blocks
         self._evictable_bytes += n_bytes
-
-    def _count_evictable(self, block_id: BlockId, sign: int) -> None:
-        """Add or subtract a block in use in the totals, if it is evictable."""
-        if self._marks.get(block_id, 0) >= self._references[block_id] > 0:
-            self._evictable_blocks += sign
-            self._evictable_bytes += sign * self._block_bytes[self._layer_of[block_id]]
 
     def _allocate(self, count: int, layer_id: int, agent_id: str) -> list[KVBlock]:
         if not count:
@@ -374,7 +364,7 @@ class BlockPool:
         held[block_id] -= times
         if not held[block_id]:
             del held[block_id]
-        self._refer(block_id, -times)
+        self._change((block_id,), -times, 0)
         if not self._references[block_id]:
             del self._references[block_id]
             self._marks.pop(block_id, None)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from semantic.adapters.stores.memory import MemoryStore
-from semantic.application.cache import prefix_store
+from semantic.application.cache import shared_prefill
 from semantic.application.cache.checkpoint_plan import FEWEST_TOKENS
 from semantic.application.cache.common_prefixes import CommonPrefixes, computes_before
 from semantic.application.engine.scheduler import Chunk
@@ -135,7 +135,7 @@ def test_two_hundred_requests_compute_once_what_they_share(
         compared += 1
         return computes_before(left, right)
 
-    monkeypatch.setattr(prefix_store, "computes_before", counted)
+    monkeypatch.setattr(shared_prefill, "computes_before", counted)
     of = world(max_batch=32, total_blocks=40_000, largest_chunk=512)
     prompts = {f"agent-{i}": (*text_of(1, 700), *[i % 90, i // 90] * 20) for i in range(200)}
     reused(of, prompts)
@@ -292,7 +292,7 @@ def test_a_joint_pass_that_cannot_open_a_sequence_fails_no_other() -> None:
     leader, follower = reading_anew(of)
     prefixes = of.engine._prefixes
     assert prefixes is not None
-    prefixes._state(follower).waited = 1  # it looks now, and finds the grid's last checkpoint
+    prefixes.shared._plan(follower).waited = 1  # it looks now, and finds the grid's last checkpoint
     of.backend._joint_chunk = 2000
     of.backend.fail_next("open")
     results = of.engine._sequences.prefill([Chunk(leader, 10), Chunk(follower, 10)])

@@ -185,9 +185,10 @@ class World:
             prefixes = self.engine._prefixes
             if prefixes is not None:
                 assert not prefixes._states
-                assert not prefixes._in_flight
-                assert not prefixes._common._live
-                assert not prefixes._common._groups
+                assert not prefixes.shared._plans
+                assert not prefixes.shared._in_flight
+                assert not prefixes.shared._common._live
+                assert not prefixes.shared._common._groups
 
     def forget_all(self) -> None:
         for key in self.store.lru_order():

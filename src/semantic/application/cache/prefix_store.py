@@ -9,26 +9,17 @@ its tokens are computed as if there were no store.
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from semantic.application.cache.checkpoint_plan import (
-    FEWEST_TOKENS,
-    checkpoint_positions,
-    distances,
-)
-from semantic.application.cache.common_prefixes import (
-    CommonPrefixes,
-    computes_before,
-    is_computing,
-)
+from semantic.application.cache.checkpoint_plan import FEWEST_TOKENS
 from semantic.application.cache.loading import BreakEven, Load, Loader
 from semantic.application.cache.match_report import match_report
 from semantic.application.cache.origin import parent_in
 from semantic.application.cache.prefix_lookup import PrefixLookup, StoredPrefix, window_links
-from semantic.application.request import Phase, Request
+from semantic.application.cache.shared_prefill import SharedPrefill
+from semantic.application.request import Request
 from semantic.domain.block_hash import (
     PUBLIC_TENANT,
     BlockHash,
@@ -45,9 +36,6 @@ from semantic.domain.value_objects import BLOCK_TOKENS, SequenceId
 from semantic.ports.outbound import BatchBackend, Clock
 from semantic.ports.store import CacheStorePort
 
-_MOST_IN_VAIN = 2
-"""A request that has waited for others so often without a use computes all its tokens."""
-
 
 @dataclass(slots=True)
 class _State:
@@ -63,49 +51,27 @@ class _State:
     """Whether `prefix` has been looked up since the request began to wait."""
     load: Load | None = None
     """The prefix that is being read into the request's sequence."""
-    checkpoint: int = 0
-    """The last position that has a checkpoint in the store."""
-    junction: int | None = None
-    """Where the prompt differs from all that was stored when it was looked up."""
-    planned: tuple[int, ...] = ()
-    """Positions at which to take checkpoints."""
-    planned_for: tuple[int, int] = (-1, -1)
-    """The version of the common prefixes and the checkpoint that `planned` was made for."""
-    waits_for: tuple[Request, int] | None = None
-    """The request whose checkpoints this one waits for, and how many tokens the two share."""
-    waited: int = 0
-    """It has waited, and has not yet looked for what the other one saved: what it adds to `in_vain`
-    if nothing is found."""
-    in_vain: int = 0
-    """How often it has waited without a use."""
     unread: int = 0
     """Tokens of a prefix that could not be read: a shorter one, or other bodies, are looked for."""
-    in_flight: BlockHash | None = None
-    """The block this request is computing, for which others may wait."""
 
     def full_links(self, scope: Scope, tokens: Sequence[int]) -> list[BlockLink]:
         """Links of the full blocks of `tokens`, which extend those of earlier calls."""
-        done = len(self.links)
         n_full = len(tokens) // BLOCK_TOKENS
-        if done < n_full:
-            parent = self.links[-1].hash if done else None
-            rest = tokens[done * BLOCK_TOKENS : n_full * BLOCK_TOKENS]
-            self.links += scope.chain(rest, parent=parent, start=done * BLOCK_TOKENS)
+        if len(self.links) < n_full:
+            self.links = scope.continued(self.links, tokens[: n_full * BLOCK_TOKENS])
         return self.links[:n_full]
 
     def all_links(self, scope: Scope, tokens: Sequence[int]) -> list[BlockLink]:
         """Links of all blocks of `tokens`; the last one may be partial."""
-        links = self.full_links(scope, tokens)
-        rest = tokens[len(links) * BLOCK_TOKENS :]
-        parent = links[-1].hash if links else None
-        return [*links, *scope.chain(rest, parent=parent, start=len(links) * BLOCK_TOKENS)]
+        return scope.continued(self.full_links(scope, tokens), tokens)
 
 
 class PrefixStore:
     """Shares computed blocks between requests with equal prefixes, and across restarts.
 
     Called by the stepping thread. Submitting threads call `find` and `decline` under the engine's
-    lock, and the methods for agents without it.
+    lock, and the methods for agents without it. `shared` says which request computes what is not
+    stored.
     """
 
     def __init__(
@@ -134,9 +100,12 @@ class PrefixStore:
         self._now = now
         self._scopes: dict[str, Scope] = {}
         self._states: dict[str, _State] = {}
-        self._in_flight: dict[BlockHash, str] = {}
-        self._common = CommonPrefixes()
-        self._apart = distances(self._spec, model.best_chunk)
+        self.shared = SharedPrefill(
+            self._spec,
+            self._next_block,
+            needs_checkpoint=self._layout.needs_checkpoint,
+            best_chunk=model.best_chunk,
+        )
         self._public: list[tuple[int, ...]] = []
         self.restored_bytes: Counter[Tier] = Counter()  # since the start, complete loads only
 
@@ -176,11 +145,6 @@ class PrefixStore:
 
     # Restoring
 
-    def expect(self, request: Request) -> None:
-        """A request was submitted: others take checkpoints where it will continue."""
-        if self._layout.needs_checkpoint:
-            self._common.add(request)
-
     def find(self, request: Request) -> StoredPrefix | None:
         """The stored prefix of a waiting request, looked up once while it waits."""
         state = self._state(request)
@@ -188,7 +152,7 @@ class PrefixStore:
             state.searched = True
             prefix = self._search(request, start=0)
             if prefix is not None:
-                state.junction = prefix.junction
+                self.shared.parts_at(request, prefix.junction)
                 if not prefix.length:
                     prefix = None  # blocks of others, with no checkpoint to resume from
             state.prefix = self._worthwhile(prefix, request)
@@ -198,7 +162,7 @@ class PrefixStore:
         """The pool has what `find` returned, or more: that is restored if the pool's cannot be."""
         state = self._state(request)
         if state.prefix is not None:
-            state.checkpoint = state.prefix.length
+            self.shared.continues_from(request, state.prefix.length)
 
     def begin_load(self, request: Request) -> bool:
         """Start to read the prefix that `find` returned; False if there is none.
@@ -228,17 +192,16 @@ class PrefixStore:
 
         `begin_load` then reads all of that prefix, into an empty sequence.
         """
-        state = self._state(request)
-        waited, state.waited = state.waited, 0
+        waited = self.shared.end_wait(request)
         if not waited:
             return False
         prefix = self._search(request, start=0)
         if prefix is not None and prefix.length < request.computed + FEWEST_TOKENS:
             prefix = None
-        state.prefix = self._worthwhile(prefix, request)
-        if state.prefix is None:
-            state.in_vain += waited
-        return state.prefix is not None
+        prefix = self._state(request).prefix = self._worthwhile(prefix, request)
+        if prefix is None:
+            self.shared.in_vain(request, waited)
+        return prefix is not None
 
     def is_loading(self, request: Request) -> bool:
         """Whether a load of the request has begun and is not finished."""
@@ -268,64 +231,17 @@ class PrefixStore:
         request.cached_tokens = min(request.cached_tokens, len(request.prompt) - 1)
         # Public blocks are of another scope: the agent's own chain is still stored in full.
         state.stored_blocks = 0 if load.prefix.is_public else loaded.length // BLOCK_TOKENS
-        state.checkpoint = loaded.length
+        self.shared.continues_from(request, loaded.length)
         reuse.end = loaded.end if loaded.length >= state.unread else MatchEnd.DAMAGED
         if load.prefix.checkpoint is not None and not loaded.length:
-            state.in_vain += 1
-            if not state.unread:
-                # A body was damaged, or replaced by a longer block: look for what is left.
-                state.unread, state.waited = load.prefix.length, 1
+            # A body was damaged, or replaced by a longer block: look for what is left.
+            self.shared.in_vain(request, look_again=not state.unread)
+            state.unread = state.unread or load.prefix.length
         if loaded.length > load.prefix.start:
             if loaded.end is not MatchEnd.DAMAGED:
                 self.restored_bytes.update(load.prefix.bytes_by_tier)
             reuse.source = load.prefix.source.value
             self._store.touch([header.key for header in load.prefix.headers])
-
-    # Computing a shared block once
-
-    def claim(self, request: Request) -> bool:
-        """Whether `request` may compute its next block; False while another request computes it.
-
-        The claiming request computes the block for all: the others read it from the store. A
-        request in the middle of a block always continues. Where checkpoints are needed the others
-        wait for the last one that the first request takes in the prefix they share.
-        """
-        if self._layout.needs_checkpoint:
-            return not self._waits(request)
-        self.release(request)
-        state = self._state(request)
-        number = request.computed // BLOCK_TOKENS
-        n_full = self._blocks_to_compute(request)
-        if number >= n_full:
-            return True
-        if len(state.links) < n_full:
-            state.full_links(self.scope(request.tenant), request.tokens[:-1])
-        block = state.links[number].hash
-        if self._in_flight.setdefault(block, request.uid) == request.uid:
-            state.in_flight = block
-            return True
-        return request.computed % BLOCK_TOKENS != 0
-
-    def waits_for(self, request: Request) -> Request | None:
-        """The request whose checkpoint this one waits for, and which waits for none itself."""
-        first, state = None, self._states.get(request.uid)
-        while state is not None and state.waits_for is not None:
-            first = state.waits_for[0]
-            state = self._states.get(first.uid)
-        return first
-
-    def release(self, request: Request) -> None:
-        """Give up the request's claim, if it has one."""
-        state = self._state(request)
-        block, state.in_flight = state.in_flight, None
-        if block is not None and self._in_flight.get(block) == request.uid:
-            del self._in_flight[block]
-
-    def checkpoint_at(self, request: Request) -> int | None:
-        """The next position where prefill must stop to take a checkpoint."""
-        planned = self._planned(request)
-        following = bisect_right(planned, request.computed)
-        return planned[following] if following < len(planned) else None
 
     # Saving
 
@@ -339,7 +255,7 @@ class PrefixStore:
         if n_full > state.stored_blocks:
             self._put_full(sequence, links[state.stored_blocks : n_full])
             state.stored_blocks = n_full
-        if request.computed in self._planned(request):
+        if self.shared.takes_checkpoint(request):
             self._save_to(request, sequence, request.computed)
             self._search_again(request)
 
@@ -380,7 +296,7 @@ class PrefixStore:
 
     def close_sequence(self, request: Request) -> None:
         """Give up the request's claim and load: its sequence is being closed."""
-        self.release(request)
+        self.shared.release(request)
         state = self._state(request)
         load, state.load = state.load, None
         if load is not None:
@@ -389,13 +305,12 @@ class PrefixStore:
     def preempt(self, request: Request) -> None:
         """Look the prefix up again when the request is next admitted: it may be evicted by then."""
         state = self._state(request)
-        state.prefix, state.searched, state.load, state.in_flight = None, False, None, None
-        state.checkpoint, state.unread, state.planned_for = 0, 0, (-1, -1)
-        state.waits_for, state.waited, state.in_vain = None, 0, 0
+        state.prefix, state.searched, state.load, state.unread = None, False, None, 0
+        self.shared.preempt(request)
 
     def drop(self, request: Request) -> None:
         """Forget the state of a request that has ended."""
-        self._common.remove(request)
+        self.shared.drop(request)
         self._states.pop(request.uid, None)
 
     def flush(self) -> None:
@@ -418,9 +333,20 @@ class PrefixStore:
     def _begin(self, request: Request, prefix: StoredPrefix) -> bool:
         if request.sequence is None:
             raise AssertionError("only an opened request is loaded")
-        self.release(request)  # a block that is read is not computed: others need not wait for it
+        # A block that is read is not computed: others need not wait for it.
+        self.shared.release(request)
         self._state(request).load = self._loader.begin(prefix, request.sequence)
         return True
+
+    def _next_block(self, request: Request) -> BlockHash | None:
+        """The block of the request's next token; None if no other request may reuse it."""
+        number, n_full = request.computed // BLOCK_TOKENS, self._blocks_to_compute(request)
+        if number >= n_full:
+            return None
+        state = self._state(request)
+        if len(state.links) < n_full:
+            state.full_links(self.scope(request.tenant), request.tokens[:-1])
+        return state.links[number].hash
 
     def _blocks_to_compute(self, request: Request) -> int:
         """Full blocks of the request's tokens that other requests may reuse."""
@@ -462,62 +388,10 @@ class PrefixStore:
         request.reuse.end = MatchEnd.SLOWER
         return None
 
-    def _planned(self, request: Request) -> tuple[int, ...]:
-        """Positions at which the request's prefill takes checkpoints."""
-        if not self._layout.needs_checkpoint or request.scoring:
-            return ()
-        state = self._state(request)
-        made_for = (self._common.version(request), state.checkpoint)
-        if state.planned_for != made_for:
-            state.planned_for = made_for
-            junctions = [n_tokens for _, n_tokens in self._common.of(request)]
-            state.planned = checkpoint_positions(
-                len(request.prompt),
-                start=state.checkpoint,
-                end=self._spec.reusable(request.n_tokens - 1),
-                apart=self._apart,
-                junctions=junctions if state.junction is None else [*junctions, state.junction],
-            )
-        return state.planned
-
-    def _waits(self, request: Request) -> bool:
-        """Whether another request is about to take a checkpoint from which this one continues.
-
-        Once that one takes no more in what they share, or ends, the request looks for what was
-        saved before it waits again, and waits in vain a few times at most: others that arrive
-        later and end sooner cannot keep it waiting.
-        """
-        state = self._state(request)
-        if state.waited or state.in_vain >= _MOST_IN_VAIN or request.scoring:
-            return False
-        if state.waits_for is None:
-            state.waits_for = next(self._leaders(request), None)
-        elif not self._leads(*state.waits_for, request):
-            # One that goes on has taken it: then the store does not keep it.
-            goes_on = state.waits_for[0].phase in (Phase.PREFILL, Phase.DECODE)
-            state.waits_for, state.waited = None, _MOST_IN_VAIN if goes_on else 1
-        return state.waits_for is not None
-
-    def _leaders(self, request: Request) -> Iterator[tuple[Request, int]]:
-        """Requests that compute what `request` needs, and how many tokens they share."""
-        for other, shared in self._common.of(request, request.computed + FEWEST_TOKENS):
-            if self._leads(other, shared, request):
-                yield other, shared
-
-    def _leads(self, leader: Request, shared: int, request: Request) -> bool:
-        """Whether `leader` will take a checkpoint in the `shared` tokens that `request` needs."""
-        if not (is_computing(leader) and computes_before(leader, request)):
-            return False
-        planned = self._planned(leader)
-        n_shared = bisect_right(planned, shared)
-        last = planned[n_shared - 1] if n_shared else 0
-        return last > leader.computed and last >= request.computed + FEWEST_TOKENS
-
     def _search_again(self, leader: Request) -> None:
         """Let waiting requests that begin like `leader` look for what it has saved."""
-        for other, _ in self._common.of(leader):
-            if other.phase is Phase.WAITING:
-                self._state(other).searched = False
+        for other in self.shared.beginning_like(leader):
+            self._state(other).searched = False
 
     def _save_to(self, request: Request, sequence: SequenceId, length: int) -> None:
         """Save the first `length` tokens, which are all that the sequence holds."""
@@ -526,7 +400,7 @@ class PrefixStore:
         links = state.all_links(self.scope(request.tenant), request.tokens[:reusable])
         if self._put_full(sequence, links[state.stored_blocks :]) and reusable == length:
             self._put_checkpoint(sequence, links)
-            state.checkpoint = length
+            self.shared.continues_from(request, length)
 
     def _put_full(self, sequence: SequenceId, links: Sequence[BlockLink]) -> bool:
         """Save FULL bodies; False when the store refuses one: later ones would be unreachable."""

@@ -138,7 +138,7 @@ class BlockPoolBatchEngine:
         with self._lock:
             self._scheduler.add(request)
             if self._prefixes is not None:
-                self._prefixes.expect(request)
+                self._prefixes.shared.add(request)
             self._scheduler.admit()
             return request.uid
 

@@ -109,11 +109,11 @@ class Sequences:
         """Whether to compute the request's next tokens now: no other request is computing them."""
         if request.sequence is None:
             return False
-        return self._prefixes is None or request.scoring or self._prefixes.claim(request)
+        return self._prefixes is None or request.scoring or self._prefixes.shared.claim(request)
 
     def waits_for(self, request: Request) -> Request | None:
         """The request whose checkpoint this one waits for, if it does."""
-        return None if self._prefixes is None else self._prefixes.waits_for(request)
+        return None if self._prefixes is None else self._prefixes.shared.waits_for(request)
 
     def may_join(self, request: Request) -> bool:
         """Whether the rest of the request's prompt can be computed with others in one pass."""
@@ -248,8 +248,9 @@ class Sequences:
         return sequence
 
     def _next_tokens(self, request: Request, limit: int) -> tuple[int, ...]:
-        checkpoint_at = None if self._prefixes is None else self._prefixes.checkpoint_at(request)
-        return request.next_chunk(limit, checkpoint_at)
+        if self._prefixes is None:
+            return request.next_chunk(limit)
+        return request.next_chunk(limit, self._prefixes.shared.checkpoint_at(request))
 
     def _computed(self, request: Request, n_tokens: int) -> None:
         """Account for computed tokens, and publish the blocks that they complete."""

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from semantic.adapters.stores.disk import DiskStore
+from semantic.adapters.stores.disk import DiskStore, agents
+from semantic.adapters.stores.disk.entries import Entries
+from semantic.adapters.stores.disk.manifest_file import FiledManifest, ManifestFile, read_manifest
 from semantic.domain.block_hash import Part
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.match import MatchEnd, MatchReport
@@ -214,6 +216,27 @@ def test_large_checkpoints_of_turns_before_the_last_two_go(store: DiskStore, lar
     every = [link.key(part) for link in ends for part in (Part.CHECKPOINT, Part.WINDOW)]
     found = store.find([*every, grid.key(Part.CHECKPOINT)])
     assert set(found) == {*every[2 if large else 0 :], grid.key(Part.CHECKPOINT)}
+
+
+def test_a_turn_without_checkpoints_reads_no_older_manifest(
+    store: DiskStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    def recorded(
+        entries: Entries, key: bytes, generation: int
+    ) -> tuple[FiledManifest, ManifestFile]:
+        read.append(generation)
+        return read_manifest(entries, key, generation)
+
+    monkeypatch.setattr(agents, "read_manifest", recorded)
+    for n in (300, 400, 500, 600):
+        put_all(store, make.chain(n))
+        store.save(make.manifest("a", n))
+    assert not read
+    put_all(store, make.chain(700)[-1:], Part.CHECKPOINT)
+    store.save(make.manifest("a", 700))
+    assert read == [3]
 
 
 def test_a_tail_that_went_another_way_stays(store: DiskStore) -> None:

@@ -31,7 +31,7 @@ from semantic.adapters.stores.disk.manifest_file import (
 from semantic.adapters.stores.disk.open_store import OpenStore
 from semantic.adapters.stores.disk.quota import delete_manifests
 from semantic.adapters.stores.disk.schema import IndexBrokenError
-from semantic.domain.block_hash import BlockHash
+from semantic.domain.block_hash import BlockHash, BlockLink, Part
 from semantic.domain.prefix import without_generation_prompt
 from semantic.domain.stored import Manifest
 from semantic.domain.value_objects import BLOCK_TOKENS
@@ -167,10 +167,11 @@ class Agents:
         gone = known - {link.hash for link in links}
         new = [link for link in links if link.hash not in known]
         try:
+            ends_of = self._ends_of_old_turns(filed.key, links[-1:])
             with store.index.writing() as db:
                 ends: list[BlockHash] = []
                 for old in agent_rows.generations(db, filed.key)[_GENERATIONS:]:
-                    ends += self._ends_of_turn(filed.key, old)
+                    ends += ends_of.get(old, ())
                     store.entries.delete(manifest_entry(filed.key, old))
                     agent_rows.drop_generation(db, filed.key, old)
                 points = block_rows.unneeded_checkpoints(db, ends)
@@ -185,10 +186,23 @@ class Agents:
             with suppress(OSError, IndexBrokenError):
                 store.recover()
 
-    def _ends_of_turn(self, key: bytes, generation: int) -> list[BlockHash]:
-        """The last blocks at the end of a turn and of its prompt, where it has checkpoints.
+    def _ends_of_old_turns(
+        self, key: bytes, last: Sequence[BlockLink]
+    ) -> dict[int, list[BlockHash]]:
+        """The last blocks at the ends of the turns, and of their prompts, that are to be deleted.
 
-        None if its manifest cannot be read: they are evicted in time.
+        By generation; read before the index is locked, and only if the newest turn, which ends with
+        `last`, has a checkpoint: else the model takes none.
+        """
+        with self._store.index.reading() as db:
+            if not block_rows.find(db, [link.key(Part.CHECKPOINT) for link in last]):
+                return {}
+        return {old: self._ends_of_turn(key, old) for old in self._generations(key)[_GENERATIONS:]}
+
+    def _ends_of_turn(self, key: bytes, generation: int) -> list[BlockHash]:
+        """The last blocks at the end of a turn and of its prompt.
+
+        None if its manifest cannot be read: their checkpoints are evicted in time.
         """
         try:
             old = read_manifest(self._store.entries, key, generation)[0].manifest
@@ -196,9 +210,8 @@ class Agents:
             return []
         links = list(old.scope.chain(old.token_ids))
         stop = min(without_generation_prompt(old.prompt_tokens), len(old.token_ids))
-        start = stop // BLOCK_TOKENS * BLOCK_TOKENS  # the blocks before are those of the turn
-        parent = links[start // BLOCK_TOKENS - 1].hash if start else None
-        prompt = old.scope.chain(old.token_ids[start:stop], parent=parent, start=start)
+        n_full = stop // BLOCK_TOKENS  # blocks that are those of the turn
+        prompt = old.scope.continued(links[:n_full], old.token_ids[:stop])[n_full:]
         return [link.hash for link in (*links[-1:], *prompt)]
 
     # Reading

@@ -1,0 +1,233 @@
+"""SharedPrefill: of requests that begin alike one computes what they share, the others wait for it.
+
+Plans at which positions a request takes checkpoints for the others. Knows requests and which of
+their blocks are being computed; reads and writes no store.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from semantic.application.cache.checkpoint_plan import (
+    FEWEST_TOKENS,
+    checkpoint_positions,
+    distances,
+)
+from semantic.application.cache.common_prefixes import (
+    CommonPrefixes,
+    computes_before,
+    is_computing,
+)
+from semantic.application.request import Phase, Request
+from semantic.domain.block_hash import BlockHash
+from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec
+
+_MOST_IN_VAIN = 2
+"""A request that has waited for others so often without a use computes all its tokens."""
+
+
+@dataclass(slots=True)
+class _Plan:
+    """Where a request takes checkpoints, and for whom it waits."""
+
+    start: int = 0
+    """The last position that has a checkpoint in the store."""
+    junction: int | None = None
+    """Where the prompt differs from all that was stored when it was looked up."""
+    positions: tuple[int, ...] = ()
+    """Positions at which to take checkpoints."""
+    made_for: tuple[int, int] = (-1, -1)
+    """The version of the common prefixes and the start that `positions` was made for."""
+    waits_for: tuple[Request, int] | None = None
+    """The request whose checkpoints this one waits for, and how many tokens the two share."""
+    waited: int = 0
+    """It has waited, and has not yet looked for what the other one saved: what it adds to `in_vain`
+    if nothing is found."""
+    in_vain: int = 0
+    """How often it has waited without a use."""
+    in_flight: BlockHash | None = None
+    """The block this request is computing, for which others may wait."""
+
+
+class SharedPrefill:
+    """Which request computes what several of one engine need.
+
+    `add` is called by any thread, `continues_from` and `parts_at` under the engine's lock, all else
+    by the stepping thread.
+    """
+
+    def __init__(
+        self,
+        spec: ModelCacheSpec,
+        next_block: Callable[[Request], BlockHash | None],
+        *,
+        needs_checkpoint: bool,
+        best_chunk: int,
+    ) -> None:
+        """`next_block`: the block of a request's next token, None if others cannot reuse it.
+
+        `needs_checkpoint`: a sequence can be restored only at a checkpoint; else at any block.
+        """
+        self._spec = spec
+        self._next_block = next_block
+        self._needs_checkpoint = needs_checkpoint
+        self._apart = distances(spec, best_chunk)
+        self._common = CommonPrefixes()
+        self._plans: dict[str, _Plan] = {}
+        self._in_flight: dict[BlockHash, str] = {}
+
+    # Life of a request
+
+    def add(self, request: Request) -> None:
+        """A request was submitted: others take checkpoints where it will continue."""
+        if self._needs_checkpoint:
+            self._common.add(request)
+
+    def parts_at(self, request: Request, junction: int | None) -> None:
+        """The prompt differs from all that is stored at `junction`; None if it is not known."""
+        self._plan(request).junction = junction
+
+    def continues_from(self, request: Request, position: int) -> None:
+        """The request has a checkpoint at `position`, which is in the store."""
+        self._plan(request).start = position
+
+    def preempt(self, request: Request) -> None:
+        """Its sequence is closed: it plans anew. What it differs from in the store stays."""
+        self.release(request)
+        self._plans[request.uid] = _Plan(junction=self._plan(request).junction)
+
+    def drop(self, request: Request) -> None:
+        """Forget a request that has ended."""
+        self.release(request)
+        self._common.remove(request)
+        self._plans.pop(request.uid, None)
+
+    # Computing a shared block once
+
+    def claim(self, request: Request) -> bool:
+        """Whether `request` may compute its next block; False while another request computes it.
+
+        The claiming request computes the block for all: the others read it from the store. A
+        request in the middle of a block always continues. Where checkpoints are needed the others
+        wait for the last one that the first request takes in the prefix they share.
+        """
+        if self._needs_checkpoint:
+            return not self._waits(request)
+        self.release(request)
+        block = self._next_block(request)
+        if block is None:
+            return True
+        if self._in_flight.setdefault(block, request.uid) == request.uid:
+            self._plan(request).in_flight = block
+            return True
+        return request.computed % BLOCK_TOKENS != 0
+
+    def release(self, request: Request) -> None:
+        """Give up the request's claim, if it has one."""
+        plan = self._plan(request)
+        block, plan.in_flight = plan.in_flight, None
+        if block is not None and self._in_flight.get(block) == request.uid:
+            del self._in_flight[block]
+
+    # Waiting for a checkpoint
+
+    def waits_for(self, request: Request) -> Request | None:
+        """The request whose checkpoint this one waits for, and which waits for none itself."""
+        first, plan = None, self._plans.get(request.uid)
+        while plan is not None and plan.waits_for is not None:
+            first = plan.waits_for[0]
+            plan = self._plans.get(first.uid)
+        return first
+
+    def end_wait(self, request: Request) -> int:
+        """Whether the request has waited since the last call: not 0.
+
+        It looks for what the other one saved, and calls `in_vain` with that number if there is
+        nothing to continue from.
+        """
+        plan = self._plan(request)
+        waited, plan.waited = plan.waited, 0
+        return waited
+
+    def in_vain(self, request: Request, waited: int = 1, *, look_again: bool = False) -> None:
+        """The request waited or read without a use; `look_again` as if it had waited."""
+        plan = self._plan(request)
+        plan.in_vain += waited
+        if look_again:
+            plan.waited = 1
+
+    def beginning_like(self, leader: Request) -> Iterator[Request]:
+        """The requests without blocks that begin like `leader`."""
+        return (other for other, _ in self._common.of(leader) if other.phase is Phase.WAITING)
+
+    # Taking checkpoints
+
+    def checkpoint_at(self, request: Request) -> int | None:
+        """The next position where prefill must stop to take a checkpoint."""
+        positions = self._positions(request)
+        following = bisect_right(positions, request.computed)
+        return positions[following] if following < len(positions) else None
+
+    def takes_checkpoint(self, request: Request) -> bool:
+        """Whether to take a checkpoint of what the request has computed."""
+        return request.computed in self._positions(request)
+
+    # Inside
+
+    def _plan(self, request: Request) -> _Plan:
+        plan = self._plans.get(request.uid)
+        # Two threads may get here for one request: both must return the same plan.
+        return self._plans.setdefault(request.uid, _Plan()) if plan is None else plan
+
+    def _positions(self, request: Request) -> tuple[int, ...]:
+        """Positions at which the request's prefill takes checkpoints."""
+        if not self._needs_checkpoint or request.scoring:
+            return ()
+        plan = self._plan(request)
+        made_for = (self._common.version(request), plan.start)
+        if plan.made_for != made_for:
+            plan.made_for = made_for
+            junctions = [n_tokens for _, n_tokens in self._common.of(request)]
+            plan.positions = checkpoint_positions(
+                len(request.prompt),
+                start=plan.start,
+                end=self._spec.reusable(request.n_tokens - 1),
+                apart=self._apart,
+                junctions=junctions if plan.junction is None else [*junctions, plan.junction],
+            )
+        return plan.positions
+
+    def _waits(self, request: Request) -> bool:
+        """Whether another request is about to take a checkpoint from which this one continues.
+
+        Once that one takes no more in what they share, or ends, the request looks for what was
+        saved before it waits again, and waits in vain a few times at most: others that arrive
+        later and end sooner cannot keep it waiting.
+        """
+        plan = self._plan(request)
+        if plan.waited or plan.in_vain >= _MOST_IN_VAIN or request.scoring:
+            return False
+        if plan.waits_for is None:
+            plan.waits_for = next(self._leaders(request), None)
+        elif not self._leads(*plan.waits_for, request):
+            # One that goes on has taken it: then the store does not keep it.
+            goes_on = plan.waits_for[0].phase in (Phase.PREFILL, Phase.DECODE)
+            plan.waits_for, plan.waited = None, _MOST_IN_VAIN if goes_on else 1
+        return plan.waits_for is not None
+
+    def _leaders(self, request: Request) -> Iterator[tuple[Request, int]]:
+        """Requests that compute what `request` needs, and how many tokens they share."""
+        for other, shared in self._common.of(request, request.computed + FEWEST_TOKENS):
+            if self._leads(other, shared, request):
+                yield other, shared
+
+    def _leads(self, leader: Request, shared: int, request: Request) -> bool:
+        """Whether `leader` will take a checkpoint in the `shared` tokens that `request` needs."""
+        if not (is_computing(leader) and computes_before(leader, request)):
+            return False
+        positions = self._positions(leader)
+        n_shared = bisect_right(positions, shared)
+        last = positions[n_shared - 1] if n_shared else 0
+        return last > leader.computed and last >= request.computed + FEWEST_TOKENS
