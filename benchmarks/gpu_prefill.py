@@ -41,8 +41,8 @@ OURS, THEIRS = "semantic", "mlx-lm"
 NEIGHBOURS, NEIGHBOUR_TOKENS, NEIGHBOUR_NEW = 7, 512, 1024
 AT_ONCE = 8
 NEW, TURNS, AGAIN = 20, 6, 3
-LENGTHS, SMALL_LENGTHS = (8192, 32768), (96, 300)
-SHORT, SMALL_SHORT = (1121, 2000), (40, 90)
+LENGTHS, SMALL_LENGTHS = (8192, 32768), (48, 96)
+SHORT, SMALL_SHORT = (1121, 2000), (20, 40)
 MOST_GAP_MS, MOST_RESIDENT_MS, MOST_SECONDS_PER_8K = 250.0, 40.0, 1.0
 _MS = 1e3
 _CALM = 20
@@ -253,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parameters={"layers": given.layers, "lengths": ", ".join(map(str, lengths))}, seed=0,
     )  # fmt: skip
     given.output.mkdir(parents=True, exist_ok=True)
-    model = shapes.small() if given.small else shapes.llama_8b(given.layers)
+    model = shapes.small(layers=1) if given.small else shapes.llama_8b(given.layers)
     vocab = 2048 if given.small else shapes.LLAMA_VOCAB
     lines: list[dict[str, Json]] = []
 

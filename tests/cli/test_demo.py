@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from semantic.cli.demo.command import Recall, Restart, Row, Survival, line_view,
 from semantic.cli.demo.script import CAST, script
 from semantic.cli.demo.worker import Question, Setup, Worker
 from semantic.domain.errors import BackendError
-from tests.cli.support import process, semantic
+from tests.cli.support import semantic
 from tests.support.fake_tokenizer import ByteTokenizer
+from tests.support.lanes import more
 
 
 def recall(missing: tuple[str, ...] = (), *, same_tokens: bool = True) -> Recall:
@@ -40,6 +42,7 @@ def recall(missing: tuple[str, ...] = (), *, same_tokens: bool = True) -> Recall
 def test_it_ends_well_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CAST", (CAST[0], replace(CAST[1], tokens=200)))
     monkeypatch.setattr(module, "LATE", "ben")
+    monkeypatch.setattr(module.Stage, "restart", lambda *_: Restart("1, 2,", (survival(),)))
     ran = semantic("demo")
     assert (ran.code, ran.err) == (0, "")
     assert "2 agents decoded in one batch; ben joined late." in ran.out
@@ -47,6 +50,7 @@ def test_it_ends_well_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ada: resumed" in ran.out
     for word in (*CAST[0].expected, *CAST[1].expected):
         assert word in ran.out.split("in one batch")[1]
+    assert "restored: 290 of 300 prompt tokens from disk" in ran.out
     assert "every answer equals one without a cache" in ran.out
 
 
@@ -103,21 +107,21 @@ def test_a_killed_worker_forgets_nothing_that_was_said_before(tmp_path: Path) ->
     assert second.cached_tokens == len(before)
 
 
-@pytest.mark.long
-def test_as_a_program_it_prints_one_document_with_every_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("lengths", [(120, 300, 600), *more((120, 800, 2000))])
+def test_it_prints_one_document_with_every_number(
+    lengths: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    ran = process("demo", "--json")
+    cast = [replace(role, tokens=n) for role, n in zip(CAST, lengths, strict=True)]
+    monkeypatch.setattr(module, "CAST", tuple(cast))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ran = semantic("demo", "--json")
     assert (ran.code, ran.err) == (0, "")
     document = json.loads(ran.out)
     assert document["passed"] is True
     assert document["failures"] == []
     assert document["decoded_together"] == 3
-    lengths = [agent["prompt_tokens"] for agent in document["agents"]]
-    assert lengths[0] < 400 < lengths[1] < 1500
-    assert lengths[2] > 2000
-    for agent in document["agents"]:
+    for agent, n in zip(document["agents"], lengths, strict=True):
+        assert n < agent["prompt_tokens"] < 2 * n + 400
         assert agent["same_tokens"]
         assert agent["missing"] == []
         assert agent["prompt_tokens"] - agent["cached_tokens"] < 30

@@ -163,7 +163,7 @@ def user(text: str) -> Message:
     return Message("user", words(8, text))
 
 
-TEMPLATES = ("semantic-tiny", "json_tools", "drops_thoughts", "hoists", "mistral")
+TEMPLATES = (*more("semantic-tiny"), "json_tools", "drops_thoughts", "hoists", "mistral")
 loop_templates = pytest.mark.parametrize(
     "run",
     ["json_tools", "drops_thoughts", "mistral", *more("semantic-tiny", "hoists")],

@@ -237,7 +237,8 @@ def last_user(agent: AgentClient) -> int:
     [
         ("messages", "drops_thoughts"),
         ("responses", "hoists"),
-        ("chat", EMBEDDED),
+        ("chat", "json_tools"),
+        pytest.param("chat", EMBEDDED, marks=pytest.mark.thorough),
     ],
     indirect=["place"],
 )
