@@ -16,6 +16,7 @@ from semantic.domain.errors import InvalidRequestError
 from semantic.domain.value_objects import BLOCK_TOKENS, SamplingParams
 from semantic.ports.serving import Ask
 from semantic.serve import ServeSettings, load_serving
+from tests.support.model_folder import small_model
 
 RULES = " ".join(f"Rule {i} is that {i} plus {i} is {2 * i}." for i in range(1, 60))
 
@@ -36,8 +37,10 @@ async def ask(serving: Serving, tenant: str, asked: Chat) -> tuple[int, str]:
     return cached, text
 
 
-def settings(store: Path, *public: Chat) -> ServeSettings:
-    engine = Settings(pool_blocks=400, use_disk=True, store=store, disk_bytes=1 << 28)
+def settings(folder: Path, *public: Chat) -> ServeSettings:
+    folder.mkdir(exist_ok=True)
+    model, store = str(small_model(folder / "model")), folder / "store"
+    engine = Settings(model, pool_blocks=400, use_disk=True, store=store, disk_bytes=1 << 28)
     return ServeSettings(engine, public=public)
 
 

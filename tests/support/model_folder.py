@@ -15,6 +15,11 @@ from tests.support.tiny_models import randomize
 _CONTEXT = 1 << 16
 
 
+def small_model(folder: Path) -> Path:
+    """A model in `folder`, written once, whose template renders tools and thoughts."""
+    return folder if folder.exists() else write_model(folder, "qwen3_coder")
+
+
 def write_model(folder: Path, name: str) -> Path:
     """Write a model with the chat format `name` to `folder`; deterministic."""
     folder.mkdir()

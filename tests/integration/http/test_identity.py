@@ -15,6 +15,7 @@ from semantic.adapters.http.settings import ServerSettings
 from semantic.bootstrap import Settings
 from semantic.serve import ServeSettings, load_serving
 from tests.support.http_server import RunningServer, running
+from tests.support.model_folder import small_model
 
 Json = dict[str, object]
 
@@ -27,9 +28,10 @@ CLAUDE_SUB = {**CLAUDE, "x-claude-code-agent-id": "a1"}
 
 
 @contextmanager
-def served(store: Path, settings: ServerSettings | None = None) -> Iterator[RunningServer]:
-    """A server with what is in `store`."""
-    engine = Settings(pool_blocks=400, use_disk=True, store=store, disk_bytes=1 << 28)
+def served(folder: Path, settings: ServerSettings | None = None) -> Iterator[RunningServer]:
+    """A server with what is in the store in `folder`."""
+    model, store = str(small_model(folder / "model")), folder / "store"
+    engine = Settings(model, pool_blocks=400, use_disk=True, store=store, disk_bytes=1 << 28)
     serving = asyncio.run(load_serving(ServeSettings(engine)))
     try:
         context = ServerContext(serving, agents=serving.agents)

@@ -18,7 +18,7 @@ from semantic.bootstrap import Settings
 from semantic.serve import ServeSettings, load_serving
 from tests.support.http_server import RunningServer, running
 from tests.support.lanes import more
-from tests.support.model_folder import write_model
+from tests.support.model_folder import small_model, write_model
 
 Json = dict[str, object]
 
@@ -28,18 +28,13 @@ SAID = ("What is rule 3?", "It is six.", "And rule 4?", "Eight.", "Rule 5?")
 ADA = {"x-agent-id": "ada"}
 
 
-def _small_model(folder: Path) -> Path:
-    """A model whose template renders everything that a request has."""
-    return folder if folder.exists() else write_model(folder, "qwen3_coder")
-
-
 @contextmanager
 def served(
     folder: Path, model: Path | None = None, settings: ServerSettings | None = None
 ) -> Iterator[RunningServer]:
     """A server with what is in the store in `folder`."""
     engine = Settings(
-        model=str(model or _small_model(folder / "small")),
+        model=str(model or small_model(folder / "small")),
         pool_blocks=400,
         use_disk=True,
         store=folder / "store",
