@@ -10,6 +10,7 @@ from semantic.application.cache.checkpoint_plan import (
     FEWEST_TOKENS,
     MOST_TOKENS,
     Distances,
+    Junctions,
     checkpoint_bytes,
     checkpoint_positions,
     distances,
@@ -95,3 +96,38 @@ def test_positions_are_ahead_in_order_and_leave_no_single_token(
     assert exact <= set(found)
     most = max(0, n - start) // distance + len(junctions) + 2
     assert len(found) <= most
+
+
+LARGE = ModelCacheSpec((FULL, state(3 << 20)))
+
+
+def chosen(shared: list[int], n_checkpoints: int, spec: ModelCacheSpec = LARGE) -> tuple[int, ...]:
+    """The junctions of a prompt of 5,000 tokens, with bytes for so many checkpoints."""
+    junctions = Junctions(spec, distances(spec, best_chunk=512))
+    budget = n_checkpoints * junctions.bytes_at(4351, 0)
+    positions, n_bytes = junctions.choose(shared, start=0, end=4999, budget=budget)
+    before = (0, *positions)
+    assert sum(map(junctions.bytes_at, positions, before)) <= n_bytes <= budget
+    return positions
+
+
+def test_all_junctions_that_the_bytes_suffice_for_are_kept() -> None:
+    assert chosen([700, 900, 900, 40, 5000], 2) == (700, 900)
+
+
+def test_junctions_that_save_others_most_tokens_are_kept() -> None:
+    assert chosen([700, 4000, 800, 4001], 1) == (4000,)
+    assert chosen([*[700] * 9, 4000, 800, 4001], 1) == (700,)
+    assert chosen([*[700] * 9, 4000, 800, 4001], 2) == (700, 4000)
+    assert chosen([700, 800, 900], 0) == ()
+    assert chosen([*[700] * 9, *range(701, 760)], 4) == (700,)  # others are beside it
+
+
+@given(
+    shared=st.lists(st.integers(0, 5000), max_size=40),
+    n=st.integers(0, 5),
+    width=st.sampled_from([1, 200, 256, 600, 5000]),
+)
+def test_junctions_take_no_more_bytes_than_they_may(shared: list[int], n: int, width: int) -> None:
+    for spec in (LARGE, ModelCacheSpec((FULL, window(width))), ModelCacheSpec((window(width),))):
+        chosen(shared, n, spec)

@@ -16,9 +16,9 @@ from semantic.application.cache.checkpoint_plan import FEWEST_TOKENS
 from semantic.application.cache.common_prefixes import CommonPrefixes, computes_before
 from semantic.application.engine.scheduler import Chunk
 from semantic.application.request import Phase, Request
-from semantic.domain.block_hash import BlockKey, Part
+from semantic.domain.block_hash import BlockKey, BlockLink, Part
 from semantic.domain.stored import BlockHeader, BlockRead, StoredBlock, Tier
-from semantic.domain.value_objects import LayerSpec, ModelCacheSpec, SamplingParams
+from semantic.domain.value_objects import LayerKind, LayerSpec, ModelCacheSpec, SamplingParams
 from tests.support.char_tokenizer import CharTokenizer
 from tests.support.fake_backend import FULL, STATE
 from tests.unit.application.world import SPECS, World, completions, expected, text_of
@@ -69,6 +69,22 @@ def request(number: int, prompt: Sequence[int], tenant: str = "") -> Request:
         CharTokenizer().detokenizer(),
         tenant=tenant,
     )
+
+
+def recorded_checkpoints(of: World) -> list[BlockLink]:
+    """What is put into the store from now on."""
+    store = of.prefix_store
+    assert isinstance(store, MemoryStore)
+    taken: list[BlockLink] = []
+    put = store.put
+
+    def recorded(block: StoredBlock) -> bool:
+        if block.header.part is Part.CHECKPOINT:
+            taken.append(block.header.link)
+        return put(block)
+
+    store.put = recorded  # type: ignore[method-assign]
+    return taken
 
 
 class Unreadable(MemoryStore):
@@ -146,17 +162,7 @@ def test_two_hundred_requests_compute_once_what_they_share(
 
 def test_a_conversation_takes_two_checkpoints_in_a_turn() -> None:
     of = world(largest_chunk=512)
-    store = of.prefix_store
-    assert isinstance(store, MemoryStore)
-    taken: list[int] = []
-    put = store.put
-
-    def counted(block: StoredBlock) -> bool:
-        if block.header.part is Part.CHECKPOINT:
-            taken.append(block.header.link.stop)
-        return put(block)
-
-    store.put = counted  # type: ignore[method-assign]
+    taken = recorded_checkpoints(of)
     prompt = text_of(1, 1000)
     for turn in range(20):
         taken.clear()
@@ -165,8 +171,23 @@ def test_a_conversation_takes_two_checkpoints_in_a_turn() -> None:
         if turn:
             # At the prompt's end, at the turn's, and where the grid is not near either.
             assert len(taken) <= 3
-            assert taken[0] >= done.cached_tokens + FEWEST_TOKENS
+            assert taken[0].stop >= done.cached_tokens + FEWEST_TOKENS
         prompt = (*prompt, *done.tokens, *text_of(turn, 100))
+
+
+def test_checkpoints_where_prompts_part_take_bytes_in_proportion_to_what_is_computed() -> None:
+    large = LayerSpec(LayerKind.STATE, state_bytes=200_000)
+    of = world((FULL, large), total_blocks=4000, largest_chunk=512, max_batch=64)
+    taken = recorded_checkpoints(of)
+    junctions = range(100, 700, 10)
+    path = text_of(1, 800)
+    prompts = {f"leaf-{at}": (*path[:at], 90 + at % 5, *text_of(2, 8)) for at in junctions}
+    reused(of, {"path": path} | prompts)
+    at_junctions = [link for link in taken if link.stop in junctions]
+    n_bytes = sum(large.state_bytes + 4 * (len(link.tokens) % 256) for link in at_junctions)
+    computed = 4 * of.backend.prefilled_tokens  # bytes of their keys and values
+    assert n_bytes <= 8 * computed + 4 * (large.state_bytes + 4 * 255)
+    assert at_junctions
 
 
 # No request waits for ever

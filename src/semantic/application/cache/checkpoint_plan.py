@@ -6,20 +6,24 @@ is likely to continue. Knows positions and sizes; neither requests nor what a ch
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right, insort
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from semantic.domain.prefix import without_generation_prompt
-from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, ModelCacheSpec
+from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, ModelCacheSpec, whole_blocks
 
 FEWEST_TOKENS = 64
 """Computing so few tokens again costs less than a checkpoint."""
 MOST_TOKENS = 4096
 """The largest distance of the grid: what an edit in a long prompt computes again at most."""
-_TIMES_AT_END = 8
-"""The end of a prompt may take so many times the bytes of the keys and values before it: it is
-where the next request is most likely to continue."""
+_TIMES_WHERE_LIKELY = 8
+"""The end of a prompt may take so many times the bytes of the keys and values before it, and all
+junctions so many times those of what is computed: there the next requests continue most likely."""
+_FREE_JUNCTIONS = 4
+"""Requests that begin alike may take so many checkpoints where they part whatever they compute."""
 _STATES_ALONE = 512
 """The grid of a model that caches nothing but states: they are all that it ever stores."""
 
@@ -53,7 +57,7 @@ def distances(spec: ModelCacheSpec, best_chunk: int) -> Distances:
     densest = max(BLOCK_TOKENS, min(best_chunk // 2, MOST_TOKENS))
     if not per_token:
         return Distances(max(densest, _STATES_ALONE), BLOCK_TOKENS)
-    return Distances(smallest(densest, 1), smallest(FEWEST_TOKENS, _TIMES_AT_END))
+    return Distances(smallest(densest, 1), smallest(FEWEST_TOKENS, _TIMES_WHERE_LIKELY))
 
 
 def checkpoint_bytes(spec: ModelCacheSpec, distance: int) -> int:
@@ -68,6 +72,95 @@ def checkpoint_bytes(spec: ModelCacheSpec, distance: int) -> int:
         for layer in spec.layers
         if layer.kind is not LayerKind.FULL
     )
+
+
+class Junctions:
+    """Which junctions have checkpoints: positions at which other requests continue differently.
+
+    Those of requests that begin alike together take at most eight times the bytes of the keys and
+    values that these compute, beside a few of any size. What is kept saves most tokens.
+    """
+
+    def __init__(self, spec: ModelCacheSpec, apart: Distances) -> None:
+        self._spec = spec
+        self._apart = apart
+        self._full = _bytes_per_token(spec, LayerKind.FULL)
+        self._per_token = self._full or _bytes_per_token(spec, LayerKind.SLIDING_WINDOW)
+
+    @property
+    def least_bytes(self) -> int:
+        """What requests that begin alike may take before they have computed a token."""
+        whole = 2 * MOST_TOKENS - 1  # behind a whole window, in the middle of a block
+        return _FREE_JUNCTIONS * self.bytes_at(whole, 0)
+
+    def budget(self, n_tokens: int) -> int:
+        """What they may take for each `n_tokens` that are computed."""
+        if self._per_token:
+            return _TIMES_WHERE_LIKELY * self._per_token * n_tokens
+        grid = self._apart.grid  # states alone
+        return _TIMES_WHERE_LIKELY * checkpoint_bytes(self._spec, grid) * n_tokens // grid
+
+    def bytes_at(self, position: int, before: int) -> int:
+        """Bytes of a checkpoint at `position` beside one at `before`, and of its partial block."""
+        return self._full * (position % BLOCK_TOKENS) + sum(
+            layer.state_bytes
+            if layer.window is None
+            else layer.bytes_per_block
+            * _window_tokens(layer.window, position, before)
+            // BLOCK_TOKENS
+            for layer in self._spec.layers
+            if layer.kind is not LayerKind.FULL
+        )
+
+    def choose(
+        self, shared: Iterable[int], *, start: int, end: int, budget: int
+    ) -> tuple[tuple[int, ...], int]:
+        """Positions after `start` and up to `end`, in order, and the bytes of their checkpoints.
+
+        `shared` are the tokens that each other request has in common with the prompt.
+        """
+        users = Counter(_leaving_several(one, end) for one in shared)
+        near = sorted(one for one in users if start + FEWEST_TOKENS <= one <= end)
+        n_bytes = sum(map(self.bytes_at, near, [start, *near]))
+        if not near or n_bytes <= budget:
+            return tuple(near), n_bytes
+        up_to = list(accumulate((users[one] for one in near), initial=0))
+        chosen: list[int] = []  # by index in `near`
+        n_bytes = 0
+        while gains := list(_gains(near, up_to, chosen, start)):
+            _, at, before = max(gains)
+            more = self.bytes_at(near[at], before)
+            if n_bytes + more > budget:
+                break
+            n_bytes += more
+            insort(chosen, at)
+        return tuple(near[at] for at in chosen), n_bytes
+
+
+def _gains(
+    near: Sequence[int], up_to: Sequence[int], chosen: Sequence[int], start: int
+) -> Iterator[tuple[int, int, int]]:
+    """Of each junction of `near` that is not beside a chosen one: how many tokens all requests
+    together compute less with it, its index, and the checkpoint before it.
+
+    `up_to[i]` requests part before junction i.
+    """
+    for left, right in pairwise([-1, *chosen, len(near)]):
+        before = near[left] if left >= 0 else start
+        last = near[right] - FEWEST_TOKENS if right < len(near) else near[-1]
+        for at in range(left + 1, right):
+            if before + FEWEST_TOKENS <= near[at] <= last:
+                yield (near[at] - before) * (up_to[right] - up_to[at]), at, before
+
+
+def _window_tokens(window: int, position: int, before: int) -> int:
+    """Tokens that a window before `position` stores beside one before `before`.
+
+    Blocks once; what begins or ends inside a block each time.
+    """
+    first = max(0, position - window + 1)
+    blocks = min(whole_blocks(first), position)
+    return blocks - first + position - max(blocks, before // BLOCK_TOKENS * BLOCK_TOKENS)
 
 
 def _bytes_per_token(spec: ModelCacheSpec, kind: LayerKind) -> int:

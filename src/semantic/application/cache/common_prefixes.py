@@ -23,8 +23,10 @@ class _Group:
     """The requests of one tenant that begin with the same `FEWEST_TOKENS` tokens.
 
     `version` changes when one is added or removed; `compared` are those to compare with, as of
-    `compared_at`.
+    `compared_at`. `allowance`: bytes that checkpoints may take where they part.
     """
+
+    allowance: int
 
     live: dict[str, _Live] = field(default_factory=dict)
     version: int = 0
@@ -51,7 +53,9 @@ class CommonPrefixes:
     `add` is called by any thread, all else by the stepping thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, allowance: int = 0) -> None:
+        """`allowance`: bytes that requests that begin alike have from the beginning."""
+        self._allowance = allowance
         self._live: dict[str, _Live] = {}
         self._groups: dict[tuple[str, bytes], _Group] = {}
         self._lock = threading.Lock()
@@ -66,7 +70,7 @@ class CommonPrefixes:
         if len(packed) < _HEAD_BYTES:
             return
         with self._lock:
-            group = self._groups.setdefault(_head(request, packed), _Group())
+            group = self._groups.setdefault(_head(request, packed), _Group(self._allowance))
             group.live[request.uid] = self._live[request.uid] = _Live(request, packed, group)
             group.version += 1
 
@@ -85,6 +89,17 @@ class CommonPrefixes:
         """Changes with the requests that `of` returns."""
         own = self._live.get(request.uid)
         return -1 if own is None else own.group.version
+
+    def allowance(self, request: Request) -> int:
+        """Bytes that checkpoints may take where requests that begin like this one part."""
+        own = self._live.get(request.uid)
+        return 0 if own is None else own.group.allowance
+
+    def allow(self, request: Request, n_bytes: int) -> None:
+        """Add to the allowance, or with a negative number take from it."""
+        own = self._live.get(request.uid)
+        if own is not None:
+            own.group.allowance += n_bytes
 
     def of(self, request: Request, at_least: int = FEWEST_TOKENS) -> Iterator[tuple[Request, int]]:
         """Requests of the same tenant and how many tokens they share: `at_least` or more."""

@@ -400,7 +400,7 @@ class PrefixStore:
         links = state.all_links(self.scope(request.tenant), request.tokens[:reusable])
         if self._put_full(sequence, links[state.stored_blocks :]) and reusable == length:
             self._put_checkpoint(sequence, links)
-            self.shared.continues_from(request, length)
+            self.shared.took_checkpoint(request, length)
 
     def _put_full(self, sequence: SequenceId, links: Sequence[BlockLink]) -> bool:
         """Save FULL bodies; False when the store refuses one: later ones would be unreachable."""

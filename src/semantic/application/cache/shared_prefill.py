@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from semantic.application.cache.checkpoint_plan import (
     FEWEST_TOKENS,
+    Junctions,
     checkpoint_positions,
     distances,
 )
@@ -38,6 +39,12 @@ class _Plan:
     """Where the prompt differs from all that was stored when it was looked up."""
     positions: tuple[int, ...] = ()
     """Positions at which to take checkpoints."""
+    junctions: tuple[int, ...] = ()
+    """Those of `positions` at which other requests continue with other tokens."""
+    reserved: int = 0
+    """Bytes of their checkpoints."""
+    counted: int | None = None
+    """Up to where the tokens that the request computes allow such checkpoints."""
     made_for: tuple[int, int] = (-1, -1)
     """The version of the common prefixes and the start that `positions` was made for."""
     waits_for: tuple[Request, int] | None = None
@@ -74,7 +81,8 @@ class SharedPrefill:
         self._next_block = next_block
         self._needs_checkpoint = needs_checkpoint
         self._apart = distances(spec, best_chunk)
-        self._common = CommonPrefixes()
+        self._junctions = Junctions(spec, self._apart)
+        self._common = CommonPrefixes(self._junctions.least_bytes)
         self._plans: dict[str, _Plan] = {}
         self._in_flight: dict[BlockHash, str] = {}
 
@@ -90,17 +98,27 @@ class SharedPrefill:
         self._plan(request).junction = junction
 
     def continues_from(self, request: Request, position: int) -> None:
+        """The request is restored at `position`: it computes what follows."""
+        plan = self._plan(request)
+        plan.start, plan.counted = position, None
+
+    def took_checkpoint(self, request: Request, position: int) -> None:
         """The request has a checkpoint at `position`, which is in the store."""
-        self._plan(request).start = position
+        plan = self._plan(request)
+        if position in plan.junctions:
+            # Spent: what is left of the reserved bytes is returned when the next are chosen.
+            plan.reserved -= self._junctions.bytes_at(position, plan.start)
+        plan.start = position
 
     def preempt(self, request: Request) -> None:
         """Its sequence is closed: it plans anew. What it differs from in the store stays."""
-        self.release(request)
-        self._plans[request.uid] = _Plan(junction=self._plan(request).junction)
+        junction = self._plan(request).junction
+        self._forget(request)
+        self._plans[request.uid] = _Plan(junction=junction)
 
     def drop(self, request: Request) -> None:
         """Forget a request that has ended."""
-        self.release(request)
+        self._forget(request)
         self._common.remove(request)
         self._plans.pop(request.uid, None)
 
@@ -171,7 +189,13 @@ class SharedPrefill:
         return positions[following] if following < len(positions) else None
 
     def takes_checkpoint(self, request: Request) -> bool:
-        """Whether to take a checkpoint of what the request has computed."""
+        """Whether to take a checkpoint of what the request has computed by now."""
+        if not self._needs_checkpoint:
+            return False
+        plan = self._plan(request)
+        if plan.counted is not None and plan.counted < request.computed:
+            self._common.allow(request, self._junctions.budget(request.computed - plan.counted))
+            plan.counted = request.computed
         return request.computed in self._positions(request)
 
     # Inside
@@ -189,15 +213,41 @@ class SharedPrefill:
         made_for = (self._common.version(request), plan.start)
         if plan.made_for != made_for:
             plan.made_for = made_for
-            junctions = [n_tokens for _, n_tokens in self._common.of(request)]
+            end = self._spec.reusable(request.n_tokens - 1)
+            plan.junctions = self._chosen_junctions(request, plan, end)
             plan.positions = checkpoint_positions(
                 len(request.prompt),
                 start=plan.start,
-                end=self._spec.reusable(request.n_tokens - 1),
+                end=end,
                 apart=self._apart,
-                junctions=junctions if plan.junction is None else [*junctions, plan.junction],
+                junctions=plan.junctions,
             )
         return plan.positions
+
+    def _chosen_junctions(self, request: Request, plan: _Plan, end: int) -> tuple[int, ...]:
+        """Where others continue that the allowance suffices for, with what is yet to compute."""
+        common, computed = self._common, request.computed
+        if plan.counted is None:
+            plan.counted = computed
+        shared = [n_tokens for _, n_tokens in common.of(request)]
+        chosen, n_bytes = self._junctions.choose(
+            shared if plan.junction is None else [*shared, plan.junction],
+            start=max(plan.start, computed + 1 - FEWEST_TOKENS),
+            end=end,
+            budget=common.allowance(request)
+            + plan.reserved
+            + self._junctions.budget(max(0, end - computed)),
+        )
+        common.allow(request, plan.reserved - n_bytes)
+        plan.reserved = n_bytes
+        return chosen
+
+    def _forget(self, request: Request) -> None:
+        """Give up what the request has claimed and reserved."""
+        self.release(request)
+        plan = self._plan(request)
+        self._common.allow(request, plan.reserved)
+        plan.reserved = 0
 
     def _waits(self, request: Request) -> bool:
         """Whether another request is about to take a checkpoint from which this one continues.
