@@ -1,6 +1,6 @@
 """What the tests cost: CPU seconds of each, with the processes that it starts.
 
-    python -m tools.test_costs [--record] [PYTEST ARGUMENTS]
+    python -m tools.suite_costs [--record] [PYTEST ARGUMENTS]
 
 Wall-clock time depends on what else runs; these figures hardly do. Prints the most expensive files
 and tests; `--record` writes the table of files to `benchmarks/results/test_durations.json`.
@@ -16,7 +16,6 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Final
@@ -51,7 +50,7 @@ def measure(arguments: list[str]) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         lines = Path(folder) / "lines"
         lines.touch()
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "tools.test_costs", *arguments]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "tools.suite_costs", *arguments]
         ended = subprocess.run(
             command, cwd=ROOT, env={**os.environ, _LINES: str(lines)}, check=False
         )
@@ -62,11 +61,11 @@ def measure(arguments: list[str]) -> dict[str, float]:
 
 def by_file(costs: Mapping[str, float]) -> list[tuple[str, int, float]]:
     """Files, how many tests each has and their CPU seconds, the most expensive first."""
-    tests = Counter(test.partition("::")[0] for test in costs)
-    seconds: Counter[str] = Counter()
-    for test, cost in costs.items():
-        seconds[test.partition("::")[0]] += cost  # type: ignore[assignment]
-    return [(file, tests[file], cost) for file, cost in seconds.most_common()]
+    files: dict[str, list[float]] = {}
+    for test, seconds in costs.items():
+        files.setdefault(test.partition("::")[0], []).append(seconds)
+    found = [(file, len(seconds), sum(seconds)) for file, seconds in files.items()]
+    return sorted(found, key=lambda one: -one[2])
 
 
 def main() -> None:
@@ -80,7 +79,7 @@ def main() -> None:
     print(f"{len(costs)} tests, {total:.0f} CPU seconds")
     for file, tests, seconds in files[: 4 * _MOST]:
         print(f"{seconds:8.1f} {seconds / total:6.1%} {tests:5} {file}")
-    for test, seconds in Counter(costs).most_common(8 * _MOST):
+    for test, seconds in sorted(costs.items(), key=lambda one: -one[1])[: 8 * _MOST]:
         print(f"{seconds:8.1f} {test}")
     if options.record:
         groups = [
@@ -89,7 +88,7 @@ def main() -> None:
         ]
         result = {
             "measured": "CPU seconds of each test of `make test`, its processes included, by "
-            "`python -m tools.test_costs --record`",
+            "`python -m tools.suite_costs --record`",
             "tests": len(costs),
             "seconds": round(total),
             "slowest_groups": groups,
