@@ -184,6 +184,25 @@ def test_something_lies_there_at_opening(
     assert open_descriptors() == n_open
 
 
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("place", ["block", "manifest", "shard"])
+def test_something_lies_there_and_the_index_is_gone(
+    root: Path, place: str, plant: Callable[[Path], None]
+) -> None:
+    """The index is derived from what is left."""
+    path = DISPOSABLE[place](root)
+    clear(path)
+    plant(path)
+    for file in root.glob("index.sqlite*"):
+        file.unlink()
+    with not_blocking(root), opened(root) as store:
+        assert store.read(make.header(LINKS[0])) is None or place == "manifest"
+        all_read(store, LINKS)
+        assert works(store, seed=100)
+        store.check(read_data=True)
+        store.rebuild_index()
+
+
 def keep_again(root: Path) -> None:
     """What was lost comes back: from another process's view of the folder."""
     with opened(root) as store:

@@ -105,10 +105,9 @@ class Recovery:
             if key is None or listed.entry is None:
                 _add_other(self._db, listed.path, cost_of(listed.n_bytes or PAGE))
                 continue
-            if known.get(key) == listed.n_bytes:
-                del known[key]
+            size = known.pop(key, None)
+            if size is not None and size == listed.n_bytes:
                 continue
-            known.pop(key, None)
             block_rows.drop(self._db, key)
             try:
                 found = self._reader.header(key)
