@@ -21,6 +21,7 @@ from semantic.domain.stored import BlockHeader, BlockRead, StoredBlock, Tier
 from semantic.domain.value_objects import LayerKind, LayerSpec, ModelCacheSpec, SamplingParams
 from tests.support.char_tokenizer import CharTokenizer
 from tests.support.fake_backend import FULL, STATE
+from tests.support.late_reads import LateReads
 from tests.unit.application.world import SPECS, World, completions, expected, text_of
 
 AMPLE = 1 << 30
@@ -313,7 +314,7 @@ def test_a_joint_pass_that_cannot_open_a_sequence_fails_no_other() -> None:
     leader, follower = reading_anew(of)
     prefixes = of.engine._prefixes
     assert prefixes is not None
-    prefixes.shared._plan(follower).waited = 1  # it looks now, and finds the grid's last checkpoint
+    prefixes.shared.look_again(follower)  # it looks now, and finds the grid's last checkpoint
     of.backend._joint_chunk = 2000
     of.backend.fail_next("open")
     results = of.engine._sequences.prefill([Chunk(leader, 10), Chunk(follower, 10)])
@@ -322,6 +323,29 @@ def test_a_joint_pass_that_cannot_open_a_sequence_fails_no_other() -> None:
     done = {end.agent_id: end for end in of.finish()}
     for one in (leader, follower):
         assert done[one.agent_id].tokens == expected(of.spec, one.prompt, 2).tokens
+
+
+@with_checkpoints
+def test_a_request_finds_what_was_computed_while_it_read(layers: tuple[LayerSpec, ...]) -> None:
+    of = world(layers, largest_chunk=64)
+    prefixes = of.engine._prefixes
+    assert prefixes is not None
+    reads = prefixes._loader._threads = LateReads()
+    head = text_of(1, 600)
+    of.engine.submit("leader", (*head, *text_of(5, 700)), max_tokens=1)
+    (leader,) = of.engine.requests
+    while leader.computed < 300:
+        of.engine.step_once()
+    of.engine.submit("reader", (*head, *text_of(6, 30)), max_tokens=1)
+    while leader.computed < 800:
+        of.engine.step_once()
+    reader = of.engine.requests[-1]
+    assert reader.phase is Phase.LOAD
+    while of.engine.has_work:
+        reads.arrive()
+        of.engine.step_once()
+    assert of.backend.prefilled_tokens == 1299 + 29
+    assert reader.cached_tokens == 600
 
 
 def test_reading_is_compared_with_what_is_left_to_compute() -> None:

@@ -19,7 +19,7 @@ from semantic.application.cache.match_report import match_report
 from semantic.application.cache.origin import parent_in
 from semantic.application.cache.prefix_lookup import PrefixLookup, StoredPrefix, window_links
 from semantic.application.cache.shared_prefill import SharedPrefill
-from semantic.application.request import Request
+from semantic.application.request import Phase, Request
 from semantic.domain.block_hash import (
     PUBLIC_TENANT,
     BlockHash,
@@ -188,19 +188,18 @@ class PrefixStore:
         return prefix is not None and self._begin(request, prefix)
 
     def has_next_checkpoint(self, request: Request) -> bool:
-        """Whether a request that waited can continue from a checkpoint of another one.
+        """Whether a request can continue from a checkpoint that another one has taken meanwhile.
 
         `begin_load` then reads all of that prefix, into an empty sequence.
         """
-        waited = self.shared.end_wait(request)
-        if not waited:
+        if not self.shared.looks_again(request):
             return False
         prefix = self._search(request, start=0)
         if prefix is not None and prefix.length < request.computed + FEWEST_TOKENS:
             prefix = None
         prefix = self._state(request).prefix = self._worthwhile(prefix, request)
         if prefix is None:
-            self.shared.in_vain(request, waited)
+            self.shared.in_vain(request)
         return prefix is not None
 
     def is_loading(self, request: Request) -> bool:
@@ -235,7 +234,7 @@ class PrefixStore:
         reuse.end = loaded.end if loaded.length >= state.unread else MatchEnd.DAMAGED
         if load.prefix.checkpoint is not None and not loaded.length:
             # A body was damaged, or replaced by a longer block: look for what is left.
-            self.shared.in_vain(request, look_again=not state.unread)
+            self.shared.read_in_vain(request, look_again=not state.unread)
             state.unread = state.unread or load.prefix.length
         if loaded.length > load.prefix.start:
             if loaded.end is not MatchEnd.DAMAGED:
@@ -389,9 +388,12 @@ class PrefixStore:
         return None
 
     def _search_again(self, leader: Request) -> None:
-        """Let waiting requests that begin like `leader` look for what it has saved."""
+        """Let requests that begin like `leader` and compute nothing look for what it has saved."""
         for other in self.shared.beginning_like(leader):
-            self._state(other).searched = False
+            if other.phase is Phase.WAITING:
+                self._state(other).searched = False
+            else:
+                self.shared.look_again(other)
 
     def _save_to(self, request: Request, sequence: SequenceId, length: int) -> None:
         """Save the first `length` tokens, which are all that the sequence holds."""

@@ -49,9 +49,10 @@ class _Plan:
     """The version of the common prefixes and the start that `positions` was made for."""
     waits_for: tuple[Request, int] | None = None
     """The request whose checkpoints this one waits for, and how many tokens the two share."""
+    looks_again: bool = False
+    """Whether to look for what others have saved, before it computes or waits again."""
     waited: int = 0
-    """It has waited, and has not yet looked for what the other one saved: what it adds to `in_vain`
-    if nothing is found."""
+    """What that adds to `in_vain` if nothing is found."""
     in_vain: int = 0
     """How often it has waited without a use."""
     in_flight: BlockHash | None = None
@@ -100,7 +101,7 @@ class SharedPrefill:
     def continues_from(self, request: Request, position: int) -> None:
         """The request is restored at `position`: it computes what follows."""
         plan = self._plan(request)
-        plan.start, plan.counted = position, None
+        plan.start, plan.counted, plan.waited = position, None, 0
 
     def took_checkpoint(self, request: Request, position: int) -> None:
         """The request has a checkpoint at `position`, which is in the store."""
@@ -159,26 +160,37 @@ class SharedPrefill:
             plan = self._plans.get(first.uid)
         return first
 
-    def end_wait(self, request: Request) -> int:
-        """Whether the request has waited since the last call: not 0.
+    def look_again(self, request: Request) -> None:
+        """Others have saved what the request could not find before."""
+        plan = self._plan(request)
+        plan.looks_again = plan.in_vain < _MOST_IN_VAIN
 
-        It looks for what the other one saved, and calls `in_vain` with that number if there is
-        nothing to continue from.
+    def looks_again(self, request: Request) -> bool:
+        """Whether others may have saved more since the request was looked up; once.
+
+        `in_vain` is called if there is nothing to continue from.
         """
         plan = self._plan(request)
-        waited, plan.waited = plan.waited, 0
-        return waited
+        looks, plan.looks_again = plan.looks_again, False
+        return looks
 
-    def in_vain(self, request: Request, waited: int = 1, *, look_again: bool = False) -> None:
-        """The request waited or read without a use; `look_again` as if it had waited."""
+    def in_vain(self, request: Request) -> None:
+        """What the request waited for was of no use."""
         plan = self._plan(request)
-        plan.in_vain += waited
+        plan.in_vain += plan.waited
+        plan.waited = 0
+
+    def read_in_vain(self, request: Request, *, look_again: bool) -> None:
+        """What was read is damaged; `look_again` for what is left."""
+        plan = self._plan(request)
+        plan.in_vain += 1
         if look_again:
-            plan.waited = 1
+            plan.looks_again, plan.waited = True, 1
 
     def beginning_like(self, leader: Request) -> Iterator[Request]:
-        """The requests without blocks that begin like `leader`."""
-        return (other for other, _ in self._common.of(leader) if other.phase is Phase.WAITING)
+        """The requests that have computed nothing and begin like `leader`."""
+        looking = Phase.WAITING, Phase.LOAD
+        return (other for other, _ in self._common.of(leader) if other.phase in looking)
 
     # Taking checkpoints
 
@@ -257,14 +269,15 @@ class SharedPrefill:
         later and end sooner cannot keep it waiting.
         """
         plan = self._plan(request)
-        if plan.waited or plan.in_vain >= _MOST_IN_VAIN or request.scoring:
+        if plan.looks_again or plan.in_vain >= _MOST_IN_VAIN or request.scoring:
             return False
         if plan.waits_for is None:
             plan.waits_for = next(self._leaders(request), None)
         elif not self._leads(*plan.waits_for, request):
             # One that goes on has taken it: then the store does not keep it.
             goes_on = plan.waits_for[0].phase in (Phase.PREFILL, Phase.DECODE)
-            plan.waits_for, plan.waited = None, _MOST_IN_VAIN if goes_on else 1
+            plan.waits_for, plan.looks_again = None, True
+            plan.waited = _MOST_IN_VAIN if goes_on else 1
         return plan.waits_for is not None
 
     def _leaders(self, request: Request) -> Iterator[tuple[Request, int]]:

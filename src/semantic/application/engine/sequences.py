@@ -73,6 +73,7 @@ class Sequences:
         if self._prefixes is not None:
             self._prefixes.finish_load(request)
         request.phase = Phase.PREFILL
+        self._loads_checkpoint(request)  # of those taken while it read
 
     def reserve(self, request: Request) -> None:
         """Reserve memory for the request's capacity. Raises BackendError."""
@@ -225,17 +226,28 @@ class Sequences:
 
     def _loads_next_blocks(self, request: Request) -> bool:
         """Whether the request's next blocks are read from the store: then it is in phase LOAD."""
+        if request.phase is not Phase.PREFILL:
+            return request.phase is Phase.LOAD
+        return self._loads_checkpoint(request) or self._loads_blocks(request)
+
+    def _loads_checkpoint(self, request: Request) -> bool:
+        """Whether all of the request is read from the store, up to a checkpoint of another one."""
         prefixes = self._prefixes
-        if request.phase is Phase.PREFILL and request.to_prefill and prefixes is not None:
-            if prefixes.has_next_checkpoint(request):
-                if request.computed:
-                    self._reopen(request)
-                loads = prefixes.begin_load(request)
-            else:
-                loads = prefixes.load_next_blocks(request)
-            if loads:
-                request.phase = Phase.LOAD
+        if prefixes is None or not request.to_prefill or not prefixes.has_next_checkpoint(request):
+            return False
+        if request.computed:
+            self._reopen(request)
+        if prefixes.begin_load(request):
+            request.phase = Phase.LOAD
         return request.phase is Phase.LOAD
+
+    def _loads_blocks(self, request: Request) -> bool:
+        """Whether blocks that others have computed are read behind what the request holds."""
+        prefixes = self._prefixes
+        if prefixes is None or not request.to_prefill or not prefixes.load_next_blocks(request):
+            return False
+        request.phase = Phase.LOAD
+        return True
 
     def _reopen(self, request: Request) -> SequenceId:
         """Replace the request's sequence by an empty one. Raises BackendError."""
