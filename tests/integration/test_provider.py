@@ -8,8 +8,10 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from mlx_lm.utils import load as mlx_load
 
 from semantic import BlockPool, BlockPoolBatchEngine, load
+from semantic.adapters.mlx.model import provider
 from semantic.adapters.mlx.model.fingerprint import fingerprint
 from semantic.adapters.mlx.model.provider import EMBEDDED_MODEL, find_folder
 from semantic.domain.errors import ModelNotFoundError
@@ -78,6 +80,39 @@ def test_a_broken_folder_is_refused_with_one_message(
     (folder / file).write_bytes(content)
     with pytest.raises(ModelNotFoundError, match="cannot load the model in"):
         load(str(folder))
+
+
+def another_model(folder: Path) -> None:
+    """The same architecture with other weights, moved over the first."""
+    weights = mx.load(str(folder / "model.safetensors"))
+    assert isinstance(weights, dict)
+    other = {name: weight * 1.01 for name, weight in weights.items()}
+    mx.save_safetensors(str(folder / "new.safetensors"), other, {"format": "mlx"})
+    (folder / "new.safetensors").replace(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("when", ["before it is read", "after it was read"])
+def test_weights_exchanged_while_they_are_loaded_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Their keys and values would be stored under the name of the others."""
+    moments = []
+
+    def exchange(path: str) -> object:
+        if when == "before it is read":
+            another_model(folder)
+        loaded = mlx_load(path)
+        if when == "after it was read":
+            another_model(folder)
+        moments.append(path)
+        return loaded
+
+    monkeypatch.setattr(provider, "load", exchange)
+    with pytest.raises(ModelNotFoundError, match=r"model\.safetensors changed while it was loaded"):
+        load(str(folder))
+    assert moments
+    monkeypatch.undo()
+    assert load(str(folder))[0].model_id == fingerprint(folder)
 
 
 def test_weights_of_another_shape_are_refused(folder: Path) -> None:

@@ -44,6 +44,15 @@ def fingerprint(folder: Path, cache: DigestCache | None = None) -> str:
     return f"sha256:{digest('model-v1', *fields).hex()}"
 
 
+def file_states(folder: Path) -> dict[str, FileState]:
+    """The state of each file that the fingerprint covers, by name.
+
+    A model whose states are the same before and after it was loaded and hashed is the one that the
+    fingerprint names. Raises OSError.
+    """
+    return {path.relative_to(folder).as_posix(): FileState.of(path) for path in _files_of(folder)}
+
+
 def numerics() -> str:
     """What determines rounding here: libraries, device, architecture, weight type, BLAS."""
     kind = read_device().kind

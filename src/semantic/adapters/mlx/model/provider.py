@@ -35,7 +35,7 @@ from semantic.adapters.mlx.kv_cache.model_spec import read_shapes, read_spec
 from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, choose_layers
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.adapters.mlx.model import first_kernels
-from semantic.adapters.mlx.model.fingerprint import fingerprint
+from semantic.adapters.mlx.model.fingerprint import file_states, fingerprint
 from semantic.adapters.mlx.model.short_steps import shorten_here
 from semantic.adapters.mlx.model.warm_up import warm_up
 from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
@@ -71,16 +71,23 @@ class MLXModelProvider:
         """
         folder = find_folder(model_id)
         try:
+            before = file_states(folder)
             with ThreadPoolExecutor(1, thread_name_prefix="fingerprint") as beside:
                 naming = beside.submit(fingerprint, folder)
                 first_kernels.wait()
                 loaded = load(str(folder))
                 name = naming.result()
+            after = file_states(folder)
         except (*_LOAD_ERRORS, SystemExit) as error:  # a module that lacks a package exits
             raise ModelNotFoundError(
                 f"cannot load the model in {folder}: {error} "
                 f"(mlx-lm {version('mlx-lm')}; a newer one may, or another conversion of the model)"
             ) from error
+        if changed := {name for name, _ in before.items() ^ after.items()}:
+            raise ModelNotFoundError(
+                f"cannot load the model in {folder}: {', '.join(sorted(changed))} changed while it "
+                "was loaded; load it when its files are complete"
+            )
         model, tokenizer = cast(Module, loaded[0]), cast(HuggingFaceTokenizer, loaded[1])
         if mx.default_device() == mx.Device(mx.cpu):
             model.set_dtype(mx.float32)
