@@ -21,6 +21,7 @@ from semantic.cli.doctor import SUPPORTED, check_blas, check_version
 from tests.cli.support import ROOT, FakeProvider, process, semantic
 from tests.support.in_pages import tiny_backend
 from tests.support.tiny_models import tiny_model
+from tests.support.unusual_models import unusual_model
 
 NAMES = [
     "semantic", "python", "platform", "mlx", "mlx-lm", "device", "blas", "store", "embedded model",
@@ -135,9 +136,9 @@ def test_the_layers_that_keep_mlx_lms_caches_are_named() -> None:
 def test_the_form_of_the_caches_is_told() -> None:
     unmeasured = wrap_model(tiny_model("llama"), attention=None, calibration=lambda *_: None)
     assert doctor.check_caches(tiny_backend("llama in pages")).detail == "in pages"
-    assert doctor.check_caches(tiny_backend("glm_moe_dsa")).detail == "padded by mlx-lm"
+    assert doctor.check_caches(tiny_backend("adds to keys")).detail == "padded by mlx-lm"
     assert doctor.check_caches(unmeasured).detail == "one by one (ragged)"
-    alone = doctor.check_caches(tiny_backend("gemma2"))
+    alone = doctor.check_caches(wrap_model(unusual_model("gpt_bigcode")))
     assert alone.verdict == "warning"
     assert "one sequence after the other" in alone.detail
 

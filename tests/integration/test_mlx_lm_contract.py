@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import cast
@@ -13,13 +15,14 @@ import pytest
 from llguidance import LLMatcher
 from llguidance.hf import from_tokenizer
 from mlx_lm.generate import BatchGenerator, GenerationBatch, PromptProcessingBatch
-from mlx_lm.models import base, cache, deepseek_v3, llama
+from mlx_lm.models import base, cache, deepseek_v3, deepseek_v32, llama
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerFast
 
 from semantic.adapters.mlx.kv_cache import attention_hook
+from semantic.adapters.mlx.kv_cache.contiguous import row_by_row
 from semantic.adapters.mlx.kv_cache.contiguous.cache import RaggedBatch, SequenceCache
-from semantic.adapters.mlx.kv_cache.contiguous.ragged_array import RaggedArray
+from semantic.adapters.mlx.kv_cache.contiguous.ragged_array import ROW_BY_ROW, RaggedArray
 from tests.support.text_tokenizer import text_tokenizer
 from tests.support.tiny_models import VOCAB, tiny_model
 
@@ -168,6 +171,50 @@ def test_latent_attention_computes_with_what_its_cache_returns_as_ours_allows() 
     assert "kv_latent, k_pe = cache.update_and_fetch(kv_latent, k_pe)" in source
     assert "@ k_pe.swapaxes(-1, -2)" in source
     assert "mask=pe_scores" in source
+
+
+def test_parts_that_are_computed_row_by_row_are_called_as_ours_are() -> None:
+    parts = {
+        f"{kind}.{name}": list(
+            inspect.signature(
+                getattr(getattr(importlib.import_module(module), kind), name)
+            ).parameters
+        )[1:]
+        for module, kind, name in row_by_row.PARTS
+    }
+    assert parts == {
+        "DeepseekV32Attention.__call__": ["x", "mask", "cache"],
+        "DynamicNTKScalingRoPE.__call__": ["x", "offset"],
+        "Indexer.__call__": ["x", "qr", "mask", "cache"],
+        "Attention._block_mask": ["x", "mask", "offset", "cache"],
+    }
+
+
+def test_an_indexer_chooses_after_the_latents_were_fetched_and_none_means_all() -> None:
+    source = inspect.getsource(inspect.unwrap(deepseek_v32.DeepseekV32Attention.__call__))
+    fetched = source.index("kv_latent, k_pe = cache[0].update_and_fetch(kv_latent, k_pe)")
+    chosen = source.index("topk_indices = self.indexer(x, qr, mask, cache=cache[1])")
+    assert fetched < chosen < source.index("if topk_indices is not None:")
+
+
+def test_functions_of_rows_take_what_mlxs_take_and_give_the_same() -> None:
+    whole = mx.random.normal((2, 1, 3, 4), key=mx.random.key(0))
+    rows = RaggedArray([whole[:1], whole[1:]], mx.float32)
+
+    def scores(keys: mx.array, of: Mapping[str, Callable[..., mx.array]]) -> mx.array:
+        wide = of["tile"](of["expand_dims"](keys, 2), [1, 1, 2, 1, 1])
+        capped = mx.ones((2, 1, 2, 5, 4)) @ wide.swapaxes(-1, -2) / 3.0
+        capped = of["tanh"](capped)
+        capped *= 3.0
+        return of["softmax"](capped, precise=True, axis=-1) @ of["depends"](wide, [wide])
+
+    functions = {name: getattr(mx, name) for name in ROW_BY_ROW}
+    assert mx.allclose(scores(rows, ROW_BY_ROW), scores(whole, functions), atol=1e-6)
+    assert mx.allclose(scores(whole, ROW_BY_ROW), scores(whole, functions), atol=1e-6)
+    rows = RaggedArray([whole[:1], whole[1:, :, :2]], mx.float32)
+    n_rows, heads, lengths, dim = rows.shape
+    assert (n_rows, heads, dim) == (2, 1, 4)
+    assert cast(mx.array, lengths).tolist() == [3, 2]
 
 
 def test_the_cache_of_a_state_has_the_fields_that_rows_are_gathered_from() -> None:

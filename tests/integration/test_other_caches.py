@@ -12,6 +12,7 @@ from mlx.nn.layers.base import Module
 from semantic import BlockPool, BlockPoolBatchEngine
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.batch.decode_batch import ContinuousBatch
+from semantic.adapters.mlx.batch.generator_batch import GeneratorBatch
 from semantic.adapters.mlx.kv_cache.spec_reader import read_spec
 from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.domain.errors import UnsupportedModelError
@@ -48,12 +49,20 @@ def test_all_kinds_of_layers_decode_in_our_batch_and_answers_stay_exact(
     answers_are_exact_in_two_turns(built, backend)
 
 
-@pytest.mark.parametrize("model", ["falcon_h1", "longcat_flash"])
+@pytest.mark.parametrize("model", ["falcon_h1", "glm_moe_dsa", "longcat_flash"])
 def test_lists_of_caches_decode_in_our_batch_and_answers_stay_exact(model: str) -> None:
     built = tiny_model(model)
     backend = wrap_model(built)
     assert all(backend.ragged_layers)
     assert isinstance(backend._batch, ContinuousBatch)
+    answers_are_exact_in_two_turns(built, backend)
+
+
+def test_what_our_batch_computes_otherwise_is_padded_by_mlx_lm_and_answers_stay_exact() -> None:
+    built = tiny_model("adds to keys")
+    backend = wrap_model(built)
+    assert not any(backend.ragged_layers)
+    assert isinstance(backend._batch, GeneratorBatch)
     answers_are_exact_in_two_turns(built, backend)
 
 

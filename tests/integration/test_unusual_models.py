@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import io
+import itertools
 from pathlib import Path
+from typing import cast
 
 import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
+from mlx_lm.models import minimax_m3_vl
 
 from semantic import BlockPool, BlockPoolBatchEngine
 from semantic.adapters.mlx.backend import MLXBackend
+from semantic.adapters.mlx.batch.calibration import padding_works
 from semantic.adapters.mlx.kv_cache import probe
+from semantic.adapters.mlx.kv_cache.contiguous import row_by_row
+from semantic.adapters.mlx.kv_cache.contiguous.buffer import KVBuffer
+from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache, WindowCache
 from semantic.adapters.mlx.kv_cache.model_spec import read_shapes, read_spec
 from semantic.adapters.mlx.kv_cache.narrowed import NARROW, narrowed
 from semantic.adapters.mlx.kv_cache.paged.attention import PortableAttention
 from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, choose_layers
+from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.application.cache.loading import BreakEven
 from semantic.bootstrap import Settings, open_store
-from semantic.domain.value_objects import LayerKind
+from semantic.domain.value_objects import LayerKind, SamplingParams
 from tests.integration.test_exactness import prompts
 from tests.support.char_tokenizer import CharTokenizer
 from tests.support.lanes import THOROUGH
 from tests.support.rounding import equally_likely
-from tests.support.tiny_models import VOCAB
-from tests.support.unusual_models import WINDOW, unusual_model
+from tests.support.tiny_models import VOCAB, tiny_model
+from tests.support.unusual_models import UNUSUAL, WINDOW, unusual_model
 
 _NEW = 10
 
@@ -123,6 +133,9 @@ def test_masks_are_read_without_computing() -> None:
 
 def test_what_is_wrong_beyond_a_budget_is_found_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
     model = unusual_model("minimax_m3_vl")
+    monkeypatch.setattr(row_by_row, "PARTS", {})
+    theirs = inspect.unwrap(minimax_m3_vl.Attention._block_mask)
+    monkeypatch.setattr(minimax_m3_vl.Attention, "_block_mask", theirs)
     spec, shapes = read_spec(model), read_shapes(model)
     assert spec is not None
     assert choose_layers(LogitsProbe(model), spec, shapes) is None
@@ -141,17 +154,26 @@ def test_a_narrowed_model_is_as_it_was_afterwards() -> None:
     assert read_spec(model) == before
 
 
+LIKE_ANOTHER = {"internlm2": "internlm3", "plamo": "gemma2"}
+"""Models that are computed as another is."""
+
+
+def lane(name: str) -> object:
+    """A model, for `make thorough` alone if another is computed as it is."""
+    return pytest.param(name, marks=[pytest.mark.thorough] if name in LIKE_ANOTHER else [])
+
+
 DIVIDED = {"internlm2": 0, "internlm3": 0, "plamo3": WINDOW - 1}
 """Models that compute other keys if a prompt is divided elsewhere, and what can be reused."""
 
 
-@pytest.mark.parametrize("name", DIVIDED)
+@pytest.mark.parametrize("name", [lane(name) for name in DIVIDED])
 def test_where_a_prompt_is_divided_matters_nothing_is_reused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(BreakEven, "worth_reading", lambda *_: True)
     served = Served(name, folder=tmp_path)
-    assert served.backend.together == (name == "plamo3")
+    assert all(served.backend.ragged_layers)
     cached = converse(served, (700, 7, WINDOW + 1, 2100 if THOROUGH else 300))
     assert all(n <= DIVIDED[name] for turn in cached for n in turn)
     edited = prompts(700, seed=41)[0]
@@ -166,6 +188,39 @@ def test_where_a_prompt_is_divided_matters_nothing_is_reused(
     served.engine.close()
 
 
+@pytest.mark.parametrize("name", ["glm_moe_dsa", "minimax_m3_vl"])
+def test_index_keys_that_choose_nothing_yet_are_computed_all_the_same(name: str) -> None:
+    # No logits depend on them yet: their graph would grow with each token.
+    backend = wrap_model(unusual_model(name) if name in UNUSUAL else tiny_model(name))
+    for _ in range(2):
+        backend.start(backend.open(64), 5, [], SamplingParams(), 0)
+    for _ in range(6):
+        assert backend.decode()
+    for cache in itertools.chain(*backend.sequences()):
+        graph = io.StringIO()
+        mx.export_to_dot(graph, cast(FullCache, cache).keys)
+        assert graph.getvalue().count("SliceUpdate") <= 2
+
+
+@pytest.mark.parametrize("name", ["internlm3", "minimax_m3_vl"])
+def test_what_is_computed_row_by_row_is_neither_in_pages_nor_padded(name: str) -> None:
+    model = unusual_model(name)
+    backend = wrap_model(model, attention=lambda _: PortableAttention())
+    assert all(backend.ragged_layers)
+    assert not backend.in_pages
+    assert not padding_works(model)
+
+
+def test_what_layers_share_is_kept_until_the_cache_is_evaluated() -> None:
+    shape = LayerShape(1, 4, 4, mx.float32)
+    cache = WindowCache(KVBuffer.empty(shape, 256), 0, 8, 256)
+    seen = cache.append(*mx.random.normal((2, 1, 1, 300, 4)))
+    assert cache.keys_and_values() == seen
+    mx.eval(cache.state)
+    with pytest.raises(ValueError, match="nothing was appended"):
+        cache.keys_and_values()
+
+
 def test_before_the_place_where_it_matters_everything_is_reused() -> None:
     served = Served("internlm3+4096")
     assert served.backend.cache_spec().reusable_tokens == 4096
@@ -173,17 +228,21 @@ def test_before_the_place_where_it_matters_everything_is_reused() -> None:
     assert all(all(n > 0 for n in turn) for turn in cached[1:])
 
 
-ALONE = ("gemma2", "gpt_bigcode", "afm7", "llama4", "deepseek_v41", "minimax_m3_vl")
+ALONE = ("gpt_bigcode", "llama4", "deepseek_v41")
+"""Models that no batch computes: they are served one after the other."""
+IN_A_BATCH = ("afm7", "gemma2", "gemma3n", "minimax_m3_vl", "plamo", "plamo2")
+"""Models that compute with what their caches return, share them, or choose from them."""
 
 
-@pytest.mark.parametrize("name", ALONE)
-def test_what_cannot_be_a_batch_is_served_one_after_the_other(
+@pytest.mark.parametrize("name", [lane(name) for name in ALONE + IN_A_BATCH])
+def test_answers_and_turns_and_restarts_are_exact(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(BreakEven, "worth_reading", lambda *_: True)
     served = Served(name, folder=tmp_path)
-    assert not served.backend.together
-    cached = converse(served, (300, 7, 65, 600))
+    assert served.backend.together == (name in IN_A_BATCH)
+    assert all(served.backend.ragged_layers) == (name in IN_A_BATCH)
+    cached = converse(served, (300, 7, 65, 600) if name in IN_A_BATCH else (300, 7))
     assert all(all(n > 0 for n in turn) for turn in cached[1:])
     edited = prompts(300, seed=41)[0]
     ((answer, _),) = served.answers([edited])

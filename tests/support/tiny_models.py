@@ -21,7 +21,6 @@ from mlx.utils import tree_map_with_path
 from mlx_lm.models import cache as mlx_caches
 from mlx_lm.models import (
     falcon_h1,
-    gemma2,
     gemma3_text,
     gpt_oss,
     lfm2,
@@ -239,20 +238,6 @@ def _stablelm() -> Module:
     )
 
 
-def _gemma2() -> Module:
-    return gemma2.Model(
-        gemma2.ModelArgs.from_dict(
-            _COMMON
-            | {
-                "model_type": "gemma2",
-                "head_dim": 16,
-                "rms_norm_eps": 1e-5,
-                "query_pre_attn_scalar": 16.0,
-            }
-        )
-    )
-
-
 def _falcon_h1() -> Module:
     return falcon_h1.Model(
         falcon_h1.ModelArgs.from_dict(
@@ -294,18 +279,30 @@ class _Attention(Module):
         mask = cache.make_mask(n, return_array=False, window_size=None)
         q, k = self.rope(q, offset=cache.offset), self.rope(k, offset=cache.offset)
         k, v = cache.update_and_fetch(k, v)
+        k = self.seen(k)
         out = scaled_dot_product_attention(q, k, v, cache=cache, scale=0.25, mask=mask)
         return self.o_proj(out.swapaxes(1, 2).reshape(rows, n, -1))
+
+    def seen(self, keys: mx.array) -> mx.array:
+        """The keys that attention gets."""
+        return keys
+
+
+class _AddsToKeys(_Attention):
+    """Computes with its keys by a function that takes arrays alone."""
+
+    def seen(self, keys: mx.array) -> mx.array:
+        return mx.add(keys, 0.0)
 
 
 class _Windows(Module):
     """Layers with windows of several sizes; None is full attention. No model of mlx-lm has them."""
 
-    def __init__(self, *windows: int | None) -> None:
+    def __init__(self, *windows: int | None, attention: type[_Attention] = _Attention) -> None:
         cast(Callable[[], None], super().__init__)()
         self.windows = windows
         self.embed_tokens = Embedding(VOCAB, 32)
-        self.layers = [_Attention() for _ in windows]
+        self.layers = [attention() for _ in windows]
         self.norms = [RMSNorm(32) for _ in windows]
         self.norm = RMSNorm(32)
 
@@ -339,8 +336,8 @@ _OTHERS: dict[str, Callable[[], Module]] = {
     "recurrent_gemma": _recurrent_gemma,
     "stablelm": _stablelm,
     "falcon_h1": _falcon_h1,
-    "gemma2": _gemma2,
     "windows": functools.partial(_Windows, 300, 40, None, 300),
+    "adds to keys": functools.partial(_Windows, None, None, attention=_AddsToKeys),
     "gemma3 narrow": functools.partial(_gemma3, 24),
     "gemma3 wide": functools.partial(_gemma3, 700),
     **{name: functools.partial(other_models.build, name) for name in OTHER_MODELS},

@@ -51,6 +51,21 @@ _CONFIGURATIONS: Final[Mapping[str, Mapping[str, object]]] = {
     "smollm3": {**_COMMON, **_WINDOWS},
     "plamo3": {**_COMMON, "window_size": WINDOW, "sliding_window_pattern": 2, "vocab_size": VOCAB},
     "gemma2": {**_COMMON, "query_pre_attn_scalar": 16.0},
+    "gemma3n": {
+        "text_config": {
+            **_COMMON, **_WINDOWS, "model_type": "gemma3n", "num_kv_shared_layers": 2,
+            "vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 8,
+            "rope_local_base_freq": 10000.0, "final_logit_softcapping": 30.0,
+            "activation_sparsity_pattern": [0.0] * 4, "altup_num_inputs": 2,
+            "altup_coef_clip": 120.0, "altup_correct_scale": True, "altup_active_idx": 0,
+            "laurel_rank": 8,
+        }
+    },
+    "plamo": {**_COMMON, "n_shared_head": 2},
+    "plamo2": {
+        **_COMMON, "hidden_size_per_head": 16, "mamba_num_heads": 4, "mamba_d_state": 8,
+        "attention_window_size": WINDOW,
+    },
     "gpt_bigcode": {
         "n_embd": 32, "n_layer": 3, "n_inner": 64, "n_head": 4, "n_positions": 4096,
         "layer_norm_epsilon": 1e-5, "vocab_size": VOCAB,

@@ -1,8 +1,9 @@
 """Hook into mlx-lm's attention, and attention over a ragged batch.
 
-The only module that touches mlx-lm's internals: its models import the function
-`scaled_dot_product_attention` from `mlx_lm.models.base` by name, and `install` replaces that name
-in their modules. Calls whose keys are not our handle go to mlx-lm's own function.
+Its models import the function `scaled_dot_product_attention` from `mlx_lm.models.base` by name, and
+`install` replaces that name in their modules. Some call functions of `mx` with keys, values or
+scores instead; they get an `mx` whose functions take those of a batch too. Calls whose keys are not
+our handle go to mlx-lm's own function, or to MLX's.
 `tests/integration/test_mlx_lm_contract.py` fails when mlx-lm changes what this relies on.
 """
 
@@ -12,7 +13,8 @@ import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import cast
 
 import mlx.core as mx
@@ -20,7 +22,12 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models import base
 
 from semantic.adapters.mlx.kv_cache.contiguous.cache import Mask, RaggedKeys
-from semantic.adapters.mlx.kv_cache.contiguous.ragged_array import RaggedArray, rows_of
+from semantic.adapters.mlx.kv_cache.contiguous.ragged_array import (
+    ROW_BY_ROW,
+    RaggedArray,
+    rows_of,
+)
+from semantic.adapters.mlx.kv_cache.contiguous.row_by_row import choose_row_by_row
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedKeys
 
 HOOKED_NAME = "scaled_dot_product_attention"
@@ -66,11 +73,37 @@ def watching(note: Callable[[object, object], None]) -> Iterator[None]:
 
 def install(model: Module) -> None:
     """Make every module class of `model` use our attention. Idempotent."""
+    choose_row_by_row(model)
     modules = cast(Callable[[], list[Module]], model.modules)
     for name in {type(module).__module__ for module in modules()}:
         python_module = sys.modules[name]
         if getattr(python_module, HOOKED_NAME, None) is _mlx_lm_attention:
             setattr(python_module, HOOKED_NAME, scaled_dot_product_attention)
+        # MLX's own layers know no keys.
+        if getattr(python_module, "mx", None) is mx and not name.startswith("mlx."):
+            setattr(python_module, "mx", _ragged_mx)  # noqa: B010
+
+
+def _fast_attention(
+    queries: mx.array, keys: mx.array, values: mx.array, **named: object
+) -> mx.array:
+    """`mx.fast.scaled_dot_product_attention`, also for our handles."""
+    if isinstance(keys, RaggedKeys):
+        return scaled_dot_product_attention(queries, keys, values, None, **named)  # type: ignore[arg-type]
+    return _mlx_attention(queries, keys, values, **named)
+
+
+_mlx_attention = cast(Callable[..., mx.array], mx.fast.scaled_dot_product_attention)
+
+
+def _with(module: types.ModuleType, names: Mapping[str, object]) -> types.ModuleType:
+    """A module like `module`, but for these names."""
+    other = types.ModuleType(module.__name__, module.__doc__)
+    vars(other).update({**vars(module), **names})
+    return other
+
+
+_ragged_mx = _with(mx, {**ROW_BY_ROW, "fast": _with(mx.fast, {HOOKED_NAME: _fast_attention})})
 
 
 def _row_by_row(
@@ -114,7 +147,7 @@ def _decode_on_cpu(
     MLX's CPU attention computes each query head separately and reads the keys once per head;
     grouped, they are read once. Keys are the left operand: a product with few columns reads its
     left side in order, while a transposed right side would be packed first. `added`, of each row
-    (1, heads, 1, tokens), is added to its scores.
+    (1, heads, 1, tokens) or None, is added to its scores, or says which count.
     """
     n_rows, n_heads, _, head_dim = queries.shape
     kv = [
@@ -135,10 +168,16 @@ def _decode_on_cpu(
         with mx.stream(stream):
             scores = (k @ query).swapaxes(-1, -2)  # (1, kv_heads, group, tokens)
             if more is not None:
-                scores = scores + more.reshape(scores.shape)
+                scores = _masked(scores, more.reshape(scores.shape))
             rows.append(mx.softmax(scores, axis=-1, precise=True) @ v)
     out = rows[0] if n_rows == 1 else mx.concatenate(rows, axis=0)
     return out.reshape(n_rows, n_heads, 1, out.shape[-1])
+
+
+def _masked(scores: mx.array, mask: mx.array) -> mx.array:
+    if mask.dtype != mx.bool_:
+        return scores + mask
+    return mx.where(mask, scores, mx.array(mx.finfo(scores.dtype).min, scores.dtype))
 
 
 def _two_streams(lengths: Sequence[int]) -> list[mx.Stream]:

@@ -26,6 +26,7 @@ from semantic.adapters.mlx.kv_cache.contiguous.layers import (
     states_of,
 )
 from semantic.adapters.mlx.kv_cache.contiguous.mlx_lm_state import expected_state
+from semantic.adapters.mlx.kv_cache.contiguous.row_by_row import is_row_by_row
 from semantic.adapters.mlx.kv_cache.model_spec import read_shapes, read_spec
 from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention, PortableAttention
 from semantic.adapters.mlx.kv_cache.paged.block_memory import HostPages, PagedMemory
@@ -170,8 +171,8 @@ def choose_pages(
 ) -> CacheForm | None:
     """The paged form, or None if a layer cannot use pages or a test gives wrong results."""
     kinds = page_kinds(spec, shapes)
-    if kinds is None:
-        return None
+    if kinds is None or is_row_by_row(probe.model):
+        return None  # a batch in pages has no rows of its own
     found = [one for kind in kinds if (one := attention(kind)) is not None]
     if len(found) < len(kinds):
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, cast
 
 import mlx.core as mx
 
@@ -72,6 +72,10 @@ class SequenceCache(ABC):
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """mlx-lm's name for `append`."""
         return self.append(keys, values)
+
+    @abstractmethod
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """What the last `append` returned, for layers that share a cache; until `state` is read."""
 
     def make_mask(
         self,
@@ -137,6 +141,28 @@ class FullCache(SequenceCache):
         """See `SequenceCache.held`."""
         return range(self.offset)
 
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """See `SequenceCache.keys_and_values`."""
+        return self.buffer.read(0, self.offset)
+
+    @property
+    def keys(self) -> mx.array:
+        """The buffer's keys: models make other computations depend on them, or them on others."""
+        return self.buffer.k
+
+    @keys.setter
+    def keys(self, keys: mx.array) -> None:
+        self.buffer.k = keys
+
+    @property
+    def values(self) -> mx.array:
+        """The buffer's values; see `keys`."""
+        return self.buffer.v
+
+    @values.setter
+    def values(self, values: mx.array) -> None:
+        self.buffer.v = values
+
 
 class WindowCache(SequenceCache):
     """Sliding window: the last tokens of the sequence, at least `window` of them if it is longer.
@@ -154,9 +180,11 @@ class WindowCache(SequenceCache):
         self.window = window
         self._most = most
         self._held = held
+        self._seen: tuple[mx.array, mx.array] | None = None  # by the last tokens, until evaluated
 
     def append(self, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
         """See `SequenceCache.append`."""
+        self._seen = None  # before the write: it would copy what something else refers to
         n = k.shape[2]
         self.reserve(self._held + n)
         first = max(0, self._held - (self.window - 1))  # the oldest that the first new one sees
@@ -172,7 +200,20 @@ class WindowCache(SequenceCache):
         else:
             seen = self._append_long(first, k, v)
         self.offset += n
+        self._seen = seen
         return seen
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """See `SequenceCache.keys_and_values`."""
+        if self._seen is None:
+            raise ValueError("nothing was appended since the cache was evaluated")
+        return self._seen
+
+    @property
+    def state(self) -> tuple[mx.array, mx.array]:
+        """The arrays to evaluate; what the last tokens saw is not kept any longer."""
+        self._seen = None
+        return super().state
 
     def _append_long(self, first: int, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
         """Append more tokens than fit: attend over all of them, keep the last of them."""
@@ -221,7 +262,8 @@ class RaggedKeys(RaggedArray):
     masks: tuple[Mask, ...]
     lengths: tuple[int, ...]
 
-    def _each(self, change: Callable[[mx.array], mx.array], dtype: mx.Dtype) -> RaggedKeys:
+    def each(self, change: Callable[[mx.array], mx.array], dtype: mx.Dtype) -> RaggedKeys:
+        """See `RaggedArray.each`; the masks stay."""
         changed = RaggedKeys([None if row is None else change(row) for row in self.rows], dtype)
         changed.masks, changed.lengths = self.masks, self.lengths
         return changed
@@ -273,6 +315,8 @@ class RaggedBatch(Generic[Row]):
     def __init__(self, rows: list[Row]) -> None:
         self.rows = rows
         self._left: list[int] | None = None  # real tokens left per row, while right-padded
+        self._fetched: tuple[RaggedKeys, RaggedArray] | None = None
+        self.chosen_from: RaggedBatch[Row] | None = None  # whose tokens these keys choose
 
     def __deepcopy__(self, memo: dict[int, object]) -> RaggedBatch[Row]:
         """mlx-lm copies a batch to split it; the copies share the rows, each in one of them."""
@@ -290,6 +334,7 @@ class RaggedBatch(Generic[Row]):
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RaggedKeys, RaggedArray]:
         """Append row i of `keys` and `values`, (batch, kv_heads, n, head_dim), to sequence i."""
+        self._fetched = None  # before the write: it would copy what something else refers to
         lengths = self._take(keys.shape[2])
         rows = [
             _append(row, k, v, length)
@@ -299,7 +344,32 @@ class RaggedBatch(Generic[Row]):
         ]
         held = RaggedKeys([k for k, _, _ in rows], keys.dtype)
         held.masks, held.lengths = tuple(mask for _, _, mask in rows), lengths
-        return held, RaggedArray([v for _, v, _ in rows], values.dtype)
+        self._fetched = held, RaggedArray([v for _, v, _ in rows], values.dtype)
+        return self._fetched
+
+    def keys_and_values(self) -> tuple[RaggedKeys, RaggedArray]:
+        """What the last `update_and_fetch` returned, for layers that share a cache."""
+        if self._fetched is None:
+            raise ValueError("nothing was appended since rows came or went")
+        return self._fetched
+
+    @property
+    def keys(self) -> RaggedArray:
+        """The rows' buffers; see `FullCache.keys`."""
+        rows = [cast(FullCache, row).keys for row in self.rows]
+        return RaggedArray(rows, rows[0].dtype)
+
+    @keys.setter
+    def keys(self, keys: RaggedArray) -> None:
+        for row, mine in zip(self.rows, keys.rows, strict=True):
+            if mine is not None:
+                cast(FullCache, row).keys = mine
+
+    @property
+    def values(self) -> RaggedArray:
+        """The rows' buffers; see `FullCache.keys`."""
+        rows = [cast(FullCache, row).values for row in self.rows]
+        return RaggedArray(rows, rows[0].dtype)
 
     def _take(self, n: int) -> tuple[int, ...]:
         """How many of the next `n` tokens are real, per row."""
@@ -330,11 +400,11 @@ class RaggedBatch(Generic[Row]):
 
     def filter(self, batch_indices: Sequence[int]) -> None:
         """Keep only these rows."""
-        self.rows = [self.rows[i] for i in batch_indices]
+        self.rows, self._fetched = [self.rows[i] for i in batch_indices], None
 
     def extend(self, other: RaggedBatch[Row]) -> None:
         """Add the rows of `other`."""
-        self.rows = [*self.rows, *other.rows]
+        self.rows, self._fetched = [*self.rows, *other.rows], None
 
     def extract(self, idx: int) -> Row:
         """Row `idx`, as it is."""

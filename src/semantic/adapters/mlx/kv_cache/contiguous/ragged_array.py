@@ -1,14 +1,17 @@
 """An array whose rows have different lengths, which models compute with as with any other.
 
 A model gets it as keys or values of a batch. What it does with them before its attention, such as
-the scores of MLA's rope keys, is done row by row; functions of `mx` see an array without elements
-and fail. Knows the operations that mlx-lm's models apply to keys and values.
+the scores of MLA's rope keys, or instead of it, such as soft-capped scores, is done row by row.
+Functions of `mx` see an array without elements and fail, but for those of `ROW_BY_ROW`, which
+`attention_hook` puts in their place. Knows the operations that mlx-lm's models apply to keys,
+values and scores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Self, cast
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Self, cast
 
 import mlx.core as mx
 
@@ -33,16 +36,45 @@ class RaggedArray(mx.array):
         super().__init__(_nothing(dtype))
         self.rows = tuple(rows)
 
-    def _each(self, change: Callable[[mx.array], mx.array], dtype: mx.Dtype) -> RaggedArray:
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As any array's; where rows differ, all their lengths, (batch,) int32.
+
+        Models compute positions from it. As a condition, several lengths are an error.
+        """
+        sizes = zip(*(row.shape[1:] for row in self.rows if row is not None), strict=True)
+        merged = [one[0] if len(set(one)) == 1 else mx.array(one, mx.int32) for one in sizes]
+        return cast(tuple[int, ...], (len(self.rows), *merged))
+
+    def each(self, change: Callable[[mx.array], mx.array], dtype: mx.Dtype) -> RaggedArray:
         return RaggedArray([None if row is None else change(row) for row in self.rows], dtype)
 
     def swapaxes(self, axis1: int, axis2: int, stream: object = None) -> RaggedArray:  # noqa: ARG002
         """Row by row; axis 0 is the rows."""
-        return self._each(lambda row: row.swapaxes(axis1, axis2), self.dtype)
+        return self.each(lambda row: row.swapaxes(axis1, axis2), self.dtype)
 
     def astype(self, dtype: mx.Dtype, stream: object = None) -> RaggedArray:  # noqa: ARG002
         """Row by row."""
-        return self._each(lambda row: row.astype(dtype), dtype)
+        return self.each(lambda row: row.astype(dtype), dtype)
+
+    def __mul__(self, factor: object) -> RaggedArray:
+        return self.each(lambda row: row * cast(float, factor), self.dtype)
+
+    __imul__ = __mul__  # MLX's own would scale an array without elements
+
+    def __truediv__(self, divisor: object) -> RaggedArray:
+        return self.each(lambda row: row / cast(float, divisor), self.dtype)
+
+    def __matmul__(self, right: mx.array) -> mx.array:
+        """Row by row; dense, since what differs between rows is summed over."""
+        if not isinstance(right, RaggedArray):
+            return NotImplemented
+        found = [
+            None if mine is None or theirs is None else _product(mine, theirs)
+            for mine, theirs in zip(self.rows, right.rows, strict=True)
+        ]
+        nothing = next(mx.zeros_like(row) for row in found if row is not None)
+        return mx.concatenate([nothing if row is None else row for row in found])
 
     def __rmatmul__(self, left: mx.array) -> RaggedArray:
         """Row i of `left`, (batch, ...), times row i."""
@@ -56,11 +88,13 @@ class RaggedArray(mx.array):
 
 
 def _product(left: mx.array, right: mx.array) -> mx.array:
-    """`left @ right`; a token's heads are one product if they share the right side, (1, 1, ...)."""
-    _, heads, n, width = left.shape
-    if n > 1 or right.shape[1] > 1:
+    """`left @ right`; heads of one token each are one product if they share the right side.
+
+    `left` is (..., heads, n, width), `right` (..., heads or 1, width, columns).
+    """
+    if left.shape[-2] > 1 or right.shape[-3] > 1:
         return left @ right
-    return (left.reshape(1, 1, heads, width) @ right).reshape(1, heads, 1, right.shape[3])
+    return mx.expand_dims(left.squeeze(-2) @ right.squeeze(-3), -2)
 
 
 def rows_of(x: mx.array) -> list[mx.array]:
@@ -73,3 +107,37 @@ def _nothing(dtype: mx.Dtype) -> mx.array:
     if found is None:
         found = _NONE[dtype] = mx.zeros((0, 7, 0, 11, 0, 13), dtype)
     return found
+
+
+def _row_by_row(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """`function`, also of a `RaggedArray` as its first argument."""
+
+    @functools.wraps(function)
+    def of_rows(x: mx.array, *others: object, **named: object) -> mx.array:
+        if isinstance(x, RaggedArray):
+            return x.each(lambda row: function(row, *others, **named), x.dtype)
+        return function(x, *others, **named)
+
+    return of_rows
+
+
+def _depends(x: mx.array, dependencies: Sequence[mx.array]) -> mx.array:
+    """`mx.depends`; each row depends on its own."""
+    if not isinstance(x, RaggedArray):
+        return cast(mx.array, mx.depends(x, dependencies))
+    others = zip(*(cast(RaggedArray, one).rows for one in dependencies), strict=True)
+    rows = [
+        None if row is None else mx.depends(row, [one for one in its if one is not None])
+        for row, its in zip(x.rows, others, strict=True)
+    ]
+    return RaggedArray(rows, x.dtype)
+
+
+ROW_BY_ROW: Final[Mapping[str, Callable[..., mx.array]]] = {
+    "depends": _depends,
+    **{
+        name: _row_by_row(cast(Callable[..., mx.array], getattr(mx, name)))
+        for name in ("expand_dims", "softmax", "tanh", "tile")
+    },
+}
+"""Functions of `mx` that models apply to keys, values and scores, by name."""
