@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -129,8 +131,8 @@ def test_a_stream_of_an_agents_requests_does_not_starve_another() -> None:
 
 def test_the_preempted_come_back_first_and_nobody_passes_them() -> None:
     fresh, old, older = request(0, "fresh"), request(7, "old", size=9), request(3, "older", size=9)
-    queue = queue_of(fresh, old, older)
     old.preemptions = older.preemptions = 1
+    queue = queue_of(fresh, old, older)
     assert queue.first([]) is older
     assert taken(queue, [], room=5) is None
     assert [one.number for _ in range(3) if (one := taken(queue, []))] == [3, 7, 0]
@@ -180,7 +182,7 @@ def test_nothing_is_remembered_of_those_who_wait_for_nothing() -> None:
     for n in range(100):
         queue.push(request(n, f"agent {n}", f"tenant {n % 7}"))
         taken(queue, [])
-    assert (queue._places, queue._served, queue._tenants_served) == ({}, {}, {})
+    assert (queue._places, queue._tenants, queue._order, queue._early) == ({}, {}, [], [])
 
 
 sizes = st.sampled_from([1, 1, 1, 50, 100])
@@ -225,6 +227,141 @@ def test_everybody_gets_a_turn_in_bounded_time(
         del running[:1]
         admit()
     assert waits == {}
+
+
+@dataclass(eq=False)
+class Waiting:
+    """A request of `SortedQueue`."""
+
+    request: Request
+    arrived: int
+    passed: int = 0
+
+    @property
+    def rank(self) -> int:
+        return 0 if self.request.preemptions else 1 if self.passed >= 8 else 2
+
+
+class SortedQueue:
+    """The order that `FairQueue` describes, by sorting all requests each time."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Waiting] = []
+        self.served: dict[tuple[str, ...], int] = {}
+        self.admitted = 0
+
+    def push(self, request: Request) -> None:
+        self.waiting.append(Waiting(request, self.admitted))
+        self.waiting.sort(key=lambda one: one.request.number)
+
+    def remove(self, request: Request) -> None:
+        self.waiting = [one for one in self.waiting if one.request is not request]
+        waiting = {key for one in self.waiting for key in keys(one.request)}
+        self.served = {key: at for key, at in self.served.items() if key in waiting}
+
+    def in_order(self, running: Sequence[Request]) -> list[Waiting]:
+        n_running = Counter(key for one in running for key in keys(one))
+        firsts: dict[tuple[object, ...], Waiting] = {}
+        arrived: dict[str, int] = {}
+        for one in self.waiting:
+            firsts.setdefault((one.rank, one.request.tenant, one.request.agent_id), one)
+            arrived.setdefault(one.request.tenant, one.arrived)
+
+        def position(one: Waiting) -> tuple[int, ...]:
+            (tenant, agent), number = keys(one.request), one.request.number
+            if one.rank < 2:
+                return one.rank, number
+            since = max(self.served.get(tenant, 0), arrived[one.request.tenant])
+            own = max(self.served.get(agent, 0), one.arrived)
+            return one.rank, n_running[tenant], since, n_running[agent], own, number
+
+        return sorted(firsts.values(), key=position)
+
+    def take(self, running: Sequence[Request], admit: Callable[[Request], bool]) -> Request | None:
+        tried: list[Waiting] = []
+        for one in self.in_order(running)[:8]:
+            if admit(one.request):
+                for earlier in tried:
+                    earlier.passed += 1
+                self.admitted += 1
+                self.served |= dict.fromkeys(keys(one.request), self.admitted)
+                self.remove(one.request)
+                return one.request
+            if one.rank < 2:
+                return None
+            tried.append(one)
+        return None
+
+
+def keys(one: Request) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Of its tenant and of its agent."""
+    return (one.tenant,), (one.tenant, one.agent_id)
+
+
+def fits(room: int, one: Request) -> bool:
+    return len(one.prompt) <= room
+
+
+calls = st.one_of(
+    st.tuples(st.sampled_from("abcdefghijkl"), st.sampled_from("xyz"), sizes, st.booleans()),
+    st.integers(0, 120),  # room
+    st.sampled_from(["end", "preempt", "cancel"]),
+)
+
+
+@given(calls=st.lists(calls, max_size=100))
+def test_the_order_is_that_of_sorting_all_requests(
+    calls: list[tuple[str, str, int, bool] | int | str],
+) -> None:
+    queue, model = FairQueue(), SortedQueue()
+    running: list[Request] = []
+    for number, call in enumerate(calls):
+        if isinstance(call, tuple):
+            agent, tenant, size, preempted = call
+            one = request(number, agent, tenant, size)
+            one.preemptions = preempted and number % 8 == 0
+            queue.push(one)
+            model.push(one)
+        elif isinstance(call, int):
+            admitted = queue.take(running, partial(fits, call))
+            assert admitted is model.take(running, partial(fits, call))
+            running += [] if admitted is None else [admitted]
+        elif call == "cancel" and queue:
+            one = list(queue)[number % len(queue)]
+            queue.remove(one)
+            model.remove(one)
+        elif running and call != "cancel":
+            one = running.pop(number % len(running))
+            if call == "preempt":
+                one.preemptions += 1
+                queue.push(one)
+                model.push(one)
+        if queue:
+            assert queue.first(running) is model.in_order(running)[0].request
+
+
+class Number(int):
+    """Counts how often two are compared."""
+
+    compared = 0
+
+    def __lt__(self, other: int) -> bool:
+        Number.compared += 1
+        return int(self) < int(other)
+
+
+@pytest.mark.parametrize("by", ["agent", "tenant", "number"])
+def test_an_admission_does_not_look_at_all_requests(by: str) -> None:
+    queue = queue_of()
+    for i in range(1000):
+        agent, tenant = f"a{i * (by == 'agent')}", f"t{i * (by == 'tenant')}"
+        one = request(i, agent, tenant)
+        one.number = Number(i)
+        queue.push(one)
+    Number.compared = 0
+    for _ in range(10):
+        assert taken(queue, [request(1001, "a5", "t5")]) is not None
+    assert 0 < Number.compared <= 10 * 60
 
 
 # The engine

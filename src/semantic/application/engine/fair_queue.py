@@ -5,9 +5,13 @@ Knows requests; no pool, no backend, no clock.
 
 from __future__ import annotations
 
+import heapq
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from typing import TypeAlias
 
 from semantic.application.request import Request
 
@@ -20,6 +24,14 @@ _MAX_TRIED = 8
 _PREEMPTED, _PASSED, _IN_ORDER = range(3)
 
 
+_Entry: TypeAlias = tuple[int, int, str]
+"""An agent in its tenant's order: when it was served last or arrived, the number of its first
+request, its name. No two have the same number."""
+_TenantEntry: TypeAlias = tuple[int, int, int, str]
+"""A tenant in the order of tenants: when it was served last or arrived, the same of its first
+agent, the number of that one's first request, the tenant's name."""
+
+
 @dataclass(slots=True, eq=False)
 class _Place:
     """A request in the queue.
@@ -30,17 +42,37 @@ class _Place:
 
     request: Request
     arrived: int
+    rank: int
     passed: int = 0
 
-    @property
-    def agent(self) -> tuple[str, str]:
-        return self.request.tenant, self.request.agent_id
+
+@dataclass(slots=True)
+class _Agent:
+    """`places` of an agent, by number, of those that are in order; `n_waiting` counts all."""
+
+    served: int = 0
+    n_waiting: int = 0
+    places: list[tuple[int, _Place]] = field(default_factory=list)
+    entry: _Entry | None = None
+
+
+@dataclass(slots=True)
+class _Tenant:
+    """The agents with waiting requests, and the `order` of those that have some in order.
+
+    `arrivals` are number and arrival of all waiting requests, by number.
+    """
+
+    served: int = 0
+    agents: dict[str, _Agent] = field(default_factory=dict)
+    order: list[_Entry] = field(default_factory=list)
+    arrivals: list[tuple[int, int]] = field(default_factory=list)
+    entry: _TenantEntry | None = None
 
     @property
-    def rank(self) -> int:
-        if self.request.preemptions:
-            return _PREEMPTED
-        return _PASSED if self.passed >= _MAX_PASSED else _IN_ORDER
+    def since(self) -> int:
+        """When it was served last, or arrived."""
+        return max(self.served, self.arrivals[0][1])
 
 
 class FairQueue:
@@ -53,12 +85,15 @@ class FairQueue:
 
     A request of 1 or 2 that does not fit is never passed. A new tenant or agent counts as served
     just before it arrived, so that a stream of new ones cannot starve the others.
+
+    A call compares by the running requests and the logarithm of the waiting ones.
     """
 
     def __init__(self) -> None:
         self._places: dict[str, _Place] = {}
-        self._served: dict[tuple[str, str], int] = {}
-        self._tenants_served: dict[str, int] = {}
+        self._early: list[tuple[int, int, _Place]] = []  # those before the order: rank, number
+        self._tenants: dict[str, _Tenant] = {}
+        self._order: list[_TenantEntry] = []
         self._admitted = 0
 
     def __len__(self) -> int:
@@ -73,68 +108,156 @@ class FairQueue:
 
     def push(self, request: Request) -> None:
         """Queue a new or preempted request."""
-        self._places[request.uid] = _Place(request, self._admitted)
+        rank = _PREEMPTED if request.preemptions else _IN_ORDER
+        place = _Place(request, self._admitted, rank)
+        self._places[request.uid] = place
+        tenant = self._tenants.setdefault(request.tenant, _Tenant())
+        tenant.agents.setdefault(request.agent_id, _Agent()).n_waiting += 1
+        insort(tenant.arrivals, (request.number, place.arrived))
+        self._line_up(place)
+        self._sort(request)
 
     def remove(self, request: Request) -> None:
         """Remove a request that was not served."""
-        del self._places[request.uid]
-        self._forget_idle()
+        self._leave(self._places[request.uid])
 
     def first(self, running: Sequence[Request]) -> Request:
         """The first request, given the running ones. The queue must not be empty."""
-        return self._in_order(running)[0].request
+        return next(self._in_order(running)).request
 
     def take(self, running: Sequence[Request], admit: Callable[[Request], bool]) -> Request | None:
         """Remove and return the first request for which `admit` succeeds; None if there is none."""
         tried: list[_Place] = []
-        for place in self._in_order(running)[:_MAX_TRIED]:
+        for place in islice(self._in_order(running), _MAX_TRIED):
             if admit(place.request):
+                self._admitted += 1
                 for earlier in tried:
-                    earlier.passed += 1
-                self._serve(place)
+                    self._pass(earlier)
+                self._leave(place, served=self._admitted)
                 return place.request
             if place.rank < _IN_ORDER:
                 return None
             tried.append(place)
         return None
 
-    def _in_order(self, running: Sequence[Request]) -> list[_Place]:
-        """The next request of each agent, in order."""
-        first: dict[tuple[int, str, str], _Place] = {}
-        arrived: dict[str, int] = {}
-        for place in sorted(self._places.values(), key=lambda place: place.request.number):
-            first.setdefault((place.rank, *place.agent), place)
-            arrived.setdefault(place.request.tenant, place.arrived)
+    # The next request of each agent, in order
+
+    def _in_order(self, running: Sequence[Request]) -> Iterator[_Place]:
+        """Lazily: few are tried. The queue must not change meanwhile."""
         agents = Counter((request.tenant, request.agent_id) for request in running)
         tenants = Counter(request.tenant for request in running)
+        yield from (place for _, _, place in self._early)
+        yield from self._of_idle_tenants(tenants)
+        busy = [self._of_busy_tenant(name, n, agents) for name, n in tenants.items()]
+        for *_, name, agent in heapq.merge(*busy):
+            yield self._first_of(name, agent)
 
-        def position(place: _Place) -> tuple[int, ...]:
-            number, agent, tenant = place.request.number, place.agent, place.request.tenant
-            if place.rank < _IN_ORDER:
-                return (place.rank, number)
-            return (
-                place.rank,
-                tenants[tenant],
-                max(self._tenants_served.get(tenant, 0), arrived[tenant]),
-                agents[agent],
-                max(self._served.get(agent, 0), place.arrived),
-                number,
-            )
+    def _of_idle_tenants(self, busy: Counter[str]) -> Iterator[_Place]:
+        """Those of tenants that have no running request."""
+        tenants = (entry for entry in self._order if entry[-1] not in busy)
+        following = next(tenants, None)
+        begun: list[tuple[_TenantEntry, int]] = []  # a heap of tenants and of their next agents
+        while begun or following is not None:
+            if following is not None and (not begun or following < begun[0][0]):
+                heapq.heappush(begun, (following, 0))
+                following = next(tenants, None)
+                continue
+            (since, *_, name), at = heapq.heappop(begun)
+            order = self._tenants[name].order
+            yield self._first_of(name, order[at][-1])
+            if at + 1 < len(order):
+                served, number, _ = order[at + 1]
+                heapq.heappush(begun, ((since, served, number, name), at + 1))
 
-        return sorted(first.values(), key=position)
+    def _of_busy_tenant(
+        self, name: str, n_running: int, agents: Counter[tuple[str, str]]
+    ) -> Iterator[tuple[int, int, int, int, int, str, str]]:
+        """The agents of a tenant with running requests, with their places in the order of all."""
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            return
+        idle = ((0, *entry) for entry in tenant.order if (name, entry[-1]) not in agents)
+        busy = (
+            (n, *agent.entry)
+            for (owner, own_name), n in agents.items()
+            if owner == name
+            and (agent := tenant.agents.get(own_name)) is not None
+            and agent.entry is not None
+        )
+        for n, served, number, agent_id in chain(idle, sorted(busy)):
+            yield n_running, tenant.since, n, served, number, name, agent_id
 
-    def _serve(self, place: _Place) -> None:
-        self._admitted += 1
-        del self._places[place.request.uid]
-        self._served[place.agent] = self._admitted
-        self._tenants_served[place.agent[0]] = self._admitted
-        self._forget_idle()
+    def _first_of(self, tenant: str, agent: str) -> _Place:
+        return self._tenants[tenant].agents[agent].places[0][1]
 
-    def _forget_idle(self) -> None:
-        """Forget tenants and agents without waiting requests: they return as new ones."""
-        agents = {place.agent for place in self._places.values()}
-        self._served = {agent: at for agent, at in self._served.items() if agent in agents}
-        tenants = {tenant for tenant, _ in agents}
-        self._tenants_served = {
-            tenant: at for tenant, at in self._tenants_served.items() if tenant in tenants
-        }
+    # Changes
+
+    def _pass(self, place: _Place) -> None:
+        """Another request is admitted past this one."""
+        place.passed += 1
+        if place.passed >= _MAX_PASSED:
+            self._step_out(place)
+            place.rank = _PASSED
+            self._line_up(place)
+            self._sort(place.request)
+
+    def _leave(self, place: _Place, served: int | None = None) -> None:
+        """Remove a place. Tenants and agents without waiting requests return as new ones."""
+        request = place.request
+        del self._places[request.uid]
+        self._step_out(place)
+        tenant = self._tenants[request.tenant]
+        agent = tenant.agents[request.agent_id]
+        agent.n_waiting -= 1
+        del tenant.arrivals[bisect_left(tenant.arrivals, (request.number, place.arrived))]
+        if served is not None:
+            agent.served = tenant.served = served
+        self._sort(request)
+        if not agent.n_waiting:
+            del tenant.agents[request.agent_id]
+        if not tenant.agents:
+            del self._tenants[request.tenant]
+
+    def _line_up(self, place: _Place) -> None:
+        request = place.request
+        if place.rank < _IN_ORDER:
+            insort(self._early, (place.rank, request.number, place), key=_without_place)
+        else:
+            agent = self._tenants[request.tenant].agents[request.agent_id]
+            insort(agent.places, (request.number, place), key=_number)
+
+    def _step_out(self, place: _Place) -> None:
+        request = place.request
+        if place.rank < _IN_ORDER:
+            at = (place.rank, request.number)
+            del self._early[bisect_left(self._early, at, key=_without_place)]
+        else:
+            places = self._tenants[request.tenant].agents[request.agent_id].places
+            del places[bisect_left(places, request.number, key=_number)]
+
+    def _sort(self, request: Request) -> None:
+        """Sort the request's agent and tenant into the orders, after a change of their places."""
+        name, tenant = request.tenant, self._tenants[request.tenant]
+        agent = tenant.agents[request.agent_id]
+        if agent.entry is not None:
+            del tenant.order[bisect_left(tenant.order, agent.entry)]
+        agent.entry = None
+        if agent.places:
+            number, place = agent.places[0]
+            agent.entry = max(agent.served, place.arrived), number, request.agent_id
+            insort(tenant.order, agent.entry)
+        if tenant.entry is not None:
+            del self._order[bisect_left(self._order, tenant.entry)]
+        tenant.entry = None
+        if tenant.order:
+            served, number, _ = tenant.order[0]
+            tenant.entry = tenant.since, served, number, name
+            insort(self._order, tenant.entry)
+
+
+def _without_place(one: tuple[int, int, _Place]) -> tuple[int, int]:
+    return one[:2]
+
+
+def _number(one: tuple[int, _Place]) -> int:
+    return one[0]
