@@ -18,6 +18,7 @@ from semantic.application.agents.served_agents import ServedAgents
 from semantic.application.chat.answer_reader import AnswerReader, AnswerStream
 from semantic.application.chat.preparation import Preparation, Prepared
 from semantic.application.chat.replay import Replay
+from semantic.application.engine.calls import guarded
 from semantic.application.engine.engine_state import Figures
 from semantic.application.engine.engine_thread import EngineThread
 from semantic.application.engine.submission import RequestHandle, Submission
@@ -171,7 +172,8 @@ class Serving:
         return self._arrivals
 
     async def _work(self, function: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._workers, function)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._workers, guarded, function)
 
     def _check(self, tokens: Sequence[int]) -> None:
         for token in tokens:

@@ -11,7 +11,12 @@ from semantic.adapters.stores.memory import MemoryStore
 from semantic.application.agents.footprint import Chains, chain_of
 from semantic.application.cache.origin import origin_of
 from semantic.domain.block_hash import BlockKey, Part, Scope
-from semantic.domain.errors import AgentNotFoundError, InvalidRequestError, StoreError
+from semantic.domain.errors import (
+    AgentNotFoundError,
+    BackendError,
+    InvalidRequestError,
+    StoreError,
+)
 from semantic.domain.identity import Identity
 from semantic.domain.match import MatchEnd
 from semantic.domain.stored import Manifest
@@ -288,3 +293,23 @@ def test_chains_are_remembered_within_bounds() -> None:
     assert len(chains.of(long)) == 12
     link = next(scope.chain(long.token_ids))
     assert chain_of(long)[0].key(Part.FULL) == BlockKey(link.hash, Part.FULL)
+
+
+class Panic(BaseException):
+    """What a library that is written in Rust raises when it panics."""
+
+
+def test_a_panic_on_a_worker_fails_one_call_and_not_the_loop() -> None:
+    served = AgentsWorld()
+    served.turn("ada", 300)
+
+    async def calls() -> list[str]:
+        with pytest.raises(BackendError, match="Panic: out of range"):
+            await served.agents._work(panics)
+        return [one.agent_id for one in await served.agents.list("")]
+
+    assert asyncio.run(calls()) == ["ada"]
+
+
+def panics() -> None:
+    raise Panic("out of range")

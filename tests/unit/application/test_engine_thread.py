@@ -29,6 +29,7 @@ from tests.unit.application.thread_world import (
     FakeEngine,
     Heard,
     Life,
+    Panic,
     running,
 )
 from tests.unit.application.world import SPECS, VARIANTS, expected, text_of
@@ -283,8 +284,21 @@ def kept(life: Life, agent: str, seed: int) -> int:
     return heard.check(life.spec).cached_tokens
 
 
-@pytest.mark.parametrize("error", [Bug("boom"), MemoryError(), IntegrityError("wrong account")])
-def test_a_broken_engine_is_built_again_and_idle_agents_are_still_there(error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        Bug("boom"),
+        MemoryError(),
+        IntegrityError("wrong account"),
+        Panic("in another language"),
+        SystemExit(3),
+        KeyboardInterrupt(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_broken_engine_is_built_again_and_idle_agents_are_still_there(
+    error: BaseException,
+) -> None:
     with running(Life()) as life:
         life.ask("idle", seed=3, n=700)[1].check(life.spec)
         _, talker = life.ask("talker", max_tokens=3000)
@@ -295,7 +309,8 @@ def test_a_broken_engine_is_built_again_and_idle_agents_are_still_there(error: E
         assert done.finish_reason == "error"
         assert type(error).__name__ in (done.error or "")
         assert kept(life, "idle", 3) >= 512
-        assert life.failures == [error]
+        (failure,) = life.failures
+        assert error in (failure, failure.__cause__)
         figures = life.thread.figures
         assert (figures.state, figures.rebuilds) == (EngineState.READY, 1)
         assert len(life.worlds) == 2

@@ -35,10 +35,14 @@ class Bug(Exception):  # noqa: N818  it stands for what nobody expects
     """What nobody expects."""
 
 
+class Panic(BaseException):
+    """What a library that is written in Rust raises when it panics: no Exception."""
+
+
 class FragileBackend(FakeBackend):
     """Raises `breaks` in its next computation, once."""
 
-    breaks: Exception | None = None
+    breaks: BaseException | None = None
 
     def decode(self) -> list[SampledToken]:
         self._break()

@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 from semantic.application.agents.directory import Activity, AgentDirectory
 from semantic.application.agents.finder import AgentFinder
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
+from semantic.application.engine.calls import guarded
 from semantic.domain.stored import StoreStats
 from semantic.ports.agents import AgentDetail, AgentPage, AgentSummary
 
@@ -92,4 +93,5 @@ class ServedAgents:
         return await asyncio.wrap_future(self._thread.call(function))
 
     async def _work(self, function: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._workers, function)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._workers, guarded, function)

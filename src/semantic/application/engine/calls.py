@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from semantic.domain.errors import SemanticError
+from semantic.domain.errors import BackendError, SemanticError
 
 E = TypeVar("E")
 T = TypeVar("T")
@@ -34,10 +34,25 @@ class Failure:
             error = error.__cause__ or error.__context__
 
 
-def attempt(work: Callable[[], T]) -> T | Failure:
-    """The result of `work`, or the failure that it raised."""
+def guarded(work: Callable[[], T]) -> T:
+    """The result of `work`, on a thread that is not the main one.
+
+    Raises what it raises, but BackendError for what is no Exception: a panic of a library that is
+    written in Rust, or a module that calls `sys.exit`. Those would end the thread, or the loop that
+    waits for it; Ctrl-C reaches the main thread only.
+    """
     try:
         return work()
+    except Exception:
+        raise
+    except BaseException as error:
+        raise BackendError(f"{type(error).__name__}: {error}") from error
+
+
+def attempt(work: Callable[[], T]) -> T | Failure:
+    """The result of `work`, or the failure that it raised, as `guarded`."""
+    try:
+        return guarded(work)
     except Exception as error:  # noqa: BLE001  returned as a value, never swallowed
         return Failure(error)
 
