@@ -34,27 +34,29 @@ class Failure:
             error = error.__cause__ or error.__context__
 
 
-def guarded(work: Callable[[], T]) -> T:
-    """The result of `work`, on a thread that is not the main one.
+def attempt(work: Callable[[], T]) -> T | Failure:
+    """The result of `work`, or the failure that it raised.
 
-    Raises what it raises, but BackendError for what is no Exception: a panic of a library that is
-    written in Rust, or a module that calls `sys.exit`. Those would end the thread, or the loop that
-    waits for it; Ctrl-C reaches the main thread only.
+    What is no Exception becomes a BackendError: a panic of a library that is written in Rust, a
+    module that calls `sys.exit`. It would end the thread, or the loop that waits for it. Not for
+    the main thread, which Ctrl-C reaches.
     """
     try:
         return work()
-    except Exception:
-        raise
-    except BaseException as error:
-        raise BackendError(f"{type(error).__name__}: {error}") from error
+    except BaseException as error:  # noqa: BLE001  returned as a value, never swallowed
+        if isinstance(error, Exception):
+            return Failure(error)
+        failure = BackendError(f"{type(error).__name__}: {error}")
+        failure.__cause__ = error
+        return Failure(failure)
 
 
-def attempt(work: Callable[[], T]) -> T | Failure:
-    """The result of `work`, or the failure that it raised, as `guarded`."""
-    try:
-        return guarded(work)
-    except Exception as error:  # noqa: BLE001  returned as a value, never swallowed
-        return Failure(error)
+def guarded(work: Callable[[], T]) -> T:
+    """The result of `work`; raises the error of its failure (see `attempt`)."""
+    outcome = attempt(work)
+    if isinstance(outcome, Failure):
+        raise outcome.error
+    return outcome
 
 
 @dataclass(frozen=True, slots=True)
