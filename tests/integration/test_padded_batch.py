@@ -117,7 +117,7 @@ def test_a_batch_of_eight_from_1_to_3000_tokens(
     assert switches.padded == switches.given_back > 0
 
 
-@some_full
+@pytest.mark.parametrize("architecture", ["llama", "glm_moe_dsa", *more("moe")])
 def test_joining_and_leaving_at_random_steps(architecture: str, switches: Switches) -> None:
     rig = padded_rig(architecture, calm=1, chunk=100)
     draw = random.Random(3)

@@ -202,13 +202,21 @@ def test_index_keys_that_choose_nothing_yet_are_computed_all_the_same(name: str)
         assert graph.getvalue().count("SliceUpdate") <= 2
 
 
-@pytest.mark.parametrize("name", ["internlm3", "minimax_m3_vl"])
-def test_what_is_computed_row_by_row_is_neither_in_pages_nor_padded(name: str) -> None:
-    model = unusual_model(name)
-    backend = wrap_model(model, attention=lambda _: PortableAttention())
+def test_positions_that_depend_on_the_length_are_not_in_pages() -> None:
+    backend = wrap_model(unusual_model("internlm3"), attention=lambda _: PortableAttention())
     assert all(backend.ragged_layers)
     assert not backend.in_pages
-    assert not padding_works(model)
+
+
+def test_what_padding_moves_is_not_padded() -> None:
+    assert not padding_works(unusual_model("minimax_m3_vl"))
+    assert padding_works(tiny_model("glm_moe_dsa"))
+
+
+def test_layers_that_share_a_cache_share_its_pages() -> None:
+    served = Served("gemma3n", in_pages=True)
+    cached = converse(served, (300, 7, WINDOW + 1, 600))
+    assert all(all(n > 0 for n in turn) for turn in cached[1:])
 
 
 def test_what_layers_share_is_kept_until_the_cache_is_evaluated() -> None:

@@ -21,7 +21,6 @@ from semantic.adapters.mlx.batch.one_by_one import OneByOne
 from semantic.adapters.mlx.batch.padded_batch import PaddedBatch
 from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache
 from semantic.adapters.mlx.kv_cache.contiguous.layers import ContiguousLayers
-from semantic.adapters.mlx.kv_cache.contiguous.row_by_row import is_row_by_row
 from semantic.adapters.mlx.kv_cache.forms import CacheLayers, LayerCache
 from semantic.adapters.mlx.kv_cache.probe import LogitsProbe
 from semantic.adapters.mlx.sampling.sampler import make_sampler
@@ -157,11 +156,15 @@ def calibrate_here(model: Module, layers: CacheLayers) -> Calibration | None:
 
 
 def padding_works(model: Module) -> bool:
-    """Whether a batch computes the right logits with padded rows.
+    """Whether a batch computes the right logits with mlx-lm's own padded caches.
 
-    Parts that see one row's length or tokens see no padding.
+    Also beyond windows, chunks and budgets of sparse attention: there padding may move a choice.
     """
-    return not is_row_by_row(model) and LogitsProbe(model).accepts_padding()
+    probe = LogitsProbe(model)
+    with probe.narrowed() as narrow:
+        if narrow is not None and not narrow.accepts_padding():
+            return False
+    return probe.accepts_padding()
 
 
 def choose_batching(

@@ -103,6 +103,24 @@ class PaddedLayer:
         """Append a token to each row; returns all rows' keys and values, padding included."""
         return cast(tuple[mx.array, mx.array], self._batch.update_and_fetch(keys, values))
 
+    @property
+    def keys(self) -> mx.array:
+        """All rows' keys: models make other computations depend on them, or them on others."""
+        return cast(mx.array, self._batch.keys)
+
+    @keys.setter
+    def keys(self, keys: mx.array) -> None:
+        setattr(self._batch, "keys", keys)  # noqa: B010  mlx-lm's is None at first
+
+    @property
+    def values(self) -> mx.array:
+        """All rows' values; see `keys`."""
+        return cast(mx.array, self._batch.values)
+
+    @values.setter
+    def values(self, values: mx.array) -> None:
+        setattr(self._batch, "values", values)  # noqa: B010  mlx-lm's is None at first
+
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Mask:
         """A mask that hides the padding."""
         mask = self._batch.make_mask(N, return_array=return_array, window_size=window_size)

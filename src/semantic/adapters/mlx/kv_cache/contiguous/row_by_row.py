@@ -59,7 +59,9 @@ def _latent_attention(call: _Call) -> _Call:
         cache: Sequence[object] | None = None,
     ) -> object:
         if cache is not None and isinstance(cache[1], RaggedBatch):
-            cache[1].chosen_from = cast(_Ragged, cache[0])
+            if not isinstance(cache[0], RaggedBatch):
+                raise RuntimeError("index keys are in rows and the latents they choose are not")
+            cache[1].chosen_from = cache[0]
         return call(self, x, mask, cache)
 
     return attend

@@ -45,6 +45,7 @@ class PagedCache:
         self.offset = offset
         self.first = first
         self._pending = pending
+        self._seen: tuple[mx.array, mx.array] | None = None  # by the last chunk, until evaluated
 
     @property
     def table(self) -> PageTable:
@@ -75,7 +76,14 @@ class PagedCache:
             )
         )  # fmt: skip
         self.advance(n_tokens, added.done)
-        return added.k, added.v
+        self._seen = added.k, added.v
+        return self._seen
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """See `SequenceCache.keys_and_values`."""
+        if self._seen is None:
+            raise ValueError("nothing was appended since the cache was evaluated")
+        return self._seen
 
     def advance(self, n_tokens: int, pending: mx.array | None = None) -> None:
         """Count tokens that are in the pages once `pending` is evaluated."""
@@ -108,7 +116,8 @@ class PagedCache:
 
     @property
     def state(self) -> list[mx.array]:
-        """The arrays to evaluate."""
+        """The arrays to evaluate; what the last chunk saw is not kept any longer."""
+        self._seen = None
         return [] if self._pending is None else [self._pending]
 
     @property
@@ -147,6 +156,7 @@ class PagedBatch:
         self._write_first = write_first
         self._step = 0
         self._last: mx.array | None = None  # result of the last step
+        self._handle: PagedKeys | None = None  # of the last tokens
 
     def __deepcopy__(self, memo: dict[int, object]) -> PagedBatch:
         """mlx-lm copies a batch to split it; the copies share the sequences."""
@@ -169,9 +179,15 @@ class PagedBatch:
         """Take one new token per sequence, (batch, kv_heads, 1, head_dim); as one handle."""
         if keys.shape[2] != 1:
             raise ValueError(f"a batch takes one token per sequence at a time, not {keys.shape[2]}")
-        handle = PagedKeys(self, keys, values, self._step)
+        self._handle = PagedKeys(self, keys, values, self._step)
         self._step += 1
-        return handle, handle
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[PagedKeys, PagedKeys]:
+        """The last handle, for layers that share a cache: its tokens are written once more."""
+        if self._handle is None:
+            raise ValueError("a batch has no tokens before its first step")
+        return self._handle, self._handle
 
     def attend(
         self, q: mx.array | Heads, keys: PagedKeys, scale: float, sinks: mx.array | None
