@@ -156,7 +156,8 @@ class PagedBatch:
         self._write_first = write_first
         self._step = 0
         self._last: mx.array | None = None  # result of the last step
-        self._handle: PagedKeys | None = None  # of the last tokens
+        # The last tokens; no handle, which would keep the batch, and its sequences' pages, alive.
+        self._tokens: tuple[mx.array | Heads, mx.array | Heads] | None = None
 
     def __deepcopy__(self, memo: dict[int, object]) -> PagedBatch:
         """mlx-lm copies a batch to split it; the copies share the sequences."""
@@ -179,15 +180,16 @@ class PagedBatch:
         """Take one new token per sequence, (batch, kv_heads, 1, head_dim); as one handle."""
         if keys.shape[2] != 1:
             raise ValueError(f"a batch takes one token per sequence at a time, not {keys.shape[2]}")
-        self._handle = PagedKeys(self, keys, values, self._step)
+        self._tokens = keys, values
         self._step += 1
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[PagedKeys, PagedKeys]:
-        """The last handle, for layers that share a cache: its tokens are written once more."""
-        if self._handle is None:
+        """A handle of the last tokens, which layers that share a cache write once more."""
+        if self._tokens is None:
             raise ValueError("a batch has no tokens before its first step")
-        return self._handle, self._handle
+        handle = PagedKeys(self, *self._tokens, self._step - 1)
+        return handle, handle
 
     def attend(
         self, q: mx.array | Heads, keys: PagedKeys, scale: float, sinks: mx.array | None
@@ -209,7 +211,7 @@ class PagedBatch:
         """Keep only these rows."""
         self._firsts = [self._firsts[i] for i in batch_indices]
         self._metadata = self._layer.shared.select(self._metadata, self._step, batch_indices)
-        self._step = 0
+        self._step, self._tokens = 0, None
 
     def extend(self, other: PagedBatch) -> None:
         """Add the rows of `other`."""
@@ -218,7 +220,7 @@ class PagedBatch:
             [*self._metadata.sequences, *other._metadata.sequences],
             [*self._lengths(), *other._lengths()],
         )
-        self._step = 0
+        self._step, self._tokens = 0, None
 
     def extract(self, idx: int) -> PagedCache:
         """Row `idx`, as it is."""
