@@ -16,7 +16,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import BatchKVCache
 
 from semantic.adapters.mlx.batch.decode_batch import ContinuousBatch, NewSequence
-from semantic.adapters.mlx.kv_cache.contiguous.buffer import BufferRange, KVBuffer
+from semantic.adapters.mlx.kv_cache.contiguous.buffer import BufferRange, KVBuffer, LentBuffer
 from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache, Mask, RaggedBatch
 from semantic.adapters.mlx.kv_cache.forms import LayerCache
 from semantic.domain.value_objects import SequenceId, whole_blocks
@@ -29,30 +29,6 @@ STABLE_STEPS = 4
 
 _State = tuple[mx.array, mx.array, mx.array, mx.array, int]
 """Of a BatchKVCache: keys, values, each row's next position and padding, length in use."""
-
-
-class LentBuffer(KVBuffer):
-    """Placeholder for a buffer whose tokens are in a padded batch; records its capacity."""
-
-    __slots__ = ("_token_bytes",)
-
-    def __init__(self, buffer: KVBuffer) -> None:
-        (_, heads, _, k_dim), v_dim = buffer.k.shape, buffer.v.shape[3]
-        super().__init__(
-            mx.zeros((1, heads, 0, k_dim), buffer.k.dtype),
-            mx.zeros((1, heads, 0, v_dim), buffer.v.dtype),
-        )
-        self.capacity = buffer.capacity
-        self._token_bytes = buffer.nbytes // buffer.capacity
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes reserved for the sequence, wherever its tokens are."""
-        return self.capacity * self._token_bytes
-
-    def resize(self, kept: range, capacity: int) -> None:  # noqa: ARG002
-        """Record the capacity; there are no tokens to move."""
-        self.capacity = capacity
 
 
 class PaddedLayer:
@@ -150,6 +126,9 @@ class PaddedBatch(ContinuousBatch):
         """See `DecodeBatch.join`."""
         self._unpad()
         super().join(joining)
+        for layer in self._layers:
+            if isinstance(layer, RaggedBatch):
+                layer.as_rows()
 
     def leave(self, sequence: SequenceId) -> list[LayerCache]:
         """See `DecodeBatch.leave`."""

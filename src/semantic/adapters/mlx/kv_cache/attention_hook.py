@@ -28,7 +28,9 @@ from semantic.adapters.mlx.kv_cache.contiguous.ragged_array import (
     rows_of,
 )
 from semantic.adapters.mlx.kv_cache.contiguous.row_by_row import choose_row_by_row
+from semantic.adapters.mlx.kv_cache.contiguous.slots import Parts, SlottedArray
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedKeys
+from semantic.domain.value_objects import BLOCK_TOKENS
 
 HOOKED_NAME = "scaled_dot_product_attention"
 
@@ -54,6 +56,10 @@ def scaled_dot_product_attention(
         return _mlx_lm_attention(
             queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks
         )
+    if isinstance(keys, SlottedArray) and isinstance(values, SlottedArray):
+        k, v, own = keys.parts, values.parts, mask.parts if isinstance(mask, SlottedArray) else None
+        if k is not None and v is not None and (own is not None) == (mask is not None):
+            return _decode_in_slots(queries, k, v, scale, sinks, own)
     # A model's own mask is what it computed with keys, or none: a batch asks for no other.
     added = mask.rows if isinstance(mask, RaggedArray) else None
     if queries.shape[2] == 1 and sinks is None and mx.default_device() == mx.Device(mx.cpu):
@@ -180,12 +186,72 @@ def _masked(scores: mx.array, mask: mx.array) -> mx.array:
     return mx.where(mask, scores, mx.array(mx.finfo(scores.dtype).min, scores.dtype))
 
 
+def _decode_in_slots(
+    queries: mx.array,
+    keys: Parts,
+    values: Parts,
+    scale: float,
+    sinks: mx.array | None,
+    added: Parts | None,
+) -> mx.array:
+    """One query per sequence, and one operation for the rows of a part; see `_decode_on_cpu`."""
+    n_rows, n_heads, _, head_dim = queries.shape
+    kv_heads = keys.arrays[0].shape[1]
+    if sinks is None:
+        queries = queries.reshape(n_rows, kv_heads, n_heads // kv_heads, head_dim)
+    more = [None] * len(keys.arrays) if added is None else added.arrays
+    streams = _two_streams([k.shape[0] * k.shape[2] for k in keys.arrays])
+    found = []
+    for query, k, v, *masks, stream in zip(
+        keys.division.split(queries),
+        keys.arrays,
+        values.arrays,
+        keys.masks,
+        more,
+        streams,
+        strict=True,
+    ):
+        with mx.stream(stream):
+            given = [mask for mask in masks if mask is not None]
+            mask = functools.reduce(mx.add, given) if given else None
+            if sinks is not None:
+                part = mx.fast.scaled_dot_product_attention(
+                    query, k, v, scale=scale, mask=mask, sinks=sinks
+                )
+            else:
+                part = mx.softmax(_scores(query, k, scale, mask), axis=-1, precise=True) @ v
+            found.append(part)
+    out = keys.division.join(found)
+    return out.reshape(n_rows, n_heads, 1, out.shape[-1])
+
+
+def _scores(query: mx.array, k: mx.array, scale: float, more: mx.array | None) -> mx.array:
+    """Of all tokens, (rows, kv_heads, group, tokens), for `query`, (rows, kv_heads, group, dim).
+
+    Keys of many tokens are the left operand, as in `_decode_on_cpu`; with few, packing is cheaper
+    than another operation. `more`, (rows, 1 or heads, 1, tokens), is added.
+    """
+    rows, kv_heads, group, _ = query.shape
+    n_tokens = k.shape[2]
+    if more is not None and more.shape[1] > 1:
+        more = more.reshape(rows, kv_heads, group, n_tokens)
+    if n_tokens > BLOCK_TOKENS:
+        columns = mx.contiguous((query * scale).swapaxes(-1, -2))
+        scores = (k @ columns).swapaxes(-1, -2)
+        return scores if more is None else scores + more
+    if more is None:
+        return (query * scale) @ k.swapaxes(-1, -2)
+    return mx.addmm(more, query, k.swapaxes(-1, -2), alpha=scale)
+
+
 def _two_streams(lengths: Sequence[int]) -> list[mx.Stream]:
-    """A stream per row, so that two threads get about the same number of tokens.
+    """A stream per row or part, so that two threads get about the same number of tokens.
 
     MLX runs a CPU stream on one thread; one row's attention is too little work to divide.
     """
     here = mx.default_stream(mx.Device(mx.cpu))
+    if len(lengths) == 1:
+        return [here]
     load = [0, 0]
     chosen = [here] * len(lengths)
     for i in sorted(range(len(lengths)), key=lambda row: -lengths[row]):

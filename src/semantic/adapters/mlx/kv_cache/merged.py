@@ -11,7 +11,8 @@ from typing import Protocol, Self, cast
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, RotatingKVCache
 
-from semantic.adapters.mlx.kv_cache.contiguous.cache import Mask, RaggedBatch
+from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache, Mask, RaggedBatch
+from semantic.adapters.mlx.kv_cache.contiguous.slots import SlottedBatch
 from semantic.adapters.mlx.kv_cache.contiguous.state_batch import StateBatch
 
 
@@ -43,6 +44,8 @@ def merge(caches: Sequence[object]) -> BatchLayer:
     first = caches[0]
     if isinstance(first, ArraysCache):
         return cast(BatchLayer, StateBatch(cast("Sequence[ArraysCache]", caches)))
+    if isinstance(first, FullCache) and mx.default_device() == mx.Device(mx.cpu):
+        return cast(BatchLayer, SlottedBatch(cast("list[FullCache]", list(caches))))
     if isinstance(first, RotatingKVCache):
         rows = [MlxLmRow(cast(_KeyValues, one)) for one in caches]
         return cast(BatchLayer, RaggedBatch(rows))

@@ -69,6 +69,30 @@ class KVBuffer:
         return self.k[..., start:stop, :], self.v[..., start:stop, :]
 
 
+class LentBuffer(KVBuffer):
+    """Placeholder for a buffer whose tokens are in an array of several sequences."""
+
+    __slots__ = ("_token_bytes",)
+
+    def __init__(self, buffer: KVBuffer) -> None:
+        (_, heads, _, k_dim), v_dim = buffer.k.shape, buffer.v.shape[3]
+        super().__init__(
+            mx.zeros((1, heads, 0, k_dim), buffer.k.dtype),
+            mx.zeros((1, heads, 0, v_dim), buffer.v.dtype),
+        )
+        self.capacity = buffer.capacity
+        self._token_bytes = buffer.nbytes // buffer.capacity
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes reserved for the sequence, wherever its tokens are."""
+        return self.capacity * self._token_bytes
+
+    def resize(self, kept: range, capacity: int) -> None:  # noqa: ARG002
+        """Record the capacity; there are no tokens to move."""
+        self.capacity = capacity
+
+
 @dataclass(frozen=True, slots=True)
 class BufferRange:
     """Tokens `start` to `stop` of a buffer, not copied: what a block holds."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar, cast
+from typing import Generic, Protocol, Self, TypeVar, cast
 
 import mlx.core as mx
 
@@ -347,6 +347,14 @@ class RaggedBatch(Generic[Row]):
         self._fetched = held, RaggedArray([v for _, v, _ in rows], values.dtype)
         return self._fetched
 
+    def apart(self) -> Self:
+        """This batch, after each row has got its tokens into a buffer of its own."""
+        return self
+
+    def as_rows(self) -> Self:
+        """The same for good: a model computes with single rows."""
+        return self
+
     def keys_and_values(self) -> tuple[RaggedKeys, RaggedArray]:
         """What the last `update_and_fetch` returned, for layers that share a cache."""
         if self._fetched is None:
@@ -356,19 +364,19 @@ class RaggedBatch(Generic[Row]):
     @property
     def keys(self) -> RaggedArray:
         """The rows' buffers; see `FullCache.keys`."""
-        rows = [cast(FullCache, row).keys for row in self.rows]
+        rows = [cast(FullCache, row).keys for row in self.as_rows().rows]
         return RaggedArray(rows, rows[0].dtype)
 
     @keys.setter
     def keys(self, keys: RaggedArray) -> None:
-        for row, mine in zip(self.rows, keys.rows, strict=True):
+        for row, mine in zip(self.as_rows().rows, keys.rows, strict=True):
             if mine is not None:
                 cast(FullCache, row).keys = mine
 
     @property
     def values(self) -> RaggedArray:
         """The rows' buffers; see `FullCache.keys`."""
-        rows = [cast(FullCache, row).values for row in self.rows]
+        rows = [cast(FullCache, row).values for row in self.as_rows().rows]
         return RaggedArray(rows, rows[0].dtype)
 
     def _take(self, n: int) -> tuple[int, ...]:
@@ -404,7 +412,7 @@ class RaggedBatch(Generic[Row]):
 
     def extend(self, other: RaggedBatch[Row]) -> None:
         """Add the rows of `other`."""
-        self.rows, self._fetched = [*self.rows, *other.rows], None
+        self.rows, self._fetched = [*self.rows, *other.apart().rows], None
 
     def extract(self, idx: int) -> Row:
         """Row `idx`, as it is."""

@@ -70,7 +70,7 @@ class RaggedArray(mx.array):
         if not isinstance(right, RaggedArray):
             return NotImplemented
         found = [
-            None if mine is None or theirs is None else _product(mine, theirs)
+            None if mine is None or theirs is None else product(mine, theirs)
             for mine, theirs in zip(self.rows, right.rows, strict=True)
         ]
         nothing = next(mx.zeros_like(row) for row in found if row is not None)
@@ -80,14 +80,14 @@ class RaggedArray(mx.array):
         """Row i of `left`, (batch, ...), times row i."""
         return RaggedArray(
             [
-                None if right is None else _product(mine, right)
+                None if right is None else product(mine, right)
                 for mine, right in zip(rows_of(left), self.rows, strict=True)
             ],
             self.dtype,
         )
 
 
-def _product(left: mx.array, right: mx.array) -> mx.array:
+def product(left: mx.array, right: mx.array) -> mx.array:
     """`left @ right`; heads of one token each are one product if they share the right side.
 
     `left` is (..., heads, n, width), `right` (..., heads or 1, width, columns).

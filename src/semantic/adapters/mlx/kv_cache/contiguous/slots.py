@@ -1,0 +1,454 @@
+"""Rows of a ragged batch in slots of shared arrays, for decoding on a CPU.
+
+There a step over short contexts is bound by the number of operations. Rows of similar capacity
+share an array, token i at index i of a slot, and their attention is one operation with a mask. A
+row that leaves takes its tokens along and frees its slot. Rows with so many bytes that the
+operations do not count stay apart. Knows full attention only; neither devices nor requests.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Self
+from weakref import WeakValueDictionary
+
+import mlx.core as mx
+
+from semantic.adapters.mlx.kv_cache.contiguous.buffer import BufferRange, KVBuffer, LentBuffer
+from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache, RaggedBatch, RaggedKeys
+from semantic.adapters.mlx.kv_cache.contiguous.ragged_array import RaggedArray, product
+from semantic.domain.value_objects import whole_blocks
+
+LARGEST_ROW = 1 << 20
+"""Bytes of a row in one layer beyond which it stays apart: copies and padding cost more than
+operations."""
+
+MOST_PADDING = 1.5
+"""Maximum capacity of an array, relative to that of its rows: a pool's budget counts capacity
+without padding."""
+
+MOST_UNSEEN = 512 << 10
+"""Bytes of a layer that a row may be shorter than the longest with which it shares an array: so
+many are read in the time that another operation takes."""
+
+_ROOM = 64
+"""Tokens for which a row should find room, unless it has reserved less: a full array is copied."""
+
+_WAITING = 8
+"""One row in so many waits for a slot before all are moved to new arrays."""
+
+
+class Division:
+    """Which rows of a batch are computed together: `parts`, lists of row numbers.
+
+    Every row is in one part. A part may have further entries, None, whose results are dropped.
+    """
+
+    def __init__(self, parts: Sequence[Sequence[int | None]]) -> None:
+        self._ends = list(itertools.accumulate(map(len, parts)))[:-1]
+        taken = list(itertools.chain.from_iterable(parts))
+        self.places = {row: place for place, row in enumerate(taken) if row is not None}
+        n_rows = len(self.places)
+        in_order = taken == list(range(n_rows))
+        self._taken = None if in_order else mx.array([row or 0 for row in taken])
+        self._back = None if in_order else mx.array([self.places[i] for i in range(n_rows)])
+
+    def split(self, x: mx.array) -> list[mx.array]:
+        """The parts of an array of the batch, (rows, ...)."""
+        if self._taken is not None:
+            x = x[self._taken]
+        return list(mx.split(x, self._ends)) if self._ends else [x]
+
+    def join(self, parts: Sequence[mx.array]) -> mx.array:
+        """What `split` divided, in the order of the batch."""
+        x = parts[0] if len(parts) == 1 else mx.concatenate(list(parts))
+        return x if self._back is None else x[self._back]
+
+
+class Parts(NamedTuple):
+    """Arrays of a step's parts, (slots, heads, ...), whose tokens are on `axis`.
+
+    `masks`, of each part or None, is added to its scores; `lengths` are the tokens of each row.
+    """
+
+    arrays: Sequence[mx.array]
+    axis: int
+    division: Division
+    masks: Sequence[mx.array | None]
+    lengths: Sequence[int]
+
+    def changed(self, change: Callable[[mx.array], mx.array], axis: int) -> Parts:
+        """The same of other arrays."""
+        return self._replace(arrays=list(map(change, self.arrays)), axis=axis)
+
+    def rows(self) -> tuple[mx.array, ...]:
+        """Views of the rows' own tokens, without padding."""
+        slots = [part[i : i + 1] for part in self.arrays for i in range(part.shape[0])]
+        found = (slots[self.division.places[i]] for i in range(len(self.lengths)))
+        return tuple(
+            one[:, :, :n] if self.axis == _TOKENS else one[..., :n]
+            for one, n in zip(found, self.lengths, strict=True)
+        )
+
+
+_TOKENS = 2
+"""The axis of tokens in keys and values."""
+
+
+class SlottedArray(RaggedKeys):
+    """Keys, values or scores of rows in slots: `parts`, until something asks for the rows.
+
+    That is a model that does more with them than attention, and is better off with rows apart:
+    `on_rows` is called.
+    """
+
+    def __new__(cls, parts: Parts, dtype: mx.Dtype, on_rows: Callable[[], None]) -> Self:  # noqa: ARG004
+        """`dtype` is that of the parts."""
+        return super().__new__(cls, (), dtype)
+
+    def __init__(self, parts: Parts, dtype: mx.Dtype, on_rows: Callable[[], None]) -> None:
+        self.parts: Parts | None = parts
+        self._on_rows = on_rows
+        super().__init__((), dtype)
+        n_rows = len(parts.lengths)
+        self.masks, self.lengths = (None,) * n_rows, (1,) * n_rows
+
+    if not TYPE_CHECKING:  # an attribute of the base class
+
+        @property
+        def rows(self) -> tuple[mx.array | None, ...]:
+            if self.parts is not None:
+                self._on_rows()
+                self._rows, self.parts = self.parts.rows(), None
+            return self._rows
+
+        @rows.setter
+        def rows(self, rows: tuple[mx.array | None, ...]) -> None:
+            self._rows = rows
+            if rows:
+                self.parts = None
+
+    def swapaxes(self, axis1: int, axis2: int, stream: object = None) -> RaggedArray:
+        """See `RaggedArray.swapaxes`."""
+        if self.parts is None or {axis1 % 4, axis2 % 4} != {_TOKENS, 3}:
+            return super().swapaxes(axis1, axis2, stream)
+        parts = self.parts.changed(lambda part: part.swapaxes(axis1, axis2), 5 - self.parts.axis)
+        return SlottedArray(parts, self.dtype, self._on_rows)
+
+    def __rmatmul__(self, left: mx.array) -> RaggedArray:
+        """See `RaggedArray.__rmatmul__`."""
+        if self.parts is None or self.parts.axis == _TOKENS:
+            return super().__rmatmul__(left)
+        lefts = iter(self.parts.division.split(left))
+        parts = self.parts.changed(lambda part: product(next(lefts), part), 3)
+        return SlottedArray(parts, self.dtype, self._on_rows)
+
+
+class Slots:
+    """Keys and values of several sequences, (slots, kv_heads, capacity, head_dim).
+
+    `rows[i]` is in slot i; None is a free slot, which is computed with and holds nothing.
+    """
+
+    def __init__(self, rows: Sequence[FullCache], buffers: Sequence[KVBuffer]) -> None:
+        """Copy the tokens of `rows`, which are in `buffers`."""
+        self.rows: list[FullCache | None] = list(rows)
+        self.capacity = _capacity(rows)
+        (_, heads, _, k_dim), v_dim = buffers[0].k.shape, buffers[0].v.shape[3]
+        shape = (len(rows), heads, self.capacity)
+        self.k = mx.zeros((*shape, k_dim), buffers[0].k.dtype)
+        self.v = mx.zeros((*shape, v_dim), buffers[0].v.dtype)
+        for slot, buffer in enumerate(buffers):
+            self._write(slot, buffer)
+        self._room = self.capacity - max(row.offset for row in rows)
+        self._step: _Step | None = None  # kept for the other layers
+        mx.eval(self.k, self.v)
+
+    @property
+    def padded(self) -> bool:
+        """Whether the array is larger than `MOST_PADDING` allows."""
+        reserved = sum(_reserved(row) for row in self.rows if row is not None)
+        return len(self.rows) * self.capacity > MOST_PADDING * reserved
+
+    @property
+    def full(self) -> bool:
+        """Whether a row may have no room for its next token."""
+        return self._room <= 0
+
+    def accepts(self, row: FullCache) -> bool:
+        """Whether `row` should move to a free slot."""
+        if None not in self.rows:
+            return False
+        longest = self.capacity - self._room
+        apart = abs(longest - row.offset) * _token_bytes(row)
+        return _needed(row) <= self.capacity and apart <= MOST_UNSEEN
+
+    def put(self, row: FullCache) -> None:
+        """Move the tokens of `row` to a free slot."""
+        slot = self.rows.index(None)
+        self._write(slot, row.buffer)
+        self.rows[slot] = row
+        self._room = min(self._room, self.capacity - row.offset)
+        row.buffer = LentBuffer(row.buffer)
+
+    def take(self, row: FullCache) -> None:
+        """Move the tokens of `row` to a buffer of its own and free its slot."""
+        slot = self.rows.index(row)
+        tokens = BufferRange(self.view(slot), 0, row.offset)
+        row.buffer = KVBuffer.gather([tokens], max(row.buffer.capacity, whole_blocks(row.offset)))
+        mx.eval(row.buffer.k, row.buffer.v)  # a pending copy would make the next write copy all
+        self.k[slot] = 0  # the next row's padding
+        self.v[slot] = 0
+        self.rows[slot] = None
+
+    def view(self, slot: int) -> KVBuffer:
+        """The tokens of a slot, not copied."""
+        one = slice(slot, slot + 1)
+        return KVBuffer(self.k[one], self.v[one])
+
+    def append(self, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array, mx.array | None]:
+        """Append a token to each slot; what they may attend to, and its mask."""
+        step = _steps(tuple(0 if row is None else row.offset for row in self.rows), k.dtype)
+        self._step = step
+        self.k = mx.put_along_axis(self.k, step.at, k, axis=2)
+        self.v = mx.put_along_axis(self.v, step.at, v, axis=2)
+        self._room -= 1
+        for row in self.rows:
+            if row is not None:
+                row.offset += 1
+        return self.k[..., : step.longest, :], self.v[..., : step.longest, :], step.mask
+
+    def _write(self, slot: int, buffer: KVBuffer) -> None:
+        n = min(buffer.capacity, self.capacity)
+        self.k[slot : slot + 1, :, :n] = buffer.k[..., :n, :]
+        self.v[slot : slot + 1, :, :n] = buffer.v[..., :n, :]
+
+
+class SlottedBatch(RaggedBatch[FullCache]):
+    """A ragged batch whose rows share arrays while each step has one token of every row.
+
+    The tokens of a row are in an array of `shared`, else in its own buffer. `by_row` is true if its
+    model asked for rows: then they stay apart.
+    """
+
+    def __init__(self, rows: list[FullCache]) -> None:
+        super().__init__(rows)
+        self.shared: list[Slots] = []
+        self._alone: list[FullCache] = []
+        self._division: Division | None = None  # None: rows have come or gone
+        self.by_row = False
+        self._offset: mx.array | None = None  # None: a step has been taken
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RaggedKeys, RaggedArray]:
+        """See `RaggedBatch.update_and_fetch`."""
+        self._fetched = self._offset = None  # before the write, which copies what is in use
+        if self.by_row or keys.shape[2] > 1 or self._left is not None:
+            self.apart()
+            return super().update_and_fetch(keys, values)
+        division = self._arranged()
+        ks, vs, n = division.split(keys), division.split(values), len(self.shared)
+        found = [one.append(*kv) for one, *kv in zip(self.shared, ks, vs, strict=False)]
+        if self._alone:
+            alone = zip(self._alone, ks[n:], vs[n:], strict=True)
+            found += [(*row.append(k, v), None) for row, k, v in alone]
+        lengths = [row.offset for row in self.rows]
+        masks = [mask for _, _, mask in found]
+        parts = Parts([k for k, _, _ in found], _TOKENS, division, masks, lengths)
+        held = SlottedArray(parts, keys.dtype, self._compute_by_row)
+        parts = parts._replace(arrays=[v for _, v, _ in found])
+        read = SlottedArray(parts, values.dtype, self._compute_by_row)
+        self._fetched = held, read
+        return self._fetched
+
+    def _compute_by_row(self) -> None:
+        self.by_row = True
+
+    @property
+    def offset(self) -> mx.array:
+        """See `RaggedBatch.offset`; queries and keys ask for it."""
+        if self._offset is None:
+            self._offset = super().offset
+        return self._offset
+
+    def apart(self) -> Self:
+        """See `RaggedBatch.apart`."""
+        for slots in self.shared:
+            for row in slots.rows:
+                if row is not None:
+                    slots.take(row)
+        self.shared, self._division = [], None
+        return self
+
+    def as_rows(self) -> Self:
+        """See `RaggedBatch.as_rows`."""
+        self.by_row = True
+        return self.apart()
+
+    def filter(self, batch_indices: Sequence[int]) -> None:
+        """See `RaggedBatch.filter`."""
+        kept = set(batch_indices)
+        for i, row in enumerate(self.rows):
+            if i not in kept:
+                self._release(row)
+        super().filter(batch_indices)
+        self._division = self._offset = None
+
+    def extend(self, other: RaggedBatch[FullCache]) -> None:
+        """See `RaggedBatch.extend`."""
+        if isinstance(other, SlottedBatch):
+            self.shared += other.shared
+            other.shared = []
+            self.by_row |= other.by_row
+        super().extend(other)
+        self._division = self._offset = None
+
+    def extract(self, idx: int) -> FullCache:
+        """Row `idx`, with its tokens."""
+        self._release(self.rows[idx])
+        return self.rows[idx]
+
+    @property
+    def state(self) -> list[object]:
+        """The arrays to evaluate."""
+        return [*super().state, *((slots.k, slots.v) for slots in self.shared)]
+
+    def _release(self, row: FullCache) -> None:
+        for slots in self.shared:
+            if row in slots.rows:
+                slots.take(row)
+                self._division = self._offset = None
+
+    def _arranged(self) -> Division:
+        """Which rows are computed together in the next step, each with room for its token."""
+        if self._division is None or any(slots.full for slots in self.shared):
+            self._arrange()
+            numbers = {id(row): i for i, row in enumerate(self.rows)}
+            taken = {id(row) for slots in self.shared for row in slots.rows}
+            self._alone = [row for row in self.rows if id(row) not in taken]
+            parts = [[numbers.get(id(row)) for row in slots.rows] for slots in self.shared]
+            self._division = Division([*parts, *([numbers[id(row)]] for row in self._alone)])
+        return self._division
+
+    def _arrange(self) -> None:
+        """Give rows their slots: those that are free, or new ones to all rows if too many wait."""
+        for row in _without_slot(self.rows):
+            free = next((slots for slots in self.shared if slots.accepts(row)), None)
+            if free is not None:
+                free.put(row)
+        groups = _groups(self.rows)
+        grouped = [row for group in groups for row in group]
+        waiting = _without_slot(grouped)
+        if len(waiting) * _WAITING > len(grouped) or any(
+            slots.full or slots.padded for slots in self.shared
+        ):
+            self._move(groups)
+
+    def _move(self, groups: Sequence[Sequence[FullCache]]) -> None:
+        """Put `groups` into new arrays, and all other rows apart."""
+        views = {
+            id(row): slots.view(slot)
+            for slots in self.shared
+            for slot, row in enumerate(slots.rows)
+            if row is not None
+        }
+        shared = [
+            Slots(group, [views.get(id(row), row.buffer) for row in group]) for group in groups
+        ]
+        grouped = {id(row) for group in groups for row in group}
+        for slots in self.shared:
+            for row in slots.rows:
+                if row is not None and id(row) not in grouped:
+                    slots.take(row)
+        for row in itertools.chain.from_iterable(groups):
+            if not isinstance(row.buffer, LentBuffer):
+                row.buffer = LentBuffer(row.buffer)
+        self.shared = shared
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class _Step:
+    """Where a step writes, (slots, 1, 1, 1), and what its queries see, the same in all layers."""
+
+    at: mx.array
+    mask: mx.array | None
+    longest: int
+
+
+class _Steps(threading.local):
+    """The steps of a thread, made once and not once per layer: MLX lets no other thread use them.
+
+    A step is kept while an array's last step is the same.
+    """
+
+    def __init__(self) -> None:
+        self._made: WeakValueDictionary[tuple[tuple[int, ...], mx.Dtype], _Step] = (
+            WeakValueDictionary()
+        )
+
+    def __call__(self, offsets: tuple[int, ...], dtype: mx.Dtype) -> _Step:
+        found = self._made.get((offsets, dtype))
+        if found is None:
+            found = self._made[offsets, dtype] = _step(offsets, dtype)
+        return found
+
+
+_steps = _Steps()
+
+
+def _step(offsets: tuple[int, ...], dtype: mx.Dtype) -> _Step:
+    at = mx.array(offsets, dtype=mx.int32).reshape(-1, 1, 1, 1)
+    longest = max(offsets) + 1
+    if min(offsets) + 1 == longest:
+        return _Step(at, None, longest)
+    unseen = mx.array(-mx.inf, dtype)
+    return _Step(at, mx.where(mx.arange(longest) <= at, mx.array(0, dtype), unseen), longest)
+
+
+def _groups(rows: Sequence[FullCache]) -> list[list[FullCache]]:
+    """Rows that should share an array: those whose lengths and capacities differ little."""
+    groups: list[list[FullCache]] = []
+    for row in sorted(filter(_small, rows), key=lambda row: row.offset, reverse=True):
+        if groups and _fits(row, groups[-1]):
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    return [group for group in groups if len(group) > 1]
+
+
+def _fits(row: FullCache, group: Sequence[FullCache]) -> bool:
+    """Whether `row` may follow the rows of `group`, longest first."""
+    longest = group[0].offset
+    if (longest - row.offset) * _token_bytes(row) > MOST_UNSEEN:
+        return False
+    return _capacity([*group, row]) >= _needed(group[0])
+
+
+def _capacity(rows: Sequence[FullCache]) -> int:
+    """Tokens of each slot of an array for `rows`: what they reserved, without much padding."""
+    reserved = [_reserved(row) for row in rows]
+    return min(max(reserved), int(MOST_PADDING * sum(reserved) / len(reserved)))
+
+
+def _needed(row: FullCache) -> int:
+    """Tokens of a slot that is worth a copy of `row`."""
+    return min(row.offset + _ROOM, _reserved(row))
+
+
+def _reserved(row: FullCache) -> int:
+    """Capacity of a row with its next token."""
+    return max(row.buffer.capacity, whole_blocks(row.offset + 1))
+
+
+def _without_slot(rows: Sequence[FullCache]) -> list[FullCache]:
+    return [row for row in rows if _small(row) and not isinstance(row.buffer, LentBuffer)]
+
+
+def _small(row: FullCache) -> bool:
+    return row.buffer.nbytes <= LARGEST_ROW
+
+
+def _token_bytes(row: FullCache) -> int:
+    return row.buffer.nbytes // row.buffer.capacity
