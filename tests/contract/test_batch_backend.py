@@ -1086,6 +1086,26 @@ def test_a_checkpoint_fits_its_position_only(subject: Subject) -> None:
 
 
 @only(*EVERYTHING)
+@pytest.mark.parametrize("n", [1, 4])
+def test_a_pause_returns_the_token_that_comes_next(subject: Subject, n: int) -> None:
+    params = SamplingParams(temperature=0.8, seed=5, logprobs=2, repetition_penalty=1.2)
+    tokens, others = subject.tokens(120), subject.tokens(40, seed=3)
+    expected = subject.answer(tokens, 9, params)
+    company = subject.prefilled(others[:-1], 256)
+    subject.backend.start(company, others[-1], others[:-1], GREEDY, 0)
+    sequence = subject.prefilled(tokens[:-1], 256)
+    said = subject.go_on(sequence, tokens, n, params)
+    in_flight = subject.backend.pause(sequence)
+    assert subject.backend.length(sequence) == 120 + n
+    assert in_flight is not None
+    assert in_flight.sequence == sequence
+    assert in_flight.logprob is not None
+    assert in_flight.logprob.token == in_flight.token
+    said.append(in_flight.token)
+    assert said + subject.go_on(sequence, [*tokens, *said], 8 - n, params, n + 1) == expected
+
+
+@only(*EVERYTHING)
 def test_a_pause_before_the_first_step_changes_nothing(subject: Subject) -> None:
     tokens = subject.tokens(30)
     expected = subject.answer(tokens, 5)

@@ -531,11 +531,13 @@ class FakeBackend:
     def layout(self) -> BlockLayout:
         return self._layers.layout
 
-    def pause(self, sequence: SequenceId) -> None:
+    def pause(self, sequence: SequenceId) -> SampledToken | None:
         state = self._get(sequence)
         _require(not state.lost, "pausing a sequence that a failed step left half written")
         self._enter("pause")
+        in_flight = self._next_token(sequence, state) if state.joined else None
         state.started = state.joined = False
+        return in_flight
 
     def export_block(self, sequence: SequenceId, part: Part, start: int, stop: int) -> bytes:
         state = self._resting(sequence)
@@ -687,11 +689,15 @@ class FakeBackend:
         return sampled
 
     def _sample(self, sequence: SequenceId, state: _Sequence) -> SampledToken:
+        sampled = self._next_token(sequence, state)
+        state.run(sampled.token)
+        state.drawn += 1
+        return sampled
+
+    def _next_token(self, sequence: SequenceId, state: _Sequence) -> SampledToken:
         seen = [cache.seen() for cache in state.caches]
         number = _choose(seen, state.tokens, state.params, state.drawn)
         token = number % self._vocab_size
-        state.run(token)
-        state.drawn += 1
         if state.params.logprobs is None:
             return SampledToken(sequence, token)
         return SampledToken(sequence, token, self._logprob(token, token, state.params.logprobs))

@@ -211,6 +211,15 @@ class Request:
         self._text.append(text)
         return text, reason
 
+    def may_end_with(self, sampled: SampledToken) -> bool:
+        """Whether `accept` might return a finish reason."""
+        return (
+            sampled.error is not None
+            or sampled.token in self.eos_token_ids
+            or len(self.generated) + 1 >= self.max_tokens
+            or bool(self.params.stop)
+        )
+
     def end_text(self) -> str:
         """Release the text held back; called when the answer ends without an end token."""
         text = self._rest()

@@ -221,11 +221,12 @@ class BatchBackend(Protocol):
         """How a sequence's cache is divided into block bodies."""
         ...
 
-    def pause(self, sequence: SequenceId) -> None:
+    def pause(self, sequence: SequenceId) -> SampledToken | None:
         """Remove `sequence` from the decode batch; it stays open with its cache.
 
-        It can then be exported, prefilled and started again. A token in flight that is not in its
-        cache yet is discarded.
+        It can then be exported, prefilled and started again. Returns its token in flight, which the
+        next decode would have returned, if it is known: it is not in the cache. A caller that
+        accepts it starts the sequence with it; otherwise it is sampled again.
         """
         ...
 

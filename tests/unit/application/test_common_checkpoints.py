@@ -229,7 +229,7 @@ def test_followers_go_on_when_the_first_one_ends_early(
     if how == "cancel":
         of.engine.cancel(first.uid)
     elif how == "preempt":
-        of.engine._sequences.preempt(first)
+        of.engine._preempt(first)
         of.engine._scheduler._preempt(first)
     else:
         of.backend.fail_next("prefill")

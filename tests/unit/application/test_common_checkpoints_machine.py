@@ -84,7 +84,8 @@ class SharingMachine(StoredEngineMachine):
     def one_is_preempted(self, first: bool) -> None:
         """The one that has computed most, for which others wait, or the youngest."""
         chosen = max(self.running(), key=lambda one: one.computed if first else one.number)
-        self.world.engine._sequences.preempt(chosen)
+        for event in self.world.engine._preempt(chosen):
+            self.hear(event)
         self.world.engine._scheduler._preempt(chosen)
 
     @precondition(lambda self: self.asked and self.running())

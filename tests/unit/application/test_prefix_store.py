@@ -16,10 +16,19 @@ from semantic.domain.block_hash import BlockKey, Part
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.match import MatchEnd
 from semantic.domain.stored import BlockHeader, BlockRead, StoredBlock, Tier
-from semantic.domain.value_objects import LayerSpec, ModelCacheSpec, SamplingParams
+from semantic.domain.value_objects import LayerSpec, ModelCacheSpec, SamplingParams, TokenEvent
 from tests.support.fake_backend import FULL, STATE, window
 from tests.support.late_reads import LateReads
-from tests.unit.application.world import SPECS, Done, World, completions, expected, text_of
+from tests.unit.application.world import (
+    SPECS,
+    VARIANTS,
+    Done,
+    Event,
+    World,
+    completions,
+    expected,
+    text_of,
+)
 
 AMPLE = 1 << 30
 every_spec = pytest.mark.parametrize("layers", SPECS.values(), ids=SPECS.keys())
@@ -68,6 +77,10 @@ def answer(of: World, agent: str, prompt: Sequence[int], n: int = 8, tenant: str
     assert done.finish_reason == "length"
     assert done.tokens == expected(of.spec, prompt, n).tokens
     return done
+
+
+def tokens_of(events: Sequence[Event]) -> list[int]:
+    return [event.token for event in events if isinstance(event, TokenEvent)]
 
 
 def store_of(of: World) -> MemoryStore:
@@ -212,11 +225,50 @@ def test_a_preempted_prompt_continues_where_it_was(layers: tuple[LayerSpec, ...]
         of.engine.step_once()
     computed = request.computed
     scheduler = of.engine._scheduler
-    of.engine._sequences.preempt(request)
+    of.engine._preempt(request)
     scheduler._preempt(request)
     (done,) = of.finish()
     assert done.tokens == expected(of.spec, prompt, 4).tokens
     assert done.cached_tokens == computed
+
+
+@every_spec
+@pytest.mark.parametrize("variant", [0, 1, 2, 4])
+def test_an_answer_goes_on_after_a_preemption_with_nothing_computed_again(
+    layers: tuple[LayerSpec, ...], variant: int
+) -> None:
+    of = world(layers)
+    prompt = text_of(1, 400)
+    of.engine.submit("ann", prompt, max_tokens=600, sampling=VARIANTS[variant])
+    (request,) = of.engine.requests
+    tokens: list[int] = []
+    for n in (1, 500, 555):
+        while len(request.generated) < n:
+            tokens += tokens_of(of.engine.step_once())
+        tokens += tokens_of(of.engine._preempt(request))
+        of.engine._scheduler._preempt(request)
+    while of.engine.has_work:
+        tokens += tokens_of(of.engine.step_once())
+    assert tuple(tokens) == expected(of.spec, prompt, 600, variant).tokens
+    assert of.backend.prefilled_tokens == 399
+
+
+@with_checkpoints
+@pytest.mark.parametrize("n", [49, 50])
+def test_a_preemption_before_the_last_token_keeps_the_whole_answer(
+    layers: tuple[LayerSpec, ...], n: int
+) -> None:
+    of = world(layers)
+    prompt = text_of(1, 300)
+    of.engine.submit("ann", prompt, max_tokens=50)
+    (request,) = of.engine.requests
+    while len(request.generated) < n - 1:
+        of.engine.step_once()
+    of.engine._preempt(request)
+    of.engine._scheduler._preempt(request)
+    (done,) = of.finish()
+    assert done.tokens == expected(of.spec, prompt, 50).tokens
+    assert answer(of, "ann", (*prompt, *done.tokens, 1)).cached_tokens == 350
 
 
 @with_checkpoints

@@ -15,7 +15,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from semantic.adapters.mlx.batch.calibration import Calibration, new_batch
-from semantic.adapters.mlx.batch.decode_batch import DecodeBatch, NewSequence
+from semantic.adapters.mlx.batch.decode_batch import DecodeBatch, Emitted, NewSequence
 from semantic.adapters.mlx.kv_cache import attention_hook
 from semantic.adapters.mlx.kv_cache.forms import CacheForm, LayerCache, Memory
 from semantic.adapters.mlx.kv_cache.model_spec import PROMPT_CHUNK
@@ -312,14 +312,15 @@ class MLXBackend:
         """See `BatchBackend.layout`."""
         return self._codec.layout
 
-    def pause(self, sequence: SequenceId) -> None:
+    def pause(self, sequence: SequenceId) -> SampledToken | None:
         """See `BatchBackend.pause`."""
         state = self._sequences[sequence]
         if state.decoding and sequence not in self._batch:
             raise BackendError("a step that failed left the sequence half written")
         with self._computing():
-            self._leave(sequence, state)
+            in_flight = self._leave(sequence, state, read=True)
             mx.eval([cache.state for cache in state.caches])
+            return None if in_flight is None else self._read(*in_flight)
 
     def export_block(self, sequence: SequenceId, part: Part, start: int, stop: int) -> Body:
         """See `BatchBackend.export_block`."""
@@ -456,17 +457,19 @@ class MLXBackend:
 
     def _advance(self) -> list[SampledToken]:
         """One step of the batch; sequences that joined only consume their last prompt token."""
-        sampled = [self._read(*one) for one in self._batch.step()]
+        sampled: list[SampledToken] = []
+        for one in self._batch.step():
+            sampled.append(self._read(*one))
+            self._sequences[one.sequence].length += 1
         for state in self._joined:
             state.length += 1
         self._joined.clear()
         return sampled
 
     def _read(self, sequence: SequenceId, token: int, logprobs: mx.array | None) -> SampledToken:
-        """A sampled token, now in the cache, with its log-probabilities."""
+        """A sampled token, the next of the cache, with its log-probabilities."""
         state = self._sequences[sequence]
         error = None if state.mask is None else state.mask.failure_at(state.length)
-        state.length += 1
         n_logprobs = state.params.logprobs
         found = None
         if n_logprobs is not None and logprobs is not None:
@@ -485,19 +488,26 @@ class MLXBackend:
         if joining:
             self._batch.join(joining)
 
-    def _leave(self, sequence: SequenceId, state: _Sequence) -> None:
-        """Take a sequence out of the batch, if it is in it, and update its caches."""
+    def _leave(
+        self, sequence: SequenceId, state: _Sequence, *, read: bool = False
+    ) -> Emitted | None:
+        """Take a sequence out of the batch, if it is in it, and update its caches.
+
+        With `read` it waits for the token in flight and returns it, if there is one.
+        """
         self._starting.pop(sequence, None)
         state.decoding = False
         if sequence not in self._batch:
-            return
+            return None
         try:
             self._batch.settle()
         except (RuntimeError, ValueError, MemoryError):
             self._drop_batch()
             self._lost_batch = True
             raise
+        in_flight = self._batch.in_flight(sequence) if read else None
         state.caches = self._batch.leave(sequence)
+        return in_flight
 
     def _drop_batch(self) -> None:
         """A failed step leaves the batch in an unknown state: its sequences are dropped. Others

@@ -113,7 +113,7 @@ class PrefixStore:
         """Whether a preempted request can continue from what its sequence holds, once it is saved.
 
         Not if that includes its last token, which must run again, and the sequence can be restored
-        only at a checkpoint: that would be after this token.
+        only at a checkpoint: that would be after this token. Then it needs the next token, too.
         """
         return not self._layout.needs_checkpoint or request.to_prefill > 0
 

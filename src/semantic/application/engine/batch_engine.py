@@ -32,6 +32,7 @@ from semantic.domain.value_objects import (
     FinishReason,
     ModelCacheSpec,
     PrefillEvent,
+    SampledToken,
     SamplingParams,
     TokenEvent,
 )
@@ -332,12 +333,17 @@ class BlockPoolBatchEngine:
         events: list[EngineEvent] = []
         with self._lock:
             for request in self._scheduler.full():
-                if self._scheduler.grow(request, self._sequences.preempt):
+                if self._scheduler.grow(request, lambda one: events.extend(self._preempt(one))):
                     try:
                         self._sequences.reserve(request)
                     except BackendError as error:
                         events.append(self._fail(request, str(error)))
         return events
+
+    def _preempt(self, request: Request) -> list[EngineEvent]:
+        """Close the sequence of a request that returns to the queue."""
+        sampled = self._sequences.preempt(request)
+        return [] if sampled is None else [self._accept(request, sampled)[0]]
 
     def _decode(self) -> list[EngineEvent]:
         """One token for each decoding request."""
@@ -350,13 +356,17 @@ class BlockPoolBatchEngine:
             return [self._fail(request, str(error)) for request in decoding]
         events: list[EngineEvent] = []
         for request, sampled in decoded:
-            text, reason = request.accept(sampled)
-            events.append(
-                TokenEvent(request.uid, request.agent_id, sampled.token, text, sampled.logprob)
-            )
+            event, reason = self._accept(request, sampled)
+            events.append(event)
             if reason is not None:
                 events.append(self._finish(request, reason))
         return events
+
+    @staticmethod
+    def _accept(request: Request, sampled: SampledToken) -> tuple[TokenEvent, FinishReason | None]:
+        text, reason = request.accept(sampled)
+        event = TokenEvent(request.uid, request.agent_id, sampled.token, text, sampled.logprob)
+        return event, reason
 
     # Ends
 

@@ -124,13 +124,20 @@ class Sequences:
             and self._model.joins(request.sequence, request.to_prefill)
         )
 
-    def preempt(self, request: Request) -> None:
-        """Close the request's sequence; saves its blocks where they can be restored later."""
+    def preempt(self, request: Request) -> SampledToken | None:
+        """Close the request's sequence; saves its blocks where they can be restored later.
+
+        Returns the next token where only a request that accepts it can continue from what is saved.
+        """
+        sampled = None
         if self._prefixes is not None and self._prefixes.resumes(request):
             self._save(request)
+        elif self._prefixes is not None:
+            sampled = self._save_with_next(self._prefixes, request)
         self.close(request)
         if self._prefixes is not None:
             self._prefixes.preempt(request)
+        return sampled
 
     def close(self, request: Request) -> None:
         """Close the request's sequence, if it has one."""
@@ -288,6 +295,22 @@ class Sequences:
             return prefixes.save_blocks(request)
         except BackendError:
             return 0
+
+    def _save_with_next(self, prefixes: PrefixStore, request: Request) -> SampledToken | None:
+        """Save a decoding sequence, unless its next token is unknown or may be the last.
+
+        Returns that token. A last one would have to be in the cache that its agent keeps.
+        """
+        if request.sequence is None:
+            return None
+        try:
+            sampled = self._model.pause(request.sequence)
+            if sampled is None or request.may_end_with(sampled):
+                return None
+            prefixes.save_blocks(request)
+        except BackendError:
+            return None
+        return sampled
 
     def _forget(self, request: Request) -> SequenceId | None:
         if self._prefixes is not None:

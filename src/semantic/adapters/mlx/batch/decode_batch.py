@@ -83,6 +83,13 @@ class DecodeBatch(Protocol):
         """
         ...
 
+    def in_flight(self, sequence: SequenceId) -> Emitted | None:
+        """The token that is sampled, not emitted and not in the caches, after `settle`.
+
+        None if there is none, or if it is not known.
+        """
+        ...
+
     def leave(self, sequence: SequenceId) -> list[LayerCache]:
         """Take a sequence out; its caches hold all tokens that were emitted."""
         ...
@@ -174,10 +181,18 @@ class ContinuousBatch:
         if self._emitted and self._tokens is not None:
             self._launch(self._tokens)
 
+    def in_flight(self, sequence: SequenceId) -> Emitted | None:
+        """See `DecodeBatch.in_flight`."""
+        at = self._row_of(sequence)
+        if self._tokens is None or self._emitted or self._rows[at].next is _Next.PROMPT:
+            return None
+        token = cast(int, self._tokens[at : at + 1].item())
+        return Emitted(sequence, token, self._logprobs[at])
+
     def leave(self, sequence: SequenceId) -> list[LayerCache]:
         """See `DecodeBatch.leave`."""
         self.settle()
-        at = next(i for i, row in enumerate(self._rows) if row.sequence == sequence)
+        at = self._row_of(sequence)
         caches = self._caches.leave(at)
         keep = tuple(i for i in range(len(self._rows)) if i != at)
         self._changed = True
@@ -200,6 +215,9 @@ class ContinuousBatch:
         was_emitted, logprobs, sampled = self._emitted, self._logprobs, self._sampled()
         self._launch(inputs)
         return [] if was_emitted else self._read(inputs, logprobs, sampled)
+
+    def _row_of(self, sequence: SequenceId) -> int:
+        return next(i for i, row in enumerate(self._rows) if row.sequence == sequence)
 
     def _reads_first(self) -> bool:
         """Whether to read the inputs of the next step before it is launched."""

@@ -65,6 +65,10 @@ class GeneratorBatch:
     def settle(self) -> None:
         """See `DecodeBatch.settle`. The generator launches a step before it reads the last one."""
 
+    def in_flight(self, sequence: SequenceId) -> Emitted | None:  # noqa: ARG002
+        """See `DecodeBatch.in_flight`. The generator does not tell."""
+        return None
+
     def leave(self, sequence: SequenceId) -> list[LayerCache]:
         """See `DecodeBatch.leave`."""
         uid = self._uids.pop(sequence)
