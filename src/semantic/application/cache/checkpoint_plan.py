@@ -6,11 +6,12 @@ is likely to continue. Knows positions and sizes; neither requests nor what a ch
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+import heapq
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 from semantic.domain.prefix import without_generation_prompt
 from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, ModelCacheSpec, whole_blocks
@@ -125,32 +126,38 @@ class Junctions:
         if not near or n_bytes <= budget:
             return tuple(near), n_bytes
         up_to = list(accumulate((users[one] for one in near), initial=0))
-        chosen: list[int] = []  # by index in `near`
+        chosen: list[int] = []
         n_bytes = 0
-        while gains := list(_gains(near, up_to, chosen, start)):
-            _, at, before = max(gains)
-            more = self.bytes_at(near[at], before)
+        between = _most_useful(near, up_to, start, -1, len(near))  # a heap
+        while between:
+            _, at, left, right = heapq.heappop(between)
+            more = self.bytes_at(near[-at], near[left] if left >= 0 else start)
             if n_bytes + more > budget:
                 break
             n_bytes += more
-            insort(chosen, at)
-        return tuple(near[at] for at in chosen), n_bytes
+            chosen.append(near[-at])
+            for ends in ((left, -at), (-at, right)):
+                for one in _most_useful(near, up_to, start, *ends):
+                    heapq.heappush(between, one)
+        return tuple(sorted(chosen)), n_bytes
 
 
-def _gains(
-    near: Sequence[int], up_to: Sequence[int], chosen: Sequence[int], start: int
-) -> Iterator[tuple[int, int, int]]:
-    """Of each junction of `near` that is not beside a chosen one: how many tokens all requests
-    together compute less with it, its index, and the checkpoint before it.
+def _most_useful(
+    near: Sequence[int], up_to: Sequence[int], start: int, left: int, right: int
+) -> list[tuple[int, int, int, int]]:
+    """The junction between the chosen `left` and `right` with which all requests together compute
+    least: minus the tokens that it saves, minus its index, left and right. None beside those two.
 
     `up_to[i]` requests part before junction i.
     """
-    for left, right in pairwise([-1, *chosen, len(near)]):
-        before = near[left] if left >= 0 else start
-        last = near[right] - FEWEST_TOKENS if right < len(near) else near[-1]
-        for at in range(left + 1, right):
-            if before + FEWEST_TOKENS <= near[at] <= last:
-                yield (near[at] - before) * (up_to[right] - up_to[at]), at, before
+    before = near[left] if left >= 0 else start
+    last = near[right] - FEWEST_TOKENS if right < len(near) else near[-1]
+    saved = (
+        ((before - near[at]) * (up_to[right] - up_to[at]), -at, left, right)
+        for at in range(left + 1, right)
+        if before + FEWEST_TOKENS <= near[at] <= last
+    )
+    return sorted(saved)[:1]
 
 
 def _window_tokens(window: int, position: int, before: int) -> int:
