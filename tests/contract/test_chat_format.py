@@ -17,7 +17,7 @@ from semantic.application.chat.answer_reader import AnswerReader
 from semantic.domain.answer import TextDelta, ToolCallDelta, ToolCallStarted
 from semantic.domain.chat import AnswerFormat, Chat, Message, Tool, ToolCall, ToolChoice
 from semantic.domain.errors import InvalidRequestError, ToolCallError
-from semantic.ports.chat import ChatFormat, Marks
+from semantic.ports.chat import ChatFormat, Marks, WrittenCall
 from tests.support.chat_templates import FORMATS, TOOLS, WEATHER, chat_format
 from tests.support.fake_chat_format import FakeChatFormat
 
@@ -96,16 +96,13 @@ def test_several_calls_are_read_in_order(speaks: ChatFormat) -> None:
     "text",
     [
         "",
-        "nothing",
+        "no call at all",
         "{",
         "[]",
         "{}",
         "[[1]]",
         "3",
         '{"name": 3, "arguments": {}}',
-        '{"name": "fly", "arguments": {}}',
-        '{"name": "get_weather", "arguments": [1]}',
-        '{"name": "get_weather", "arguments": 1}',
         "[" * 100_000,
         '{"name": "get_weather", "arguments": {"a": ' + "[" * 100_000,
     ],
@@ -114,6 +111,21 @@ def test_what_is_no_call_is_an_error_that_says_so(speaks: ChatFormat, text: str)
     with pytest.raises(ToolCallError) as caught:
         speaks.read_calls(text, TOOLS)
     assert str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("written", "name", "arguments"),
+    [
+        ('{"name": "fly", "arguments": {}}', "fly", "{}"),
+        ('{"name": "get_weather", "arguments": [1]}', "get_weather", "[1]"),
+        ('{"name": "get_weather", "arguments": 1}', "get_weather", "1"),
+        ('{"name": "get_weather", "arguments": "Oslo"}', "get_weather", "Oslo"),
+    ],
+)
+def test_a_call_that_no_tool_takes_is_returned_as_it_was_written(
+    speaks: ChatFormat, written: str, name: str, arguments: str
+) -> None:
+    assert speaks.read_calls(written, TOOLS) == [WrittenCall(name, arguments)]
 
 
 @pytest.mark.parametrize("code", ["__import__('sys').exit()", "exit()", "(lambda: exit())()"])
@@ -151,8 +163,7 @@ def test_any_text_is_a_call_or_an_error(name: str, text: str) -> None:
         return
     assert calls
     for call in calls:
-        assert call.name in {tool.name for tool in TOOLS}
-        assert isinstance(json.loads(call.arguments), dict)
+        assert call.name.strip()
 
 
 def test_a_free_answer_has_no_grammar(speaks: ChatFormat) -> None:

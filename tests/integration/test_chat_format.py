@@ -322,8 +322,11 @@ def test_no_part_of_a_call_says_anything_else(name: str) -> None:
             calls = format_of(name).read_calls(body[:size], (WEATHER,))
         except ToolCallError:
             continue
-        assert [call.name for call in calls] == ["get_weather"]
-        arguments = json.loads(calls[0].arguments)
+        (call,) = calls
+        arguments = json.loads(call.arguments)
+        if call.name != "get_weather":  # a part of it: a reader drops it
+            assert "get_weather".startswith(call.name.rpartition(".")[2])
+            assert not arguments
         assert arguments.items() <= {"city": "Oslo", "days": 2}.items()
 
 

@@ -79,12 +79,11 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFailed:
-    """A generated tool call that cannot be parsed; `text` is its text.
+    """Something generated between the marks of a tool call that is none, and why.
 
-    The last piece before the end, whose reason is "error".
+    What was generated follows as text.
     """
 
-    text: str
     problem: str
 
 

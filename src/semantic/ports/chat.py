@@ -73,7 +73,8 @@ class ChatFormat(Protocol):
     def read_calls(self, text: str, tools: Sequence[Tool]) -> list[WrittenCall]:
         """Parse the calls in the text between `call_marks`.
 
-        Raises ToolCallError if there is no call of one of `tools` with an object of arguments.
+        `tools` give the types of arguments. A call of another tool, and arguments that are no JSON
+        object, are returned as the model wrote them. Raises ToolCallError if there is no call.
         """
         ...
 

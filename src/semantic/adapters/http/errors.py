@@ -195,6 +195,9 @@ def problem_response(scope: Scope, problem: Problem) -> Response:
     headers = id_headers(request_id_of(scope))
     if problem.retry_after is not None:
         headers["retry-after"] = str(problem.retry_after)
+    if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        # The same request fails in the same way; vendors' SDKs repeat a 500 unless they read this.
+        headers["x-should-retry"] = "false"
     if problem.status == HTTPStatus.UNAUTHORIZED:
         headers["www-authenticate"] = "Bearer"
     if problem.status in _CLOSING:

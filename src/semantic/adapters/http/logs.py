@@ -168,6 +168,7 @@ class RequestLogEntry(Observer):
             "tok_s": sum(speeds) if speeds else None,
             "finish": self._records[-1].finish,
             "failed": "yes" if errors else None,
+            "unread_calls": sum(record.unread_calls for record in self._records) or None,
             "lost": None if worst is None else worst.tokens,
             "lost_s": None if worst is None else worst.seconds,
             "lost_why": None if worst is None else worst.reason,

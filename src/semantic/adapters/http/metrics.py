@@ -38,6 +38,7 @@ class AnswerRecord:
 
     `ttft` is the time to the first piece, `gaps` are the times between pieces. `finish` is the
     finish reason, "cancelled" on a disconnect, "refused" if the request was rejected.
+    `unread_calls` counts what the model marked as a tool call and was none.
     """
 
     agent: str = ""
@@ -48,6 +49,7 @@ class AnswerRecord:
     gaps: list[float] = field(default_factory=list)
     finish: str = "cancelled"
     error: str | None = None
+    unread_calls: int = 0
 
     @property
     def prefill(self) -> float:
@@ -171,7 +173,7 @@ class _AnswerTimer:
                 self._record.finish = event.reason
                 self._record.error = event.error
             case ToolCallFailed():
-                self._record.error = event.problem
+                self._record.unread_calls += 1
             case _:
                 self._piece()
 

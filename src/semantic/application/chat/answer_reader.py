@@ -36,8 +36,8 @@ class AnswerReader:
 
     Calls are recognised if the chat has tools and may call them, also inside reasoning, which they
     end: a model that forgets to close its reasoning still means its call. A call is emitted when
-    it is complete, with all of its arguments. One that cannot be parsed ends the answer; one that
-    is cut off is neither emitted nor shown as text.
+    it is complete, with all of its arguments. One that cannot be parsed is shown as text, with its
+    marks; one that is cut off is neither emitted nor shown.
 
     Log-probabilities accompany the text of their tokens. Those of tokens that begin in reasoning,
     a call, a mark or dropped white space are not emitted.
@@ -53,6 +53,8 @@ class AnswerReader:
     ) -> None:
         """`opens_thought`: the prompt ends inside reasoning. `new_id` generates ids of calls."""
         self._many = chat.parallel_tool_calls
+        self._marks = chat_format.call_marks
+        self._tools = frozenset(tool.name for tool in chat.tools)
         self._new_id = new_id
         self._opens = _marks(chat_format, chat)
         self._found = MarkFinder(tuple(self._opens))
@@ -63,7 +65,6 @@ class AnswerReader:
         self._text_trimmer = Trimmer(after_mark=opens_thought)
         self._thought_trimmer = Trimmer(after_mark=True)
         self._calls = 0
-        self._failed = False
         self._done = False
         self._reasoning_tokens = 0
 
@@ -93,13 +94,10 @@ class AnswerReader:
         """The last pieces, and why the answer ended.
 
         `reason` is the engine's. An answer that stopped by itself, or was cancelled because it
-        was `done`, ends with "tool_calls" if it made calls; one with a call that cannot be parsed
-        ends with "error". A call or mark cut off by "length" is dropped, and so is a call cut off
-        by a stop string (`stopped`).
+        was `done`, ends with "tool_calls" if it made calls. A call or mark cut off by "length" is
+        dropped, and so is a call cut off by a stop string (`stopped`).
         """
         pieces = [] if self._done else list(self._rest(cut=reason != "stop", stopped=stopped))
-        if self._failed:
-            return pieces, "error"
         by_itself = reason == "stop" or (reason == "cancelled" and self._done)
         self._done = True
         return pieces, "tool_calls" if by_itself and self._calls else reason
@@ -136,17 +134,26 @@ class AnswerReader:
             yield from self._shown(self._text_trimmer.flush())
 
     def _end_call(self, read: ReadCall) -> Iterator[AnswerPiece]:
-        """Emit the parsed calls, or the problem with them."""
+        """Emit the parsed calls, or what was written instead of one."""
         self._part = "text"
         self._text_trimmer.mark()
-        self._found.push(TokenText(read.rest))
-        if read.problem is not None:
-            self._failed = self._done = True
-            yield ToolCallFailed(read.text, read.problem)
+        problem = read.problem
+        if not read.closed and self._marks.end and not self._are_offered(read):
+            problem = "it ends within a name that is no tool's"
+        if problem is not None:
+            yield ToolCallFailed(problem)
+            end = self._marks.end if read.closed else ""
+            written = f"{self._marks.start}{read.text}{end}"
+            yield from self._shown(self._text_trimmer.push(TokenText(written)))
+            self._found.push(TokenText(read.rest))
             return
+        self._found.push(TokenText(read.rest))
         self._done = not self._many
         for call in read.calls if self._many else read.calls[:1]:
             yield from self._called(call)
+
+    def _are_offered(self, read: ReadCall) -> bool:
+        return all(call.name in self._tools for call in read.calls)
 
     def _called(self, call: WrittenCall) -> Iterator[AnswerPiece]:
         index, self._calls = self._calls, self._calls + 1

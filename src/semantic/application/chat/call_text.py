@@ -6,7 +6,7 @@ Knows the marks around a call; its content is parsed by a given function.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from semantic.domain.errors import ToolCallError
 from semantic.ports.chat import Marks, WrittenCall
@@ -14,12 +14,16 @@ from semantic.ports.chat import Marks, WrittenCall
 
 @dataclass(frozen=True, slots=True)
 class ReadCall:
-    """The text between two marks: its calls or a `problem`, and the text after it in `rest`."""
+    """The text between two marks: its calls or a `problem`, and the text after it in `rest`.
+
+    `closed`: the end mark was there.
+    """
 
     text: str
     calls: tuple[WrittenCall, ...] = ()
     problem: str | None = None
     rest: str = ""
+    closed: bool = True
 
 
 class CallText:
@@ -71,7 +75,7 @@ class CallText:
             return self._done(self._wrong)
         if cut:
             return None
-        found = self._done(self._reading(self._text, ""))
+        found = self._done(replace(self._reading(self._text, ""), closed=False))
         return None if stopped and found.problem is not None else found
 
     def _reading(self, text: str, rest: str) -> ReadCall:
@@ -81,5 +85,7 @@ class CallText:
             return ReadCall(text, problem=str(error))
 
     def _done(self, found: ReadCall) -> ReadCall:
+        if found is self._wrong:
+            found = replace(found, rest=self._text[self._searched :])
         self._text, self._searched, self._wrong = "", 0, None
         return found

@@ -223,17 +223,29 @@ def test_a_failure_within_a_stream_is_its_last_event(
     assert "secret" not in str(caught.value)
 
 
-def test_a_call_that_cannot_be_read_is_an_error(
-    client: anthropic.Anthropic, serving: FakeServing
+def test_what_is_no_call_is_text(client: anthropic.Anthropic, serving: FakeServing) -> None:
+    written = ToolCallFailed("the JSON ends early"), TextDelta("<tool>{</tool>")
+    serving.script = lambda _: Script(written)
+    message = client.messages.create(model="fake", max_tokens=50, messages=[HELLO])
+    assert [block.to_dict() for block in message.content] == [
+        {"type": "text", "text": "<tool>{</tool>"}
+    ]
+    assert message.stop_reason == "end_turn"
+
+
+@pytest.mark.parametrize("arguments", ["Oslo", "[1]", "3", '{"city": Oslo}'])
+def test_arguments_that_are_no_object_are_a_field_of_one(
+    client: anthropic.Anthropic, serving: FakeServing, arguments: str
 ) -> None:
-    failed = ToolCallFailed("<tool>{", "the JSON ends early")
-    serving.script = lambda _: Script((failed,), reason="error")
-    with pytest.raises(anthropic.InternalServerError) as caught:
-        client.messages.create(model="fake", max_tokens=50, messages=[HELLO])
-    assert told(caught.value) == (
-        "api_error",
-        "the model wrote a tool call that cannot be read: the JSON ends early",
-    )
+    call = ToolCallStarted(0, "c1", "fly"), ToolCallDelta(0, arguments)
+    serving.script = lambda _: Script(call, reason="tool_calls")
+    message = client.messages.create(model="fake", max_tokens=50, messages=[HELLO])
+    with client.messages.stream(model="fake", max_tokens=50, messages=[HELLO]) as stream:
+        streamed = stream.get_final_message()
+    for one in (message, streamed):
+        (block,) = one.content
+        assert isinstance(block, anthropic.types.ToolUseBlock)
+        assert (block.name, block.input) == ("fly", {"raw_arguments": arguments})
 
 
 def test_an_answer_ends_where_the_context_does(

@@ -6,6 +6,7 @@ Stream and message are built from the same blocks, so they cannot differ. Knows 
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import dataclass, field
 from typing import Literal
@@ -23,13 +24,15 @@ from semantic.domain.answer import (
     ReasoningDelta,
     TextDelta,
     ToolCallDelta,
-    ToolCallFailed,
     ToolCallStarted,
     Usage,
 )
 from semantic.domain.value_objects import BLOCK_TOKENS
 
 logger = logging.getLogger("semantic.server")
+
+_NO_OBJECT = "raw_arguments"
+"""The field of a call's input that has what the model wrote when that is no object."""
 
 Json = dict[str, object]
 
@@ -73,7 +76,6 @@ class MessageWriter:
         self._style = style
         self._blocks: list[_Block] = []
         self._open = False  # whether the last block may still grow
-        self._problem = ""
         self._message: Json = {
             "id": message_id,
             "type": "message",
@@ -96,9 +98,6 @@ class MessageWriter:
                 return [{"type": "message_start", "message": dict(self._message)}]
             case AnswerEnd():
                 return self._end(event)
-            case ToolCallFailed():
-                self._problem = event.problem
-                return []
         return [] if self._style.prompt_only else self._piece(event)
 
     def message(self) -> Json:
@@ -117,7 +116,9 @@ class MessageWriter:
             case ToolCallStarted():
                 return self._begin(_Block("tool_use", event.id, event.name))
             case ToolCallDelta():
-                return self._grow(event.arguments, "input_json_delta", "partial_json")
+                first = not self._blocks[-1].parts
+                arguments = _input_of(event.arguments) if first else event.arguments
+                return self._grow(arguments, "input_json_delta", "partial_json")
         return []
 
     def _block(self, kind: Literal["text", "thinking"]) -> list[Json]:
@@ -156,7 +157,7 @@ class MessageWriter:
     # The end
 
     def _end(self, end: AnswerEnd) -> list[Json]:
-        _require_success(end, self._problem)
+        _require_success(end)
         stop_reason = self._stop_reason(end)
         stop_sequence = end.stop_string if stop_reason == "stop_sequence" else None
         usage = usage_of(end.usage, answered=not self._style.prompt_only)
@@ -195,7 +196,7 @@ class MessageWriter:
                 return {"type": "thinking", "thinking": shown, "signature": signature}
             case "tool_use":
                 # Truncated arguments are parsed as far as possible, as streaming clients do.
-                arguments = from_json(block.text or "{}", allow_partial=True)
+                arguments = from_json(_input_of(block.text or "{}"), allow_partial=True)
                 return {**_empty(block), "input": arguments}
 
     def _signature(self, block: _Block) -> str:
@@ -209,6 +210,18 @@ class MessageWriter:
 _STOP_REASONS: dict[AnswerReason, str] = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 
+def _input_of(arguments: str) -> str:
+    """The arguments of a call, which this wire has as an object: others are a field of one.
+
+    Truncated ones are as they are: clients parse them as far as they go.
+    """
+    try:
+        is_object = isinstance(from_json(arguments, allow_partial=True), dict)
+    except ValueError:
+        is_object = False
+    return arguments if is_object else json.dumps({_NO_OBJECT: arguments}, ensure_ascii=False)
+
+
 def _empty(block: _Block) -> Json:
     """The block before any content."""
     match block.kind:
@@ -220,10 +233,8 @@ def _empty(block: _Block) -> Json:
             return {"type": "tool_use", "id": block.id, "name": block.name, "input": {}}
 
 
-def _require_success(end: AnswerEnd, problem: str) -> None:
-    """Raise WireError unless the answer completed; `problem` describes an unparsable tool call."""
-    if problem:
-        raise WireError(500, f"the model wrote a tool call that cannot be read: {problem}")
+def _require_success(end: AnswerEnd) -> None:
+    """Raise WireError unless the answer completed."""
     if end.reason == "cancelled":
         raise WireError(503, "the server cancelled this request", retry_after=RETRY_SECONDS)
     if end.reason == "error":

@@ -35,7 +35,7 @@ from semantic.adapters.http.streaming import (
     start_stream,
     until_disconnect,
 )
-from semantic.domain.answer import AnswerEnd, AnswerEvent, AnswerStarted, ToolCallFailed, Usage
+from semantic.domain.answer import AnswerEnd, AnswerEvent, AnswerStarted, Usage
 from semantic.domain.errors import SemanticError
 from semantic.domain.match import MatchReport
 from semantic.ports.serving import Ask, ServedModel, ServingPort
@@ -139,19 +139,6 @@ def check_finished(end: AnswerEnd) -> None:
             "the model failed while it answered",
             code="answer_failed",
         )
-
-
-def unreadable_call(failed: ToolCallFailed) -> WireError:
-    """The error of an answer with a malformed tool call, including the text of the call.
-
-    It is an error and not a text: as text it would end an agent's work silently.
-    """
-    return WireError(
-        HTTPStatus.INTERNAL_SERVER_ERROR,
-        f"the model wrote a tool call that cannot be read: {failed.problem}; it wrote: "
-        f"{failed.text}",
-        code="tool_call_unreadable",
-    )
 
 
 # Usage

@@ -6,7 +6,8 @@ Uses mlx-lm's parsers, and knows what may be wrong in what a model generates. Kn
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from semantic.adapters.mlx.text.tokenizer import replace_surrogates
 from semantic.domain.chat import Tool
@@ -57,6 +58,8 @@ _MAX_PARTS = 512
 _MAX_PARSED_DEPTH = 50
 """Levels of lists and objects in a generated call. A deeper one could not be sent back in a later
 request."""
+_NAME = re.compile(r"[A-Za-z_][\w.:/-]{0,127}", re.ASCII)
+"""A tool that was not offered. Some formats take all that precedes the arguments for the name."""
 _MAX_RENDERED_DEPTH = 64
 """Levels of lists and objects in a call of the history; templates recurse into each level."""
 
@@ -65,7 +68,8 @@ def parse_calls(parser: Parser | None, text: str, tools: Sequence[Tool]) -> list
     """The calls in `text`: plain JSON, or whatever form `parser` reads.
 
     JSON is tried first, since constrained decoding produces it whatever the model's own form is.
-    Raises ToolCallError if there is no call, or one that is malformed or names no tool.
+    A call may name a tool that is not among `tools`, and have arguments that are no object: the
+    client answers it, and the model corrects itself. Raises ToolCallError if there is no call.
     """
     try:
         parsed = _parse_json(text)
@@ -74,7 +78,7 @@ def parse_calls(parser: Parser | None, text: str, tools: Sequence[Tool]) -> list
             _check_closed(text)
             parsed = parser(text, [_declaration(tool) for tool in tools])
         calls = parsed if isinstance(parsed, list) else [parsed]
-        names = [tool.name for tool in tools]
+        names = {tool.name for tool in tools}
         checked = [_checked_call(call, names) for call in calls]
     except ToolCallError:
         raise
@@ -133,24 +137,29 @@ def _declaration(tool: Tool) -> dict[str, object]:
     return {"type": "function", "function": {"name": tool.name, "parameters": parameters}}
 
 
-def _checked_call(call: object, names: Sequence[str]) -> WrittenCall:
-    if not isinstance(call, Mapping):
+def _checked_call(call: object, names: Collection[str]) -> WrittenCall:
+    if not isinstance(call, Mapping) or not isinstance(name := call.get("name"), str):
         raise ToolCallError("the model wrote a tool call that is no JSON object with a name")
-    name = call.get("name")
-    if not isinstance(name, str) or name not in names:
-        raise ToolCallError(f"the model called {name!r}; expected one of {', '.join(names)}")
     arguments = call.get("arguments", call.get("parameters", {}))
+    if name not in names and not _is_name(name, arguments):
+        raise ToolCallError("the model wrote a tool call without the name of a tool")
     if isinstance(arguments, str):
-        arguments = json.loads(arguments) if arguments.strip() else {}
-    if not isinstance(arguments, dict):
-        raise ToolCallError(
-            f"the arguments of {name} must be an object, got {type(arguments).__name__}"
-        )
+        found = parse_arguments(arguments)
+        if isinstance(found, str):
+            return WrittenCall(name, replace_surrogates(found))
+        arguments = found
     if _is_deeper_than(_MAX_PARSED_DEPTH, arguments):
         raise ToolCallError(
             f"the arguments of {name} are nested deeper than {_MAX_PARSED_DEPTH} levels"
         )
     return WrittenCall(name, _portable_json(arguments))
+
+
+def _is_name(name: str, arguments: object) -> bool:
+    """Whether it may be a tool that was not offered, and is not what a parser made of a text that
+    it cannot read."""
+    unread = name == "unknown" or (isinstance(arguments, Mapping) and arguments.keys() == {"raw"})
+    return not unread and _NAME.fullmatch(name) is not None
 
 
 def _portable_json(value: object) -> str:

@@ -11,7 +11,6 @@ from semantic.domain.answer import (
     ReasoningDelta,
     TextDelta,
     ToolCallDelta,
-    ToolCallFailed,
     ToolCallStarted,
 )
 from semantic.domain.errors import ContextOverflowError, OverloadedError
@@ -204,7 +203,6 @@ def test_an_answer_that_was_cut_says_so(pieces: tuple[TextDelta], kind: str) -> 
 FAILURES = [
     (Script((TextDelta("Well"),), "error", error="secret path"), "the model failed"),
     (Script((TextDelta("Well"),), "cancelled"), "cancelled"),
-    (Script((ToolCallFailed("<x", "no name"),), "error"), "cannot be read: no name"),
 ]
 
 

@@ -225,20 +225,25 @@ def test_errors_are_the_clients_own(client: openai.OpenAI, serving: FakeServing)
         client.chat.completions.create(model="fake", messages=HELLO)
 
 
-def test_a_call_that_cannot_be_read_is_an_error(
-    client: openai.OpenAI, serving: FakeServing
+def test_what_is_no_call_is_text(client: openai.OpenAI, serving: FakeServing) -> None:
+    pieces = (TextDelta("Let me "), ToolCallFailed("no JSON"), TextDelta("<tool>{x</tool>"))
+    serving.script = lambda _: Script(pieces)
+    reply = client.chat.completions.create(model="fake", messages=HELLO, tools=[LOOK])
+    assert reply.choices[0].message.content == "Let me <tool>{x</tool>"
+    assert reply.choices[0].finish_reason == "stop"
+    response = client.responses.create(model="fake", input="Hello")
+    assert response.output_text == "Let me <tool>{x</tool>"
+
+
+def test_a_failure_of_the_model_is_asked_for_once(
+    server: RunningServer, serving: FakeServing
 ) -> None:
-    pieces = (TextDelta("Let me"), ToolCallFailed("{x", "no JSON"))
-    serving.script = lambda _: Script(pieces, reason="error")
+    serving.script = lambda _: Script((TextDelta("a"),), reason="error")
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=3)
     with pytest.raises(openai.InternalServerError) as failed:
-        client.chat.completions.create(model="fake", messages=HELLO, tools=[LOOK])
-    assert failed.value.code == "tool_call_unreadable"
-    stream = client.chat.completions.create(model="fake", messages=HELLO, stream=True)
-    seen = [next(stream).choices[0].delta.content for _ in range(2)]
-    with pytest.raises(openai.APIError, match="cannot be read: no JSON") as broken:
-        next(stream)
-    assert seen == [None, "Let me"]
-    assert broken.value.code == "tool_call_unreadable"
+        client.chat.completions.create(model="fake", messages=HELLO)
+    assert failed.value.response.headers["x-should-retry"] == "false"
+    assert len(serving.asked) == 1
 
 
 # --- clients that leave -------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from semantic.adapters.http.openai.replies import (
     IndexedEvent,
     ReplyKind,
     check_finished,
-    unreadable_call,
 )
 from semantic.adapters.http.openai.token_logprobs import ChatTokenLogprob, chat_logprobs
 from semantic.domain.answer import (
@@ -28,7 +27,6 @@ from semantic.domain.answer import (
     ReasoningDelta,
     TextDelta,
     ToolCallDelta,
-    ToolCallFailed,
     ToolCallStarted,
     Usage,
 )
@@ -120,8 +118,6 @@ class _Choice:
                 return [ChatDelta(self.index, {"reasoning": text, "reasoning_content": text})]
             case ToolCallStarted() | ToolCallDelta():
                 return [self._call(event)]
-            case ToolCallFailed():
-                raise unreadable_call(event)
             case AnswerEnd():
                 return self._end(event)
             case _:

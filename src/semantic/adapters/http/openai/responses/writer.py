@@ -14,7 +14,7 @@ from typing import Final
 from semantic.adapters.http.cache_miss_report import usage_extension
 from semantic.adapters.http.errors import Problem, openai_error
 from semantic.adapters.http.openai.fields import Json
-from semantic.adapters.http.openai.replies import check_finished, unreadable_call
+from semantic.adapters.http.openai.replies import check_finished
 from semantic.adapters.http.openai.responses.output_items import (
     CallItem,
     OutputItem,
@@ -32,7 +32,6 @@ from semantic.domain.answer import (
     ReasoningDelta,
     TextDelta,
     ToolCallDelta,
-    ToolCallFailed,
     ToolCallStarted,
     Usage,
 )
@@ -100,8 +99,6 @@ class ResponseWriter:
         match event:
             case AnswerStarted():
                 return [*self._created_once(), self.heartbeat()]
-            case ToolCallFailed():
-                raise unreadable_call(event)
             case AnswerEnd():
                 return self._end(event)
         return self._output(event, logprobs)
