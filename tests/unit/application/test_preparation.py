@@ -7,8 +7,8 @@ import pytest
 from semantic.application.chat.preparation import Preparation
 from semantic.application.chat.replay import Replay
 from semantic.application.chat.turn_cache import TurnCache
-from semantic.domain.chat import Chat, Message
-from semantic.domain.errors import ContextOverflowError
+from semantic.domain.chat import Chat, Message, Tool
+from semantic.domain.errors import ContextOverflowError, InvalidRequestError
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.chat import RenderedChat
 from semantic.ports.serving import Ask, Prompt
@@ -67,3 +67,24 @@ def test_a_refusal_says_how_long_a_prompt_is_that_can_be_counted() -> None:
         preparation().prepare(Ask("a" * 5000, SamplingParams()))
     assert caught.value.prompt_tokens == 5001
     assert len(preparation().tokens("a" * 5000)) == 5001
+
+
+@pytest.mark.parametrize(
+    ("chat", "words"),
+    [
+        (Chat((Message("user", ""),) * 40_000), "messages: expected at most 32768, got 40000"),
+        (
+            Chat((Message("user", "Hello"),), (Tool("go"),) * 5000),
+            "tools: expected at most 4096, got 5000",
+        ),
+    ],
+    ids=["messages", "tools"],
+)
+def test_what_no_template_renders_soon_is_refused_by_its_number(
+    chat: Chat, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered: list[Chat] = []
+    monkeypatch.setattr(UntouchedFormat, "render", lambda _, chat: rendered.append(chat))
+    with pytest.raises(InvalidRequestError, match=words):
+        preparation().prepare(Ask(chat, SamplingParams()))
+    assert rendered == []

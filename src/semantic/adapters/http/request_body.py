@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Final, TypeVar
 
 from anyio import to_thread
@@ -25,6 +26,11 @@ MAX_DEPTH: Final = 64
 
 MAX_VALUES: Final = 2_000_000
 """Maximum number of values in a request: parsed values take many times the memory of their text."""
+
+_MOST_ERRORS: Final = 2000
+_MOST_ENTRIES: Final = 20
+"""Pydantic describes all errors or none, for microseconds each, where one is reported: of a body
+with more errors the first entries of each field are validated again."""
 
 _OFFLOAD_BYTES: Final = 1 << 20
 """Bodies of at least this many bytes are parsed on a worker thread, off the event loop."""
@@ -72,11 +78,30 @@ def validated(adapter: TypeAdapter[T], body: Mapping[str, object]) -> T:
     try:
         return adapter.validate_python(body)
     except ValidationError as error:
-        problems = error.errors(include_url=False, include_context=False, include_input=False)
+        found = error if error.error_count() <= _MOST_ERRORS else _fewer_errors(adapter, body)
+        if found is None:
+            wrong = f"{error.error_count()} values of the body are wrong"
+            raise InvalidRequestError(wrong) from None
+        problems = found.errors(include_url=False, include_context=False, include_input=False)
         first = problems[0]
         path = _path(first["loc"], body)
         message = f"{path}: {first['msg']}" if path else first["msg"]
-        raise FieldError(message, param=path) from error
+        raise FieldError(message, param=path) from found
+
+
+def _fewer_errors(adapter: TypeAdapter[T], body: Mapping[str, object]) -> ValidationError | None:
+    """The errors of the first entries of each field; None if they are still too many, or none."""
+    try:
+        adapter.validate_python({name: _beginning(value) for name, value in body.items()})
+    except ValidationError as error:
+        return error if error.error_count() <= _MOST_ERRORS else None
+    return None
+
+
+def _beginning(value: object) -> object:
+    if isinstance(value, dict):
+        return dict(islice(value.items(), _MOST_ENTRIES))
+    return value[:_MOST_ENTRIES] if isinstance(value, list) else value
 
 
 _KINDS: Final[dict[type, str]] = {

@@ -41,6 +41,10 @@ _ALWAYS_TOKENIZED = 2 << 20
 tells clients by how much they exceed the context."""
 
 
+_MOST_MESSAGES = 1 << 15
+_MOST_TOOLS = 1 << 12
+
+
 class Preparation:
     """Prepares requests for one model. Thread-safe."""
 
@@ -97,6 +101,8 @@ class Preparation:
     def _rendered(
         self, prompt: Prompt, tenant: str, *, add_special_tokens: bool = True
     ) -> tuple[RenderedChat, Replayed | None]:
+        if isinstance(prompt, Chat):
+            _require_renderable(prompt)
         if _length(prompt) > _ALWAYS_TOKENIZED:
             self._require_plausible_length(prompt)
         if isinstance(prompt, Chat):
@@ -126,6 +132,16 @@ class Preparation:
             )
         limits = (room, self._default_max_tokens if wanted is None else wanted)
         return min(limit for limit in limits if limit is not None)
+
+
+def _require_renderable(chat: Chat) -> None:
+    """Raises InvalidRequestError for more than a template renders in a second or two."""
+    for name, n, most in (
+        ("messages", len(chat.messages), _MOST_MESSAGES),
+        ("tools", len(chat.tools), _MOST_TOOLS),
+    ):
+        if n > most:
+            raise InvalidRequestError(f"{name}: expected at most {most}, got {n}")
 
 
 def _parts(chat: Chat | None, replayed: Replayed | None) -> Parts | None:

@@ -12,6 +12,7 @@ import pytest
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
+from semantic.adapters.http import request_body
 from semantic.adapters.http.errors import FieldError, TooLargeError
 from semantic.adapters.http.logs import (
     LOG_FIELDS,
@@ -32,7 +33,7 @@ from semantic.domain.answer import (
     TextDelta,
     Usage,
 )
-from semantic.domain.errors import OverloadedError
+from semantic.domain.errors import InvalidRequestError, OverloadedError
 from semantic.domain.match import CacheMiss, MatchEnd, MatchReport
 from semantic.domain.request_parts import Change, Difference, PartKind
 from semantic.domain.value_objects import SamplingParams
@@ -229,6 +230,32 @@ def test_a_wrong_field_is_named_by_its_path_as_the_client_wrote_it() -> None:
     with pytest.raises(FieldError) as caught:
         validated(adapter, {})
     assert caught.value.param == "messages"
+
+
+class Metadata(TypedDict):
+    model: str
+    metadata: dict[str, str]
+    words: list[str]
+
+
+@pytest.mark.parametrize("field", ["metadata", "words"])
+def test_of_many_wrong_values_the_first_is_named(field: str) -> None:
+    """And few are described, which costs more than to find them."""
+    n = 50_000
+    body: dict[str, object] = {"model": "tiny", "metadata": {}, "words": []}
+    body[field] = {str(i): i for i in range(n)} if field == "metadata" else [0] * n
+    adapter = TypeAdapter(Metadata)
+    fewer = request_body._fewer_errors(adapter, body)
+    assert fewer is not None
+    assert 0 < fewer.error_count() < 100
+    with pytest.raises(FieldError, match="valid string") as caught:
+        validated(adapter, body)
+    assert caught.value.param == {"metadata": "metadata.0", "words": "words[0]"}[field]
+
+
+def test_too_many_wrong_values_deep_inside_are_counted() -> None:
+    with pytest.raises(InvalidRequestError, match=r"^5000 values of the body are wrong$"):
+        validated(TypeAdapter(Outer), {"messages": [["a"] * 4999]})
 
 
 def test_very_many_values_are_refused_unread() -> None:
