@@ -23,6 +23,7 @@ from semantic.adapters.mlx.sampling.grammar_compiler import grammar_source
 from semantic.adapters.mlx.text.chat_format import MLXChatFormat
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from semantic.application.chat.answer_reader import AnswerReader
+from semantic.application.chat.call_grammar import MOST_FORCED_CALLS
 from semantic.domain.answer import ToolCallDelta, ToolCallStarted
 from semantic.domain.chat import AnswerFormat, Chat, Message, Tool, ToolCall, ToolChoice
 from semantic.domain.errors import InvalidRequestError, ToolCallError
@@ -440,8 +441,10 @@ def test_a_required_call_is_all_that_may_be_written(name: str) -> None:
 @pytest.mark.parametrize("name", GRAMMAR_FORMATS)
 def test_a_named_call_is_of_that_tool(name: str) -> None:
     language = grammar(name, replace(ASKS, tool_choice=ToolChoice("required", "stop")))
-    assert fits(name, language, marked(name, STOP)) == FULL
-    assert fits(name, language, marked(name, GOOD)) == WRONG
+    marks = format_of(name).call_marks
+    stop, good = (f"{marks.start}{call}{marks.end}" for call in (STOP, GOOD))
+    assert fits(name, language, stop) == FULL
+    assert fits(name, language, good) == WRONG
 
 
 @pytest.mark.parametrize("name", [name for name in GRAMMAR_FORMATS if name != "mistral"])
@@ -506,6 +509,16 @@ def test_a_model_may_think_before_the_grammar(name: str) -> None:
         assert fits(name, opened, "\n\n" + marked(name, GOOD)) == FULL
     quiet = grammar(name, replace(FORCED, template_options={"enable_thinking": False}))
     assert fits(name, quiet, thought) == WRONG
+
+
+@pytest.mark.parametrize("name", GRAMMAR_FORMATS)
+def test_a_forced_answer_ends(name: str) -> None:
+    """A named tool is called once, as vendors' APIs have it; required tools a number of times."""
+    named = grammar(name, replace(ASKS, tool_choice=ToolChoice("required", "stop")))
+    assert fits(name, named, marked(name, *[STOP] * 2)) == WRONG
+    required = grammar(name, FORCED)
+    assert fits(name, required, marked(name, *[STOP] * MOST_FORCED_CALLS)) == FULL
+    assert fits(name, required, marked(name, *[STOP] * (MOST_FORCED_CALLS + 1))) == WRONG
 
 
 @pytest.mark.parametrize("name", GRAMMAR_FORMATS)

@@ -24,6 +24,9 @@ ANY_OBJECT: JsonSchema = {"type": "object"}
 _TERMINALS = r"""TEXT: /(.|\n)*/
 WS: /[ \n\r\t]{0,4}/"""
 
+MOST_FORCED_CALLS = 16
+"""Calls of an answer that must call: a model without a next idea repeats itself to max_tokens."""
+
 JSON_SPACE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,8}"}
 """A schema's "x-guidance": bounded white space between the parts of JSON, enough to indent."""
 
@@ -90,7 +93,9 @@ def call_grammar(
         return None
     if answer is not None and not tools and after is None and language.thought is None:
         return Grammar("json_schema", json.dumps(answer))
-    rules = _Rules(language, many=chat.parallel_tool_calls)
+    # As OpenAI's API has it: of a tool that is named exactly one call.
+    many = chat.parallel_tool_calls and chat.tool_choice.name is None
+    rules = _Rules(language, many=many)
     if forced:
         rules.add("start", "lead calls")
     elif answer is None:
@@ -154,14 +159,15 @@ class _Rules:
         self.add("call_start[lazy]", f"TEXT {_dumps(start.text)}")
 
     def calls(self, tools: Sequence[Tool], schema_of: Callable[[Tool], JsonSchema]) -> None:
-        """One call between its marks; one or more where parallel calls are allowed."""
-        self.add("calls", "one (WS one)*" if self._many else "one")
+        """One call between its marks; a bounded number where parallel calls are allowed."""
+        more = f"{{0,{MOST_FORCED_CALLS - 1}}}"
+        self.add("calls", f"one (WS one){more}" if self._many else "one")
         self.add("one", f"{self._language.start.lark()} body {self._end()}")
         if self._language.end.text or not self._many:
             self.add("body", "WS call WS" if self._language.end.text else "WS call")
         else:
             # Without an end mark only the end of the answer ends a call: several form one list.
-            self.add("body", 'WS "[" call (", " call)* "]"')
+            self.add("body", f'WS "[" call (", " call){more} "]"')
         self.add("call", " | ".join(f"call_{i}" for i in range(len(tools))))
         for i, tool in enumerate(tools):
             head = f'{{"name": {_dumps(tool.name)}, "arguments": '
