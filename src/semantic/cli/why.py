@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from semantic.application.cache.match_report import REASONS, cache_miss_reason
+from semantic.application.cache.match_report import cache_miss_reason, end_reason
 from semantic.bootstrap import load_tokenizer
 from semantic.cli.agent_lookup import AgentName, ModelId, find_agent, open_store
 from semantic.cli.conversation import Conversation
@@ -78,7 +78,7 @@ def explain(agent: Manifest, read: Reader) -> Iterator[str]:
         f"{name}'s last prompt: {match.prompt_tokens} tokens, {match.reused_tokens} "
         f"reused{source}, {match.computed_tokens} computed{cost}"
     )
-    yield REASONS[match.end]
+    yield end_reason(match)
     yield from _difference(match, read)
     if match.lost is not None:
         yield (
@@ -113,7 +113,7 @@ def to_json(agent: Manifest, match: PromptMatch | None, read: Reader) -> Json:
         last |= {
             "expected_text": read(agent.match.expected),
             "got_text": read(agent.match.got),
-            "reason": REASONS[agent.match.end],
+            "reason": end_reason(agent.match),
         }
         if agent.match.lost is not None:
             last["lost"] = {**asdict(agent.match.lost), "reason": cache_miss_reason(agent.match)}

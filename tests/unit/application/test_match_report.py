@@ -9,6 +9,7 @@ import pytest
 
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.application.cache.agent_note import note_of
+from semantic.application.cache.match_report import end_reason
 from semantic.domain.block_hash import BlockHash, BlockKey, Part
 from semantic.domain.chat import Chat, Message, Tool
 from semantic.domain.match import CacheMiss, MatchEnd
@@ -188,3 +189,16 @@ def test_an_agent_of_another_tenant_is_not_looked_at() -> None:
     ask(of, PROMPT, BEFORE)
     assert lost(ask(of, edited(PROMPT, 700), AFTER, tenant="eve")) is None
     assert lost(ask(of, edited(PROMPT, 700), AFTER, agent="bob")) is None
+
+
+def test_what_a_neighbour_had_cached_is_not_said_to_be_nothing() -> None:
+    of = world()
+    reasons = []
+    for agent in ("ann", "ben"):
+        match = ask(of, PROMPT, agent=agent).match
+        assert match is not None
+        reasons.append((match.end, match.reused_tokens > 0, end_reason(match)))
+    assert reasons == [
+        (MatchEnd.NEW, False, "Nothing was cached that begins like it."),
+        (MatchEnd.NEW, True, "The agent had nothing cached; what other agents had of it was used."),
+    ]

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from semantic.application.cache.match_report import REASONS, cache_miss_reason, part_words
+from semantic.application.cache.match_report import cache_miss_reason, end_reason, part_words
 from semantic.domain.match import CacheMiss, MatchEnd, MatchReport
 from semantic.domain.request_parts import Change, Difference, PartKind
 
@@ -48,7 +48,7 @@ def test_the_reason_of_a_loss() -> None:
     def reason(end: MatchEnd, part: Difference | None) -> str:
         return cache_miss_reason(MatchReport(9, 1, end, "disk", lost=CacheMiss(5, 0.1, part)))
 
-    missing = REASONS[MatchEnd.MISSING]
+    missing = end_reason(MatchReport(9, 1, MatchEnd.MISSING, "disk"))
     assert reason(MatchEnd.DIVERGED, TOOL) == "Tool 7 (Bash) changed."
     assert reason(MatchEnd.MISSING, TOOL) == f"Tool 7 (Bash) changed. {missing}"
     assert reason(MatchEnd.MISSING, None) == missing

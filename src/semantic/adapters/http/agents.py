@@ -18,7 +18,7 @@ from semantic.adapters.http.cache_miss_report import LostTokens, lost_tokens
 from semantic.adapters.http.context import agents_of, serving_of
 from semantic.adapters.http.identity import tenant_of
 from semantic.adapters.http.request_body import read_json, validated
-from semantic.application.cache.match_report import REASONS
+from semantic.application.cache.match_report import end_reason
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.match import MatchEnd, MatchReport
 from semantic.ports.agents import AgentState, AgentSummary, Place
@@ -284,7 +284,7 @@ async def _match(match: MatchReport, serving: ServingPort) -> Match:
         computed_tokens=match.computed_tokens,
         seconds=match.seconds,
         end=match.end,
-        reason=REASONS[match.end],
+        reason=end_reason(match),
         source=match.source,
         differs_at=match.differs_at,
         expected=match.expected,

@@ -83,7 +83,7 @@ def _end(request: Request, shared: int, *, differs: bool) -> MatchEnd:
 
 # In words
 
-REASONS: Mapping[MatchEnd, str] = {
+_REASONS: Mapping[MatchEnd, str] = {
     MatchEnd.COMPLETE: "All that was cached of it was used.",
     MatchEnd.NEW: "Nothing was cached that begins like it.",
     MatchEnd.DIVERGED: "It is not what the agent had before.",
@@ -96,17 +96,25 @@ REASONS: Mapping[MatchEnd, str] = {
     MatchEnd.SLOWER: "Reading the rest would have taken longer than computing it.",
     MatchEnd.SCORED: "Log-probabilities of the prompt were asked for: all of it was computed.",
 }
+_SHARED = "The agent had nothing cached; what other agents had of it was used."
 
 _OF_THE_REQUEST = (MatchEnd.DIVERGED, MatchEnd.COMPLETE)
+
+
+def end_reason(match: MatchReport) -> str:
+    """Why the reused prefix ended where it did, in a sentence."""
+    if match.end is MatchEnd.NEW and match.reused_tokens:
+        return _SHARED
+    return _REASONS[match.end]
 
 
 def cache_miss_reason(match: MatchReport) -> str:
     """Why cached tokens were computed again: the changed part, or what the cache lacks."""
     if match.lost is None or match.lost.part is None:
-        return REASONS[match.end]
+        return end_reason(match)
     words = part_words(match.lost.part)
     changed = f"{words[0].upper()}{words[1:]}."
-    return changed if match.end in _OF_THE_REQUEST else f"{changed} {REASONS[match.end]}"
+    return changed if match.end in _OF_THE_REQUEST else f"{changed} {end_reason(match)}"
 
 
 _CHANGES: Mapping[Change, str] = {
