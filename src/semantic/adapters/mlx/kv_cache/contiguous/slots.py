@@ -31,8 +31,8 @@ MOST_PADDING = 1.5
 without padding."""
 
 MOST_UNSEEN = 512 << 10
-"""Bytes of a layer that a row may be shorter than the longest with which it shares an array: so
-many are read in the time that another operation takes."""
+"""Bytes of a layer that a row may be shorter than the longest with which it shares an array: about
+as many are read in the time that operations of another part take."""
 
 _ROOM = 64
 """Tokens for which a row should find room, unless it has reserved less: a full array is copied."""
