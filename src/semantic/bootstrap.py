@@ -158,6 +158,7 @@ def rebuild_app(app: App) -> App:
         raise InvalidRequestError(f"expected a loaded model, got {type(app.model).__name__}")
     app.model.abandon()  # frees the old pool before the new one is allocated
     model = wrap_model(app.model.model, app.model.model_id, app.tokenizer)
+    model.grammars = app.model.grammars  # with what is compiled and checked
     pool: BlockPool = BlockPool(app.spec, app.pool.total_blocks, max_bytes=app.pool.max_bytes)
     return _new_app(model, app.tokenizer, pool, app.store, app.settings)
 

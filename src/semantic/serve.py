@@ -17,6 +17,7 @@ from semantic.application.agents.directory import AgentDirectory
 from semantic.application.agents.finder import AgentFinder, AgentNames, SavedAgents
 from semantic.application.agents.listing import newest_first
 from semantic.application.agents.served_agents import ServedAgents
+from semantic.application.chat.grammar_checks import GrammarChecks, Verdicts
 from semantic.application.chat.preparation import Preparation
 from semantic.application.chat.replay import Replay
 from semantic.application.engine.admission import QueueLimits
@@ -51,6 +52,8 @@ DEFAULT_NAME = "default"
 """A name of every served model."""
 _WORKERS = 2
 """Threads that render prompts; the model needs the other cores."""
+_PROBES = 2
+"""Processes that check grammars; one tenant has one at a time."""
 _MAX_CONTEXT = 1 << 20
 """Tokens. The limit of a model that states none; in practice the pool is smaller."""
 
@@ -140,6 +143,7 @@ def _pool_tokens(pool: BlockPool) -> int:
 def _build_serving(thread: EngineThread, app: App, settings: ServeSettings) -> Serving:
     from semantic.adapters.mlx.backend import MLXBackend
     from semantic.adapters.mlx.model.provider import find_folder, read_context, read_sampling
+    from semantic.adapters.mlx.sampling.grammar_process import GrammarProcess
     from semantic.adapters.mlx.text.chat_format import MLXChatFormat
     from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 
@@ -149,7 +153,11 @@ def _build_serving(thread: EngineThread, app: App, settings: ServeSettings) -> S
     sampling = _sampling(settings, read_sampling(find_folder(settings.engine.model)))
     names = dict.fromkeys((*(settings.names or (settings.engine.model,)), DEFAULT_NAME))
     served = ServedModel(tuple(names), limit, app.model.vocab_size, int(time.time()), sampling)
-    chat_format = MLXChatFormat(app.tokenizer)
+    grammars, verdicts = app.model.grammars, Verdicts()
+    grammars.guard(verdicts)
+    probes = [GrammarProcess(lambda: grammars.vocabulary) for _ in range(_PROBES)]
+    checks = GrammarChecks(probes, verdicts, app.model.check_grammar)
+    chat_format = MLXChatFormat(app.tokenizer, grammars)
     namespace = namespace_of(app.model.model_id, app.model.layout().name)
     logger.info(chat_format.history)
     if not app.model.together:
@@ -166,6 +174,7 @@ def _build_serving(thread: EngineThread, app: App, settings: ServeSettings) -> S
         limit,
         settings.max_tokens,
         longest_token=app.tokenizer.longest_token,
+        checks=checks,
     )
     finder = AgentFinder(partial(tenant_tag, app.store.secret))
     saved = SavedAgents(finder, newest_first(app.store))

@@ -183,3 +183,28 @@ def test_a_stop_string_inside_a_call_ends_the_answer_without_it(
     assert choice.finish_reason == "stop"
     assert not choice.message.tool_calls
     assert not (choice.message.content or "").strip()
+
+
+def ask_for(client: openai.OpenAI, schema: dict[str, object]) -> str:
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=STORY,
+        max_tokens=60,
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "n", "strict": True, "schema": schema},
+        },
+    )
+    return answer.choices[0].message.content or ""
+
+
+def test_a_schema_that_may_be_expensive_is_checked_first(client: openai.OpenAI) -> None:
+    assert (
+        int(ask_for(client, {"type": "integer", "multipleOf": 7, "minimum": 0, "maximum": 999})) % 7
+        == 0
+    )
+    for _ in range(2):
+        with pytest.raises(
+            openai.BadRequestError, match=r"format cannot be enforced: .*look-around"
+        ):
+            ask_for(client, {"type": "string", "pattern": "(?=a)"})

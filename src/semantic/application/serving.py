@@ -35,7 +35,7 @@ from semantic.domain.answer import (
 from semantic.domain.block_hash import PUBLIC_TENANT, pack_tokens
 from semantic.domain.chat import Chat
 from semantic.domain.digest import digest
-from semantic.domain.errors import BackendError, InvalidRequestError
+from semantic.domain.errors import BackendError, InvalidRequestError, UncheckedGrammarError
 from semantic.domain.value_objects import (
     CompletedGeneration,
     PrefillEvent,
@@ -53,6 +53,8 @@ _CALL_ID_BYTES = 18
 """24 characters in base 64, the length that clients expect."""
 _COMPLETE = ("stop", "length", "tool_calls")
 """Reasons after which the client has the whole answer."""
+_MOST_CHECKS = 3
+"""Times that a request's grammars are checked: more only if verdicts are forgotten at once."""
 _PUBLIC_NAME = 16
 """Characters of the digest in the name of a public prefix."""
 
@@ -115,7 +117,7 @@ class Serving:
 
     async def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
         """See `ServingPort.answer`."""
-        prepared = await self._work(lambda: self._preparation.prepare(ask))
+        prepared = await self._prepared(ask)
         await self._names.ready(ask)
         with self._names.claimed(prepared, ask) as agent:
             submission = Submission(
@@ -161,6 +163,7 @@ class Serving:
     def _end(self) -> None:
         self._names.close()
         self._thread.stop(drain=False)
+        self._preparation.close()
         self._workers.shutdown(cancel_futures=True)
         self._replay.close()
 
@@ -170,6 +173,16 @@ class Serving:
         if self._arrivals is None or self._arrivals.loop is not loop:
             self._arrivals = Arrivals(loop)
         return self._arrivals
+
+    async def _prepared(self, ask: Ask) -> Prepared:
+        """What `Preparation.prepare` makes of `ask`, once all its grammars are checked: its
+        schemas first, then the grammar made of them. A worker never waits for a check."""
+        for _ in range(_MOST_CHECKS):
+            try:
+                return await self._work(lambda: self._preparation.prepare(ask))
+            except UncheckedGrammarError as unchecked:
+                await self._preparation.check(unchecked, ask.tenant)
+        return await self._work(lambda: self._preparation.prepare(ask))
 
     async def _work(self, function: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()

@@ -9,7 +9,8 @@
     │   └── CacheReconstructionError     the cache given does not belong to this model
     ├── CapacityError                retry later, or send a smaller request
     │   ├── OverloadedError              the queue is full
-    │   └── PoolExhaustedError           the block pool cannot hold it
+    │   ├── PoolExhaustedError           the block pool cannot hold it
+    │   └── UncheckedGrammarError        a grammar that may be expensive was not checked yet
     ├── AnswerError                  retry: the answer is unusable
     │   └── ToolCallError                a tool call that cannot be parsed
     └── OperatorError                a person must act
@@ -21,6 +22,12 @@
 Each class also derives from the built-in exception that a caller without this module would
 expect. Knows nothing of how errors are displayed.
 """
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from semantic.domain.grammar import Grammar
 
 
 class SemanticError(Exception):
@@ -76,6 +83,18 @@ class OverloadedError(CapacityError):
     def __init__(self, message: str, *, retry_after: int) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class UncheckedGrammarError(CapacityError):
+    """`grammars` may be expensive to compile and must be checked before.
+
+    `compiles`: they are those of answers; else parts of them.
+    """
+
+    def __init__(self, grammars: Sequence[Grammar], *, compiles: bool) -> None:
+        super().__init__("the grammar of the answer is not checked yet; retry")
+        self.grammars = tuple(grammars)
+        self.compiles = compiles
 
 
 class AnswerError(SemanticError):

@@ -265,6 +265,26 @@ class BatchBackend(Protocol):
         ...
 
 
+class GrammarProbe(Protocol):
+    """Compiles one grammar at a time where it can be ended, to learn what is wrong with it."""
+
+    def problem(self, grammar: Grammar) -> str:
+        """What is wrong with `grammar`, or that compiling it takes too much; empty if nothing is.
+
+        Blocks. Raises CapacityError if it is not known, which includes an end by `stop`, and
+        InvalidRequestError if the model's answers can follow no grammar.
+        """
+        ...
+
+    def stop(self) -> None:
+        """End `problem` soon. Any thread may call it, also if nothing is compiled."""
+        ...
+
+    def close(self) -> None:
+        """Release everything; nothing may be compiled meanwhile, nor afterwards."""
+        ...
+
+
 class ModelProviderPort(Protocol):
     """Finds models and loads them."""
 

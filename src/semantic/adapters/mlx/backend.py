@@ -37,6 +37,7 @@ from semantic.domain.errors import (
     CacheReconstructionError,
     InvalidRequestError,
     SemanticError,
+    UncheckedGrammarError,
 )
 from semantic.domain.grammar import Grammar
 from semantic.domain.stored import BlockLayout, Body
@@ -273,7 +274,7 @@ class MLXBackend:
         if params.grammar is not None:
             try:
                 mask = self.grammars.mask(params.grammar, len(history) + 1 - drawn)
-            except InvalidRequestError as error:
+            except (InvalidRequestError, UncheckedGrammarError) as error:
                 raise BackendError(str(error)) from error
         self._starting[sequence] = _Start(last_token, list(history), params, drawn, mask)
 

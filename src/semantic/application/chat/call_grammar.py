@@ -110,6 +110,16 @@ def call_grammar(
     return Grammar("lark", rules.text(), after)
 
 
+def enforced_schemas(chat: Chat) -> list[JsonSchema]:
+    """The schemas that an answer to `chat` is to follow, of its format and of calls."""
+    tools = _callable(chat)
+    answer = [] if chat.answer_format is None else [chat.answer_format.schema or ANY_OBJECT]
+    is_free = not answer and chat.tool_choice.mode != "required"
+    if is_free and not any(tool.strict for tool in tools):
+        return []
+    return [*answer, *map(arguments_schema, tools)]
+
+
 def _callable(chat: Chat) -> Sequence[Tool]:
     """The tools that an answer may call."""
     if chat.tool_choice.mode == "none":

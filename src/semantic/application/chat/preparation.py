@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from semantic.application.chat.grammar_checks import GrammarChecks
 from semantic.application.chat.replay import Replay, Replayed
 from semantic.domain.chat import Chat
-from semantic.domain.errors import ContextOverflowError, InvalidRequestError
+from semantic.domain.errors import ContextOverflowError, InvalidRequestError, UncheckedGrammarError
 from semantic.domain.grammar import Grammar
 from semantic.domain.request_parts import Parts, parts_of
 from semantic.domain.value_objects import SamplingParams
@@ -58,9 +59,11 @@ class Preparation:
         default_max_tokens: int | None = None,
         *,
         longest_token: int,
+        checks: GrammarChecks | None = None,
     ) -> None:
-        """`check_grammar` is the backend's. `default_max_tokens` applies to requests without a
-        limit. `longest_token` is the length of the longest token in characters."""
+        """`check_grammar` is the backend's; `checks` does what it demands first.
+        `default_max_tokens` applies to requests without a limit. `longest_token` is the length of
+        the longest token in characters."""
         self._tokenizer = tokenizer
         self._format = chat_format
         self._replay = replay
@@ -68,9 +71,11 @@ class Preparation:
         self._context_tokens = context_tokens
         self._default_max_tokens = default_max_tokens
         self._longest_token = longest_token
+        self._checks = checks
 
     def prepare(self, ask: Ask) -> Prepared:
-        """Raises InvalidRequestError and ContextOverflowError."""
+        """Raises InvalidRequestError and ContextOverflowError, and UncheckedGrammarError if a
+        grammar must be checked first, by `check`."""
         rendered, replayed = self._rendered(ask.prompt, ask.tenant)
         if not rendered.tokens:
             raise InvalidRequestError("prompt must not be empty")
@@ -87,6 +92,17 @@ class Preparation:
         opens = rendered.opens_thought
         parts = _parts(chat, replayed)
         return Prepared(rendered.tokens, max_tokens, sampling, chat, opens, replayed, parts)
+
+    async def check(self, unchecked: UncheckedGrammarError, tenant: str) -> None:
+        """Check grammars for a request of `tenant`. Raises as `GrammarChecks.check`."""
+        if self._checks is None:
+            raise unchecked
+        await self._checks.check(unchecked, tenant)
+
+    def close(self) -> None:
+        """End all checks."""
+        if self._checks is not None:
+            self._checks.close()
 
     def tokens(
         self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""

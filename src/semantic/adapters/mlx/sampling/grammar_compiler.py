@@ -7,33 +7,35 @@ sequences nor the model.
 from __future__ import annotations
 
 import json
+import re
 import threading
-from collections.abc import Callable, Collection, Hashable
+import time
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Generic, NoReturn, TypeVar, cast
+from typing import NoReturn, cast
 
 from cachetools import LRUCache, cachedmethod
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher
 
+from semantic.adapters.mlx.sampling.grammar_child import on_deep_stack, start
 from semantic.adapters.mlx.sampling.token_mask import FreePrefix, GrammarMask, Vocabulary
 from semantic.application.chat.call_grammar import JSON_SPACE
-from semantic.domain.errors import InvalidRequestError
+from semantic.application.chat.grammar_checks import Verdicts
+from semantic.domain.errors import InvalidRequestError, UncheckedGrammarError
 from semantic.domain.grammar import Grammar
 
-_MAX_COMPILED = 32
-"""Cached grammars; one takes a megabyte or more."""
+_MAX_COMPILED = 128
+"""Cached grammars, by weight: one takes a megabyte or two, and what takes long to compile takes
+about 60 MB per CPU second."""
+_WEIGHT_PER_S = 32
+_MAX_WEIGHT = _MAX_COMPILED // 2
 _MAX_PREFIXES = 8
 _MAX_GRAMMAR = 1 << 18
 """Characters. Compilation recurses into nested input: this much fits the stack of
-`_on_deep_stack`."""
+`on_deep_stack`."""
 _MAX_MARK = 256
 _MAX_MESSAGE = 200
-_STACK = 512 << 20
-"""Bytes of address space; memory is committed only as far as the stack grows."""
-_LIMITS = LLParserLimits(verbose_errors=False)
-"""llguidance's defaults: they bound the cost of compiling and of a step. Its verbose errors would
-quote the whole grammar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class _Compiled:
 
     matcher: LLMatcher
     prefix: FreePrefix | None
+    weight: int
 
 
 class GrammarCompiler:
@@ -54,9 +57,38 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._eos = frozenset(eos)
         self._vocab_size = vocab_size
-        self._compiled: LRUCache[Hashable, _Compiled] = LRUCache(_MAX_COMPILED)
+        self._compiled: LRUCache[Hashable, _Compiled] = LRUCache(
+            _MAX_COMPILED, getsizeof=lambda compiled: compiled.weight
+        )
         self._prefixes: LRUCache[Hashable, FreePrefix] = LRUCache(_MAX_PREFIXES)
         self._lock = threading.Lock()
+        self._verdicts: Verdicts | None = None
+
+    def guard(self, verdicts: Verdicts) -> None:
+        """From now on compile only what is cheap or has a good verdict in `verdicts`.
+
+        Other grammars are refused with their verdict, or with UncheckedGrammarError.
+        """
+        self._verdicts = verdicts
+
+    def schema_error(self, schema: str) -> str:
+        """Why the JSON schema in `schema` cannot be enforced; empty if it can."""
+        grammar = Grammar("json_schema", schema)
+        if self._verdicts is None or is_cheap(schema):
+            return schema_error(schema)
+        problem = self._verdicts.problem(grammar)
+        if problem is None:
+            raise UncheckedGrammarError([grammar], compiles=False)
+        return problem
+
+    def require_checked(self, schemas: Sequence[str]) -> None:
+        """Raise UncheckedGrammarError with those of `schemas` that must be checked first."""
+        if self._verdicts is None:
+            return
+        grammars = [Grammar("json_schema", schema) for schema in schemas if not is_cheap(schema)]
+        unknown = [one for one in grammars if self._verdicts.problem(one) is None]
+        if unknown:
+            raise UncheckedGrammarError(unknown, compiles=False)
 
     def check(self, grammar: Grammar) -> None:
         """Compile `grammar` and compute its first masks.
@@ -72,27 +104,66 @@ class GrammarCompiler:
         """
         compiled = self._compile(grammar)
         matcher = compiled.matcher.deep_copy()
-        return GrammarMask(self._vocabulary, matcher, compiled.prefix, n_prompt)
+        return GrammarMask(self.vocabulary, matcher, compiled.prefix, n_prompt)
 
     @cachedmethod(lambda self: self._compiled, lock=lambda self: self._lock)
     def _compile(self, grammar: Grammar) -> _Compiled:
+        self._require_verdict(grammar)
         source = grammar_source(grammar)
-        vocabulary = self._vocabulary
-        matcher = _on_deep_stack(lambda: _start(vocabulary, source))
+        vocabulary = self.vocabulary
+        matcher, seconds = on_deep_stack(lambda: _timed_start(vocabulary, source))
         if matcher.is_error():
-            name = grammar.kind.replace("_", " ")
-            raise InvalidRequestError(f"{name}: {_first_error(matcher.get_error())}")
-        return _Compiled(matcher, None if grammar.after is None else self._prefix(grammar.after))
+            raise InvalidRequestError(f"{name_of(grammar)}: {error_line(matcher.get_error())}")
+        prefix = None if grammar.after is None else self._prefix(grammar.after)
+        return _Compiled(matcher, prefix, min(_MAX_WEIGHT, 1 + int(seconds * _WEIGHT_PER_S)))
+
+    def _require_verdict(self, grammar: Grammar) -> None:
+        if self._verdicts is None or is_cheap(grammar.text):
+            return
+        problem = self._verdicts.problem(grammar)
+        if problem is None:
+            raise UncheckedGrammarError([grammar], compiles=True)
+        if problem:
+            raise InvalidRequestError(problem)
 
     @cachedmethod(lambda self: self._prefixes, lock=lambda self: self._lock)
     def _prefix(self, mark: str) -> FreePrefix:
-        return FreePrefix(self._vocabulary, mark)
+        return FreePrefix(self.vocabulary, mark)
 
     @cached_property
-    def _vocabulary(self) -> Vocabulary:
+    def vocabulary(self) -> Vocabulary:
+        """The tokens that masks are over. Raises InvalidRequestError if grammars are impossible."""
         if self._tokenizer is None:
             raise InvalidRequestError("grammar: this model has no tokenizer to enforce one with")
         return Vocabulary(self._tokenizer, self._eos, self._vocab_size)
+
+
+_CHEAP, _CHEAP_ANY_OF = 8192, 2048
+"""Characters of a grammar that is cheap: 50 ms and 30 MB at most, as measured."""
+_EXPENSIVE = re.compile(
+    r"""multipleOf|[pP]attern|allOf|oneOf|[rR]ef"|format|x-guidance|%regex|\\u00[0-7]"""
+)
+_OWN_OPTIONS = json.dumps({"x-guidance": JSON_SPACE})[1:-1]
+
+
+def is_cheap(text: str) -> bool:
+    """Whether a JSON schema, or a grammar of our own with schemas in it, is cheap to compile.
+
+    Errs on the safe side, from the text alone. What makes a grammar expensive is the size of its
+    automaton, and from few characters a large one is made only by products: a remainder for each
+    `multipleOf`, the intersections of `allOf`, `oneOf` and of patterns with each other, and
+    references, which repeat what they refer to. Each branch of `anyOf` repeats what stands beside
+    it: the square of the text at most. Everything else is linear in the text or a counter (ranges,
+    lengths, numbers of items), which is not unrolled. A name or a value of a client's may look
+    like one of these; that costs a check. So does an escape that could spell one.
+    """
+    most = _CHEAP_ANY_OF if "anyOf" in text else _CHEAP
+    return len(text) <= most and not _EXPENSIVE.search(text.replace(_OWN_OPTIONS, ""))
+
+
+def name_of(grammar: Grammar) -> str:
+    """The kind of `grammar`, as errors name it."""
+    return grammar.kind.replace("_", " ")
 
 
 def grammar_source(grammar: Grammar) -> str:
@@ -122,29 +193,18 @@ def schema_error(schema: str) -> str:
         source = grammar_source(Grammar("json_schema", schema))
     except InvalidRequestError as error:
         return str(error)
-    is_error, messages = _on_deep_stack(lambda: LLMatcher.validate_grammar_with_warnings(source))
+    is_error, messages = on_deep_stack(lambda: LLMatcher.validate_grammar_with_warnings(source))
     return "; ".join(messages).strip() if is_error else ""
 
 
-def _start(vocabulary: Vocabulary, source: str) -> LLMatcher:
-    """A matcher whose first mask is computed, or one in an error state.
-
-    Takes two steps, so that a grammar that exceeds the limits at once fails here and not while a
-    batch waits for it.
-    """
-    matcher = LLMatcher(vocabulary.trie, source, log_level=0, limits=_LIMITS)
-    if matcher.is_error():
-        return matcher
-    mask = int.from_bytes(matcher.compute_bitmask(), "little")
-    if matcher.is_error() or not mask:
-        return matcher
-    trial = matcher.deep_copy()
-    trial.consume_token((mask & -mask).bit_length() - 1)
-    trial.compute_bitmask()
-    return trial if trial.is_error() else matcher
+def _timed_start(vocabulary: Vocabulary, source: str) -> tuple[LLMatcher, float]:
+    """The matcher of `source`, and the CPU seconds it took."""
+    before = time.thread_time()
+    matcher = start(vocabulary.trie, source)
+    return matcher, time.thread_time() - before
 
 
-def _first_error(report: str) -> str:
+def error_line(report: str) -> str:
     """The line of llguidance's report that names the problem."""
     lines = [line.strip() for line in report.strip().splitlines()]
     errors = (
@@ -177,34 +237,3 @@ def _require_unicode(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidRequestError(f"grammar: not valid Unicode: {error.reason}") from error
-
-
-# llguidance recurses into nested input, and a stack overflow in native code ends the process.
-# Hence its compiler runs on a thread with a stack large enough for `_MAX_GRAMMAR`.
-
-Result = TypeVar("Result")
-
-_stack_size_lock = threading.Lock()
-
-
-class _Call(threading.Thread, Generic[Result]):
-    def __init__(self, function: Callable[[], Result]) -> None:
-        super().__init__(name="deep-stack", daemon=True)
-        self._function = function
-        self.results: list[Result] = []
-
-    def run(self) -> None:
-        self.results.append(self._function())
-
-
-def _on_deep_stack(function: Callable[[], Result]) -> Result:
-    """What `function` returns. It must not raise."""
-    call = _Call(function)
-    with _stack_size_lock:  # the size is global: it applies to any thread that starts meanwhile
-        before = threading.stack_size(_STACK)
-        try:
-            call.start()
-        finally:
-            threading.stack_size(before)
-    call.join()
-    return call.results[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
-from semantic.adapters.mlx.sampling.grammar_compiler import schema_error
+from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
 from semantic.adapters.mlx.text.chat_template import (
     TEMPLATE_ERRORS,
     TemplateFeatures,
@@ -32,6 +32,7 @@ from semantic.application.chat.call_grammar import (
     SpelledMark,
     arguments_schema,
     call_grammar,
+    enforced_schemas,
 )
 from semantic.domain.chat import Chat, JsonSchema, Tool
 from semantic.domain.errors import InvalidRequestError
@@ -53,8 +54,10 @@ _THINKING_OPTIONS = ("enable_thinking", "thinking")
 class MLXChatFormat:
     """Implements `ChatFormat` for one tokenizer. Any thread may call it."""
 
-    def __init__(self, tokenizer: MLXTokenizer) -> None:
+    def __init__(self, tokenizer: MLXTokenizer, grammars: GrammarCompiler | None = None) -> None:
+        """`grammars` compiles the grammars of answers; it may demand that schemas are checked."""
         inner = tokenizer.inner
+        self._grammars = grammars or GrammarCompiler(None, (), 0)
         self._tokenizer = tokenizer
         self._inner = inner
         source = _template_source(inner.chat_template)
@@ -140,10 +143,27 @@ class MLXChatFormat:
         the grammar begins with an optional thought.
         """
         _check_choice(chat)
+        self._grammars.require_checked([json.dumps(schema) for schema in enforced_schemas(chat)])
         after = self._thought_marks.end if opens_thought and self._thought_marks else None
         if chat.answer_format is not None:
-            _check_schema(chat.answer_format.schema or ANY_OBJECT, "the answer's format")
-        return call_grammar(chat, self._language(chat), _arguments, after=after)
+            self._check_schema(chat.answer_format.schema or ANY_OBJECT, "the answer's format")
+        return call_grammar(chat, self._language(chat), self._arguments, after=after)
+
+    def _arguments(self, tool: Tool) -> JsonSchema:
+        """The schema to enforce for the arguments of `tool`: its own, if that can be enforced.
+
+        Without one, a strict tool raises InvalidRequestError; for others any object is accepted.
+        """
+        schema = arguments_schema(tool)
+        if tool.strict:
+            self._check_schema(schema, f"the parameters of {tool.name}")
+            return schema
+        return ANY_OBJECT if self._grammars.schema_error(json.dumps(schema)) else schema
+
+    def _check_schema(self, schema: JsonSchema, what: str) -> None:
+        problem = self._grammars.schema_error(json.dumps(schema))
+        if problem:
+            raise InvalidRequestError(f"{what} cannot be enforced: {problem}")
 
     def _language(self, chat: Chat) -> CallLanguage:
         thought = None
@@ -239,21 +259,3 @@ def _check_choice(chat: Chat) -> None:
         raise InvalidRequestError(
             f"tool_choice names {name!r}; expected one of {', '.join(names) or 'no tools'}"
         )
-
-
-def _arguments(tool: Tool) -> JsonSchema:
-    """The schema to enforce for the arguments of `tool`: its own, if that can be enforced.
-
-    Without one, a strict tool raises InvalidRequestError; for others any object is accepted.
-    """
-    schema = arguments_schema(tool)
-    if tool.strict:
-        _check_schema(schema, f"the parameters of {tool.name}")
-        return schema
-    return ANY_OBJECT if schema_error(json.dumps(schema)) else schema
-
-
-def _check_schema(schema: JsonSchema, what: str) -> None:
-    problem = schema_error(json.dumps(schema))
-    if problem:
-        raise InvalidRequestError(f"{what} cannot be enforced: {problem}")

@@ -1,0 +1,206 @@
+"""Grammars compiled to a first mask, as a function and as a process that can be ended.
+
+The process runs this file alone: it imports llguidance and the standard library, never `semantic`.
+It reads frames (a length of four bytes, big-endian, then as many bytes) from its standard input: a
+header and the bytes of all tokens, then one grammar after the other. For each it answers with a
+frame of what is wrong with it. A grammar that exceeds a limit ends the process: by SIGPROF for CPU
+time, with `OUT_OF_MEMORY` or an abort for memory. Status 0 is no grammar's fault.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Generic, TypedDict, TypeVar
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+OUT_OF_MEMORY = 77
+"""Exit status of a process that exceeded its memory."""
+
+_FRAME = 4
+"""Bytes of a frame's length."""
+_STACK = 512 << 20
+"""Bytes of address space; memory is committed only as far as the stack grows."""
+_POLL_S = 0.02
+"""Seconds between two looks at the memory in use."""
+_THREADS = 64 << 20
+"""Bytes of address space for the stacks of other threads."""
+_FRESH = 4
+"""A process ends itself when earlier grammars have left this part of the memory in use."""
+_NICE = 10
+"""The model's threads take precedence."""
+_PAGES = Path("/proc/self/statm")
+"""Linux: pages of address space, and of memory. Its `ru_maxrss` is no less than the parent's."""
+_LIMITS = LLParserLimits(verbose_errors=False)
+"""llguidance's defaults: they bound the cost of a step, not that of compiling. Its verbose errors
+would quote the whole grammar."""
+
+
+class Header(TypedDict):
+    """What the process must know before the first grammar."""
+
+    lengths: list[int]  # of each token, in bytes
+    special: list[int]
+    eos: list[int]
+    cpu_s: float  # for each grammar
+    memory: int  # bytes, for all grammars together, above what the vocabulary takes
+
+
+def start(trie: LLTokenizer, source: str) -> LLMatcher:
+    """A matcher whose first mask is computed, or one in an error state.
+
+    Takes two steps, so that a grammar that exceeds the limits at once fails here and not while a
+    batch waits for it.
+    """
+    matcher = LLMatcher(trie, source, log_level=0, limits=_LIMITS)
+    if matcher.is_error():
+        return matcher
+    mask = int.from_bytes(matcher.compute_bitmask(), "little")
+    if matcher.is_error() or not mask:
+        return matcher
+    trial = matcher.deep_copy()
+    trial.consume_token((mask & -mask).bit_length() - 1)
+    trial.compute_bitmask()
+    return trial if trial.is_error() else matcher
+
+
+# llguidance recurses into nested input, and a stack overflow in native code ends the process.
+# Hence its compiler runs on a thread with a stack large enough for the longest grammar.
+
+Result = TypeVar("Result")
+
+_stack_size_lock = threading.Lock()
+
+
+class _Call(threading.Thread, Generic[Result]):
+    def __init__(self, function: Callable[[], Result]) -> None:
+        super().__init__(name="deep-stack", daemon=True)
+        self._function = function
+        self.results: list[Result] = []
+
+    def run(self) -> None:
+        self.results.append(self._function())
+
+
+def on_deep_stack(function: Callable[[], Result]) -> Result:
+    """What `function` returns. It must not raise."""
+    call = _Call(function)
+    with _stack_size_lock:  # the size is global: it applies to any thread that starts meanwhile
+        before = threading.stack_size(_STACK)
+        try:
+            call.start()
+        finally:
+            threading.stack_size(before)
+    call.join()
+    return call.results[0]
+
+
+# Frames
+
+
+def write_frame(to: IO[bytes], content: bytes) -> None:
+    """Write one frame. Raises OSError if the other end is closed."""
+    to.write(len(content).to_bytes(_FRAME, "big") + content)
+    to.flush()
+
+
+def read_frame(source: IO[bytes]) -> bytes | None:
+    """The content of the next frame; None at the end of `source`, also within a frame."""
+    length = source.read(_FRAME)
+    if len(length) < _FRAME:
+        return None
+    size = int.from_bytes(length, "big")
+    content = source.read(size)
+    return content if len(content) == size else None
+
+
+# The process
+
+
+class _Tokens:
+    """What `TokenizerWrapper` expects: the tokens, and some way to spell a text with them."""
+
+    bos_token_id = None
+
+    def __init__(self, header: Header, joined: bytes) -> None:
+        self.tokens: list[bytes] = []
+        at = 0
+        for length in header["lengths"]:
+            self.tokens.append(joined[at : at + length])
+            at += length
+        self.eos_token_id = header["eos"][0]
+        self.special_token_ids = header["special"]
+        self.trie: LLTokenizer | None = None
+
+    def __call__(self, text: bytes) -> list[int]:
+        return [] if self.trie is None else self.trie.greedy_tokenize(text.decode())
+
+
+def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
+    given, joined = read_frame(requests), read_frame(requests)
+    if given is None or joined is None:
+        return
+    header: Header = json.loads(given)
+    tokens = _Tokens(header, joined)
+    trie = tokens.trie = LLTokenizer(TokenizerWrapper(tokens), eos_token=header["eos"])
+    most = _memory() + header["memory"]
+    fresh = _memory() + header["memory"] // _FRESH
+    _limit_address_space(header["memory"])
+    write_frame(answers, b"")
+    while _memory() <= fresh and (source := read_frame(requests)) is not None:
+        write_frame(answers, _problem(trie, source.decode(), header["cpu_s"], most).encode())
+
+
+def _problem(trie: LLTokenizer, source: str, cpu_s: float, most: int) -> str:
+    """What is wrong with a grammar; empty if nothing is. Ends the process beyond its limits."""
+    done = threading.Event()
+    watch = threading.Thread(target=_watch, args=(done, most), daemon=True)
+    watch.start()
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
+    problem = start(trie, source).get_error()
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    done.set()
+    watch.join()
+    return problem
+
+
+def _watch(done: threading.Event, most: int) -> None:
+    while not done.wait(_POLL_S):
+        if _memory() > most:
+            os._exit(OUT_OF_MEMORY)
+
+
+def _memory() -> int:
+    """Bytes of memory in use; the most that was, where the system does not say."""
+    try:
+        return int(_PAGES.read_text().split()[1]) * resource.getpagesize()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _limit_address_space(n_bytes: int) -> None:
+    """Allow `n_bytes` more, where the system can: growth between two polls is limited too."""
+    with suppress(OSError, ValueError):  # no such file but on Linux
+        used = int(_PAGES.read_text().split()[0]) * resource.getpagesize()
+        most = used + n_bytes + _THREADS
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _main() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's; then the input ends
+    os.nice(_NICE)
+    on_deep_stack(lambda: _serve(sys.stdin.buffer, sys.stdout.buffer))
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,228 @@
+"""A process that compiles grammars within limits of CPU time and memory.
+
+Compiling cannot be interrupted, and nothing in llguidance bounds what it takes: a schema of a few
+hundred bytes can take minutes and gigabytes. Knows `grammar_child`, which it starts, feeds and
+ends; not whose grammars it gets.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import llguidance
+
+from semantic.adapters.mlx.sampling import grammar_child
+from semantic.adapters.mlx.sampling.grammar_child import (
+    OUT_OF_MEMORY,
+    Header,
+    read_frame,
+    write_frame,
+)
+from semantic.adapters.mlx.sampling.grammar_compiler import error_line, grammar_source, name_of
+from semantic.adapters.mlx.sampling.token_mask import Vocabulary
+from semantic.domain.errors import BackendError, CapacityError, InvalidRequestError
+from semantic.domain.grammar import Grammar
+
+_RUN = (
+    "import runpy, sys; sys.path.append(sys.argv[1]); runpy.run_path(sys.argv[2], None, '__main__')"
+)
+_ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
+"""glibc: no address space, which is limited, is set aside for each thread."""
+_ENVIRONMENT = {"DYLD_LIBRARY_PATH", "LD_LIBRARY_PATH"}
+"""What the interpreter may need; nothing else of the environment, where keys may be."""
+_STARTS = 2
+"""Attempts: a process may have ended itself after the grammar before."""
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLimits:
+    """For one grammar: CPU seconds, bytes of memory, and wall-clock seconds after which the process
+    is taken for stuck, which a busy machine does not reach."""
+
+    cpu_s: float = 2.0
+    memory: int = 256 * _MIB
+    stuck_s: float = 120.0
+
+
+class GrammarProcess:
+    """Compiles one grammar at a time. Implements `GrammarProbe`.
+
+    The process is started by the first grammar, and again after one that ended it.
+    """
+
+    def __init__(
+        self, vocabulary: Callable[[], Vocabulary], limits: ProcessLimits | None = None
+    ) -> None:
+        """`vocabulary` is that of the model; called when a process is started."""
+        self._vocabulary = vocabulary
+        self._limits = limits or ProcessLimits()
+        self._lock = threading.Lock()
+        self._running: _Child | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the process; None if there is none."""
+        with self._lock:
+            return None if self._running is None else self._running.process.pid
+
+    def problem(self, grammar: Grammar) -> str:
+        """See `GrammarProbe.problem`."""
+        try:
+            source = grammar_source(grammar).encode()
+        except InvalidRequestError as error:
+            return str(error)
+        for _ in range(_STARTS):
+            child = self._child()
+            answer = self._exchange(child, source)
+            if answer is not None:
+                return f"{name_of(grammar)}: {error_line(answer)}" if answer else ""
+            self._drop(child)
+            status = child.end()
+            if status:
+                return f"{name_of(grammar)}: {_reason(status, self._limits)}"
+        raise CapacityError("the process that compiles grammars ends at once; retry")
+
+    def _exchange(self, child: _Child, source: bytes) -> str | None:
+        watch = threading.Timer(self._limits.stuck_s, child.kill)
+        watch.daemon = True
+        watch.start()
+        try:
+            return child.exchange(source)
+        finally:
+            watch.cancel()
+
+    def stop(self) -> None:
+        """See `GrammarProbe.stop`."""
+        with self._lock:
+            if self._running is not None:
+                self._running.kill()
+
+    def close(self) -> None:
+        """See `GrammarProbe.close`."""
+        with self._lock:
+            child, self._running = self._running, None
+        if child is not None:
+            child.kill()
+            child.end()
+
+    def _child(self) -> _Child:
+        with self._lock:
+            child = self._running
+        if child is not None and child.is_killed:
+            self._drop(child)
+            child.end()
+            child = None
+        if child is None:
+            child = _spawned()
+            with self._lock:
+                self._running = child
+            if not child.introduce(self._vocabulary(), self._limits):
+                self._drop(child)
+                status = child.end()
+                raise CapacityError(f"the process that compiles grammars ended: status {status}")
+        return child
+
+    def _drop(self, child: _Child) -> None:
+        with self._lock:
+            if self._running is child:
+                self._running = None
+
+
+def _spawned() -> _Child:
+    try:
+        return _Child()
+    except OSError as error:
+        raise CapacityError(f"cannot start a process to compile grammars: {error}") from error
+
+
+class _Child:
+    """A running process and its pipes."""
+
+    def __init__(self) -> None:
+        self.is_killed = False
+        packages = str(Path(llguidance.__file__).parents[1])
+        script = str(Path(grammar_child.__file__))
+        self.process = subprocess.Popen(  # noqa: S603  files of our own
+            [sys.executable, "-I", "-S", "-c", _RUN, packages, script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            close_fds=True,
+            env=_ONE_ARENA | {name: os.environ[name] for name in _ENVIRONMENT & os.environ.keys()},
+        )
+
+    def introduce(self, vocabulary: Vocabulary, limits: ProcessLimits) -> bool:
+        """Send the vocabulary; whether the process is ready."""
+        texts, trie = vocabulary.texts, vocabulary.trie
+        header: Header = {
+            "lengths": [len(text) for text in texts],
+            "special": [i for i in range(len(texts)) if trie.is_special_token(i)],
+            "eos": sorted(vocabulary.eos),
+            "cpu_s": limits.cpu_s,
+            "memory": limits.memory,
+        }
+        return self._send(json.dumps(header).encode()) and self.exchange(b"".join(texts)) == ""
+
+    def exchange(self, content: bytes) -> str | None:
+        """The answer to one frame; None if the process ends instead."""
+        if not self._send(content):
+            return None
+        answer = read_frame(_pipe(self.process.stdout))
+        return None if answer is None else answer.decode()
+
+    def kill(self) -> None:
+        """Have the process end; the answer that is waited for is None."""
+        self.is_killed = True
+        self.process.kill()
+
+    def end(self) -> int:
+        """Close the pipes of a process that ends, and wait for it; its exit status."""
+        for pipe in (_pipe(self.process.stdin), _pipe(self.process.stdout)):
+            try:
+                pipe.close()
+            except BrokenPipeError:
+                continue
+        return self.process.wait()
+
+    def _send(self, content: bytes) -> bool:
+        try:
+            write_frame(_pipe(self.process.stdin), content)
+        except BrokenPipeError:
+            return False
+        return True
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    if pipe is None:
+        raise BackendError("the process that compiles grammars has no pipe")
+    return pipe
+
+
+def _reason(status: int, limits: ProcessLimits) -> str:
+    """Why a grammar is refused whose process ended with `status`.
+
+    Raises CapacityError if that was not for the grammar.
+    """
+    if status == -signal.SIGPROF:
+        return f"compiling it takes more than {limits.cpu_s:g} s of CPU time; {_SIMPLER}"
+    if status in (OUT_OF_MEMORY, -signal.SIGABRT):
+        return f"compiling it takes more than {limits.memory / _MIB:g} MiB; {_SIMPLER}"
+    if status == -signal.SIGKILL:
+        raise CapacityError("the process that compiles grammars was ended; retry")
+    return f"it ends the compiler (status {status}); {_SIMPLER}"
+
+
+_SIMPLER = (
+    "simplify it: smaller or fewer multipleOf, patterns, ranges and repetitions, "
+    "above all in allOf, anyOf and oneOf"
+)

@@ -1,0 +1,204 @@
+"""Grammars of clients checked before they are compiled: fairly among tenants, within limits.
+
+What compiling a grammar takes cannot be known from its text. A probe compiles it where it can be
+ended, and its verdict is remembered. Knows neither processes nor how a grammar is compiled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from semantic.application.engine.calls import Failure, attempt
+from semantic.domain.digest import digest
+from semantic.domain.errors import (
+    CapacityError,
+    InvalidRequestError,
+    OverloadedError,
+    UncheckedGrammarError,
+)
+from semantic.domain.grammar import Grammar
+from semantic.ports.outbound import GrammarProbe
+
+_REMEMBERED = 4096
+"""Verdicts: each a digest and a line of text."""
+_MAX_WAITING = 64
+_MAX_WAITING_OF_TENANT = 16
+_MAX_REFUSED = 3
+"""Refusals within one request: a tool whose schema is refused may take any object instead."""
+_RETRY_AFTER = 5
+"""Seconds."""
+
+
+class Verdicts:
+    """What is wrong with the grammars that were checked last. Thread-safe."""
+
+    def __init__(self, most: int = _REMEMBERED) -> None:
+        """`most` is how many are remembered."""
+        self._most = most
+        self._problems: OrderedDict[bytes, str] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def problem(self, grammar: Grammar) -> str | None:
+        """What is wrong with `grammar`: empty if nothing is, None if it is not known."""
+        key = _key(grammar)
+        with self._lock:
+            if key in self._problems:
+                self._problems.move_to_end(key)
+            return self._problems.get(key)
+
+    def remember(self, grammar: Grammar, problem: str) -> None:
+        """Remember `problem`, and forget the verdict that was needed longest ago."""
+        with self._lock:
+            self._problems[_key(grammar)] = problem
+            if len(self._problems) > self._most:
+                self._problems.popitem(last=False)
+
+
+def _key(grammar: Grammar) -> bytes:
+    return digest("grammar-v1", grammar.kind.encode(), grammar.text.encode("utf-8", "replace"))
+
+
+@dataclass(eq=False, slots=True)
+class _Check:
+    """One grammar to check, and how many requests wait for it."""
+
+    grammar: Grammar
+    compiles: bool
+    tenant: str
+    waiters: int = 0
+    probe: GrammarProbe | None = None
+    problem: Future[str] = field(default_factory=Future)
+
+
+class GrammarChecks:
+    """Checks grammars, as many at a time as there are probes, and one of each tenant.
+
+    Tenants take turns. A check that no request waits for any more is dropped, or stopped.
+    """
+
+    def __init__(
+        self,
+        probes: Sequence[GrammarProbe],
+        verdicts: Verdicts,
+        compile_here: Callable[[Grammar], None],
+    ) -> None:
+        """`compile_here` compiles what a probe accepts, for this process."""
+        self._probes = tuple(probes)
+        self._idle = list(probes)
+        self._verdicts = verdicts
+        self._compile_here = compile_here
+        self._threads = ThreadPoolExecutor(len(probes), thread_name_prefix="grammar")
+        self._lock = threading.Lock()
+        self._checks: dict[tuple[Grammar, bool], _Check] = {}
+        self._waiting: OrderedDict[str, list[_Check]] = OrderedDict()  # by tenant, the next first
+        self._busy: set[str] = set()  # tenants
+
+    async def check(self, unchecked: UncheckedGrammarError, tenant: str) -> None:
+        """Check every grammar of `unchecked` and remember the verdicts.
+
+        Raises InvalidRequestError after several refusals, and OverloadedError if too many wait.
+        """
+        refused = 0
+        for grammar in unchecked.grammars:
+            problem = await self._problem(grammar, tenant, compiles=unchecked.compiles)
+            refused += bool(problem)
+            if refused == _MAX_REFUSED:
+                raise InvalidRequestError(problem)
+
+    def close(self) -> None:
+        """End all probes; nothing may be checked afterwards."""
+        with self._lock:
+            waiting = [check for queue in self._waiting.values() for check in queue]
+            self._waiting.clear()
+        for check in waiting:
+            check.problem.set_exception(CapacityError("the server is being stopped"))
+        for probe in self._probes:
+            probe.stop()
+        self._threads.shutdown()
+        for probe in self._probes:
+            probe.close()
+
+    async def _problem(self, grammar: Grammar, tenant: str, *, compiles: bool) -> str:
+        check = self._join(grammar, tenant, compiles=compiles)
+        try:
+            return await asyncio.shield(asyncio.wrap_future(check.problem))
+        finally:
+            self._leave(check)
+
+    def _join(self, grammar: Grammar, tenant: str, *, compiles: bool) -> _Check:
+        """The check of `grammar`, waiting or running; a new one if there is none."""
+        with self._lock:
+            check = self._checks.get((grammar, compiles))
+            if check is None:
+                queue = self._waiting.get(tenant, [])
+                n_waiting = sum(map(len, self._waiting.values()))
+                if len(queue) >= _MAX_WAITING_OF_TENANT or n_waiting >= _MAX_WAITING:
+                    raise OverloadedError(
+                        "too many schemas wait to be checked", retry_after=_RETRY_AFTER
+                    )
+                check = self._checks[grammar, compiles] = _Check(grammar, compiles, tenant)
+                self._waiting.setdefault(tenant, []).append(check)
+            check.waiters += 1
+            self._start_some()
+            return check
+
+    def _leave(self, check: _Check) -> None:
+        with self._lock:
+            check.waiters -= 1
+            if check.waiters or check.problem.done():
+                return
+            self._forget(check)
+            if check.probe is not None:
+                check.probe.stop()
+                return
+            queue = self._waiting.get(check.tenant, [])
+            queue.remove(check)
+            if not queue:
+                del self._waiting[check.tenant]
+
+    def _forget(self, check: _Check) -> None:
+        key = (check.grammar, check.compiles)
+        if self._checks.get(key) is check:
+            del self._checks[key]
+
+    def _start_some(self) -> None:
+        """Start what idle probes can take; the lock is held."""
+        for tenant in list(self._waiting):
+            if not self._idle:
+                return
+            if tenant in self._busy:
+                continue
+            queue = self._waiting[tenant]
+            check = queue.pop(0)
+            self._waiting.move_to_end(tenant)
+            if not queue:
+                del self._waiting[tenant]
+            self._busy.add(tenant)
+            check.probe = self._idle.pop()
+            self._threads.submit(self._run, check, check.probe)
+
+    def _run(self, check: _Check, probe: GrammarProbe) -> None:
+        outcome = attempt(lambda: self._verdict(check, probe))
+        with self._lock:
+            self._forget(check)
+            self._busy.discard(check.tenant)
+            self._idle.append(probe)
+            self._start_some()
+        if isinstance(outcome, Failure):
+            check.problem.set_exception(outcome.error)
+        else:
+            check.problem.set_result(outcome)
+
+    def _verdict(self, check: _Check, probe: GrammarProbe) -> str:
+        problem = self._verdicts.problem(check.grammar)
+        if problem is None:
+            problem = probe.problem(check.grammar)
+            self._verdicts.remember(check.grammar, problem)
+        if check.compiles and not problem:
+            self._compile_here(check.grammar)
+        return problem

@@ -1,0 +1,209 @@
+"""Expensive grammars end the process that checks them, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler, is_cheap
+from semantic.adapters.mlx.sampling.grammar_process import GrammarProcess, ProcessLimits
+from semantic.application.chat.grammar_checks import Verdicts
+from semantic.domain.errors import CapacityError, InvalidRequestError, UncheckedGrammarError
+from semantic.domain.grammar import Grammar
+from tests.support.text_tokenizer import text_tokenizer
+
+MIB = 1 << 20
+
+
+def integer(multiple: int) -> dict[str, object]:
+    return {"type": "integer", "multipleOf": multiple}
+
+
+def beside(n: int) -> dict[str, object]:
+    """`n` branches, each of which repeats `n` properties."""
+    names = [f"p{i}" for i in range(n)]
+    branches: list[object] = [{"properties": {f"{name}x": {}}} for name in names]
+    return {"type": "object", "properties": {name: {} for name in names}, "anyOf": branches}
+
+
+def patterns(n: int) -> dict[str, object]:
+    text = {"type": "string"}
+    return {"type": "object", "patternProperties": {f"^.*a{i}.*b{i}$": text for i in range(n)}}
+
+
+EXPENSIVE = {
+    "one large multiple": integer(999_983),
+    "a choice of multiples": {"anyOf": [integer(n) for n in (997, 1009, 1013, 1019)]},
+    "all of several multiples": {"allOf": [integer(n) for n in (97, 101, 103)]},
+    "patterns of names": patterns(300),
+    "branches that repeat": beside(180),
+}
+
+
+def compiler() -> GrammarCompiler:
+    texts = text_tokenizer()
+    return GrammarCompiler(texts.inner, texts.eos_token_ids, 96)
+
+
+def process(**limits: float) -> GrammarProcess:
+    of = compiler()
+    cpu_s, memory = limits.get("cpu_s", 60.0), limits.get("memory", 512 * MIB)
+    return GrammarProcess(lambda: of.vocabulary, ProcessLimits(cpu_s, int(memory)))
+
+
+@pytest.fixture(scope="module")
+def quick() -> Iterator[GrammarProcess]:
+    found = process(cpu_s=0.1)
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def patient() -> Iterator[GrammarProcess]:
+    found = process()
+    yield found
+    found.close()
+
+
+def json_grammar(schema: object) -> Grammar:
+    return Grammar("json_schema", json.dumps(schema))
+
+
+@pytest.mark.parametrize("schema", EXPENSIVE.values(), ids=EXPENSIVE.keys())
+def test_an_expensive_schema_is_refused_in_one_line(
+    quick: GrammarProcess, schema: dict[str, object]
+) -> None:
+    problem = quick.problem(json_grammar(schema))
+    assert problem.startswith("json schema: compiling it takes more than 0.1 s of CPU time; simpl")
+    assert "\n" not in problem
+    assert not is_cheap(json.dumps(schema))
+    assert quick.problem(json_grammar({"type": "object"})) == ""
+
+
+def test_memory_is_limited() -> None:
+    probe = process(memory=8 * MIB)
+    problem = probe.problem(json_grammar(integer(999_983)))
+    assert problem.startswith("json schema: compiling it takes more than 8 MiB; simplify it")
+    assert probe.problem(json_grammar(integer(7))) == ""
+    probe.close()
+
+
+def test_large_grammars_leave_room_for_later_ones() -> None:
+    probe = process(memory=32 * MIB)
+    large = json_grammar({"enum": [str(i) for i in range(10_000)]})
+    assert [probe.problem(one) for one in (large, json_grammar({})) * 3] == [""] * 6
+    probe.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{", "false", '{"type": "strng"}', '{"not": {}}', '{"type": "string", "pattern": "(?=a)"}',
+        '{"type": "integer", "multipleOf": 999999937}', '{"type": "string", "format": "uri"}',
+        '{"type": "integer", "multipleOf": 7}',
+    ],
+)  # fmt: skip
+def test_the_process_finds_what_the_server_finds(patient: GrammarProcess, text: str) -> None:
+    grammar = Grammar("json_schema", text)
+    found = ""
+    try:
+        compiler().check(grammar)
+    except InvalidRequestError as error:
+        found = str(error)
+    assert patient.problem(grammar) == found
+
+
+def test_a_process_that_compiles_can_be_ended() -> None:
+    probe = process()
+    found: list[str] = []
+
+    def compile_it() -> None:
+        try:
+            found.append(probe.problem(json_grammar(EXPENSIVE["a choice of multiples"])))
+        except CapacityError as error:
+            found.append(str(error))
+
+    assert probe.problem(json_grammar({})) == ""
+    first = probe.pid
+    thread = threading.Thread(target=compile_it)
+    thread.start()
+    while thread.is_alive():  # it may be stopped before it begins
+        probe.stop()
+        time.sleep(0.01)
+    assert found[0].startswith("the process that compiles grammars")
+    assert probe.problem(json_grammar({})) == ""
+    assert probe.pid != first
+    probe.close()
+    assert probe.pid is None
+
+
+def test_the_process_inherits_nothing_and_ends_with_its_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEMANTIC_API_KEY", "secret")
+    probe = process()
+    with (tmp_path / "lock").open("w") as held:
+        held.write("")
+        assert probe.problem(json_grammar({})) == ""
+        folder = Path("/proc", str(probe.pid))
+        if not folder.exists():
+            pytest.skip("this system does not show what a process has")
+        assert b"secret" not in (folder / "environ").read_bytes()
+        links = {link.name: str(link.readlink()) for link in (folder / "fd").iterdir()}
+        assert set(links) == {"0", "1", "2"}
+        maps = (folder / "maps").read_text()
+        assert "llguidance" in maps
+        assert "mlx" not in maps
+    probe.close()
+    assert not folder.exists()
+
+
+# Which grammars are checked
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"name": {"type": "string"}, "age": {"minimum": 0}}},
+        {"anyOf": [{"type": "string", "maxLength": 10**9}, {"type": "null"}]},
+        {"type": "array", "items": {"enum": ["a", "é"]}, "minItems": 10**6},
+    ],
+)
+def test_a_common_schema_is_cheap(schema: dict[str, object]) -> None:
+    assert is_cheap(json.dumps(schema))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(json.dumps(schema) for schema in EXPENSIVE.values()),
+        '{"type": "integer", "m\\u0075ltipleOf": 999983}',
+        '{"$ref": "#/$defs/a", "$defs": {"a": {}}}',
+        '{"type": "object", "x-guidance": {"whitespace_pattern": "(a|b)*"}}',
+        json.dumps({"enum": ["x" * 9000]}),
+    ],
+)
+def test_whatever_may_be_expensive_is_checked_before(text: str) -> None:
+    of, verdicts, grammar = compiler(), Verdicts(), Grammar("json_schema", text)
+    of.guard(verdicts)
+    for attempt in (of.check, lambda one: of.schema_error(one.text)):
+        with pytest.raises(UncheckedGrammarError) as caught:
+            attempt(grammar)
+        assert caught.value.grammars == (grammar,)
+    verdicts.remember(grammar, "too expensive")
+    assert of.schema_error(text) == "too expensive"
+    with pytest.raises(InvalidRequestError, match="too expensive"):
+        of.check(grammar)
+
+
+def test_what_was_accepted_is_compiled() -> None:
+    of, verdicts, grammar = compiler(), Verdicts(), json_grammar(integer(7))
+    of.guard(verdicts)
+    verdicts.remember(grammar, "")
+    of.check(grammar)
+    assert of.schema_error(grammar.text) == ""
