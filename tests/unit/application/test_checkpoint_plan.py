@@ -42,7 +42,7 @@ def state(n_bytes: int) -> LayerSpec:
         ((FULL, *[window(1024)] * 5), MOST_TOKENS, 64),  # as Gemma 3
         ((FULL, *[state(3 << 20)] * 3), 4096, 512),  # as Qwen3-Next: 2,304 tokens of its KV
         ((FULL, state(1 << 10)), 256, 64),
-        ((state(1 << 20),), 512, 256),
+        ((state(1 << 20),), 512, 64),
         ((window(512),), 256, 64),
     ],
 )

@@ -57,7 +57,7 @@ def distances(spec: ModelCacheSpec, best_chunk: int) -> Distances:
 
     densest = max(BLOCK_TOKENS, min(best_chunk // 2, MOST_TOKENS))
     if not per_token:
-        return Distances(max(densest, _STATES_ALONE), BLOCK_TOKENS)
+        return Distances(max(densest, _STATES_ALONE), FEWEST_TOKENS)
     return Distances(smallest(densest, 1), smallest(FEWEST_TOKENS, _TIMES_WHERE_LIKELY))
 
 
