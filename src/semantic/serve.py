@@ -156,7 +156,7 @@ def _build_serving(thread: EngineThread, app: App, settings: ServeSettings) -> S
     grammars, verdicts = app.model.grammars, Verdicts()
     grammars.guard(verdicts)
     probes = [GrammarProcess(lambda: grammars.vocabulary) for _ in range(_PROBES)]
-    checks = GrammarChecks(probes, verdicts, app.model.check_grammar)
+    checks = GrammarChecks(probes, verdicts, grammars.compile)
     chat_format = MLXChatFormat(app.tokenizer, grammars)
     namespace = namespace_of(app.model.model_id, app.model.layout().name)
     logger.info(chat_format.history)

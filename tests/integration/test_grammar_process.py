@@ -201,9 +201,12 @@ def test_whatever_may_be_expensive_is_checked_before(text: str) -> None:
         of.check(grammar)
 
 
-def test_what_was_accepted_is_compiled() -> None:
+def test_what_was_accepted_is_compiled_before_it_is_needed() -> None:
     of, verdicts, grammar = compiler(), Verdicts(), json_grammar(integer(7))
     of.guard(verdicts)
     verdicts.remember(grammar, "")
-    of.check(grammar)
     assert of.schema_error(grammar.text) == ""
+    with pytest.raises(UncheckedGrammarError):
+        of.mask(grammar, 0)
+    of.compile(grammar)
+    of.mask(grammar, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -157,12 +158,18 @@ def test_tenants_take_turns() -> None:
 
 def test_a_check_that_no_request_waits_for_is_dropped_or_stopped() -> None:
     async def test(of: World) -> None:
+        logged: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
         running, waiting = of.ask("held", "a"), of.ask("dropped", "b")
         await of.until(lambda: of.begun == ["held"])
         waiting.cancel()
         running.cancel()
         await asyncio.gather(running, waiting, return_exceptions=True)
         await of.ask("next", "b")
+        del running, waiting
+        await of.settled()
+        gc.collect()
+        assert logged == []
         assert of.begun == ["held", "next"]
         assert of.probes[0].stops == 1
         assert of.verdicts.problem(grammar("held")) is None

@@ -71,8 +71,10 @@ class _Check:
     compiles: bool
     tenant: str
     waiters: int = 0
-    probe: GrammarProbe | None = None
-    problem: Future[str] = field(default_factory=Future)
+    probe: GrammarProbe | None = None  # while it is being checked
+    has_ended: bool = False
+    outcome: Future[str | Failure] = field(default_factory=Future)
+    """Never an exception, which asyncio would log if the request that waited has left."""
 
 
 class GrammarChecks:
@@ -115,8 +117,10 @@ class GrammarChecks:
         with self._lock:
             waiting = [check for queue in self._waiting.values() for check in queue]
             self._waiting.clear()
+            for check in waiting:
+                check.has_ended = True
         for check in waiting:
-            check.problem.set_exception(CapacityError("the server is being stopped"))
+            check.outcome.set_result(Failure(CapacityError("the server is being stopped")))
         for probe in self._probes:
             probe.stop()
         self._threads.shutdown()
@@ -126,9 +130,12 @@ class GrammarChecks:
     async def _problem(self, grammar: Grammar, tenant: str, *, compiles: bool) -> str:
         check = self._join(grammar, tenant, compiles=compiles)
         try:
-            return await asyncio.shield(asyncio.wrap_future(check.problem))
+            outcome = await asyncio.shield(asyncio.wrap_future(check.outcome))
         finally:
             self._leave(check)
+        if isinstance(outcome, Failure):
+            raise outcome.error
+        return outcome
 
     def _join(self, grammar: Grammar, tenant: str, *, compiles: bool) -> _Check:
         """The check of `grammar`, waiting or running; a new one if there is none."""
@@ -150,7 +157,7 @@ class GrammarChecks:
     def _leave(self, check: _Check) -> None:
         with self._lock:
             check.waiters -= 1
-            if check.waiters or check.problem.done():
+            if check.waiters or check.has_ended:
                 return
             self._forget(check)
             if check.probe is not None:
@@ -185,14 +192,12 @@ class GrammarChecks:
     def _run(self, check: _Check, probe: GrammarProbe) -> None:
         outcome = attempt(lambda: self._verdict(check, probe))
         with self._lock:
+            check.has_ended, check.probe = True, None  # from here on the probe is another's
             self._forget(check)
             self._busy.discard(check.tenant)
             self._idle.append(probe)
             self._start_some()
-        if isinstance(outcome, Failure):
-            check.problem.set_exception(outcome.error)
-        else:
-            check.problem.set_result(outcome)
+        check.outcome.set_result(outcome)
 
     def _verdict(self, check: _Check, probe: GrammarProbe) -> str:
         problem = self._verdicts.problem(check.grammar)

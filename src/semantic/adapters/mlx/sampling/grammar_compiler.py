@@ -22,6 +22,7 @@ from semantic.adapters.mlx.sampling.grammar_child import on_deep_stack, start
 from semantic.adapters.mlx.sampling.token_mask import FreePrefix, GrammarMask, Vocabulary
 from semantic.application.chat.call_grammar import JSON_SPACE
 from semantic.application.chat.grammar_checks import Verdicts
+from semantic.domain.digest import digest
 from semantic.domain.errors import InvalidRequestError, UncheckedGrammarError
 from semantic.domain.grammar import Grammar
 
@@ -30,6 +31,9 @@ _MAX_COMPILED = 128
 about 60 MB per CPU second."""
 _WEIGHT_PER_S = 32
 _MAX_WEIGHT = _MAX_COMPILED // 2
+_QUICK_S, _MAX_QUICK = 0.05, 4096
+"""CPU seconds that a grammar may take on the engine's thread, if it was evicted; and how many such
+grammars are remembered."""
 _MAX_PREFIXES = 8
 _MAX_GRAMMAR = 1 << 18
 """Characters. Compilation recurses into nested input: this much fits the stack of
@@ -57,15 +61,17 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._eos = frozenset(eos)
         self._vocab_size = vocab_size
-        self._compiled: LRUCache[Hashable, _Compiled] = LRUCache(
+        self._compiled: LRUCache[Grammar, _Compiled] = LRUCache(
             _MAX_COMPILED, getsizeof=lambda compiled: compiled.weight
         )
+        self._quick: LRUCache[bytes, bool] = LRUCache(_MAX_QUICK)
         self._prefixes: LRUCache[Hashable, FreePrefix] = LRUCache(_MAX_PREFIXES)
         self._lock = threading.Lock()
         self._verdicts: Verdicts | None = None
 
     def guard(self, verdicts: Verdicts) -> None:
-        """From now on compile only what is cheap or has a good verdict in `verdicts`.
+        """From now on compile only what is cheap or has a good verdict in `verdicts`, and in
+        `check` and `mask` only what is known to be quick.
 
         Other grammars are refused with their verdict, or with UncheckedGrammarError.
         """
@@ -93,38 +99,56 @@ class GrammarCompiler:
     def check(self, grammar: Grammar) -> None:
         """Compile `grammar` and compute its first masks.
 
-        Raises InvalidRequestError, naming the problem, if it cannot be enforced.
+        Raises InvalidRequestError, naming the problem, if it cannot be enforced, and
+        UncheckedGrammarError if it must be checked, or compiled by `compile`, before.
+        """
+        self._ready(grammar)
+
+    def compile(self, grammar: Grammar) -> None:
+        """Compile `grammar`, which has a good verdict, however long it takes.
+
+        Raises InvalidRequestError as `check` does.
         """
         self._compile(grammar)
 
     def mask(self, grammar: Grammar, n_prompt: int) -> GrammarMask:
         """A logits processor for one sequence, whose answer begins after `n_prompt` tokens.
 
-        Raises InvalidRequestError as `check` does.
+        Raises as `check` does.
         """
-        compiled = self._compile(grammar)
+        compiled = self._ready(grammar)
         matcher = compiled.matcher.deep_copy()
         return GrammarMask(self.vocabulary, matcher, compiled.prefix, n_prompt)
 
-    @cachedmethod(lambda self: self._compiled, lock=lambda self: self._lock)
+    def _ready(self, grammar: Grammar) -> _Compiled:
+        """`grammar` compiled: before, or now if that is quick. All requests wait for the thread
+        that calls this."""
+        with self._lock:
+            found = self._compiled.get(grammar)
+            is_quick = _key(grammar) in self._quick
+        if found is not None:
+            return found
+        if self._verdicts is not None and not is_cheap(grammar.text):
+            problem = self._verdicts.problem(grammar)
+            if problem:
+                raise InvalidRequestError(problem)
+            if problem is None or not is_quick:
+                raise UncheckedGrammarError([grammar], compiles=True)
+        return self._compile(grammar)
+
     def _compile(self, grammar: Grammar) -> _Compiled:
-        self._require_verdict(grammar)
         source = grammar_source(grammar)
         vocabulary = self.vocabulary
         matcher, seconds = on_deep_stack(lambda: _timed_start(vocabulary, source))
         if matcher.is_error():
             raise InvalidRequestError(f"{name_of(grammar)}: {error_line(matcher.get_error())}")
         prefix = None if grammar.after is None else self._prefix(grammar.after)
-        return _Compiled(matcher, prefix, min(_MAX_WEIGHT, 1 + int(seconds * _WEIGHT_PER_S)))
-
-    def _require_verdict(self, grammar: Grammar) -> None:
-        if self._verdicts is None or is_cheap(grammar.text):
-            return
-        problem = self._verdicts.problem(grammar)
-        if problem is None:
-            raise UncheckedGrammarError([grammar], compiles=True)
-        if problem:
-            raise InvalidRequestError(problem)
+        weight = min(_MAX_WEIGHT, 1 + int(seconds * _WEIGHT_PER_S))
+        compiled = _Compiled(matcher, prefix, weight)
+        with self._lock:
+            if seconds <= _QUICK_S:
+                self._quick[_key(grammar)] = True
+            return self._compiled.setdefault(grammar, compiled)
 
     @cachedmethod(lambda self: self._prefixes, lock=lambda self: self._lock)
     def _prefix(self, mark: str) -> FreePrefix:
@@ -159,6 +183,10 @@ def is_cheap(text: str) -> bool:
     """
     most = _CHEAP_ANY_OF if "anyOf" in text else _CHEAP
     return len(text) <= most and not _EXPENSIVE.search(text.replace(_OWN_OPTIONS, ""))
+
+
+def _key(grammar: Grammar) -> bytes:
+    return digest("quick-grammar-v1", grammar.text.encode("utf-8", "replace"))
 
 
 def name_of(grammar: Grammar) -> str:
