@@ -12,9 +12,12 @@ import pytest
 
 from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler, is_cheap
 from semantic.adapters.mlx.sampling.grammar_process import GrammarProcess, ProcessLimits
+from semantic.adapters.mlx.text.chat_format import MLXChatFormat
 from semantic.application.chat.grammar_checks import Verdicts
+from semantic.domain.chat import Chat, Message, Tool, ToolChoice
 from semantic.domain.errors import CapacityError, InvalidRequestError, UncheckedGrammarError
 from semantic.domain.grammar import Grammar
+from tests.support.chat_templates import FORMATS, load_format
 from tests.support.text_tokenizer import text_tokenizer
 
 MIB = 1 << 20
@@ -116,6 +119,20 @@ def test_the_process_finds_what_the_server_finds(patient: GrammarProcess, text: 
     except InvalidRequestError as error:
         found = str(error)
     assert patient.problem(grammar) == found
+
+
+def test_marks_of_calls_are_the_same_tokens_in_the_process(tmp_path: Path) -> None:
+    texts = load_format(FORMATS["json_tools"], tmp_path)
+    of = GrammarCompiler(texts.inner, texts.eos_token_ids, 2054)
+    tool = Tool("f", "", {"type": "object", "properties": {"n": integer(7)}})
+    chat = Chat((Message("user", "x"),), tools=(tool,), tool_choice=ToolChoice("required"))
+    grammar = MLXChatFormat(texts).call_grammar(chat, opens_thought=False)
+    assert grammar is not None
+    assert "<[" in grammar.text
+    of.check(grammar)
+    probe = GrammarProcess(lambda: of.vocabulary)
+    assert probe.problem(grammar) == ""
+    probe.close()
 
 
 def test_a_process_that_compiles_can_be_ended() -> None:

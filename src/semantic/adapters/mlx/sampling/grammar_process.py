@@ -123,10 +123,11 @@ class GrammarProcess:
             child.end()
             child = None
         if child is None:
+            vocabulary = self._vocabulary()
             child = _spawned()
             with self._lock:
                 self._running = child
-            if not child.introduce(self._vocabulary(), self._limits):
+            if not child.introduce(vocabulary, self._limits):
                 self._drop(child)
                 status = child.end()
                 raise CapacityError(f"the process that compiles grammars ended: status {status}")
