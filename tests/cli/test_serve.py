@@ -94,8 +94,8 @@ def test_a_model_that_is_not_there_ends_the_server(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "signals",
     [
-        (signal.SIGTERM, signal.SIGINT),
-        *more((signal.SIGINT, signal.SIGTERM)),
+        (signal.SIGHUP, signal.SIGTERM),
+        *more((signal.SIGINT, signal.SIGTERM), (signal.SIGTERM, signal.SIGHUP)),
     ],
 )
 def test_a_signal_ends_it_in_good_order_and_the_agent_is_there_again(
@@ -134,7 +134,7 @@ def test_keys_and_prompts_are_in_no_line(tmp_path: Path) -> None:
     keys.write_text("# mine\nprivate-key\n")
     with _server("--no-store", "--api-key-file", str(keys), "--log-format", "json") as (p, url):
         found = _complete(url, {"x-api-key": "private-key"})
-        p.send_signal(signal.SIGTERM)
+        p.send_signal(signal.SIGINT)
         out, err = p.communicate(timeout=_SECONDS)
     text = found["choices"][0]["text"]
     assert "private-key" not in out + err

@@ -10,10 +10,10 @@ import asyncio
 import hashlib
 import hmac
 import ipaddress
+import re
 from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Final
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
@@ -255,14 +255,13 @@ def _with_cors_headers(origin: str, send: Send) -> Send:
     return shown
 
 
+_AUTHORITY: Final = re.compile(r"(\[(?P<address>[^][]+)\]|(?P<name>[^][:/?#@\\\s]+))(:\d*)?")
+
+
 def host_of(authority: str) -> str | None:
     """The host of a Host header, without port and brackets; None if it names none."""
-    if any(mark in authority for mark in "/?#@\\"):
-        return None
-    try:
-        return urlsplit(f"//{authority}").hostname
-    except ValueError:
-        return None
+    found = _AUTHORITY.fullmatch(authority)
+    return None if found is None else (found["address"] or found["name"]).lower()
 
 
 def _is_address(host: str) -> bool:

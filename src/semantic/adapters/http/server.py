@@ -9,9 +9,12 @@ import asyncio
 import json
 import os
 import resource
+import signal
 import socket
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import FrameType
@@ -70,6 +73,20 @@ class HttpServer(uvicorn.Server):
         if self.should_exit:
             os._exit(KILLED_EXIT_CODE)
         self.should_exit = True
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Handle SIGINT, SIGTERM and SIGHUP, which a closed terminal sends; not under nohup."""
+        with super().capture_signals():
+            in_main = threading.current_thread() is threading.main_thread()
+            if not in_main or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+                yield
+                return
+            before = signal.signal(signal.SIGHUP, self.handle_exit)
+            try:
+                yield
+            finally:
+                signal.signal(signal.SIGHUP, before)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept no more requests, let running ones end, and save."""

@@ -208,6 +208,12 @@ def test_a_key_is_known_by_its_digest_and_its_tenant_is_the_same_after_a_restart
         ("a@b", None),
         ("a/b", None),
         ("[::1", None),
+        ("[::1]evil", None),
+        ("[::1]evil:80", None),
+        ("localhost:80evil", None),
+        ("evil[::1]", None),
+        ("local host", None),
+        ("[]", None),
     ],
 )
 def test_the_host_of_a_header(authority: str, host: str | None) -> None:
