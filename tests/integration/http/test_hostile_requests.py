@@ -228,6 +228,17 @@ def _get(path: str) -> bytes:
     return f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
 
 
+def test_two_lengths_of_one_body_end_the_connection(server: RunningServer) -> None:
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n"
+    body = b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    with server.connect() as one:
+        one.sendall(head + body + _get("/health"))
+        answer = _all(one)
+    assert _status(answer) == 400
+    assert answer.count(b"HTTP/1.1 ") == 1, "what follows is no request"
+    assert b"got both" in answer
+
+
 def _post(path: str, *, length: int = 0, chunked: bool = False) -> bytes:
     size = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {length}"
     return f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{size}\r\n\r\n".encode()

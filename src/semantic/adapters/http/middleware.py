@@ -183,7 +183,10 @@ class HostMiddleware:
         problem = self._problem(scope, headers)
         origin = headers.get("origin", "")
         if problem is not None:
-            await problem_response(scope, problem)(scope, receive, send)
+            response = problem_response(scope, problem)
+            if problem is _TWO_LENGTHS:
+                response.headers["connection"] = "close"
+            await response(scope, receive, send)
         elif not self._is_allowed_origin(origin.lower()):
             await self._app(scope, receive, send)
         elif scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
@@ -192,6 +195,8 @@ class HostMiddleware:
             await self._app(scope, receive, _with_cors_headers(origin, send))
 
     def _problem(self, scope: Scope, headers: Headers) -> Problem | None:
+        if "content-length" in headers and "transfer-encoding" in headers:
+            return _TWO_LENGTHS
         authority = headers.get("host", "")
         if not self._is_allowed_host(host_of(authority)):
             return Problem(
@@ -225,6 +230,12 @@ class HostMiddleware:
     def _is_allowed_origin(self, origin: str) -> bool:
         """Whether pages of this foreign origin may send requests."""
         return bool(origin) and (ANY in self._origins or origin in self._origins)
+
+
+_TWO_LENGTHS: Final = Problem(
+    HTTPStatus.BAD_REQUEST, "expected Content-Length or Transfer-Encoding, got both"
+)
+"""A proxy may go by the other one and take the rest of the body for another client's request."""
 
 
 def _preflight_response(origin: str, requested: Headers) -> Response:
