@@ -45,6 +45,11 @@ EXPENSIVE = {
     "all of several multiples": {"allOf": [integer(n) for n in (97, 101, 103)]},
     "patterns of names": patterns(300),
     "branches that repeat": beside(180),
+    "empty branches": {"properties": {f"{i}": {} for i in range(120)}, "anyOf": [{}] * 240},
+    "required names": {
+        "required": [f"n{i}" for i in range(350)],
+        "additionalProperties": {"properties": {f"p{i}": {} for i in range(350)}},
+    },
 }
 
 
@@ -187,7 +192,7 @@ def test_the_process_inherits_nothing_and_ends_with_its_input(
     "schema",
     [
         {"type": "object", "properties": {"name": {"type": "string"}, "age": {"minimum": 0}}},
-        {"anyOf": [{"type": "string", "maxLength": 10**9}, {"type": "null"}]},
+        {"type": ["string", "null"], "maxLength": 10**9},
         {"type": "array", "items": {"enum": ["a", "é"]}, "minItems": 10**6},
     ],
 )

@@ -162,10 +162,11 @@ class GrammarCompiler:
         return Vocabulary(self._tokenizer, self._eos, self._vocab_size)
 
 
-_CHEAP, _CHEAP_ANY_OF = 8192, 2048
-"""Characters of a grammar that is cheap: 50 ms and 30 MB at most, as measured."""
+_CHEAP = 1024
+"""Characters of a grammar that is cheap: what is repeated costs the square of the text."""
 _EXPENSIVE = re.compile(
-    r"""multipleOf|[pP]attern|allOf|oneOf|[rR]ef"|format|x-guidance|%regex|\\u00[0-7]"""
+    r"""multipleOf|[pP]attern|allOf|anyOf|oneOf|[rR]ef"|format|x-guidance|%regex"""
+    r"""|additionalProperties"\s*:\s*\{|\\u00[0-7]"""
 )
 _OWN_OPTIONS = json.dumps({"x-guidance": JSON_SPACE})[1:-1]
 
@@ -175,14 +176,14 @@ def is_cheap(text: str) -> bool:
 
     Errs on the safe side, from the text alone. What makes a grammar expensive is the size of its
     automaton, and from few characters a large one is made only by products: a remainder for each
-    `multipleOf`, the intersections of `allOf`, `oneOf` and of patterns with each other, and
-    references, which repeat what they refer to. Each branch of `anyOf` repeats what stands beside
-    it: the square of the text at most. Everything else is linear in the text or a counter (ranges,
-    lengths, numbers of items), which is not unrolled. A name or a value of a client's may look
-    like one of these; that costs a check. So does an escape that could spell one.
+    `multipleOf`, the intersections of `allOf`, `oneOf` and of patterns with each other, references,
+    which repeat what they refer to, `anyOf`, each branch of which repeats what stands beside it,
+    and a schema of additional properties, repeated for each name in `required`. What is left may
+    repeat too, as a list of types does with its properties: hence the text must be short. Ranges,
+    lengths and numbers of items are counters, which are not unrolled. A name or a value of a
+    client's may look like one of these; that costs a check. So does an escape that could spell one.
     """
-    most = _CHEAP_ANY_OF if "anyOf" in text else _CHEAP
-    return len(text) <= most and not _EXPENSIVE.search(text.replace(_OWN_OPTIONS, ""))
+    return len(text) <= _CHEAP and not _EXPENSIVE.search(text.replace(_OWN_OPTIONS, ""))
 
 
 def _key(grammar: Grammar) -> bytes:
