@@ -91,6 +91,15 @@ def test_a_model_that_is_not_there_ends_the_server(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1].startswith("error: ")
 
 
+@pytest.fixture
+def hangups() -> Iterator[None]:
+    """A suite that nohup started ignores them, and so would the programs that it starts."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize(
     "signals",
     [
