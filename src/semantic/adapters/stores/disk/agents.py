@@ -167,7 +167,9 @@ class Agents:
         gone = known - {link.hash for link in links}
         new = [link for link in links if link.hash not in known]
         try:
-            ends_of = self._ends_of_old_turns(filed.key, links[-1:])
+            ends_of: dict[int, list[BlockHash]] = {}
+            with suppress(IndexBrokenError):  # another process is replacing it
+                ends_of = self._ends_of_old_turns(filed.key, links[-1:])
             with store.index.writing() as db:
                 ends: list[BlockHash] = []
                 for old in agent_rows.generations(db, filed.key)[_GENERATIONS:]:

@@ -91,22 +91,23 @@ class OpenStore:
             self._recovery(db).run()
 
     def with_recovery(self, action: Callable[[], T]) -> T:
-        """`action()`; repeated after recovery when the index is broken, then after a rebuild.
+        """`action()`; repeated after recovery when the index is broken, then after a rebuild, and
+        once more: other processes may have replaced it meanwhile.
 
-        Raises OSError, also when both were in vain.
+        Raises OSError, also when all were in vain.
         """
         try:
             return action()
-        except IndexBrokenError:
+        except IndexBrokenError as broken:
             self.counts.add("index mended")
-        try:
-            with suppress(IndexBrokenError):
-                self.recover()
+            error = broken
+        for mend in (self.recover, self.rebuild, self.rebuild):
+            try:
+                mend()
                 return action()
-            self.rebuild()
-            return action()
-        except IndexBrokenError as error:
-            raise OSError(errno.EIO, f"the index: {error}") from error
+            except IndexBrokenError as broken:
+                error = broken
+        raise OSError(errno.EIO, f"the index: {error}") from error
 
     def quarantine(self, entry: Entry, damage: DamagedError) -> None:
         """Count a damaged file and move it to `bad/`. Raises nothing."""
