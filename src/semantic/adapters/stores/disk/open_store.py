@@ -31,6 +31,8 @@ Limit = int | Callable[[int], int]
 """A quota in bytes, or what makes it of the bytes that the folder takes already."""
 _RECOVERY_SECONDS = 60.0
 """How long to wait for the folder's lock."""
+_MORE_TRIES = 6
+"""After a rebuild in vain."""
 
 
 class OpenStore:
@@ -92,7 +94,7 @@ class OpenStore:
 
     def with_recovery(self, action: Callable[[], T]) -> T:
         """`action()`; repeated after recovery when the index is broken, then after a rebuild, and
-        once more: other processes may have replaced it meanwhile.
+        several times more: other processes may have replaced it meanwhile.
 
         Raises OSError, also when all were in vain.
         """
@@ -101,7 +103,7 @@ class OpenStore:
         except IndexBrokenError as broken:
             self.counts.add("index mended")
             error = broken
-        for mend in (self.recover, self.rebuild, self.rebuild):
+        for mend in (self.recover, self.rebuild, *(self.recover,) * _MORE_TRIES):
             try:
                 mend()
                 return action()
