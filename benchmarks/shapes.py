@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import cast
 
 import semantic.adapters.mlx  # isort: skip  # noqa: F401  loads OpenBLAS before MLX
@@ -183,66 +183,47 @@ def gpt_oss_20b(layers: int = 24) -> Module:
     )
 
 
+_DEEPSEEK_V2_LITE: Mapping[str, object] = {
+    "vocab_size": 102400,
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "n_shared_experts": 2,
+    "n_routed_experts": 64,
+    "routed_scaling_factor": 1.0,
+    "kv_lora_rank": 512,
+    "q_lora_rank": None,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "qk_nope_head_dim": 128,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 6,
+    "first_k_dense_replace": 1,
+}
+
+
 def deepseek_v2_lite(layers: int = 27) -> Module:
     """The shape of DeepSeek V2 Lite, bf16: keys and values of two head_dims, so no pages."""
-    return _half(
-        deepseek_v2.Model(
-            deepseek_v2.ModelArgs(
-                hidden_size=2048,
-                intermediate_size=10944,
-                moe_intermediate_size=1408,
-                num_hidden_layers=layers,
-                num_attention_heads=16,
-                num_key_value_heads=16,
-                n_shared_experts=2,
-                n_routed_experts=64,
-                q_lora_rank=cast(int, None),
-                n_group=1,
-                topk_group=1,
-                num_experts_per_tok=6,
-                first_k_dense_replace=1,
-                rope_scaling={
-                    "type": "yarn",
-                    "factor": 40,
-                    "original_max_position_embeddings": 4096,
-                    "beta_fast": 32,
-                    "beta_slow": 1,
-                    "mscale": 0.707,
-                    "mscale_all_dim": 0.707,
-                },
-            )
-        )
-    )
+    yarn = {
+        "type": "yarn",
+        "factor": 40,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 0.707,
+        "mscale_all_dim": 0.707,
+    }
+    own = {"num_hidden_layers": layers, "rope_scaling": yarn}
+    return _half(deepseek_v2.Model(deepseek_v2.ModelArgs.from_dict({**_DEEPSEEK_V2_LITE, **own})))
 
 
 def latent(layers: int = 27) -> Module:
     """The shape of DeepSeek V2 Lite with V3's cache in mlx-lm: a latent and a rope key."""
-    return _half(
-        deepseek_v3.Model(
-            deepseek_v3.ModelArgs(
-                vocab_size=102400,
-                hidden_size=2048,
-                intermediate_size=10944,
-                moe_intermediate_size=1408,
-                num_hidden_layers=layers,
-                num_attention_heads=16,
-                num_key_value_heads=16,
-                n_shared_experts=2,
-                n_routed_experts=64,
-                routed_scaling_factor=1.0,
-                kv_lora_rank=512,
-                q_lora_rank=cast(int, None),
-                qk_rope_head_dim=64,
-                v_head_dim=128,
-                qk_nope_head_dim=128,
-                n_group=1,
-                topk_group=1,
-                num_experts_per_tok=6,
-                first_k_dense_replace=1,
-                max_position_embeddings=32768,
-            )
-        )
-    )
+    own = {"num_hidden_layers": layers, "max_position_embeddings": 32768}
+    return _half(deepseek_v3.Model(deepseek_v3.ModelArgs.from_dict({**_DEEPSEEK_V2_LITE, **own})))
 
 
 def qwen3_next_80b(layers: int = 12) -> Module:

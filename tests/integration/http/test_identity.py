@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import SecretStr
 
-from semantic.adapters.http.app import create_app
-from semantic.adapters.http.context import ServerContext
 from semantic.adapters.http.settings import ServerSettings
-from semantic.bootstrap import Settings
-from semantic.serve import ServeSettings, load_serving
-from tests.support.http_server import RunningServer, running
-from tests.support.model_folder import small_model
+from tests.support.http_server import RunningServer
+from tests.support.served_store import served
 
 Json = dict[str, object]
 
@@ -25,21 +18,6 @@ OPENCODE = {"x-session-id": "ses_1", "x-session-affinity": "ses_1"}
 SUBAGENT = {"x-session-id": "ses_2", "x-session-affinity": "ses_2", "x-parent-session-id": "ses_1"}
 CLAUDE = {"x-claude-code-session-id": "c1"}
 CLAUDE_SUB = {**CLAUDE, "x-claude-code-agent-id": "a1"}
-
-
-@contextmanager
-def served(folder: Path, settings: ServerSettings | None = None) -> Iterator[RunningServer]:
-    """A server with what is in the store in `folder`."""
-    model, store = str(small_model(folder / "model")), folder / "store"
-    engine = Settings(model, pool_blocks=400, use_disk=True, store=store, disk_bytes=1 << 28)
-    serving = asyncio.run(load_serving(ServeSettings(engine)))
-    try:
-        context = ServerContext(serving, agents=serving.agents)
-        app = create_app(settings=settings or ServerSettings(), context=context)
-        with running(settings=settings, app=app) as server:
-            yield server
-    finally:
-        asyncio.run(serving.close())
 
 
 def chat(server: RunningServer, headers: dict[str, str], *said: str) -> tuple[str, int, int]:
@@ -128,7 +106,7 @@ def test_a_forged_id_gives_a_plain_computation(tmp_path: Path) -> None:
     keys = SecretStr("key-of-a" * 4), SecretStr("key-of-b" * 4)
     settings = ServerSettings(api_keys=keys)
     a, b = ({"authorization": f"Bearer {key.get_secret_value()}"} for key in keys)
-    with served(tmp_path, settings) as server:
+    with served(tmp_path, settings=settings) as server:
         answer, cold, _ = chat(server, {**a, **OPENCODE}, "What is rule 3?")
         assert chat(server, {**b, **OPENCODE}, "What is rule 3?")[:2] == (answer, cold)
         assert agents(server, b)["opencode/ses_1"]["turns"] == 1

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
 
-from semantic.adapters.http.app import create_app
-from semantic.adapters.http.context import ServerContext
 from semantic.adapters.http.settings import ServerSettings
-from semantic.bootstrap import Settings
-from semantic.serve import ServeSettings, load_serving
-from tests.support.http_server import RunningServer, running
+from tests.support.http_server import RunningServer
 from tests.support.lanes import more
-from tests.support.model_folder import small_model, write_model
+from tests.support.model_folder import write_model
+from tests.support.served_store import served
 
 Json = dict[str, object]
 
@@ -26,28 +21,6 @@ SYSTEM = " ".join(f"Rule {i} is that {i} plus {i} is {2 * i}." for i in range(16
 TOOLS = ("Read", "Bash", "Web")
 SAID = ("What is rule 3?", "It is six.", "And rule 4?", "Eight.", "Rule 5?")
 ADA = {"x-agent-id": "ada"}
-
-
-@contextmanager
-def served(
-    folder: Path, model: Path | None = None, settings: ServerSettings | None = None
-) -> Iterator[RunningServer]:
-    """A server with what is in the store in `folder`."""
-    engine = Settings(
-        model=str(model or small_model(folder / "small")),
-        pool_blocks=400,
-        use_disk=True,
-        store=folder / "store",
-        disk_bytes=1 << 28,
-    )
-    serving = asyncio.run(load_serving(ServeSettings(engine)))
-    try:
-        context = ServerContext(serving, agents=serving.agents)
-        app = create_app(settings=settings or ServerSettings(), context=context)
-        with running(settings=settings, app=app) as server:
-            yield server
-    finally:
-        asyncio.run(serving.close())
 
 
 def tool(name: str, description: str = "Does it.") -> Json:

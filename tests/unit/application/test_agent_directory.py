@@ -22,6 +22,7 @@ from semantic.domain.match import MatchEnd
 from semantic.domain.stored import Manifest
 from semantic.ports.agents import AgentDetail, AgentSummary
 from tests.support.served_agents import AgentsWorld
+from tests.unit.application.thread_world import Panic
 
 
 @pytest.fixture
@@ -293,10 +294,6 @@ def test_chains_are_remembered_within_bounds() -> None:
     assert len(chains.of(long)) == 12
     link = next(scope.chain(long.token_ids))
     assert chain_of(long)[0].key(Part.FULL) == BlockKey(link.hash, Part.FULL)
-
-
-class Panic(BaseException):
-    """What a library that is written in Rust raises when it panics."""
 
 
 def test_a_panic_on_a_worker_fails_one_call_and_not_the_loop() -> None:

@@ -16,6 +16,7 @@ from mlx.nn.layers.base import Module
 
 from semantic.adapters.mlx.batch.calibration import Calibration, new_batch
 from semantic.adapters.mlx.batch.decode_batch import DecodeBatch, Emitted, NewSequence
+from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache import attention_hook
 from semantic.adapters.mlx.kv_cache.forms import CacheForm, LayerCache, Memory
 from semantic.adapters.mlx.kv_cache.model_spec import PROMPT_CHUNK
@@ -163,7 +164,7 @@ class MLXBackend:
     def best_chunk(self) -> int:
         """See `BatchBackend.best_chunk`. On a CPU 512 tokens were measured twice as fast as 2,048,
         since its attention materialises all scores of a chunk; 2,048 is mlx-lm's for GPUs."""
-        return 512 if mx.default_device() == mx.Device(mx.cpu) else 2048
+        return 512 if on_cpu() else 2048
 
     @property
     def stream(self) -> mx.Stream:

@@ -31,10 +31,15 @@ class Device:
     used_bytes: int
 
 
+def on_cpu() -> bool:
+    """Whether MLX computes on the CPU by default."""
+    return mx.default_device() == mx.Device(mx.cpu)
+
+
 def read_device() -> Device:
     """The current state of the default device."""
     info = mx.device_info(mx.default_device())
-    if mx.default_device() == mx.Device(mx.cpu):
+    if on_cpu():
         kind: DeviceKind = "CPU"
     else:
         kind = "Metal" if mx.metal.is_available() else "CUDA"

@@ -120,8 +120,8 @@ class Junctions:
 
         `shared` are the tokens that each other request has in common with the prompt.
         """
-        users = Counter(_leaving_several(one, end) for one in shared)
-        near = sorted(one for one in users if start + FEWEST_TOKENS <= one <= end)
+        users = _junctions_between(shared, start, end)
+        near = sorted(users)
         n_bytes = sum(map(self.bytes_at, near, [start, *near]))
         if not near or n_bytes <= budget:
             return tuple(near), n_bytes
@@ -184,8 +184,7 @@ def checkpoint_positions(
     The last one is where the agent's next prompt is expected to continue. None leaves a single
     token behind it: some models compute a chunk of one token differently.
     """
-    exact = {_leaving_several(one, end) for one in junctions}
-    near = sorted(one for one in exact if start + FEWEST_TOKENS <= one <= end)
+    near = sorted(_junctions_between(junctions, start, end))
     first = (start // apart.grid + 1) * apart.grid
     grid = range(first, end - FEWEST_TOKENS + 1, apart.grid)
     chosen = {one for one in grid if one >= start + FEWEST_TOKENS and not _is_near(one, near)}
@@ -195,6 +194,12 @@ def checkpoint_positions(
     if last <= end and last - before >= apart.at_end:
         chosen.add(last)
     return tuple(sorted(chosen))
+
+
+def _junctions_between(positions: Iterable[int], start: int, end: int) -> Counter[int]:
+    """Positions of checkpoints for junctions, and how many requests part at each."""
+    moved = Counter(_leaving_several(one, end) for one in positions)
+    return Counter({one: n for one, n in moved.items() if start + FEWEST_TOKENS <= one <= end})
 
 
 def _leaving_several(position: int, end: int) -> int:

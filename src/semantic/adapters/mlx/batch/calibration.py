@@ -19,6 +19,7 @@ from semantic.adapters.mlx.batch.decode_batch import ContinuousBatch, DecodeBatc
 from semantic.adapters.mlx.batch.generator_batch import GeneratorBatch
 from semantic.adapters.mlx.batch.one_by_one import OneByOne
 from semantic.adapters.mlx.batch.padded_batch import PaddedBatch
+from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache
 from semantic.adapters.mlx.kv_cache.contiguous.layers import ContiguousLayers
 from semantic.adapters.mlx.kv_cache.forms import CacheLayers, LayerCache
@@ -147,7 +148,7 @@ CalibrationFor = Callable[[Module, CacheLayers], Calibration | None]
 
 def calibrate_here(model: Module, layers: CacheLayers) -> Calibration | None:
     """Measure on a GPU; None on a CPU, where padding gains nothing."""
-    if mx.default_device() == mx.Device(mx.cpu) or not padding_works(model):
+    if on_cpu() or not padding_works(model):
         return None
     try:
         return calibrate(model, layers)

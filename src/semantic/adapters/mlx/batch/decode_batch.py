@@ -20,6 +20,7 @@ from mlx_lm.models.cache import TokenBuffer
 
 from semantic.adapters.mlx.arrays import async_eval
 from semantic.adapters.mlx.batch.rows import BatchRows
+from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache.forms import LayerCache
 from semantic.adapters.mlx.sampling.sampler import LogitsProcessor, Sampler, draw
 from semantic.domain.value_objects import SequenceId
@@ -137,7 +138,7 @@ class ContinuousBatch:
         """`launch_blocks`: launching a step takes until the one before it has nearly been computed,
         as it does on a CPU, where MLX queues few operations ahead. None: as the default device."""
         if launch_blocks is None:
-            launch_blocks = mx.default_device() == mx.Device(mx.cpu)
+            launch_blocks = on_cpu()
         self._launch_blocks = launch_blocks
         self._rows: list[_Row] = []
         self._caches = BatchRows(model)

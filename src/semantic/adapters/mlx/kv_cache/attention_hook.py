@@ -21,6 +21,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models import base
 
+from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache.contiguous.cache import Mask, RaggedKeys
 from semantic.adapters.mlx.kv_cache.contiguous.ragged_array import (
     ROW_BY_ROW,
@@ -62,7 +63,7 @@ def scaled_dot_product_attention(
             return _decode_in_slots(queries, k, v, scale, sinks, own)
     # A model's own mask is what it computed with keys, or none: a batch asks for no other.
     added = mask.rows if isinstance(mask, RaggedArray) else None
-    if queries.shape[2] == 1 and sinks is None and mx.default_device() == mx.Device(mx.cpu):
+    if queries.shape[2] == 1 and sinks is None and on_cpu():
         return _decode_on_cpu(queries, keys, values, scale, added)
     return _row_by_row(queries, keys, values, scale, sinks, added)
 

@@ -11,6 +11,7 @@ from typing import Protocol, Self, cast
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, RotatingKVCache
 
+from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache, Mask, RaggedBatch
 from semantic.adapters.mlx.kv_cache.contiguous.slots import SlottedBatch
 from semantic.adapters.mlx.kv_cache.contiguous.state_batch import StateBatch
@@ -44,7 +45,7 @@ def merge(caches: Sequence[object]) -> BatchLayer:
     first = caches[0]
     if isinstance(first, ArraysCache):
         return cast(BatchLayer, StateBatch(cast("Sequence[ArraysCache]", caches)))
-    if isinstance(first, FullCache) and mx.default_device() == mx.Device(mx.cpu):
+    if isinstance(first, FullCache) and on_cpu():
         return cast(BatchLayer, SlottedBatch(cast("list[FullCache]", list(caches))))
     if isinstance(first, RotatingKVCache):
         rows = [MlxLmRow(cast(_KeyValues, one)) for one in caches]

@@ -18,6 +18,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
 from semantic.adapters.mlx.arrays import plain
+from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache import attention_hook
 from semantic.adapters.mlx.kv_cache.contiguous.layers import ContiguousLayers, states_of
 from semantic.adapters.mlx.kv_cache.merged import BatchLayer, merge, pad
@@ -140,7 +141,7 @@ class LogitsProbe:
 
     @property
     def _exact(self) -> bool:
-        return self._solo[0].dtype == mx.float32 and mx.default_device() == mx.Device(mx.cpu)
+        return self._solo[0].dtype == mx.float32 and on_cpu()
 
     @property
     def _rounded(self) -> float:

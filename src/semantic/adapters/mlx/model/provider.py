@@ -24,6 +24,7 @@ from mlx_lm.utils import load_tokenizer as load_wrapped_tokenizer
 
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.batch.calibration import CalibrationFor, calibrate_here, choose_batching
+from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache.forms import (
     AttentionFor,
     CacheForm,
@@ -89,7 +90,7 @@ class MLXModelProvider:
                 "was loaded; load it when its files are complete"
             )
         model, tokenizer = cast(Module, loaded[0]), cast(HuggingFaceTokenizer, loaded[1])
-        if mx.default_device() == mx.Device(mx.cpu):
+        if on_cpu():
             model.set_dtype(mx.float32)
         wrapped = MLXTokenizer(tokenizer)
         try:

@@ -26,6 +26,7 @@ from mlx_lm.models import gemma3_text, llama, qwen2, qwen3
 from mlx_lm.models.activations import swiglu
 
 from semantic.adapters.mlx.arrays import Heads
+from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache.attention_hook import scaled_dot_product_attention
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedBatch
 from semantic.adapters.mlx.model.joined import MOST_ROWS, Product, join, product_of
@@ -113,7 +114,7 @@ def shorten_here(model: Module) -> Module:
     The same object each time for the same model. A CPU is bound by the products, and a joined one
     may round differently.
     """
-    if mx.default_device() == mx.Device(mx.cpu):
+    if on_cpu():
         return model
     if _DECODING not in vars(model):
         joined = join(model)

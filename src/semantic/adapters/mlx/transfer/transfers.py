@@ -13,6 +13,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.transfer.cuda import CudaDriver, copies_rightly
 from semantic.adapters.mlx.transfer.driver import CopyDriver, Rows, address_of
 from semantic.adapters.mlx.transfer.host_memory import HostMemory
@@ -92,7 +93,7 @@ class Transfers:
 @functools.cache
 def transfers_here() -> Transfers | None:
     """The copies of MLX's default device; None where it has no copy engine that passes its test."""
-    if mx.default_device() == mx.Device(mx.cpu) or not mx.cuda.is_available():
+    if on_cpu() or not mx.cuda.is_available():
         return None
     try:
         driver = CudaDriver()

@@ -13,6 +13,7 @@ from typing import cast
 import mlx.core as mx
 
 from semantic.adapters.mlx.arrays import Heads, plain
+from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache.paged import kernel_source
 from semantic.adapters.mlx.nvrtc import CudaKernel, Parameter
 
@@ -192,6 +193,6 @@ METAL = Dialect(
 
 def dialect_here() -> Dialect | None:
     """The dialect of MLX's default device; None for a CPU."""
-    if mx.default_device() == mx.Device(mx.cpu):
+    if on_cpu():
         return None
     return METAL if mx.metal.is_available() else CUDA

@@ -1,0 +1,38 @@
+"""A real server over a store folder: started again, it finds what the folder holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from semantic.adapters.http.app import create_app
+from semantic.adapters.http.context import ServerContext
+from semantic.adapters.http.settings import ServerSettings
+from semantic.bootstrap import Settings
+from semantic.serve import ServeSettings, load_serving
+from tests.support.http_server import RunningServer, running
+from tests.support.model_folder import small_model
+
+
+@contextmanager
+def served(
+    folder: Path, model: Path | None = None, settings: ServerSettings | None = None
+) -> Iterator[RunningServer]:
+    """A server of `model`, or of a small one, with what is in the store in `folder`."""
+    engine = Settings(
+        model=str(model or small_model(folder / "small")),
+        pool_blocks=400,
+        use_disk=True,
+        store=folder / "store",
+        disk_bytes=1 << 28,
+    )
+    serving = asyncio.run(load_serving(ServeSettings(engine)))
+    try:
+        context = ServerContext(serving, agents=serving.agents)
+        app = create_app(settings=settings or ServerSettings(), context=context)
+        with running(settings=settings, app=app) as server:
+            yield server
+    finally:
+        asyncio.run(serving.close())
