@@ -332,7 +332,9 @@ class ServeOptions:
     ] = None
     max_connections: Annotated[
         int | None,
-        typer.Option(help="Maximum connections; more get a 503.", rich_help_panel=_LIMITS),
+        typer.Option(
+            help="Maximum connections with a request; more get a 503.", rich_help_panel=_LIMITS
+        ),
     ] = None
     header_timeout: Annotated[
         float | None,

@@ -12,10 +12,16 @@ from functools import partial
 from http import HTTPStatus
 
 import pytest
+from pydantic import SecretStr
 
 from semantic.adapters.http.app import create_app
+from semantic.adapters.http.connections import (
+    ConnectionLimits,
+    Connections,
+    DeadlineProtocol,
+    Phase,
+)
 from semantic.adapters.http.context import ServerContext
-from semantic.adapters.http.server import DeadlineProtocol
 from semantic.adapters.http.settings import ServerSettings
 from semantic.application.engine.engine_state import Figures
 from tests.support.fake_serving import FakeServing
@@ -171,9 +177,102 @@ def test_connections_leave_files_for_others(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(resource, "getrlimit", lambda _: (40, 40))
         monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
         server.server.refresh_connection_limits()
-        for _ in range(15):
-            crowd.enter_context(server.connect())
-        assert server.ask("GET", "/health").status == HTTPStatus.SERVICE_UNAVAILABLE
-        for _ in range(15):
+        for _ in range(30):
             crowd.enter_context(server.connect())
         until(lambda: len(_connections(server)) == 20)
+        assert server.ask("GET", "/health").status == HTTPStatus.OK
+
+
+FEW = ServerSettings(
+    max_connections=4, api_keys=(SecretStr("secret"),), header_timeout=60, body_timeout=60
+)
+KEY = {"x-api-key": "secret"}
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n"])
+def test_half_open_connections_do_not_keep_others_out(sent: bytes) -> None:
+    with running(FakeServing(), FEW) as server, ExitStack() as crowd:
+        for _ in range(80):
+            crowd.enter_context(server.connect()).sendall(sent)
+        assert server.ask("POST", "/tokenize", {"prompt": "a"}, KEY).status == HTTPStatus.OK
+        assert server.ask("GET", "/health").status == HTTPStatus.OK
+        assert len(_connections(server)) <= 16
+
+
+def test_bodies_that_do_not_come_do_not_keep_others_out() -> None:
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
+    settings = FEW.model_copy(update={"api_keys": ()})
+    with running(FakeServing(), settings) as server, ExitStack() as crowd:
+        slow = [crowd.enter_context(server.connect()) for _ in range(5)]
+        for n, one in enumerate(slow[:4], start=1):
+            one.sendall(head)
+            until(partial(_have_begun, server, n))
+        assert server.ask("POST", "/tokenize", {"prompt": "a"}).status == HTTPStatus.OK
+        answer = slow[0].recv(65536)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 5" in answer
+        until(partial(_have_begun, server, 3))
+
+
+def test_running_requests_are_never_closed_for_others_and_probes_find_a_place() -> None:
+    app = create_app(FakeServing(), FEW)
+    release = threading.Event()
+
+    async def wait() -> str:
+        await asyncio.to_thread(release.wait, 20)
+        return "done"
+
+    app.add_api_route("/v1/wait", wait)
+    replies: list[Reply] = []
+    with running(settings=FEW, app=app) as server, ExitStack() as crowd:
+        asked = [
+            threading.Thread(
+                target=lambda: replies.append(server.ask("GET", "/v1/wait", headers=KEY))
+            )
+            for _ in range(4)
+        ]
+        for one in asked:
+            one.start()
+        until(lambda: _have_begun(server, 4))
+        for _ in range(40):
+            crowd.enter_context(server.connect())
+        for probe in ("/health", "/ready", "/metrics"):
+            assert server.ask("GET", probe, headers=KEY).status == HTTPStatus.OK
+        refused = server.ask("GET", "/v1/models", headers=KEY)
+        assert (refused.status, refused.headers["retry-after"]) == (503, "5")
+        assert refused.json["error"]["code"] == "overloaded"  # type: ignore[index]  # its shape
+        release.set()
+        for one in asked:
+            one.join()
+    assert [reply.body for reply in replies] == [b'"done"'] * 4
+
+
+def _have_begun(server: RunningServer, n: int) -> bool:
+    """Whether the headers of exactly `n` requests have come that have no whole answer yet."""
+    begun = [one.cycle for one in _connections(server) if hasattr(one.cycle, "response_complete")]
+    return len([cycle for cycle in begun if not cycle.response_complete]) == n
+
+
+class Held(DeadlineProtocol):
+    """A connection of a peer without a socket."""
+
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
+        self.gave_way = False
+
+    def give_way(self) -> None:
+        self.gave_way = True
+
+
+def test_a_peer_with_many_connections_displaces_its_own() -> None:
+    connections = Connections(ConnectionLimits(10, 10, max_requests=2, max_open=4))
+    quiet = Held("10.0.0.1")
+    many = [Held("10.0.0.2") for _ in range(9)]
+    assert all(connections.opened(one, float(n)) for n, one in enumerate([quiet, *many]))
+    assert [one.gave_way for one in many] == [True] * 6 + [False] * 3
+    assert not quiet.gave_way
+    for one in many[6:]:
+        connections.moved(one, Phase.RUNNING, 10.0)
+    assert not connections.may_run(many[8], 10.0)
+    assert connections.opened(Held("10.0.0.3"), 11.0)
+    assert quiet.gave_way, "of peers with one connection each the oldest goes"

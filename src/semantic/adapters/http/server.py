@@ -1,39 +1,31 @@
-"""The HTTP server process: one socket, one event loop, connection limits and deadlines, shutdown.
+"""The HTTP server process: one socket, one event loop, the number of connections, shutdown.
 
-Knows uvicorn, signals, bytes, clocks and open files; no routes.
+Knows uvicorn, signals and open files; no routes, and of connections only how many there may be.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 import resource
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from http import HTTPStatus
 from types import FrameType
-from typing import ClassVar, Final
+from typing import Final
 
-import h11
 import uvicorn
 from fastapi import FastAPI
 from sse_starlette.sse import AppStatus
-from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from semantic.adapters.http.errors import (
-    RETRY_SECONDS,
-    Problem,
-    logger,
-    openai_error,
-    problem_response,
+from semantic.adapters.http.connections import (
+    ConnectionLimits,
+    Connections,
+    DeadlineProtocol,
+    protocol_of,
 )
+from semantic.adapters.http.errors import logger
 from semantic.adapters.http.settings import ServerSettings
 from semantic.domain.errors import OperatorError
 
@@ -42,8 +34,8 @@ KILLED_EXIT_CODE: Final = 130
 
 _BACKLOG: Final = 512
 
-_REFUSED_FACTOR: Final = 4
-"""Up to this many times the connection limit get a 503; beyond it connections are aborted."""
+_OPEN_FACTOR: Final = 4
+"""Up to this many times as many connections as have requests may be open."""
 
 
 class HttpServer(uvicorn.Server):
@@ -54,14 +46,14 @@ class HttpServer(uvicorn.Server):
 
     def __init__(self, app: FastAPI, settings: ServerSettings, on_stop: Callable[[], None]) -> None:
         self._settings = settings
-        self._protocol = protocol_with_limits(_limits(settings))
-        super().__init__(_config(app, settings, self._protocol))
+        self._connections = Connections(_limits(settings))
+        super().__init__(_config(app, settings, protocol_of(self._connections)))
         self._on_stop = on_stop
 
     def refresh_connection_limits(self) -> None:
         """Recompute the connection limits: loading a model may have changed the limit of open
         files."""
-        self._protocol.limits = _limits(self._settings)
+        self._connections.limits = _limits(self._settings)
 
     def stop(self) -> None:
         """Shut down gracefully, as after a signal. Thread-safe."""
@@ -125,11 +117,11 @@ def _config(
 def _limits(settings: ServerSettings) -> ConnectionLimits:
     """The configured number of connections, as far as the limit of open files allows."""
     configured = settings.max_connections
-    refused = connections_within_file_limit(configured * _REFUSED_FACTOR)
-    most = min(configured, max(1, refused // 2))
+    most_open = connections_within_file_limit(configured * _OPEN_FACTOR)
+    most = min(configured, max(1, most_open // 2))
     if most < configured:
         logger.warning("the limit of open files allows only %d connections", most)
-    return ConnectionLimits(settings.header_timeout, settings.send_timeout, most, refused)
+    return ConnectionLimits(settings.header_timeout, settings.send_timeout, most, most_open)
 
 
 def listen(settings: ServerSettings) -> socket.socket:
@@ -154,155 +146,6 @@ def listen(settings: ServerSettings) -> socket.socket:
 def address(host: str, port: int) -> str:
     """`host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-DRAIN_SECONDS: Final = 10.0
-"""Seconds to drain the rest of a rejected body: a client that reads the response only after sending
-everything must receive it, not a connection reset."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """Timeouts in seconds for receiving headers and for sending, and numbers of connections: more
-    than `max_connections` get a 503, more than `max_refused` are aborted."""
-
-    header_timeout: float
-    send_timeout: float
-    max_connections: int
-    max_refused: int
-
-
-class DeadlineProtocol(H11Protocol):
-    """HTTP/1.1 with a deadline for each phase of a connection in which the client must act.
-
-    uvicorn has none for headers, nor for a client that stops reading. One timer at a time waits for
-    the client: for headers, for the rest of a body after the response, or for the end of a closed
-    connection. Another one waits for written bytes to be read.
-    """
-
-    limits: ClassVar[ConnectionLimits]
-
-    _idle = False
-    _client_timer: asyncio.TimerHandle | None = None
-    _write_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
-        super().connection_made(transport)
-        open_now = len(self.connections)
-        if open_now > self.limits.max_refused:
-            transport.abort()
-        elif open_now > self.limits.max_connections:
-            self.app = _refuse_connection
-        self._set_client_timer(self.limits.header_timeout, self._on_header_timeout)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._set_client_timer(None)
-        self.resume_writing()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        before = self.cycle
-        if self._idle and self._client_timer is None:
-            self._set_client_timer(self.limits.header_timeout, self._on_header_timeout)
-        super().data_received(data)
-        if self.cycle is not before:
-            self._idle = False
-            self._set_client_timer(None)
-
-    def on_response_complete(self) -> None:
-        answered = self.cycle
-        self._idle = True
-        super().on_response_complete()
-        if self.transport.is_closing():
-            self._close()
-        elif self.cycle is answered and self.conn.their_state is h11.SEND_BODY:
-            self._set_client_timer(DRAIN_SECONDS, self.transport.abort)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        # Aborting also ends the request, as a disconnect.
-        self._write_timer = self.loop.call_later(self.limits.send_timeout, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
-        super().resume_writing()
-
-    def timeout_keep_alive_handler(self) -> None:
-        super().timeout_keep_alive_handler()
-        self._close()
-
-    def shutdown(self) -> None:
-        super().shutdown()
-        if self.transport.is_closing():
-            self._close()
-
-    def send_400_response(self, msg: str) -> None:
-        """Reject malformed HTTP; called while the parser's error is being handled."""
-        error = sys.exception()
-        hint = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
-        self._refuse(HTTPStatus(hint), msg.rstrip("."))
-
-    def _on_header_timeout(self) -> None:
-        received, _ = self.conn.trailing_data
-        if not received:
-            self._close()  # no request was sent: a response might be matched with a later one
-            return
-        self._refuse(
-            HTTPStatus.REQUEST_TIMEOUT,
-            f"the headers did not come within {self.limits.header_timeout:g} seconds",
-        )
-
-    def _refuse(self, status: HTTPStatus, message: str) -> None:
-        """Send an error response unless a response has started, and close the connection."""
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self.transport.write(_response_bytes(status, message))
-        self._close()
-
-    def _close(self) -> None:
-        """Close the connection once everything written has been read, or at the send timeout: an
-        amount too small to pause writing would otherwise be waited for forever."""
-        self.transport.close()
-        self._set_client_timer(self.limits.send_timeout, self.transport.abort)
-
-    def _set_client_timer(
-        self, seconds: float | None, then: Callable[[], None] | None = None
-    ) -> None:
-        """Replace the client timer; None for no timer."""
-        if self._client_timer is not None:
-            self._client_timer.cancel()
-            self._client_timer = None
-        if seconds is not None and then is not None:
-            self._client_timer = self.loop.call_later(seconds, then)
-
-
-def protocol_with_limits(limits: ConnectionLimits) -> type[DeadlineProtocol]:
-    """A protocol class with `limits`: uvicorn instantiates it per connection without arguments."""
-    return type("LimitedProtocol", (DeadlineProtocol,), {"limits": limits})
-
-
-def _response_bytes(status: HTTPStatus, message: str) -> bytes:
-    """A complete response: the parser's state cannot be used to send one."""
-    body = json.dumps(openai_error(Problem(status, message))).encode()
-    head = (
-        f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-    )
-    return head.encode() + body
-
-
-async def _refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
-    """ASGI application of connections beyond the limit: replies 503."""
-    problem = Problem(
-        HTTPStatus.SERVICE_UNAVAILABLE,
-        "too many connections",
-        code="overloaded",
-        retry_after=RETRY_SECONDS,
-    )
-    response = problem_response(scope, problem)
-    response.headers["connection"] = "close"
-    await response(scope, receive, send)
 
 
 _RESERVED_FILES: Final = 256
