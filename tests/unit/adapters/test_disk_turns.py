@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,50 @@ def test_turns_come_back_in_another_process(tmp_path: Path) -> None:
     assert [again.get(turn.point) for turn in (FIRST, SECOND)] == [FIRST, SECOND]
     assert again.get(b"3" * 32) is None
     again.close()
+
+
+class Held(DiskTurns):
+    """Turns whose first one is written when `go` is set."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, 1 << 20, nobody)
+        self.go, self.tried = threading.Event(), 0
+
+    def put(self, turn: Turn) -> None:
+        self.tried += 1
+        self.go.wait()
+        super().put(turn)
+
+
+def test_turns_that_wait_to_be_written_are_bounded(tmp_path: Path) -> None:
+    held = Held(tmp_path / "turns.db")
+    turns = TurnCache(1 << 20, held, queue_bytes=10_000)
+    for number in range(100):
+        turns.put(replace(FIRST, point=number.to_bytes(32, "big")))
+    held.go.set()
+    turns.close()
+    assert 1 < held.tried < 20
+
+
+def test_closing_does_not_wait_for_a_file_that_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semantic.adapters.stores.records._WAIT_SECONDS", 0.2)
+    path, said = tmp_path / "turns.db", list[str]()
+    below = DiskTurns(path, 1 << 20, said.append)
+    below.put(FIRST)
+    below.close()
+    locker = sqlite3.connect(path, isolation_level=None)
+    locker.execute("BEGIN IMMEDIATE")
+    turns = TurnCache(1 << 20, below, close_seconds=0.0)
+    for number in range(100):
+        turns.put(replace(FIRST, point=number.to_bytes(32, "big")))
+    turns.close()
+    locker.execute("ROLLBACK")
+    locker.close()
+    assert len(said) == 1
+    last = (99).to_bytes(32, "big")
+    assert DiskTurns(path, 1 << 20, nobody).get(last) is None
 
 
 @pytest.mark.parametrize(

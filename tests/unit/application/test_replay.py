@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -129,7 +131,9 @@ def test_a_turn_whose_parent_was_forgotten_is_not_known() -> None:
         talk.answer(Message("assistant", text), written(f"  {text}"))
         talk.say(Message("user", "x"))
     kept, lost = TurnCache(1 << 20), []
-    for turn in talk.turns._turns.values():
+    for point in list(talk.turns._turns):
+        turn = talk.turns.get(point)
+        assert turn is not None
         lost.append(turn) if turn.parent is None else kept.put(turn)
     assert len(lost) == 1
     again = Conversation(Replay(talk.format, kept, b"model", frozenset({EOS})))
@@ -239,3 +243,15 @@ def test_turns_in_memory_stay_inside_their_budget_and_the_last_used_stay() -> No
     turns.put(turn(99))
     turns.put(turn(1000, 10_000))
     assert turns.n_bytes == 0
+
+
+def test_turns_in_memory_take_no_more_than_they_are_counted_for() -> None:
+    turns = TurnCache(1 << 24)
+    tracemalloc.start()
+    try:
+        for number in range(300):
+            turns.put(turn(number, 1000))
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] <= turns.n_bytes
+    finally:
+        tracemalloc.stop()
