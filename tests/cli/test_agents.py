@@ -42,7 +42,7 @@ HOSTILE = [
 ]
 LISTED = {
     "name", "model", "model_id", "tokens", "blocks", "stored_blocks", "bytes", "shared_bytes",
-    "pinned", "generation", "parent", "session", "client", "saved_at",
+    "pinned", "turns", "parent", "session", "client", "saved_at",
 }  # fmt: skip
 
 
@@ -214,18 +214,24 @@ def test_a_zero_byte_in_a_name_is_only_a_character(ada: Manifest) -> None:
 
 
 def test_a_fork_has_everything_and_copies_nothing(ada: Manifest) -> None:
-    changed("ada", pinned=True, match=MatchReport(5, 0, MatchEnd.NEW, "none"))
+    changed("ada", pinned=True, turns=3, match=MatchReport(5, 0, MatchEnd.NEW, "none"))
     files = block_files()
     assert asked("fork", "ada", "eve") == {"name": "eve", "parent": "ada", "tokens": N_TOKENS}
     assert block_files() == files
     eve = asked("show", "eve")
     assert (eve["tokens"], eve["note"], eve["prompt_tokens"]) == (N_TOKENS, "hello", N_TOKENS - 100)
-    assert (eve["parent"], eve["pinned"], eve["generation"]) == ("ada", False, 1)
+    assert (eve["parent"], eve["pinned"], eve["turns"]) == ("ada", False, 0)
     assert eve["match"] is None
     assert abs(float(str(eve["saved_at"])) - time.time()) < 60
     with disk_store() as store:
         for link in ada.scope.chain(ada.token_ids):
             assert store.read(header(link)) is not None
+
+
+def test_a_pin_is_no_turn(ada: Manifest) -> None:
+    changed(ada.agent_id, turns=3)
+    assert agents("pin", "ada").code == agents("pin", "ada", "--off").code == 0
+    assert asked("show", "ada")["turns"] == 3
 
 
 def test_a_fork_never_takes_the_place_of_an_agent(ada: Manifest) -> None:
@@ -244,7 +250,9 @@ def test_a_pin_is_kept_and_taken_off(ada: Manifest) -> None:
     assert asked("show", "ada")["pinned"] is True
     assert asked("show", "ada")["saved_at"] == ada.saved_at
     assert agents("pin", "ada").out == "ada is now pinned\n"
-    assert asked("show", "ada")["generation"] == 2
+    with disk_store() as store:
+        (saved,) = store.manifests()
+    assert saved.generation == 2  # what is pinned already is not saved again
     assert agents("pin", "ada", "--off").out == "ada is no longer pinned\n"
     assert asked("show", "ada")["pinned"] is False
 

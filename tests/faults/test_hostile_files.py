@@ -183,7 +183,7 @@ def test_a_manifest_of_any_size(root: Path, size: int) -> None:
 
 VALUES: list[object] = [-1, 0, 2**62, 2**63 - 1, 2**63, -(2**63) - 1, 10**400, -0.5,
                         None, True, "x", [], {}, [[1]]]  # fmt: skip
-VALUED = ("generation", "order", "prompt_tokens", "saved_at", "pinned", "match", "parent")
+VALUED = ("generation", "order", "turns", "prompt_tokens", "saved_at", "pinned", "match", "parent")
 
 
 def absurd() -> Iterator[object]:
@@ -201,6 +201,19 @@ def test_a_field_of_a_manifest_is_absurd(root: Path, name: str, value: object) -
     (path,) = manifest_files(root)
     path.write_bytes(forged_manifest(path.read_bytes(), None, **{name: value}))
     survives(root)
+
+
+def test_a_manifest_of_a_version_that_counted_saves_as_turns(root: Path) -> None:
+    (path,) = manifest_files(root)
+    data = path.read_bytes()
+    (n_text,) = struct.unpack_from("<Q", data, 32)
+    fields = json.loads(data[48 : 48 + n_text])
+    del fields["turns"]
+    path.write_bytes(forged_manifest(data, json.dumps(fields).encode()))
+    with opened(root) as store:
+        found = store.manifest(make.SCOPE, "a")
+        assert found is not None
+        assert found.turns == found.generation > 0
 
 
 TEXTS = [b"", b"null", b"[]", b"{}", b"[" * 100_000, b'{"a":' * 50_000, b"1" * 100_000, b"\xff",

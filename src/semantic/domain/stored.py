@@ -125,14 +125,16 @@ class Manifest:
 
     Its blocks follow from `scope` and `token_ids`, of which the first `prompt_tokens` were the last
     turn's prompt. `note` is opaque text for the caller. The store assigns `generation`, one more
-    with each save. `model`, `parent` (the agent that it was forked from or started by) and
-    `saved_at` (Unix time in seconds) are for display: nothing is decided by a clock.
+    with each save. `model`, `parent` (the agent that it was forked from or started by), `turns`
+    (its own: those before a fork, and other saves, do not count) and `saved_at` (Unix time in
+    seconds) are for display: nothing is decided by a clock.
     """
 
     scope: Scope
     agent_id: str
     token_ids: tuple[int, ...]
     generation: int = 0
+    turns: int = 0
     pinned: bool = False
     parent: str | None = None
     prompt_tokens: int = 0

@@ -24,9 +24,9 @@ class AgentSummary:
 
     `tokens` counts its history, `blocks` its blocks by place; `n_bytes` are the bytes of their
     stored bodies, `shared_bytes` those shared with other agents, `pool_bytes` its bytes in the
-    pool. `turns` counts its saves; `last_used` is the Unix time of the last one in seconds, None
-    before the first. `last_prompt` and `last_cached` are the prompt tokens of its last turn: all,
-    and those reused.
+    pool. `turns` counts its own turns, not those before a fork; `last_used` is the Unix time of its
+    last save in seconds, None before the first. `last_prompt` and `last_cached` are the prompt
+    tokens of its last turn: all, and those reused.
 
     `session` and `client` are named by the client. `parent` is the agent that it was forked from or
     started by, `children` are the agents whose parent it is.

@@ -207,6 +207,17 @@ def test_pins_last(served: AgentsWorld) -> None:
     assert not asyncio.run(served.agents.pin("ada", "", pinned=False)).pinned
 
 
+def test_only_turns_are_counted_as_turns(served: AgentsWorld) -> None:
+    served.turn("ada", 600)
+    for pinned in (True, False):
+        asyncio.run(served.agents.pin("ada", "", pinned=pinned))
+    assert asyncio.run(served.agents.fork("ada", "bob", "")).turns == 0
+    served.turn("ada", 700)
+    served.turn("bob", 700)
+    assert shown(served, "ada").summary.turns == 2
+    assert shown(served, "bob").summary.turns == 1
+
+
 def test_a_pin_that_comes_while_a_request_runs_is_not_lost(served: AgentsWorld) -> None:
     served.turn("ada", 600)
     served.submit("ada", 700)

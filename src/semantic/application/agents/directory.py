@@ -222,7 +222,7 @@ class AgentDirectory:
             shared_bytes=footprint.shared_bytes,
             pool_bytes=activity.pool_bytes,
             pinned=manifest.pinned,
-            turns=manifest.generation,
+            turns=manifest.turns,
             parent=parent_of(manifest),
             last_used=manifest.saved_at,
             last_prompt=None if match is None else match.prompt_tokens,

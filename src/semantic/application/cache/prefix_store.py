@@ -137,7 +137,7 @@ class PrefixStore:
     def fork(self, manifest: Manifest, new_agent_id: str) -> None:
         """Save `manifest` under another agent's name; the blocks are shared."""
         forked = replace(manifest, agent_id=new_agent_id, parent=manifest.agent_id, pinned=False)
-        self._store.save(replace(forked, generation=0, saved_at=self._now()))
+        self._store.save(replace(forked, generation=0, turns=0, saved_at=self._now()))
 
     def forget(self, agent_id: str, tenant: str) -> bool:
         """Remove the agent's manifest; its blocks stay until they are evicted."""
@@ -281,6 +281,7 @@ class PrefixStore:
                 self.scope(request.tenant),
                 request.agent_id,
                 request.tokens[:length],
+                turns=1 if before is None else before.turns + 1,
                 pinned=before is not None and before.pinned,
                 parent=parent_in(request.note) if parent is None else parent,
                 prompt_tokens=len(request.prompt),

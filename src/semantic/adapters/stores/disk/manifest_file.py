@@ -80,6 +80,7 @@ def encode_manifest(filed: FiledManifest) -> bytes:
         "tenant": manifest.scope.tenant.hex(),
         "generation": manifest.generation,
         "order": filed.order,
+        "turns": min(manifest.turns, MAX_NUMBER),
         "pinned": manifest.pinned,
         "parent": manifest.parent,
         "prompt_tokens": manifest.prompt_tokens,
@@ -154,11 +155,13 @@ def _parse(text: bytes, tokens: tuple[int, ...]) -> FiledManifest:
     scope = Scope(bytes.fromhex(fields.text("namespace")), bytes.fromhex(fields.text("tenant")))
     match = fields.optional("match")
     parent = fields.optional("parent")
+    generation = fields.counter("generation")
     manifest = Manifest(
         scope=scope,
         agent_id=fields.text("agent_id"),
         token_ids=tokens,
-        generation=fields.counter("generation"),
+        generation=generation,
+        turns=fields.counter_since("turns", generation),
         pinned=fields.flag("pinned"),
         parent=None if parent is None else fields.text("parent"),
         prompt_tokens=fields.whole("prompt_tokens"),
@@ -241,6 +244,10 @@ class _Fields:
         if not 0 <= value <= MAX_NUMBER:
             raise ValueError(name)
         return value
+
+    def counter_since(self, name: str, before: int) -> int:
+        """A counter that files of older versions lack: then `before`."""
+        return self.counter(name) if name in self._fields else before
 
     def flag(self, name: str) -> bool:
         value = self._fields[name]
