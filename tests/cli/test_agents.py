@@ -14,6 +14,7 @@ import pytest
 from semantic.application.cache.origin import origin_of
 from semantic.cli.agents import AGENT_COMMANDS
 from semantic.cli.report import columns, show_age, show_name
+from semantic.domain.block_hash import tenant_id
 from semantic.domain.identity import Identity
 from semantic.domain.match import CacheMiss, MatchEnd, MatchReport
 from semantic.domain.request_parts import Change, Difference, PartKind
@@ -104,6 +105,28 @@ def test_ls_lists_what_each_agent_has_and_shares() -> None:
     ]  # fmt: skip
     assert [line.split()[0] for line in text[1:]] == ["eve", "ben", "ada", "and"]
     assert "secret" not in agents("ls").out
+
+
+def test_the_owner_of_the_folder_manages_the_agents_of_every_tenant() -> None:
+    with disk_store() as store:
+        new_agent(store, "ada")
+        agent = new_agent(store, "secret", tenant="somebody")
+        of = tenant_id(store.secret, agent.scope.tenant)
+    changed("secret", pinned=True)
+    listed = asked("ls", "--all-tenants")["agents"]
+    assert isinstance(listed, list)
+    found = {one["name"]: (one["tenant"], one["pinned"]) for one in listed}
+    assert found == {"ada": ("local", False), "secret": (of, True)}
+    assert agents("ls", "--all-tenants").out.splitlines()[1].startswith(f"{of}  secret")
+    assert asked("ls", "--tenant", "local")["other_tenants"] == 1
+    assert asked("show", "secret", "--tenant", of)["pinned"] is True
+    assert agents("pin", "secret", "--off", "--tenant", of).code == 0
+    assert asked("show", "secret", "--tenant", of)["pinned"] is False
+    assert agents("rm", "secret", "--tenant", "x").code == 2
+    assert agents("rm", "secret").code == 2
+    assert asked("rm", "secret", "--tenant", of)["removed"] is True
+    assert asked("ls", "--all-tenants")["other_tenants"] == 0
+    assert f"no agents of a tenant {of}; expected one of local" in agents("ls", "--tenant", of).err
 
 
 def test_ls_says_whose_agents_they_are() -> None:

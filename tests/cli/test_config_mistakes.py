@@ -64,3 +64,28 @@ def test_keys_of_a_file_say_where_they_are_from(
     assert origin() == f"file {keys}"
     monkeypatch.setenv("SEMANTIC_API_KEYS", "another")
     assert origin() == f"env SEMANTIC_API_KEYS and file {keys}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--operator-key", "x"], "operator_keys: expected api_keys too, got none"),
+        (
+            ["--operator-key", "x", "--api-key", "x"],
+            "operator_keys: expected none that is in api_keys too",
+        ),
+        (["--operator-key", "", "--api-key", "x"], "operator_keys (flag): expected printable"),
+    ],
+)
+def test_an_operators_key_is_no_tenants(arguments: list[str], words: str) -> None:
+    ran = semantic("config", "show", *arguments)
+    assert (ran.code, len(ran.error_lines)) == (2, 1)
+    assert words in ran.err
+
+
+def test_operators_keys_come_from_a_file_too(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# ours\nfrom-file\n")
+    ran = semantic("config", "show", "--json", "--api-key", "x", "--operator-key-file", str(keys))
+    shown = json.loads(ran.out)["operator_keys"]
+    assert shown == {"value": ["********"], "origin": f"file {keys}"}

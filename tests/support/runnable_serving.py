@@ -8,24 +8,35 @@ from dataclasses import dataclass, field
 from semantic.application.engine.engine_state import EngineFigures, EngineState, Figures
 from semantic.domain.errors import AgentNotFoundError
 from semantic.domain.stored import StoreStats, Tier
-from semantic.ports.agents import AgentDetail, AgentPage, AgentsPort, AgentSummary
+from semantic.ports.agents import (
+    AgentDetail,
+    AgentPage,
+    AgentsPort,
+    AgentSummary,
+    Tenant,
+    TenantId,
+)
 from tests.support.fake_serving import FakeServing
 
 
 class NoAgents:
     """Implements `AgentsPort` for a server that has none."""
 
-    async def list(self, tenant: str) -> Sequence[AgentSummary]:
+    async def tenants(self) -> Sequence[TenantId]:
+        """See `AgentsPort.tenants`."""
+        return ()
+
+    async def list(self, tenant: Tenant) -> Sequence[AgentSummary]:
         """See `AgentsPort.list`."""
         del tenant
         return ()
 
-    async def page(self, tenant: str, limit: int, after: str | None = None) -> AgentPage:
+    async def page(self, tenant: Tenant, limit: int, after: str | None = None) -> AgentPage:
         """See `AgentsPort.page`."""
         del tenant, limit, after
         return AgentPage((), has_more=False)
 
-    async def show(self, agent_id: str, tenant: str) -> AgentDetail:
+    async def show(self, agent_id: str, tenant: Tenant) -> AgentDetail:
         """See `AgentsPort.show`."""
         raise _not_found(agent_id, tenant)
 
@@ -34,17 +45,17 @@ class NoAgents:
         del new_id
         raise _not_found(agent_id, tenant)
 
-    async def pin(self, agent_id: str, tenant: str, *, pinned: bool) -> AgentSummary:
+    async def pin(self, agent_id: str, tenant: Tenant, *, pinned: bool) -> AgentSummary:
         """See `AgentsPort.pin`."""
         del pinned
         raise _not_found(agent_id, tenant)
 
-    async def forget(self, agent_id: str, tenant: str) -> None:
+    async def forget(self, agent_id: str, tenant: Tenant) -> None:
         """See `AgentsPort.forget`."""
         raise _not_found(agent_id, tenant)
 
 
-def _not_found(agent_id: str, tenant: str) -> AgentNotFoundError:
+def _not_found(agent_id: str, tenant: Tenant) -> AgentNotFoundError:
     return AgentNotFoundError(f"{tenant!r} has no agent {agent_id!r}")
 
 

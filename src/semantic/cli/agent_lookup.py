@@ -15,7 +15,7 @@ import typer
 from semantic.bootstrap import open_disk
 from semantic.cli.options import StoreOptions
 from semantic.cli.report import show_name
-from semantic.domain.block_hash import Scope, tenant_tag
+from semantic.domain.block_hash import LOCAL_TENANT, Scope, tenant_id, tenant_tag
 from semantic.domain.errors import InvalidRequestError, StoreError
 from semantic.domain.stored import Manifest
 from semantic.ports.store import CacheStorePort
@@ -23,7 +23,6 @@ from semantic.ports.store import CacheStorePort
 if TYPE_CHECKING:
     from semantic.adapters.stores.disk.store import DiskStore
 
-LOCAL_TENANT = ""
 ID_DIGITS = 12
 """Hexadecimal digits of a model's id in text output."""
 
@@ -32,6 +31,17 @@ ModelId = Annotated[
     str | None,
     typer.Option(
         help="Select by model id those of several agents with this name; a prefix is enough.",
+        show_default=False,
+    ),
+]
+
+TenantName = Annotated[
+    str | None,
+    typer.Option(
+        "--tenant",
+        metavar="ID",
+        help="The agent's tenant, as `semantic agents ls --all-tenants` lists it. Default: that of "
+        "requests without a key.",
         show_default=False,
     ),
 ]
@@ -54,25 +64,39 @@ def open_store(options: StoreOptions, *, create: bool = False) -> Iterator[DiskS
         store.close()
 
 
-def local_scopes(store: DiskStore) -> Sequence[Scope]:
-    """The scopes of the local tenant's agents: one for each model."""
-    return store.scopes_of(tenant_tag(store.secret, LOCAL_TENANT))
+def scopes_of(store: DiskStore, tenant: str | None) -> Sequence[Scope]:
+    """The scopes of a tenant's agents, one for each model; `tenant` is its id, None the local one.
+
+    Raises InvalidRequestError when no tenant with this id has agents.
+    """
+    if tenant is None:
+        return store.scopes_of(tenant_tag(store.secret, LOCAL_TENANT))
+    every = store.scopes()
+    found = [scope for scope in every if tenant_id(store.secret, scope.tenant) == tenant]
+    if not found:
+        known = sorted({tenant_id(store.secret, scope.tenant) for scope in every})
+        listed = f"expected one of {', '.join(known)}" if known else "there are none at all"
+        raise InvalidRequestError(f"no agents of a tenant {show_name(tenant)}; {listed}")
+    return found
 
 
-def local_agents(store: DiskStore, limit: int) -> list[Manifest]:
-    """At most `limit` agents of the local tenant, last saved first."""
-    pages = [store.page(scope, limit) for scope in local_scopes(store)]
+def last_saved(store: DiskStore, scopes: Sequence[Scope], limit: int) -> list[Manifest]:
+    """At most `limit` agents of `scopes`, last saved first."""
+    pages = [store.page(scope, limit) for scope in scopes]
     found = [manifest for page in pages for manifest in page]
     return sorted(found, key=lambda one: one.place, reverse=True)[:limit]
 
 
-def find_agent(store: DiskStore, name: str, model_id: str | None) -> Manifest:
-    """The agent of that name. Raises InvalidRequestError unless there is exactly one."""
-    known = [store.manifest(scope, name) for scope in local_scopes(store)]
+def find_agent(
+    store: DiskStore, name: str, model_id: str | None, tenant: str | None = None
+) -> Manifest:
+    """A tenant's agent of that name. Raises InvalidRequestError unless there is exactly one."""
+    known = [store.manifest(scope, name) for scope in scopes_of(store, tenant)]
     named = [manifest for manifest in known if manifest is not None]
     if not named:
+        owner = "" if tenant is None else f" of tenant {tenant}"
         raise InvalidRequestError(
-            f"no agent {show_name(name)} in this store; `semantic agents ls` lists them"
+            f"no agent {show_name(name)}{owner} in this store; `semantic agents ls` lists them"
         )
     found = [
         manifest

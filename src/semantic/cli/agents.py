@@ -13,14 +13,15 @@ import typer
 from semantic.application.agents.footprint import AgentFootprint, footprints
 from semantic.application.cache.origin import parent_of, session_and_client_in
 from semantic.cli.agent_lookup import (
-    LOCAL_TENANT,
     AgentName,
     ModelId,
+    TenantName,
     find_agent,
-    local_agents,
+    last_saved,
     open_store,
     require_free_name,
     save,
+    scopes_of,
     shown_id,
 )
 from semantic.cli.options import AsJson, StoreOptions
@@ -34,7 +35,8 @@ from semantic.cli.report import (
     to_line,
 )
 from semantic.cli.why import why
-from semantic.domain.block_hash import tenant_tag
+from semantic.domain.block_hash import LOCAL_TENANT, tenant_id
+from semantic.domain.errors import InvalidRequestError
 
 _LISTED = 200
 """Agents that are listed unless another number is given."""
@@ -49,38 +51,54 @@ def ls(
     limit: Annotated[
         int, typer.Option(min=1, help="List at most so many, those last saved.")
     ] = _LISTED,
+    tenant: TenantName = None,
+    all_tenants: Annotated[
+        bool, typer.Option("--all-tenants", help="List the agents of all API keys too.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """List the agents in the store, last saved first."""
+    if all_tenants and tenant is not None:
+        raise InvalidRequestError("expected either --tenant or --all-tenants")
     with open_store(store) as disk:
-        agents = local_agents(disk, limit)
+        scopes = disk.scopes() if all_tenants else scopes_of(disk, tenant)
+        agents = last_saved(disk, scopes, limit)
         listed = footprints(disk, agents)
-        n_local = disk.count_of(tenant_tag(disk.secret, LOCAL_TENANT))
-        others = sum(tier.n_agents for tier in disk.stats()) - n_local
-    more = max(0, n_local - len(agents)) if len(agents) == limit else 0
+        tags = {scope.tenant: tenant_id(disk.secret, scope.tenant) for scope in scopes}
+        n_all = sum(tier.n_agents for tier in disk.stats())
+        n_own = sum(disk.count_of(tag) for tag in tags)
+    others, more = n_all - n_own, max(0, n_own - len(agents)) if len(agents) == limit else 0
+    owners = [tags[facts.manifest.scope.tenant] for facts in listed] if all_tenants else []
     if as_json:
-        document: Json = {
-            "agents": [agent_json(facts) for facts in listed],
-            "other_tenants": others,
-        }
+        found = [agent_json(facts) for facts in listed]
+        for one, owner in zip(found, owners, strict=False):
+            one["tenant"] = owner
+        document: Json = {"agents": found, "other_tenants": others}
         typer.echo(to_line({**document, "more": more} if more else document))
         return
     if not listed:
         typer.echo("no agents")
     else:
-        typer.echo("\n".join(columns([_HEADINGS, *map(_row, listed)])))
+        rows = [_HEADINGS, *map(_row, listed)]
+        if all_tenants:
+            rows = [(owner, *row) for owner, row in zip(("tenant", *owners), rows, strict=True)]
+        typer.echo("\n".join(columns(rows)))
     if more:
         typer.echo(f"and {more} saved before; --limit lists more")
     if others:
-        typer.echo(f"and {others} of other tenants")
+        typer.echo(f"and {others} of other tenants; --all-tenants lists them")
 
 
 def show(
-    store: StoreOptions, name: AgentName, model_id: ModelId = None, as_json: AsJson = False
+    store: StoreOptions,
+    name: AgentName,
+    model_id: ModelId = None,
+    tenant: TenantName = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show an agent and which of its blocks are stored."""
     with open_store(store) as disk:
-        (facts,) = footprints(disk, [find_agent(disk, name, model_id)])
+        (facts,) = footprints(disk, [find_agent(disk, name, model_id, tenant)])
     typer.echo(to_line(detailed_json(facts)) if as_json else "\n".join(_details(facts)))
 
 
@@ -120,11 +138,12 @@ def pin(
     name: AgentName,
     off: Annotated[bool, typer.Option("--off", help="Allow eviction again.")] = False,
     model_id: ModelId = None,
+    tenant: TenantName = None,
     as_json: AsJson = False,
 ) -> None:
     """Exempt an agent's blocks from eviction."""
     with open_store(store) as disk:
-        agent = find_agent(disk, name, model_id)
+        agent = find_agent(disk, name, model_id, tenant)
         if agent.pinned == off:
             save(disk, replace(agent, pinned=not off))
     text = f"{show_name(name)} is {'no longer' if off else 'now'} pinned"
@@ -132,11 +151,15 @@ def pin(
 
 
 def rm(
-    store: StoreOptions, name: AgentName, model_id: ModelId = None, as_json: AsJson = False
+    store: StoreOptions,
+    name: AgentName,
+    model_id: ModelId = None,
+    tenant: TenantName = None,
+    as_json: AsJson = False,
 ) -> None:
     """Forget an agent. Its blocks are evicted when space is needed."""
     with open_store(store) as disk:
-        removed = disk.remove(find_agent(disk, name, model_id).scope, name)
+        removed = disk.remove(find_agent(disk, name, model_id, tenant).scope, name)
     text = f"{show_name(name)} is {'forgotten' if removed else 'gone already'}"
     _print(as_json, text, {"name": name, "removed": removed})
 

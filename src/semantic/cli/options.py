@@ -224,6 +224,18 @@ class ServeOptions:
     api_key_file: Annotated[
         Path | None, typer.Option(help="A file of keys, one a line.", rich_help_panel=_ADDRESS)
     ] = None
+    operator_keys: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--operator-key",
+            help="A key that reads /metrics and manages all tenants' agents. May be repeated.",
+            rich_help_panel=_ADDRESS,
+        ),
+    ] = None
+    operator_key_file: Annotated[
+        Path | None,
+        typer.Option(help="A file of operators' keys, one a line.", rich_help_panel=_ADDRESS),
+    ] = None
     allowed_hosts: Annotated[
         list[str] | None,
         typer.Option(

@@ -26,6 +26,7 @@ TOKEN_BYTES = 4
 """Bytes of a packed token id."""
 HEAD_TOKENS = 16
 """See `begins_like`."""
+_ID_BYTES = 8
 _LAYOUT_VERSION = b"1"
 """Increment when the meaning of a body's bytes changes: older blocks are then not found."""
 
@@ -86,6 +87,8 @@ def namespace_of(model_id: str, layout: str) -> bytes:
     return digest("ns-v1", model_id.encode(), layout.encode(), size, _LAYOUT_VERSION)
 
 
+LOCAL_TENANT = ""
+"""The tenant of requests without a key."""
 PUBLIC_TENANT = "public"
 """The tenant of prefixes that the operator shares with every tenant. Never a client's."""
 
@@ -93,6 +96,15 @@ PUBLIC_TENANT = "public"
 def tenant_tag(secret: bytes, tenant: str) -> bytes:
     """The tag of `tenant` in hashes, 32 bytes; it cannot be derived without `secret`."""
     return hmac.digest(secret, tenant.encode("utf-8", "surrogatepass"), "sha256")
+
+
+def tenant_id(secret: bytes, tag: bytes) -> str:
+    """The name of a tenant for operators, which reveals neither its key nor its tag.
+
+    "local" if it has no key, "public", or 16 hexadecimal digits.
+    """
+    named = {tenant_tag(secret, LOCAL_TENANT): "local", tenant_tag(secret, PUBLIC_TENANT): "public"}
+    return named.get(tag) or digest("tenant-id-v1", tag)[:_ID_BYTES].hex()
 
 
 @dataclass(frozen=True)  # no slots: `root` is computed once

@@ -1,14 +1,14 @@
 """AgentsPort: lists, shows, forks, pins and deletes the agents of a served model.
 
-Every call is for one tenant; other tenants' agents do not exist for it. Runs on an event loop and
-never blocks it.
+Every call is for one tenant; other tenants' agents do not exist for it. An operator names a tenant
+by its id. Runs on an event loop and never blocks it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from semantic.domain.match import MatchReport
 
@@ -16,6 +16,17 @@ AgentState = Literal["idle", "queued", "prefill", "decode"]
 
 Place = Literal["pool", "memory", "disk", "missing"]
 """The fastest place that holds a block; "missing" if it was evicted."""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantId:
+    """A tenant as operators name it: see `tenant_id`."""
+
+    id: str
+
+
+Tenant: TypeAlias = str | TenantId
+"""A tenant's own name, or its id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +94,19 @@ class AgentPage:
 class AgentsPort(Protocol):
     """The agents of the served model. Any number of tasks of one event loop may call it.
 
-    Methods that name an agent raise AgentNotFoundError if the tenant has none of that name.
+    Methods that name an agent raise AgentNotFoundError if the tenant has none of that name, and
+    methods that take an id if there is no such tenant.
     """
 
-    async def list(self, tenant: str) -> Sequence[AgentSummary]:
+    async def tenants(self) -> Sequence[TenantId]:
+        """The tenants that have agents, saved or with a request; sorted."""
+        ...
+
+    async def list(self, tenant: Tenant) -> Sequence[AgentSummary]:
         """All agents of `tenant`: those with a request first, then the most recently used."""
         ...
 
-    async def page(self, tenant: str, limit: int, after: str | None = None) -> AgentPage:
+    async def page(self, tenant: Tenant, limit: int, after: str | None = None) -> AgentPage:
         """At most `limit` saved agents, last saved first: those that come after `after`.
 
         Its cost does not depend on how many agents there are. The first page begins with the agents
@@ -98,7 +114,7 @@ class AgentsPort(Protocol):
         """
         ...
 
-    async def show(self, agent_id: str, tenant: str) -> AgentDetail:
+    async def show(self, agent_id: str, tenant: Tenant) -> AgentDetail:
         """An agent's details, without texts and tokens."""
         ...
 
@@ -109,13 +125,13 @@ class AgentsPort(Protocol):
         """
         ...
 
-    async def pin(self, agent_id: str, tenant: str, *, pinned: bool) -> AgentSummary:
+    async def pin(self, agent_id: str, tenant: Tenant, *, pinned: bool) -> AgentSummary:
         """Exempt its blocks from eviction, or undo that.
 
         Raises InvalidRequestError if the agent has not been saved yet.
         """
         ...
 
-    async def forget(self, agent_id: str, tenant: str) -> None:
+    async def forget(self, agent_id: str, tenant: Tenant) -> None:
         """Delete the agent. Raises InvalidRequestError while it has a request."""
         ...

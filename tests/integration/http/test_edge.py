@@ -35,6 +35,7 @@ from tests.support.http_server import RunningServer, running, until
 from tests.support.runnable_serving import RunnableFake
 
 SECRET = "key-that-nobody-may-read"
+OPERATOR = "key-of-an-operator"
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,8 @@ def server() -> Iterator[RunningServer]:
 @pytest.fixture(scope="module")
 def locked() -> Iterator[RunningServer]:
     keys = (SecretStr(SECRET), SecretStr("another"))
-    app = create_app(FakeServing(), ServerSettings(api_keys=keys))
+    operators = (SecretStr(OPERATOR),)
+    app = create_app(FakeServing(), ServerSettings(api_keys=keys, operator_keys=operators))
     app.add_api_route("/tenant", _tenant)
     with running(app=app) as found:
         yield found
@@ -308,24 +310,44 @@ def test_wrong_paths_and_methods_are_json_too(server: RunningServer) -> None:
 # Log and metrics
 
 
+def test_metrics_are_about_all_tenants_and_for_operators_only(locked: RunningServer) -> None:
+    for method in ("GET", "HEAD"):
+        assert locked.ask(method, "/metrics", headers={"x-api-key": SECRET}).status == 403, method
+        assert locked.ask(method, "/metrics", headers={"x-api-key": OPERATOR}).status == 200, method
+    refused = locked.ask("GET", "/metrics", headers={"x-api-key": SECRET}).json["error"]
+    assert isinstance(refused, dict)
+    assert (refused["code"], "--operator-key" in refused["message"]) == ("operators_only", True)
+
+
+def test_an_operators_key_has_no_tenant_and_gets_no_answer(locked: RunningServer) -> None:
+    key = {"authorization": f"Bearer {OPERATOR}"}
+    body = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        assert locked.ask("POST", path, body, headers=key).status == 403, path
+    assert locked.ask("GET", "/tenant", headers=key).status == 403
+    assert locked.ask("GET", "/v1/models", headers=key).status == 200
+
+
 def test_one_line_is_logged_for_an_answer_and_it_holds_no_text(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "semantic.server")
     serving = FakeServing(lambda _: Script(cached=2))
-    app = create_app(serving, ServerSettings(api_keys=(SecretStr(SECRET),)))
+    keys, operators = (SecretStr(SECRET),), (SecretStr(OPERATOR),)
+    app = create_app(serving, ServerSettings(api_keys=keys, operator_keys=operators))
     app.add_api_route("/answer/{name}", _answer)
     with running(app=app) as server:
         key = {"x-api-key": SECRET}
         assert server.ask("GET", "/answer/private", headers=key).status == 200
         until(lambda: len(_lines(caplog)) == 1)
-        metrics = server.ask("GET", "/metrics", headers=key).body.decode()
+        metrics = server.ask("GET", "/metrics", headers={"x-api-key": OPERATOR}).body.decode()
     (facts,) = _lines(caplog)
     assert facts["route"] == "GET /answer/{name}"
     assert (facts["status"], facts["agent"], facts["model"]) == (200, "me", "semantic-tiny")
     assert (facts["prompt"], facts["cached"], facts["completion"]) == (7, 2, 6)
     assert facts["finish"] == "stop"
-    assert not [word for word in (SECRET, "private", "Hello.") if word in caplog.text + str(facts)]
+    secrets = SECRET, OPERATOR, "private", "Hello."
+    assert not [word for word in secrets if word in caplog.text + str(facts)]
     assert 'vllm:prompt_tokens_total{model_name="semantic-tiny"} 7.0' in metrics
     assert 'vllm:prefix_cache_hits_total{model_name="semantic-tiny"} 2.0' in metrics
     assert 'finished_reason="stop",model_name="semantic-tiny"} 1.0' in metrics

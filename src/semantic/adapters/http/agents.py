@@ -1,7 +1,7 @@
 """/v1/agents: list, show, fork, pin and delete agents.
 
 An agent's name is free text, percent-encoded in the path, slashes included. Agents of other tenants
-do not exist for a request.
+do not exist for a request, but with an operator's key, which names the tenant in the query.
 """
 
 from __future__ import annotations
@@ -16,17 +16,21 @@ from starlette.responses import JSONResponse, Response
 
 from semantic.adapters.http.cache_miss_report import LostTokens, lost_tokens
 from semantic.adapters.http.context import agents_of, serving_of
-from semantic.adapters.http.identity import tenant_of
+from semantic.adapters.http.errors import FieldError
+from semantic.adapters.http.identity import is_operator, require_operator, tenant_of
 from semantic.adapters.http.request_body import read_json, validated
 from semantic.application.cache.match_report import end_reason
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.match import MatchEnd, MatchReport
-from semantic.ports.agents import AgentState, AgentSummary, Place
+from semantic.ports.agents import AgentState, AgentSummary, Place, Tenant, TenantId
 from semantic.ports.serving import ServingPort
 
 router = APIRouter(prefix="/v1/agents", tags=["Agents"])
 
 AgentId = Annotated[str, Path(description="The agent's name, percent-encoded.")]
+TenantParameter = Annotated[
+    str | None, Query(description="With an operator's key: the id of the agent's tenant.")
+]
 
 
 class Fork(BaseModel):
@@ -84,6 +88,7 @@ class Agent(BaseModel):
     turns: int
     last_turn: LastTurn
     last_used: Annotated[float | None, Field(description="In seconds since 1970.")]
+    tenant: Annotated[str | None, Field(description="Its tenant's id, for operators.")] = None
 
 
 class Match(BaseModel):
@@ -165,21 +170,27 @@ async def list_agents(
         int | None, Query(ge=1, le=1000, description="At most so many saved agents.")
     ] = None,
     after: Annotated[str | None, Query(description="The id of an agent; those after it.")] = None,
+    tenant: TenantParameter = None,
 ) -> Response:
     """All agents: those with an active request first, then by last use, newest first.
 
     With `limit` (20) or `after` a page of them, by last use alone, at a cost that does not depend
-    on how many there are.
+    on how many there are. An operator gets those of one tenant, or without `limit` of all.
     """
-    agents, tenant = agents_of(request), tenant_of(request)
-    if limit is None and after is None:
-        found = await agents.list(tenant)
-        return JSONResponse({"object": "list", "data": [_summary(one) for one in found]})
-    page = await agents.page(tenant, limit or _PAGE, after)
+    agents, is_whole = agents_of(request), limit is None and after is None
+    if is_whole and tenant is None and is_operator(request):
+        whole = [(one, await agents.list(one)) for one in await agents.tenants()]
+        data = [_summary(agent, of) for of, found in whole for agent in found]
+        return JSONResponse({"object": "list", "data": data})
+    owner = _owner(request, tenant)
+    if is_whole:
+        found = await agents.list(owner)
+        return JSONResponse({"object": "list", "data": [_summary(one, owner) for one in found]})
+    page = await agents.page(owner, limit or _PAGE, after)
     ids = [one.id for one in page.agents]
     document = {
         "object": "list",
-        "data": [_summary(one) for one in page.agents],
+        "data": [_summary(one, owner) for one in page.agents],
         "first_id": ids[0] if ids else None,
         "last_id": ids[-1] if ids else None,
         "has_more": page.has_more,
@@ -191,10 +202,15 @@ async def list_agents(
 
 
 @router.get("/{agent_id:path}/why", responses=_gives(Why))
-async def why(request: Request, agent_id: AgentId) -> Response:
-    """How much of the agent's last prompt was reused from the cache, and why not more."""
+async def why(request: Request, agent_id: AgentId, tenant: TenantParameter = None) -> Response:
+    """How much of the agent's last prompt was reused from the cache, and why not more.
+
+    Not for operators: it has texts of the prompt.
+    """
     if not request.scope["raw_path"].endswith(b"/why"):
-        return await show(request, f"{agent_id}/why")  # an encoded slash: part of a name
+        return await show(request, f"{agent_id}/why", tenant)  # an encoded slash: part of a name
+    if tenant is not None:
+        require_operator(request, "tenant")
     detail = await agents_of(request).show(agent_id, tenant_of(request))
     match = None if detail.match is None else await _match(detail.match, serving_of(request))
     found = Why(object="agent.match", id=agent_id, match=match)
@@ -211,28 +227,28 @@ async def fork(request: Request, agent_id: AgentId) -> Response:
 
 
 @router.post("/{agent_id:path}/pin", openapi_extra=_takes(Pin), responses=_gives(Agent))
-async def pin(request: Request, agent_id: AgentId) -> Response:
+async def pin(request: Request, agent_id: AgentId, tenant: TenantParameter = None) -> Response:
     """Exempt the agent's blocks from eviction, or allow it again."""
     _check_action(request, b"/pin")
     body = validated(_PIN, await read_json(request))
-    tenant = tenant_of(request)
-    return JSONResponse(
-        _summary(await agents_of(request).pin(agent_id, tenant, pinned=body.pinned))
-    )
+    owner = _owner(request, tenant)
+    pinned = await agents_of(request).pin(agent_id, owner, pinned=body.pinned)
+    return JSONResponse(_summary(pinned, owner))
 
 
 @router.get("/{agent_id:path}", responses=_gives(ShownAgent))
-async def show(request: Request, agent_id: AgentId) -> Response:
+async def show(request: Request, agent_id: AgentId, tenant: TenantParameter = None) -> Response:
     """The agent with its blocks in order."""
-    detail = await agents_of(request).show(agent_id, tenant_of(request))
+    owner = _owner(request, tenant)
+    detail = await agents_of(request).show(agent_id, owner)
     blocks = [asdict(block) for block in detail.blocks]
-    return JSONResponse({**_summary(detail.summary), "chain": blocks})
+    return JSONResponse({**_summary(detail.summary, owner), "chain": blocks})
 
 
 @router.delete("/{agent_id:path}")
-async def forget(request: Request, agent_id: AgentId) -> Response:
+async def forget(request: Request, agent_id: AgentId, tenant: TenantParameter = None) -> Response:
     """Delete the agent; its blocks are evicted when space is needed."""
-    await agents_of(request).forget(agent_id, tenant_of(request))
+    await agents_of(request).forget(agent_id, _owner(request, tenant))
     return JSONResponse({"object": "agent.deleted", "id": agent_id, "deleted": True})
 
 
@@ -243,8 +259,21 @@ def _check_action(request: Request, action: bytes) -> None:
         raise InvalidRequestError("expected /fork or /pin behind the agent's name, not encoded")
 
 
-def _summary(agent: AgentSummary) -> Mapping[str, object]:
-    """An agent as an entry of a list."""
+def _owner(request: Request, given: str | None) -> Tenant:
+    """The tenant that a request is about: its own, or the one that an operator gives.
+
+    Raises WireError if another gives one, and FieldError if an operator gives none.
+    """
+    if given is not None:
+        require_operator(request, "tenant")
+        return TenantId(given)
+    if is_operator(request):
+        raise FieldError("tenant: expected the id of the agent's tenant", param="tenant")
+    return tenant_of(request)
+
+
+def _summary(agent: AgentSummary, tenant: Tenant = "") -> Mapping[str, object]:
+    """An agent as an entry of a list, with the id of its tenant if an operator gave one."""
     share = None
     if agent.last_prompt is not None and agent.last_cached is not None:
         share = agent.last_cached / agent.last_prompt
@@ -270,6 +299,7 @@ def _summary(agent: AgentSummary) -> Mapping[str, object]:
             "cached_share": share,
         },
         "last_used": agent.last_used,
+        **({"tenant": tenant.id} if isinstance(tenant, TenantId) else {}),
     }
 
 

@@ -88,6 +88,7 @@ def create_app(
 def _middleware(settings: ServerSettings, model: str) -> Sequence[Middleware]:
     """Outermost first. The handler of unexpected errors wraps the whole stack: see `errors`."""
     keys = ApiKeys(key.get_secret_value() for key in settings.api_keys)
+    operators = ApiKeys(key.get_secret_value() for key in settings.operator_keys)
     return (
         Middleware(RequestLogMiddleware, model=model),
         Middleware(ShutdownMiddleware),
@@ -98,7 +99,7 @@ def _middleware(settings: ServerSettings, model: str) -> Sequence[Middleware]:
             names=settings.allowed_hosts,
             origins=settings.allowed_origins,
         ),
-        Middleware(AuthMiddleware, keys=keys),
+        Middleware(AuthMiddleware, keys=keys, operators=operators),
     )
 
 

@@ -9,8 +9,9 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 
-from semantic.adapters.http.context import context_of, serving_of
+from semantic.adapters.http.context import context_of, serving_of, settings_of
 from semantic.adapters.http.errors import RETRY_SECONDS
+from semantic.adapters.http.identity import require_operator
 from semantic.adapters.http.metrics import Metrics
 from semantic.domain.errors import OverloadedError
 
@@ -66,7 +67,9 @@ async def version(request: Request) -> Version:
 @router.head("/metrics", include_in_schema=False)
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(request: Request) -> Response:
-    """Metrics in Prometheus' text format."""
+    """Metrics in Prometheus' text format; on a server with keys for its operators only."""
+    if settings_of(request).api_keys:
+        require_operator(request, "metrics are about all tenants")
     found: Metrics = request.app.state.metrics
     # Off the event loop: figures of the store may block on its locks.
     return Response(await to_thread.run_sync(found.text), media_type=CONTENT_TYPE_LATEST)

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Final
 
 from fastapi import Request
 from pydantic_core import from_json
 
-from semantic.adapters.http.errors import FieldError
+from semantic.adapters.http.errors import FieldError, WireError
 from semantic.domain.identity import Identity, is_tag, name_of
 
 CLAUDE_CODE: Final = "claude-code"
@@ -38,9 +39,34 @@ _NOTHING: Final[Json] = {}
 
 
 def tenant_of(request: Request) -> str:
-    """The tenant of the request, derived from its API key; "" on a server without keys."""
+    """The tenant of the request, derived from its API key; "" on a server without keys.
+
+    Raises WireError for an operator's key, which has no tenant.
+    """
+    if is_operator(request):
+        raise WireError(
+            HTTPStatus.FORBIDDEN,
+            "expected an API key: an operator's key reads metrics, and lists, pins and deletes "
+            "agents",
+            code="not_for_operators",
+        )
     tenant: str = getattr(request.state, "tenant", "")
     return tenant
+
+
+def is_operator(request: Request) -> bool:
+    """Whether the request has an operator's key."""
+    return getattr(request.state, "operator", False) is True
+
+
+def require_operator(request: Request, what: str) -> None:
+    """Raise WireError unless the request has an operator's key: `what` only operators may do."""
+    if not is_operator(request):
+        raise WireError(
+            HTTPStatus.FORBIDDEN,
+            f"{what}: expected an operator's key, see --operator-key",
+            code="operators_only",
+        )
 
 
 def agent_of(request: Request, body: Mapping[str, object]) -> str | None:

@@ -294,19 +294,27 @@ _UNAUTHORIZED: Final = Problem(
 
 
 class AuthMiddleware:
-    """Replies 401 without a valid key, if there are keys. Stores the key's tenant in the scope."""
+    """Replies 401 without a valid key, if there are keys.
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+    Stores the key's tenant in the scope, or that it is an operator's.
+    """
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys, operators: ApiKeys) -> None:
         self._app = app
         self._keys = keys
+        self._operators = operators
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not self._keys:
             await self._app(scope, receive, send)
             return
-        tenants = [self._keys.tenant(key) for key in presented_keys(Headers(scope=scope))]
+        presented = presented_keys(Headers(scope=scope))
+        operators = [self._operators.tenant(key) for key in presented]
+        tenants = [self._keys.tenant(key) for key in presented]
         tenant = next((found for found in tenants if found is not None), None)
-        if tenant is not None:
+        if any(found is not None for found in operators):
+            scope.setdefault("state", {})["operator"] = True
+        elif tenant is not None:
             scope.setdefault("state", {})["tenant"] = tenant
         elif scope["path"] not in OPEN_PATHS:
             await problem_response(scope, _UNAUTHORIZED)(scope, receive, send)

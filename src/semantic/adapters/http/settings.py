@@ -53,6 +53,8 @@ class ServerSettings(BaseSettings):
     allowed_origins: Texts = ()
     api_keys: Secrets = ()
     api_key_file: Path | None = None
+    operator_keys: Secrets = ()
+    operator_key_file: Path | None = None
     public_prefix: Paths = ()
 
     model: str = "semantic-tiny"
@@ -105,6 +107,7 @@ class ServerSettings(BaseSettings):
         "allowed_hosts",
         "allowed_origins",
         "api_keys",
+        "operator_keys",
         "public_prefix",
         "served_model_name",
         mode="before",
@@ -116,7 +119,7 @@ class ServerSettings(BaseSettings):
             return tuple(part.strip() for part in given.split(",") if part.strip())
         return given
 
-    @field_validator("api_keys", mode="before")
+    @field_validator("api_keys", "operator_keys", mode="before")
     @classmethod
     def _require_key(cls, given: object) -> object:
         """Reject an empty text: an unset variable must not open the server."""
@@ -124,7 +127,7 @@ class ServerSettings(BaseSettings):
             raise ValueError("expected at least one key")
         return given
 
-    @field_validator("api_keys")
+    @field_validator("api_keys", "operator_keys")
     @classmethod
     def _check_keys(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
         for key in keys:
@@ -163,7 +166,9 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-SECRET_NAMES: Final = frozenset({"api_keys"})
+KEY_FILES: Final = {"api_keys": "api_key_file", "operator_keys": "operator_key_file"}
+"""Settings of keys, and those of files with more of them."""
+SECRET_NAMES: Final = frozenset(KEY_FILES)
 """Settings whose values are never shown."""
 
 
@@ -219,10 +224,22 @@ def load_settings(flags: Mapping[str, object], file: Path | None = None) -> Load
         settings = ServerSettings.model_validate(values)
     except ValidationError as error:
         raise InvalidRequestError(_first_problem(error, origins)) from error
-    if settings.api_key_file is not None:
-        given = () if origins["api_keys"] == "default" else (origins["api_keys"],)
-        origins["api_keys"] = " and ".join((*given, f"file {settings.api_key_file}"))
-    return LoadedSettings(_with_keys_of_file(settings), origins)
+    for name, file_name in KEY_FILES.items():
+        path_of_keys: Path | None = getattr(settings, file_name)
+        if path_of_keys is not None:
+            settings = _with_keys_of_file(settings, name, path_of_keys)
+            given = () if origins[name] == "default" else (origins[name],)
+            origins[name] = " and ".join((*given, f"file {path_of_keys}"))
+    _require_operators_apart(settings)
+    return LoadedSettings(settings, origins)
+
+
+def _require_operators_apart(settings: ServerSettings) -> None:
+    """An operator's key is no tenant's; without keys of tenants any request would be allowed."""
+    if settings.operator_keys and not settings.api_keys:
+        raise InvalidRequestError("operator_keys: expected api_keys too, got none")
+    if {*settings.operator_keys} & {*settings.api_keys}:
+        raise InvalidRequestError("operator_keys: expected none that is in api_keys too")
 
 
 def _without_empty(environment: Mapping[str, object]) -> dict[str, object]:
@@ -276,29 +293,25 @@ def _read_text(path: Path) -> str:
         raise InvalidRequestError(f"{path} is no UTF-8 text") from error
 
 
-def _with_keys_of_file(settings: ServerSettings) -> ServerSettings:
-    """Add the keys in `api_key_file` to those given: one per line, `#` starts a comment."""
-    path = settings.api_key_file
-    if path is None:
-        return settings
+def _with_keys_of_file(settings: ServerSettings, name: str, path: Path) -> ServerSettings:
+    """Add the keys in `path` to those in the setting `name`: one per line, `#` starts a comment."""
+    file_name, given = KEY_FILES[name], getattr(settings, name)
     try:
         lines = [line.strip() for line in _read_text(path).splitlines()]
     except FileNotFoundError as error:
         raise InvalidRequestError(
-            f"api_key_file: cannot read {path}: there is no such file"
+            f"{file_name}: cannot read {path}: there is no such file"
         ) from error
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
-        raise InvalidRequestError(f"api_key_file: {path} has no key; expected one a line")
-    together = (*settings.api_keys, *keys)
+        raise InvalidRequestError(f"{file_name}: {path} has no key; expected one a line")
     try:
         return ServerSettings.model_validate(
-            {**settings.model_dump(exclude_unset=True), "api_keys": together}
+            {**settings.model_dump(exclude_unset=True), name: (*given, *keys)}
         )
     except ValidationError as error:
         raise InvalidRequestError(
-            f"api_key_file: {path} has a key that cannot be one: "
-            "expected printable ASCII characters"
+            f"{file_name}: {path} has a key that cannot be one: expected printable ASCII characters"
         ) from error
 
 

@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from semantic.application.agents.footprint import (
     AgentFootprint,
@@ -25,14 +26,25 @@ from semantic.application.cache.origin import (
 )
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.application.request import Phase, Request
-from semantic.domain.block_hash import Part, Scope, tenant_tag
+from semantic.domain.block_hash import Part, Scope, tenant_id, tenant_tag
 from semantic.domain.errors import AgentNotFoundError, InvalidRequestError, StoreError
 from semantic.domain.stored import Found, Manifest, StoreStats, Tier
-from semantic.ports.agents import AgentBlock, AgentDetail, AgentState, AgentSummary, Place
+from semantic.ports.agents import (
+    AgentBlock,
+    AgentDetail,
+    AgentState,
+    AgentSummary,
+    Place,
+    Tenant,
+    TenantId,
+)
 from semantic.ports.store import CacheStorePort
 
 MAX_ID_LENGTH = 256
 """Characters in an agent's name."""
+
+Owner: TypeAlias = str | bytes
+"""A tenant's name; the tag of one that has nothing in the engine and whose name is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +75,41 @@ class AgentDirectory:
 
     # On the engine's thread
 
+    def owner(self, engine: BlockPoolBatchEngine, tenant: Tenant) -> Owner:
+        """The tenant's name, which a `TenantId` has if it is in the engine; else its tag.
+
+        Raises AgentNotFoundError if there is no such tenant.
+        """
+        if isinstance(tenant, str):
+            return tenant
+        owners = self.owners(engine)
+        if tenant not in owners:
+            raise AgentNotFoundError(f"there is no tenant {tenant.id!r:.80} with agents")
+        return owners[tenant]
+
+    def owners(self, engine: BlockPoolBatchEngine) -> dict[TenantId, Owner]:
+        """All tenants that have agents, saved or in the engine."""
+        secret = self._store.secret
+        names = {request.tenant for request in engine.requests}
+        names |= {key.tenant for key in engine.idle_caches.lru_order()}
+        found: dict[bytes, Owner] = {
+            scope.tenant: scope.tenant
+            for scope in self._store.scopes()
+            if scope.namespace == self._namespace
+        }
+        found |= {tenant_tag(secret, name): name for name in names}
+        return {TenantId(tenant_id(secret, tag)): owner for tag, owner in found.items()}
+
     def activity(
-        self, engine: BlockPoolBatchEngine, tenant: str, names: Collection[str] | None = None
+        self, engine: BlockPoolBatchEngine, tenant: Owner, names: Collection[str] | None = None
     ) -> dict[str, Activity]:
         """The tenant's agents in the engine, by name: those with a request and those in `names`.
 
         All of them if `names` is None.
         """
         pool, found = engine.pool, dict[str, Activity]()
+        if isinstance(tenant, bytes):
+            return found
         for cache in engine.caches_of(tenant, names):
             n_tokens, n_bytes = cache.total_tokens, pool.view(cache.owner).n_bytes
             found[cache.agent_id] = Activity("idle", n_tokens, n_tokens, n_bytes)
@@ -86,7 +125,7 @@ class AgentDirectory:
         """See `AgentsPort.fork`."""
         require_id(new_id)
         seen = self.activity(engine, tenant, (agent_id, new_id))
-        self._require(engine, agent_id, tenant, seen)
+        self._require(agent_id, tenant, seen)
         if new_id in seen or engine.manifest(new_id, tenant=tenant) is not None:
             raise InvalidRequestError(f"new_id: there is an agent {new_id!r} already")
         if _is_idle(agent_id, seen) or engine.manifest(agent_id, tenant=tenant) is not None:
@@ -95,32 +134,30 @@ class AgentDirectory:
         raise InvalidRequestError(f"agent {agent_id!r} has not ended its first turn yet")
 
     def pin(
-        self, engine: BlockPoolBatchEngine, agent_id: str, tenant: str, *, pinned: bool
+        self, engine: BlockPoolBatchEngine, agent_id: str, tenant: Owner, *, pinned: bool
     ) -> None:
         """See `AgentsPort.pin`. Raises StoreError when the store has no room for the change."""
-        self._require(engine, agent_id, tenant, self.activity(engine, tenant, (agent_id,)))
-        saved = engine.manifest(agent_id, tenant=tenant)
+        self._require(agent_id, tenant, self.activity(engine, tenant, (agent_id,)))
+        saved = self._store.manifest(self._scope(tenant), agent_id)
         if saved is None:
             raise InvalidRequestError(f"agent {agent_id!r} has not been saved yet")
         if saved.pinned != pinned and not self._store.save(replace(saved, pinned=pinned)):
             raise StoreError(f"agent {agent_id!r} could not be saved")
 
-    def forget(self, engine: BlockPoolBatchEngine, agent_id: str, tenant: str) -> None:
+    def forget(self, engine: BlockPoolBatchEngine, agent_id: str, tenant: Owner) -> None:
         """See `AgentsPort.forget`."""
         seen = self.activity(engine, tenant, (agent_id,))
-        self._require(engine, agent_id, tenant, seen)
+        self._require(agent_id, tenant, seen)
         if agent_id in seen and not _is_idle(agent_id, seen):
             raise InvalidRequestError(f"agent {agent_id!r} has a request: wait until it has ended")
-        engine.forget(agent_id, tenant=tenant)
+        if isinstance(tenant, bytes):
+            self._store.remove(self._scope(tenant), agent_id)
+        else:
+            engine.forget(agent_id, tenant=tenant)
 
-    def _require(
-        self,
-        engine: BlockPoolBatchEngine,
-        agent_id: str,
-        tenant: str,
-        seen: Mapping[str, Activity],
-    ) -> None:
-        if agent_id not in seen and engine.manifest(agent_id, tenant=tenant) is None:
+    def _require(self, agent_id: str, tenant: Owner, seen: Mapping[str, Activity]) -> None:
+        saved = self._store.manifest(self._scope(tenant), agent_id)
+        if agent_id not in seen and saved is None:
             raise _unknown(agent_id)
 
     # On any thread
@@ -130,7 +167,7 @@ class AgentDirectory:
         return self._store.stats()
 
     def saved(
-        self, tenant: str, limit: int, after: str | None = None
+        self, tenant: Owner, limit: int, after: str | None = None
     ) -> tuple[Sequence[Manifest], bool]:
         """At most `limit` saved agents, last saved first, and whether more come after them.
 
@@ -147,7 +184,7 @@ class AgentDirectory:
 
     def page(
         self,
-        tenant: str,
+        tenant: Owner,
         saved: Sequence[Manifest],
         seen: Mapping[str, Activity],
         *,
@@ -166,7 +203,7 @@ class AgentDirectory:
         found = [*new, *self._summaries(saved, seen)]
         return [replace(one, children=self._children(one.id, tenant, seen)) for one in found]
 
-    def show(self, agent_id: str, tenant: str, seen: Mapping[str, Activity]) -> AgentDetail:
+    def show(self, agent_id: str, tenant: Owner, seen: Mapping[str, Activity]) -> AgentDetail:
         """See `AgentsPort.show`; `seen` is the result of `activity` for its name."""
         manifest = self._store.manifest(self._scope(tenant), agent_id)
         activity = seen.get(agent_id)
@@ -183,7 +220,7 @@ class AgentDirectory:
         return AgentDetail(replace(summary, children=children), blocks, manifest.match)
 
     def _children(
-        self, agent_id: str, tenant: str, seen: Mapping[str, Activity]
+        self, agent_id: str, tenant: Owner, seen: Mapping[str, Activity]
     ) -> tuple[str, ...]:
         """The agents whose parent is `agent_id`: saved, or with a request."""
         saved = self._store.child_agents(self._scope(tenant), agent_id)
@@ -202,10 +239,11 @@ class AgentDirectory:
             for one in self._footprints(manifests)
         ]
 
-    def _scope(self, tenant: str) -> Scope:
-        return Scope(self._namespace, tenant_tag(self._store.secret, tenant))
+    def _scope(self, tenant: Owner) -> Scope:
+        tag = tenant if isinstance(tenant, bytes) else tenant_tag(self._store.secret, tenant)
+        return Scope(self._namespace, tag)
 
-    def _manifests(self, tenant: str) -> Sequence[Manifest]:
+    def _manifests(self, tenant: Owner) -> Sequence[Manifest]:
         scope = self._scope(tenant)
         return [manifest for manifest in self._store.manifests() if manifest.scope == scope]
 
@@ -250,7 +288,7 @@ class AgentDirectory:
             client=client,
         )
 
-    def list(self, tenant: str, seen: Mapping[str, Activity]) -> list[AgentSummary]:
+    def list(self, tenant: Owner, seen: Mapping[str, Activity]) -> list[AgentSummary]:
         """See `AgentsPort.list`; `seen` is the result of `activity`."""
         summaries = self._summaries(self._manifests(tenant), seen)
         saved = {one.id for one in summaries}

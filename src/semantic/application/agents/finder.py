@@ -140,11 +140,12 @@ class AgentFinder:
             if prompt and (origin is not None or is_auto_named(manifest.agent_id)):
                 self._restore(manifest, prompt, origin)
 
-    def forget(self, agent_id: str, tenant: str) -> None:
-        """Forget the agent: it is not found again."""
+    def forget(self, agent_id: str, tenant: str | bytes) -> None:
+        """Forget the agent of a tenant, given by name or tag: it is not found again."""
+        tag = tenant if isinstance(tenant, bytes) else self._tag(tenant)
         with self._lock:
-            self._drop((self._tag(tenant), agent_id))
-            self._sessions.forget(self._tag(tenant), agent_id)
+            self._drop((tag, agent_id))
+            self._sessions.forget(tag, agent_id)
 
     def _restore(self, manifest: Manifest, prompt: Sequence[int], origin: Origin | None) -> None:
         name, tag = manifest.agent_id, manifest.scope.tenant

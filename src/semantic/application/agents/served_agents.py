@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor, Future
 from typing import Protocol, TypeVar
 
-from semantic.application.agents.directory import Activity, AgentDirectory
+from semantic.application.agents.directory import Activity, AgentDirectory, Owner
 from semantic.application.agents.finder import AgentFinder
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.application.engine.calls import guarded
 from semantic.domain.stored import StoreStats
-from semantic.ports.agents import AgentDetail, AgentPage, AgentSummary
+from semantic.ports.agents import AgentDetail, AgentPage, AgentSummary, Tenant, TenantId
 
 T = TypeVar("T")
 
@@ -47,45 +47,66 @@ class ServedAgents:
         """Statistics of each tier of the store. Thread-safe."""
         return tuple(self._directory.stores())
 
-    async def list(self, tenant: str) -> Sequence[AgentSummary]:
-        """See `AgentsPort.list`."""
-        seen = await self._activity(tenant)
-        return await self._work(lambda: self._directory.list(tenant, seen))
+    async def tenants(self) -> Sequence[TenantId]:
+        """See `AgentsPort.tenants`."""
+        owners = await self._call(self._directory.owners)
+        return sorted(owners, key=lambda one: one.id)
 
-    async def page(self, tenant: str, limit: int, after: str | None = None) -> AgentPage:
+    async def list(self, tenant: Tenant) -> Sequence[AgentSummary]:
+        """See `AgentsPort.list`."""
+        owner = await self._owner(tenant)
+        seen = await self._activity(owner)
+        return await self._work(lambda: self._directory.list(owner, seen))
+
+    async def page(self, tenant: Tenant, limit: int, after: str | None = None) -> AgentPage:
         """See `AgentsPort.page`."""
-        saved, has_more = await self._work(lambda: self._directory.saved(tenant, limit, after))
-        seen = await self._activity(tenant, [one.agent_id for one in saved])
+        owner = await self._owner(tenant)
+        saved, has_more = await self._work(lambda: self._directory.saved(owner, limit, after))
+        seen = await self._activity(owner, [one.agent_id for one in saved])
         is_first = after is None
         agents = await self._work(
-            lambda: self._directory.page(tenant, saved, seen, is_first=is_first)
+            lambda: self._directory.page(owner, saved, seen, is_first=is_first)
         )
         return AgentPage(tuple(agents), has_more)
 
-    async def show(self, agent_id: str, tenant: str) -> AgentDetail:
+    async def show(self, agent_id: str, tenant: Tenant) -> AgentDetail:
         """See `AgentsPort.show`."""
-        seen = await self._activity(tenant, [agent_id])
-        return await self._work(lambda: self._directory.show(agent_id, tenant, seen))
+        owner = await self._owner(tenant)
+        seen = await self._activity(owner, [agent_id])
+        return await self._work(lambda: self._directory.show(agent_id, owner, seen))
 
     async def fork(self, agent_id: str, new_id: str, tenant: str) -> AgentSummary:
         """See `AgentsPort.fork`."""
         await self._call(lambda engine: self._directory.fork(engine, agent_id, new_id, tenant))
         return (await self.show(new_id, tenant)).summary
 
-    async def pin(self, agent_id: str, tenant: str, *, pinned: bool) -> AgentSummary:
+    async def pin(self, agent_id: str, tenant: Tenant, *, pinned: bool) -> AgentSummary:
         """See `AgentsPort.pin`."""
+        directory = self._directory
         await self._call(
-            lambda engine: self._directory.pin(engine, agent_id, tenant, pinned=pinned)
+            lambda engine: directory.pin(
+                engine, agent_id, directory.owner(engine, tenant), pinned=pinned
+            )
         )
         return (await self.show(agent_id, tenant)).summary
 
-    async def forget(self, agent_id: str, tenant: str) -> None:
+    async def forget(self, agent_id: str, tenant: Tenant) -> None:
         """See `AgentsPort.forget`."""
-        await self._call(lambda engine: self._directory.forget(engine, agent_id, tenant))
-        self._finder.forget(agent_id, tenant)
+
+        def forget(engine: BlockPoolBatchEngine) -> Owner:
+            owner = self._directory.owner(engine, tenant)
+            self._directory.forget(engine, agent_id, owner)
+            return owner
+
+        self._finder.forget(agent_id, await self._call(forget))
+
+    async def _owner(self, tenant: Tenant) -> Owner:
+        if isinstance(tenant, str):
+            return tenant
+        return await self._call(lambda engine: self._directory.owner(engine, tenant))
 
     async def _activity(
-        self, tenant: str, names: Collection[str] | None = None
+        self, tenant: Owner, names: Collection[str] | None = None
     ) -> dict[str, Activity]:
         return await self._call(lambda engine: self._directory.activity(engine, tenant, names))
 

@@ -12,6 +12,7 @@ from semantic.adapters.http.app import create_app
 from semantic.adapters.http.context import ServerContext
 from semantic.adapters.http.middleware import tenant_name
 from semantic.adapters.http.settings import ServerSettings
+from semantic.domain.block_hash import tenant_id, tenant_tag
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import Reply, RunningServer, running
 from tests.support.served_agents import AgentsWorld
@@ -198,3 +199,101 @@ def test_another_tenants_agent_is_not_there(served: AgentsWorld) -> None:
         assert server.ask("DELETE", path("ada"), headers=b).status == 404
         assert server.ask("GET", "/v1/agents", headers=b).json["data"] == []
         assert server.ask("GET", path("ada"), headers=a).status == 200
+
+
+class Tenants:
+    """A server of two tenants, each with an agent "ada" of a length of its own, and an operator."""
+
+    def __init__(self, served: AgentsWorld, server: RunningServer) -> None:
+        secret = served.store.secret
+        self.served = served
+        self.names = [tenant_name(key) for key in KEYS[:2]]
+        self.ids = [tenant_id(secret, tenant_tag(secret, name)) for name in self.names]
+        self._server = server
+
+    def ask(self, key: str, method: str, path: str, body: object = None) -> Reply:
+        return self._server.ask(method, path, body, headers={"x-api-key": key})
+
+    def listed(self, query: str = "") -> dict[str, tuple[object, ...]]:
+        """Tokens and pins of the agents that an operator sees, by tenant."""
+        data = self.ask(OPERATOR, "GET", f"/v1/agents{query}").json["data"]
+        assert isinstance(data, list)
+        return {one["tenant"]: (one["id"], one["tokens"], one["pinned"]) for one in data}
+
+
+KEYS = "key-of-a" * 4, "key-of-b" * 4, "key-of-an-operator"
+OPERATOR = KEYS[2]
+
+
+@pytest.fixture
+def tenants(served: AgentsWorld) -> Iterator[Tenants]:
+    a, b, operator = map(SecretStr, KEYS)
+    app = create_app(
+        settings=ServerSettings(api_keys=(a, b), operator_keys=(operator,)),
+        context=ServerContext(FakeServing(), agents=served.agents),
+    )
+    with running(app=app) as server:
+        found = Tenants(served, server)
+        for name, n in zip(found.names, (20, 30), strict=True):
+            served.turn("ada", n, tenant=name)
+        yield found
+
+
+def test_an_operator_sees_the_agents_of_all_tenants(tenants: Tenants) -> None:
+    a, b = tenants.ids
+    assert tenants.listed() == {a: ("ada", 24, False), b: ("ada", 34, False)}
+    assert tenants.listed(f"?tenant={b}") == {b: ("ada", 34, False)}
+    assert tenants.listed(f"?tenant={b}&limit=1") == {b: ("ada", 34, False)}
+    shown = tenants.ask(OPERATOR, "GET", f"/v1/agents/ada?tenant={a}").json
+    assert (shown["tokens"], shown["tenant"]) == (24, a)
+
+
+def test_an_operator_takes_back_what_a_tenant_has_pinned(tenants: Tenants) -> None:
+    a, b = tenants.ids
+    tenants.ask(KEYS[0], "POST", "/v1/agents/ada/pin", {"pinned": True})
+    unpinned = tenants.ask(OPERATOR, "POST", f"/v1/agents/ada/pin?tenant={a}", {"pinned": False})
+    assert (unpinned.status, unpinned.json["pinned"]) == (200, False)
+    assert tenants.ask(OPERATOR, "DELETE", f"/v1/agents/ada?tenant={a}").status == 200
+    assert tenants.listed() == {b: ("ada", 34, False)}
+    assert tenants.ask(KEYS[0], "GET", "/v1/agents/ada").status == 404
+
+
+def test_an_operator_manages_the_agents_of_a_key_that_is_gone(served: AgentsWorld) -> None:
+    served.turn("ada", 20, tenant="of a key that is no longer used")
+    (saved,) = served.store.manifests()
+    later = AgentsWorld(served.store)  # after a restart no request names the tenant
+    operators = (SecretStr(OPERATOR),)
+    app = create_app(
+        settings=ServerSettings(api_keys=(SecretStr(KEYS[0]),), operator_keys=operators),
+        context=ServerContext(FakeServing(), agents=later.agents),
+    )
+    of = tenant_id(served.store.secret, saved.scope.tenant)
+    with running(app=app) as server:
+        tenants = Tenants(later, server)
+        assert tenants.listed() == {of: ("ada", 24, False)}
+        tenants.ask(OPERATOR, "POST", f"/v1/agents/ada/pin?tenant={of}", {"pinned": True})
+        assert tenants.listed(f"?tenant={of}") == {of: ("ada", 24, True)}
+        assert tenants.ask(OPERATOR, "DELETE", f"/v1/agents/ada?tenant={of}").status == 200
+        assert tenants.listed() == {}
+        gone = tenants.ask(OPERATOR, "DELETE", f"/v1/agents/ada?tenant={of}")
+        assert error(gone) == (404, f"there is no tenant {of!r} with agents")
+
+
+def test_an_operator_reads_no_text_and_forks_nothing(tenants: Tenants) -> None:
+    at = f"?tenant={tenants.ids[0]}"
+    assert tenants.ask(OPERATOR, "GET", f"/v1/agents/ada/why{at}").status == 403
+    assert tenants.ask(OPERATOR, "POST", f"/v1/agents/ada/fork{at}", {"new_id": "x"}).status == 403
+    nameless = tenants.ask(OPERATOR, "DELETE", "/v1/agents/ada")
+    assert error(nameless) == (400, "tenant: expected the id of the agent's tenant")
+    assert len(tenants.listed()) == 2
+
+
+def test_a_tenant_names_no_other_one(tenants: Tenants) -> None:
+    at = f"?tenant={tenants.ids[0]}"
+    asked = [("GET", f"/v1/agents{at}", None), ("GET", f"/v1/agents/ada/why{at}", None)]
+    asked += [("GET", f"/v1/agents/ada{at}", None), ("DELETE", f"/v1/agents/ada{at}", None)]
+    for method, path_, body in [*asked, ("POST", f"/v1/agents/ada/pin{at}", {"pinned": True})]:
+        refused = tenants.ask(KEYS[1], method, path_, body)
+        assert error(refused) == (403, "tenant: expected an operator's key, see --operator-key")
+    assert len(tenants.listed()) == 2
+    assert "tenant" not in tenants.ask(KEYS[1], "GET", "/v1/agents").body.decode()
