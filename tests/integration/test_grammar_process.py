@@ -8,8 +8,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import llguidance
 import pytest
 
+from semantic.adapters.mlx.sampling import grammar_child, grammar_compiler
 from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler, is_cheap
 from semantic.adapters.mlx.sampling.grammar_process import GrammarProcess, ProcessLimits
 from semantic.adapters.mlx.text.chat_format import MLXChatFormat
@@ -232,3 +234,34 @@ def test_what_was_accepted_is_compiled_before_it_is_needed() -> None:
         of.mask(grammar, 0)
     of.compile(grammar)
     of.mask(grammar, 0)
+
+
+@pytest.mark.parametrize("text", [json.dumps({"type": "integer"}), json.dumps(integer(7))])
+def test_what_a_tenant_compiled_makes_nothing_quicker_for_another(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[str] = []
+    started = grammar_child.start
+
+    def counted(trie: llguidance.LLTokenizer, source: str) -> llguidance.LLMatcher:
+        compiled.append(source)
+        return started(trie, source)
+
+    monkeypatch.setattr(grammar_compiler, "start", counted)
+    of = compiler()
+    a, b = (Grammar("json_schema", text, tenant=tenant) for tenant in "ab")
+    for grammar in (a, a, b):
+        of.check(grammar)
+    assert len(compiled) == 2
+
+
+def test_a_verdict_on_a_tenants_schema_is_not_known_to_another() -> None:
+    of, verdicts, text = compiler(), Verdicts(), json.dumps(integer(7))
+    of.guard(verdicts)
+    verdicts.remember(Grammar("json_schema", text, tenant="a"), "")
+    assert of.schema_error(text, "a") == ""
+    of.require_checked([text], "a")
+    for attempt in (lambda: of.schema_error(text, "b"), lambda: of.require_checked([text], "b")):
+        with pytest.raises(UncheckedGrammarError) as caught:
+            attempt()
+        assert [one.tenant for one in caught.value.grammars] == ["b"]

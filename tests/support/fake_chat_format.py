@@ -74,7 +74,8 @@ class FakeChatFormat:
             raise ToolCallError("expected a call")
         return written
 
-    def call_grammar(self, chat: Chat, *, opens_thought: bool) -> Grammar | None:
+    def call_grammar(self, chat: Chat, *, opens_thought: bool, tenant: str = "") -> Grammar | None:
+        del tenant
         if chat.tool_choice.mode == "required" and not chat.tools:
             raise InvalidRequestError("tool_choice asks for a call, but there are no tools")
         calls, thought = self._call_marks, self._thought_marks

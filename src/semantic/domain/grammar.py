@@ -15,9 +15,11 @@ class Grammar:
 
     `kind`: `text` is a JSON schema, or a grammar in Lark's notation. `after` is text that must
     precede the constrained part (the end mark of reasoning); everything before it is free. An
-    answer may end only where the grammar allows it.
+    answer may end only where the grammar allows it. `tenant` sent it: how long it takes to compile
+    must not depend on what others sent.
     """
 
     kind: Literal["json_schema", "lark"]
     text: str
     after: str | None = None
+    tenant: str = ""

@@ -78,8 +78,8 @@ class ChatFormat(Protocol):
         """
         ...
 
-    def call_grammar(self, chat: Chat, *, opens_thought: bool) -> Grammar | None:
-        """The grammar of an answer to `chat`; None if it is unconstrained.
+    def call_grammar(self, chat: Chat, *, opens_thought: bool, tenant: str = "") -> Grammar | None:
+        """The grammar of an answer to a tenant's `chat`; None if it is unconstrained.
 
         Needed for an answer format, a tool choice that requires a call, and strict tools. Raises
         InvalidRequestError for a schema that cannot be enforced.

@@ -67,9 +67,12 @@ class World:
             self.probes, self.verdicts, lambda grammar: self.compiled.append(grammar.text)
         )
 
-    def ask(self, text: str, tenant: str = "a", *, compiles: bool = True) -> asyncio.Task[None]:
-        """A request that waits for one verdict."""
-        unchecked = UncheckedGrammarError([grammar(text)], compiles=compiles)
+    def ask(
+        self, text: str, tenant: str = "a", *, compiles: bool = True, own: bool = False
+    ) -> asyncio.Task[None]:
+        """A request that waits for one verdict; with `own` on its tenant's own grammar."""
+        grammar = Grammar("json_schema", text, tenant=tenant if own else "")
+        unchecked = UncheckedGrammarError([grammar], compiles=compiles)
         return asyncio.create_task(self.checks.check(unchecked, tenant))
 
     async def until(self, is_so: Callable[[], bool]) -> None:
@@ -116,6 +119,19 @@ def test_a_verdict_is_remembered_and_what_is_accepted_is_compiled() -> None:
         assert problems == ["", "bad is refused", "", None]
 
     run(test)
+
+
+def test_tenants_share_neither_checks_nor_verdicts() -> None:
+    async def test(of: World) -> None:
+        one, other = (of.ask("held", tenant, own=True) for tenant in "ab")
+        await of.until(lambda: len(of.begun) == 2)
+        for probe in of.probes:
+            probe.go()
+        await asyncio.gather(one, other)
+        await of.ask("held", "a", own=True)
+        assert of.begun == ["held", "held"]
+
+    run(test, 2)
 
 
 def test_the_verdict_needed_longest_ago_is_forgotten() -> None:

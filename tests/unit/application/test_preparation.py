@@ -9,6 +9,7 @@ from semantic.application.chat.replay import Replay
 from semantic.application.chat.turn_cache import TurnCache
 from semantic.domain.chat import Chat, Message, Tool
 from semantic.domain.errors import ContextOverflowError, InvalidRequestError
+from semantic.domain.grammar import Grammar
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.chat import RenderedChat
 from semantic.ports.serving import Ask, Prompt
@@ -88,3 +89,10 @@ def test_what_no_template_renders_soon_is_refused_by_its_number(
     with pytest.raises(InvalidRequestError, match=words):
         preparation().prepare(Ask(chat, SamplingParams()))
     assert rendered == []
+
+
+@pytest.mark.parametrize("prompt", ["Hello", Chat((Message("user", "Hello"),))])
+def test_a_grammar_is_its_tenants_own(prompt: Prompt) -> None:
+    sampling = SamplingParams(grammar=Grammar("json_schema", "{}"))
+    prepared = preparation().prepare(Ask(prompt, sampling, tenant="a"))
+    assert prepared.sampling.grammar == Grammar("json_schema", "{}", tenant="a")

@@ -21,6 +21,7 @@ from semantic.domain.errors import (
     OverloadedError,
     UncheckedGrammarError,
 )
+from semantic.domain.fair_lru import FairLru
 from semantic.domain.grammar import Grammar
 from semantic.ports.outbound import GrammarProbe
 
@@ -35,28 +36,22 @@ _RETRY_AFTER = 5
 
 
 class Verdicts:
-    """What is wrong with the grammars that were checked last. Thread-safe."""
+    """What is wrong with the grammars that each tenant had checked last. Thread-safe."""
 
     def __init__(self, most: int = _REMEMBERED) -> None:
-        """`most` is how many are remembered."""
-        self._most = most
-        self._problems: OrderedDict[bytes, str] = OrderedDict()
+        """`most` is how many are remembered, of all tenants."""
+        self._problems: FairLru[bytes, str] = FairLru(most)
         self._lock = threading.Lock()
 
     def problem(self, grammar: Grammar) -> str | None:
         """What is wrong with `grammar`: empty if nothing is, None if it is not known."""
-        key = _key(grammar)
         with self._lock:
-            if key in self._problems:
-                self._problems.move_to_end(key)
-            return self._problems.get(key)
+            return self._problems.get(grammar.tenant, _key(grammar))
 
     def remember(self, grammar: Grammar, problem: str) -> None:
         """Remember `problem`, and forget the verdict that was needed longest ago."""
         with self._lock:
-            self._problems[_key(grammar)] = problem
-            if len(self._problems) > self._most:
-                self._problems.popitem(last=False)
+            self._problems.put(grammar.tenant, _key(grammar), problem)
 
 
 def _key(grammar: Grammar) -> bytes:

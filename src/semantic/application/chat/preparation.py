@@ -82,10 +82,14 @@ class Preparation:
         chat = ask.prompt if isinstance(ask.prompt, Chat) else None
         sampling = ask.sampling
         if chat is not None:
-            grammar = self._format.call_grammar(chat, opens_thought=rendered.opens_thought)
+            grammar = self._format.call_grammar(
+                chat, opens_thought=rendered.opens_thought, tenant=ask.tenant
+            )
             sampling = sampling if grammar is None else replace(sampling, grammar=grammar)
         if sampling.grammar is not None:
-            self._check_grammar(sampling.grammar)
+            own = replace(sampling.grammar, tenant=ask.tenant)
+            self._check_grammar(own)
+            sampling = replace(sampling, grammar=own)
         max_tokens = self._max_tokens(
             len(rendered.tokens), ask.max_tokens, is_chat=chat is not None
         )

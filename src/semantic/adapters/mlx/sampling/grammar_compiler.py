@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NoReturn, cast
 
 from cachetools import LRUCache, cachedmethod
@@ -24,6 +24,7 @@ from semantic.application.chat.call_grammar import JSON_SPACE
 from semantic.application.chat.grammar_checks import Verdicts
 from semantic.domain.digest import digest
 from semantic.domain.errors import InvalidRequestError, UncheckedGrammarError
+from semantic.domain.fair_lru import FairLru
 from semantic.domain.grammar import Grammar
 
 _MAX_COMPILED = 128
@@ -34,6 +35,7 @@ _MAX_WEIGHT = _MAX_COMPILED // 2
 _QUICK_S, _MAX_QUICK = 0.05, 4096
 """CPU seconds that a grammar may take on the engine's thread, if it was evicted; and how many such
 grammars are remembered."""
+_MAX_SCHEMA_ERRORS = 64
 _MAX_PREFIXES = 8
 _MAX_GRAMMAR = 1 << 18
 """Characters. Compilation recurses into nested input: this much fits the stack of
@@ -48,11 +50,13 @@ class _Compiled:
 
     matcher: LLMatcher
     prefix: FreePrefix | None
-    weight: int
 
 
 class GrammarCompiler:
-    """Compiles the grammars of one model, with an LRU cache. Any thread may use it."""
+    """Compiles the grammars of one model, with an LRU cache. Any thread may use it.
+
+    What a tenant's grammar takes does not depend on those of others: see `Grammar.tenant`.
+    """
 
     def __init__(self, tokenizer: object | None, eos: Collection[int], vocab_size: int) -> None:
         """`tokenizer` is a Hugging Face tokenizer or mlx-lm's wrapper of one; without it every
@@ -61,10 +65,9 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._eos = frozenset(eos)
         self._vocab_size = vocab_size
-        self._compiled: LRUCache[Grammar, _Compiled] = LRUCache(
-            _MAX_COMPILED, getsizeof=lambda compiled: compiled.weight
-        )
-        self._quick: LRUCache[bytes, bool] = LRUCache(_MAX_QUICK)
+        self._compiled: FairLru[Grammar, _Compiled] = FairLru(_MAX_COMPILED)
+        self._quick: FairLru[bytes, bool] = FairLru(_MAX_QUICK)
+        self._schema_errors: FairLru[str, str] = FairLru(_MAX_SCHEMA_ERRORS)
         self._prefixes: LRUCache[Hashable, FreePrefix] = LRUCache(_MAX_PREFIXES)
         self._lock = threading.Lock()
         self._verdicts: Verdicts | None = None
@@ -77,21 +80,23 @@ class GrammarCompiler:
         """
         self._verdicts = verdicts
 
-    def schema_error(self, schema: str) -> str:
-        """Why the JSON schema in `schema` cannot be enforced; empty if it can."""
-        grammar = Grammar("json_schema", schema)
+    def schema_error(self, schema: str, tenant: str = "") -> str:
+        """Why the JSON schema in `schema` of a tenant cannot be enforced; empty if it can."""
+        grammar = Grammar("json_schema", schema, tenant=tenant)
         if self._verdicts is None or is_cheap(schema):
-            return schema_error(schema)
+            return self._schema_error(grammar)
         problem = self._verdicts.problem(grammar)
         if problem is None:
             raise UncheckedGrammarError([grammar], compiles=False)
         return problem
 
-    def require_checked(self, schemas: Sequence[str]) -> None:
-        """Raise UncheckedGrammarError with those of `schemas` that must be checked first."""
+    def require_checked(self, schemas: Sequence[str], tenant: str = "") -> None:
+        """Raise UncheckedGrammarError with those of a tenant's `schemas` that must be checked
+        first."""
         if self._verdicts is None:
             return
-        grammars = [Grammar("json_schema", schema) for schema in schemas if not is_cheap(schema)]
+        expensive = [schema for schema in schemas if not is_cheap(schema)]
+        grammars = [Grammar("json_schema", schema, tenant=tenant) for schema in expensive]
         unknown = [one for one in grammars if self._verdicts.problem(one) is None]
         if unknown:
             raise UncheckedGrammarError(unknown, compiles=False)
@@ -124,8 +129,8 @@ class GrammarCompiler:
         """`grammar` compiled: before, or now if that is quick. All requests wait for the thread
         that calls this."""
         with self._lock:
-            found = self._compiled.get(grammar)
-            is_quick = _key(grammar) in self._quick
+            found = self._compiled.get(grammar.tenant, grammar)
+            is_quick = self._quick.get(grammar.tenant, _key(grammar)) is True
         if found is not None:
             return found
         if self._verdicts is not None and not is_cheap(grammar.text):
@@ -144,11 +149,22 @@ class GrammarCompiler:
             raise InvalidRequestError(f"{name_of(grammar)}: {error_line(matcher.get_error())}")
         prefix = None if grammar.after is None else self._prefix(grammar.after)
         weight = min(_MAX_WEIGHT, 1 + int(seconds * _WEIGHT_PER_S))
-        compiled = _Compiled(matcher, prefix, weight)
+        compiled = _Compiled(matcher, prefix)
         with self._lock:
             if seconds <= _QUICK_S:
-                self._quick[_key(grammar)] = True
-            return self._compiled.setdefault(grammar, compiled)
+                self._quick.put(grammar.tenant, _key(grammar), True)
+            self._compiled.put(grammar.tenant, grammar, compiled, weight)
+        return compiled
+
+    def _schema_error(self, grammar: Grammar) -> str:
+        with self._lock:
+            known = self._schema_errors.get(grammar.tenant, grammar.text)
+        if known is not None:
+            return known
+        problem = schema_error(grammar.text)
+        with self._lock:
+            self._schema_errors.put(grammar.tenant, grammar.text, problem)
+        return problem
 
     @cachedmethod(lambda self: self._prefixes, lock=lambda self: self._lock)
     def _prefix(self, mark: str) -> FreePrefix:
@@ -215,7 +231,6 @@ def grammar_source(grammar: Grammar) -> str:
     return LLMatcher.grammar_from_lark(grammar.text)
 
 
-@lru_cache(maxsize=64)
 def schema_error(schema: str) -> str:
     """Why the JSON schema in `schema` cannot be enforced; empty if it can."""
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
 from semantic.adapters.mlx.text.chat_template import (
@@ -136,32 +137,35 @@ class MLXChatFormat:
         """See `ChatFormat.read_calls`. JSON is accepted whatever the model's own form is."""
         return parse_calls(self._parser, text, tools)
 
-    def call_grammar(self, chat: Chat, *, opens_thought: bool) -> Grammar | None:
+    def call_grammar(self, chat: Chat, *, opens_thought: bool, tenant: str = "") -> Grammar | None:
         """See `ChatFormat.call_grammar`.
 
         A thought that the prompt opens precedes the grammar. Where the model may open one itself,
         the grammar begins with an optional thought.
         """
         _check_choice(chat)
-        self._grammars.require_checked([json.dumps(schema) for schema in enforced_schemas(chat)])
+        schemas = [json.dumps(schema) for schema in enforced_schemas(chat)]
+        self._grammars.require_checked(schemas, tenant)
         after = self._thought_marks.end if opens_thought and self._thought_marks else None
         if chat.answer_format is not None:
-            self._check_schema(chat.answer_format.schema or ANY_OBJECT, "the answer's format")
-        return call_grammar(chat, self._language(chat), self._arguments, after=after)
+            schema = chat.answer_format.schema or ANY_OBJECT
+            self._check_schema(schema, "the answer's format", tenant)
+        arguments = partial(self._arguments, tenant)
+        return call_grammar(chat, self._language(chat), arguments, after=after)
 
-    def _arguments(self, tool: Tool) -> JsonSchema:
+    def _arguments(self, tenant: str, tool: Tool) -> JsonSchema:
         """The schema to enforce for the arguments of `tool`: its own, if that can be enforced.
 
         Without one, a strict tool raises InvalidRequestError; for others any object is accepted.
         """
         schema = arguments_schema(tool)
         if tool.strict:
-            self._check_schema(schema, f"the parameters of {tool.name}")
+            self._check_schema(schema, f"the parameters of {tool.name}", tenant)
             return schema
-        return ANY_OBJECT if self._grammars.schema_error(json.dumps(schema)) else schema
+        return ANY_OBJECT if self._grammars.schema_error(json.dumps(schema), tenant) else schema
 
-    def _check_schema(self, schema: JsonSchema, what: str) -> None:
-        problem = self._grammars.schema_error(json.dumps(schema))
+    def _check_schema(self, schema: JsonSchema, what: str, tenant: str) -> None:
+        problem = self._grammars.schema_error(json.dumps(schema), tenant)
         if problem:
             raise InvalidRequestError(f"{what} cannot be enforced: {problem}")
 
