@@ -22,14 +22,16 @@ from semantic.adapters.http.middleware import tenant_name
 from semantic.adapters.http.settings import ServerSettings
 from semantic.application.engine.engine_state import EngineState
 from semantic.domain.answer import AnswerEvent
+from semantic.domain.chat import Chat, ToolChoice
 from semantic.domain.errors import (
     AgentNotFoundError,
     ContextOverflowError,
+    InvalidRequestError,
     ModelNotFoundError,
     OverloadedError,
     PoolExhaustedError,
 )
-from semantic.ports.serving import Ask
+from semantic.ports.serving import Ask, Prompt
 from tests.support.fake_serving import FakeServing, Script
 from tests.support.http_server import RunningServer, running, until
 from tests.support.runnable_serving import RunnableFake
@@ -158,6 +160,65 @@ def test_a_conversation_can_be_counted(server: RunningServer) -> None:
     assert (wrong.status, "messages[0]" in str(wrong.json)) == (400, True)
     odd = server.ask("POST", "/tokenize", {"messages": messages, "return_token_strs": "yes"})
     assert odd.status == 400
+
+
+def test_a_conversation_is_counted_as_a_request_of_the_same_caller_has_it() -> None:
+    asked: list[tuple[Prompt, str]] = []
+
+    class Counting(FakeServing):
+        async def tokenize(
+            self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
+        ) -> tuple[int, ...]:
+            asked.append((prompt, tenant))
+            return await super().tokenize(prompt, add_special_tokens=add_special_tokens)
+
+    settings = ServerSettings(api_keys=(SecretStr("secret"),))
+    body = {
+        "messages": [{"role": "user", "content": "a"}],
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+        "tool_choice": "none",
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+    with running(Counting(), settings) as server:
+        reply = server.ask("POST", "/tokenize", body, {"x-api-key": "secret"})
+    assert reply.status == 200
+    ((prompt, tenant),) = asked
+    assert isinstance(prompt, Chat)
+    assert tenant == tenant_name("secret")
+    assert prompt.tool_choice == ToolChoice("none")
+    assert prompt.template_options == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("reader", "path", "body"),
+    [
+        ("models.conversation_of", "/tokenize", {"messages": []}),
+        ("models.validated", "/tokenize", {"prompt": "a"}),
+        ("request_body.validated", "/detokenize", {"tokens": [97]}),
+        ("anthropic.routes.read_request", "/v1/messages", {"model": "fake", "max_tokens": 1}),
+        ("anthropic.routes.read_chat", "/v1/messages/count_tokens", {"model": "fake"}),
+        ("openai.routes.chat_request", "/v1/chat/completions", {"model": "fake"}),
+        ("openai.routes.completion_request", "/v1/completions", {"model": "fake"}),
+        ("openai.responses.routes.response_request", "/v1/responses", {"model": "fake"}),
+    ],
+)
+def test_bodies_are_validated_beside_the_event_loop(
+    reader: str, path: str, body: object, server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[bool] = []
+
+    def read(*_: object, **__: object) -> None:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            threads.append(True)
+        else:
+            threads.append(False)
+        raise InvalidRequestError("as in the test")
+
+    monkeypatch.setattr(f"semantic.adapters.http.{reader}", read)
+    assert server.ask("POST", path, body).status == 400
+    assert threads == [True]
 
 
 # Keys, hosts, origins

@@ -18,7 +18,7 @@ from semantic.adapters.http.cache_miss_report import LostTokens, lost_tokens
 from semantic.adapters.http.context import agents_of, serving_of
 from semantic.adapters.http.errors import FieldError
 from semantic.adapters.http.identity import is_operator, require_operator, tenant_of
-from semantic.adapters.http.request_body import read_json, validated
+from semantic.adapters.http.request_body import read_as
 from semantic.application.cache.match_report import end_reason
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.match import MatchEnd, MatchReport
@@ -221,7 +221,7 @@ async def why(request: Request, agent_id: AgentId, tenant: TenantParameter = Non
 async def fork(request: Request, agent_id: AgentId) -> Response:
     """Create an agent that starts with this one's state after its last turn; copies nothing."""
     _check_action(request, b"/fork")
-    body = validated(_FORK, await read_json(request))
+    body = await read_as(_FORK, request)
     forked = await agents_of(request).fork(agent_id, body.new_id, tenant_of(request))
     return JSONResponse(_summary(forked))
 
@@ -230,7 +230,7 @@ async def fork(request: Request, agent_id: AgentId) -> Response:
 async def pin(request: Request, agent_id: AgentId, tenant: TenantParameter = None) -> Response:
     """Exempt the agent's blocks from eviction, or allow it again."""
     _check_action(request, b"/pin")
-    body = validated(_PIN, await read_json(request))
+    body = await read_as(_PIN, request)
     owner = _owner(request, tenant)
     pinned = await agents_of(request).pin(agent_id, owner, pinned=body.pinned)
     return JSONResponse(_summary(pinned, owner))

@@ -10,14 +10,15 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Annotated, Final, Literal
 
+from anyio import to_thread
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt, StrictStr, TypeAdapter
 
 from semantic.adapters.http.context import serving_of
 from semantic.adapters.http.errors import FieldError
-from semantic.adapters.http.openai.chat.conversation import messages_of, tools_of
-from semantic.adapters.http.request_body import read_json, validated
-from semantic.domain.chat import Chat
+from semantic.adapters.http.identity import tenant_of
+from semantic.adapters.http.openai.chat.request import conversation_of
+from semantic.adapters.http.request_body import read_as, read_json, validated
 from semantic.domain.errors import ModelNotFoundError
 from semantic.ports.serving import ServedModel
 
@@ -133,7 +134,7 @@ def _body(*schemas: dict[str, object]) -> dict[str, object]:
 
 _CONVERSATION: Final[dict[str, object]] = {
     "type": "object",
-    "description": "Messages and tools as for chat completions.",
+    "description": "Messages, tools and template options as for chat completions.",
     "required": ["messages"],
     "properties": {
         "messages": {
@@ -157,15 +158,15 @@ _CONVERSATION: Final[dict[str, object]] = {
     "/tokenize", tags=["tokens"], openapi_extra=_body(Tokenize.model_json_schema(), _CONVERSATION)
 )
 async def tokenize(request: Request) -> Tokenized:
-    """The tokens of a text, or of a conversation rendered by the chat template."""
+    """The tokens of a text, or of a conversation as a chat completion of this caller has them: with
+    the tokens of known answers, the rest rendered by the chat template."""
     body = await read_json(request)
     serving = serving_of(request)
     if "messages" in body:
-        given = body.get("tools")
-        tools = tools_of([] if given is None else given)
-        tokens = await serving.tokenize(Chat(messages_of(body["messages"]), tools))
+        chat = await to_thread.run_sync(conversation_of, body)
+        tokens = await serving.tokenize(chat, tenant=tenant_of(request))
     else:
-        parsed = validated(_tokenize_adapter(), body)
+        parsed = await to_thread.run_sync(validated, _tokenize_adapter(), body)
         tokens = await serving.tokenize(parsed.prompt, add_special_tokens=parsed.add_special_tokens)
     texts = await serving.token_texts(tokens) if _with_texts(body) else None
     return Tokenized(
@@ -186,7 +187,7 @@ def _with_texts(body: Mapping[str, object]) -> bool:
 @router.post("/detokenize", tags=["tokens"], openapi_extra=_body(Detokenize.model_json_schema()))
 async def detokenize(request: Request) -> Detokenized:
     """The text of tokens."""
-    parsed = validated(_detokenize_adapter(), await read_json(request))
+    parsed = await read_as(_detokenize_adapter(), request)
     return Detokenized(prompt=await serving_of(request).detokenize(parsed.tokens))
 
 

@@ -24,7 +24,7 @@ from semantic.adapters.http.logs import (
 )
 from semantic.adapters.http.metrics import AnswerRecord, InstrumentedServing, Metrics
 from semantic.adapters.http.middleware import ApiKeys, host_of, tenant_name
-from semantic.adapters.http.request_body import MAX_VALUES, parse_object, validated
+from semantic.adapters.http.request_body import MAX_MEMBERS, MAX_VALUES, parse_object, validated
 from semantic.domain.answer import (
     AnswerEnd,
     AnswerEvent,
@@ -267,6 +267,19 @@ def test_too_many_wrong_values_deep_inside_are_counted() -> None:
 def test_very_many_values_are_refused_unread() -> None:
     with pytest.raises(TooLargeError):
         parse_object(b'{"a":[' + b"1," * MAX_VALUES + b"1]}")
+
+
+@pytest.mark.parametrize("key", [b'"%d"', b'"%d\\\\"', b'"\\"%d"  '])
+def test_very_many_members_are_refused_unread_however_their_names_end(key: bytes) -> None:
+    members = b",".join(key % n + b":1" for n in range(MAX_MEMBERS))
+    with pytest.raises(TooLargeError):
+        parse_object(b'{"a":{' + members + b"}}")
+
+
+@pytest.mark.parametrize("text", [":", ",", "[{", '\\":', '":', "\\"])
+def test_what_a_long_text_contains_is_no_value(text: str) -> None:
+    body = {"a": text * (MAX_VALUES + 1), "b": ["\\", '"', text]}
+    assert parse_object(json.dumps(body).encode()) == body
 
 
 def test_a_requests_line_says_what_was_lost_and_why() -> None:

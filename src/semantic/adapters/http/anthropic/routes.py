@@ -10,6 +10,7 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 
+from anyio import to_thread
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
@@ -74,7 +75,10 @@ async def create_message(request: Request) -> Response:
     serving = serving_of(request)
     body = await read_json(request)
     _require_model(body, serving.model)
-    parsed = read_request(validators(), body, serving.model.sampling, _warnings)
+    # In a worker thread: bodies may be large.
+    parsed = await to_thread.run_sync(
+        read_request, validators(), body, serving.model.sampling, _warnings
+    )
     ask = Ask(
         parsed.chat,
         parsed.sampling,
@@ -97,7 +101,7 @@ async def count_tokens(request: Request) -> Response:
     serving = serving_of(request)
     body = await read_json(request)
     _require_model(body, serving.model)
-    chat = read_chat(validators(), body, _warnings)
+    chat = await to_thread.run_sync(read_chat, validators(), body, _warnings)
     tokens = await until_disconnect(request, serving.tokenize(chat, tenant=tenant_of(request)))
     return JSONResponse({"input_tokens": len(tokens)})
 

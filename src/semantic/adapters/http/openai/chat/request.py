@@ -66,6 +66,13 @@ def chat_request(body: Mapping[str, object], model: ServedModel, caller: Caller)
     return ChatRequest(choices, stream_options(known, force_usage=caller.force_usage))
 
 
+def conversation_of(body: Mapping[str, object]) -> Chat:
+    """The conversation of a body with the fields of a chat completion, of which only `messages` is
+    required. Raises InvalidRequestError."""
+    known = known_fields(body, CHAT_FIELDS)
+    return _chat(validated(chat_adapter(), {"model": "", **without_elements(known)}), known)
+
+
 def _chat(checked: ChatBody, known: Mapping[str, object]) -> Chat:
     """The conversation, from the validated body and the fields that are validated by element."""
     tools = tools_of(known.get("tools", []))
