@@ -7,6 +7,7 @@ import json
 import os
 import random
 import stat
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from semantic.adapters.exchange.document import (
     AgentDocument,
     BodyEntry,
     checksum,
+    container_header,
     read_document,
     write_document,
 )
@@ -298,11 +300,34 @@ def test_a_link_a_folder_or_a_pipe_is_no_file(exported: AgentFiles, which: str) 
     assert "no regular file" in refused(exported)
 
 
-def test_a_store_without_room_is_a_matter_of_capacity(exported: AgentFiles) -> None:
-    small = new_store(6000)
-    with pytest.raises(CapacityError, match="quota is exceeded by block"):
+@pytest.mark.parametrize(("n_bytes", "complaint"), [(6000, "quota is 6000"), (15_000, "by block")])
+def test_a_store_without_room_is_a_matter_of_capacity(
+    exported: AgentFiles, n_bytes: int, complaint: str
+) -> None:
+    small = new_store(n_bytes)
+    with pytest.raises(CapacityError, match=complaint):
         import_agent(small, exported.bodies)
     assert small.manifests() == []
+
+
+def test_a_large_body_is_checked_in_pieces_and_a_sparse_one_refused(exported: AgentFiles) -> None:
+    size = 64 * MIB
+
+    def grow(bodies: list[dict[str, object]]) -> None:
+        bodies[:] = [bodies[-1] | {"bytes": size, "xxh3_128": "0" * 32}]
+
+    forge(exported, _in_bodies(grow))
+    entry = BodyEntry(2, Part.CHECKPOINT, size, "0" * 32)
+    with exported.bodies.open("wb") as file:
+        file.write(container_header([entry]))
+        file.truncate(file.tell() + size)
+    tracemalloc.start()
+    with pytest.raises(InvalidRequestError, match="is damaged"):
+        import_agent(new_store(1 << 40), exported.bodies)
+    assert tracemalloc.get_traced_memory()[1] < 8 * MIB
+    tracemalloc.stop()
+    forge(exported, _in_bodies(lambda bodies: bodies[0].update(bytes=8 << 30)))
+    assert "bytes must hold whole numbers below" in refused(exported)
 
 
 # Writing

@@ -25,8 +25,8 @@ VERSION = 1
 
 _TOKEN_IDS = 1 << 32
 _SUM_BYTES = 16
-_BODY_BYTES = 1 << 40
-"""Upper bound of a body's size; a larger number means a broken file."""
+_BODY_BYTES = (1 << 30) + 1
+"""Bodies have fewer bytes: 256 tokens of 4 MiB each. An import holds one in memory."""
 _HEADER_LENGTH_BYTES = 8
 _HEADER_ALIGNMENT = 8
 
@@ -64,6 +64,11 @@ class AgentDocument:
     prompt_tokens: int
     token_ids: tuple[int, ...]
     bodies: tuple[BodyEntry, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all bodies."""
+        return sum(body.n_bytes for body in self.bodies)
 
 
 def checksum(data: bytes) -> str:

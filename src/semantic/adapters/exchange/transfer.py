@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+import xxhash
+
 from semantic.adapters.exchange.document import (
     AgentDocument,
     BodyEntry,
@@ -32,7 +34,9 @@ from semantic.ports.store import CacheStorePort
 
 _SUFFIXES = (".safetensors", ".json")
 _OWNER_ONLY = 0o600
-_MAX_DOCUMENT_BYTES = 256 << 20
+_MAX_DOCUMENT_BYTES = 32 << 20
+"""Of three million tokens; what JSON becomes in memory is many times as large."""
+_PIECE_BYTES = 1 << 20
 _NO_CHECKSUM = "0" * 32
 """Placeholder while only the sizes of the bodies are known."""
 
@@ -143,9 +147,9 @@ def import_agent(
 ) -> Imported:
     """Put an exported agent into `store`, under `name` or its own.
 
-    Raises InvalidRequestError, before anything is put, when a file is missing, damaged, malformed
-    or of a newer version, or when the name is taken; CapacityError when a block exceeds the
-    store's quota; StoreError when the agent cannot be saved.
+    One body is in memory at a time. Raises InvalidRequestError, before anything is put, when a file
+    is missing, damaged, malformed or of a newer version, or when the name is taken; CapacityError
+    when its blocks exceed the store's quota; StoreError when the agent cannot be saved.
     """
     files = AgentFiles.of(given)
     document = _read_document(files.document)
@@ -160,23 +164,24 @@ def import_agent(
         saved_at=time.time(),
     )
     _require_free_name(store, manifest)
+    _require_room(store, document)
     with _open(files.bodies) as file:
         try:
-            for _ in _verified_bodies(file, document):
-                pass
+            _require_intact(file, document)
         except InvalidRequestError as error:
             raise InvalidRequestError(f"{files.bodies}: {error}") from error
         _put(store, manifest, document, file)
     if not store.save(manifest):
         raise StoreError(f"agent {manifest.agent_id!r} could not be saved")
-    return Imported(manifest, len(document.bodies), sum(b.n_bytes for b in document.bodies))
+    return Imported(manifest, len(document.bodies), document.n_bytes)
 
 
 def _read_document(path: Path) -> AgentDocument:
     with _open(path) as file:
-        data = file.read(_MAX_DOCUMENT_BYTES + 1)
-    if len(data) > _MAX_DOCUMENT_BYTES:
-        raise InvalidRequestError(f"{path} is larger than {_MAX_DOCUMENT_BYTES} bytes")
+        n_bytes = os.fstat(file.fileno()).st_size
+        if n_bytes > _MAX_DOCUMENT_BYTES:
+            raise InvalidRequestError(f"{path} is larger than {_MAX_DOCUMENT_BYTES} bytes")
+        data = file.read(n_bytes)
     try:
         return read_document(data)
     except InvalidRequestError as error:
@@ -192,21 +197,49 @@ def _require_free_name(store: CacheStorePort, manifest: Manifest) -> None:
         )
 
 
-def _verified_bodies(file: BinaryIO, document: AgentDocument) -> Iterator[tuple[BodyEntry, bytes]]:
+def _require_room(store: CacheStorePort, document: AgentDocument) -> None:
+    needed, room = document.n_bytes, max(tier.max_bytes for tier in store.stats())
+    if needed > room:
+        raise CapacityError(
+            f"the agent's blocks have {needed} bytes, the store's quota is {room}; "
+            "a larger --disk-gb makes room"
+        )
+
+
+def _require_intact(file: BinaryIO, document: AgentDocument) -> None:
+    """Check the whole container without holding a body. Raises InvalidRequestError."""
+    _to_first_body(file, document)
+    for entry in document.bodies:
+        found = xxhash.xxh3_128()
+        for at in range(0, entry.n_bytes, _PIECE_BYTES):
+            found.update(file.read(min(_PIECE_BYTES, entry.n_bytes - at)))
+        _require_checksum(entry, found.hexdigest())
+
+
+def _bodies(file: BinaryIO, document: AgentDocument) -> Iterator[tuple[BodyEntry, bytes]]:
     """The bodies in order. Raises InvalidRequestError at the first whose checksum is wrong."""
+    _to_first_body(file, document)
+    for entry in document.bodies:
+        body = file.read(entry.n_bytes)
+        _require_checksum(entry, checksum(body))
+        yield entry, body
+
+
+def _require_checksum(entry: BodyEntry, found: str) -> None:
+    if found != entry.checksum:
+        raise InvalidRequestError(f"body {entry.name} is damaged: its checksum does not hold")
+
+
+def _to_first_body(file: BinaryIO, document: AgentDocument) -> None:
+    """Check size and header, and leave `file` after them. Raises InvalidRequestError."""
     header = container_header(document.bodies)
-    expected = len(header) + sum(body.n_bytes for body in document.bodies)
+    expected = len(header) + document.n_bytes
     size = os.fstat(file.fileno()).st_size
     if size != expected:
         raise InvalidRequestError(f"expected {expected} bytes, it has {size}")
     file.seek(0)
     if file.read(len(header)) != header:
         raise InvalidRequestError("its header is not what the JSON file says")
-    for entry in document.bodies:
-        body = file.read(entry.n_bytes)
-        if checksum(body) != entry.checksum:
-            raise InvalidRequestError(f"body {entry.name} is damaged: its checksum does not hold")
-        yield entry, body
 
 
 def _put(
@@ -214,7 +247,7 @@ def _put(
 ) -> None:
     links = list(manifest.scope.chain(manifest.token_ids))
     # Read and verified again: bodies are not held in memory, and a file may change meanwhile.
-    for entry, body in _verified_bodies(file, document):
+    for entry, body in _bodies(file, document):
         header = BlockHeader(links[entry.block], entry.part, document.layout)
         if not store.put(StoredBlock(header, body)):
             raise CapacityError(
