@@ -96,6 +96,11 @@ def test_draws_follow_the_distribution() -> None:
     ("params", "allowed"),
     [
         (SamplingParams(temperature=1.0, top_p=0.7, seed=1), {0, 1}),
+        (SamplingParams(temperature=1.0, top_p=1, seed=1), {0, 1, 2, 3}),
+        (SamplingParams(temperature=1.0, top_p=1e-4, seed=1), {0}),
+        (SamplingParams(temperature=1.0, top_p=1e-9, seed=1), {0}),
+        (SamplingParams(temperature=1.0, top_p=0, seed=1), {0}),
+        (SamplingParams(temperature=1e-39, seed=1), {0}),
         (SamplingParams(temperature=1.0, min_p=0.25, seed=1), {0, 1, 2}),
         (SamplingParams(temperature=1.0, top_k=3, seed=1), {0, 1, 2}),
     ],

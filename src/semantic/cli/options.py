@@ -27,6 +27,7 @@ _ENGINE = "Model and memory"
 _STORE = "Store"
 _SAMPLING = "Sampling"
 _ADDRESS = "Address and access"
+_TOP_P = "Nucleus sampling; 1 is off, 0 the likeliest token."
 _SERVER_SAMPLING = (
     "Sampling of requests that do not set it; by default as the model's makers recommend"
 )
@@ -158,9 +159,7 @@ class SamplingOptions:
     temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=_SAMPLING)] = (
         0.0
     )
-    top_p: Annotated[
-        float, typer.Option(help="Nucleus sampling; 0 is off.", rich_help_panel=_SAMPLING)
-    ] = 0.0
+    top_p: Annotated[float, typer.Option(help=_TOP_P, rich_help_panel=_SAMPLING)] = 1.0
     top_k: Annotated[
         int, typer.Option(help="Only the k likeliest; 0 is off.", rich_help_panel=_SAMPLING)
     ] = 0
@@ -304,7 +303,7 @@ class ServeOptions:
     ] = None
     top_p: Annotated[
         float | None,
-        typer.Option(help="Nucleus sampling; 0 is off.", rich_help_panel=_SERVER_SAMPLING),
+        typer.Option(help=_TOP_P, rich_help_panel=_SERVER_SAMPLING),
     ] = None
     top_k: Annotated[
         int | None,

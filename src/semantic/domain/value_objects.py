@@ -222,12 +222,20 @@ _MAX_PENALTY = 2
 """As in OpenAI's interface: the largest penalty per occurrence."""
 
 
+_LEAST_TEMPERATURE = 1e-6
+"""Of smaller ones the reciprocal may be infinite in fp32: they are 0."""
+_LEAST_TOP_P = 1e-4
+"""Of a large vocabulary the sum of all probabilities is no more exact than that in fp32, and less
+could leave no token to draw: it is 0."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is chosen. The defaults are greedy decoding.
 
-    `top_p`, `top_k` and `min_p` of 0 (`top_p` also of 1) mean off, as in mlx-lm. `seed` fixes
-    the draw of every position, so it holds in any batch and over a preemption; None draws one.
+    `top_p` of 1, `top_k` of 0 and `min_p` of 0 mean off. `top_p` of 0 is the most likely token, as
+    is a `temperature` of 0. `seed` fixes the draw of every position, so it holds in any batch and
+    over a preemption; None draws one.
     `logprobs` is None for none, else the number of alternatives to report beside each token.
     `logit_bias` maps token ids to what is added to their logits. The penalties of presence and
     frequency are subtracted from the logits of tokens that the answer contains, once or for each
@@ -237,7 +245,7 @@ class SamplingParams:
     """
 
     temperature: float = 0.0
-    top_p: float = 0.0
+    top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float | None = None
@@ -295,7 +303,8 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0
+        """Whether every token is the most likely one."""
+        return self.temperature < _LEAST_TEMPERATURE or self.top_p < _LEAST_TOP_P
 
 
 @dataclass(frozen=True, slots=True)

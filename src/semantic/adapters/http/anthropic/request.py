@@ -61,10 +61,6 @@ REFUSED: Final[Mapping[str, str]] = {
 
 _LONGEST_NAME: Final = 80
 
-_MIN_TOP_P: Final = 1e-9
-"""0 means greedy sampling, but in `SamplingParams` it means off."""
-_MIN_TEMPERATURE: Final = 1e-6
-"""Below it sampling is greedy: the reciprocal overflows in fp32."""
 _MAX_STOPS: Final = 64
 """All stop sequences are matched at each token, which delays other answers."""
 _MIN_BUDGET: Final = 1024
@@ -196,15 +192,13 @@ def _sampling(
             "stop_sequences: expected texts that are not empty", param="stop_sequences"
         )
     temperature = _number(body, "temperature")
-    if temperature is not None and temperature < _MIN_TEMPERATURE:
-        temperature = 0
     top_p = _number(body, "top_p")
     top_k = _whole(body, "top_k")
     return replace(
         sampling,
         stop=stop or sampling.stop,
         temperature=sampling.temperature if temperature is None else temperature,
-        top_p=sampling.top_p if top_p is None else max(top_p, _MIN_TOP_P),
+        top_p=sampling.top_p if top_p is None else top_p,
         top_k=sampling.top_k if top_k is None else top_k,
     )
 

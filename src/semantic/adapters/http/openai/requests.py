@@ -35,10 +35,6 @@ _RANGES: Final[dict[str, tuple[float, float]]] = {
     "repetition_penalty": (0.01, 100),
 }
 
-_GREEDY_BELOW: Final = 1e-6
-"""A smaller temperature or top_p means greedy decoding: in fp32 the reciprocal of the one is
-infinite, and the other leaves no token to sample."""
-
 _MAX_BIAS: Final = 100
 _MAX_STOPS: Final = 64
 _SEEDS: Final = 2**63
@@ -129,10 +125,9 @@ def sampling_of(
     out of range.
     """
     usual = model.sampling
-    temperature = _number(body, "temperature", usual.temperature)
     sampling = replace(
         usual,
-        temperature=0 if temperature < _GREEDY_BELOW else temperature,
+        temperature=_number(body, "temperature", usual.temperature),
         top_p=_number(body, "top_p", usual.top_p),
         min_p=_number(body, "min_p", usual.min_p),
         presence_penalty=_number(body, "presence_penalty", usual.presence_penalty),
@@ -172,10 +167,6 @@ def _with_other_neutrals(
         if top_k < -1:
             raise FieldError(f"top_k must be -1 or more, got {top_k}", param="top_k")
         sampling = replace(sampling, top_k=max(top_k, 0))
-    top_p = body.get("top_p")
-    if top_p is not None and top_p < _GREEDY_BELOW:
-        # On the wire 0 means greedy decoding; in `SamplingParams` it means off.
-        sampling = replace(sampling, top_p=0, top_k=1)
     if "repetition_penalty" in body:
         penalty = _number(body, "repetition_penalty", 1)
         sampling = replace(sampling, repetition_penalty=None if penalty == 1 else penalty)

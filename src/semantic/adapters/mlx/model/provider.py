@@ -199,7 +199,7 @@ def read_sampling(folder: Path) -> SamplingParams:
     try:
         return SamplingParams(
             temperature=temperature,
-            top_p=top_p if isinstance(top_p, int | float) else 0.0,
+            top_p=top_p if isinstance(top_p, int | float) else 1.0,
             top_k=top_k if isinstance(top_k, int) else 0,
         )
     except InvalidRequestError:

@@ -37,7 +37,7 @@ class Filters:
 
     def __call__(self, logprobs: mx.array) -> mx.array:
         """Top-p, min-p and top-k, in mlx-lm's order, and the temperature, of (rows, vocab)."""
-        if 0 < self.top_p < 1:
+        if self.top_p < 1:
             logprobs = apply_top_p(logprobs, self.top_p)
         if self.min_p > 0:
             logprobs = apply_min_p(logprobs, self.min_p)

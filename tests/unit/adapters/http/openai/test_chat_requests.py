@@ -165,8 +165,8 @@ def test_sampling_starts_from_what_the_model_does_by_itself() -> None:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"top_p": 0, "temperature": 1}, SamplingParams(temperature=1, top_k=1)),
-        ({"top_p": 1e-300, "temperature": 1}, SamplingParams(temperature=1, top_k=1)),
+        ({"top_p": 0, "temperature": 1}, SamplingParams(temperature=1, top_p=0)),
+        ({"top_p": 1e-300, "temperature": 1}, SamplingParams(temperature=1, top_p=1e-300)),
         ({"temperature": 1e-39}, SamplingParams()),
         ({"top_k": -1}, SamplingParams()),
         ({"repetition_penalty": 1}, SamplingParams()),

@@ -266,7 +266,7 @@ def _reply_fields(
         "tool_choice": choice.reply_value,
         "tools": tools.reply_tools,
         "top_logprobs": sampling.logprobs or 0,
-        "top_p": sampling.top_p or 1.0,
+        "top_p": sampling.top_p,
         "truncation": "disabled",
         "user": body.get("user"),
     }
