@@ -43,6 +43,9 @@ RESPONSES_FILE = "responses.db"
 TURNS_FILE = "turns.db"
 """In the store's folder."""
 
+_HUB_CACHE = "models--"
+"""Before a hub id's name in the hub's cache."""
+
 _MIB = 1 << 20
 _GIB = 1 << 30
 
@@ -180,6 +183,26 @@ def _new_app(
         model_name=settings.model,
     )
     return App(engine, model, tokenizer, pool, pool.spec, store, settings)
+
+
+def model_name(model: str) -> str:
+    """What a model is called that is loaded from `model`: a folder by its last part, one of the
+    hub's cache by its hub id, anything else by itself. Needs no such folder to exist."""
+    path = model_path(model)
+    if not model.startswith(("/", "~", ".")) and not path.is_dir():
+        return model
+    name = path.name
+    if path.parent.name == "snapshots" and path.parent.parent.name.startswith(_HUB_CACHE):
+        name = path.parent.parent.name.removeprefix(_HUB_CACHE).replace("--", "/")
+    return name if name and name.isprintable() else "model"
+
+
+def model_path(model: str) -> Path:
+    """The absolute path that `model` is if it is a folder; its links keep their own names."""
+    path = Path(model)
+    with suppress(RuntimeError):  # of a home folder that is not known
+        path = path.expanduser()
+    return path.resolve() if ".." in path.parts else path.absolute()
 
 
 def make_pool(settings: Settings, spec: ModelCacheSpec) -> BlockPool:

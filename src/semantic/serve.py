@@ -29,6 +29,8 @@ from semantic.bootstrap import (
     OnStoreUnavailable,
     Settings,
     build_engine,
+    model_name,
+    model_path,
     open_turns,
     rebuild_app,
 )
@@ -62,7 +64,8 @@ _MAX_CONTEXT = 1 << 20
 class ServeSettings:
     """What to serve, and the defaults of requests.
 
-    `names` are the model's names, by default `engine.model`. `max_context` limits prompt and
+    `names` are the model's names, by default `model_name(engine.model)`; that and the path are
+    accepted too. `max_context` limits prompt and
     answer together, in tokens; by default the limit is the model's own or what the pool holds,
     whichever is less. Sampling parameters that are None are those recommended by the model's
     makers. `max_tokens` is an answer's limit in requests without one; None: up to the end of the
@@ -151,8 +154,10 @@ def _build_serving(thread: EngineThread, app: App, settings: ServeSettings) -> S
         raise InvalidRequestError(f"expected a loaded model, got {type(app.model).__name__}")
     limit = _context_limit(app.pool, read_context(app.model.model), settings.max_context)
     sampling = _sampling(settings, read_sampling(find_folder(settings.engine.model)))
-    names = dict.fromkeys((*(settings.names or (settings.engine.model,)), DEFAULT_NAME))
-    served = ServedModel(tuple(names), limit, app.model.vocab_size, int(time.time()), sampling)
+    names, aliases = served_names(settings)
+    served = ServedModel(
+        names, limit, app.model.vocab_size, int(time.time()), sampling, aliases=aliases
+    )
     grammars, verdicts = app.model.grammars, Verdicts()
     grammars.guard(verdicts)
     probes = [GrammarProcess(lambda: grammars.vocabulary) for _ in range(_PROBES)]
@@ -196,6 +201,17 @@ def _build_serving(thread: EngineThread, app: App, settings: ServeSettings) -> S
     )
     saved.start()
     return serving
+
+
+def served_names(settings: ServeSettings) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The model's names, and what is accepted besides: its own name, and its folder's path."""
+    given = settings.engine.model
+    own = model_name(given)
+    names = dict.fromkeys((*(settings.names or (own,)), DEFAULT_NAME))
+    aliases = {own, given}
+    if own != given:
+        aliases.add(str(model_path(given)))
+    return tuple(names), frozenset(aliases - names.keys())
 
 
 def _sampling(settings: ServeSettings, of_model: SamplingParams) -> SamplingParams:

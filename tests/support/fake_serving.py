@@ -54,7 +54,12 @@ class FakeServing:
     def model(self) -> ServedModel:
         """See `ServingPort.model`."""
         return ServedModel(
-            ("fake", "default"), _CONTEXT, _LAST_CHARACTER + 1, 1_700_000_000, SamplingParams()
+            ("fake", "default"),
+            _CONTEXT,
+            _LAST_CHARACTER + 1,
+            1_700_000_000,
+            SamplingParams(),
+            aliases=frozenset({"/models/fake"}),
         )
 
     async def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:

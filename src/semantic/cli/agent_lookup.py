@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semantic.bootstrap import open_disk
+from semantic.bootstrap import model_name, open_disk
 from semantic.cli.options import StoreOptions
 from semantic.cli.report import show_name
 from semantic.domain.block_hash import LOCAL_TENANT, Scope, tenant_id, tenant_tag
@@ -138,4 +138,4 @@ def shown_id(manifest: Manifest, *, whole: bool = False) -> str:
 
 
 def _models(manifests: Sequence[Manifest]) -> str:
-    return ", ".join(f"{shown_id(one)} ({show_name(one.model)})" for one in manifests)
+    return ", ".join(f"{shown_id(one)} ({show_name(model_name(one.model))})" for one in manifests)

@@ -12,6 +12,7 @@ import typer
 
 from semantic.application.agents.footprint import AgentFootprint, footprints
 from semantic.application.cache.origin import parent_of, session_and_client_in
+from semantic.bootstrap import model_name
 from semantic.cli.agent_lookup import (
     AgentName,
     ModelId,
@@ -294,7 +295,7 @@ def _row(facts: AgentFootprint) -> Sequence[str]:
     session, client = session_and_client_in(manifest.note)
     return (
         show_name(manifest.agent_id),
-        show_name(manifest.model),
+        show_name(model_name(manifest.model)),
         shown_id(manifest),
         str(len(manifest.token_ids)),
         str(blocks) if stored == blocks else f"{stored} of {blocks}",

@@ -263,7 +263,8 @@ class ServeOptions:
     served_model_name: Annotated[
         list[str] | None,
         typer.Option(
-            help="A name that requests may use for the model. May be repeated.",
+            help="A name that requests may use for the model. May be repeated. Default: the "
+            "folder's name, or the hub id.",
             rich_help_panel=_ENGINE,
         ),
     ] = None

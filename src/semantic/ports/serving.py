@@ -37,7 +37,8 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model of a server. `names` are its accepted names, its own id first.
+    """The model of a server. `names` are those that are listed, its own id first; `aliases` are
+    accepted too.
 
     `context_tokens` limits prompt and answer together: the model's own limit or the capacity of the
     pool, whichever is less. `sampling` is the default of a request. `created` is Unix time in
@@ -49,6 +50,11 @@ class ServedModel:
     vocab_size: int
     created: int
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    aliases: frozenset[str] = frozenset()
+
+    def accepts(self, name: str) -> bool:
+        """Whether requests may call the model `name`."""
+        return name in self.names or name in self.aliases
 
     @property
     def id(self) -> str:

@@ -139,6 +139,23 @@ def test_an_unknown_model_is_told_which_there_are(server: RunningServer) -> None
     assert "fake, default" in str(reply.json)
 
 
+@pytest.mark.parametrize("name", ["fake", "default", "/models/fake"])
+def test_a_models_path_is_accepted_and_never_shown(server: RunningServer, name: str) -> None:
+    chat = {"model": name, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+    for path, body in (
+        ("/v1/chat/completions", chat),
+        ("/v1/messages", chat),
+        ("/v1/messages/count_tokens", chat),
+        ("/v1/responses", {"model": name, "input": "hi"}),
+        ("/v1/completions", {"model": name, "prompt": "hi"}),
+    ):
+        reply = server.ask("POST", path, body)
+        assert reply.status == 200
+        assert reply.json.get("model", "fake") == "fake"
+    assert server.ask("GET", f"/v1/models/{name}").json["id"] == name
+    assert "/models" not in str(server.ask("GET", "/v1/models").json)
+
+
 def test_a_text_becomes_tokens_and_comes_back(server: RunningServer) -> None:
     found = server.ask("POST", "/tokenize", {"prompt": "abc", "return_token_strs": True}).json
     assert found == {

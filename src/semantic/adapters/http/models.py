@@ -73,7 +73,7 @@ async def list_models(
 async def show_model(request: Request, model_id: str) -> Model:
     """One of the names."""
     served = serving_of(request).model
-    if model_id not in served.names:
+    if not served.accepts(model_id):
         names = ", ".join(served.names)
         raise ModelNotFoundError(f"there is no model of that name here; expected one of {names}")
     return _model(model_id, served)

@@ -252,7 +252,7 @@ class AgentDirectory:
         session, client = session_and_client_in(manifest.note)
         return AgentSummary(
             id=manifest.agent_id,
-            model=manifest.model,
+            model=self._model,
             state=activity.state,
             tokens=len(manifest.token_ids),
             blocks=Counter(_place(footprint, block, activity) for block in footprint.chain),

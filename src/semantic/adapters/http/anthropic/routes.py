@@ -110,7 +110,7 @@ def _require_model(body: Mapping[str, object], model: ServedModel) -> None:
     name = body.get("model")
     if not isinstance(name, str):
         raise FieldError("model: expected a model's name", param="model")
-    if name not in model.names:
+    if not model.accepts(name):
         raise ModelNotFoundError(
             f"model: {name!r:.200} is not served here; these are: {', '.join(model.names)}"
         )

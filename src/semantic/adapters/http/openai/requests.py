@@ -55,7 +55,7 @@ class Caller:
 
 def check_model(name: str, model: ServedModel) -> None:
     """Raise ModelNotFoundError, listing the served names, unless `name` is one of them."""
-    if name not in model.names:
+    if not model.accepts(name):
         known = ", ".join(model.names)
         raise ModelNotFoundError(f"there is no model {name[:200]!r}; this server has: {known}")
 

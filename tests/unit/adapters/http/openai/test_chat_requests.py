@@ -167,7 +167,7 @@ def test_sampling_starts_from_what_the_model_does_by_itself() -> None:
     [
         ({"top_p": 0, "temperature": 1}, SamplingParams(temperature=1, top_p=0)),
         ({"top_p": 1e-300, "temperature": 1}, SamplingParams(temperature=1, top_p=1e-300)),
-        ({"temperature": 1e-39}, SamplingParams()),
+        ({"temperature": 1e-39}, SamplingParams(temperature=1e-39)),
         ({"top_k": -1}, SamplingParams()),
         ({"repetition_penalty": 1}, SamplingParams()),
         ({"stop": "x"}, SamplingParams(stop=("x",))),
