@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from semantic.adapters.http.settings import default_file
+from semantic.bootstrap import default_store_folder
 from tests.cli.support import semantic
 
 
@@ -48,6 +50,21 @@ def test_the_users_own_file_is_read_if_it_is_there(
     file.parent.mkdir()
     file.write_text("port = 9\n")
     assert shown()["port"] == {"value": 9, "origin": f"file {file}"}
+
+
+def test_what_is_in_force_is_shown_and_the_files_path(tmp_path: Path) -> None:
+    found = shown("--model", "/models/Some-7B")
+    path = str(default_file())
+    assert found["config"] == {"value": path, "origin": "default, no such file"}
+    assert path in semantic("config", "show").out
+    assert found["store"] == {"value": str(default_store_folder()), "origin": "default"}
+    assert found["served_model_name"] == {"value": ["Some-7B"], "origin": "default"}
+    assert str(found["top_p"]["origin"]).startswith("default, from the model")
+    own = tmp_path / "own.toml"
+    own.write_text("top_p = 1\n")
+    found = shown("--config", str(own))
+    assert found["config"] == {"value": str(own), "origin": "flag"}
+    assert found["top_p"] == {"value": 1.0, "origin": f"file {own}"}
 
 
 def test_secrets_are_masked_wherever_they_come_from(

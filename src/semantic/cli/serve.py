@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from semantic import __version__
-from semantic.bootstrap import Settings, open_responses
+from semantic.bootstrap import Settings, default_store_folder, model_name, open_responses
 from semantic.cli.edge import print_notice
 from semantic.cli.options import AsJson, ConfigFile, ServeOptions, gib
 from semantic.cli.progress import print_store_unavailable, server_progress
@@ -52,7 +52,7 @@ def serve(options: ServeOptions, config: ConfigFile = None) -> None:
 
 
 def show(options: ServeOptions, config: ConfigFile = None, as_json: AsJson = False) -> None:
-    """Print every setting of `semantic serve`: its value, and its source.
+    """Print the settings file and every setting of `semantic serve`: its value, and its source.
 
     A flag overrides the environment, the environment the file, and the file the default.
     Secrets are masked.
@@ -60,15 +60,43 @@ def show(options: ServeOptions, config: ConfigFile = None, as_json: AsJson = Fal
     from semantic.adapters.http.settings import load_settings
 
     loaded = load_settings(options.given(), config)
-    shown = loaded.as_json()
+    values = {**loaded.as_json(), **_chosen(loaded.settings)}
+    there = "" if loaded.file.exists() else ", no such file"
+    origin = "flag" if config else f"default{there}"
+    rows: dict[str, tuple[object, str]] = {"config": (str(loaded.file), origin)}
+    for name, value in values.items():
+        later = _CHOSEN_LATER.get(name) if value is None else None
+        origin = loaded.origins[name]
+        rows[name] = value, f"{origin}, {later}" if later and origin == "default" else origin
     if as_json:
-        found = {
-            name: {"value": value, "origin": loaded.origins[name]} for name, value in shown.items()
-        }
+        found = {name: {"value": value, "origin": origin} for name, (value, origin) in rows.items()}
         write(json.dumps(found, indent=2) + "\n")
         return
-    rows = [(name, json.dumps(value), loaded.origins[name]) for name, value in shown.items()]
-    write("\n".join(columns(rows)) + "\n")
+    lines = [(name, json.dumps(value), origin) for name, (value, origin) in rows.items()]
+    write("\n".join(columns(lines)) + "\n")
+
+
+_FROM_MODEL = "from the model's own configuration"
+_CHOSEN_LATER = {
+    "disk_gb": "from the free space",
+    "ram_gb": "from the memory",
+    "pool_gb": "from the memory that the weights leave",
+    "max_model_len": "from the model and the pool",
+    **dict.fromkeys(("temperature", "top_p", "top_k", "min_p"), _FROM_MODEL),
+    "max_tokens": "up to the end of the context",
+}
+"""How settings without a value get one when the server starts."""
+
+
+def _chosen(settings: ServerSettings) -> dict[str, object]:
+    """Values of settings without one, as far as they are known before the server starts."""
+    chosen: dict[str, object] = {}
+    if not settings.served_model_name:
+        chosen["served_model_name"] = [model_name(settings.model)]
+    if settings.store is None and not settings.no_store:
+        with suppress(StoreError):  # there is no home folder: the disk tier is off
+            chosen["store"] = str(default_store_folder())
+    return chosen
 
 
 CONFIG_COMMANDS: dict[str, Callable[..., None]] = {"show": show}

@@ -180,10 +180,14 @@ _LARGEST_FILE: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LoadedSettings:
-    """Settings, and the origin of each by name: "flag", "env NAME", "file PATH" or "default"."""
+    """Settings, and the origin of each by name: "flag", "env NAME", "file PATH" or "default".
+
+    `file` is the settings file, which need not exist unless it was given.
+    """
 
     settings: ServerSettings
     origins: Mapping[str, str]
+    file: Path
 
     def as_json(self) -> dict[str, object]:
         """The values as JSON; secrets are masked."""
@@ -231,7 +235,7 @@ def load_settings(flags: Mapping[str, object], file: Path | None = None) -> Load
             given = () if origins[name] == "default" else (origins[name],)
             origins[name] = " and ".join((*given, f"file {path_of_keys}"))
     _require_operators_apart(settings)
-    return LoadedSettings(settings, origins)
+    return LoadedSettings(settings, origins, path)
 
 
 def _require_operators_apart(settings: ServerSettings) -> None:
