@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import subprocess
+import sys
 import threading
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tests.cli.support import Ran, semantic
+from tests.cli.support import Ran, process, semantic
 
 MODEL = "org/Some-Model"
 CONTEXT = 131_072
@@ -127,7 +128,7 @@ def copies(file: Path) -> list[Path]:
 def test_without_write_no_file_and_no_folder_appears(
     client: str, server: Server, home: Path
 ) -> None:
-    ran = launch(client, server)
+    ran = launch(client, server, "--show")
     assert (ran.code, ran.err) == (0, "")
     assert "--write" in ran.out
     assert list(home.iterdir()) == []
@@ -191,7 +192,7 @@ def test_a_shell_takes_over_what_claude_needs(server: Server) -> None:
     server.body = {"data": [_model("a 'model' with $marks")]}
     done = subprocess.run(
         ["sh", "-c", 'eval "$LINES_TO_RUN"; env'],
-        env={"LINES_TO_RUN": launch("claude", server).out, "PATH": os.environ["PATH"]},
+        env={"LINES_TO_RUN": launch("claude", server, "--show").out, "PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
         check=True,
@@ -228,7 +229,7 @@ def test_a_model_can_be_chosen(server: Server) -> None:
 
 
 def test_a_small_context_is_told_of(server: Server) -> None:
-    ran = launch("opencode", server, "--model", "other")
+    ran = launch("opencode", server, "--model", "other", "--show")
     assert ran.code == 0
     assert "other has 4096 tokens of context" in ran.err
 
@@ -267,7 +268,7 @@ def test_a_key_is_named_and_neither_written_nor_printed(
     monkeypatch.setenv("MY_KEY", KEY)
     outs = [
         launch(client, server, "--key-variable", "MY_KEY", *more)
-        for more in ((), ("--json",), ("--write",))
+        for more in (("--show",), ("--json",), ("--write",))
     ]
     assert [ran.code for ran in outs] == [0, 0, 0]
     written = file_of(client, home).read_text(encoding="utf-8")
@@ -279,7 +280,7 @@ def test_a_key_is_sent_only_to_who_asks_for_one(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SEMANTIC_API_KEY", KEY)
-    assert launch("codex", server).code == 0
+    assert launch("codex", server, "--show").code == 0
     assert server.keys == [None]
 
 
@@ -296,7 +297,9 @@ def test_claude_runs_a_command_for_the_key_and_has_no_token_before_it(
         ["sh", "-c", found["apiKeyHelper"]], capture_output=True, text=True, check=True
     )
     assert done.stdout == KEY
-    assert 'export ANTHROPIC_AUTH_TOKEN="$SEMANTIC_API_KEY"' in launch("claude", server).out
+    assert (
+        'export ANTHROPIC_AUTH_TOKEN="$SEMANTIC_API_KEY"' in launch("claude", server, "--show").out
+    )
 
 
 @pytest.mark.parametrize("client", CLIENTS)
@@ -304,17 +307,17 @@ def test_a_missing_and_a_wrong_key_are_one_line(
     client: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.key = KEY
-    ran = launch(client, server)
+    ran = launch(client, server, "--show")
     assert (ran.code, len(ran.error_lines)) == (4, 1)
     assert "SEMANTIC_API_KEY" in ran.err
     monkeypatch.setenv("SEMANTIC_API_KEY", "wr0ng")
-    ran = launch(client, server)
+    ran = launch(client, server, "--show")
     assert (ran.code, len(ran.error_lines)) == (4, 1)
     assert "does not accept the key in SEMANTIC_API_KEY" in ran.err
     assert "wr0ng" not in ran.err
 
 
-@pytest.mark.parametrize("more", [(), ("--json",), ("--write",)])
+@pytest.mark.parametrize("more", [("--show",), ("--json",), ("--write",)])
 def test_a_key_that_a_user_wrote_into_a_file_is_not_shown(
     more: tuple[str, ...], server: Server, home: Path
 ) -> None:
@@ -477,7 +480,7 @@ def test_a_symbolic_link_stays_one(server: Server, home: Path, tmp_path: Path) -
         ("codex", "[[model_providers]]\n", "model_providers holds list"),
     ],
 )
-@pytest.mark.parametrize("more", [(), ("--write",)])
+@pytest.mark.parametrize("more", [("--show",), ("--write",)])
 def test_a_file_that_is_not_understood_is_left_alone(
     client: str,
     text: str | bytes,
@@ -622,7 +625,7 @@ def test_a_variable_that_is_no_name(server: Server) -> None:
 @pytest.mark.parametrize("value", ["", "relative"])
 def test_a_home_that_is_none(value: str, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", value)
-    ran = launch("codex", server)
+    ran = launch("codex", server, "--show")
     assert (ran.code, len(ran.error_lines)) == (4, 1)
     assert "HOME" in ran.err
 
@@ -633,4 +636,96 @@ def test_a_proxy_of_the_environment_is_not_asked(
     proxies: Mapping[str, str] = dict.fromkeys(("http_proxy", "HTTP_PROXY"), "http://127.0.0.1:1")
     for name, value in proxies.items():
         monkeypatch.setenv(name, value)
-    assert launch("codex", server).code == 0
+    assert launch("codex", server, "--show").code == 0
+
+
+# --- starting it --------------------------------------------------------------------------------
+
+PROGRAM = """#!{python}
+import json, os, sys
+json.dump([sys.argv[1:], dict(os.environ)], open({report!r}, "w"))
+sys.exit(7)
+"""
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of programs, alone in PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+def started(
+    client: str, server: Server, programs: Path, *arguments: str
+) -> tuple[list[str], dict[str, str]]:
+    """Arguments and variables that the agent is started with."""
+    report = programs / "report.json"
+    program = PROGRAM.format(python=sys.executable, report=str(report))
+    put(programs / client, program, mode=0o755)
+    ran = process("launch", client, "--url", server.url, *arguments)
+    assert (ran.code, ran.out, ran.err) == (7, "", "")
+    words, variables = json.loads(report.read_text(encoding="utf-8"))
+    return words, variables
+
+
+def test_claude_is_started_with_the_server(server: Server, home: Path, programs: Path) -> None:
+    words, variables = started("claude", server, programs, "--", "-p", "it's --model", "--write")
+    assert words == ["-p", "it's --model", "--write"]
+    assert variables["ANTHROPIC_BASE_URL"] == server.url
+    assert variables["ANTHROPIC_MODEL"] == MODEL
+    assert variables["ANTHROPIC_AUTH_TOKEN"] == "none"
+    assert variables["HOME"] == str(home)
+    assert list(home.iterdir()) == []
+
+
+def test_claude_is_started_with_the_users_key(
+    server: Server, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.key = KEY
+    monkeypatch.setenv("MY_KEY", KEY)
+    _, variables = started("claude", server, programs, "--key-variable", "MY_KEY")
+    assert variables["ANTHROPIC_AUTH_TOKEN"] == KEY
+
+
+def test_codex_is_started_with_a_provider(server: Server, home: Path, programs: Path) -> None:
+    words, _ = started("codex", server, programs, "--", "exec", "hello")
+    assert words[-2:] == ["exec", "hello"]
+    given = tomllib.loads("\n".join(words[1:-2:2]))
+    assert set(words[:-2:2]) == {"-c"}
+    assert given["model"] == MODEL
+    assert given["model_provider"] == "semantic"
+    assert given["model_providers"]["semantic"]["base_url"] == f"{server.url}/v1"
+    assert list(home.iterdir()) == []
+
+
+def test_opencode_is_started_with_a_provider(server: Server, home: Path, programs: Path) -> None:
+    words, variables = started("opencode", server, programs)
+    given = json.loads(variables["OPENCODE_CONFIG_CONTENT"])
+    assert words == []
+    assert given["model"] == f"semantic/{MODEL}"
+    assert given["provider"]["semantic"]["options"] == {"baseURL": f"{server.url}/v1"}
+    assert list(home.iterdir()) == []
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize("client", CLIENTS)
+def test_an_agent_that_is_not_installed_is_one_line(client: str, server: Server) -> None:
+    ran = launch(client, server)
+    assert (ran.code, len(ran.error_lines)) == (4, 1)
+    assert f"{client} is not installed" in ran.err
+    assert "npm install -g " in ran.err
+
+
+def test_a_program_that_cannot_run_is_one_line(server: Server, programs: Path) -> None:
+    put(programs / "claude", "#!/no/such/interpreter\n", mode=0o755)
+    ran = launch("claude", server)
+    assert (ran.code, len(ran.error_lines)) == (4, 1)
+    assert "could not be started" in ran.err
+
+
+def test_arguments_without_a_start_are_refused(server: Server, home: Path) -> None:
+    ran = launch("claude", server, "--write", "--", "-p")
+    assert (ran.code, len(ran.error_lines)) == (2, 1)
+    assert list(home.iterdir()) == []

@@ -1,22 +1,26 @@
-"""`semantic launch`: a coding agent's settings for a running server.
+"""`semantic launch`: starts a coding agent with a running server, or enters that into its settings.
 
-Prints the changes, and writes them only with --write. Starts neither a server nor an agent.
+Starting it changes no file; --write changes its settings and starts nothing, --show does neither.
+Starts no server.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from semantic.cli.edge import print_notice
 from semantic.cli.options import AsJson
 from semantic.cli.report import Json, show_name, to_line
+from semantic.domain.errors import InvalidRequestError, OperatorError
 
 if TYPE_CHECKING:
     from semantic.adapters.clients.coding_agents import CodingAgent
@@ -48,10 +52,14 @@ class LaunchOptions:
             "itself is never written or printed.",
         ),
     ] = "SEMANTIC_API_KEY"
+    show: Annotated[
+        bool,
+        typer.Option("--show", help="Show what --write would change in the agent's settings."),
+    ] = False
     write: Annotated[
         bool,
         typer.Option(
-            "--write", help="Change the file, after a backup. Without it nothing changes."
+            "--write", help="Change the agent's settings, after a backup, and start nothing."
         ),
     ] = False
 
@@ -62,13 +70,23 @@ class LaunchOptions:
         return find_server(self.url, self.model, self.key_variable)
 
 
-def claude(options: LaunchOptions, as_json: AsJson = False) -> None:
-    """Set up Claude Code: variables for a shell, or its settings.json.
+AgentArguments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[-- ARGUMENTS]", help="Passed on to the agent.", show_default=False),
+]
 
-    Without --write prints `export` lines for `eval "$(semantic launch claude)"`.
+
+def claude(
+    options: LaunchOptions, arguments: AgentArguments = None, as_json: AsJson = False
+) -> None:
+    """Start Claude Code with the server: variables of its process, no file.
+
+    --show prints `export` lines for `eval "$(semantic launch claude --show)"`.
     """
     from semantic.adapters.clients.coding_agents import CLAUDE, claude_exports
 
+    if _starts(options, arguments, as_json=as_json):
+        _start(CLAUDE, options, arguments)
     server = options.server()
     exports = claude_exports(server)
     outcome = _outcome(CLAUDE, server, write=options.write)
@@ -83,18 +101,22 @@ def claude(options: LaunchOptions, as_json: AsJson = False) -> None:
     outcome.print(prefix="# ")
 
 
-def codex(options: LaunchOptions, as_json: AsJson = False) -> None:
-    """Set up Codex: a provider and the model in its config.toml."""
+def codex(
+    options: LaunchOptions, arguments: AgentArguments = None, as_json: AsJson = False
+) -> None:
+    """Start Codex with the server as a provider; --write enters it into config.toml."""
     from semantic.adapters.clients.coding_agents import CODEX
 
-    _set_up(CODEX, options, as_json=as_json)
+    _launch(CODEX, options, arguments, as_json=as_json)
 
 
-def opencode(options: LaunchOptions, as_json: AsJson = False) -> None:
-    """Set up opencode: a provider and the model in its opencode.json."""
+def opencode(
+    options: LaunchOptions, arguments: AgentArguments = None, as_json: AsJson = False
+) -> None:
+    """Start opencode with the server as a provider; --write enters it into opencode.json."""
     from semantic.adapters.clients.coding_agents import OPENCODE
 
-    _set_up(OPENCODE, options, as_json=as_json)
+    _launch(OPENCODE, options, arguments, as_json=as_json)
 
 
 LAUNCH_COMMANDS: dict[str, Callable[..., None]] = {
@@ -149,7 +171,49 @@ class _Outcome:
             yield f"written; as it was: {show_name(str(self.backup), whole=True)}"
 
 
-def _set_up(agent: CodingAgent, options: LaunchOptions, *, as_json: bool) -> None:
+def _starts(options: LaunchOptions, arguments: Sequence[str] | None, *, as_json: bool) -> bool:
+    """Whether the agent is to be started. Raises InvalidRequestError for arguments if it is not."""
+    if not (options.write or options.show or as_json):
+        return True
+    if arguments:
+        raise InvalidRequestError(
+            "--write, --show and --json start nothing: expected no arguments for the agent"
+        )
+    return False
+
+
+def _start(agent: CodingAgent, options: LaunchOptions, arguments: Sequence[str] | None) -> NoReturn:
+    """Become the agent's program. Raises OperatorError when it cannot be started."""
+    server = options.server()
+    program = shutil.which(agent.name)
+    if program is None:
+        raise OperatorError(
+            f"{agent.name} is not installed: expected a program of that name in PATH; "
+            f"`npm install -g {agent.package}` installs it"
+        )
+    _warn_of_little_context(server)
+    start = agent.start(server, os.environ)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execve(  # noqa: S606 - the user's own program, no shell
+            program,
+            [agent.name, *start.arguments, *(arguments or ())],
+            {**os.environ, **start.variables},
+        )
+    except OSError as error:
+        raise OperatorError(f"{program} could not be started: {error.strerror}") from None
+
+
+def _launch(
+    agent: CodingAgent,
+    options: LaunchOptions,
+    arguments: Sequence[str] | None,
+    *,
+    as_json: bool,
+) -> None:
+    if _starts(options, arguments, as_json=as_json):
+        _start(agent, options, arguments)
     outcome = _outcome(agent, options.server(), write=options.write)
     if as_json:
         typer.echo(to_line(outcome.document))
@@ -162,13 +226,17 @@ def _outcome(agent: CodingAgent, server: RunningServer, *, write: bool) -> _Outc
 
     path = agent.settings_file(os.environ)
     plan = config_file.plan(path, agent.format, agent.settings(server))
+    _warn_of_little_context(server)
+    backup = config_file.write(plan) if write else None
+    return _Outcome(agent.name, server, plan, write and bool(plan.changes), backup)
+
+
+def _warn_of_little_context(server: RunningServer) -> None:
     if server.context_tokens < _ENOUGH_CONTEXT:
         print_notice(
             f"{show_name(server.model)} has {server.context_tokens} tokens of context: agents "
             "send 10 to 30 thousand before the first word"
         )
-    backup = config_file.write(plan) if write else None
-    return _Outcome(agent.name, server, plan, write and bool(plan.changes), backup)
 
 
 def _diff(change: Change) -> Iterator[str]:

@@ -36,7 +36,7 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "agents": ("The agents in the store: list, show, fork, pin, move.", AGENT_COMMANDS),
     "cache": ("The store on disk: its size, its integrity, freeing space.", CACHE_COMMANDS),
     "config": ("The settings of a server: every value, and its source.", CONFIG_COMMANDS),
-    "launch": ("A coding agent's settings for a running server.", LAUNCH_COMMANDS),
+    "launch": ("Start a coding agent with a running server.", LAUNCH_COMMANDS),
 }
 """Groups of commands: help text and commands by name."""
 

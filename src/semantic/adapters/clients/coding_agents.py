@@ -1,13 +1,14 @@
-"""Coding agents that a server of ours can be entered into: where each keeps its settings, and
-which settings it needs.
+"""Coding agents that a server of ours can be entered into: where each keeps its settings, which it
+needs, and how it is started with them for once.
 
-Knows neither files nor their formats' text.
+Knows neither files nor their formats' text, and starts nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -28,14 +29,25 @@ opencode requests."""
 
 
 @dataclass(frozen=True, slots=True)
+class Start:
+    """What a program is started with: arguments before the user's, and variables to add."""
+
+    arguments: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class CodingAgent:
-    """One agent's settings file. `settings_file` is given the environment's variables and raises
-    OperatorError when it needs HOME and HOME is not an absolute path."""
+    """One agent: the `name` of its program, the npm `package` that has it, its settings file, and
+    how it is started with the same settings and no file. `settings_file` is given the environment's
+    variables and raises OperatorError when it needs HOME and HOME is not an absolute path."""
 
     name: str
+    package: str
     format: FileFormat
     settings_file: Callable[[Environment], Path]
     settings: Callable[[RunningServer], Settings]
+    start: Callable[[RunningServer, Environment], Start]
 
 
 def _home(environment: Environment) -> Path:
@@ -113,7 +125,22 @@ def _claude_variables(server: RunningServer) -> dict[str, str | None]:
     }
 
 
-CLAUDE: Final = CodingAgent("claude", JSON, _claude_file, _claude_settings)
+def _claude_start(server: RunningServer, environment: Environment) -> Start:
+    variables = {
+        name: value for name, value in _claude_variables(server).items() if value is not None
+    }
+    token = _NO_KEY if server.key_variable is None else environment[server.key_variable].strip()
+    return Start(variables={**variables, "ANTHROPIC_AUTH_TOKEN": token})
+
+
+CLAUDE: Final = CodingAgent(
+    "claude",
+    "@anthropic-ai/claude-code",
+    JSON,
+    _claude_file,
+    _claude_settings,
+    _claude_start,
+)
 
 
 # Codex: a provider in its `config.toml`, and the model as its default.
@@ -143,7 +170,27 @@ def _codex_settings(server: RunningServer) -> Settings:
     }
 
 
-CODEX: Final = CodingAgent("codex", TOML, _codex_file, _codex_settings)
+def _codex_start(server: RunningServer, environment: Environment) -> Start:
+    """Each setting as `-c dotted.name=value`, which precedes the file."""
+    del environment
+    settings = _leaves((), _codex_settings(server))
+    pairs = ((".".join(path), json.dumps(value)) for path, value in settings if value is not None)
+    return Start(tuple(word for name, value in pairs for word in ("-c", f"{name}={value}")))
+
+
+def _leaves(
+    path: tuple[str, ...], settings: Mapping[str, object]
+) -> Iterator[tuple[Sequence[str], object]]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _leaves((*path, name), value)
+        else:
+            yield (*path, name), value
+
+
+CODEX: Final = CodingAgent(
+    "codex", "@openai/codex", TOML, _codex_file, _codex_settings, _codex_start
+)
 
 
 # opencode: a provider in its `opencode.json`, and the model as its default.
@@ -176,4 +223,22 @@ def _opencode_settings(server: RunningServer) -> Settings:
     }
 
 
-OPENCODE: Final = CodingAgent("opencode", JSON, _opencode_file, _opencode_settings)
+def _opencode_start(server: RunningServer, environment: Environment) -> Start:
+    """The settings as text in a variable, which precedes all files."""
+    del environment
+    settings = json.dumps(_set(_opencode_settings(server)))
+    return Start(variables={"OPENCODE_CONFIG_CONTENT": settings})
+
+
+def _set(settings: Mapping[str, object]) -> dict[str, object]:
+    """Without those that are to be removed from a file."""
+    return {
+        name: _set(value) if isinstance(value, Mapping) else value
+        for name, value in settings.items()
+        if value is not None
+    }
+
+
+OPENCODE: Final = CodingAgent(
+    "opencode", "opencode-ai", JSON, _opencode_file, _opencode_settings, _opencode_start
+)
