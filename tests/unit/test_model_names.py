@@ -9,7 +9,7 @@ import pytest
 from semantic.bootstrap import Settings, model_name
 from semantic.serve import ServeSettings, served_names
 
-SNAPSHOT = "/home/a/.cache/huggingface/hub/models--org--Some-7B/snapshots/0123abcd"
+SNAPSHOT = "/srv/huggingface/hub/models--org--Some-7B/snapshots/0123abcd"
 
 
 @pytest.mark.parametrize(
