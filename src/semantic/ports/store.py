@@ -40,7 +40,9 @@ class CacheStorePort(Protocol):
 
         False if it is not stored: the quota is taken by pins, backpressure, a failing disk. The
         quota holds at any time; least recently used blocks are evicted for it, of a chain the tail
-        first. `block` is shared, never changed.
+        first. They are those of the tenant that has most, as long as that has more than this one:
+        of several none loses an equal part of the quota to others, and none keeps more by pins.
+        `block` is shared, never changed.
         """
         ...
 

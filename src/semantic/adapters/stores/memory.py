@@ -5,14 +5,15 @@ Implements `CacheStorePort`. Nothing survives the process; knows no files and st
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import secrets
 import threading
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
 from cachetools import FIFOCache
@@ -65,6 +66,32 @@ class _Saved:
         return n_bytes + _CHARACTER_BYTES * sum(map(len, texts))
 
 
+@dataclass(slots=True)
+class _Tenant:
+    """A tenant's entries, least recently used first: those that are not pinned, and the others."""
+
+    lru: OrderedDict[_Entry, None] = field(default_factory=OrderedDict)
+    pinned: OrderedDict[_Entry, None] = field(default_factory=OrderedDict)
+    n_bytes: int = 0
+    pinned_bytes: int = 0
+
+    def add(self, entry: _Entry, size: int, *, pinned: bool) -> None:
+        (self.pinned if pinned else self.lru)[entry] = None
+        self.n_bytes += size
+        self.pinned_bytes += size if pinned else 0
+
+    def remove(self, entry: _Entry, size: int) -> None:
+        self.n_bytes -= size
+        if entry in self.lru:
+            del self.lru[entry]
+        else:
+            del self.pinned[entry]
+            self.pinned_bytes -= size
+
+    def use(self, entry: _Entry) -> None:
+        (self.lru if entry in self.lru else self.pinned).move_to_end(entry)
+
+
 class MemoryStore:
     """At most `max_bytes` of the most recently used blocks and manifests. Thread-safe.
 
@@ -72,6 +99,9 @@ class MemoryStore:
     used entry is evicted first, manifests too, and before a block the blocks that depend on it. A
     block never evicts its ancestors, so a chain that is too long retains its head. Only calls that
     return all entries cost more because more exist.
+
+    For a tenant entries of those that have more are evicted first, of the largest, pinned ones
+    last, and otherwise its own that are not pinned.
 
     Methods without a docstring: see `CacheStorePort`.
     """
@@ -91,9 +121,7 @@ class MemoryStore:
         self._agents: OrderedDict[_Agent, _Saved] = OrderedDict()
         self._listed: dict[Scope, list[Place]] = {}  # sorted
         self._names: dict[tuple[Scope, str], dict[str, None]] = {}  # of agents, by parent
-        self._lru: OrderedDict[_Entry, None] = OrderedDict()  # without what is pinned
-        self._pinned_entries: dict[_Entry, None] = {}
-        self._pinned_bytes = 0
+        self._tenants: dict[bytes, _Tenant] = {}  # those that have entries
         self._users: dict[BlockHash, dict[_Agent, None]] = {}
         self._pinned: Counter[BlockHash] = Counter()
         self._refused: FIFOCache[BlockHash, None] = FIFOCache(maxsize=_MAX_REFUSED)
@@ -178,7 +206,8 @@ class MemoryStore:
         with self._lock:
             older = self._agents.get(agent)
             self._mark_used([link.key(part) for link in saved.chain for part in Part])
-            if not self._evict_for(saved.n_bytes - (older.n_bytes if older else 0), {agent}):
+            n_more = saved.n_bytes - (older.n_bytes if older else 0)
+            if not self._evict_for(manifest.scope.tenant, n_more, {agent}):
                 self._counts["dropped manifests"] += 1
                 return False
             if older is not None:
@@ -238,7 +267,7 @@ class MemoryStore:
                     n_bytes=self._n_bytes,
                     max_bytes=self._max_bytes,
                     n_agents=len(self._agents),
-                    pinned_bytes=self._pinned_bytes,
+                    pinned_bytes=sum(one.pinned_bytes for one in self._tenants.values()),
                     counts=dict(self._counts),
                 )
             ]
@@ -254,19 +283,18 @@ class MemoryStore:
             self._agents.clear()
             self._listed.clear()
             self._names.clear()
-            self._lru.clear()
-            self._pinned_entries.clear()
+            self._tenants.clear()
             self._users.clear()
             self._pinned.clear()
             self._refused.clear()
-            self._n_bytes = self._pinned_bytes = 0
+            self._n_bytes = 0
 
     # Order of use. From here on the lock is held
 
     def _mark_used(self, keys: Sequence[BlockKey]) -> None:
         for key in reversed(keys):
-            if key in self._lru:
-                self._lru.move_to_end(key)
+            if key in self._blocks:
+                self._tenants[self._tenant(key)].use(key)
 
     def _evict_for_block(self, block: StoredBlock) -> bool:
         n_bytes = _block_bytes(block)
@@ -276,22 +304,29 @@ class MemoryStore:
         # does not see beyond the gap. Other gaps are fine: a colder tier may fill them.
         if block.header.link.parent in self._refused:
             return False
-        return self._evict_for(n_bytes, self._lineage(block.header.link))
+        link = block.header.link
+        return self._evict_for(link.scope.tenant, n_bytes, self._lineage(link))
 
     def _refuse(self, name: BlockHash) -> None:
         self._counts["dropped"] += 1
         self._refused.setdefault(name, None)
 
-    def _evict_for(self, n_bytes: int, spared: AbstractSet[BlockHash | _Agent]) -> bool:
-        """Evict until `n_bytes` more fit; False, with nothing evicted, when they do not fit beside
-        pinned and spared entries."""
+    def _evict_for(
+        self, tenant: bytes, n_bytes: int, spared: AbstractSet[BlockHash | _Agent]
+    ) -> bool:
+        """Evict until `n_bytes` more of `tenant` fit; False, with nothing evicted, when they do not
+        fit beside its pinned and spared entries and what others keep."""
         excess = self._n_bytes + n_bytes - self._max_bytes
-        if excess > 0 and n_bytes > self._max_bytes - self._pinned_bytes - self._unpinned_bytes(
-            spared
-        ):
+        if excess <= 0:
+            return True
+        own = self._tenants.get(tenant, _Tenant())
+        then = own.n_bytes + n_bytes
+        others = [one.n_bytes for tag, one in self._tenants.items() if tag != tenant]
+        kept = own.pinned_bytes + self._unpinned_bytes(own, spared)
+        if kept + n_bytes + sum(min(then, n) for n in others) > self._max_bytes:
             return False
         victims: dict[_Entry, None] = {}
-        for victim in self._in_order_of_eviction(spared) if excess > 0 else ():
+        for victim in self._in_order_of_eviction(tenant, then, spared):
             if victim not in victims:
                 victims[victim] = None
                 excess -= self._size(victim)
@@ -303,9 +338,44 @@ class MemoryStore:
             self._evict(victim)
         return True
 
-    def _in_order_of_eviction(self, spared: AbstractSet[BlockHash | _Agent]) -> Iterator[_Entry]:
-        """Everything evictable; some entries repeatedly."""
-        for entry in self._lru:
+    def _in_order_of_eviction(
+        self, tenant: bytes, then: int, spared: AbstractSet[BlockHash | _Agent]
+    ) -> Iterator[_Entry]:
+        """Everything evictable for `tenant`, which will have `then` bytes; some entries repeatedly.
+
+        Of the others what each has above that, the largest first.
+        """
+        larger = [
+            (-one.n_bytes, tag)
+            for tag, one in self._tenants.items()
+            if tag != tenant and one.n_bytes > then
+        ]
+        heapq.heapify(larger)
+        queues = {
+            tag: self._of(
+                itertools.chain(self._tenants[tag].lru, self._tenants[tag].pinned), spared
+            )
+            for _, tag in larger
+        }
+        seen: set[_Entry] = set()
+        while larger:
+            n_bytes, tag = heapq.heappop(larger)
+            entry = next(queues[tag], None)
+            if entry is None:
+                continue
+            yield entry
+            n_bytes += 0 if entry in seen else self._size(entry)
+            seen.add(entry)
+            if -n_bytes > then:
+                heapq.heappush(larger, (n_bytes, tag))
+        if tenant in self._tenants:
+            yield from self._of(self._tenants[tenant].lru, spared)
+
+    def _of(
+        self, entries: Iterable[_Entry], spared: AbstractSet[BlockHash | _Agent]
+    ) -> Iterator[_Entry]:
+        """`entries` that are not spared, each preceded by what depends on it."""
+        for entry in entries:
             if _name(entry) in spared:
                 continue
             if isinstance(entry, BlockKey):
@@ -343,15 +413,20 @@ class MemoryStore:
             parent = self._blocks.get(BlockKey(parent.header.link.parent, Part.FULL))
         return found
 
-    def _unpinned_bytes(self, names: AbstractSet[BlockHash | _Agent]) -> int:
-        """Bytes of the entries of these names that are not pinned."""
+    def _unpinned_bytes(self, own: _Tenant, names: AbstractSet[BlockHash | _Agent]) -> int:
+        """Bytes of a tenant's entries of these names that are not pinned."""
         entries: list[_Entry] = []
         for name in names:
             if isinstance(name, tuple):
                 entries.append(name)
             else:
                 entries += [BlockKey(name, part) for part in Part]
-        return sum(self._size(entry) for entry in entries if entry in self._lru)
+        return sum(self._size(entry) for entry in entries if entry in own.lru)
+
+    def _tenant(self, entry: _Entry) -> bytes:
+        if isinstance(entry, BlockKey):
+            return self._blocks[entry].header.link.scope.tenant
+        return entry[0].tenant
 
     def _is_pinned(self, entry: _Entry) -> bool:
         if isinstance(entry, BlockKey):
@@ -381,21 +456,16 @@ class MemoryStore:
         """Count an entry and make it the most recently used."""
         size = self._size(entry)
         self._n_bytes += size
-        if self._is_pinned(entry):
-            self._pinned_entries[entry] = None
-            self._pinned_bytes += size
-        else:
-            self._lru[entry] = None
+        own = self._tenants.setdefault(self._tenant(entry), _Tenant())
+        own.add(entry, size, pinned=self._is_pinned(entry))
 
     def _leave(self, entry: _Entry) -> None:
         """Undo `_enter`."""
-        size = self._size(entry)
+        size, tag = self._size(entry), self._tenant(entry)
         self._n_bytes -= size
-        if entry in self._lru:
-            del self._lru[entry]
-        else:
-            del self._pinned_entries[entry]
-            self._pinned_bytes -= size
+        self._tenants[tag].remove(entry, size)
+        if not self._tenants[tag].n_bytes:
+            del self._tenants[tag]
 
     def _pin(self, chain: Sequence[BlockLink], n: int) -> None:
         """Change the number of pinned agents that need the blocks of `chain` by `n`."""

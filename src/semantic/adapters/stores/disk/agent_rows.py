@@ -113,11 +113,17 @@ def drop(db: sqlite3.Connection, key: bytes) -> None:
     block_rows.update_pins(db, hashes)
 
 
-def lru_victim(db: sqlite3.Connection, spared: bytes | None) -> bytes | None:
-    """The agent that was saved longest ago and is neither pinned nor `spared`; None if none."""
+def lru_victim(
+    db: sqlite3.Connection, tenant: bytes, spared: bytes | None, *, pinned: bool
+) -> bytes | None:
+    """A tenant's agent that was saved longest ago, of those that are pinned or that are not.
+
+    Not `spared`; None if there is none.
+    """
     row = db.execute(
-        "SELECT key FROM agents WHERE pinned = 0 AND key IS NOT ? ORDER BY saved LIMIT 1",
-        (spared,),
+        "SELECT key FROM agents WHERE tenant = ? AND pinned = ? AND key IS NOT ?"
+        " ORDER BY saved LIMIT 1",
+        (tenant, int(pinned), spared),
     ).fetchone()
     return None if row is None else blob(row[0])
 
@@ -145,6 +151,18 @@ def page(db: sqlite3.Connection, *, scope: Scope, limit: int, after: Place | Non
 def tenants(db: sqlite3.Connection) -> list[bytes]:
     """The tags of the tenants that have agents."""
     return [blob(row[0]) for row in db.execute("SELECT tag FROM tenants WHERE n_agents > 0")]
+
+
+def bytes_of(db: sqlite3.Connection, tenant: bytes) -> tuple[int, int]:
+    """What a tenant's blocks and manifests count for, and those that are pinned."""
+    row = db.execute("SELECT bytes, pinned FROM tenants WHERE tag = ?", (tenant,)).fetchone()
+    return (0, 0) if row is None else (whole(row[0]), whole(row[1]))
+
+
+def larger(db: sqlite3.Connection, n_bytes: int) -> list[bytes]:
+    """The tenants that count for more than `n_bytes`, the largest first."""
+    rows = db.execute("SELECT tag FROM tenants WHERE bytes > ? ORDER BY bytes DESC", (n_bytes,))
+    return [blob(row[0]) for row in rows]
 
 
 def namespaces(db: sqlite3.Connection, tenant: bytes) -> list[bytes]:

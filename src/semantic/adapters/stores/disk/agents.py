@@ -105,6 +105,7 @@ class Agents:
                 store.folder.session,
                 cost_of(len(data)),
                 f"{entry.kind}/{entry.shard}",
+                tenant=manifest.scope.tenant,
                 agent=key,
             )
         if reservation is None:

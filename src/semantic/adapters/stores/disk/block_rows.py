@@ -222,16 +222,24 @@ def update_all_pins(db: sqlite3.Connection) -> None:
 # Eviction
 
 
-def lru_victim(db: sqlite3.Connection, spared: Sequence[BlockHash]) -> Victim | None:
-    """The least recently used leaf that is neither pinned nor spared; None when there is none."""
+def lru_victim(
+    db: sqlite3.Connection, tenant: bytes, spared: Sequence[BlockHash], *, pinned: bool
+) -> Victim | None:
+    """A tenant's least recently used leaf, of those that are pinned or of those that are not.
+
+    None of `spared`; None when there is none.
+    """
     places = ",".join("?" * len(spared))
-    row = db.execute(
-        "SELECT b.hash, b.part, b.cost FROM blocks AS b"  # noqa: S608
-        f" WHERE b.pinned = 0 AND b.hash NOT IN ({places}) AND {_LEAF}"
-        " ORDER BY b.used, b.start DESC LIMIT 1",
-        tuple(spared),
-    ).fetchone()
-    return None if row is None else Victim(_key(row[0], row[1]), whole(row[2]))
+    sql = (
+        "SELECT b.used, -b.start, b.hash, b.part, b.cost FROM blocks AS b"  # noqa: S608
+        f" WHERE b.scope = ? AND b.pinned = ? AND b.hash NOT IN ({places}) AND {_LEAF}"
+        " ORDER BY b.used, b.start DESC LIMIT 1"
+    )
+    # One search for each scope, of which a tenant has as many as it used models.
+    scopes = db.execute("SELECT id FROM scopes WHERE tenant = ?", (tenant,)).fetchall()
+    found = [db.execute(sql, (row[0], int(pinned), *spared)).fetchone() for row in scopes]
+    first = min((row for row in found if row is not None), default=None)
+    return None if first is None else Victim(_key(first[2], first[3]), whole(first[4]))
 
 
 def unneeded(db: sqlite3.Connection) -> list[Victim]:

@@ -55,6 +55,7 @@ class Blocks:
                 store.folder.session,
                 cost,
                 f"{entry.kind}/{entry.shard}",
+                tenant=block.header.link.scope.tenant,
                 hashes=(key.hash, block.header.link.parent),
                 evict=_is_reachable(db, block.header.link),
             )

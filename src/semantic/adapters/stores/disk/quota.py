@@ -1,13 +1,14 @@
 """The disk quota: what everything in the folder costs, and LRU eviction when more is needed.
 
 Counts all models, agents and processes together, unfinished and quarantined files and the index
-included. Evicts quarantined files first, then blocks, then agents; never what is pinned.
+included. Evicts quarantined files first, then blocks, then agents, those of the tenant that has
+most. A pin holds against its own tenant, and against others up to an equal part of the quota.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from semantic.adapters.stores.disk import agent_rows, block_rows
 from semantic.adapters.stores.disk.entries import (
@@ -19,7 +20,7 @@ from semantic.adapters.stores.disk.entries import (
 )
 from semantic.adapters.stores.disk.files import Counts
 from semantic.adapters.stores.disk.index import Index
-from semantic.adapters.stores.disk.schema import number, one
+from semantic.adapters.stores.disk.schema import number, one, whole
 from semantic.domain.block_hash import BlockHash
 
 _FIXED = 10 * PAGE
@@ -44,7 +45,7 @@ class Quota:
         return files + shards * PAGE + _FIXED + self._index.cost()
 
     def pinned(self, db: sqlite3.Connection) -> int:
-        """Bytes that are not evicted: blocks and manifests of pinned agents."""
+        """Bytes of the blocks and manifests of pinned agents."""
         return number(db, "pinned")
 
     def reserve(
@@ -54,20 +55,22 @@ class Quota:
         cost: int,
         shard: str,
         *,
+        tenant: bytes,
         hashes: Sequence[BlockHash] = (),
         agent: bytes | None = None,
         evict: bool = True,
     ) -> int | None:
-        """Reserve `cost` bytes for a file in `shard`; the id of the reservation.
+        """Reserve `cost` bytes for a tenant's file in `shard`; the id of the reservation.
 
         Evicts as needed, but neither `hashes` nor `agent`. None when the file does not fit beside
-        what is pinned, or, without `evict`, beside everything stored.
+        what is kept for others and what its tenant has pinned, or, without `evict`, beside
+        everything stored.
         """
         known = db.execute("SELECT 1 FROM shards WHERE name = ?", (shard,)).fetchone()
         needed = cost if known else cost + PAGE
         if not evict and self.used(db) + needed > self.max_bytes:
             return None
-        if not self.evict_until_fits(db, needed, hashes=hashes, agent=agent):
+        if not self.evict_until_fits(db, needed, tenant=tenant, hashes=hashes, agent=agent):
             return None
         db.execute("INSERT OR IGNORE INTO shards VALUES (?)", (shard,))
         return db.execute(
@@ -83,35 +86,58 @@ class Quota:
         db: sqlite3.Connection,
         needed: int,
         *,
+        tenant: bytes | None = None,
         hashes: Sequence[BlockHash] = (),
         agent: bytes | None = None,
         delete: bool = True,
     ) -> bool:
-        """Evict until `needed` more bytes fit: quarantined files, then blocks, then agents.
+        """Evict until `needed` more bytes of a tenant fit: quarantined files, then what the largest
+        of the tenants has that are then larger than this one, then its own that is not pinned.
 
-        False, with nothing evicted, when they do not fit beside what is pinned. Without `delete`
-        only the index is changed, so that a rolled-back transaction has evicted nothing.
+        Of each tenant blocks before agents, and what is not pinned before what is. Without a
+        `tenant` of all, the largest first, but nothing that is pinned. False, with nothing evicted,
+        when the bytes do not fit. Without `delete` only the index is changed, so that a rolled-back
+        transaction has evicted nothing.
         """
         if self.used(db) + needed <= self.max_bytes:
             return True
-        if self._minimum(db) + needed > self.max_bytes:
+        own, own_pinned = (-1, 0) if tenant is None else agent_rows.bytes_of(db, tenant)
+        if self._minimum(db, tenant, own + needed, own_pinned) + needed > self.max_bytes:
             return False
-        steps: tuple[Callable[[], bool], ...] = (
-            lambda: self._evict_quarantined(db, delete=delete),
-            lambda: self._evict_block(db, hashes, delete=delete),
-            lambda: self._evict_agent(db, agent, delete=delete),
-        )
+
+        def evict_of(other: bytes, *, pinned: bool) -> bool:
+            return self._evict_block(
+                db, other, hashes, pinned=pinned, delete=delete
+            ) or self._evict_agent(db, other, agent, pinned=pinned, delete=delete)
+
+        def evict() -> bool:
+            for other in agent_rows.larger(db, own + needed if tenant is not None else own):
+                if evict_of(other, pinned=False):
+                    return True
+                if tenant is not None and other != tenant and evict_of(other, pinned=True):
+                    return True
+            return tenant is not None and evict_of(tenant, pinned=False)
+
         while self.used(db) + needed > self.max_bytes:
-            if not any(step() for step in steps):
+            if not self._evict_quarantined(db, delete=delete) and not evict():
                 return False
         return True
 
-    def _minimum(self, db: sqlite3.Connection) -> int:
-        """Bytes used once everything evictable is evicted."""
+    def _minimum(
+        self, db: sqlite3.Connection, tenant: bytes | None, then: int, own_pinned: int
+    ) -> int:
+        """Bytes used once everything is evicted that may be for a tenant.
+
+        It will have `then` bytes, and `own_pinned` of its are pinned.
+        """
         files = number(db, "bytes")
         fixed = one(db, "SELECT coalesce(sum(cost), 0) FROM others WHERE name NOT LIKE 'bad/%'")
         fixed += one(db, "SELECT coalesce(sum(cost), 0) FROM reservations")
-        return self.used(db) - files + fixed + self.pinned(db)
+        kept = self.pinned(db)
+        if tenant is not None:
+            others = "SELECT coalesce(sum(min(bytes, ?)), 0) FROM tenants WHERE tag != ?"
+            kept = own_pinned + whole(db.execute(others, (then, tenant)).fetchone()[0])
+        return self.used(db) - files + fixed + kept
 
     def _evict_quarantined(self, db: sqlite3.Connection, *, delete: bool) -> bool:
         rows = db.execute("SELECT name FROM others WHERE name LIKE 'bad/%' ORDER BY name")
@@ -129,9 +155,15 @@ class Quota:
         return False
 
     def _evict_block(
-        self, db: sqlite3.Connection, spared: Sequence[BlockHash], *, delete: bool
+        self,
+        db: sqlite3.Connection,
+        tenant: bytes,
+        spared: Sequence[BlockHash],
+        *,
+        pinned: bool,
+        delete: bool,
     ) -> bool:
-        victim = block_rows.lru_victim(db, spared)
+        victim = block_rows.lru_victim(db, tenant, spared, pinned=pinned)
         if victim is None:
             return False
         # The file before its row: a file without a row would no longer count, and could be
@@ -142,8 +174,16 @@ class Quota:
         block_rows.drop(db, victim.key)
         return True
 
-    def _evict_agent(self, db: sqlite3.Connection, spared: bytes | None, *, delete: bool) -> bool:
-        agent = agent_rows.lru_victim(db, spared)
+    def _evict_agent(
+        self,
+        db: sqlite3.Connection,
+        tenant: bytes,
+        spared: bytes | None,
+        *,
+        pinned: bool,
+        delete: bool,
+    ) -> bool:
+        agent = agent_rows.lru_victim(db, tenant, spared, pinned=pinned)
         if agent is None:
             return False
         if delete:

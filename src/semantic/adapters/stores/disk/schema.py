@@ -23,7 +23,7 @@ from semantic.adapters.stores.disk.entries import MAX_NUMBER
 from semantic.domain.block_hash import TOKEN_BYTES
 from semantic.domain.digest import digest
 
-VERSION = 3
+VERSION = 4
 
 _COSTLY = ("blocks", "manifests", "reservations", "others")
 
@@ -32,13 +32,14 @@ CREATE TABLE numbers(name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWI
 CREATE TABLE scopes(
     id INTEGER PRIMARY KEY, namespace BLOB NOT NULL, tenant BLOB NOT NULL, layout TEXT NOT NULL,
     UNIQUE (namespace, tenant, layout));
+CREATE INDEX scopes_by_tenant ON scopes(tenant);
 CREATE TABLE blocks(
     id INTEGER PRIMARY KEY, hash BLOB NOT NULL, part TEXT NOT NULL, parent BLOB NOT NULL,
     scope INTEGER NOT NULL, start INTEGER NOT NULL, n_tokens INTEGER NOT NULL,
     body_bytes INTEGER NOT NULL, cost INTEGER NOT NULL, used INTEGER NOT NULL,
     pinned INTEGER NOT NULL, proof BLOB NOT NULL, UNIQUE (hash, part));
 CREATE INDEX blocks_by_parent ON blocks(parent);
-CREATE INDEX blocks_by_use ON blocks(pinned, used, start DESC);
+CREATE INDEX blocks_by_use ON blocks(scope, pinned, used, start DESC);
 CREATE TABLE tokens(
     parent BLOB NOT NULL, part TEXT NOT NULL, width INTEGER NOT NULL, packed BLOB NOT NULL,
     block INTEGER NOT NULL, PRIMARY KEY (parent, part, width, packed, block)) WITHOUT ROWID;
@@ -50,7 +51,7 @@ CREATE TABLE agents(
     saved INTEGER NOT NULL, generation INTEGER NOT NULL, namespace BLOB NOT NULL,
     tenant BLOB NOT NULL, name BLOB NOT NULL, parent BLOB NOT NULL, time INTEGER NOT NULL,
     proof BLOB NOT NULL);
-CREATE INDEX agents_by_save ON agents(pinned, saved);
+CREATE INDEX agents_by_save ON agents(tenant, pinned, saved);
 CREATE INDEX agents_by_time ON agents(tenant, namespace, time, name);
 CREATE INDEX agents_by_parent ON agents(tenant, namespace, parent, name);
 CREATE TABLE manifests(
@@ -63,7 +64,10 @@ CREATE INDEX chain_by_hash ON chain(hash, pinned);
 CREATE TABLE reservations(id INTEGER PRIMARY KEY, session TEXT NOT NULL, cost INTEGER NOT NULL);
 CREATE TABLE others(name TEXT PRIMARY KEY, cost INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE shards(name TEXT PRIMARY KEY) WITHOUT ROWID;
-CREATE TABLE tenants(tag BLOB PRIMARY KEY, n_agents INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE tenants(
+    tag BLOB PRIMARY KEY, n_agents INTEGER NOT NULL, bytes INTEGER NOT NULL,
+    pinned INTEGER NOT NULL) WITHOUT ROWID;
+CREATE INDEX tenants_by_size ON tenants(bytes);
 INSERT INTO numbers VALUES ('agents', 0), ('blocks', 0), ('bytes', 0), ('clock', 0), ('pinned', 0);
 """
 
@@ -75,29 +79,45 @@ CREATE TRIGGER {table}_go AFTER DELETE ON {table}
 """
 
 _PINNED_COST = "(SELECT coalesce(sum(cost), 0) FROM manifests WHERE agent = new.id)"
+_OF_SCOPE = "tag = (SELECT tenant FROM scopes WHERE id = {row}.scope)"
+_OF_AGENT = "tag = (SELECT tenant FROM agents WHERE id = {row}.agent)"
+_IS_PINNED = "(SELECT pinned FROM agents WHERE id = {row}.agent)"
 _COUNT_TRIGGERS = f"""
 CREATE TRIGGER blocks_counted AFTER INSERT ON blocks BEGIN
     UPDATE numbers SET value = value + 1 WHERE name = 'blocks';
     UPDATE numbers SET value = value + new.cost WHERE name = 'pinned' AND new.pinned;
+    INSERT OR IGNORE INTO tenants SELECT tenant, 0, 0, 0 FROM scopes WHERE id = new.scope;
+    UPDATE tenants SET bytes = bytes + new.cost, pinned = pinned + new.cost * new.pinned
+        WHERE {_OF_SCOPE.format(row="new")};
 END;
 CREATE TRIGGER blocks_uncounted AFTER DELETE ON blocks BEGIN
     UPDATE numbers SET value = value - 1 WHERE name = 'blocks';
     UPDATE numbers SET value = value - old.cost WHERE name = 'pinned' AND old.pinned;
+    UPDATE tenants SET bytes = bytes - old.cost, pinned = pinned - old.cost * old.pinned
+        WHERE {_OF_SCOPE.format(row="old")};
 END;
 CREATE TRIGGER blocks_pinned AFTER UPDATE OF pinned ON blocks WHEN new.pinned != old.pinned BEGIN
     UPDATE numbers SET value = value + (new.pinned - old.pinned) * new.cost WHERE name = 'pinned';
+    UPDATE tenants SET pinned = pinned + (new.pinned - old.pinned) * new.cost
+        WHERE {_OF_SCOPE.format(row="new")};
 END;
 CREATE TRIGGER manifests_pinned AFTER INSERT ON manifests BEGIN
     UPDATE numbers SET value = value + new.cost WHERE name = 'pinned'
-        AND (SELECT pinned FROM agents WHERE id = new.agent);
+        AND {_IS_PINNED.format(row="new")};
+    UPDATE tenants SET bytes = bytes + new.cost,
+        pinned = pinned + new.cost * {_IS_PINNED.format(row="new")}
+        WHERE {_OF_AGENT.format(row="new")};
 END;
 CREATE TRIGGER manifests_unpinned AFTER DELETE ON manifests BEGIN
     UPDATE numbers SET value = value - old.cost WHERE name = 'pinned'
-        AND (SELECT pinned FROM agents WHERE id = old.agent);
+        AND {_IS_PINNED.format(row="old")};
+    UPDATE tenants SET bytes = bytes - old.cost,
+        pinned = pinned - old.cost * {_IS_PINNED.format(row="old")}
+        WHERE {_OF_AGENT.format(row="old")};
 END;
 CREATE TRIGGER agents_counted AFTER INSERT ON agents BEGIN
     UPDATE numbers SET value = value + 1 WHERE name = 'agents';
-    INSERT INTO tenants VALUES (new.tenant, 1)
+    INSERT INTO tenants VALUES (new.tenant, 1, 0, 0)
         ON CONFLICT (tag) DO UPDATE SET n_agents = n_agents + 1;
 END;
 CREATE TRIGGER agents_uncounted AFTER DELETE ON agents BEGIN
@@ -107,6 +127,8 @@ END;
 CREATE TRIGGER agents_pinned AFTER UPDATE OF pinned ON agents WHEN new.pinned != old.pinned BEGIN
     UPDATE numbers SET value = value + (new.pinned - old.pinned) * {_PINNED_COST}
         WHERE name = 'pinned';
+    UPDATE tenants SET pinned = pinned + (new.pinned - old.pinned) * {_PINNED_COST}
+        WHERE tag = new.tenant;
 END;
 """  # noqa: S608
 
@@ -130,7 +152,15 @@ UPDATE numbers SET value = (
 WHERE name = 'pinned'
 """,
     "DELETE FROM tenants",
-    "INSERT INTO tenants SELECT tenant, count(*) FROM agents GROUP BY tenant",
+    """
+INSERT INTO tenants SELECT tag, sum(n_agents), sum(bytes), sum(pinned) FROM (
+    SELECT tenant AS tag, 1 AS n_agents, 0 AS bytes, 0 AS pinned FROM agents
+    UNION ALL SELECT s.tenant, 0, b.cost, b.cost * b.pinned
+        FROM blocks AS b JOIN scopes AS s ON s.id = b.scope
+    UNION ALL SELECT a.tenant, 0, m.cost, m.cost * a.pinned
+        FROM manifests AS m JOIN agents AS a ON a.id = m.agent)
+GROUP BY tag
+""",
 )
 
 _PROOF_BYTES = 16
