@@ -1,4 +1,4 @@
-"""TurnsPort: recorded turns of conversations. A missing turn costs time, never a token."""
+"""TurnsPort: recorded turns of conversations. A history whose turn is missing is rendered anew."""
 
 from __future__ import annotations
 
