@@ -264,6 +264,37 @@ def test_what_is_lacking_is_what_was_not_put(store: CacheStorePort) -> None:
     assert store.lacking(asked) == frozenset(asked[2:])
 
 
+def test_what_is_dropped_is_gone_and_can_be_put_again(store: CacheStorePort) -> None:
+    links = chain(4 * 256)
+    put_all(store, blocks(links))
+    for flushed in (False, True):
+        if flushed:
+            store.flush()
+        store.drop(keys([links[1], links[1]]))
+        assert set(store.find(keys(links))) == set(keys([links[0], *links[2:]]))
+        assert store.read(header(links[1])) is None
+        assert store.lacking(keys(links)) == frozenset(keys([links[1]]))
+        assert list(store.children(links[0].hash, Part.FULL)) == []
+        put_all(store, blocks([links[1]]))
+        assert store.read(header(links[1])) == blocks([links[1]])[0].body
+    store.drop(keys(chain(256, seed=9)))
+    store.drop([])
+    assert is_within_budget(store)
+
+
+def test_a_pinned_agents_block_can_be_dropped(store: CacheStorePort) -> None:
+    links = chain(2 * 256)
+    put_all(store, blocks(links))
+    tokens = tuple(token for link in links for token in link.tokens)
+    assert store.save(Manifest(SCOPE, "ann", tokens, pinned=True))
+    store.flush()
+    store.drop(keys(links))
+    assert store.find(keys(links)) == {}
+    assert store.manifest(SCOPE, "ann") is not None
+    assert store.remove(SCOPE, "ann")
+    assert sum(tier.pinned_bytes for tier in store.stats()) == 0
+
+
 def test_finding_says_what_is_there_in_any_order(store: CacheStorePort) -> None:
     links = chain(4 * 256)
     put_all(store, blocks(links[:2]))

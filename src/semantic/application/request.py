@@ -200,7 +200,7 @@ class Request:
 
         Returns the text that is final with it, and the finish reason if it is the last token.
         """
-        _, token, logprob, error = sampled
+        _, token, logprob, error, _ = sampled
         self.generated.append(token)
         self.computed = len(self.prompt) + len(self.generated)
         if logprob is not None:

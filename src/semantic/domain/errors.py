@@ -16,6 +16,7 @@
     └── OperatorError                a person must act
         ├── UnsupportedModelError        the model's cache is of an unsupported kind
         ├── BackendError                 the model failed while running
+        │   └── NotFiniteError               it computed NaN or infinite values
         ├── StoreError                   the store's folder cannot be used as it is
         └── IntegrityError               an internal count is wrong: a bug
 
@@ -28,6 +29,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from semantic.domain.grammar import Grammar
+
+NOT_FINITE = "the model computed NaN or infinite values; nothing computed for this answer is kept"
+"""Why an answer ends that was computed from such values. Clients may read it."""
 
 
 class SemanticError(Exception):
@@ -115,6 +119,13 @@ class UnsupportedModelError(OperatorError, NotImplementedError):
 
 class BackendError(OperatorError, RuntimeError):
     """The model failed while running; the message is the framework's own."""
+
+
+class NotFiniteError(BackendError):
+    """The model computed NaN or infinite values from a request: nothing that follows is valid."""
+
+    def __init__(self) -> None:
+        super().__init__(NOT_FINITE)
 
 
 class StoreError(OperatorError, OSError):

@@ -319,13 +319,15 @@ class TokenLogprob:
 class SampledToken(NamedTuple):
     """What a backend chose for one sequence in one decode step.
 
-    `error` is the reason why `token` is not valid: the sequence cannot continue.
+    `error` is the reason why `token` is not valid: the sequence cannot continue. If it is not
+    `finite` the model computed NaN or infinite values: what the sequence holds is not valid either.
     """
 
     sequence: SequenceId
     token: int
     logprob: TokenLogprob | None = None
     error: str | None = None
+    finite: bool = True
 
 
 class TokenEvent(NamedTuple):

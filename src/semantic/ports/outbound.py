@@ -165,6 +165,7 @@ class BatchBackend(Protocol):
     def score(self, sequence: SequenceId, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:
         """Prefill `tokens` (two or more) except the last, and return their log-probabilities.
 
+        Raises NotFiniteError instead of such log-probabilities.
         One entry for each token but the first, given those before it, with the `n_top` likeliest
         alternatives. The same calls on an empty sequence give the same bits, whatever else is open.
         """
@@ -199,7 +200,8 @@ class BatchBackend(Protocol):
         A sequence started since may return its first token one step later. A returned token counts
         as in the cache, so before every call each started sequence must have capacity for one token
         more than it holds, and one just started for two: its last prompt token and the first new
-        one. A sequence whose grammar fails gets a token with an error; the others continue.
+        one. A sequence whose grammar fails gets a token with an error, and one whose logits have a
+        NaN or are infinite a token that is not finite; the others continue.
         """
         ...
 
@@ -226,7 +228,8 @@ class BatchBackend(Protocol):
 
         It can then be exported, prefilled and started again. Returns its token in flight, which the
         next decode would have returned, if it is known: it is not in the cache. A caller that
-        accepts it starts the sequence with it; otherwise it is sampled again.
+        accepts it starts the sequence with it; otherwise it is sampled again. One that is not
+        finite is always returned: the sequence may hold such values.
         """
         ...
 
@@ -236,6 +239,10 @@ class BatchBackend(Protocol):
         A deferred body is that of this moment, whatever happens to the sequence. `part` is FULL or
         WINDOW. Raises BackendError if the layers do not hold those tokens.
         """
+        ...
+
+    def is_finite(self, part: Part, body: bytes) -> bool:
+        """Whether a body of `part`, as it was exported, has neither NaN nor infinite values."""
         ...
 
     def export_checkpoint(self, sequence: SequenceId) -> bytes:

@@ -46,6 +46,13 @@ class CacheStorePort(Protocol):
         """
         ...
 
+    def drop(self, keys: Sequence[BlockKey]) -> None:
+        """Delete blocks, so that none of `keys` is found any more; what follows them stays.
+
+        Also those that are used or pinned: their content is not to be used again.
+        """
+        ...
+
     def find(self, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
         """The indexed ones of `keys`, without reading them. Does not count as a use."""
         ...

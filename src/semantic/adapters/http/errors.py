@@ -20,6 +20,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from semantic.domain.errors import (
+    NOT_FINITE,
     AgentNotFoundError,
     CapacityError,
     ContextOverflowError,
@@ -82,6 +83,15 @@ class TooLargeError(WireError):
 
     def __init__(self, message: str) -> None:
         super().__init__(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, code="request_too_large")
+
+
+def answer_failure(error: str | None) -> str:
+    """What a client reads about an answer that failed.
+
+    A cause may disclose details of the machine, and is left to the log unless it is known not to.
+    """
+    failed = "the model failed while it answered"
+    return f"{failed}: {error}" if error == NOT_FINITE else failed
 
 
 class ClientDisconnectedError(Exception):

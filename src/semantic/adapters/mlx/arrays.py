@@ -22,6 +22,11 @@ async_eval = cast(Callable[..., None], mx.async_eval)
 """`mx.async_eval` with a type: start to evaluate arrays and return at once."""
 
 
+def depends(array: mx.array, other: mx.array) -> mx.array:
+    """`array`, whose evaluation evaluates `other` too."""
+    return cast(list[mx.array], mx.depends([array], [other]))[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Heads:
     """Heads `first` to `first + n` of an array, (rows, all heads, tokens, head_dim)."""

@@ -322,7 +322,7 @@ class MLXBackend:
         with self._computing():
             in_flight = self._leave(sequence, state, read=True)
             mx.eval([cache.state for cache in state.caches])
-            return None if in_flight is None else self._read(*in_flight)
+            return None if in_flight is None else self._read(in_flight)
 
     def export_block(self, sequence: SequenceId, part: Part, start: int, stop: int) -> Body:
         """See `BatchBackend.export_block`."""
@@ -330,6 +330,11 @@ class MLXBackend:
         with self._computing():
             self._compute_late(state)
             return self._codec.export_block(state.caches, state.length, part, start, stop)
+
+    def is_finite(self, part: Part, body: bytes) -> bool:
+        """See `BatchBackend.is_finite`."""
+        with self._computing():
+            return self._codec.is_finite(part, body)
 
     def export_checkpoint(self, sequence: SequenceId) -> bytes:
         """See `BatchBackend.export_checkpoint`."""
@@ -461,15 +466,18 @@ class MLXBackend:
         """One step of the batch; sequences that joined only consume their last prompt token."""
         sampled: list[SampledToken] = []
         for one in self._batch.step():
-            sampled.append(self._read(*one))
+            sampled.append(self._read(one))
             self._sequences[one.sequence].length += 1
         for state in self._joined:
             state.length += 1
         self._joined.clear()
         return sampled
 
-    def _read(self, sequence: SequenceId, token: int, logprobs: mx.array | None) -> SampledToken:
+    def _read(self, emitted: Emitted) -> SampledToken:
         """A sampled token, the next of the cache, with its log-probabilities."""
+        sequence, token, logprobs, finite = emitted
+        if not finite:
+            return SampledToken(sequence, token, finite=False)
         state = self._sequences[sequence]
         error = None if state.mask is None else state.mask.failure_at(state.length)
         n_logprobs = state.params.logprobs

@@ -137,6 +137,17 @@ class BackgroundStore:
             self._enqueue(job)
             return True
 
+    def drop(self, keys: Sequence[BlockKey]) -> None:
+        """See `CacheStorePort.drop`. Not queued; waits for a block that is being written."""
+        gone = frozenset(keys)
+        with self._changed:
+            for number, job in list(self._queue.items()):
+                if isinstance(job, _Put) and job.block.header.key in gone:
+                    del self._queue[number]
+                    self._forget(job)
+            self._changed.wait_for(lambda: not self._is_writing(gone))
+        self._inner.drop(keys)
+
     def find(self, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
         with self._changed:
             queued = {key: self._blocks[key].block for key in keys if key in self._blocks}
@@ -358,6 +369,16 @@ class BackgroundStore:
         job = self._current[1] if self._current else None
         return isinstance(job, _Save) and _agent(job) == agent
 
+    def _is_writing(self, keys: frozenset[BlockKey]) -> bool:
+        job = self._current[1] if self._current else None
+        return isinstance(job, _Put) and job.block.header.key in keys
+
+    def _forget(self, job: _Put) -> None:
+        """The block is no longer queued."""
+        del self._blocks[job.block.header.key]
+        self._children.remove(job.block.header)
+        self._n_bytes -= job.n_bytes
+
     # The thread
 
     def _run(self) -> None:
@@ -413,10 +434,8 @@ class BackgroundStore:
             match job:
                 case _Touch():
                     self._touches -= 1
-                case _Put(block):
-                    del self._blocks[block.header.key]
-                    self._children.remove(block.header)
-                    self._n_bytes -= job.n_bytes
+                case _Put():
+                    self._forget(job)
                 case _Save():
                     if self._saves.get(_agent(job)) is job:
                         del self._saves[_agent(job)]

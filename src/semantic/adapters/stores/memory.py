@@ -148,6 +148,12 @@ class MemoryStore:
             self._counts["written"] += 1
             return True
 
+    def drop(self, keys: Sequence[BlockKey]) -> None:
+        with self._lock:
+            for key in dict.fromkeys(keys):
+                if key in self._blocks:
+                    self._drop(key)
+
     def find(self, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
         with self._lock:
             blocks = {key: self._blocks[key] for key in keys if key in self._blocks}

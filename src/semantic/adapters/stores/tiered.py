@@ -53,6 +53,10 @@ class TieredStore:
         warm, cold = self._warm.put(block), self._cold.put(block)
         return warm or cold
 
+    def drop(self, keys: Sequence[BlockKey]) -> None:
+        self._warm.drop(keys)
+        self._cold.drop(keys)
+
     def find(self, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
         warm = self._warm.find(keys)
         return {**self._cold.find([key for key in keys if key not in warm]), **warm}

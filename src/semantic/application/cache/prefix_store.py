@@ -23,15 +23,17 @@ from semantic.application.request import Phase, Request
 from semantic.domain.block_hash import (
     PUBLIC_TENANT,
     BlockHash,
+    BlockKey,
     BlockLink,
     Part,
     Scope,
     namespace_of,
     tenant_tag,
 )
+from semantic.domain.errors import BackendError, CacheReconstructionError
 from semantic.domain.match import MatchEnd
 from semantic.domain.prefix import common_prefix
-from semantic.domain.stored import BlockHeader, Manifest, StoredBlock, Tier
+from semantic.domain.stored import BlockHeader, Body, Manifest, StoredBlock, Tier
 from semantic.domain.value_objects import BLOCK_TOKENS, SequenceId
 from semantic.ports.outbound import BatchBackend, Clock
 from semantic.ports.store import CacheStorePort
@@ -51,6 +53,10 @@ class _State:
     """Whether `prefix` has been looked up since the request began to wait."""
     load: Load | None = None
     """The prefix that is being read into the request's sequence."""
+    put: list[BlockKey] = field(default_factory=list)
+    """What the request has put into the store."""
+    read: list[BlockHeader] = field(default_factory=list)
+    """What the request has read from the store."""
     unread: int = 0
     """Tokens of a prefix that could not be read: a shorter one, or other bodies, are looked for."""
 
@@ -240,6 +246,8 @@ class PrefixStore:
             if loaded.end is not MatchEnd.DAMAGED:
                 self.restored_bytes.update(load.prefix.bytes_by_tier)
             reuse.source = load.prefix.source.value
+            if not load.prefix.is_public:
+                state.read += load.prefix.headers
             self._store.touch([header.key for header in load.prefix.headers])
 
     # Saving
@@ -252,7 +260,7 @@ class PrefixStore:
         n_full = self._spec.reusable(request.computed) // BLOCK_TOKENS
         links = state.full_links(self.scope(request.tenant), request.tokens)
         if n_full > state.stored_blocks:
-            self._put_full(sequence, links[state.stored_blocks : n_full])
+            self._put_full(request, sequence, links[state.stored_blocks : n_full])
             state.stored_blocks = n_full
         if self.shared.takes_checkpoint(request):
             self._save_to(request, sequence, request.computed)
@@ -291,6 +299,23 @@ class PrefixStore:
                 match=match_report(request),
             )
         )
+
+    def discard(self, request: Request) -> None:
+        """Drop what the request has stored, with all that follows it: the model computed NaN or
+        infinite values.
+
+        Of what others have stored of its tokens that is dropped which holds such values.
+        """
+        state = self._state(request)
+        links = state.full_links(self.scope(request.tenant), request.tokens)
+        headers = [BlockHeader(link, Part.FULL, self._layout.name) for link in links]
+        others = {one.key: one for one in (*headers, *state.read)}
+        for key in state.put:
+            others.pop(key, None)
+        found = self._store.find(list(others))
+        bad = [key for key in found if not self._is_finite(others[key])]
+        self._store.drop(self._with_dependents([*state.put, *bad]))
+        state.put, state.read, state.stored_blocks = [], [], 0
 
     # Life of a request, and of the store
 
@@ -401,18 +426,23 @@ class PrefixStore:
         state = self._state(request)
         reusable = self._spec.reusable(length)
         links = state.all_links(self.scope(request.tenant), request.tokens[:reusable])
-        if self._put_full(sequence, links[state.stored_blocks :]) and reusable == length:
-            self._put_checkpoint(sequence, links)
+        new = links[state.stored_blocks :]
+        if self._put_full(request, sequence, new) and reusable == length:
+            self._put_checkpoint(request, sequence, links)
             self.shared.took_checkpoint(request, length)
 
-    def _put_full(self, sequence: SequenceId, links: Sequence[BlockLink]) -> bool:
+    def _put_full(self, request: Request, sequence: SequenceId, links: Sequence[BlockLink]) -> bool:
         """Save FULL bodies; False when the store refuses one: later ones would be unreachable."""
         lacking = self._store.lacking([link.key(Part.FULL) for link in links])
         return all(
-            self._put(sequence, link, Part.FULL) for link in links if link.key(Part.FULL) in lacking
+            self._put(request, sequence, link, Part.FULL)
+            for link in links
+            if link.key(Part.FULL) in lacking
         )
 
-    def _put_checkpoint(self, sequence: SequenceId, links: Sequence[BlockLink]) -> None:
+    def _put_checkpoint(
+        self, request: Request, sequence: SequenceId, links: Sequence[BlockLink]
+    ) -> None:
         """Save what a sequence needs to resume after `links`: window bodies and a checkpoint."""
         if not self._layout.needs_checkpoint or not links:
             return
@@ -420,11 +450,39 @@ class PrefixStore:
         last = BlockHeader(links[-1], Part.CHECKPOINT, self._layout.name)
         lacking = self._store.lacking([last.key, *(link.key(Part.WINDOW) for link in window)])
         for link in window:
-            if link.key(Part.WINDOW) in lacking and not self._put(sequence, link, Part.WINDOW):
+            if link.key(Part.WINDOW) not in lacking:
+                continue
+            if not self._put(request, sequence, link, Part.WINDOW):
                 return
         if last.key in lacking:
-            self._store.put(StoredBlock(last, self._model.export_checkpoint(sequence)))
+            self._put_body(request, last, self._model.export_checkpoint(sequence))
 
-    def _put(self, sequence: SequenceId, link: BlockLink, part: Part) -> bool:
+    def _put(self, request: Request, sequence: SequenceId, link: BlockLink, part: Part) -> bool:
         body = self._model.export_block(sequence, part, link.start, link.stop)
-        return self._store.put(StoredBlock(BlockHeader(link, part, self._layout.name), body))
+        return self._put_body(request, BlockHeader(link, part, self._layout.name), body)
+
+    def _put_body(self, request: Request, header: BlockHeader, body: Body) -> bool:
+        self._state(request).put.append(header.key)
+        return self._store.put(StoredBlock(header, body))
+
+    def _is_finite(self, header: BlockHeader) -> bool:
+        """Whether a stored body holds finite values only, or cannot be read."""
+        body = self._store.read(header)
+        try:
+            return body is None or self._model.is_finite(header.part, body)
+        except (BackendError, CacheReconstructionError):
+            return False
+
+    def _with_dependents(self, keys: Iterable[BlockKey]) -> list[BlockKey]:
+        """`keys` and what depends on them: other parts of a FULL block, and what follows it."""
+        found = dict.fromkeys(keys)
+        waiting = list(found)
+        while waiting:
+            key = waiting.pop()
+            if key.part is not Part.FULL:
+                continue
+            for part in Part:
+                after = [one.key for one in self._store.children(key.hash, part)]
+                waiting += (one for one in after if one not in found)
+                found.update(dict.fromkeys([BlockKey(key.hash, part), *after]))
+        return list(found)

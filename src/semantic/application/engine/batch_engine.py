@@ -24,7 +24,7 @@ from semantic.application.engine.submission import Submission
 from semantic.application.engine.validation import RequestValidator
 from semantic.application.request import Phase, Request
 from semantic.domain.entities import AgentBlocks
-from semantic.domain.errors import BackendError, InvalidRequestError
+from semantic.domain.errors import NOT_FINITE, BackendError, InvalidRequestError
 from semantic.domain.services import BlockPool
 from semantic.domain.stored import Manifest, Tier
 from semantic.domain.value_objects import (
@@ -356,6 +356,9 @@ class BlockPoolBatchEngine:
             return [self._fail(request, str(error)) for request in decoding]
         events: list[EngineEvent] = []
         for request, sampled in decoded:
+            if not sampled.finite:
+                events.append(self._fail(request, NOT_FINITE))
+                continue
             event, reason = self._accept(request, sampled)
             events.append(event)
             if reason is not None:
@@ -383,10 +386,19 @@ class BlockPoolBatchEngine:
             return self._complete(request, reason, blocks=blocks)
 
     def _fail(self, request: Request, reason: str) -> CompletedGeneration:
-        """End a request whose computation failed; its cache may be incomplete and is freed."""
+        """End a request whose computation failed; its cache may be incomplete and is freed.
+
+        If it is not finite, nothing that the request has stored is kept either.
+        """
         with self._lock:
-            self._sequences.close(request)
+            if reason == NOT_FINITE:
+                self._sequences.discard(request)
+            else:
+                self._sequences.close(request)
             self._allocator.release(request)
+            if reason == NOT_FINITE and not request.generated:
+                # What was restored from the pool may be at fault; the store's was looked at.
+                self._allocator.drop_idle(request.agent_id, request.tenant)
             return self._complete(request, "error", error=reason)
 
     def _complete(

@@ -131,7 +131,7 @@ class Sequences:
         """
         sampled = None
         if self._prefixes is not None and self._prefixes.resumes(request):
-            self._save(request)
+            self._save(request)  # what is not finite is computed again, and ends the request then
         elif self._prefixes is not None:
             sampled = self._save_with_next(self._prefixes, request)
         self.close(request)
@@ -150,15 +150,25 @@ class Sequences:
             # The sequence is in no batch any more; memory that the backend could not free leaks.
             return
 
+    def discard(self, request: Request) -> None:
+        """Close the request's sequence and drop what it has stored, as not finite."""
+        self.close(request)
+        if self._prefixes is not None:
+            self._prefixes.discard(request)
+
     def extract(self, request: Request) -> AgentBlocks | None:
         """Turn the request's sequence into an idle cache; None if it holds nothing.
 
-        Saves its blocks to the store, and the agent's manifest if a token was generated.
+        Saves its blocks to the store, and the agent's manifest if a token was generated. Of a
+        sequence that is known to hold NaN or infinite values nothing is kept.
         """
         sequence = request.sequence
         if sequence is None:
             return None
         saved = self._save(request)
+        if saved is None:
+            self.discard(request)
+            return None
         if saved and request.generated and self._prefixes is not None:
             self._prefixes.save_turn(request, saved)
         length = self._model.length(sequence)
@@ -285,14 +295,19 @@ class Sequences:
         except BackendError:
             return  # not saved; the request continues
 
-    def _save(self, request: Request) -> int:
-        """Save what the sequence holds to the store; how many tokens, 0 if it cannot be saved."""
+    def _save(self, request: Request) -> int | None:
+        """Save what the sequence holds to the store; how many tokens, 0 if it cannot be saved.
+
+        None, with nothing saved, if it is known to hold values that are not finite.
+        """
         prefixes = self._prefixes
-        if prefixes is None or request.sequence is None or prefixes.is_loading(request):
+        if request.sequence is None or (prefixes is not None and prefixes.is_loading(request)):
             return 0
         try:
-            self._model.pause(request.sequence)
-            return prefixes.save_blocks(request)
+            sampled = self._model.pause(request.sequence)
+            if sampled is not None and not sampled.finite:
+                return None
+            return 0 if prefixes is None else prefixes.save_blocks(request)
         except BackendError:
             return 0
 
@@ -305,7 +320,7 @@ class Sequences:
             return None
         try:
             sampled = self._model.pause(request.sequence)
-            if sampled is None or request.may_end_with(sampled):
+            if sampled is None or not sampled.finite or request.may_end_with(sampled):
                 return None
             prefixes.save_blocks(request)
         except BackendError:

@@ -25,6 +25,7 @@ from semantic.domain.answer import (
 )
 from semantic.domain.chat import Chat, Message, Tool, ToolCall
 from semantic.domain.errors import (
+    NOT_FINITE,
     BackendError,
     OverloadedError,
     PoolExhaustedError,
@@ -221,6 +222,14 @@ def test_a_failure_within_a_stream_is_its_last_event(
     assert read == ["He"]
     assert told(caught.value)[0] == "api_error"
     assert "secret" not in str(caught.value)
+
+
+def test_an_answer_computed_from_nan_says_so(
+    client: anthropic.Anthropic, serving: FakeServing
+) -> None:
+    serving.script = lambda _: Script((TextDelta("He"),), reason="error", error=NOT_FINITE)
+    with pytest.raises(anthropic.InternalServerError, match=NOT_FINITE):
+        client.messages.create(model="fake", max_tokens=50, messages=[HELLO])
 
 
 def test_what_is_no_call_is_text(client: anthropic.Anthropic, serving: FakeServing) -> None:

@@ -15,7 +15,7 @@ from pydantic_core import from_json
 
 from semantic.adapters.http.anthropic.thinking import signature_of, signature_with_text
 from semantic.adapters.http.cache_miss_report import usage_extension
-from semantic.adapters.http.errors import RETRY_SECONDS, WireError
+from semantic.adapters.http.errors import RETRY_SECONDS, WireError, answer_failure
 from semantic.domain.answer import (
     AnswerEnd,
     AnswerEvent,
@@ -238,9 +238,8 @@ def _require_success(end: AnswerEnd) -> None:
     if end.reason == "cancelled":
         raise WireError(503, "the server cancelled this request", retry_after=RETRY_SECONDS)
     if end.reason == "error":
-        # The error may disclose details of the machine; only the log gets it.
         logger.error("an answer failed: %s", end.error)
-        raise WireError(500, "the model failed while it answered")
+        raise WireError(500, answer_failure(end.error))
 
 
 def usage_at_start(prompt_tokens: int) -> dict[str, object]:

@@ -25,7 +25,7 @@ from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
 from semantic.adapters.http.cache_miss_report import usage_extension
-from semantic.adapters.http.errors import WireError, openai_error, problem_of
+from semantic.adapters.http.errors import WireError, answer_failure, openai_error, problem_of
 from semantic.adapters.http.openai.fields import Json
 from semantic.adapters.http.openai.requests import StreamOptions
 from semantic.adapters.http.streaming import (
@@ -132,11 +132,10 @@ def check_finished(end: AnswerEnd) -> None:
             HTTPStatus.SERVICE_UNAVAILABLE, "the answer was cancelled", code="cancelled"
         )
     if end.reason == "error":
-        # The cause may disclose details of the machine: it goes to the log alone.
         logger.error("answer failed: %s", end.error)
         raise WireError(
             HTTPStatus.INTERNAL_SERVER_ERROR,
-            "the model failed while it answered",
+            answer_failure(end.error),
             code="answer_failed",
         )
 

@@ -8,6 +8,7 @@ and samplers; neither blocks nor requests.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -48,12 +49,14 @@ class NewSequence:
 class Emitted(NamedTuple):
     """A sequence's sampled token and the log-probabilities (vocab,).
 
-    The token is in the cache that `DecodeBatch.leave` returns from now on.
+    The token is in the cache that `DecodeBatch.leave` returns from now on. It is not `finite` if
+    the model's logits, before processors, had a NaN or were infinite: it is then any token.
     """
 
     sequence: SequenceId
     token: int
     logprobs: mx.array | None
+    finite: bool = True
 
 
 class DecodeBatch(Protocol):
@@ -87,7 +90,7 @@ class DecodeBatch(Protocol):
     def in_flight(self, sequence: SequenceId) -> Emitted | None:
         """The token that is sampled, not emitted and not in the caches, after `settle`.
 
-        None if there is none, or if it is not known.
+        None if there is none, or if it is finite and not known.
         """
         ...
 
@@ -146,6 +149,7 @@ class ContinuousBatch:
         self._emitted = False  # those of `_tokens` that were sampled
         self._changed = False  # rows, since the last step
         self._logprobs: list[mx.array | None] = []  # of `_tokens`
+        self._normalizers = mx.zeros((0, 1))  # of `_tokens`; see `_advance`
         self._steps = 0
 
     @property
@@ -166,6 +170,8 @@ class ContinuousBatch:
         tokens = mx.array([one.last_token for one in joining], mx.uint32)
         self._tokens = tokens if self._tokens is None else mx.concatenate([self._tokens, tokens])
         self._logprobs += [None] * len(joining)
+        known = mx.zeros((len(joining), 1), self._normalizers.dtype)
+        self._normalizers = mx.concatenate([self._normalizers, known]) if self._rows else known
         self._rows += [
             _Row(
                 one.sequence,
@@ -188,7 +194,8 @@ class ContinuousBatch:
         if self._tokens is None or self._emitted or self._rows[at].next is _Next.PROMPT:
             return None
         token = cast(int, self._tokens[at : at + 1].item())
-        return Emitted(sequence, token, self._logprobs[at])
+        normalizer = cast(float, self._normalizers[at : at + 1].item())
+        return Emitted(sequence, token, self._logprobs[at], math.isfinite(normalizer))
 
     def leave(self, sequence: SequenceId) -> list[LayerCache]:
         """See `DecodeBatch.leave`."""
@@ -203,6 +210,8 @@ class ContinuousBatch:
             self._tokens = None
         elif self._tokens is not None:  # slices: a gather would be compiled on a GPU
             self._tokens = mx.concatenate([self._tokens[:at], self._tokens[at + 1 :]])
+            left = [self._normalizers[:at], self._normalizers[at + 1 :]]
+            self._normalizers = mx.concatenate(left)
         return caches
 
     def step(self) -> list[Emitted]:
@@ -212,10 +221,11 @@ class ContinuousBatch:
             return []
         if not self._emitted and self._reads_first():
             self._emitted = True
-            return self._read(inputs, self._logprobs, self._sampled())
+            return self._read(inputs, self._normalizers, self._logprobs, self._sampled())
         was_emitted, logprobs, sampled = self._emitted, self._logprobs, self._sampled()
+        normalizers = self._normalizers
         self._launch(inputs)
-        return [] if was_emitted else self._read(inputs, logprobs, sampled)
+        return [] if was_emitted else self._read(inputs, normalizers, logprobs, sampled)
 
     def _row_of(self, sequence: SequenceId) -> int:
         return next(i for i, row in enumerate(self._rows) if row.sequence == sequence)
@@ -233,8 +243,10 @@ class ContinuousBatch:
         """Start to compute the step that takes `inputs`."""
         if self._changed:
             self._changed = False
-            async_eval(inputs)  # separately, so that the step itself stays the same CUDA graph
+            # Separately, so that the step itself stays the same CUDA graph.
+            async_eval(inputs, self._normalizers)
         contexts = self._advance(inputs)
+        contexts.append(self._normalizers)
         async_eval(self._tokens, *(p for p in self._logprobs if p is not None), *contexts)
         self._emitted = False
         for row in self._rows:
@@ -245,22 +257,29 @@ class ContinuousBatch:
 
     @staticmethod
     def _read(
-        inputs: mx.array, logprobs: Sequence[mx.array | None], rows: Sequence[_Row | None]
+        inputs: mx.array,
+        normalizers: mx.array,
+        logprobs: Sequence[mx.array | None],
+        rows: Sequence[_Row | None],
     ) -> list[Emitted]:
         """Wait for `inputs` to be computed."""
         tokens = cast(list[int], inputs.tolist())
+        finite = [math.isfinite(one) for (one,) in cast(list[list[float]], normalizers.tolist())]
         return [
-            Emitted(row.sequence, token, scores)
-            for row, token, scores in zip(rows, tokens, logprobs, strict=True)
+            Emitted(row.sequence, token, scores, is_finite)
+            for row, token, scores, is_finite in zip(rows, tokens, logprobs, finite, strict=True)
             if row is not None
         ]
 
     def _advance(self, inputs: mx.array) -> list[mx.array]:
         """Build the next step from `inputs`; returns further arrays to evaluate with it.
 
-        Same operations in the same order as mlx-lm's, so that the tokens are the same.
+        Same operations in the same order as mlx-lm's, so that the tokens are the same. The
+        log-sum-exp of the model's own logits is finite unless they have a NaN or are infinite:
+        minus infinity, as a mask writes it, is not.
         """
         logits = self._caches.logits(inputs)
+        normalizers = self._normalizers = mx.logsumexp(logits, axis=-1, keepdims=True)
         contexts = self._caches.states
         if any(row.processors for row in self._rows):
             rows: list[mx.array] = []
@@ -273,7 +292,8 @@ class ContinuousBatch:
                         one = processor(context, one)
                 rows.append(one)
             logits = mx.concatenate(rows)
-        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+            normalizers = mx.logsumexp(logits, axis=-1, keepdims=True)
+        logprobs = logits - normalizers
         self._tokens = draw([row.sampler for row in self._rows], logprobs)
         self._logprobs = [logprobs[i] if row.logprobs else None for i, row in enumerate(self._rows)]
         return contexts

@@ -5,6 +5,8 @@ The generator pads those. Only its public interface is used.
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Sequence
 from typing import cast
 
@@ -12,12 +14,50 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.generate import BatchGenerator, GenerationBatch
 
+from semantic.adapters.mlx.arrays import depends
 from semantic.adapters.mlx.batch.decode_batch import Emitted, NewSequence
 from semantic.adapters.mlx.kv_cache.forms import LayerCache
+from semantic.adapters.mlx.sampling.sampler import LogitsProcessor, Sampler
 from semantic.domain.value_objects import SequenceId
 
 _UNLIMITED = 1 << 30
 """Limit of sequences and tokens given to the BatchGenerator: the engine limits both."""
+
+
+class _Watch:
+    """A sequence's sampler and processors, and whether the logits of each token were finite.
+
+    What tells that is evaluated with the token: to read it later waits for nothing.
+    """
+
+    def __init__(self, sampler: Sampler, processors: Sequence[LogitsProcessor]) -> None:
+        self._sampler = sampler
+        self.processors = [self._see, *processors] if processors else []
+        self._raw: mx.array | None = None
+        self._drawn: deque[mx.array] = deque()  # of the tokens that were not read yet
+
+    def __call__(self, logprobs: mx.array) -> mx.array:
+        """The sampler: log-probabilities (1, vocab) to a token id (1,)."""
+        # If one is not finite, all are NaN but those that are minus infinity.
+        seen, self._raw = self._raw, None
+        seen = mx.max(logprobs) if seen is None else seen
+        self._drawn.append(seen)
+        return depends(self._sampler(logprobs), seen)
+
+    def next_is_finite(self) -> bool:
+        """Whether the token that is read next was drawn from finite logits."""
+        return math.isfinite(cast(float, self._drawn[0].item())) if self._drawn else True
+
+    def read(self) -> bool:
+        """`next_is_finite` of the token that is read now."""
+        finite = self.next_is_finite()
+        self._drawn.popleft()
+        return finite
+
+    def _see(self, _tokens: mx.array, logits: mx.array) -> mx.array:
+        """The first processor: a mask may hide what is not finite."""
+        self._raw = mx.logsumexp(logits)
+        return logits
 
 
 class GeneratorBatch:
@@ -36,6 +76,7 @@ class GeneratorBatch:
         )
         self._uids: dict[SequenceId, int] = {}
         self._sequences: dict[int, SequenceId] = {}
+        self._watches: dict[SequenceId, _Watch] = {}
 
     @property
     def stream(self) -> mx.Stream:
@@ -51,13 +92,14 @@ class GeneratorBatch:
     def join(self, joining: Sequence[NewSequence]) -> None:
         """See `DecodeBatch.join`."""
         for one in joining:
+            watch = self._watches[one.sequence] = _Watch(one.sampler, one.processors)
             (uid,) = self._generator.insert(
                 [[one.last_token]],
                 max_tokens=[_UNLIMITED],
                 caches=[one.caches],
                 all_tokens=[one.history],
-                samplers=[one.sampler],
-                logits_processors=[one.processors],
+                samplers=[watch],
+                logits_processors=[watch.processors],
             )
             self._uids[one.sequence] = uid
             self._sequences[uid] = one.sequence
@@ -65,18 +107,25 @@ class GeneratorBatch:
     def settle(self) -> None:
         """See `DecodeBatch.settle`. The generator launches a step before it reads the last one."""
 
-    def in_flight(self, sequence: SequenceId) -> Emitted | None:  # noqa: ARG002
-        """See `DecodeBatch.in_flight`. The generator does not tell."""
-        return None
+    def in_flight(self, sequence: SequenceId) -> Emitted | None:
+        """See `DecodeBatch.in_flight`. The generator does not tell which token it is."""
+        if self._watches[sequence].next_is_finite():
+            return None
+        return Emitted(sequence, 0, None, finite=False)
 
     def leave(self, sequence: SequenceId) -> list[LayerCache]:
         """See `DecodeBatch.leave`."""
         uid = self._uids.pop(sequence)
-        del self._sequences[uid]
+        del self._sequences[uid], self._watches[sequence]
         removed = self._generator.remove([uid], return_prompt_caches=True)
         return cast(list[LayerCache], removed[uid][0])
 
     def step(self) -> list[Emitted]:
         """See `DecodeBatch.step`."""
         responses = cast(list[GenerationBatch.Response], self._generator.next()[1])
-        return [Emitted(self._sequences[one.uid], one.token, one.logprobs) for one in responses]
+        found: list[Emitted] = []
+        for one in responses:
+            sequence = self._sequences[one.uid]
+            finite = self._watches[sequence].read()
+            found.append(Emitted(sequence, one.token, one.logprobs, finite))
+        return found

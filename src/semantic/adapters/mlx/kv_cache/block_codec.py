@@ -14,10 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, cast
 
+import mlx.core as mx
+
+from semantic.adapters.mlx.arrays import array_from
 from semantic.adapters.mlx.kv_cache.checkpoint import (
     ArrayForm,
     StoredArray,
     Tree,
+    arrays_in,
     read_checkpoint,
     write_checkpoint,
 )
@@ -123,6 +127,19 @@ class BlockCodec(Generic[CacheT, MemoryT]):
             for half in read(layer, tokens)
             for segment in half
         )
+
+    def is_finite(self, part: Part, body: bytes) -> bool:
+        """See `BatchBackend.is_finite`."""
+        if part is Part.CHECKPOINT:
+            return _all_finite(arrays_in(body))
+        n_tokens = len(body) // max(1, sum(self.layout.bytes_per_token(part)))
+        arrays: list[mx.array] = []
+        rest = memoryview(body)
+        for layer in self._parts.of(part):
+            for form in self._forms(layer, n_tokens):
+                arrays.append(array_from(rest[: form.nbytes], form.dtype, form.shape))
+                rest = rest[form.nbytes :]
+        return _all_finite(arrays)
 
     def export_checkpoint(self, caches: Sequence[CacheT], length: int) -> bytes:
         """See `BatchBackend.export_checkpoint`."""
@@ -267,6 +284,10 @@ def window_edge(length: int, window: int) -> range:
     """Positions from the window's start to the next block edge: they go into the checkpoint."""
     first = window_start(length, window)
     return range(first, min(whole_blocks(first), length))
+
+
+def _all_finite(arrays: Sequence[mx.array]) -> bool:
+    return all(mx.all(mx.isfinite(one)).item() for one in arrays)
 
 
 def _token_bytes(layers: Sequence[int], shapes: Sequence[LayerShape | None]) -> tuple[int, ...]:

@@ -98,10 +98,7 @@ def read_checkpoint(body: bytes, layout: str, length: int, expected: Sequence[Tr
 
     Raises CacheReconstructionError for anything that `write_checkpoint` would not write.
     """
-    end = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")
-    if not _LENGTH_BYTES < end <= min(len(body), _MOST_TABLE_BYTES):
-        raise CacheReconstructionError("a checkpoint without a table")
-    table = _parse(body[_LENGTH_BYTES:end])
+    table, end = _table_of(body)
     for name, value in (("layout", layout), ("length", length)):
         if type(table.get(name)) is not type(value) or table[name] != value:
             raise CacheReconstructionError(f"a checkpoint of another {name}: expected {value!r}")
@@ -112,6 +109,28 @@ def read_checkpoint(body: bytes, layout: str, length: int, expected: Sequence[Tr
     trees = [reader.match(*pair) for pair in zip(layers, expected, strict=True)]
     reader.finish()
     return trees
+
+
+def arrays_in(body: bytes) -> list[mx.array]:
+    """Copies of all arrays of a checkpoint. Raises CacheReconstructionError if it is none."""
+    table, end = _table_of(body)
+    found: list[mx.array] = []
+    waiting = [_Reader(memoryview(body), end).match(table.get("layers"), Anything())]
+    while waiting:
+        tree = waiting.pop()
+        if isinstance(tree, StoredArray):
+            found.append(tree.load())
+        elif isinstance(tree, tuple | list):
+            waiting += tree
+    return found
+
+
+def _table_of(body: bytes) -> tuple[dict[str, object], int]:
+    """The table of contents, and where it ends."""
+    end = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")
+    if not _LENGTH_BYTES < end <= min(len(body), _MOST_TABLE_BYTES):
+        raise CacheReconstructionError("a checkpoint without a table")
+    return _parse(body[_LENGTH_BYTES:end]), end
 
 
 def _parse(head: bytes) -> dict[str, object]:

@@ -20,6 +20,7 @@ from mlx_lm.sample_utils import (
     make_logits_processors,
 )
 
+from semantic.domain.errors import NotFiniteError
 from semantic.domain.value_objects import SamplingParams, TokenLogprob
 
 _SEED_STRIDE = 0x9E3779B97F4A7C15
@@ -138,7 +139,8 @@ def read_logprob(logprobs: mx.array, token: int, n_top: int) -> TokenLogprob:
 def score_tokens(logits: mx.array, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:
     """The log-probability of each of `tokens` and the `n_top` most likely tokens at its position.
 
-    `logits` is (len(tokens), vocab) of any type; the log-softmax is computed in fp32.
+    `logits` is (len(tokens), vocab) of any type; the log-softmax is computed in fp32. Raises
+    NotFiniteError if a position's have a NaN or are infinite.
     """
     mx.eval(logits)
     scores: list[TokenLogprob] = []
@@ -193,12 +195,16 @@ def _categorical(logits: mx.array, keys: mx.array) -> mx.array:
     below = mx.cumsum(weights, axis=-1, inclusive=False)
     share = mx.vmap(lambda key: mx.random.uniform(shape=(1,), key=key))(keys)
     at = share * mx.sum(weights, axis=-1, keepdims=True)
-    return mx.sum(below <= at, axis=-1).astype(mx.uint32) - 1
+    # The first is not counted, rather than 1 subtracted: of a row of NaN none is below.
+    return mx.sum(below[:, 1:] <= at, axis=-1).astype(mx.uint32)
 
 
 def _score_rows(logits: mx.array, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:
     n_top = min(n_top, logits.shape[-1])
-    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    normalizers = mx.logsumexp(logits, axis=-1, keepdims=True)
+    if not mx.all(mx.isfinite(normalizers)).item():
+        raise NotFiniteError
+    logprobs = logits - normalizers
     own = mx.take_along_axis(logprobs, mx.array(list(tokens))[:, None], axis=-1)[:, 0]
     tops: list[tuple[tuple[int, float], ...]] = [()] * len(tokens)
     if n_top:

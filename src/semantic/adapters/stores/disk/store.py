@@ -137,6 +137,11 @@ class DiskStore:
         with self._store.write_lock:
             return self._change(lambda: self._blocks.put(block), failed=False)
 
+    def drop(self, keys: Sequence[BlockKey]) -> None:
+        with self._store.write_lock:
+            for entry in map(block_entry, keys):
+                self._change(partial(self._blocks.drop, entry), failed=None)
+
     def find(self, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
         return self._query(lambda db: block_rows.find(db, keys), failed={})
 

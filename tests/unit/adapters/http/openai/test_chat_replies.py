@@ -24,6 +24,7 @@ from semantic.domain.answer import (
     Usage,
 )
 from semantic.domain.errors import (
+    NOT_FINITE,
     BackendError,
     ContextOverflowError,
     InvalidRequestError,
@@ -328,6 +329,12 @@ def test_a_stream_that_fails_ends_with_its_error(script: Script, status: int, co
         {"content": "a"},
     ]
     assert at(json.loads(last), "error", "code") == code
+
+
+def test_an_answer_computed_from_nan_says_so() -> None:
+    wire = wire_of(Script((TextDelta("a"),), reason="error", error=NOT_FINITE))
+    assert NOT_FINITE in str(wire.error(CHAT, 500)["message"])
+    assert NOT_FINITE in str(at(json.loads(wire.stream(CHAT)[-1]), "error", "message"))
 
 
 def test_one_choice_that_fails_cancels_the_others() -> None:
