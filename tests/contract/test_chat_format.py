@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semantic.application.chat.answer_reader import AnswerReader
-from semantic.domain.answer import TextDelta, ToolCallDelta, ToolCallStarted
+from semantic.application.chat.answer_reader import AnswerMessage, AnswerReader
+from semantic.domain.answer import TextDelta
 from semantic.domain.chat import AnswerFormat, Chat, Message, Tool, ToolCall, ToolChoice
 from semantic.domain.errors import InvalidRequestError, ToolCallError
 from semantic.ports.chat import ChatFormat, Marks, WrittenCall
@@ -153,6 +153,14 @@ def test_no_call_is_run_as_a_program(speaks: ChatFormat, form: str, code: str) -
 def test_a_call_that_would_take_long_to_read_is_refused(speaks: ChatFormat, part: str) -> None:
     with pytest.raises(ToolCallError):
         speaks.read_calls(part * 20_000, TOOLS)
+    assert speaks.read_cut_calls(part * 20_000, TOOLS) == []
+
+
+@pytest.mark.parametrize("text", ["", "<", "get_weather", "no call", '{"name": "get_weather", "ar'])
+def test_no_other_form_begins_a_call_in_json_or_without_a_name(
+    speaks: ChatFormat, text: str
+) -> None:
+    assert speaks.read_cut_calls(text, TOOLS) == []
 
 
 @given(st.sampled_from(list(CHAT_FORMATS)), st.text(max_size=60))
@@ -211,10 +219,12 @@ def test_an_answer_with_a_call_is_read_in_any_pieces(speaks: ChatFormat) -> None
             rest, reason = reading.finish("stop")
             read += rest
             said = "".join(piece.text for piece in read if isinstance(piece, TextDelta))
-            calls = [p for p in read if isinstance(p, ToolCallStarted | ToolCallDelta)]
+            written = AnswerMessage()
+            for piece in read:
+                written.add(piece)
             arguments = '{"city": "Oslo", "days": 2}'
             assert (said.strip(), reason) == ("So:", "tool_calls")
-            assert calls == [ToolCallStarted(0, "c", "get_weather"), ToolCallDelta(0, arguments)]
+            assert written.message.tool_calls == (ToolCall("c", "get_weather", arguments),)
 
 
 def test_tools_change_what_is_rendered(speaks: ChatFormat) -> None:

@@ -22,9 +22,9 @@ from semantic.adapters.mlx.model.provider import load_tokenizer
 from semantic.adapters.mlx.sampling.grammar_compiler import grammar_source
 from semantic.adapters.mlx.text.chat_format import MLXChatFormat
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
-from semantic.application.chat.answer_reader import AnswerReader
+from semantic.application.chat.answer_reader import AnswerMessage, AnswerReader
 from semantic.application.chat.call_grammar import MOST_FORCED_CALLS
-from semantic.domain.answer import ToolCallDelta, ToolCallStarted
+from semantic.domain.answer import AnswerPiece, ToolCallDelta, ToolCallFailed, ToolCallStarted
 from semantic.domain.chat import AnswerFormat, Chat, Message, Tool, ToolCall, ToolChoice
 from semantic.domain.errors import InvalidRequestError, ToolCallError
 from semantic.domain.grammar import Grammar
@@ -70,6 +70,17 @@ def test_a_call_is_written_in_the_models_own_form(name: str) -> None:
         assert part in text
     if name != "kimi_k3":  # its template here is a stand-in
         assert format_of(name).call_marks.start in text
+
+
+@pytest.mark.parametrize("name", ["semantic-tiny", *NATIVE])
+@pytest.mark.parametrize("arguments", ["", '{"city": "Os', '{"city": "Oslo", ', "Oslo", "[1]"])
+def test_a_call_that_was_cut_or_has_no_object_can_be_sent_back(name: str, arguments: str) -> None:
+    called = replace(CALLED, tool_calls=(replace(CALLED.tool_calls[0], arguments=arguments),))
+    text = text_of(name, Chat((USER, called, RESULT), TOOLS))
+    assert "get_weather" in text
+    assert "Sunny." in text
+    if arguments:
+        assert "Os" in text or "[1]" in text
 
 
 @pytest.mark.parametrize("name", ["semantic-tiny", "no_system"])
@@ -306,12 +317,44 @@ def test_calls_in_the_models_own_form_are_read(name: str) -> None:
             )
             read = [piece for part in pieces for piece in reading.push(part)]
             rest, reason = reading.finish("stop")
-            read = [p for p in read + rest if isinstance(p, ToolCallStarted | ToolCallDelta)]
             assert reason == "tool_calls"
-            assert len(read) == 2 * text.count(written)
-            for i in range(len(read) // 2):
-                assert read[2 * i] == ToolCallStarted(i, "abc"[i], "get_weather")
-                assert read[2 * i + 1] == ToolCallDelta(i, ARGUMENTS)
+            n_calls = text.count(written)
+            assert calls_of(read + rest) == [
+                ToolCall("abc"[i], "get_weather", ARGUMENTS) for i in range(n_calls)
+            ]
+
+
+def calls_of(pieces: list[AnswerPiece]) -> list[ToolCall]:
+    collected = AnswerMessage()
+    for piece in pieces:
+        collected.add(piece)
+    return list(collected.message.tool_calls)
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_a_call_that_is_cut_anywhere_has_what_is_certain_of_it(name: str) -> None:
+    """The name once it is whole, and arguments that only grow, up to the whole ones."""
+    marks, written = format_of(name).call_marks, FORMATS[name].written
+    before = ""
+    for size in range(len(marks.start), len(written)):
+        reading = AnswerReader(
+            format_of(name), Chat((USER,), TOOLS), opens_thought=False, new_id=lambda: "c"
+        )
+        pieces = reading.push(f"So. {written[:size]}")
+        rest, reason = reading.finish("length")
+        assert reason == "length"
+        assert not any(isinstance(piece, ToolCallFailed) for piece in pieces + rest)
+        called = calls_of(pieces + rest)
+        if not called:
+            assert not before
+            continue
+        assert [call.name for call in called] == ["get_weather"]
+        assert called[0].arguments.startswith(before)
+        before = called[0].arguments
+        assert ARGUMENTS.startswith(before)
+        from_json(before or "{}", allow_partial=True)
+    if name not in ("gemma4", "function_gemma", "pythonic", "kimi_k3"):  # read as a whole
+        assert '"Oslo"' in before
 
 
 @pytest.mark.parametrize("name", NATIVE)

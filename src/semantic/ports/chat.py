@@ -78,6 +78,14 @@ class ChatFormat(Protocol):
         """
         ...
 
+    def read_cut_calls(self, text: str, tools: Sequence[Tool]) -> list[WrittenCall]:
+        """The calls in `text`, which follows a start mark and was cut anywhere.
+
+        Of the last one the name and those arguments that are whole, as JSON that is not closed;
+        not of one in JSON, which is read as it is written. Empty without a whole name.
+        """
+        ...
+
     def call_grammar(self, chat: Chat, *, opens_thought: bool, tenant: str = "") -> Grammar | None:
         """The grammar of an answer to a tenant's `chat`; None if it is unconstrained.
 

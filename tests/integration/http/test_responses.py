@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import openai
 import pytest
@@ -23,6 +23,7 @@ from openai.types.responses import (
     ResponseFunctionToolCall,
     ResponseInputParam,
 )
+from openai.types.responses.response import IncompleteDetails
 from pydantic import BaseModel
 
 from semantic.adapters.stores.disk.store import DiskStore
@@ -186,6 +187,46 @@ def test_an_answer_that_was_cut_is_incomplete(client: OpenAI) -> None:
     assert reply.incomplete_details.reason == "max_output_tokens"
     assert reply.usage is not None
     assert reply.usage.output_tokens == 5
+
+
+def test_a_call_that_was_cut_is_an_incomplete_item(client: OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": talk.MODEL,
+        "input": talk.WEATHER,
+        "tools": [
+            {
+                "type": "function",
+                "name": "write",
+                "strict": False,
+                "parameters": {
+                    "type": "object",
+                    "properties": {"note": {"type": "string"}},
+                    "required": ["note"],
+                },
+            }
+        ],
+        "tool_choice": "required",
+        "max_output_tokens": 60,
+    }
+    whole = client.responses.create(**asked)
+    assert (whole.status, whole.incomplete_details) == (
+        "incomplete",
+        IncompleteDetails(reason="max_output_tokens"),
+    )
+    call = call_of(whole)
+    assert (call.name, call.status) == ("write", "incomplete")
+    events = list(client.responses.create(stream=True, **asked))
+    deltas = [e.delta for e in events if e.type == "response.function_call_arguments.delta"]
+    (done,) = [e for e in events if e.type == "response.function_call_arguments.done"]
+    assert "".join(deltas) == done.arguments == call.arguments
+    assert len(deltas) > 2
+    assert events[-1].type == "response.incomplete"
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "It was cut."}
+    again = client.responses.create(
+        **{**asked, "input": [result], "tool_choice": "auto", "max_output_tokens": 5},
+        previous_response_id=whole.id,
+    )
+    assert cached(again) >= prompt(again) - 40, "the cut call as it was computed"
 
 
 def test_errors_are_of_the_sdks_classes(client: OpenAI) -> None:

@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import anthropic
 import openai
@@ -26,6 +27,7 @@ from openai.types.chat import (
     ChatCompletionToolParam,
 )
 from pydantic import BaseModel
+from pydantic_core import from_json
 
 from tests.clients import talk
 from tests.support.serve_process import OURS, ServeProcess, served
@@ -34,6 +36,15 @@ OPENAI_TOOLS: list[ChatCompletionToolParam] = [
     {"type": "function", "function": {"name": "weather", "parameters": talk.CITY_SCHEMA}}
 ]
 ANTHROPIC_TOOLS: list[ToolParam] = [{"name": "weather", "input_schema": dict(talk.CITY_SCHEMA)}]
+
+
+NOTE: dict[str, object] = {
+    "type": "object",
+    "properties": {"note": {"type": "string"}},
+    "required": ["note"],
+}
+CUT = 60
+"""Tokens: enough for the name of a forced call and a part of its note."""
 
 
 class Place(BaseModel):
@@ -196,6 +207,32 @@ def test_a_forced_tool_call_can_be_answered(clients: Clients) -> None:
     assert answer.choices[0].message.content
 
 
+def test_a_call_that_is_cut_is_streamed_as_far_as_it_goes(clients: Clients) -> None:
+    def create(*messages: object, **more: Any) -> Any:
+        tool = {"type": "function", "function": {"name": "write", "parameters": NOTE}}
+        create: Any = clients.openai.chat.completions.create
+        return create(model=talk.MODEL, messages=messages, tools=[tool], **more)
+
+    forced = {"tool_choice": "required", "max_tokens": CUT}
+    (whole,) = create(said(talk.WEATHER), **forced).choices
+    chunks = list(create(said(talk.WEATHER), stream=True, **forced))
+    assert whole.finish_reason == chunks[-1].choices[0].finish_reason == "length"
+    first, *more = [part for one in chunks for part in one.choices[0].delta.tool_calls or ()]
+    (call,) = whole.message.tool_calls
+    assert (first.type, first.function.name, first.function.arguments) == ("function", "write", "")
+    assert "".join(part.function.arguments for part in more) == call.function.arguments
+    assert '"note"' in call.function.arguments
+    assert len(more) > 2
+    again = create(
+        said(talk.WEATHER),
+        {"role": "assistant", "tool_calls": [call.to_dict()]},
+        {"role": "tool", "tool_call_id": call.id, "content": "The call was cut."},
+        max_tokens=5,
+    )
+    assert again.usage.completion_tokens
+    assert cached(again) >= again.usage.prompt_tokens - 40, "the cut call as it was computed"
+
+
 def test_errors_are_of_the_sdks_classes(clients: Clients) -> None:
     with pytest.raises(openai.BadRequestError) as wrong:
         clients.openai.chat.completions.create(
@@ -294,6 +331,36 @@ def test_a_forced_tool_use_can_be_answered(clients: Clients) -> None:
         },
     )
     assert text_of(answer)
+
+
+def test_a_tool_use_that_is_cut_is_streamed_as_far_as_it_goes(clients: Clients) -> None:
+    def create(*messages: object, **more: Any) -> Any:
+        tool = {"name": "write", "input_schema": NOTE}
+        create: Any = clients.anthropic.messages.create
+        return create(model=talk.MODEL, messages=messages, tools=[tool], **more)
+
+    forced = {"tool_choice": {"type": "any"}, "max_tokens": CUT}
+    whole = create(told(talk.WEATHER), **forced)
+    events = list(create(told(talk.WEATHER), stream=True, **forced))
+    parts = [
+        event.delta.partial_json
+        for event in events
+        if event.type == "content_block_delta" and event.delta.type == "input_json_delta"
+    ]
+    assert whole.stop_reason == "max_tokens"
+    assert events[-2].delta.stop_reason == "max_tokens"
+    assert events[-2].usage.output_tokens == CUT
+    (call,) = whole.content
+    assert (call.type, call.name, len(parts) > 2) == ("tool_use", "write", True)
+    assert from_json("".join(parts), allow_partial=True) == call.input
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "The call was cut."}
+    again = create(
+        told(talk.WEATHER),
+        {"role": "assistant", "content": whole.content},
+        {"role": "user", "content": [result]},
+        max_tokens=5,
+    )
+    assert again.usage.output_tokens
 
 
 def test_errors_are_of_the_other_sdks_classes_too(clients: Clients) -> None:

@@ -69,6 +69,9 @@ def joined(pieces: Sequence[AnswerPiece]) -> list[AnswerPiece]:
             whole[-1] = TextDelta(last.text + piece.text, last.logprobs + piece.logprobs)
         elif isinstance(piece, ReasoningDelta) and isinstance(last, ReasoningDelta):
             whole[-1] = ReasoningDelta(last.text + piece.text)
+        elif isinstance(piece, ToolCallDelta) and isinstance(last, ToolCallDelta):
+            assert piece.index == last.index
+            whole[-1] = ToolCallDelta(last.index, last.arguments + piece.arguments)
         else:
             whole.append(piece)
     return whole
@@ -169,7 +172,7 @@ def test_calls_are_text_where_none_is_asked_for(chat: Chat) -> None:
 def test_a_call_that_lasts_until_the_end() -> None:
     text = '<tool_call>{"name": "go", "arguments": {}}'
     assert read(reader(end=""), [text]) == (called(0, "go", "{}"), "tool_calls")
-    assert read(reader(end=""), [text], "length") == ([], "length")
+    assert read(reader(end=""), [text], "length") == (called(0, "go", "{}"), "length")
 
 
 def test_a_mark_inside_arguments_does_not_end_the_call() -> None:
@@ -179,6 +182,77 @@ def test_a_mark_inside_arguments_does_not_end_the_call() -> None:
         [*called(0, "go", arguments), TextDelta("ok")],
         "tool_calls",
     )
+
+
+# --- as it is written -------------------------------------------------------------------------
+
+
+KIMI = "<|tool_call_begin|>functions.go:0<|tool_call_argument_begin|>"
+
+
+def streamed(text: str, end: str | None = None) -> list[list[AnswerPiece]]:
+    """What each character of an answer gives."""
+    reading = reader(end=end)
+    return [reading.push(character) for character in text]
+
+
+def test_arguments_are_emitted_as_they_are_written() -> None:
+    text = '<tool_call>{"name": "go", "arguments": {"a": "one two", "b": [1, 2]}}</tool_call>'
+    gave = streamed(text)
+    begins = text.index('{"a"')
+    assert not any(map(joined, gave[:begins]))
+    assert joined(gave[begins]) == called(0, "go", "{")
+    assert gave[text.index("n", begins)] == [ToolCallDelta(0, "n")]
+    ends = text.index("}}</tool_call>")
+    assert gave[ends] == [ToolCallDelta(0, "}")]
+    assert not any(map(joined, gave[ends + 1 :]))
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ('<tool_call>[{"name": "go", "arguments": {"a": "bc"}}]</tool_call>', None),
+        ('<tool_call>{"name": "go", "parameters": {"a": "bc"}}</tool_call>', None),
+        ('<tool_call>go[ARGS]{"a": "bc"}', ""),
+        (f'<tool_call>{KIMI}{{"a": "bc"}}<|tool_call_end|></tool_call>', None),
+    ],
+)
+def test_every_form_of_json_is_emitted_as_it_is_written(text: str, end: str | None) -> None:
+    assert streamed(text, end)[text.index("bc") + 1][-1:] == [ToolCallDelta(0, "c")]
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ('{"name": "go", "arguments": {}}{"name": "look", "arguments": {}}', ["go", "look"]),
+        ('[{"name": "go", "arguments": {}}, {"name": "look"}]', ["go"]),
+        ('{"name": "go", "arguments": {}, "id": 3}', ["go"]),
+        ('{"name": "go", "arguments": {}}}', ["go"]),
+        ('{"name": "go", "arguments": {}', ["go"]),
+    ],
+)
+def test_what_surrounds_the_arguments_may_be_wrong(text: str, calls: list[str]) -> None:
+    pieces, reason = read(reader(), [f"<tool_call>{text}</tool_call>"])
+    started = [piece.name for piece in pieces if isinstance(piece, ToolCallStarted)]
+    assert (started, reason) == (calls, "tool_calls")
+
+
+@pytest.mark.parametrize(
+    ("inside", "arguments"),
+    [
+        ('{"a": nope}', '{"a": nope}'),
+        ('{"a": "b', '{"a": "b'),
+        ('{"a": [1', '{"a": [1'),
+    ],
+)
+@pytest.mark.parametrize("after", ["", "</tool_call>", f"</tool_call>\n{CALL}"])
+def test_arguments_that_turn_out_to_be_no_json_are_as_they_were_written(
+    inside: str, arguments: str, after: str
+) -> None:
+    text = f'<tool_call>{{"name": "go", "arguments": {inside}{"}" if inside[-1] == "}" else ""}'
+    pieces, reason = read(reader(), [text + after])
+    assert pieces == [*called(0, "go", arguments), *(called(1) if CALL in after else [])]
+    assert reason == "tool_calls"
 
 
 # --- one call only ----------------------------------------------------------------------------
@@ -204,9 +278,24 @@ def test_of_several_calls_in_one_the_first_is_taken() -> None:
 # --- how it may end ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cut", [CALL[:size] for size in range(12, len(CALL))])
-def test_a_call_that_was_cut_is_dropped(cut: str) -> None:
-    assert read(reader(), [f"Look:\n{cut}"], "length") == ([TextDelta("Look:")], "length")
+def certain(cut: str) -> list[AnswerPiece]:
+    """What is certain of a call that `cut` begins."""
+    if '"look"' not in cut:
+        return []
+    said = cut[CALL.index('{"at"') : CALL.index("}\n</tool_call>")]
+    whole = next(part for part in ('{"at": "x"}', '{"at": "x"', '{"at": "x', '{"at": "', "{", "")
+                 if said.startswith(part))  # fmt: skip
+    return called(arguments=whole) if whole else called()[:1]
+
+
+CUTS = [CALL[:size] for size in range(11, len(CALL))]
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_call_that_was_cut_is_emitted_as_far_as_it_is_certain(cut: str) -> None:
+    pieces = [TextDelta("Look:"), *certain(cut)]
+    assert read(reader(), [f"Look:\n{cut}"], "length") == (pieces, "length")
+    assert read(reader(), list(f"Look:\n{cut}"), "length") == (pieces, "length")
 
 
 def test_a_call_without_its_end_mark_counts_when_the_model_stopped() -> None:
@@ -246,24 +335,27 @@ def test_a_call_that_no_tool_takes_is_made_all_the_same(name: str, arguments: st
 
 
 def test_a_name_that_the_answers_end_cut_is_no_call() -> None:
-    text = '<tool_call>{"name": "fly", "arguments": {}}'
+    text = '<tool_call>{"arguments": {}, "name": "fly"}'
     pieces, reason = read(reader(), [text])
     assert isinstance(pieces[0], ToolCallFailed)
     assert (pieces[1:], reason) == ([TextDelta(text)], "stop")
 
 
-@pytest.mark.parametrize("cut", [CALL[:size] for size in range(11, CALL.index("</tool_call>") - 1)])
-def test_a_call_that_a_stop_string_cut_is_dropped(cut: str) -> None:
+@pytest.mark.parametrize("cut", CUTS[: CUTS.index(CALL[: CALL.index("}\n</tool_call>")])])
+def test_a_call_that_a_stop_string_cut_is_not_to_be_made(cut: str) -> None:
     reading = reader()
-    pieces = joined([piece for text in ("Look:\n", *cut) for piece in reading.push(text)])
-    assert (pieces, *reading.finish("stop", stopped=True)) == ([TextDelta("Look:")], [], "stop")
+    pieces = [piece for text in ("Look:\n", *cut) for piece in reading.push(text)]
+    rest, reason = reading.finish("stop", stopped=True)
+    begun = certain(cut) if "{" in cut.partition('"look"')[2] else []
+    assert joined(pieces + rest) == [TextDelta("Look:"), *begun]
+    assert reason == "stop"
 
 
 def test_a_call_that_a_stop_string_ended_counts() -> None:
     """The mark that ends a call may be a stop string: it is no part of the text then."""
     reading = reader()
-    assert reading.push(CALL.removesuffix("</tool_call>")) == []
-    assert reading.finish("stop", stopped=True) == (called(), "tool_calls")
+    assert joined(reading.push(CALL.removesuffix("</tool_call>"))) == called()
+    assert reading.finish("stop", stopped=True) == ([], "tool_calls")
 
 
 def test_calls_before_one_that_a_stop_string_cut_are_to_be_made() -> None:
@@ -334,7 +426,9 @@ PARTS = [
     "Hello ", "a < b", "\n\n", " ", "é😀", "<tool", "</", "<think>hm\n</think>", "<think>\n",
     "</think>", CALL, "<tool_call>", "</tool_call>", '{"name": "go", "arguments": {}}',
     '<tool_call>{"name": "go", "arguments": {"s": "</tool_call>"}}</tool_call>',
-    "<tool_call>?</tool_call>",
+    "<tool_call>?</tool_call>", '<tool_call>{"name": "go", "arguments": {', '"a": "x', '"}}',
+    "nope", '[{"name": "go", "arguments": {}}', ', {"name": "look", "arguments": {"at": "x"}}', "]",
+    "look[ARGS]{", f"{KIMI}{{", "\\ud83d", "\x07", "</tool_call>\n<tool_call>", ', {"name": "go"}]',
 ]  # fmt: skip
 answers = st.lists(st.sampled_from(PARTS) | st.text(max_size=5), max_size=8).map("".join)
 reasons = st.sampled_from(["stop", "length", "cancelled"])
@@ -359,6 +453,8 @@ def test_any_chunking_gives_the_same(
 @given(answers, st.booleans(), reasons)
 def test_no_mark_is_ever_given_out(text: str, opens: bool, reason: AnswerReason) -> None:
     pieces, _ = read(reader(opens=opens), list(text), reason)
+    if any(isinstance(piece, ToolCallFailed) for piece in pieces):
+        return  # what is no call is given out with its marks
     for piece in pieces:
         if isinstance(piece, TextDelta | ReasoningDelta):
             for mark in ("<think>", "</think>", "<tool_call>", "</tool_call>"):

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from semantic.application.chat.answer_text import MarkFinder, TokenText, Trimmer
-from semantic.application.chat.call_text import CallText, ReadCall
+from semantic.application.chat.call_text import CallReaders, CallText, ReadCall
+from semantic.application.chat.json_calls import CallPart
 from semantic.domain.answer import (
     AnswerPiece,
     AnswerReason,
@@ -22,7 +23,7 @@ from semantic.domain.answer import (
 )
 from semantic.domain.chat import Chat, Message, ToolCall
 from semantic.domain.value_objects import CompletedGeneration, TokenEvent, TokenLogprob
-from semantic.ports.chat import ChatFormat, WrittenCall
+from semantic.ports.chat import ChatFormat
 
 _Part = Literal["text", "thought", "call"]
 
@@ -35,9 +36,11 @@ class AnswerReader:
     separates. An answer without marks is unchanged.
 
     Calls are recognised if the chat has tools and may call them, also inside reasoning, which they
-    end: a model that forgets to close its reasoning still means its call. A call is emitted when
-    it is complete, with all of its arguments. One that cannot be parsed is shown as text, with its
-    marks; one that is cut off is neither emitted nor shown.
+    end: a model that forgets to close its reasoning still means its call. A call whose arguments
+    are JSON is emitted as it is written, once its name is whole and its arguments begin; another
+    one when it is complete. What cannot be parsed and has not begun to be emitted is shown as text,
+    with its marks. Of a call that is cut off its name and what is certain of its arguments is
+    emitted; without a whole name it is neither emitted nor shown.
 
     Log-probabilities accompany the text of their tokens. Those of tokens that begin in reasoning,
     a call, a mark or dropped white space are not emitted.
@@ -58,13 +61,16 @@ class AnswerReader:
         self._new_id = new_id
         self._opens = _marks(chat_format, chat)
         self._found = MarkFinder(tuple(self._opens))
-        self._call = CallText(
-            chat_format.call_marks, lambda text: chat_format.read_calls(text, chat.tools)
+        readers = CallReaders(
+            lambda text: chat_format.read_calls(text, chat.tools),
+            lambda text: chat_format.read_cut_calls(text, chat.tools),
         )
+        self._call = CallText(chat_format.call_marks, self._tools, readers)
         self._part: _Part = "thought" if opens_thought else "text"
         self._text_trimmer = Trimmer(after_mark=opens_thought)
         self._thought_trimmer = Trimmer(after_mark=True)
         self._calls = 0
+        self._is_unfinished = False
         self._done = False
         self._reasoning_tokens = 0
 
@@ -94,13 +100,14 @@ class AnswerReader:
         """The last pieces, and why the answer ended.
 
         `reason` is the engine's. An answer that stopped by itself, or was cancelled because it
-        was `done`, ends with "tool_calls" if it made calls. A call or mark cut off by "length" is
-        dropped, and so is a call cut off by a stop string (`stopped`).
+        was `done`, ends with "tool_calls" if it made calls. Not so if a stop string (`stopped`)
+        cut the last one: that must not be executed. A mark cut off by "length" is dropped.
         """
         pieces = [] if self._done else list(self._rest(cut=reason != "stop", stopped=stopped))
         by_itself = reason == "stop" or (reason == "cancelled" and self._done)
         self._done = True
-        return pieces, "tool_calls" if by_itself and self._calls else reason
+        made = self._calls > 0 and not self._is_unfinished
+        return pieces, "tool_calls" if by_itself and made else reason
 
     def _advance(self) -> Iterator[AnswerPiece]:
         """Process what was pushed, as far as it is final."""
@@ -108,6 +115,7 @@ class AnswerReader:
             if self._part == "call":
                 self._call.push(self._found.take_all().text)
                 read = self._call.next()
+                yield from self._written(self._call.certain())
                 if read is None:
                     return
                 yield from self._end_call(read)
@@ -124,7 +132,9 @@ class AnswerReader:
         if self._part == "call":
             self._call.push(self._found.take_all().text)
             read = self._call.finish(cut=cut, stopped=stopped)
+            yield from self._written(self._call.certain())
             if read is not None:
+                self._is_unfinished = read.unfinished
                 yield from self._end_call(read)
             return
         held = self._found.take_all()
@@ -138,27 +148,37 @@ class AnswerReader:
         self._part = "text"
         self._text_trimmer.mark()
         problem = read.problem
-        if not read.closed and self._marks.end and not self._are_offered(read):
+        is_whole = read.closed or read.unfinished or not self._marks.end
+        if not is_whole and not self._are_offered(read):
             problem = "it ends within a name that is no tool's"
         if problem is not None:
             yield ToolCallFailed(problem)
-            end = self._marks.end if read.closed else ""
-            written = f"{self._marks.start}{read.text}{end}"
+            start = "" if read.follows else self._marks.start
+            end = self._marks.end if read.closed and not read.follows else ""
+            written = f"{start}{read.text}{end}"
             yield from self._shown(self._text_trimmer.push(TokenText(written)))
             self._found.push(TokenText(read.rest))
+            self._done = read.follows and not self._many
             return
         self._found.push(TokenText(read.rest))
+        yield from self._written([CallPart(call.name, call.arguments) for call in read.calls])
         self._done = not self._many
-        for call in read.calls if self._many else read.calls[:1]:
-            yield from self._called(call)
 
     def _are_offered(self, read: ReadCall) -> bool:
         return all(call.name in self._tools for call in read.calls)
 
-    def _called(self, call: WrittenCall) -> Iterator[AnswerPiece]:
-        index, self._calls = self._calls, self._calls + 1
-        yield ToolCallStarted(index, self._new_id(), call.name)
-        yield ToolCallDelta(index, call.arguments)
+    def _written(self, parts: Sequence[CallPart]) -> Iterator[AnswerPiece]:
+        """Emit what is certain of calls; of the first one only, where there may be no others."""
+        for part in parts:
+            if part.name is not None:
+                self._calls += 1
+            index = self._calls - 1
+            if index and not self._many:
+                continue
+            if part.name is not None:
+                yield ToolCallStarted(index, self._new_id(), part.name)
+            if part.arguments:
+                yield ToolCallDelta(index, part.arguments)
 
     def _shown(self, text: TokenText) -> Iterator[AnswerPiece]:
         if self._part == "text":

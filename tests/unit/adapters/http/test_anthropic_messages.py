@@ -87,11 +87,11 @@ def test_a_stream_in_full() -> None:
         "message_start",
         *(*block, "content_block_delta", stop),  # the last one is the signature
         *(*block, stop),
-        *(*block, stop),
+        *(*block, "content_block_delta", stop),  # the last one closes the input
         "message_delta",
         "message_stop",
     ]
-    assert [event["index"] for event in events if "index" in event] == [0] * 5 + [1] * 4 + [2] * 4
+    assert [event["index"] for event in events if "index" in event] == [0] * 5 + [1] * 4 + [2] * 5
     thought, text, call = Message.model_validate(message).content
     assert (thought.type, text.type, call.type) == ("thinking", "text", "tool_use")
     assert call.type == "tool_use"
@@ -163,6 +163,17 @@ def test_a_call_that_was_cut_off_is_told_as_far_as_it_goes() -> None:
     (streamed,), (whole,) = added_up(events).content, Message.model_validate(message).content
     assert streamed.type == whole.type == "tool_use"
     assert streamed.input == whole.input
+
+
+@given(st.sampled_from(['{"a": "b", "c": nope}', '{"a": 1} and', '[{"a": 1}]', "", '{"a": "b']),
+       st.integers(0, 30))  # fmt: skip
+def test_arguments_that_turn_out_to_be_no_object_become_a_field_of_one(text: str, at: int) -> None:
+    parts = ToolCallDelta(0, text[:at]), ToolCallDelta(0, text[at:])
+    events, message = written(answer(CALL[0], *parts, reason="tool_calls"))
+    (streamed,), (whole,) = added_up(events).content, Message.model_validate(message).content
+    assert streamed.type == whole.type == "tool_use"
+    assert streamed.input == whole.input
+    assert whole.input.get("raw_arguments", "") == text
 
 
 _piece = st.one_of(

@@ -6,7 +6,6 @@ Stream and message are built from the same blocks, so they cannot differ. Knows 
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,6 +15,7 @@ from pydantic_core import from_json
 from semantic.adapters.http.anthropic.thinking import signature_of, signature_with_text
 from semantic.adapters.http.cache_miss_report import usage_extension
 from semantic.adapters.http.errors import RETRY_SECONDS, WireError, answer_failure
+from semantic.application.chat.object_text import ObjectText
 from semantic.domain.answer import (
     AnswerEnd,
     AnswerEvent,
@@ -37,14 +37,47 @@ _NO_OBJECT = "raw_arguments"
 Json = dict[str, object]
 
 
+class _Input:
+    """A call's input, made of its arguments: an object, of which any part can be parsed.
+
+    Arguments that turn out to be none become a field of it.
+    """
+
+    def __init__(self) -> None:
+        self._object = ObjectText()
+        self._written: list[str] = []
+        self._held = ""  # what closes the object: something may follow that makes it none
+
+    def grow(self, arguments: str) -> str:
+        """What to send for more of the arguments."""
+        self._written.append(arguments)
+        was_closed = self._object.is_closed
+        certain = self._object.push(arguments)
+        if not was_closed and self._object.is_closed:
+            certain, self._held = certain[:-1], certain[-1]
+        return certain
+
+    def end(self, *, cut: bool) -> str:
+        """What to send when the arguments have ended; if they were `cut`, they are left open."""
+        written = "".join(self._written)
+        if self._held and not written[self._object.n_taken :].strip():
+            return self._held
+        if self._held:
+            return self._object.reopening(_NO_OBJECT, written)
+        if not written or (cut and not self._object.is_broken):
+            return ""
+        return self._object.closing(_NO_OBJECT, written)
+
+
 @dataclass(slots=True)
 class _Block:
-    """A content block under construction. `id` and `name` are a tool call's."""
+    """A content block under construction. `id`, `name` and `input` are a tool call's."""
 
     kind: Literal["text", "thinking", "tool_use"]
     id: str = ""
     name: str = ""
     parts: list[str] = field(default_factory=list)
+    input: _Input = field(default_factory=_Input)
 
     @property
     def text(self) -> str:
@@ -116,9 +149,7 @@ class MessageWriter:
             case ToolCallStarted():
                 return self._begin(_Block("tool_use", event.id, event.name))
             case ToolCallDelta():
-                first = not self._blocks[-1].parts
-                arguments = _input_of(event.arguments) if first else event.arguments
-                return self._grow(arguments, "input_json_delta", "partial_json")
+                return self._grow_input(self._blocks[-1].input.grow(event.arguments))
         return []
 
     def _block(self, kind: Literal["text", "thinking"]) -> list[Json]:
@@ -141,12 +172,18 @@ class MessageWriter:
             return []
         return [self._event("content_block_delta", delta={"type": delta, key: text})]
 
-    def _stop_block(self) -> list[Json]:
+    def _grow_input(self, text: str) -> list[Json]:
+        return self._grow(text, "input_json_delta", "partial_json") if text else []
+
+    def _stop_block(self, *, cut: bool = False) -> list[Json]:
+        """End the open block; `cut`: the answer's end may have cut it."""
         if not self._open:
             return []
         self._open = False
-        stop = self._event("content_block_stop")
-        if self._blocks[-1].kind != "thinking":
+        block, stop = self._blocks[-1], self._event("content_block_stop")
+        if block.kind == "tool_use":
+            return [*self._grow_input(block.input.end(cut=cut)), stop]
+        if block.kind != "thinking":
             return [stop]
         delta = {"type": "signature_delta", "signature": self._signature(self._blocks[-1])}
         return [self._event("content_block_delta", delta=delta), stop]
@@ -175,7 +212,8 @@ class MessageWriter:
             edits: Json = {"context_management": {"applied_edits": []}}
             self._message |= edits
             delta |= edits
-        return [*self._stop_block(), delta, {"type": "message_stop"}]
+        stopped = self._stop_block(cut=end.reason != "tool_calls")
+        return [*stopped, delta, {"type": "message_stop"}]
 
     def _stop_reason(self, end: AnswerEnd) -> str:
         if self._style.prompt_only:
@@ -196,7 +234,7 @@ class MessageWriter:
                 return {"type": "thinking", "thinking": shown, "signature": signature}
             case "tool_use":
                 # Truncated arguments are parsed as far as possible, as streaming clients do.
-                arguments = from_json(_input_of(block.text or "{}"), allow_partial=True)
+                arguments = from_json(block.text or "{}", allow_partial=True)
                 return {**_empty(block), "input": arguments}
 
     def _signature(self, block: _Block) -> str:
@@ -208,18 +246,6 @@ class MessageWriter:
 
 
 _STOP_REASONS: dict[AnswerReason, str] = {"length": "max_tokens", "tool_calls": "tool_use"}
-
-
-def _input_of(arguments: str) -> str:
-    """The arguments of a call, which this wire has as an object: others are a field of one.
-
-    Truncated ones are as they are: clients parse them as far as they go.
-    """
-    try:
-        is_object = isinstance(from_json(arguments, allow_partial=True), dict)
-    except ValueError:
-        is_object = False
-    return arguments if is_object else json.dumps({_NO_OBJECT: arguments}, ensure_ascii=False)
 
 
 def _empty(block: _Block) -> Json:

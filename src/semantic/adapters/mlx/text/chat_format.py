@@ -26,7 +26,7 @@ from semantic.adapters.mlx.text.template_messages import (
     template_tools,
 )
 from semantic.adapters.mlx.text.tokenizer import NO_TEMPLATE, MLXTokenizer, replace_surrogates
-from semantic.adapters.mlx.text.tool_call_parser import Parser, parse_calls
+from semantic.adapters.mlx.text.tool_call_parser import Parser, parse_calls, parse_cut_calls
 from semantic.application.chat.call_grammar import (
     ANY_OBJECT,
     CallLanguage,
@@ -136,6 +136,10 @@ class MLXChatFormat:
     def read_calls(self, text: str, tools: Sequence[Tool]) -> list[WrittenCall]:
         """See `ChatFormat.read_calls`. JSON is accepted whatever the model's own form is."""
         return parse_calls(self._parser, text, tools)
+
+    def read_cut_calls(self, text: str, tools: Sequence[Tool]) -> list[WrittenCall]:
+        """See `ChatFormat.read_cut_calls`."""
+        return [] if self._parser is None else parse_cut_calls(self._parser, text, tools)
 
     def call_grammar(self, chat: Chat, *, opens_thought: bool, tenant: str = "") -> Grammar | None:
         """See `ChatFormat.call_grammar`.

@@ -31,6 +31,10 @@ TEMPLATE_ERRORS = (
 
 _LONG_ID = "call_0123456789abcdefghijklmn"
 _SHORT_ID = "call00001"
+_OBJECT = {"probekey": "probevalue"}
+_TEXT = '{"probekey": "probevalue"}'
+_NO_OBJECT = '{"probekey": "probevalue'
+"""Arguments that were cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +42,15 @@ class TemplateFeatures:
     """What a template supports.
 
     `tools`: it renders tools, their calls and results. `text_arguments`: it expects a call's
-    arguments as JSON text. `short_ids`: ids of calls must be nine letters and digits.
-    `developer`: it has a developer role. `first_system`, `later_system`: a system message may come
-    first, or anywhere. `repeats`: consecutive messages may have the same role.
+    arguments as JSON text. `any_arguments`: it renders arguments that are no object, as text.
+    `short_ids`: ids of calls must be nine letters and digits. `developer`: it has a developer role.
+    `first_system`, `later_system`: a system message may come first, or anywhere. `repeats`:
+    consecutive messages may have the same role.
     """
 
     tools: bool = False
     text_arguments: bool = False
+    any_arguments: bool = False
     short_ids: bool = False
     developer: bool = False
     first_system: bool = False
@@ -62,13 +68,21 @@ def detect_features(apply: Apply, source: str, *, parses_calls: bool) -> Templat
     tools = parses_calls and probe.renders_tools()
     if tools:
         forms = [(text, short) for text in (False, True) for short in (False, True)]
-        supported = next((form for form in forms if probe.renders_calls(*form)), None)
+        supported = next(
+            (
+                (text, short)
+                for text, short in forms
+                if probe.renders_calls(_TEXT if text else _OBJECT, short_ids=short)
+            ),
+            None,
+        )
         tools = supported is not None
         text_arguments, short_ids = supported or (False, False)
     system = probe.renders("system", "user")
     return TemplateFeatures(
         tools=tools,
         text_arguments=text_arguments,
+        any_arguments=tools and probe.renders_calls(_NO_OBJECT, short_ids=short_ids),
         short_ids=short_ids,
         developer="developer" in source and probe.renders("developer", "user"),
         first_system=system,
@@ -119,10 +133,9 @@ class _Probe:
         text = self._text(question, [_TOOL])
         return text is not None and text != self._text(question, None) and "probetool" in text
 
-    def renders_calls(self, text_arguments: bool, short_ids: bool) -> bool:
-        """A call in this form appears, and so does its result."""
+    def renders_calls(self, arguments: object, *, short_ids: bool) -> bool:
+        """A call with these `arguments` appears, and so does its result."""
         call_id = _SHORT_ID if short_ids else _LONG_ID
-        arguments = '{"probekey": "probevalue"}' if text_arguments else {"probekey": "probevalue"}
         call = {
             "id": call_id,
             "type": "function",

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from semantic.adapters.mlx.text.chat_template import TemplateFeatures, TemplateMessage
-from semantic.adapters.mlx.text.tool_call_parser import parse_arguments
+from semantic.adapters.mlx.text.tool_call_parser import object_of, parse_arguments
 from semantic.domain.chat import Chat, Message, Tool, ToolCall
 from semantic.ports.chat import Marks
 
@@ -173,8 +173,12 @@ class _Writer:
 
     def _call(self, call: ToolCall) -> dict[str, object]:
         arguments = parse_arguments(call.arguments)
-        if self._features.text_arguments or isinstance(arguments, str):
-            arguments = self._escape(call.arguments)
+        if isinstance(arguments, str) and not self._features.any_arguments:
+            arguments = object_of(arguments)
+            if self._features.text_arguments:
+                arguments = json.dumps(arguments, ensure_ascii=False)
+        elif self._features.text_arguments or isinstance(arguments, str):
+            arguments = call.arguments
         return {
             "id": self._id(call.id),
             "type": "function",

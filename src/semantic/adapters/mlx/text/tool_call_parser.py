@@ -8,8 +8,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from semantic.adapters.mlx.text.tokenizer import replace_surrogates
+from semantic.application.chat.json_calls import is_name
+from semantic.application.chat.object_text import MAX_DEPTH, ObjectText
 from semantic.domain.chat import Tool
 from semantic.domain.errors import ToolCallError
 from semantic.ports.chat import WrittenCall
@@ -55,11 +58,37 @@ _PART_STARTS = (
 )
 _MAX_PARTS = 512
 
-_MAX_PARSED_DEPTH = 50
-"""Levels of lists and objects in a generated call. A deeper one could not be sent back in a later
-request."""
-_NAME = re.compile(r"[A-Za-z_][\w.:/-]{0,127}", re.ASCII)
-"""A tool that was not offered. Some formats take all that precedes the arguments for the name."""
+
+@dataclass(frozen=True, slots=True)
+class _Spelling:
+    """How a form that is not JSON begins a call, with its name in group 1, how it ends an argument,
+    and how the call. Without an `argument_end` no part of the arguments can be read by itself."""
+
+    head: re.Pattern[str]
+    argument_end: str = ""
+    end: str = ""
+
+
+_SPELLINGS = (
+    _Spelling(re.compile(r"<function=([^\s<>]+)>"), "</parameter>", "</function>"),
+    _Spelling(re.compile(r"^\s*([^\s<]+)\s*<arg_key>"), "</arg_value>"),
+    _Spelling(re.compile(r"^\s*([^\s<]+)\s*<longcat_arg_key>"), "</longcat_arg_value>"),
+    _Spelling(re.compile(r"<invoke name=[\"']?([^\"'<>]+)[\"']?>"), "</parameter>", "</invoke>"),
+    _Spelling(
+        re.compile(r"<atem:invoke\b[^<>]*?\bname=\"([^\"]+)\">"),
+        "</atem:parameter>",
+        "</atem:invoke>",
+    ),
+    _Spelling(
+        re.compile(r"<\|open\|>call\b[^<>]*?\btool=\"([^\"]+)\"[^<>]*<\|sep\|>"),
+        "<|close|>argument<|sep|>",
+        "<|close|>call<|sep|>",
+    ),
+    _Spelling(re.compile(r"^\s*[\"']([^\"'<>]+)[\"']\s*>"), "</param>"),
+    _Spelling(re.compile(r"call:([\w-]+)\{")),
+    _Spelling(re.compile(r"^\s*\[\s*([\w.]+)\(")),
+)
+
 _MAX_RENDERED_DEPTH = 64
 """Levels of lists and objects in a call of the history; templates recurse into each level."""
 
@@ -90,6 +119,44 @@ def parse_calls(parser: Parser | None, text: str, tools: Sequence[Tool]) -> list
     return checked
 
 
+def parse_cut_calls(parser: Parser, text: str, tools: Sequence[Tool]) -> list[WrittenCall]:
+    """The calls that `text` begins in the form of `parser`, cut anywhere.
+
+    The arguments of the last one are those that are whole, as JSON that is not closed, or "".
+    """
+    if text.lstrip().startswith("{") or sum(map(text.count, _PART_STARTS)) > _MAX_PARTS:
+        return []
+    for spelling in _SPELLINGS:
+        heads = list(spelling.head.finditer(text))
+        if heads:
+            whole = _parsed(parser, text[: heads[-1].start()], tools) if len(heads) > 1 else []
+            return [*whole, *_last_call(parser, spelling, heads[-1], tools)]
+    return []
+
+
+def _last_call(
+    parser: Parser, spelling: _Spelling, head: re.Match[str], tools: Sequence[Tool]
+) -> list[WrittenCall]:
+    name = head.group(1)
+    if name not in {tool.name for tool in tools} and not is_name(name):
+        return []
+    text = head.string[head.start() :]
+    at = text.rfind(spelling.argument_end) if spelling.argument_end else -1
+    found: list[WrittenCall] = []
+    if at >= 0:
+        whole = text[: at + len(spelling.argument_end)] + spelling.end
+        found = [call for call in _parsed(parser, whole, tools) if call.name == name]
+    arguments = found[0].arguments.removesuffix("}") if len(found) == 1 else ""
+    return [WrittenCall(name, arguments)]
+
+
+def _parsed(parser: Parser, text: str, tools: Sequence[Tool]) -> list[WrittenCall]:
+    try:
+        return parse_calls(parser, text, tools)
+    except ToolCallError:
+        return []
+
+
 def parse_arguments(arguments: str) -> object:
     """The arguments of a call in the history as an object; null and blank text are an empty one.
 
@@ -106,6 +173,18 @@ def parse_arguments(arguments: str) -> object:
     if not isinstance(value, dict) or _is_deeper_than(_MAX_RENDERED_DEPTH, value):
         return arguments
     return value
+
+
+def object_of(arguments: str) -> dict[str, object]:
+    """An object in place of arguments that are none: of those that were cut as far as they go, else
+    one with the text as its only field."""
+    read = ObjectText()
+    certain = read.push(arguments)
+    if certain and not read.is_broken and not read.is_closed:
+        found = json.loads(certain + read.closing())
+        if isinstance(found, dict):
+            return found
+    return {"raw_arguments": arguments}
 
 
 def _check_size(text: str) -> None:
@@ -148,10 +227,8 @@ def _checked_call(call: object, names: Collection[str]) -> WrittenCall:
         if isinstance(found, str):
             return WrittenCall(name, replace_surrogates(found))
         arguments = found
-    if _is_deeper_than(_MAX_PARSED_DEPTH, arguments):
-        raise ToolCallError(
-            f"the arguments of {name} are nested deeper than {_MAX_PARSED_DEPTH} levels"
-        )
+    if _is_deeper_than(MAX_DEPTH, arguments):
+        raise ToolCallError(f"the arguments of {name} are nested deeper than {MAX_DEPTH} levels")
     return WrittenCall(name, _portable_json(arguments))
 
 
@@ -159,7 +236,7 @@ def _is_name(name: str, arguments: object) -> bool:
     """Whether it may be a tool that was not offered, and is not what a parser made of a text that
     it cannot read."""
     unread = name == "unknown" or (isinstance(arguments, Mapping) and arguments.keys() == {"raw"})
-    return not unread and _NAME.fullmatch(name) is not None
+    return not unread and is_name(name)
 
 
 def _portable_json(value: object) -> str:

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
@@ -190,6 +191,12 @@ def test_text_before_calls_stays() -> None:
 def test_an_answer_that_was_cut_says_so_even_after_a_call() -> None:
     reply = replied(Script(CALLS, reason="length"))
     assert at(reply, "choices", 0, "finish_reason") == "length"
+
+
+def test_a_call_that_a_stop_string_cut_is_not_to_be_made() -> None:
+    for reason, told in (("stop", "stop"), ("tool_calls", "tool_calls")):
+        reply = replied(Script(CALLS, reason=cast("AnswerReason", reason), stop_string="x"))
+        assert at(reply, "choices", 0, "finish_reason") == told
 
 
 def test_an_empty_answer_is_an_empty_text() -> None:

@@ -143,9 +143,10 @@ class _Choice:
         check_finished(end)
         reason: FinishReason = "stop"
         if end.reason == "length":
-            # Also after tool calls: the last one may be cut, and must not be executed.
+            # Also after tool calls: the last one may be cut, and must not be executed. So may one
+            # that a stop string cut.
             reason = "length"
-        elif self.has_calls:
+        elif self.has_calls and not (end.reason == "stop" and end.stop_string is not None):
             reason = "tool_calls"
         last = ChatDelta(self.index, finish_reason=reason, usage=end.usage)
         if self.has_text or self.has_calls:

@@ -175,7 +175,9 @@ class ResponseWriter:
         events: list[Json] = []
         if not cut and not any(isinstance(item, TextItem | CallItem) for item in self._items):
             events = self._begin(TextItem(len(self._items)))  # an empty answer has an empty text
-        events += self._close("incomplete" if cut else "completed")
+        stopped = isinstance(self._open, CallItem) and end.stop_string is not None
+        is_unfinished = cut or (stopped and end.reason != "tool_calls")
+        events += self._close("incomplete" if is_unfinished else "completed")
         self._response |= {"status": "completed", "usage": _usage_object(end.usage)}
         if cut:
             self._response |= {
