@@ -73,7 +73,7 @@ def test_every_documented_item_is_read_left_out_or_refused() -> None:
         at_least_one_type(kind)
         for kind in ResponseInputItemParam.__args__  # type: ignore[attr-defined]
     }
-    known = {*input_items._READERS, *input_items._REFUSED, *LEFT_OUT}
+    known = {*input_items._READERS, *input_items._REFUSED, input_items._REFERENCE, *LEFT_OUT}
     assert documented == known
 
 
@@ -204,8 +204,8 @@ def test_what_cannot_be_honoured_is_refused_by_name(name: str) -> None:
         ({"input": [{"type": "custom_tool_call", "call_id": "c", "name": "n"}]}, "input[0].input"),
         ({"input": [{"type": "additional_tools", "tools": 5}]}, "input[0].tools"),
         ({"input": [{"type": "tool_search_output", "call_id": "c"}]}, "input[0].tools"),
-        ({"input": [{"id": "msg_1"}]}, "input[0].type"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
+        ({"input": [{"type": "item_reference", "id": 5}]}, "input[0].id"),
+        ({"input": [{"type": "item_reference"}]}, "input[0].id"),
         ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].type"),
         ({"input": [{"type": "configuration_update"}]}, "input[0].type"),
         ({"input": [{"type": "computer_call_output", "call_id": "c"}]}, "input[0].type"),

@@ -72,6 +72,71 @@ def test_what_is_not_to_be_kept_is_not() -> None:
     assert wire.error(previous_response_id=body["id"])["code"] == "previous_response_not_found"
 
 
+THINKS_AND_CALLS = Script(
+    (
+        ReasoningDelta("Hm."),
+        TextDelta("Look."),
+        ToolCallStarted(0, "c1", "look"),
+        ToolCallDelta(0, "{}"),
+    ),
+    "tool_calls",
+)
+FOUND = {"type": "function_call_output", "call_id": "c1", "output": "A tree."}
+
+
+def references(body: Json, *, named: bool = True) -> list[Json]:
+    """References to all output items of a response; the type may be left out."""
+    kind: Json = {"type": "item_reference"} if named else {}
+    output = body["output"]
+    assert isinstance(output, list)
+    return [{**kind, "id": item["id"]} for item in output]
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_reference_is_the_item_it_refers_to(*, stream: bool, named: bool) -> None:
+    wire = response_wire(THINKS_AND_CALLS)
+    first = wire.events(tools=[LOOK])[-1]["response"] if stream else wire.body(tools=[LOOK])
+    assert isinstance(first, dict)
+    output = first["output"]
+    assert isinstance(output, list)
+    assert len({item["id"] for item in output}) == 3
+    wire.body(tools=[LOOK], input=[USER, *output, FOUND])
+    sent = wire.messages
+    wire.body(tools=[LOOK], input=[USER, *references(first, named=named), FOUND])
+    assert wire.messages == sent
+    assert sent[1] == Message(
+        "assistant", "Look.", reasoning="Hm.", tool_calls=(ToolCall("c1", "look", "{}"),)
+    )
+
+
+def test_references_to_several_responses_keep_their_order() -> None:
+    wire = response_wire(counted)
+    first, second = wire.body(), wire.body(input=[USER, USER])
+    wire.body(input=[*references(second), USER, *references(first)])
+    assert [message.content for message in wire.messages] == ["2", "Hi", "1"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["msg_1", "", "msg_", "resp_00_0", "msg_00_0", "msg_zz_0", "msg_00_99999999999", "\u0000"],
+)
+def test_a_reference_to_nothing_is_refused_by_name(given: str) -> None:
+    wire = response_wire()
+    error = wire.error(404, input=[USER, {"type": "item_reference", "id": given}])
+    assert error["param"] == "input[1].id"
+    assert error["code"] == "item_not_found"
+    assert wire.asked == []
+
+
+def test_items_of_a_response_that_is_not_kept_are_not_found() -> None:
+    wire = response_wire()
+    unkept, deleted = wire.body(store=False), wire.body()
+    wire.delete(str(deleted["id"]))
+    for body in (unkept, deleted):
+        wire.error(404, input=[USER, *references(body)])
+
+
 def test_a_deleted_response_is_gone() -> None:
     wire = response_wire()
     name = str(wire.body()["id"])
@@ -205,6 +270,11 @@ def test_another_tenants_response_is_not_there() -> None:
         ):
             assert status == 404
             assert error == "Response with id '?' not found."
+        item = "msg_" + path.removeprefix("resp_") + "_0"
+        refers = {**body, "input": [{"type": "item_reference", "id": item}]}
+        status, error = answered(theirs.post(RESPONSES, json=refers), item)
+        assert status == 404
+        assert error.startswith("Item with id '?' not found.")
         status, error = answered(
             theirs.post(RESPONSES, json={**body, "previous_response_id": path}), path
         )

@@ -21,6 +21,7 @@ from semantic.adapters.http.openai.fields import (
     validated_at,
     warnings,
 )
+from semantic.adapters.http.openai.responses.kept_items import KeptItems
 from semantic.adapters.http.openai.responses.output_items import decoded_reasoning
 from semantic.adapters.http.openai.responses.tools import FunctionName, ToolSet
 from semantic.adapters.http.openai.validators import (
@@ -41,6 +42,8 @@ _ROLES: Final[Mapping[str, Role]] = {
     "developer": "developer",
 }
 
+_REFERENCE: Final = "item_reference"
+
 _ENVELOPE: Final = frozenset({"type", "id", "call_id", "status", "caller", "created_by"})
 """Fields of an item that are neither arguments nor output."""
 
@@ -48,8 +51,6 @@ _REFUSED: Final = {
     "compaction": "only the service that made it can read it",
     "computer_call_output": "images cannot be read by this model",
     "configuration_update": "expected reasoning and text beside the input",
-    "item_reference": "items are not kept by their ids; send the item itself, or "
-    "previous_response_id",
 }
 
 _TEXT_PARTS: Final = {
@@ -78,17 +79,18 @@ class ResponseInput:
     tools: tuple[Tool, ...] = ()
 
 
-def input_of(value: object, tools: ToolSet) -> ResponseInput:
+def input_of(value: object, tools: ToolSet, kept: KeptItems | None = None) -> ResponseInput:
     """The field `input`. Tools that its items load are added to `tools`.
 
-    Raises FieldError for the first invalid item.
+    An item that is a reference becomes the item of `kept` that it refers to. Raises FieldError for
+    the first invalid item, and what `KeptItems.item` raises.
     """
     if isinstance(value, str):
         return ResponseInput((Message("user", value),))
     if not isinstance(value, list):
         raise FieldError(f"{_PATH}: expected a text or a list of items", param=_PATH)
     reader = _Reader(tools)
-    items = [_item(f"{_PATH}[{i}]", one) for i, one in enumerate(list_at(_PATH, value))]
+    items = [_item(f"{_PATH}[{i}]", one, kept) for i, one in enumerate(list_at(_PATH, value))]
     for item in items:  # first of all: calls may precede the item that loads their tool
         if item.kind in _LOADING:
             reader.loaded += tools.add_loaded(f"{item.path}.tools", item.fields.get("tools"))
@@ -116,9 +118,12 @@ class _Item:
         return bool(self.fields.get("id"))
 
 
-def _item(path: str, value: object) -> _Item:
+def _item(path: str, value: object, kept: KeptItems | None) -> _Item:
     fields = object_at(path, value)
-    kind = fields.get("type", "message" if "role" in fields else "item_reference")
+    kind = fields.get("type", "message" if "role" in fields else _REFERENCE)
+    if kind == _REFERENCE and kept is not None:
+        at = f"{path}.id"
+        return _item(path, kept.item(at, text_at(at, fields.get("id"))), None)
     return _Item(path, text_at(f"{path}.type", kind), fields)
 
 

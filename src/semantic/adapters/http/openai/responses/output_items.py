@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from semantic.adapters.http.openai.fields import Json
+from semantic.adapters.http.openai.responses.kept_items import RESPONSE_PREFIX
 from semantic.adapters.http.openai.responses.tools import FunctionName
 from semantic.adapters.http.openai.token_logprobs import ChatTokenLogprob
 
@@ -26,9 +27,9 @@ _ID_BYTES: Final = 24
 _ENCODED_PREFIX: Final = "semantic.thought."
 
 
-def new_id(prefix: str) -> str:
-    """A new random id that starts with `prefix`: resp, msg, rs or fc."""
-    return f"{prefix}_{secrets.token_hex(_ID_BYTES)}"
+def new_response_id() -> str:
+    """A new random id of a response."""
+    return RESPONSE_PREFIX + secrets.token_hex(_ID_BYTES)
 
 
 def encoded_reasoning(text: str) -> str:
@@ -56,7 +57,7 @@ class TextItem:
     """An item of type `message`."""
 
     index: int
-    id: str = field(default_factory=lambda: new_id("msg"))
+    id: str
     texts: list[str] = field(default_factory=list)
     logprobs: list[Json] = field(default_factory=list)
 
@@ -112,8 +113,8 @@ class ReasoningItem:
     """An item of type `reasoning`; `encrypted` adds the field `encrypted_content`."""
 
     index: int
+    id: str
     encrypted: bool = False
-    id: str = field(default_factory=lambda: new_id("rs"))
     texts: list[str] = field(default_factory=list)
 
     def begin(self) -> list[Json]:
@@ -153,9 +154,9 @@ class CallItem:
     """An item of type `function_call`."""
 
     index: int
+    id: str
     call_id: str
     name: FunctionName
-    id: str = field(default_factory=lambda: new_id("fc"))
     texts: list[str] = field(default_factory=list)
 
     def begin(self) -> list[Json]:

@@ -33,6 +33,7 @@ from semantic.adapters.http.openai.responses.fields import (
     TEXT_FIELDS,
 )
 from semantic.adapters.http.openai.responses.input_items import ResponseInput, input_of
+from semantic.adapters.http.openai.responses.kept_items import KeptItems
 from semantic.adapters.http.openai.responses.tools import Choice, ToolSet, choice_among
 from semantic.adapters.http.openai.validators import (
     ResponseBody,
@@ -89,8 +90,8 @@ def response_request(
 ) -> ResponseRequest:
     """Parse `body`. May block on `store`.
 
-    Raises InvalidRequestError, ModelNotFoundError, and WireError if the previous response is not
-    stored.
+    Raises InvalidRequestError, ModelNotFoundError, and WireError if the previous response, or one
+    of which an item is referred to, is not stored.
     """
     known = known_fields(body, RESPONSE_FIELDS)
     checked = validated(
@@ -108,7 +109,7 @@ def response_request(
     previous = checked.get("previous_response_id")
     tools = ToolSet()
     tools.add_requested("tools", known.get("tools", []))
-    own_input = input_of(known.get("input"), tools)
+    own_input = input_of(known.get("input"), tools, KeptItems(store, caller.tenant))
     history = None if previous is None else _history(store, caller.tenant, previous)
     if history is not None:
         tools.add_previous(history.tools)

@@ -15,13 +15,14 @@ from semantic.adapters.http.cache_miss_report import usage_extension
 from semantic.adapters.http.errors import Problem, openai_error
 from semantic.adapters.http.openai.fields import Json
 from semantic.adapters.http.openai.replies import check_finished
+from semantic.adapters.http.openai.responses.kept_items import item_id
 from semantic.adapters.http.openai.responses.output_items import (
     CallItem,
     OutputItem,
     ReasoningItem,
     Status,
     TextItem,
-    new_id,
+    new_response_id,
 )
 from semantic.adapters.http.openai.responses.request import ResponseRequest
 from semantic.adapters.http.openai.token_logprobs import ChatTokenLogprob
@@ -63,7 +64,7 @@ class ResponseWriter:
         self._open: OutputItem | None = None
         self._created = False
         self._response: Json = {
-            "id": new_id("resp"),
+            "id": new_response_id(),
             "object": "response",
             "created_at": int(clock()),
             "background": False,
@@ -135,7 +136,7 @@ class ResponseWriter:
                 return self._reasoning(text)
             case ToolCallStarted():
                 name = self._request.tools.client_name(event.name)
-                return self._begin(CallItem(len(self._items), event.id, name))
+                return self._begin(CallItem(*self._place("fc"), event.id, name))
             case ToolCallDelta() if isinstance(self._open, CallItem):
                 return self._open.grow(event.arguments)
         return []
@@ -143,14 +144,19 @@ class ResponseWriter:
     def _text(self, text: str, logprobs: Sequence[ChatTokenLogprob]) -> list[Json]:
         if isinstance(self._open, TextItem):
             return self._open.grow(text, logprobs)
-        item = TextItem(len(self._items))
+        item = TextItem(*self._place("msg"))
         return [*self._begin(item), *item.grow(text, logprobs)]
 
     def _reasoning(self, text: str) -> list[Json]:
         if isinstance(self._open, ReasoningItem):
             return self._open.grow(text)
-        item = ReasoningItem(len(self._items), self._request.encrypted_reasoning)
+        item = ReasoningItem(*self._place("rs"), self._request.encrypted_reasoning)
         return [*self._begin(item), *item.grow(text)]
+
+    def _place(self, prefix: str) -> tuple[int, str]:
+        """(index, id) of the next item."""
+        index = len(self._items)
+        return index, item_id(prefix, self.id, index)
 
     def _begin(self, item: OutputItem) -> list[Json]:
         events = self._close("completed")
@@ -174,7 +180,7 @@ class ResponseWriter:
         cut = end.reason == "length"
         events: list[Json] = []
         if not cut and not any(isinstance(item, TextItem | CallItem) for item in self._items):
-            events = self._begin(TextItem(len(self._items)))  # an empty answer has an empty text
+            events = self._begin(TextItem(*self._place("msg")))  # an empty answer has an empty text
         stopped = isinstance(self._open, CallItem) and end.stop_string is not None
         is_unfinished = cut or (stopped and end.reason != "tool_calls")
         events += self._close("incomplete" if is_unfinished else "completed")
