@@ -36,6 +36,14 @@ CLIENTS: Final = (
     Client("openai-agents", ("openai-agents==0.24.0",), "check_openai_agents.py"),
     Client("pydantic-ai", ("pydantic-ai-slim[openai,anthropic]==2.68.0",), "check_pydantic_ai.py"),
     Client("litellm", ("litellm==1.106.2", "mcp"), "check_litellm.py"),
+    Client("instructor", ("instructor==1.17.0",), "check_instructor.py"),
+    Client("llamaindex", ("llama-index-llms-openai-like==0.8.1",), "check_llamaindex.py"),
+    Client("smolagents", ("smolagents[openai]==1.26.0",), "check_smolagents.py"),
+    Client("crewai", ("crewai==1.15.30",), "check_crewai.py"),
+    Client("google-adk", ("google-adk==2.13.0", "litellm==1.106.2", "mcp"), "check_adk.py"),
+    Client("dspy", ("dspy==3.4.1",), "check_dspy.py"),
+    Client("llm", ("llm==0.36",), "check_llm.py"),
+    Client("aider", ("aider-chat==0.86.2",), "check_aider.py"),
     Client("lm-eval", ("lm-eval[api]==0.4.13", "transformers"), "check_lm_eval.py"),
 )
 
