@@ -119,7 +119,7 @@ async def load_model(
         top_k=settings.top_k,
         min_p=settings.min_p,
         max_tokens=settings.max_tokens,
-        limits=QueueLimits(settings.max_waiting),
+        limits=QueueLimits(settings.max_waiting, shared=len(settings.api_keys) > 1),
         public=tuple(map(read_public_prefix, settings.public_prefix)),
     )
     return await load_serving(serving, store_unavailable or notify_store_unavailable)

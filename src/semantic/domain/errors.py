@@ -9,6 +9,7 @@
     │   └── CacheReconstructionError     the cache given does not belong to this model
     ├── CapacityError                retry later, or send a smaller request
     │   ├── OverloadedError              the queue is full
+    │   │   └── TenantLimitError             the tenant has its part of what all share
     │   ├── PoolExhaustedError           the block pool cannot hold it
     │   └── UncheckedGrammarError        a grammar that may be expensive was not checked yet
     ├── AnswerError                  retry: the answer is unusable
@@ -87,6 +88,10 @@ class OverloadedError(CapacityError):
     def __init__(self, message: str, *, retry_after: int) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class TenantLimitError(OverloadedError):
+    """A tenant has as much at once as it may have beside others."""
 
 
 class UncheckedGrammarError(CapacityError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from semantic.application.engine.admission import Admission, QueueLimits, limit_bytes
-from semantic.domain.errors import InvalidRequestError, OverloadedError
+from semantic.domain.errors import InvalidRequestError, OverloadedError, TenantLimitError
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import ModelCacheSpec
 from tests.support.fake_backend import FULL, window
@@ -28,10 +28,10 @@ def refusal(of: Admission, n_tokens: int = 1) -> OverloadedError:
     return raised.value
 
 
-@pytest.mark.parametrize("limits", [{"max_waiting": 0}, {"max_waiting_bytes": 0}])
-def test_a_queue_has_room_for_something(limits: dict[str, int]) -> None:
+@pytest.mark.parametrize("limits", [(0, None), (1, 0)])
+def test_a_queue_has_room_for_something(limits: tuple[int, int | None]) -> None:
     with pytest.raises(InvalidRequestError, match="must be at least 1, got 0"):
-        QueueLimits(**limits)
+        QueueLimits(*limits)
 
 
 def test_a_pool_of_bytes_and_a_pool_of_blocks_have_as_many_bytes_as_they_can_give() -> None:
@@ -44,7 +44,7 @@ def test_only_so_many_may_wait() -> None:
     of = admission(FakeClock())
     for name in "abc":
         of.enter(name, 1)
-    assert "3 requests are waiting" in str(refusal(of))
+    assert "at most 3 requests may wait" in str(refusal(of))
     assert (of.waiting, of.n_bytes) == (3, 3 * BLOCK)
     of.leave("b")
     of.enter("d", 1)
@@ -134,3 +134,42 @@ def test_an_idle_time_is_not_a_slow_time() -> None:
     of.leave("b")
     of.enter("d", 1)
     assert refusal(of).retry_after == 3
+
+
+def shared(most: int, most_bytes: int) -> Admission:
+    limits = QueueLimits(most, most_bytes, shared=True)
+    return Admission(limits, BlockPool(SPEC, max_bytes=10 * BLOCK), FakeClock())
+
+
+def entered(of: Admission, tenant: str) -> int:
+    """How many submissions of a tenant the queue takes."""
+    for n in range(100):
+        try:
+            of.enter((tenant, n), 1, tenant)
+        except TenantLimitError:
+            return n
+    raise AssertionError("no limit")
+
+
+@pytest.mark.parametrize(("most", "most_bytes"), [(12, 1000 * BLOCK), (1000, 12 * BLOCK)])
+def test_each_tenant_leaves_as_much_room_as_it_has(most: int, most_bytes: int) -> None:
+    of = shared(most, most_bytes)
+    assert [entered(of, tenant) for tenant in "abc"] == [6, 3, 1]
+    of.leave(("a", 0))
+    of.enter("again", 1, "c")
+
+
+def test_the_room_of_a_tenant_names_only_its_own() -> None:
+    of = shared(12, 1000 * BLOCK)
+    entered(of, "a")
+    entered(of, "b")
+    with pytest.raises(TenantLimitError, match="3 of your requests are waiting") as raised:
+        of.enter("one more", 1, "b")
+    assert raised.value.retry_after == 10
+
+
+def test_alone_a_tenant_may_fill_the_queue() -> None:
+    of = admission(FakeClock())
+    for name in "abc":
+        of.enter(name, 1, "a")
+    refusal(of)

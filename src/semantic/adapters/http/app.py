@@ -99,7 +99,12 @@ def _middleware(settings: ServerSettings, model: str) -> Sequence[Middleware]:
             names=settings.allowed_hosts,
             origins=settings.allowed_origins,
         ),
-        Middleware(AuthMiddleware, keys=keys, operators=operators),
+        Middleware(
+            AuthMiddleware,
+            keys=keys,
+            operators=operators,
+            max_requests=settings.max_connections,
+        ),
     )
 
 

@@ -28,6 +28,7 @@ from semantic.domain.errors import (
     ModelNotFoundError,
     OverloadedError,
     RequestError,
+    TenantLimitError,
 )
 
 logger = logging.getLogger("semantic.server")
@@ -129,6 +130,9 @@ def problem_of(error: BaseException) -> Problem:
             found = _wrong_parameter(error)
         case RequestError():
             found = _wrong_request(error)
+        case TenantLimitError():
+            code = "rate_limit_exceeded"
+            found = Problem(429, str(error), code=code, retry_after=error.retry_after)
         case CapacityError():
             later = error.retry_after if isinstance(error, OverloadedError) else RETRY_SECONDS
             found = Problem(503, str(error), code="overloaded", retry_after=later)

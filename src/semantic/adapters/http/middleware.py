@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import ipaddress
 import re
+from collections import Counter
 from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Final
@@ -28,6 +29,7 @@ from semantic.adapters.http.errors import (
     problem_response,
 )
 from semantic.adapters.http.settings import ServerSettings, is_loopback
+from semantic.application.engine.admission import leaves_room
 
 _STOPPING: Final = Problem(
     HTTPStatus.SERVICE_UNAVAILABLE,
@@ -294,15 +296,18 @@ _UNAUTHORIZED: Final = Problem(
 
 
 class AuthMiddleware:
-    """Replies 401 without a valid key, if there are keys.
+    """Replies 401 without a valid key, if there are keys, and 429 to a tenant that has so many of
+    `max_requests` at once that fewer would be left to others.
 
     Stores the key's tenant in the scope, or that it is an operator's.
     """
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, operators: ApiKeys) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeys, operators: ApiKeys, max_requests: int) -> None:
         self._app = app
         self._keys = keys
         self._operators = operators
+        self._max_requests = max_requests
+        self._running: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not self._keys:
@@ -316,10 +321,32 @@ class AuthMiddleware:
             scope.setdefault("state", {})["operator"] = True
         elif tenant is not None:
             scope.setdefault("state", {})["tenant"] = tenant
+            await self._run(tenant, scope, receive, send)
+            return
         elif scope["path"] not in OPEN_PATHS:
             await problem_response(scope, _UNAUTHORIZED)(scope, receive, send)
             return
         await self._app(scope, receive, send)
+
+    async def _run(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
+        own, total = self._running[tenant], self._running.total()
+        if own and len(self._keys) > 1 and not leaves_room(own + 1, total + 1, self._max_requests):
+            await problem_response(scope, _too_many(own))(scope, receive, send)
+            return
+        self._running[tenant] += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._running[tenant] -= 1
+
+
+def _too_many(own: int) -> Problem:
+    return Problem(
+        HTTPStatus.TOO_MANY_REQUESTS,
+        f"{own} of your requests are being answered: expected less, to leave as much to others",
+        code="rate_limit_exceeded",
+        retry_after=RETRY_SECONDS,
+    )
 
 
 def presented_keys(headers: Headers) -> list[str]:
@@ -342,8 +369,8 @@ class ApiKeys:
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._tenants = {_digest(key): tenant_name(key) for key in keys}
 
-    def __bool__(self) -> bool:
-        return bool(self._tenants)
+    def __len__(self) -> int:
+        return len(self._tenants)
 
     def tenant(self, presented: str) -> str | None:
         """The tenant of the presented key; None for an unknown key.

@@ -63,6 +63,7 @@ STATUSES: Final[Mapping[int, str]] = {
     408: "The request was not received in time.",
     413: "The body is too large.",
     421: "The Host header names a host that is not allowed.",
+    429: "The tenant has its part of what all share; see Retry-After.",
     431: "Too many headers, or too large ones.",
     500: "A bug; the server's log has the details.",
     503: "The queue is full, or the model is being loaded; see Retry-After.",

@@ -1,17 +1,18 @@
 """Admission: limits the queue of submissions, with a Retry-After for refused ones.
 
-Counts submissions and the bytes that their caches may need. Knows no engine; thread-safe.
+Counts submissions and the bytes that their caches may need, and leaves each tenant room beside the
+others. Knows no engine; thread-safe.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from semantic.domain.errors import InvalidRequestError, OverloadedError
+from semantic.domain.errors import InvalidRequestError, OverloadedError, TenantLimitError
 from semantic.domain.services import BlockPool
 from semantic.ports.outbound import Clock
 
@@ -29,17 +30,29 @@ _MEASURED = 32
 class QueueLimits:
     """Limits of the queue: submissions, and bytes that their caches may need.
 
-    `max_waiting_bytes` of None is four times the pool. Raises InvalidRequestError below 1.
+    `max_waiting_bytes` of None is four times the pool. With `shared` a tenant may have only as much
+    of both as stays free. Raises InvalidRequestError below 1.
     """
 
     max_waiting: int = 256
     max_waiting_bytes: int | None = None
+    shared: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_waiting", "max_waiting_bytes"):
-            limit = getattr(self, name)
+        for name, limit in (
+            ("max_waiting", self.max_waiting),
+            ("max_waiting_bytes", self.max_waiting_bytes),
+        ):
             if limit is not None and limit < 1:
                 raise InvalidRequestError(f"{name} must be at least 1, got {limit}")
+
+
+def leaves_room(own: int, total: int, most: int) -> bool:
+    """Whether as much as a tenant has is still free: of `total`, it has `own`; at most `most`.
+
+    One tenant gets half, of two each gets a third, and there is always room for another one.
+    """
+    return own <= most - total
 
 
 def limit_bytes(pool: BlockPool) -> int:
@@ -59,10 +72,13 @@ class Admission:
         self._spec = pool.spec
         self._most = limits.max_waiting
         self._most_bytes = limits.max_waiting_bytes or _POOLS * pool_bytes
+        self._shared = limits.shared
         self._clock = clock
         self._lock = threading.Lock()
-        self._waiting: dict[Hashable, int] = {}
+        self._waiting: dict[Hashable, tuple[int, str]] = {}
         self._n_bytes = 0
+        self._tenants: Counter[str] = Counter()
+        self._tenants_bytes: Counter[str] = Counter()
         self._left: deque[tuple[float, int]] = deque([(clock(), 0)], maxlen=_MEASURED + 1)
 
     @property
@@ -75,10 +91,12 @@ class Admission:
         """Bytes that the queued submissions may need."""
         return self._n_bytes
 
-    def enter(self, submission: Hashable, n_tokens: int) -> None:
-        """Count `submission`, of at most `n_tokens`. Raises OverloadedError if the queue is full.
+    def enter(self, submission: Hashable, n_tokens: int, tenant: str = "") -> None:
+        """Count `submission`, of at most `n_tokens`. Raises OverloadedError if the queue is full,
+        and TenantLimitError if the tenant's part of it is.
 
-        An empty queue is never full: retrying a submission that can never fit is useless.
+        An empty queue is never full: retrying a submission that can never fit is useless. A tenant
+        without submissions in it is limited by the queue alone.
         """
         n_bytes = self._spec.bytes_for(n_tokens)
         with self._lock:
@@ -86,23 +104,47 @@ class Admission:
             excess = self._n_bytes + n_bytes - self._most_bytes
             if self._waiting and (many or excess > 0):
                 raise OverloadedError(
-                    f"{len(self._waiting)} requests are waiting for {self._n_bytes} bytes; "
-                    f"at most {self._most} may, for {self._most_bytes} bytes",
+                    f"the queue is full: at most {self._most} requests may wait, "
+                    f"for {self._most_bytes} bytes",
                     retry_after=self._retry_after(excess),
                 )
+            if self._shared and self._tenants[tenant]:
+                self._require_room_beside(tenant, n_bytes)
             if not self._waiting:
                 self._left.clear()
                 self._left.append((self._clock(), 0))
-            self._waiting[submission] = n_bytes
+            self._waiting[submission] = n_bytes, tenant
             self._n_bytes += n_bytes
+            self._tenants[tenant] += 1
+            self._tenants_bytes[tenant] += n_bytes
 
     def leave(self, submission: Hashable) -> None:
         """Remove `submission`, which runs or has ended. Idempotent."""
         with self._lock:
-            n_bytes = self._waiting.pop(submission, None)
-            if n_bytes is not None:
-                self._n_bytes -= n_bytes
-                self._left.append((self._clock(), n_bytes))
+            if submission not in self._waiting:
+                return
+            n_bytes, tenant = self._waiting.pop(submission)
+            self._n_bytes -= n_bytes
+            self._tenants[tenant] -= 1
+            self._tenants_bytes[tenant] -= n_bytes
+            if not self._tenants[tenant]:
+                del self._tenants[tenant], self._tenants_bytes[tenant]
+            self._left.append((self._clock(), n_bytes))
+
+    def _require_room_beside(self, tenant: str, n_bytes: int) -> None:
+        """Raise TenantLimitError unless `n_bytes` more of a tenant leave as much as it has."""
+        own, own_bytes = self._tenants[tenant], self._tenants_bytes[tenant]
+        total, total_bytes = len(self._waiting), self._n_bytes
+        if leaves_room(own + 1, total + 1, self._most) and leaves_room(
+            own_bytes + n_bytes, total_bytes + n_bytes, self._most_bytes
+        ):
+            return
+        excess = own_bytes + 2 * n_bytes + total_bytes - self._most_bytes
+        raise TenantLimitError(
+            f"{own} of your requests are waiting, for {own_bytes} bytes: expected less, to leave "
+            "as much to others",
+            retry_after=self._retry_after(excess),
+        )
 
     def _retry_after(self, excess: int) -> int:
         """Seconds until one submission and `excess` bytes leave the queue at the recent rate."""

@@ -150,7 +150,7 @@ class EngineThread:
         with self._changed:
             if not self._state.accepts_submissions or self._admission is None:
                 raise self._refusal()
-            self._admission.enter(handle, submission.max_total_tokens)
+            self._admission.enter(handle, submission.max_total_tokens, submission.tenant)
             self._inbox.append(handle)
             self._changed.notify_all()
         return handle

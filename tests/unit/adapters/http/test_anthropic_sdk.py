@@ -30,6 +30,7 @@ from semantic.domain.errors import (
     OverloadedError,
     PoolExhaustedError,
     SemanticError,
+    TenantLimitError,
 )
 from semantic.ports.serving import Ask
 from tests.support.fake_serving import FakeServing, Script
@@ -191,6 +192,7 @@ def test_a_wrong_model_and_a_wrong_field(client: anthropic.Anthropic) -> None:
     ("failure", "status", "kind"),
     [
         (OverloadedError("busy", retry_after=7), 503, "overloaded_error"),
+        (TenantLimitError("your part", retry_after=7), 429, "rate_limit_error"),
         (PoolExhaustedError("no room"), 503, "overloaded_error"),
         (BackendError("secret"), 500, "api_error"),
     ],
@@ -206,7 +208,7 @@ def test_failures_before_an_answer(
     error = error_of(client)
     assert (error.status_code, told(error)[0]) == (status, kind)
     assert "secret" not in str(error)
-    assert ("retry-after" in error.response.headers) == (status == 503)
+    assert ("retry-after" in error.response.headers) == (status in (429, 503))
 
 
 def test_a_failure_within_a_stream_is_its_last_event(

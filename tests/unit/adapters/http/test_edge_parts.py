@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 from pydantic import TypeAdapter
+from starlette.types import Message, Receive, Scope, Send
 from typing_extensions import TypedDict
 
 from semantic.adapters.http import request_body
@@ -23,7 +24,7 @@ from semantic.adapters.http.logs import (
     TextLines,
 )
 from semantic.adapters.http.metrics import AnswerRecord, InstrumentedServing, Metrics
-from semantic.adapters.http.middleware import ApiKeys, host_of, tenant_name
+from semantic.adapters.http.middleware import ApiKeys, AuthMiddleware, host_of, tenant_name
 from semantic.adapters.http.request_body import MAX_MEMBERS, MAX_VALUES, parse_object, validated
 from semantic.domain.answer import (
     AnswerEnd,
@@ -196,6 +197,47 @@ def test_a_key_is_known_by_its_digest_and_its_tenant_is_the_same_after_a_restart
     assert [keys.tenant(wrong) for wrong in ("", "on", "one ", "One")] == [None] * 4
     assert "two" not in str(vars(keys)) + str(keys.tenant("two"))
     assert not ApiKeys()
+
+
+def test_a_tenant_leaves_others_as_many_requests_as_it_has() -> None:
+    assert asyncio.run(_statuses("abc", "aaaaabbbc")) == [0, 0, 0, 0, 429, 0, 0, 429, 0]
+    assert asyncio.run(_statuses("a", "a" * 9)) == [0] * 9
+
+
+async def _statuses(keys: str, asked: str) -> list[int]:
+    """The statuses of requests that go on beside each other; 0 of those that are let in.
+
+    Afterwards, when all have ended, as many are let in again.
+    """
+    ended, running = asyncio.Event(), list[asyncio.Future[None]]()
+
+    async def goes_on(_scope: Scope, _receive: Receive, _send: Send) -> None:
+        await ended.wait()
+
+    async def receive() -> Message:
+        raise AssertionError("it has no body")
+
+    async def status(key: str) -> int:
+        sent: list[Message] = []
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        headers = [(b"x-api-key", key.encode())]
+        scope = {"type": "http", "path": "/v1/chat/completions", "headers": headers}
+        running.append(asyncio.ensure_future(auth(scope, receive, send)))
+        await asyncio.sleep(0)
+        return sent[0]["status"] if sent else 0
+
+    auth = AuthMiddleware(goes_on, ApiKeys(keys), ApiKeys(), max_requests=8)
+    found = [await status(key) for key in asked]
+    ended.set()
+    await asyncio.gather(*running)
+    ended.clear()
+    assert [await status(key) for key in asked] == found
+    ended.set()
+    await asyncio.gather(*running)
+    return found
 
 
 @pytest.mark.parametrize(
