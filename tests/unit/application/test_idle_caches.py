@@ -122,6 +122,16 @@ def test_the_cache_used_longest_ago_goes_first(shelf: Shelf) -> None:
     assert shelf.pool.view("b").n_blocks == 0
 
 
+def test_the_tenant_with_most_loses_first(shelf: Shelf) -> None:
+    for tenant, agent, n_tokens in (("b", "b1", 300), ("a", "a1", 300), ("a", "a2", 200)):
+        shelf.store.put(CacheKey("m", agent, tenant), shelf.cache(agent, *range(n_tokens)))
+    order = []
+    while shelf.agents():
+        order.append(shelf.agents())
+        assert shelf.store.evict()
+    assert order == [["b1", "a1", "a2"], ["b1", "a2"], ["a2"]]
+
+
 def test_a_store_can_be_emptied(shelf: Shelf) -> None:
     for agent in "abc":
         shelf.put(agent, 1)
