@@ -55,7 +55,7 @@ def test_a_list_of_agents(server: RunningServer, served: AgentsWorld) -> None:
     assert ada == {
         "object": "agent",
         "id": "ada",
-        "model": "",
+        "model": "tiny",
         "client": None,
         "session": None,
         "parent": None,
