@@ -9,10 +9,13 @@ from semantic.application.engine.engine_state import EngineFigures, EngineState,
 from semantic.domain.errors import AgentNotFoundError
 from semantic.domain.stored import StoreStats, Tier
 from semantic.ports.agents import (
+    EVERY_AGENT,
     AgentDetail,
+    AgentFilter,
     AgentPage,
     AgentsPort,
     AgentSummary,
+    RunningRequest,
     Tenant,
     TenantId,
 )
@@ -26,14 +29,25 @@ class NoAgents:
         """See `AgentsPort.tenants`."""
         return ()
 
-    async def list(self, tenant: Tenant) -> Sequence[AgentSummary]:
+    async def list(self, tenant: Tenant, only: AgentFilter = EVERY_AGENT) -> Sequence[AgentSummary]:
         """See `AgentsPort.list`."""
+        del tenant, only
+        return ()
+
+    async def requests(self, tenant: Tenant | None) -> Sequence[RunningRequest]:
+        """See `AgentsPort.requests`."""
         del tenant
         return ()
 
-    async def page(self, tenant: Tenant, limit: int, after: str | None = None) -> AgentPage:
+    async def page(
+        self,
+        tenant: Tenant,
+        limit: int,
+        after: str | None = None,
+        only: AgentFilter = EVERY_AGENT,
+    ) -> AgentPage:
         """See `AgentsPort.page`."""
-        del tenant, limit, after
+        del tenant, limit, after, only
         return AgentPage((), has_more=False)
 
     async def show(self, agent_id: str, tenant: Tenant) -> AgentDetail:

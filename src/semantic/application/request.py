@@ -84,6 +84,8 @@ class Request:
     given_cache: AgentBlocks | None = None
     tenant: str = ""
     note: str = ""
+    arrived: float = 0.0
+    """By the engine's clock, in seconds."""
 
     phase: Phase = Phase.WAITING
     generated: list[int] = field(default_factory=list)

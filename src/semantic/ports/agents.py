@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 from semantic.domain.match import MatchReport
 
-AgentState = Literal["idle", "queued", "prefill", "decode"]
+RequestState = Literal["queued", "prefill", "decode"]
+AgentState = Literal["idle"] | RequestState
 
 Place = Literal["pool", "memory", "disk", "missing"]
 """The fastest place that holds a block; "missing" if it was evicted."""
@@ -84,11 +85,48 @@ class AgentDetail:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentFilter:
+    """Which agents a list has: those that agree with all that is not None."""
+
+    prefix: str | None = None
+    pinned: bool | None = None
+    state: AgentState | None = None
+    parent: str | None = None
+
+    def accepts(self, name: str, state: AgentState, parent: str | None, *, pinned: bool) -> bool:
+        """Whether the agent `name` is one of them."""
+        return (
+            name.startswith(self.prefix or "")
+            and self.pinned in {None, pinned}
+            and self.state in {None, state}
+            and self.parent in {None, parent}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RunningRequest:
+    """A request in the engine. Of its prompt `read_tokens` are computed or reused, of which
+    `cached_tokens` are reused; it is there for `seconds`."""
+
+    agent_id: str
+    tenant: TenantId
+    state: RequestState
+    prompt_tokens: int
+    read_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class AgentPage:
     """Some of the agents in a list; `has_more` come after them."""
 
     agents: tuple[AgentSummary, ...]
     has_more: bool
+
+
+EVERY_AGENT: Final = AgentFilter()
 
 
 class AgentsPort(Protocol):
@@ -102,14 +140,25 @@ class AgentsPort(Protocol):
         """The tenants that have agents, saved or with a request; sorted."""
         ...
 
-    async def list(self, tenant: Tenant) -> Sequence[AgentSummary]:
-        """All agents of `tenant`: those with a request first, then the most recently used."""
+    async def list(self, tenant: Tenant, only: AgentFilter = EVERY_AGENT) -> Sequence[AgentSummary]:
+        """The agents of `tenant`: those with a request first, then the most recently used."""
         ...
 
-    async def page(self, tenant: Tenant, limit: int, after: str | None = None) -> AgentPage:
+    async def requests(self, tenant: Tenant | None) -> Sequence[RunningRequest]:
+        """The requests that run or wait, in the order of their arrival; None: of all tenants."""
+        ...
+
+    async def page(
+        self,
+        tenant: Tenant,
+        limit: int,
+        after: str | None = None,
+        only: AgentFilter = EVERY_AGENT,
+    ) -> AgentPage:
         """At most `limit` saved agents, last saved first: those that come after `after`.
 
-        Its cost does not depend on how many agents there are. The first page begins with the agents
+        Its cost does not depend on how many agents there are, but on how many `only` passes over.
+        The first page begins with the agents
         whose first turn has not ended. Raises AgentNotFoundError if `after` is not saved.
         """
         ...

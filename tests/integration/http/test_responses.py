@@ -229,6 +229,31 @@ def test_a_call_that_was_cut_is_an_incomplete_item(client: OpenAI) -> None:
     assert cached(again) >= prompt(again) - 40, "the cut call as it was computed"
 
 
+def test_the_tokens_of_a_prompt_are_counted_as_a_response_has_them(client: OpenAI) -> None:
+    first = ask(client, talk.HELLO)
+    for words, previous in ((None, None), ("Be brief.", None), (None, first.id)):
+        count = client.responses.input_tokens.count(
+            model=talk.MODEL, input=talk.NAME, instructions=words, previous_response_id=previous
+        )
+        reply = client.responses.create(
+            model=talk.MODEL,
+            input=talk.NAME,
+            instructions=words,
+            previous_response_id=previous,
+            max_output_tokens=1,
+        )
+        assert reply.usage is not None
+        assert count.input_tokens == reply.usage.input_tokens
+    assert client.responses.input_tokens.count(input=talk.HELLO).input_tokens > 0
+
+
+def test_compaction_is_refused_with_its_reason(client: OpenAI) -> None:
+    with pytest.raises(openai.InternalServerError) as refused:
+        client.with_options(max_retries=0).responses.compact(model=talk.MODEL, input=talk.HELLO)
+    assert refused.value.status_code == 501
+    assert "not offered" in refused.value.message
+
+
 def test_errors_are_of_the_sdks_classes(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as wrong:
         client.responses.create(model=talk.MODEL, input=talk.HELLO, background=True)

@@ -20,7 +20,7 @@ from semantic.domain.errors import (
 from semantic.domain.identity import Identity
 from semantic.domain.match import MatchEnd
 from semantic.domain.stored import Manifest
-from semantic.ports.agents import AgentDetail, AgentSummary
+from semantic.ports.agents import AgentDetail, AgentFilter, AgentSummary
 from tests.support.served_agents import AgentsWorld
 from tests.unit.application.thread_world import Panic
 
@@ -117,6 +117,61 @@ def test_states_of_requests(served: AgentsWorld) -> None:
     assert names(served)[-1] == "old"
     served.submit("old", 20)
     assert names(served)[0] == "old"
+
+
+def test_requests_that_run_and_wait_are_listed(served: AgentsWorld) -> None:
+    served.turn("ada", 600)
+    served.submit("ada", 700)
+    served.submit("bob", 20, tenant="other")
+    for number in range(8):
+        served.submit(f"more {number}", 20)
+    seen = set()
+    while served.engine.has_work:
+        served.engine.step_once()
+        found = asyncio.run(served.agents.requests(""))
+        for one in found[:1]:
+            seen.add((one.agent_id, one.state))
+            assert one.agent_id != "ada" or one.prompt_tokens == 700
+            assert one.cached_tokens <= one.read_tokens <= one.prompt_tokens
+            assert one.seconds >= 0
+        everybody = asyncio.run(served.agents.requests(None))
+        assert len(everybody) == len(served.engine.requests)
+        assert all(one.agent_id != "bob" for one in found)
+    assert ("ada", "decode") in seen
+    assert asyncio.run(served.agents.requests(None)) == []
+
+
+@pytest.mark.parametrize(
+    ("only", "expected"),
+    [
+        (AgentFilter(), {"sub/a", "sub/b", "c", "d"}),
+        (AgentFilter(prefix="sub/"), {"sub/a", "sub/b"}),
+        (AgentFilter(pinned=True), {"sub/b"}),
+        (AgentFilter(prefix="sub/", pinned=False), {"sub/a"}),
+        (AgentFilter(parent="sub/a"), {"d"}),
+        (AgentFilter(state="queued"), {"c"}),
+        (AgentFilter(state="idle", prefix="c"), set()),
+        (AgentFilter(prefix="z"), set()),
+    ],
+)
+def test_lists_and_pages_have_the_agents_that_are_chosen(
+    served: AgentsWorld, only: AgentFilter, expected: set[str]
+) -> None:
+    for number, name in enumerate(("sub/a", "sub/b", "c")):
+        served.turn(name, 20, first=number)
+    asyncio.run(served.agents.pin("sub/b", "", pinned=True))
+    asyncio.run(served.agents.fork("sub/a", "d", ""))
+    for number in range(8):
+        served.submit(f"x {number}", 600, tenant="other")
+    served.submit("c", 30, first=2)
+    assert {one.id for one in asyncio.run(served.agents.list("", only))} == expected
+    found: list[str] = []
+    after, more = None, True
+    while more:
+        page = asyncio.run(served.agents.page("", 1, after, only))
+        found += [one.id for one in page.agents]
+        after, more = found[-1] if found else None, page.has_more
+    assert sorted(found) == sorted(expected)
 
 
 def test_an_agent_in_its_first_turn_is_there(served: AgentsWorld) -> None:

@@ -22,7 +22,14 @@ from semantic.adapters.http.request_body import read_as
 from semantic.application.cache.match_report import end_reason
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.match import MatchEnd, MatchReport
-from semantic.ports.agents import AgentState, AgentSummary, Place, Tenant, TenantId
+from semantic.ports.agents import (
+    AgentFilter,
+    AgentState,
+    AgentSummary,
+    Place,
+    Tenant,
+    TenantId,
+)
 from semantic.ports.serving import ServingPort
 
 router = APIRouter(prefix="/v1/agents", tags=["Agents"])
@@ -171,6 +178,10 @@ async def list_agents(
     ] = None,
     after: Annotated[str | None, Query(description="The id of an agent; those after it.")] = None,
     tenant: TenantParameter = None,
+    prefix: Annotated[str | None, Query(description="Those whose names begin with it.")] = None,
+    pinned: Annotated[bool | None, Query(description="Those that are pinned, or not.")] = None,
+    state: Annotated[AgentState | None, Query(description="Those in this state.")] = None,
+    parent: Annotated[str | None, Query(description="The children of this agent.")] = None,
 ) -> Response:
     """All agents: those with an active request first, then by last use, newest first.
 
@@ -178,15 +189,16 @@ async def list_agents(
     on how many there are. An operator gets those of one tenant, or without `limit` of all.
     """
     agents, is_whole = agents_of(request), limit is None and after is None
+    only = AgentFilter(prefix, pinned, state, parent)
     if is_whole and tenant is None and is_operator(request):
-        whole = [(one, await agents.list(one)) for one in await agents.tenants()]
+        whole = [(one, await agents.list(one, only)) for one in await agents.tenants()]
         data = [_summary(agent, of) for of, found in whole for agent in found]
         return JSONResponse({"object": "list", "data": data})
     owner = _owner(request, tenant)
     if is_whole:
-        found = await agents.list(owner)
+        found = await agents.list(owner, only)
         return JSONResponse({"object": "list", "data": [_summary(one, owner) for one in found]})
-    page = await agents.page(owner, limit or _PAGE, after)
+    page = await agents.page(owner, limit or _PAGE, after, only)
     ids = [one.id for one in page.agents]
     document = {
         "object": "list",

@@ -13,7 +13,7 @@ from fastapi.responses import HTMLResponse
 from fastapi.telemetry import TelemetryConfig
 from starlette.middleware import Middleware
 
-from semantic.adapters.http import agents, anthropic, health, models, openai
+from semantic.adapters.http import agents, anthropic, health, models, openai, requests
 from semantic.adapters.http.context import ServerContext
 from semantic.adapters.http.errors import add_error_handlers
 from semantic.adapters.http.lifecycle import Lifecycle
@@ -109,7 +109,7 @@ def _middleware(settings: ServerSettings, model: str) -> Sequence[Middleware]:
 
 
 def _add_routes(app: FastAPI) -> None:
-    for module in (health, models, openai, openai_responses, agents):
+    for module in (health, models, openai, openai_responses, agents, requests):
         app.include_router(module.router, responses=documented(OpenAIError))
     app.include_router(anthropic.router, responses=documented(AnthropicError))
 

@@ -10,6 +10,8 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 from typing import TypeAlias
 
 from semantic.application.agents.footprint import (
@@ -18,6 +20,7 @@ from semantic.application.agents.footprint import (
     Chains,
     footprints,
 )
+from semantic.application.agents.listing import walk
 from semantic.application.cache.origin import (
     children_of,
     parent_in,
@@ -30,11 +33,15 @@ from semantic.domain.block_hash import Part, Scope, tenant_id, tenant_tag
 from semantic.domain.errors import AgentNotFoundError, InvalidRequestError, StoreError
 from semantic.domain.stored import Found, Manifest, StoreStats, Tier
 from semantic.ports.agents import (
+    EVERY_AGENT,
     AgentBlock,
     AgentDetail,
+    AgentFilter,
     AgentState,
     AgentSummary,
     Place,
+    RequestState,
+    RunningRequest,
     Tenant,
     TenantId,
 )
@@ -121,6 +128,25 @@ class AgentDirectory:
                 )
         return found
 
+    def requests(self, engine: BlockPoolBatchEngine, tenant: Owner | None) -> list[RunningRequest]:
+        """See `AgentsPort.requests`."""
+        secret = self._store.secret
+        chosen = [one for one in engine.requests if tenant is None or one.tenant == tenant]
+        ids = {one.tenant: tenant_id(secret, tenant_tag(secret, one.tenant)) for one in chosen}
+        return [
+            RunningRequest(
+                one.agent_id,
+                TenantId(ids[one.tenant]),
+                _state(one),
+                len(one.prompt),
+                min(one.computed, len(one.prompt)),
+                one.cached_tokens,
+                len(one.generated),
+                engine.seconds_of(one),
+            )
+            for one in sorted(chosen, key=lambda one: one.number)
+        ]
+
     def fork(self, engine: BlockPoolBatchEngine, agent_id: str, new_id: str, tenant: str) -> None:
         """See `AgentsPort.fork`."""
         require_id(new_id)
@@ -167,11 +193,17 @@ class AgentDirectory:
         return self._store.stats()
 
     def saved(
-        self, tenant: Owner, limit: int, after: str | None = None
+        self,
+        tenant: Owner,
+        limit: int,
+        after: str | None = None,
+        only: AgentFilter = EVERY_AGENT,
+        seen: Mapping[str, Activity] | None = None,
     ) -> tuple[Sequence[Manifest], bool]:
         """At most `limit` saved agents, last saved first, and whether more come after them.
 
-        Those that come after the agent `after`. Raises AgentNotFoundError if it is not saved.
+        Those that come after the agent `after`, and that `only` accepts; `seen` are those with a
+        request. Raises AgentNotFoundError if `after` is not saved.
         """
         scope, last = self._scope(tenant), None
         if after is not None:
@@ -179,7 +211,18 @@ class AgentDirectory:
             if before is None:
                 raise _unknown(after)
             last = before.place
-        found = self._store.page(scope, limit + 1, last)
+        idle, states = Activity(), seen or {}
+        chosen = (
+            one
+            for one in walk(self._store, scope, limit + 1, last)
+            if only.accepts(
+                one.agent_id,
+                states.get(one.agent_id, idle).state,
+                parent_of(one),
+                pinned=one.pinned,
+            )
+        )
+        found = list(islice(chosen, limit + 1))
         return found[:limit], len(found) > limit
 
     def page(
@@ -189,6 +232,7 @@ class AgentDirectory:
         seen: Mapping[str, Activity],
         *,
         is_first: bool,
+        only: AgentFilter = EVERY_AGENT,
     ) -> list[AgentSummary]:
         """The agents `saved`; on the first page after those that have a request and are not saved.
 
@@ -200,7 +244,7 @@ class AgentDirectory:
             for name, one in (seen.items() if is_first else ())
             if name not in names and self._store.manifest(scope, name) is None
         ]
-        found = [*new, *self._summaries(saved, seen)]
+        found = [*filter(partial(_is_one, only), new), *self._summaries(saved, seen)]
         return [replace(one, children=self._children(one.id, tenant, seen)) for one in found]
 
     def show(self, agent_id: str, tenant: Owner, seen: Mapping[str, Activity]) -> AgentDetail:
@@ -288,14 +332,24 @@ class AgentDirectory:
             client=client,
         )
 
-    def list(self, tenant: Owner, seen: Mapping[str, Activity]) -> list[AgentSummary]:
+    def list(
+        self, tenant: Owner, seen: Mapping[str, Activity], only: AgentFilter = EVERY_AGENT
+    ) -> list[AgentSummary]:
         """See `AgentsPort.list`; `seen` is the result of `activity`."""
         summaries = self._summaries(self._manifests(tenant), seen)
         saved = {one.id for one in summaries}
         summaries += [self._unsaved(name, one) for name, one in seen.items() if name not in saved]
         children = children_of({one.id: one.parent for one in summaries})
-        summaries = [replace(one, children=children.get(one.id, ())) for one in summaries]
+        summaries = [
+            replace(one, children=children.get(one.id, ()))
+            for one in summaries
+            if _is_one(only, one)
+        ]
         return sorted(summaries, key=lambda one: (one.state == "idle", -(one.last_used or 0.0)))
+
+
+def _is_one(only: AgentFilter, one: AgentSummary) -> bool:
+    return only.accepts(one.id, one.state, one.parent, pinned=one.pinned)
 
 
 def require_id(agent_id: str) -> None:
@@ -314,10 +368,10 @@ def _is_idle(agent_id: str, seen: Mapping[str, Activity]) -> bool:
     return agent_id in seen and seen[agent_id].state == "idle"
 
 
-_STATES: Mapping[Phase, AgentState] = {Phase.PREFILL: "prefill", Phase.DECODE: "decode"}
+_STATES: Mapping[Phase, RequestState] = {Phase.PREFILL: "prefill", Phase.DECODE: "decode"}
 
 
-def _state(request: Request) -> AgentState:
+def _state(request: Request) -> RequestState:
     """The displayed state of a request; loading a stored prefix counts as prefill."""
     if request.phase is Phase.LOAD:
         return "prefill"

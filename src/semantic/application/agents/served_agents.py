@@ -15,7 +15,16 @@ from semantic.application.agents.finder import AgentFinder
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.application.engine.calls import guarded
 from semantic.domain.stored import StoreStats
-from semantic.ports.agents import AgentDetail, AgentPage, AgentSummary, Tenant, TenantId
+from semantic.ports.agents import (
+    EVERY_AGENT,
+    AgentDetail,
+    AgentFilter,
+    AgentPage,
+    AgentSummary,
+    RunningRequest,
+    Tenant,
+    TenantId,
+)
 
 T = TypeVar("T")
 
@@ -52,20 +61,38 @@ class ServedAgents:
         owners = await self._call(self._directory.owners)
         return sorted(owners, key=lambda one: one.id)
 
-    async def list(self, tenant: Tenant) -> Sequence[AgentSummary]:
+    async def list(self, tenant: Tenant, only: AgentFilter = EVERY_AGENT) -> Sequence[AgentSummary]:
         """See `AgentsPort.list`."""
         owner = await self._owner(tenant)
         seen = await self._activity(owner)
-        return await self._work(lambda: self._directory.list(owner, seen))
+        return await self._work(lambda: self._directory.list(owner, seen, only))
 
-    async def page(self, tenant: Tenant, limit: int, after: str | None = None) -> AgentPage:
+    async def requests(self, tenant: Tenant | None) -> Sequence[RunningRequest]:
+        """See `AgentsPort.requests`."""
+        directory = self._directory
+        return await self._call(
+            lambda engine: directory.requests(
+                engine, None if tenant is None else directory.owner(engine, tenant)
+            )
+        )
+
+    async def page(
+        self,
+        tenant: Tenant,
+        limit: int,
+        after: str | None = None,
+        only: AgentFilter = EVERY_AGENT,
+    ) -> AgentPage:
         """See `AgentsPort.page`."""
         owner = await self._owner(tenant)
-        saved, has_more = await self._work(lambda: self._directory.saved(owner, limit, after))
+        asking = {} if only.state is None else await self._activity(owner, ())
+        saved, has_more = await self._work(
+            lambda: self._directory.saved(owner, limit, after, only, asking)
+        )
         seen = await self._activity(owner, [one.agent_id for one in saved])
         is_first = after is None
         agents = await self._work(
-            lambda: self._directory.page(owner, saved, seen, is_first=is_first)
+            lambda: self._directory.page(owner, saved, seen, is_first=is_first, only=only)
         )
         return AgentPage(tuple(agents), has_more)
 

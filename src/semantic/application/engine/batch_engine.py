@@ -136,12 +136,17 @@ class BlockPoolBatchEngine:
         self._validator.check(submission)
         cached = self._agents.recall(submission.agent_id, submission.tenant)
         request = self._validator.accept(submission, cached, next(self._numbers))
+        request.arrived = self._clock()
         with self._lock:
             self._scheduler.add(request)
             if self._prefixes is not None:
                 self._prefixes.shared.add(request)
             self._scheduler.admit()
             return request.uid
+
+    def seconds_of(self, request: Request) -> float:
+        """How long the engine has had `request`."""
+        return self._clock() - request.arrived
 
     def cancel(self, uid: str) -> bool:
         """See `GenerationEnginePort.cancel`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -297,3 +298,48 @@ def test_a_tenant_names_no_other_one(tenants: Tenants) -> None:
         assert error(refused) == (403, "tenant: expected an operator's key, see --operator-key")
     assert len(tenants.listed()) == 2
     assert "tenant" not in tenants.ask(KEYS[1], "GET", "/v1/agents").body.decode()
+
+
+def test_each_sees_its_own_requests_and_an_operator_those_of_all(tenants: Tenants) -> None:
+    for name, agent in zip(tenants.names, ("bob", "eve"), strict=True):
+        tenants.served.submit(agent, 600, tenant=name)
+    a, b = tenants.ids
+    (bob,) = requests_of(tenants, KEYS[0])
+    assert bob.pop("seconds") >= 0
+    assert bob == {
+        "object": "request",
+        "agent": "bob",
+        "state": "prefill",
+        "prompt_tokens": 600,
+        "read_tokens": 0,
+        "cached_tokens": 0,
+        "generated_tokens": 0,
+    }
+    found = [(one["agent"], one["tenant"]) for one in requests_of(tenants, OPERATOR)]
+    assert found == [("bob", a), ("eve", b)]
+    found = [
+        (one["agent"], one["tenant"]) for one in requests_of(tenants, OPERATOR, f"?tenant={b}")
+    ]
+    assert found == [("eve", b)]
+    assert tenants.ask(KEYS[0], "GET", f"/v1/requests?tenant={b}").status == 403
+    tenants.served.world.finish()
+    assert requests_of(tenants, OPERATOR) == []
+
+
+def requests_of(tenants: Tenants, key: str, query: str = "") -> list[dict[str, Any]]:
+    data = tenants.ask(key, "GET", f"/v1/requests{query}").json["data"]
+    assert isinstance(data, list)
+    return data
+
+
+def test_a_list_is_filtered_by_what_the_query_says(
+    server: RunningServer, served: AgentsWorld
+) -> None:
+    for name in ("a/1", "a/2", "b"):
+        served.turn(name, 20)
+    for query in ("?prefix=a/", "?prefix=a%2F&limit=5&state=idle&pinned=false"):
+        data = server.ask("GET", f"/v1/agents{query}").json["data"]
+        assert isinstance(data, list)
+        assert sorted(one["id"] for one in data) == ["a/1", "a/2"]
+    assert server.ask("GET", "/v1/agents?state=asleep").status == 400
+    assert server.ask("GET", "/v1/agents?parent=b").json["data"] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Annotated, Final, Literal
 
 from anyio import to_thread
@@ -9,7 +10,7 @@ from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import JSONResponse, Response
 
 from semantic.adapters.http.context import serving_of
-from semantic.adapters.http.errors import FieldError
+from semantic.adapters.http.errors import FieldError, WireError
 from semantic.adapters.http.identity import agent_of, identity_of, tenant_of
 from semantic.adapters.http.openai.requests import Caller
 from semantic.adapters.http.openai.responses import stored
@@ -20,6 +21,12 @@ from semantic.adapters.http.request_body import read_json
 from semantic.adapters.http.streaming import event_stream, start_stream, until_disconnect
 
 router: Final = APIRouter(tags=["openai"])
+
+_NO_COMPACTION: Final = (
+    "/v1/responses/compact is not offered: its items are encrypted by OpenAI's servers, and a "
+    "summary is an answer of the model. Expected a request for a summary to /v1/responses, whose "
+    "text begins the next conversation"
+)
 
 ResponseId = Annotated[str, Path(description="The response's id, as its body had it.")]
 
@@ -40,6 +47,27 @@ async def create_response(request: Request) -> Response:
     if parsed.stream:
         return event_stream(request, reply.events(request))
     return JSONResponse(await until_disconnect(request, reply.body()))
+
+
+@router.post("/v1/responses/input_tokens", openapi_extra=described("input"))
+async def count_input_tokens(request: Request) -> Response:
+    """The tokens of a response's prompt: instructions, tools, and the history it continues."""
+    body = await read_json(request)
+    serving, store = serving_of(request), stored.store_of(request)
+    body = {"model": serving.model.id, **body}
+    caller = Caller(tenant=tenant_of(request))
+    with stored.store_errors():
+        parsed = await to_thread.run_sync(response_request, body, serving.model, caller, store)
+    counting = serving.tokenize(parsed.ask.prompt, tenant=caller.tenant)
+    tokens = await until_disconnect(request, counting)
+    return JSONResponse({"object": "response.input_tokens", "input_tokens": len(tokens)})
+
+
+@router.post("/v1/responses/compact")
+async def compact_response(request: Request) -> Response:
+    """Not offered: an opaque summary would change answers without being seen."""
+    serving_of(request)
+    raise WireError(HTTPStatus.NOT_IMPLEMENTED, _NO_COMPACTION, code="not_implemented")
 
 
 @router.get("/v1/responses/{response_id}")
