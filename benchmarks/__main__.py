@@ -26,6 +26,7 @@ from benchmarks import (
     saving,
     server,
     server_load,
+    soak,
     start,
     turns,
 )
@@ -45,6 +46,7 @@ BENCHMARKS = {
     "saving": saving.run,
     "server": server.run,
     "server_load": server_load.run,
+    "soak": soak.run,
     "start": start.run,
     "turns": turns.run,
 }
