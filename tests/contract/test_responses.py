@@ -117,6 +117,23 @@ def test_the_oldest_go_first(make: Make, tmp_path: Path) -> None:
         assert kept.get("t", "resp_2") is None
 
 
+def test_a_tenant_takes_no_room_from_one_that_has_less(make: Make, tmp_path: Path) -> None:
+    numbers = range(10, 30)
+    each = cost(response(10, size=1000))
+    with closing(make(tmp_path, 6 * each)) as kept:
+
+        def left(tenant: str) -> list[int]:
+            return [n for n in numbers if kept.get(tenant, f"resp_{n}") is not None]
+
+        kept.put("b", response(10, size=1000))
+        for number in numbers:
+            kept.put("a", response(number, size=1000))
+        assert (left("b"), left("a")) == ([10], [25, 26, 27, 28, 29])
+        for number in numbers:
+            kept.put("b", response(number, size=1000))
+        assert (left("b"), left("a")) == ([27, 28, 29], [27, 28, 29])
+
+
 def test_what_was_deleted_makes_room(make: Make, tmp_path: Path) -> None:
     each = cost(response(1, size=1000))
     with closing(make(tmp_path, 2 * each)) as kept:

@@ -37,9 +37,14 @@ class FairLru(Generic[K, V]):
         own.move_to_end(key)
         return found[0]
 
+    def peek(self, tenant: str, key: K) -> V | None:
+        """The value, which does not count as used; None if there is none."""
+        found = self._tenants.get(tenant, OrderedDict()).get(key)
+        return None if found is None else found[0]
+
     def put(self, tenant: str, key: K, value: V, weight: int = 1) -> None:
         """Replace the value of `key`, and drop others; one above the limit itself is not kept."""
-        self._drop(tenant, key)
+        self.remove(tenant, key)
         if weight > self._most:
             return
         own = self._tenants.setdefault(tenant, OrderedDict())
@@ -48,16 +53,18 @@ class FairLru(Generic[K, V]):
         while self._weight > self._most:
             spared = tenant if len(own) == 1 else None
             heaviest = max(self._weights, key=lambda one: (one != spared, self._weights[one]))
-            self._drop(heaviest, next(iter(self._tenants[heaviest])))
+            self.remove(heaviest, next(iter(self._tenants[heaviest])))
 
-    def _drop(self, tenant: str, key: K) -> None:
+    def remove(self, tenant: str, key: K) -> bool:
+        """Drop a value; False if there is none."""
         own = self._tenants.get(tenant, OrderedDict())
         dropped = own.pop(key, None)
         if dropped is None:
-            return
+            return False
         self._count(tenant, -dropped[1])
         if not own:
             del self._tenants[tenant], self._weights[tenant]
+        return True
 
     def _count(self, tenant: str, weight: int) -> None:
         self._weight += weight

@@ -14,6 +14,7 @@ from semantic.domain.chat import Message, Role, Tool, ToolCall
 from semantic.domain.digest import digest
 from semantic.domain.responses import StoredResponse
 
+_OWNER_BYTES: Final = 16
 _BODY: Final = b"\n"
 """Separates the fields of a response from its body; one-line JSON does not contain it."""
 
@@ -26,6 +27,11 @@ def key_of(tenant: str, response_id: str) -> bytes:
     """The key of a response, 32 bytes. It cannot be derived without the tenant's name and reveals
     neither tenant nor id."""
     return digest("response-key-v1", _utf8(tenant), _utf8(response_id))
+
+
+def owner_of(tenant: str) -> bytes:
+    """What a tenant's responses are counted under, 16 bytes; reveals no name."""
+    return digest("response-owner-v1", _utf8(tenant))[:_OWNER_BYTES]
 
 
 def encoded(response: StoredResponse) -> bytes:

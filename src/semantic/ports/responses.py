@@ -8,7 +8,8 @@ from semantic.domain.responses import StoredResponse
 
 
 class ResponsesPort(Protocol):
-    """Responses by tenant and id, within a budget of bytes; the oldest are evicted.
+    """Responses by tenant and id, within a budget of bytes; the oldest are evicted, those of the
+    tenant that has most first.
 
     Thread-safe; calls may block and must not be made on an event loop. Each raises StoreError if it
     cannot be done now. Nothing may be called after `close`.

@@ -72,6 +72,25 @@ def test_the_order_survives_a_restart(path: Path) -> None:
     assert path.stat().st_size == size, "room that is free is used again"
 
 
+def test_a_file_of_the_version_before_is_used_with_what_it_has(path: Path) -> None:
+    fill(path, 1, 2)
+    with closing(sqlite3.connect(path)) as db:
+        for name in ("TRIGGER owners_come", "TRIGGER owners_go", "TABLE owners"):
+            db.execute(f"DROP {name}")
+        db.execute("DROP INDEX records_by_owner")
+        db.execute("ALTER TABLE records DROP COLUMN owner")
+        db.execute("PRAGMA user_version = 1")
+        [total] = db.execute("SELECT bytes FROM total").fetchone()
+    fill(path, 3, max_bytes=total)
+    with closing(SqliteResponses(path, AMPLE)) as kept:
+        found = [kept.get("t", f"resp_{number}") for number in (1, 2, 3)]
+    assert found == [None, response(2), response(3)]
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("SELECT sum(bytes) FROM owners").fetchone() == (
+            db.execute("SELECT bytes FROM total").fetchone()
+        )
+
+
 def test_nobody_else_may_read_the_files(path: Path) -> None:
     with closing(SqliteResponses(path, AMPLE)) as kept:
         kept.put("t", response(1))

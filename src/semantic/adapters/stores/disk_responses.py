@@ -11,7 +11,13 @@ from pathlib import Path
 
 from semantic.adapters.stores.records import Records, UnusableFileError
 from semantic.domain.errors import StoreError
-from semantic.domain.response_record import DamagedRecordError, decoded, encoded, key_of
+from semantic.domain.response_record import (
+    DamagedRecordError,
+    decoded,
+    encoded,
+    key_of,
+    owner_of,
+)
 from semantic.domain.responses import StoredResponse
 from semantic.ports.responses import ResponsesPort
 
@@ -21,7 +27,8 @@ def _ignore(_: str) -> None:
 
 
 class SqliteResponses:
-    """Implements `ResponsesPort`; beyond `max_bytes` the oldest responses are deleted.
+    """Implements `ResponsesPort`; beyond `max_bytes` the oldest responses are deleted, those of the
+    tenant with most first.
 
     The file is created on first use; its folder must exist. `notify` receives a sentence when a
     corrupt file was quarantined.
@@ -41,7 +48,7 @@ class SqliteResponses:
         return found if found.id == response_id else None
 
     def put(self, tenant: str, response: StoredResponse) -> None:
-        self._records.put(key_of(tenant, response.id), encoded(response))
+        self._records.put(key_of(tenant, response.id), encoded(response), owner_of(tenant))
 
     def delete(self, tenant: str, response_id: str) -> bool:
         """See `ResponsesPort.delete`. The text is overwritten, in the log too."""

@@ -2,7 +2,7 @@
 
 Every row has a checksum; a row that does not match it does not exist. SQLite's errors are sorted
 into failures of the system (StoreError) and a corrupt file, which is quarantined and replaced.
-Knows nothing of what the bytes mean.
+Knows nothing of what the bytes mean, and owners by name only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final
 from semantic.domain.digest import digest
 from semantic.domain.errors import StoreError
 
-VERSION: Final = 1
+VERSION: Final = 2
 ROW_BYTES: Final = 512
 """What a row costs beside its data: key, checksum, entries of two B-trees, the rest of a page."""
 
@@ -50,6 +50,27 @@ CREATE TRIGGER records_go AFTER DELETE ON records
     BEGIN UPDATE total SET bytes = bytes - old.cost; END
 """
 
+_OWNERS: Final = """
+ALTER TABLE records ADD COLUMN owner BLOB NOT NULL DEFAULT x''
+--
+CREATE INDEX records_by_owner ON records(owner, number)
+--
+CREATE TABLE owners(owner BLOB PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID
+--
+CREATE INDEX owners_by_size ON owners(bytes)
+--
+INSERT INTO owners SELECT x'', bytes FROM total WHERE bytes > 0
+--
+CREATE TRIGGER owners_come AFTER INSERT ON records BEGIN
+    INSERT INTO owners VALUES (new.owner, new.cost)
+        ON CONFLICT (owner) DO UPDATE SET bytes = bytes + new.cost; END
+--
+CREATE TRIGGER owners_go AFTER DELETE ON records BEGIN
+    UPDATE owners SET bytes = bytes - old.cost WHERE owner = old.owner;
+    DELETE FROM owners WHERE owner = old.owner AND bytes <= 0; END
+"""
+"""What version 2 has besides; records of version 1 have the empty owner."""
+
 FileId = tuple[int, int]
 """Device and inode."""
 
@@ -74,8 +95,9 @@ class UnusableFileError(StoreError):
 class Records:
     """The file is created on first use; its folder must exist. Thread-safe.
 
-    Beyond `max_bytes` the oldest records are deleted. `noun` names the records in messages;
-    `notify` receives a sentence when a corrupt file was quarantined.
+    Beyond `max_bytes` the oldest records are deleted: those of the owner that has most, as long as
+    that is more than the one that writes will have, else its own. `noun` names the records in
+    messages; `notify` receives a sentence when a corrupt file was quarantined.
     """
 
     def __init__(
@@ -98,13 +120,13 @@ class Records:
         good = isinstance(data, bytes) and proof == _proof_of(key, data)
         return data if good else None
 
-    def put(self, key: bytes, data: bytes) -> None:
+    def put(self, key: bytes, data: bytes, owner: bytes = b"") -> None:
         """Store `data` under `key`, replacing any earlier record. Raises StoreError."""
         try:
-            self._put(key, data)
+            self._put(key, data, owner)
         except BrokenDatabaseError:
             try:
-                self._put(key, data)
+                self._put(key, data, owner)
             except BrokenDatabaseError as error:
                 raise StoreError(f"{self._noun} cannot be stored: {error}") from error
 
@@ -123,30 +145,44 @@ class Records:
         """Close the file; the next call opens it again."""
         self._database.close()
 
-    def _put(self, key: bytes, data: bytes) -> None:
+    def _put(self, key: bytes, data: bytes, owner: bytes) -> None:
         cost = len(data) + ROW_BYTES
         with self._database.held() as db:
             db.execute("BEGIN IMMEDIATE")
             db.execute("DELETE FROM records WHERE key = ?", (key,))
             if cost <= self._max_bytes:
-                self._evict_for(db, cost)
+                self._evict_for(db, cost, owner)
                 db.execute(
-                    "INSERT INTO records(key, cost, proof, data) VALUES (?, ?, ?, ?)",
-                    (key, cost, _proof_of(key, data), data),
+                    "INSERT INTO records(key, cost, proof, data, owner) VALUES (?, ?, ?, ?, ?)",
+                    (key, cost, _proof_of(key, data), data, owner),
                 )
             db.execute("COMMIT")
 
-    def _evict_for(self, db: sqlite3.Connection, cost: int) -> None:
-        """Delete the oldest until `cost` more bytes fit."""
+    def _evict_for(self, db: sqlite3.Connection, cost: int, owner: bytes) -> None:
+        """Delete the oldest until `cost` more bytes of `owner` fit."""
         over = db.execute("SELECT bytes FROM total").fetchone()[0] + cost - self._max_bytes
+        own = db.execute("SELECT bytes FROM owners WHERE owner = ?", (owner,)).fetchone() or (0,)
         while over > 0:
-            oldest = db.execute(
-                "SELECT number, cost FROM records ORDER BY number LIMIT 1"
-            ).fetchone()
+            oldest = _oldest_of_larger(db, owner, own[0] + cost) or _oldest(db, owner)
+            oldest = oldest or _oldest_of_larger(db, owner, 0)
             if oldest is None:
                 return
             db.execute("DELETE FROM records WHERE number = ?", (oldest[0],))
             over -= oldest[1]
+
+
+def _oldest(db: sqlite3.Connection, owner: bytes) -> tuple[int, int] | None:
+    """Number and cost of an owner's oldest record."""
+    sql = "SELECT number, cost FROM records WHERE owner = ? ORDER BY number LIMIT 1"
+    found: tuple[int, int] | None = db.execute(sql, (owner,)).fetchone()
+    return found
+
+
+def _oldest_of_larger(db: sqlite3.Connection, owner: bytes, n_bytes: int) -> tuple[int, int] | None:
+    """The same of the owner with most beside `owner`, if that is more than `n_bytes`."""
+    sql = "SELECT owner FROM owners WHERE owner != ? AND bytes > ? ORDER BY bytes DESC LIMIT 1"
+    found = db.execute(sql, (owner, n_bytes)).fetchone()
+    return None if found is None else _oldest(db, found[0])
 
 
 class RecordDatabase:
@@ -304,16 +340,18 @@ def _configure(db: sqlite3.Connection) -> None:
 def _require_tables(db: sqlite3.Connection) -> None:
     [application] = db.execute("PRAGMA application_id").fetchone()
     [version] = db.execute("PRAGMA user_version").fetchone()
-    if application == _APPLICATION:
+    is_ours = application == _APPLICATION
+    if is_ours and version == VERSION:
+        return
+    if is_ours:
         if version > VERSION:
             raise UnusableFileError(
                 f"the file has format {version}, written by a later version; "
                 f"expected at most {VERSION}"
             )
-        return
-    if db.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
+    elif db.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
         raise BrokenDatabaseError("it is a database of another program")
-    for statement in _TABLES.split("--"):
+    for statement in (_OWNERS if is_ours else f"{_TABLES}--{_OWNERS}").split("--"):
         db.execute(statement)
     db.execute(f"PRAGMA application_id = {_APPLICATION}")
     db.execute(f"PRAGMA user_version = {VERSION}")
