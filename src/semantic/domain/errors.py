@@ -5,6 +5,7 @@
     │   ├── InvalidRequestError          a field is wrong
     │   ├── ContextOverflowError         longer than the model's context
     │   ├── AgentNotFoundError           no agent of that name
+    │   ├── PinLimitError                more pinned than the tenant's part of the store
     │   ├── ModelNotFoundError           no such model, or its folder is broken
     │   └── CacheReconstructionError     the cache given does not belong to this model
     ├── CapacityError                retry later, or send a smaller request
@@ -64,6 +65,10 @@ class ContextOverflowError(RequestError, ValueError):
 
 class AgentNotFoundError(RequestError, LookupError):
     """There is no agent of that name, or it is another tenant's."""
+
+
+class PinLimitError(RequestError, ValueError):
+    """A tenant would have pinned more than its part of the store; it must unpin others."""
 
 
 class ModelNotFoundError(RequestError, LookupError):

@@ -163,6 +163,17 @@ COUNTERS = (
 
 
 @dataclass(frozen=True, slots=True)
+class Pinned:
+    """What a tenant has pinned in bytes, and how many stay whatever others store.
+
+    That is an equal part of the quota, `max_bytes`; None if the tenant is alone.
+    """
+
+    n_bytes: int
+    max_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class StoreStats:
     """One tier's contents, and counts of events since it was opened.
 

@@ -177,7 +177,8 @@ class AgentsPort(Protocol):
     async def pin(self, agent_id: str, tenant: Tenant, *, pinned: bool) -> AgentSummary:
         """Exempt its blocks from eviction, or undo that.
 
-        Raises InvalidRequestError if the agent has not been saved yet.
+        Raises InvalidRequestError if the agent has not been saved yet, and PinLimitError if the
+        tenant would have pinned more than its part of the store.
         """
         ...
 

@@ -16,6 +16,7 @@ from semantic.domain.stored import (
     BlockRead,
     Found,
     Manifest,
+    Pinned,
     Place,
     StoredBlock,
     StoreStats,
@@ -136,6 +137,10 @@ class CacheStorePort(Protocol):
 
     def remove(self, scope: Scope, agent_id: str) -> bool:
         """Remove the agent's manifest; False if there is none. Its blocks stay until evicted."""
+        ...
+
+    def pinned(self, tenant: bytes) -> Pinned:
+        """What a tenant with this tag has pinned in the most durable tier, and its part of it."""
         ...
 
     # Life

@@ -150,3 +150,16 @@ def _tenants(store: DiskStore) -> list[object]:
     with store._store.index.reading() as db:
         sql = "SELECT tag, n_agents, bytes, pinned FROM tenants WHERE bytes > 0 ORDER BY tag"
         return db.execute(sql).fetchall()
+
+
+def test_a_tenants_part_is_what_its_pins_are_sure_of(store: CacheStorePort) -> None:
+    assert turn(store, A, 0, pinned=True)
+    assert turn(store, A, 1)
+    alone = store.pinned(A.tenant)
+    assert (alone.n_bytes > 0, alone.max_bytes) == (True, None)
+    [tier] = store.stats()
+    assert store.pinned(B.tenant).max_bytes == tier.max_bytes // 2
+    assert turn(store, B, 0)
+    turn(store, C, 0, pinned=True)
+    assert store.pinned(A.tenant) == replace(alone, max_bytes=tier.max_bytes // 3)
+    assert store.pinned(B.tenant).n_bytes == 0

@@ -27,6 +27,7 @@ from semantic.domain.errors import (
     InvalidRequestError,
     ModelNotFoundError,
     OverloadedError,
+    PinLimitError,
     RequestError,
     TenantLimitError,
 )
@@ -150,6 +151,8 @@ def _wrong_request(error: RequestError) -> Problem:
             return Problem(400, str(error), param, code, tokens=tokens)
         case AgentNotFoundError():
             return Problem(404, str(error), code="agent_not_found")
+        case PinLimitError():
+            return Problem(403, str(error), "pinned", "pin_limit_exceeded")
         case ModelNotFoundError():
             return Problem(404, str(error), "model", "model_not_found")
         case FieldError():

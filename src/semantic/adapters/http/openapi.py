@@ -57,7 +57,7 @@ class Documented(TypedDict):
 STATUSES: Final[Mapping[int, str]] = {
     400: "A field is wrong; the message names it and what was expected.",
     401: "No valid API key.",
-    403: "The Origin header names a page that is not allowed.",
+    403: "Not with this key or from this page, or more would be pinned than a tenant may.",
     404: "No agent, model, response or route of that name.",
     405: "The path does not support this method.",
     408: "The request was not received in time.",

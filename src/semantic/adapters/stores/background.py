@@ -29,6 +29,7 @@ from semantic.domain.stored import (
     BlockRead,
     Found,
     Manifest,
+    Pinned,
     Place,
     StoredBlock,
     StoreStats,
@@ -286,6 +287,10 @@ class BackgroundStore:
                     del self._queue[number]
             self._changed.wait_for(lambda: not self._is_saving((scope, agent_id)))
         return self._inner.remove(scope, agent_id) or was_queued
+
+    def pinned(self, tenant: bytes) -> Pinned:
+        """See `CacheStorePort.pinned`. Queued manifests do not count yet."""
+        return self._inner.pinned(tenant)
 
     # Life
 

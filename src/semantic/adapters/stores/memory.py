@@ -28,6 +28,7 @@ from semantic.domain.stored import (
     BlockRead,
     Found,
     Manifest,
+    Pinned,
     Place,
     StoredBlock,
     StoreStats,
@@ -258,6 +259,12 @@ class MemoryStore:
                 return False
             self._drop_agent((scope, agent_id))
             return True
+
+    def pinned(self, tenant: bytes) -> Pinned:
+        with self._lock:
+            n_bytes = self._tenants.get(tenant, _Tenant()).pinned_bytes
+            n_tenants = len(self._tenants.keys() | {tenant})
+        return Pinned(n_bytes, None if n_tenants == 1 else self._max_bytes // n_tenants)
 
     # Life
 

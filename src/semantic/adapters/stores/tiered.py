@@ -19,6 +19,7 @@ from semantic.domain.stored import (
     BlockRead,
     Found,
     Manifest,
+    Pinned,
     Place,
     StoredBlock,
     StoreStats,
@@ -141,6 +142,9 @@ class TieredStore:
             self._cold.remove(scope, agent_id),
         )
         return warm or cold
+
+    def pinned(self, tenant: bytes) -> Pinned:
+        return self._cold.pinned(tenant)
 
     # Life
 

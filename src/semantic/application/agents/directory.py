@@ -30,7 +30,12 @@ from semantic.application.cache.origin import (
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.application.request import Phase, Request
 from semantic.domain.block_hash import Part, Scope, tenant_id, tenant_tag
-from semantic.domain.errors import AgentNotFoundError, InvalidRequestError, StoreError
+from semantic.domain.errors import (
+    AgentNotFoundError,
+    InvalidRequestError,
+    PinLimitError,
+    StoreError,
+)
 from semantic.domain.stored import Found, Manifest, StoreStats, Tier
 from semantic.ports.agents import (
     EVERY_AGENT,
@@ -187,6 +192,19 @@ class AgentDirectory:
             raise _unknown(agent_id)
 
     # On any thread
+
+    def require_pinnable(self, agent_id: str, tenant: Owner) -> None:
+        """Raise PinLimitError if the tenant would have more pinned than its part of the store."""
+        scope = self._scope(tenant)
+        saved, part = self._store.manifest(scope, agent_id), self._store.pinned(scope.tenant)
+        if saved is None or saved.pinned or part.max_bytes is None:
+            return
+        (footprint,) = self._footprints([saved])
+        if part.n_bytes + footprint.n_bytes > part.max_bytes:
+            raise PinLimitError(
+                f"agent {agent_id!r:.300} has {footprint.n_bytes} bytes and {part.n_bytes} are "
+                f"pinned: expected at most {part.max_bytes} together, your part of the store"
+            )
 
     def stores(self) -> Sequence[StoreStats]:
         """Statistics of each tier of the store."""

@@ -110,6 +110,9 @@ class ServedAgents:
     async def pin(self, agent_id: str, tenant: Tenant, *, pinned: bool) -> AgentSummary:
         """See `AgentsPort.pin`."""
         directory = self._directory
+        if pinned:
+            owner = await self._owner(tenant)
+            await self._work(lambda: directory.require_pinnable(agent_id, owner))
         await self._call(
             lambda engine: directory.pin(
                 engine, agent_id, directory.owner(engine, tenant), pinned=pinned

@@ -13,6 +13,7 @@ from semantic.adapters.http.app import create_app
 from semantic.adapters.http.context import ServerContext
 from semantic.adapters.http.middleware import tenant_name
 from semantic.adapters.http.settings import ServerSettings
+from semantic.adapters.stores.memory import MemoryStore
 from semantic.domain.block_hash import tenant_id, tenant_tag
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import Reply, RunningServer, running
@@ -343,3 +344,28 @@ def test_a_list_is_filtered_by_what_the_query_says(
         assert sorted(one["id"] for one in data) == ["a/1", "a/2"]
     assert server.ask("GET", "/v1/agents?state=asleep").status == 400
     assert server.ask("GET", "/v1/agents?parent=b").json["data"] == []
+
+
+def test_beside_others_a_tenant_pins_no_more_than_its_part(tenants: Tenants) -> None:
+    store = tenants.served.store
+    assert isinstance(store, MemoryStore)
+    ample, n_bytes = store._max_bytes, tenants.ask(KEYS[0], "GET", "/v1/agents/ada").json["bytes"]
+    assert isinstance(n_bytes, int)
+    store._max_bytes = 2 * n_bytes - 1
+    refused = tenants.ask(KEYS[0], "POST", "/v1/agents/ada/pin", {"pinned": True})
+    message = (
+        f"agent 'ada' has {n_bytes} bytes and 0 are pinned: "
+        f"expected at most {n_bytes - 1} together, your part of the store"
+    )
+    assert error(refused) == (403, message)
+    assert refused.json["error"]["code"] == "pin_limit_exceeded"  # type: ignore[index]  # an object
+    assert tenants.ask(KEYS[0], "GET", "/v1/agents/ada").json["pinned"] is False
+    store._max_bytes = ample
+    assert tenants.ask(KEYS[0], "POST", "/v1/agents/ada/pin", {"pinned": True}).status == 200
+
+
+def test_alone_a_tenant_may_pin_everything(server: RunningServer, served: AgentsWorld) -> None:
+    served.turn("ada", 600)
+    assert isinstance(served.store, MemoryStore)
+    served.store._max_bytes = served.store.stats()[0].n_bytes
+    assert server.ask("POST", path("ada", "/pin"), {"pinned": True}).status == 200

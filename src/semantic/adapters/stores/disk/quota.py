@@ -22,6 +22,7 @@ from semantic.adapters.stores.disk.files import Counts
 from semantic.adapters.stores.disk.index import Index
 from semantic.adapters.stores.disk.schema import number, one, whole
 from semantic.domain.block_hash import BlockHash
+from semantic.domain.stored import Pinned
 
 _FIXED = 10 * PAGE
 """The folder, its four subfolders, FORMAT, secret and lock, and two pages to spare."""
@@ -47,6 +48,13 @@ class Quota:
     def pinned(self, db: sqlite3.Connection) -> int:
         """Bytes of the blocks and manifests of pinned agents."""
         return number(db, "pinned")
+
+    def pinned_of(self, db: sqlite3.Connection, tenant: bytes) -> Pinned:
+        """See `CacheStorePort.pinned`."""
+        _, n_bytes = agent_rows.bytes_of(db, tenant)
+        others = "SELECT count(*) FROM tenants WHERE bytes > 0 AND tag != ?"
+        n_others = whole(db.execute(others, (tenant,)).fetchone()[0])
+        return Pinned(n_bytes, self.max_bytes // (1 + n_others) if n_others else None)
 
     def reserve(
         self,

@@ -48,6 +48,7 @@ from semantic.domain.stored import (
     BlockRead,
     Found,
     Manifest,
+    Pinned,
     Place,
     StoredBlock,
     StoreStats,
@@ -225,6 +226,10 @@ class DiskStore:
         key = agent_key(scope, agent_id)
         with self._store.write_lock:
             return self._change(lambda: self._agents.remove(key), failed=False)
+
+    def pinned(self, tenant: bytes) -> Pinned:
+        part = self._store.quota.pinned_of
+        return self._query(lambda db: part(db, tenant), failed=Pinned(0, None))
 
     # Life
 
