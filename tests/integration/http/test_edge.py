@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import socket
@@ -335,6 +336,8 @@ def test_hosts_and_origins_can_be_allowed() -> None:
         (OverloadedError("full", retry_after=7), 503, "full"),
         (PoolExhaustedError("no room"), 503, "no room"),
         (ContextOverflowError("long", prompt_tokens=9, limit=5), 400, "context_length_exceeded"),
+        (OSError(errno.EMFILE, "private words"), 503, "overloaded"),
+        (OSError(errno.EIO, "private words"), 500, "internal_error"),
         (RuntimeError("private words"), 500, "internal_error"),
         (KeyError("private words"), 500, "internal_error"),
     ],

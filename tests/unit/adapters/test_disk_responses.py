@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import stat
@@ -270,6 +271,40 @@ def test_two_processes_share_the_file(path: Path) -> None:
         assert first.get("t", "resp_2") == response(2)
         assert second.delete("t", "resp_1")
         assert first.get("t", "resp_1") is None
+
+
+def test_a_folder_that_was_replaced_by_a_link_is_not_followed(
+    tmp_path: Path, told: list[str]
+) -> None:
+    folder, elsewhere = tmp_path / "store", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    disk = SqliteResponses(folder / "responses.db", AMPLE, told.append)
+    with closing(FallbackResponses(disk, MemoryResponses(AMPLE), told.append)) as kept:
+        kept.put("t", response(1))
+        disk.close()
+        folder.rename(tmp_path / "moved")
+        folder.symlink_to(elsewhere)
+        kept.put("t", response(2))
+        assert kept.get("t", "resp_2") == response(2)
+    assert list(elsewhere.iterdir()) == []
+    assert len(told) == 1
+    assert "was replaced" in told[0]
+
+
+def test_files_that_ran_out_are_tried_again(
+    path: Path, fallback: FallbackResponses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(path, 1)
+
+    def none_left(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", none_left)
+        with pytest.raises(StoreError, match="Too many open files"):
+            fallback.get("t", "resp_1")
+    assert fallback.get("t", "resp_1") == response(1)
 
 
 def test_a_locked_file_is_waited_for_and_then_done_without(

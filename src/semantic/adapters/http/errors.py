@@ -6,6 +6,7 @@ client as a fixed text with its request id; the traceback goes to the log under 
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -134,6 +135,9 @@ def problem_of(error: BaseException) -> Problem:
         case TenantLimitError():
             code = "rate_limit_exceeded"
             found = Problem(429, str(error), code=code, retry_after=error.retry_after)
+        case OSError(errno=errno.EMFILE | errno.ENFILE):
+            message = "too many files are open"
+            found = Problem(503, message, code="overloaded", retry_after=RETRY_SECONDS)
         case CapacityError():
             later = error.retry_after if isinstance(error, OverloadedError) else RETRY_SECONDS
             found = Problem(503, str(error), code="overloaded", retry_after=later)
@@ -243,6 +247,7 @@ def add_error_handlers(app: FastAPI) -> None:
     """Install handlers that turn everything a route may raise into an error response."""
     for kind in (WireError, RequestError, CapacityError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _expected)
+    app.add_exception_handler(OSError, _of_the_system)
     app.add_exception_handler(ClientDisconnectedError, _client_disconnected)
     app.add_exception_handler(Exception, _unexpected)
 
@@ -254,6 +259,14 @@ def _expected(request: Request, error: Exception) -> Response:
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             response.headers["allow"] = ", ".join(_allowed_methods(request))
     return response
+
+
+def _of_the_system(request: Request, error: Exception) -> Response:
+    problem = problem_of(error)
+    if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        raise error
+    logger.warning("request %s: %s", request_id_of(request.scope), error)
+    return problem_response(request.scope, problem)
 
 
 def _allowed_methods(request: Request) -> list[str]:

@@ -7,6 +7,7 @@ Knows nothing of what the bytes mean, and owners by name only.
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import stat
@@ -77,11 +78,10 @@ FileId = tuple[int, int]
 _CORRUPT: Final = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
 """SQLITE_ERROR is a table with another definition: the statements are constant."""
 
-_REFUSALS: Final = {
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_READONLY,
-    sqlite3.SQLITE_PERM,
-}
+_REFUSALS: Final = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}
+"""SQLITE_CANTOPEN is none: the file was opened before SQLite does, so descriptors ran out."""
+
+_TRANSIENT: Final = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
 
 
 class BrokenDatabaseError(Exception):
@@ -194,6 +194,7 @@ class RecordDatabase:
         self._notify = notify
         self._db: sqlite3.Connection | None = None
         self._file: FileId | None = None
+        self._folder: FileId | None = None
         self._mutex = threading.Lock()
 
     @contextmanager
@@ -262,6 +263,7 @@ class RecordDatabase:
         self._file = None
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
+            self._require_folder()
             for suffix in _SUFFIXES:
                 self._check_file(suffix)
             with suppress(FileExistsError):
@@ -269,9 +271,21 @@ class RecordDatabase:
                 os.close(os.open(self._path, flags, _OWNER_ONLY))
             return _file_id(self._path)
         except OSError as error:
-            raise UnusableFileError(
+            kind = StoreError if error.errno in _TRANSIENT else UnusableFileError
+            raise kind(
                 f"{self._noun} cannot be stored on disk: {error.strerror or error}"
             ) from error
+
+    def _require_folder(self) -> None:
+        """Raise UnusableFileError for a link in the folder's place, or another folder than before:
+        SQLite would follow it."""
+        found = self._path.parent.lstat()
+        here = found.st_dev, found.st_ino
+        if not stat.S_ISDIR(found.st_mode) or self._folder not in (None, here):
+            raise UnusableFileError(
+                f"{self._noun} cannot be stored on disk: {self._path.parent} was replaced"
+            )
+        self._folder = here
 
     def _check_file(self, suffix: str) -> None:
         path = self._path.with_name(self._path.name + suffix)

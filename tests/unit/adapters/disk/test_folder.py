@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from semantic.adapters.stores.disk import DiskStore, FileSystem
+from semantic.adapters.stores.disk import DiskStore, FileSystem, index
 from semantic.adapters.stores.disk.files import Where
+from semantic.domain.block_hash import Part
 from semantic.domain.digest import digest
 from semantic.domain.errors import StoreError
 from tests.support import store_blocks as make
@@ -50,6 +54,47 @@ def test_a_link_is_refused(root: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     root.symlink_to(tmp_path / "elsewhere")
     refused(root, "symbolic link")
+
+
+@pytest.mark.parametrize("is_linked", [True, False])
+def test_a_folder_that_is_gone_while_it_is_open_is_done_without(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, *, is_linked: bool
+) -> None:
+    """Nothing is written where a link leads, and the store goes on when its folder is back."""
+    elsewhere, moved = tmp_path / "elsewhere", tmp_path / "moved"
+    elsewhere.mkdir()
+    first, second, third = make.chain(700)
+    with opened(root) as store:
+        put_all(store, [first])
+        root.rename(moved)
+        if is_linked:
+            root.symlink_to(elsewhere)
+        assert not store.put(make.block(second))
+        assert not store.save(make.manifest("ada", 700))
+        assert not store.find([second.key(Part.FULL)])
+        assert [line.message.startswith(f"the store {root} was") for line in caplog.records] == [
+            True
+        ]
+        if is_linked:
+            root.unlink()
+        moved.rename(root)
+        put_all(store, [second, third])
+        assert all(is_read(store, link) for link in (first, second, third))
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_an_index_that_is_locked_for_a_while_is_tried_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "_WAIT_SECONDS", 0.01)
+    with opened(root) as store:
+        put_all(store, make.chain(300))
+    with closing(sqlite3.connect(root / "index.sqlite", isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        monkeypatch.setattr(time, "sleep", lambda _: other.execute("ROLLBACK"))
+        with opened(root) as store:
+            assert all(is_read(store, link) for link in make.chain(300))
+        assert not other.in_transaction
 
 
 def test_a_file_is_refused(root: Path) -> None:

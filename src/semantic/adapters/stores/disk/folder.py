@@ -16,6 +16,7 @@ import errno
 import hmac
 import itertools
 import json
+import logging
 import os
 import secrets
 import stat
@@ -41,6 +42,8 @@ from semantic.adapters.stores.disk.files import (
 )
 from semantic.domain.digest import digest
 from semantic.domain.errors import StoreError
+
+logger = logging.getLogger("semantic.store")
 
 FORMAT = 1
 SECRET_BYTES = 32
@@ -81,6 +84,8 @@ class Folder:
         self.session = secrets.token_hex(8)
         self._lock_fd: int | None = None
         self._session_fd: int | None = None
+        self._identity: tuple[int, int] | None = None
+        self._is_lost = False
         self._mutex = threading.RLock()
         self._depth = 0
         self._numbers = itertools.count()
@@ -89,6 +94,8 @@ class Folder:
         """Create what is missing and begin a session. Raises OSError or StoreError."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         self._lock_fd = self.files.open(self.root / "lock", flags)
+        found = self.files.lstat(self.root)
+        self._identity = found.st_dev, found.st_ino
         with self.locked(_OPEN_SECONDS):
             stamp = _read_stamp(self.root, self.files)
             if stamp is None:
@@ -118,7 +125,7 @@ class Folder:
     def locked(self, seconds: float = _LOCK_SECONDS) -> Iterator[None]:
         """Exclusive access to the folder; reentrant within a thread.
 
-        Raises OSError when the lock is not free after `seconds`.
+        Raises OSError when the lock is not free after `seconds`, or the folder is gone.
         """
         if not self._mutex.acquire(timeout=seconds):
             raise OSError(errno.EAGAIN, "another thread holds the lock of the store")
@@ -233,6 +240,7 @@ class Folder:
     def _take_lock(self, seconds: float) -> None:
         if self._lock_fd is None:
             raise OSError(errno.EBADF, "the store is closed")
+        self._require_same_folder()
         until = time.monotonic() + seconds
         pause = 0.0005
         while not self.files.try_lock(self._lock_fd):
@@ -240,6 +248,24 @@ class Folder:
                 raise OSError(errno.EAGAIN, "another process holds the lock of the store")
             time.sleep(pause)
             pause = min(2 * pause, _MAX_PAUSE)
+
+    def _require_same_folder(self) -> None:
+        """Raise OSError when the folder was removed or another one, or a link, has its name: files
+        would be written there. Logged the first time."""
+        try:
+            found = self.files.lstat(self.root)
+        except FileNotFoundError:
+            found = None
+        if found is not None and (found.st_dev, found.st_ino) == self._identity:
+            self._is_lost = False
+            return
+        if not self._is_lost:
+            self._is_lost = True
+            logger.warning(
+                "the store %s was removed or replaced: nothing is written to disk until it is back",
+                self.root,
+            )
+        raise OSError(errno.ESTALE, f"the folder {self.root} was removed or replaced")
 
 
 def open_folder(root: Path, files: FileSystem) -> Folder:

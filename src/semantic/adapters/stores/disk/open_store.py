@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +32,10 @@ Limit = int | Callable[[int], int]
 """A quota in bytes, or what makes it of the bytes that the folder takes already."""
 _RECOVERY_SECONDS = 60.0
 """How long to wait for the folder's lock."""
+_OPENING_SECONDS = 30.0
+"""How long an index that another process has locked is tried again: without it the whole life of
+this process passes without a disk."""
+_PAUSE_SECONDS = 0.05
 _MORE_TRIES = 6
 """After a rebuild in vain."""
 
@@ -57,7 +62,7 @@ class OpenStore:
         known = max_bytes if isinstance(max_bytes, int) else 1  # opening evicts nothing
         self.quota = Quota(self.index, self.entries, self.counts, known)
         try:
-            self._open()
+            self._open_when_free()
             if not isinstance(max_bytes, int):
                 with self.index.reading() as db:
                     self.quota.max_bytes = max(1, max_bytes(self.quota.used(db)))
@@ -65,6 +70,18 @@ class OpenStore:
         except (OSError, IndexBrokenError) as error:
             self.close()
             raise StoreError(f"the store {root} cannot be read: {error}") from error
+
+    def _open_when_free(self) -> None:
+        until = time.monotonic() + _OPENING_SECONDS
+        while True:
+            try:
+                self._open()
+            except OSError as error:
+                if error.errno != errno.EAGAIN or time.monotonic() > until:
+                    raise
+                time.sleep(_PAUSE_SECONDS)
+            else:
+                return
 
     def _open(self) -> None:
         """`recover`, unless the store was sealed: then only ended sessions are."""
