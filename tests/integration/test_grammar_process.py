@@ -15,8 +15,9 @@ from semantic.adapters.mlx.sampling import grammar_child, grammar_compiler
 from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler, is_cheap
 from semantic.adapters.mlx.sampling.grammar_process import GrammarProcess, ProcessLimits
 from semantic.adapters.mlx.text.chat_format import MLXChatFormat
+from semantic.application.chat.call_grammar import answer_grammar
 from semantic.application.chat.grammar_checks import Verdicts
-from semantic.domain.chat import Chat, Message, Tool, ToolChoice
+from semantic.domain.chat import AnswerFormat, Chat, Message, Tool, ToolChoice
 from semantic.domain.errors import CapacityError, InvalidRequestError, UncheckedGrammarError
 from semantic.domain.grammar import Grammar
 from tests.support.chat_templates import FORMATS, load_format
@@ -188,6 +189,14 @@ def test_the_process_inherits_nothing_and_ends_with_its_input(
 
 
 # Which grammars are checked
+
+
+def test_a_grammar_of_a_clients_is_never_cheap(quick: GrammarProcess) -> None:
+    repeated = "\n".join(f"r{i}: r{i + 1} r{i + 1}?" for i in range(20))
+    for text in ('start: "a"', f"start: r0\n{repeated}\nr20: /(a|b)*a(a|b){{12}}/"):
+        grammar = answer_grammar(AnswerFormat(grammar=text))
+        assert not is_cheap(grammar.text)
+        assert "\n" not in quick.problem(grammar)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from collections.abc import Iterator
 
 import openai
@@ -196,6 +197,37 @@ def ask_for(client: openai.OpenAI, schema: dict[str, object]) -> str:
         },
     )
     return answer.choices[0].message.content or ""
+
+
+@pytest.mark.parametrize(
+    ("constraint", "pattern"),
+    [
+        ({"structured_outputs": {"regex": "[0-9]{3}/[ab]{1,3}x"}}, "[0-9]{3}/[ab]{1,3}x"),
+        ({"guided_choice": ["Oslo", 'Rome "x"']}, 'Oslo|Rome "x"'),
+        ({"guided_grammar": 'start: "a" b\nb: /[0-9]{2}/ | "}"'}, "a([0-9]{2}|})"),
+        ({"guided_json": {"type": "integer", "minimum": 10, "maximum": 99}}, "[0-9]{2}"),
+    ],
+)
+def test_vllms_constraints_are_enforced(
+    client: openai.OpenAI, constraint: dict[str, object], pattern: str
+) -> None:
+    chat = client.chat.completions.create(
+        model=MODEL, messages=STORY, max_tokens=40, extra_body=constraint
+    )
+    plain = client.completions.create(
+        model=MODEL, prompt=PROMPT, max_tokens=40, extra_body=constraint
+    )
+    for text in (chat.choices[0].message.content, plain.choices[0].text):
+        assert re.fullmatch(pattern, text or ""), text
+
+
+def test_a_grammar_of_a_clients_is_compiled_within_limits_first(client: openai.OpenAI) -> None:
+    """Also a short one, in another process."""
+    for constraint in ({"guided_regex": "(?=a)"}, {"guided_grammar": "start: nothing"}):
+        with pytest.raises(openai.BadRequestError, match="lark: "):
+            client.completions.create(model=MODEL, prompt=PROMPT, extra_body=constraint)
+        with pytest.raises(openai.BadRequestError, match="lark: "):
+            client.chat.completions.create(model=MODEL, messages=STORY, extra_body=constraint)
 
 
 def test_a_schema_that_may_be_expensive_is_checked_first(client: openai.OpenAI) -> None:

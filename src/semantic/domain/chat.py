@@ -63,9 +63,11 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """Structured output: the answer must be JSON, matching `schema` if given."""
+    """Structured output: the answer must be JSON, matching `schema` if given, or match `grammar`
+    instead, which is in Lark's notation and begins with the rule `start`."""
 
     schema: JsonSchema | None = None
+    grammar: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

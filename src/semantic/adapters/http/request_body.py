@@ -6,7 +6,9 @@ Knows limits and JSON; not what any field means.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from itertools import islice
 from typing import Final, TypeVar
 
@@ -20,6 +22,10 @@ from semantic.adapters.http.errors import ClientDisconnectedError, FieldError, T
 from semantic.domain.errors import InvalidRequestError
 
 T = TypeVar("T")
+
+_MOST_SPELLINGS: Final = 32
+"""Unknown fields of a body of which the spelling is looked at, and their longest name."""
+_ALIKE: Final = 0.85
 
 MAX_DEPTH: Final = 64
 """Maximum nesting of objects and lists."""
@@ -44,6 +50,20 @@ with more errors the first entries of each field are validated again."""
 _OFFLOAD_BYTES: Final = 1 << 16
 """Bodies of at least this many bytes are parsed on a worker thread: walking through the values of
 one that is smaller takes the event loop a few milliseconds at most."""
+
+
+def check_spelling(unknown: Iterable[str], known: Collection[str], within: str = "") -> None:
+    """Raise FieldError, with the name that was probably meant, for an `unknown` field that is
+    spelled like a `known` one. `within` is the path prefix of a nested object."""
+    for name in islice(unknown, _MOST_SPELLINGS):
+        if len(name) > _MOST_SPELLINGS:
+            continue
+        snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("-", "_")
+        alike = get_close_matches(snake, known, 1, _ALIKE)
+        if alike:
+            path = within + name
+            meant = within + alike[0]
+            raise FieldError(f"{path}: there is no such field; did you mean {meant}?", param=path)
 
 
 async def read_json(request: Request) -> dict[str, object]:

@@ -8,14 +8,18 @@ enforced.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from semantic.domain.chat import Chat, JsonSchema, Tool
+from semantic.domain.chat import AnswerFormat, Chat, JsonSchema, Tool
 from semantic.domain.grammar import Grammar
 
 _dumps = partial(json.dumps, ensure_ascii=False)
+
+_IN_REGEX = {"/": r"\/", "\n": r"\n", "\r": r"\r"}
+"""What ends a regex in Lark, and how it is written within one."""
 
 ANY_OBJECT: JsonSchema = {"type": "object"}
 
@@ -88,11 +92,11 @@ def call_grammar(
     tools = _callable(chat)
     forced = bool(tools) and chat.tool_choice.mode == "required"
     strict = any(tool.strict for tool in tools)
-    answer = None if chat.answer_format is None else (chat.answer_format.schema or ANY_OBJECT)
+    answer = chat.answer_format
     if not forced and answer is None and not strict:
         return None
     if answer is not None and not tools and after is None and language.thought is None:
-        return Grammar("json_schema", json.dumps(answer))
+        return answer_grammar(answer)
     # As OpenAI's API has it: of a tool that is named exactly one call.
     many = chat.parallel_tool_calls and chat.tool_choice.name is None
     rules = _Rules(language, many=many)
@@ -103,18 +107,38 @@ def call_grammar(
         rules.mixed()
     else:
         rules.add("start", "lead (calls | answer)" if tools else "lead answer")
-        rules.add("answer", _json(answer))
+        rules.add("answer", _answer(answer))
     rules.lead(thinks=after is None)
     if tools:
         rules.calls(tools, schema_of)
     return Grammar("lark", rules.text(), after)
 
 
+def answer_grammar(wanted: AnswerFormat) -> Grammar:
+    """The grammar of an answer in this form alone, without calls and reasoning."""
+    if wanted.grammar is None:
+        return Grammar("json_schema", json.dumps(wanted.schema or ANY_OBJECT))
+    return Grammar("lark", f"start: answer\nanswer: {_answer(wanted)}\n")
+
+
+def regex_grammar(regex: str) -> str:
+    """A grammar of the texts that match all of `regex`, in Lark."""
+    parts = re.findall(r"\\.|[^\\]|\\", regex, re.DOTALL)
+    written = "".join(_IN_REGEX.get(part, part) for part in parts)
+    return f"start: /{written}/"
+
+
+def choice_grammar(choices: Sequence[str]) -> str:
+    """A grammar of these texts, in Lark."""
+    return f"start: {' | '.join(map(_dumps, choices))}"
+
+
 def enforced_schemas(chat: Chat) -> list[JsonSchema]:
     """The schemas that an answer to `chat` is to follow, of its format and of calls."""
     tools = _callable(chat)
-    answer = [] if chat.answer_format is None else [chat.answer_format.schema or ANY_OBJECT]
-    is_free = not answer and chat.tool_choice.mode != "required"
+    wanted = chat.answer_format
+    answer = [] if wanted is None or wanted.grammar else [wanted.schema or ANY_OBJECT]
+    is_free = wanted is None and chat.tool_choice.mode != "required"
     if is_free and not any(tool.strict for tool in tools):
         return []
     return [*answer, *map(arguments_schema, tools)]
@@ -126,6 +150,13 @@ def _callable(chat: Chat) -> Sequence[Tool]:
         return ()
     name = chat.tool_choice.name
     return tuple(tool for tool in chat.tools if name in (None, tool.name))
+
+
+def _answer(wanted: AnswerFormat) -> str:
+    """The rule of an answer in this form."""
+    if wanted.grammar is not None:
+        return f"%lark {{\n{wanted.grammar}\n}}"
+    return _json(wanted.schema or ANY_OBJECT)
 
 
 def _json(schema: JsonSchema) -> str:

@@ -72,7 +72,14 @@ def test_every_field_of_the_sdk_has_its_place() -> None:
     assert placed - documented - older == {"agent_id"}
 
 
-@pytest.mark.parametrize("name", sorted(request.REFUSED))
+def test_a_field_that_is_spelled_like_a_known_one_is_refused() -> None:
+    for wrong, right in (("temprature", "temperature"), ("stopSequences", "stop_sequences")):
+        found = refusal(**{wrong: 1})
+        assert found.param == wrong
+        assert str(found).endswith(f"did you mean {right}?")
+
+
+@pytest.mark.parametrize("name", sorted({*request.REFUSED, *request.OTHER_WIRES}))
 def test_what_cannot_be_served_is_refused_by_name_unless_empty(name: str) -> None:
     assert refusal(**{name: {"type": "x"}}).param == name
     wanted(**{name: [] if name == "mcp_servers" else None})

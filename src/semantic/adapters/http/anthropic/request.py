@@ -21,7 +21,7 @@ from semantic.adapters.http.anthropic.request_types import (
 from semantic.adapters.http.anthropic.validators import ThinkingConfig, Validators, object_at
 from semantic.adapters.http.errors import FieldError
 from semantic.adapters.http.logs import WarnOnce
-from semantic.adapters.http.request_body import validated
+from semantic.adapters.http.request_body import check_spelling, validated
 from semantic.domain.chat import AnswerFormat, Chat
 from semantic.domain.value_objects import SamplingParams
 
@@ -58,6 +58,24 @@ REFUSED: Final[Mapping[str, str]] = {
     "thread": "this server keeps no messages: send all of them (their KV cache is kept)",
 }
 """Rejected unless empty: ignoring them would change the answer. The value is the reason."""
+
+OTHER_WIRES: Final[Mapping[str, str]] = {
+    "frequency_penalty": "not on this wire; use /v1/chat/completions",
+    "guided_json": "use output_config.format",
+    "logit_bias": "not on this wire; use /v1/chat/completions",
+    "max_completion_tokens": "use max_tokens",
+    "max_tokens_to_sample": "use max_tokens",
+    "min_p": "not on this wire; use /v1/chat/completions",
+    "options": "send its members as fields of the body",
+    "presence_penalty": "not on this wire; use /v1/chat/completions",
+    "reasoning_effort": "use output_config.effort",
+    "repetition_penalty": "not on this wire; use /v1/chat/completions",
+    "response_format": "use output_config.format",
+    "seed": "not on this wire; use /v1/chat/completions",
+    "stop": "use stop_sequences",
+    "structured_outputs": "use output_config.format",
+}
+"""Fields of other wires and servers, rejected in the same way."""
 
 _LONGEST_NAME: Final = 80
 
@@ -229,10 +247,14 @@ def _stream(body: Mapping[str, object]) -> bool:
 
 
 def check_fields(body: Mapping[str, object], warnings: WarnOnce) -> None:
-    """Warn of unknown fields. Raises FieldError for one that cannot be served."""
+    """Warn of unknown fields. Raises FieldError for one that cannot be served, or that is spelled
+    like a known one."""
+    refused = {**REFUSED, **OTHER_WIRES}
+    known = SUPPORTED | EXTENSIONS | IGNORED.keys() | refused.keys()
+    check_spelling([name for name in body if name not in known], SUPPORTED | EXTENSIONS)
     for name, value in body.items():
-        if name in REFUSED and value:
-            raise FieldError(f"{name}: {REFUSED[name]}", param=name)
-        if not (name in SUPPORTED or name in EXTENSIONS or name in IGNORED or name in REFUSED):
+        if name in refused and value:
+            raise FieldError(f"{name}: {refused[name]}", param=name)
+        if name not in known:
             shown = repr(name[:_LONGEST_NAME])
             warnings.warn(f"/v1/messages: the field {shown} is not known and has no effect")

@@ -1,8 +1,9 @@
 """Request fields of OpenAI's wires: which are supported, and the checks of a field's JSON value.
 
 Every field that OpenAI documents is in a table, as supported, ignored or refused; a test compares
-the tables with the SDK. Fields in no table are accepted and logged once. Knows names and JSON
-types; not what a field means.
+the tables with the SDK. So is what other servers take and clients send, if it changes an answer.
+Of fields in no table those that look like a known one are refused, others logged once. Knows names
+and JSON types; not what a field means.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pydantic import TypeAdapter
 
 from semantic.adapters.http.errors import FieldError
 from semantic.adapters.http.logs import WarnOnce
-from semantic.adapters.http.request_body import validated
+from semantic.adapters.http.request_body import check_spelling, validated
 
 T = TypeVar("T")
 
@@ -78,9 +79,16 @@ _EXTENSIONS: Final[dict[str, Field]] = {
 }
 """Fields outside of OpenAI's API that clients of local servers send."""
 
+CONSTRAINTS: Final = (
+    "guided_choice", "guided_grammar", "guided_json", "guided_regex", "structured_outputs",
+)  # fmt: skip
+"""Fields of vLLM that constrain an answer."""
+
 CHAT_FIELDS: Final[dict[str, Field]] = {
     **_SHARED,
     **_EXTENSIONS,
+    **dict.fromkeys(CONSTRAINTS, SUPPORTED),
+    "add_special_tokens": _refused("the template adds them", False),
     "audio": _refused("this server writes text only"),
     "chat_template_kwargs": SUPPORTED,
     "function_call": _refused("deprecated: use tool_choice"),
@@ -91,15 +99,15 @@ CHAT_FIELDS: Final[dict[str, Field]] = {
     "modalities": _refused("this server writes text only", ["text"]),
     "moderation": _refused("this server moderates nothing"),
     "parallel_tool_calls": SUPPORTED,
-    "prediction": _refused("predicted outputs are not supported"),
+    "prediction": IGNORED,
     "prompt_cache_key": IGNORED,
     "prompt_cache_options": IGNORED,
     "prompt_cache_retention": IGNORED,
     "reasoning_effort": SUPPORTED,
     "response_format": SUPPORTED,
     "safety_identifier": IGNORED,
-    "service_tier": _refused("there is one tier only", "auto", "default"),
-    "store": _refused("completions are not stored", False),
+    "service_tier": IGNORED,
+    "store": IGNORED,
     "tool_choice": SUPPORTED,
     "tools": SUPPORTED,
     "top_logprobs": SUPPORTED,
@@ -110,11 +118,130 @@ CHAT_FIELDS: Final[dict[str, Field]] = {
 COMPLETION_FIELDS: Final[dict[str, Field]] = {
     **_SHARED,
     **_EXTENSIONS,
+    **dict.fromkeys(CONSTRAINTS, SUPPORTED),
+    "add_special_tokens": _refused("send token ids for a prompt without them", True),
     "best_of": SUPPORTED,
     "echo": SUPPORTED,
     "prompt": SUPPORTED,
     "suffix": _refused("this model completes at the end only", ""),
 }
+
+STRUCTURED_FIELDS: Final[dict[str, Field]] = {
+    "choice": SUPPORTED,
+    "disable_additional_properties": _refused("a schema is enforced as it is", False),
+    "disable_any_whitespace": _refused("JSON may have white space", False),
+    "disable_fallback": IGNORED,
+    "grammar": SUPPORTED,
+    "json": SUPPORTED,
+    "json_object": SUPPORTED,
+    "regex": SUPPORTED,
+    "structural_tag": _refused("not supported; use strict tools"),
+    "whitespace_pattern": _refused("white space in JSON cannot be set"),
+}
+"""Members of `structured_outputs`."""
+
+_NO_TEMPLATE: Final = "the model's own template is used"
+_ONE_SAMPLER: Final = "this way to sample is not supported"
+_THINKING: Final = "use reasoning_effort, or enable_thinking in chat_template_kwargs"
+_FORM: Final = "use response_format or structured_outputs"
+
+OTHER_SERVERS: Final[dict[str, Field]] = {
+    # vLLM and SGLang
+    "add_generation_prompt": _refused(_NO_TEMPLATE, True),
+    "allowed_token_ids": _refused("use logit_bias", []),
+    "background": _refused("answers are not computed in the background", False),
+    "bad_words": _refused("words cannot be excluded", []),
+    "cache_salt": _refused("caches are kept apart by API keys", ""),
+    "chat_template": _refused(_NO_TEMPLATE),
+    "continue_final_message": _refused("an answer cannot be continued", False),
+    "documents": _refused("write documents into a message", []),
+    "ebnf": _refused(_FORM),
+    "echo": _refused("a conversation cannot be repeated", False),
+    "guided_decoding_backend": IGNORED,
+    "guided_whitespace_pattern": _refused("white space in JSON cannot be set"),
+    "include_reasoning": _refused("reasoning is always returned", True),
+    "include_stop_str_in_output": _refused("stop strings are never part of an answer", False),
+    "kv_transfer_params": _refused("keys and values are not transferred", {}),
+    "length_penalty": _refused("there is no beam search", 1, 1.0),
+    "logits_processors": _refused("logits processors cannot be sent", []),
+    "priority": IGNORED,
+    "prompt_logprobs": _refused("use echo with logprobs on /v1/completions", 0),
+    "regex": _refused(_FORM),
+    "request_id": IGNORED,
+    "return_token_ids": _refused("token ids are not returned", False),
+    "return_tokens_as_token_ids": _refused("token ids are not returned", False),
+    "separate_reasoning": _refused("reasoning is always apart", True),
+    "skip_special_tokens": _refused("special tokens are never part of an answer", True),
+    "spaces_between_special_tokens": IGNORED,
+    "stop_token_ids": _refused("answers are cut at texts only: use stop", []),
+    "thinking_token_budget": _refused("reasoning has no limit of its own"),
+    "truncate_prompt_tokens": _refused("prompts are never truncated"),
+    "use_beam_search": _refused("there is no beam search", False),
+    "vllm_xargs": _refused("there are no such arguments here", {}),
+    # Ollama
+    "context": _refused("send the conversation itself"),
+    "format": _refused(_FORM, ""),
+    "images": _refused("images cannot be read by this model", []),
+    "keep_alive": IGNORED,
+    "num_ctx": _refused("the context is a setting of the server"),
+    "num_predict": _refused("use max_tokens"),
+    "options": _refused("send its members as fields of the body", {}),
+    "raw": _refused("use /v1/completions for a prompt without a template", False),
+    "system": _refused("send a message with the role system", ""),
+    "template": _refused(_NO_TEMPLATE, ""),
+    "think": _refused(_THINKING),
+    # llama.cpp and LM Studio
+    "cache_prompt": IGNORED,
+    "draft_model": IGNORED,
+    "dry_multiplier": _refused(_ONE_SAMPLER, 0, 0.0),
+    "dynatemp_range": _refused(_ONE_SAMPLER, 0, 0.0),
+    "grammar": _refused(_FORM, ""),
+    "id_slot": IGNORED,
+    "json_schema": _refused(_FORM),
+    "mirostat": _refused(_ONE_SAMPLER, 0),
+    "n_predict": _refused("use max_tokens"),
+    "reasoning_format": _refused("reasoning is always apart", "auto", "deepseek"),
+    "repeat_penalty": _refused("use repetition_penalty", 1, 1.0),
+    "samplers": _refused(_ONE_SAMPLER, []),
+    "tfs_z": _refused(_ONE_SAMPLER, 1, 1.0),
+    "timings_per_token": IGNORED,
+    "ttl": IGNORED,
+    "typical_p": _refused(_ONE_SAMPLER, 1, 1.0),
+    "xtc_probability": _refused(_ONE_SAMPLER, 0, 0.0),
+    # Hosted models and routers
+    "enable_thinking": _refused(_THINKING),
+    "extra_body": _refused("send its members as fields of the body", {}),
+    "models": IGNORED,
+    "plugins": _refused("there are no plugins here", []),
+    "provider": IGNORED,
+    "random_seed": _refused("use seed"),
+    "reasoning": _refused(_THINKING, {}),
+    "route": IGNORED,
+    "safe_prompt": _refused("send a message with the role system", False),
+    "thinking": _refused(_THINKING, {}),
+    "top_a": _refused(_ONE_SAMPLER, 0, 0.0),
+    "transforms": _refused("prompts are never changed", []),
+    "usage": IGNORED,
+    # Other routes of this server
+    **dict.fromkeys(CONSTRAINTS, _refused("use text.format")),
+    "input": _refused("a field of /v1/responses"),
+    "instructions": _refused("a field of /v1/responses"),
+    "logprobs": _refused("use include and top_logprobs", False),
+    "max_completion_tokens": _refused("use max_tokens, or max_output_tokens on /v1/responses"),
+    "max_output_tokens": _refused("use max_tokens"),
+    "max_tokens": _refused("use max_output_tokens"),
+    "max_tokens_to_sample": _refused("use max_tokens"),
+    "messages": _refused("a field of /v1/chat/completions"),
+    "n": _refused("a response has one answer", 1),
+    "prompt": _refused("a field of /v1/completions"),
+    "reasoning_effort": _refused("use reasoning.effort"),
+    "response_format": _refused("use structured_outputs, or text.format on /v1/responses"),
+    "stop_sequences": _refused("use stop", []),
+    "tool_choice": _refused("a field of /v1/chat/completions", "none", "auto"),
+    "tools": _refused("a field of /v1/chat/completions", []),
+}
+"""Fields that clients send to other servers or routes, where they are in no table of the route:
+what would change an answer is refused by name."""
 
 STREAM_OPTION_FIELDS: Final[dict[str, Field]] = {
     "continuous_usage_stats": SUPPORTED,
@@ -124,7 +251,7 @@ STREAM_OPTION_FIELDS: Final[dict[str, Field]] = {
 
 
 CHECKED_BY_ELEMENT: Final = frozenset(
-    {"messages", "prompt", "response_format", "stop", "tool_choice", "tools"}
+    {"messages", "prompt", "response_format", "stop", "tool_choice", "tools", *CONSTRAINTS}
 )
 
 _PLACEHOLDERS: Final[dict[str, object]] = {"messages": [], "prompt": ""}
@@ -136,10 +263,17 @@ def known_fields(
 ) -> dict[str, object]:
     """The fields of `body` that are in the table and not null.
 
-    `within` is the path prefix of a nested `body`. Raises FieldError for a refused field.
+    `within` is the path prefix of a nested `body`. Raises FieldError for a refused field, and for
+    one that another server knows, or that is spelled like a known one.
     """
     given = {name: value for name, value in body.items() if value is not None}
-    for name in given.keys() - fields.keys():
+    unknown = sorted(given.keys() - fields.keys())
+    if not within:
+        for name in unknown:
+            _check(name, given[name], OTHER_SERVERS.get(name, IGNORED))
+        unknown = [name for name in unknown if name not in OTHER_SERVERS]
+    check_spelling(unknown, fields, within)
+    for name in unknown:
         warnings.warn(f"field {within + name!a:.{_LONGEST_NAME}} is unknown and has no effect")
     known = {name: value for name, value in given.items() if name in fields}
     for name, value in known.items():

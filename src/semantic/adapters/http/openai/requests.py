@@ -5,19 +5,23 @@ Sampling parameters start from the served model's defaults. Knows no messages an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from semantic.adapters.http.errors import FieldError
 from semantic.adapters.http.openai.fields import (
     STREAM_OPTION_FIELDS,
+    STRUCTURED_FIELDS,
     known_fields,
     list_at,
     object_at,
     text_at,
 )
 from semantic.adapters.http.openai.validators import ChatBody, CompletionBody, ResponseBody
+from semantic.application.chat.call_grammar import choice_grammar, regex_grammar
+from semantic.domain.chat import AnswerFormat
 from semantic.domain.errors import ModelNotFoundError
 from semantic.domain.identity import Identity
 from semantic.domain.value_objects import SamplingParams
@@ -111,6 +115,94 @@ def _sampling_of_choice(sampling: SamplingParams, choice: int) -> SamplingParams
 
 def _agent_of_choice(agent: str | None, index: int) -> str | None:
     return agent if agent is None or index == 0 else f"{agent}/{index + 1}"
+
+
+# Constraints
+
+
+def constraint_of(known: Mapping[str, object]) -> AnswerFormat | None:
+    """The form of an answer that one of vLLM's fields requires; None without one.
+
+    Raises FieldError for an invalid constraint, and for several.
+    """
+    given = {f"guided_{kind}": kind for kind in _FORMS}
+    found = {name: (kind, known[name]) for name, kind in given.items() if name in known}
+    if _STRUCTURED in known:
+        members = object_at(_STRUCTURED, known[_STRUCTURED])
+        members = known_fields(members, STRUCTURED_FIELDS, f"{_STRUCTURED}.")
+        forms = {kind: members[kind] for kind in (*_FORMS, "json_object") if kind in members}
+        if not forms:
+            raise FieldError(
+                f"{_STRUCTURED}: expected one of {', '.join(_FORMS)}", param=_STRUCTURED
+            )
+        found |= {f"{_STRUCTURED}.{kind}": (kind, value) for kind, value in forms.items()}
+    names = [*found, *(["response_format"] if _is_form(known) else [])]
+    if len(names) > 1:
+        raise FieldError(
+            f"{names[1]}: {names[0]} constrains the answer already; expected one of them",
+            param=names[1],
+        )
+    for path, (kind, value) in found.items():
+        return _FORMS.get(kind, _any_object)(path, value)
+    return None
+
+
+def _is_form(known: Mapping[str, object]) -> bool:
+    """Whether the field `response_format` constrains the answer."""
+    value = known.get("response_format")
+    return value is not None and not (isinstance(value, dict) and value.get("type") == "text")
+
+
+def _any_object(path: str, value: object) -> AnswerFormat:
+    if value is not True:
+        raise FieldError(f"{path}: expected true", param=path)
+    return AnswerFormat()
+
+
+def _json_form(path: str, value: object) -> AnswerFormat:
+    """A schema, or the text of one."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise FieldError(f"{path}: expected a JSON schema", param=path) from error
+    if not isinstance(value, dict):
+        raise FieldError(f"{path}: expected a JSON schema", param=path)
+    return AnswerFormat(value)
+
+
+def _regex_form(path: str, value: object) -> AnswerFormat:
+    return AnswerFormat(grammar=regex_grammar(_text_of_form(path, value)))
+
+
+def _grammar_form(path: str, value: object) -> AnswerFormat:
+    text = _text_of_form(path, value)
+    if "::=" in text:
+        raise FieldError(f"{path}: expected Lark's notation (start: ...), got GBNF", param=path)
+    return AnswerFormat(grammar=text)
+
+
+def _choice_form(path: str, value: object) -> AnswerFormat:
+    choices = [_text_of_form(f"{path}[{i}]", one) for i, one in enumerate(list_at(path, value))]
+    if not choices:
+        raise FieldError(f"{path}: expected at least one text", param=path)
+    return AnswerFormat(grammar=choice_grammar(choices))
+
+
+def _text_of_form(path: str, value: object) -> str:
+    text = text_at(path, value)
+    if not text:
+        raise FieldError(f"{path}: expected a text that is not empty", param=path)
+    return text
+
+
+_STRUCTURED: Final = "structured_outputs"
+_FORMS: Final[dict[str, Callable[[str, object], AnswerFormat]]] = {
+    "json": _json_form,
+    "regex": _regex_form,
+    "choice": _choice_form,
+    "grammar": _grammar_form,
+}
 
 
 # Sampling parameters

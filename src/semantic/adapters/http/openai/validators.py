@@ -52,15 +52,25 @@ class Extensions(TypedDict, total=False):
     top_k: int
 
 
+class Constraints(TypedDict, total=False):
+    """What constrains an answer, as in vLLM; read by `requests.constraint_of`."""
+
+    structured_outputs: dict[str, object]
+    guided_json: dict[str, object] | str
+    guided_regex: str
+    guided_choice: list[str]
+    guided_grammar: str
+
+
 @with_config(_STRICT)
-class ChatBody(ChatCompletionParams, Extensions, total=False):
+class ChatBody(ChatCompletionParams, Extensions, Constraints, total=False):
     """The body of POST /v1/chat/completions."""
 
     chat_template_kwargs: dict[str, object]
 
 
 @with_config(_STRICT)
-class CompletionBody(CompletionParams, Extensions, total=False):
+class CompletionBody(CompletionParams, Extensions, Constraints, total=False):
     """The body of POST /v1/completions."""
 
 

@@ -181,7 +181,7 @@ class GrammarCompiler:
 _CHEAP = 1024
 """Characters of a grammar that is cheap: what is repeated costs the square of the text."""
 _EXPENSIVE = re.compile(
-    r"""multipleOf|[pP]attern|allOf|anyOf|oneOf|[rR]ef"|format|x-guidance|%regex"""
+    r"""multipleOf|[pP]attern|allOf|anyOf|oneOf|[rR]ef"|format|x-guidance|%regex|%lark"""
     r"""|additionalProperties"\s*:\s*\{|\\u00[0-7]"""
 )
 _OWN_OPTIONS = json.dumps({"x-guidance": JSON_SPACE})[1:-1]
@@ -195,7 +195,8 @@ def is_cheap(text: str) -> bool:
     `multipleOf`, the intersections of `allOf`, `oneOf` and of patterns with each other, references,
     which repeat what they refer to, `anyOf`, each branch of which repeats what stands beside it,
     and a schema of additional properties, repeated for each name in `required`. What is left may
-    repeat too, as a list of types does with its properties: hence the text must be short. Ranges,
+    repeat too, as a list of types does with its properties: hence the text must be short. A grammar
+    of a client's own (`%lark`) is never cheap. Ranges,
     lengths and numbers of items are counters, which are not unrolled. A name or a value of a
     client's may look like one of these; that costs a check. So does an escape that could spell one.
     """

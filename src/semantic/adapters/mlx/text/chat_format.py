@@ -151,7 +151,7 @@ class MLXChatFormat:
         schemas = [json.dumps(schema) for schema in enforced_schemas(chat)]
         self._grammars.require_checked(schemas, tenant)
         after = self._thought_marks.end if opens_thought and self._thought_marks else None
-        if chat.answer_format is not None:
+        if chat.answer_format is not None and chat.answer_format.grammar is None:
             schema = chat.answer_format.schema or ANY_OBJECT
             self._check_schema(schema, "the answer's format", tenant)
         arguments = partial(self._arguments, tenant)

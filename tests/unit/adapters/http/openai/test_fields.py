@@ -20,6 +20,9 @@ from semantic.adapters.http.openai.fields import (
     STREAM_OPTION_FIELDS,
     Field,
 )
+from semantic.adapters.http.openai.responses.fields import RESPONSE_FIELDS
+from semantic.application.chat.call_grammar import answer_grammar
+from semantic.domain.chat import AnswerFormat, Chat
 from semantic.domain.identity import Identity
 from tests.unit.adapters.http.openai.wire import CHAT, COMPLETIONS, at, wire_of
 
@@ -30,6 +33,8 @@ OURS = {
     "min_tokens",
     "repetition_penalty",
     "top_k",
+    "add_special_tokens",
+    *fields.CONSTRAINTS,
 }
 
 TABLES = [
@@ -54,12 +59,10 @@ REFUSED_CHAT = {
     "functions": [{"name": "look"}],
     "modalities": ["text", "audio"],
     "moderation": {"model": "omni"},
-    "prediction": {"type": "content", "content": "x"},
-    "service_tier": "flex",
-    "store": True,
     "verbosity": "low",
     "web_search_options": {},
     "min_tokens": 4,
+    "add_special_tokens": True,
 }
 
 
@@ -80,9 +83,9 @@ def test_refused_fields_of_chats(name: str) -> None:
     "given",
     [
         {"modalities": ["text"]},
-        {"service_tier": "auto"},
-        {"service_tier": "default"},
-        {"store": False},
+        {"service_tier": "flex", "store": True, "add_special_tokens": False},
+        {"prediction": {"type": "content", "content": "x"}},
+        {"background": False, "keep_alive": "5m", "options": {}, "use_beam_search": False},
         {"verbosity": "medium"},
         {"min_tokens": 0},
         {"user": "u", "safety_identifier": "s", "metadata": {"a": "b"}},
@@ -111,6 +114,117 @@ def test_tags_say_who_asks() -> None:
 def test_refused_fields_of_completions(name: str, value: object) -> None:
     assert wire_of().error(COMPLETIONS, **{name: value})["param"] == name
     assert at(wire_of().complete(suffix="", min_tokens=0), "choices", 0, "text") == "Hello."
+
+
+OTHERS = [
+    {"options": {"temperature": 0}},
+    {"think": False},
+    {"stop_token_ids": [5]},
+    {"background": True},
+    {"chat_template": "{{ x }}"},
+    {"repeat_penalty": 1.1},
+    {"extra_body": {"top_k": 1}},
+]
+
+
+@pytest.mark.parametrize("given", OTHERS, ids=lambda given: next(iter(given)))
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_what_other_servers_know_and_changes_an_answer_is_refused(
+    path: str, given: dict[str, object]
+) -> None:
+    wire = wire_of()
+    error = wire.error(path, **given)
+    (name,) = given
+    assert error["param"] == name
+    assert str(error["message"]).startswith(f"{name}: ")
+    assert wire.fake.asked == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("temprature", "temperature"),
+        ("maxTokens", "max_tokens"),
+        ("top-p", "top_p"),
+        ("stops", "stop"),
+        ("guided_jsn", "guided_json"),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_a_misspelt_field_is_refused_with_the_one_that_was_meant(
+    path: str, wrong: str, right: str
+) -> None:
+    error = wire_of().error(path, **{wrong: 1})
+    assert error["param"] == wrong
+    assert error["message"] == f"{wrong}: there is no such field; did you mean {right}?"
+    nested = wire_of().error(path, stream=True, stream_options={"include_usge": True})
+    assert str(nested["message"]).endswith("did you mean stream_options.include_usage?")
+
+
+def test_no_field_of_another_server_is_taken_for_a_misspelling() -> None:
+    for table in (CHAT_FIELDS, COMPLETION_FIELDS, RESPONSE_FIELDS):
+        fields.known_fields(dict.fromkeys(fields.OTHER_SERVERS), table)
+        for name, one in fields.OTHER_SERVERS.items():
+            if name not in table and one.refusal is None:
+                fields.known_fields({name: "x"}, table)
+
+
+FORMS = [
+    ("json", {"type": "object"}, AnswerFormat({"type": "object"})),
+    ("json", '{"type": "object"}', AnswerFormat({"type": "object"})),
+    ("regex", "a/b\n[/]", AnswerFormat(grammar="start: /a\\/b\\n[\\/]/")),
+    ("choice", ["a", 'b"'], AnswerFormat(grammar='start: "a" | "b\\""')),
+    ("grammar", 'start: "x"', AnswerFormat(grammar='start: "x"')),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "wanted"), FORMS)
+def test_vllms_constraints_are_answer_formats(
+    kind: str, value: object, wanted: AnswerFormat
+) -> None:
+    for given in ({f"guided_{kind}": value}, {"structured_outputs": {kind: value}}):
+        wire = wire_of()
+        wire.chat(**given)
+        assert isinstance(wire.ask.prompt, Chat)
+        assert wire.ask.prompt.answer_format == wanted
+        wire = wire_of()
+        wire.complete(**given)
+        assert wire.ask.sampling.grammar == answer_grammar(wanted)
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_json": 1}, "guided_json"),
+        ({"guided_regex": ""}, "guided_regex"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_choice": ["a", 1]}, "guided_choice[1]"),
+        ({"guided_grammar": "root ::= x"}, "guided_grammar"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"regx": "a"}}, "structured_outputs.regx"),
+        ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs.structural_tag"),
+        ({"structured_outputs": {"json_object": False}}, "structured_outputs.json_object"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice"),
+        ({"guided_regex": "a", "structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_wrong_constraints_are_refused_by_name(
+    path: str, given: dict[str, object], param: str
+) -> None:
+    wire = wire_of()
+    assert wire.error(path, **given)["param"] == param
+    assert wire.fake.asked == []
+
+
+def test_an_answer_has_one_form() -> None:
+    wanted = {"type": "json_object"}
+    error = wire_of().error(CHAT, guided_regex="a", response_format=wanted)
+    assert error["param"] == "response_format"
+    wire_of().chat(guided_regex="a", response_format={"type": "text"})
+    assert wire_of().error(COMPLETIONS, response_format=wanted)["param"] == "response_format"
 
 
 def test_an_unknown_field_is_told_of_once(

@@ -106,7 +106,6 @@ REFUSED = {
     "min_tokens": 4,
     "moderation": {"model": "omni"},
     "prompt": {"id": "pmpt_1"},
-    "service_tier": "flex",
     "truncation": "auto",
 }
 
@@ -222,7 +221,7 @@ def test_wrong_values_are_refused_by_name(given: dict[str, object], param: str) 
 @pytest.mark.parametrize(
     "given",
     [
-        {"background": False, "service_tier": "auto", "truncation": "disabled"},
+        {"background": False, "service_tier": "flex", "truncation": "disabled"},
         {"context_management": [], "min_tokens": 0, "image": {"context_compression": "auto"}},
         {"user": "u", "safety_identifier": "s", "metadata": {"a": "b"}, "max_tool_calls": 3},
         {"prompt_cache_key": "k", "prompt_cache_retention": "24h"},

@@ -28,6 +28,7 @@ from semantic.adapters.http.openai.requests import (
     StreamOptions,
     check_model,
     choices_of,
+    constraint_of,
     number_of_choices,
     sampling_of,
     stream_options,
@@ -82,7 +83,7 @@ def _chat(checked: ChatBody, known: Mapping[str, object]) -> Chat:
         tools,
         choice,
         parallel_tool_calls=checked.get("parallel_tool_calls", True),
-        answer_format=answer_format_of(known.get("response_format")),
+        answer_format=constraint_of(known) or answer_format_of(known.get("response_format")),
         template_options=template_options(
             checked.get("reasoning_effort"), checked.get("chat_template_kwargs", {})
         ),

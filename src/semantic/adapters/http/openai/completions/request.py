@@ -21,12 +21,14 @@ from semantic.adapters.http.openai.requests import (
     StreamOptions,
     check_model,
     choices_of,
+    constraint_of,
     number_of_choices,
     sampling_of,
     stream_options,
 )
 from semantic.adapters.http.openai.validators import CompletionBody, completion_adapter
 from semantic.adapters.http.request_body import validated
+from semantic.application.chat.call_grammar import answer_grammar
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask, ServedModel
 
@@ -70,6 +72,9 @@ def completion_request(
     max_tokens = _max_tokens(checked.get("max_tokens"), echo=echo)
     sampling = sampling_of(checked, known.get("stop"), model)
     sampling = _with_logprobs(sampling, checked)
+    form = constraint_of(known)
+    if form is not None:
+        sampling = replace(sampling, grammar=answer_grammar(form))
     return CompletionRequest(
         prompts,
         choices_of(prompts, n, sampling, max(max_tokens, 1), caller),

@@ -31,7 +31,7 @@ RESPONSE_FIELDS: Final[dict[str, Field]] = {
     "prompt_cache_retention": IGNORED,
     "reasoning": SUPPORTED,
     "safety_identifier": IGNORED,
-    "service_tier": Field("there is one tier only", ("auto", "default")),
+    "service_tier": IGNORED,
     "store": SUPPORTED,
     "stream": SUPPORTED,
     "stream_options": SUPPORTED,
