@@ -72,6 +72,9 @@ def test_a_folder_with_a_part_missing_is_refused(folder: Path, missing: str) -> 
         ("config.json", b"{}"),
         ("model.safetensors", b"\x00" * 100),
         ("tokenizer.json", b"{}"),
+        ("tokenizer.json", b'{"model": {"type": "NoSuchModel"}}'),
+        ("tokenizer_config.json", b'{"tool_parser_type": "no_such_parser"}'),
+        ("tokenizer_config.json", b'{"chat_template_type": "no_such_template"}'),
     ],
 )
 def test_a_broken_folder_is_refused_with_one_message(

@@ -59,7 +59,40 @@ _CONTEXT_FIELD = "max_position_embeddings"
 _GENERATION_CONFIG = "generation_config.json"
 
 # What mlx-lm, transformers and the safetensors reader raise for a folder that is not a model.
-_LOAD_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
+_LOAD_ERRORS = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    ImportError,
+    ArithmeticError,
+    AssertionError,
+)
+
+
+class _Reading:
+    """Reports what loading raises for `what` in a folder as ModelNotFoundError, with `advice`.
+
+    The tokenizers library raises `Exception` itself, and a panic of it is no Exception at all; a
+    module of mlx-lm that lacks a package exits.
+    """
+
+    def __init__(self, what: str, folder: Path, advice: str = "") -> None:
+        self._words = f"cannot load {what} in {folder}: "
+        self._advice = advice
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
+        if kind is None or issubclass(kind, SemanticError):
+            return
+        expected = kind is Exception or issubclass(kind, (*_LOAD_ERRORS, SystemExit))
+        if expected or kind.__module__ == "pyo3_runtime":
+            raise ModelNotFoundError(f"{self._words}{error}{self._advice}") from error
 
 
 class MLXModelProvider:
@@ -71,7 +104,8 @@ class MLXModelProvider:
         On a CPU the weights are converted to fp32, the only type that is fast there.
         """
         folder = find_folder(model_id)
-        try:
+        newer = "a newer one may, or another conversion of the model"
+        with _Reading("the model", folder, f" (mlx-lm {version('mlx-lm')}; {newer})"):
             before = file_states(folder)
             with ThreadPoolExecutor(1, thread_name_prefix="fingerprint") as beside:
                 naming = beside.submit(fingerprint, folder)
@@ -79,11 +113,6 @@ class MLXModelProvider:
                 loaded = load(str(folder))
                 name = naming.result()
             after = file_states(folder)
-        except (*_LOAD_ERRORS, SystemExit) as error:  # a module that lacks a package exits
-            raise ModelNotFoundError(
-                f"cannot load the model in {folder}: {error} "
-                f"(mlx-lm {version('mlx-lm')}; a newer one may, or another conversion of the model)"
-            ) from error
         if changed := {name for name, _ in before.items() ^ after.items()}:
             raise ModelNotFoundError(
                 f"cannot load the model in {folder}: {', '.join(sorted(changed))} changed while it "
@@ -169,10 +198,8 @@ def _in_pages(
 def load_tokenizer(model_id: str) -> MLXTokenizer:
     """The tokenizer of a model, without loading its weights. Raises ModelNotFoundError."""
     folder = find_folder(model_id)
-    try:
+    with _Reading("the tokenizer", folder):
         wrapped = load_wrapped_tokenizer(folder)
-    except _LOAD_ERRORS as error:
-        raise ModelNotFoundError(f"cannot load the tokenizer in {folder}: {error}") from error
     return MLXTokenizer(cast(HuggingFaceTokenizer, wrapped))
 
 

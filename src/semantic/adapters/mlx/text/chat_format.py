@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
+from semantic.adapters.mlx.text.bounded_template import bounded_rendering
 from semantic.adapters.mlx.text.chat_template import (
     TEMPLATE_ERRORS,
     TemplateFeatures,
@@ -207,9 +208,10 @@ class MLXChatFormat:
         tools: list[TemplateMessage] | None,
         options: Mapping[str, object],
     ) -> str:
-        text = self._inner.apply_chat_template(
-            messages, tools=tools, tokenize=False, add_generation_prompt=True, **options
-        )
+        with bounded_rendering():
+            text = self._inner.apply_chat_template(
+                messages, tools=tools, tokenize=False, add_generation_prompt=True, **options
+            )
         if not isinstance(text, str):
             raise TypeError(f"expected a rendered template, got {type(text).__name__}")
         return text

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from jinja2 import TemplateError
 
+from semantic.adapters.mlx.text.bounded_template import TemplateLimitError
+
 TemplateMessage = dict[str, object]
 Apply = Callable[[list[TemplateMessage], "list[TemplateMessage] | None", Mapping[str, object]], str]
 """Messages, tools and options to text that ends with the generation prompt."""
@@ -161,6 +163,8 @@ class _Probe:
     ) -> str | None:
         try:
             return self._apply([dict(message) for message in messages], tools, {})
+        except TemplateLimitError:
+            raise  # another trial would take as long
         except TEMPLATE_ERRORS:
             return None
 

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from jinja2 import TemplateError
-
+from semantic.adapters.mlx.text.bounded_template import bounded_rendering
+from semantic.adapters.mlx.text.chat_template import TEMPLATE_ERRORS
 from semantic.adapters.mlx.text.token_bytes import bytes_of_tokens, plain_decode
 from semantic.application.detokenizer import ByteDetokenizer, StreamingDetokenizer
 from semantic.domain.errors import InvalidRequestError
@@ -105,13 +105,16 @@ class MLXTokenizer:
         if not self.inner.has_chat_template:
             raise InvalidRequestError(NO_TEMPLATE)
         try:
-            text = self.inner.apply_chat_template(
-                [dict(message) for message in messages],
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-            )
-        except TemplateError as error:
-            raise InvalidRequestError(f"the chat template refused the messages: {error}") from error
+            with bounded_rendering():
+                text = self.inner.apply_chat_template(
+                    [dict(message) for message in messages],
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                )
+        except TEMPLATE_ERRORS as error:
+            reason = str(error) or type(error).__name__
+            message = f"the chat template refused the messages: {reason}"
+            raise InvalidRequestError(message) from error
         if not isinstance(text, str):
             raise TypeError(f"expected a rendered template, got {type(text).__name__}")
         return self.encode_rendered(text)

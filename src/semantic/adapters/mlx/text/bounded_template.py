@@ -1,0 +1,224 @@
+"""Limits of time and size for rendering chat templates, which are part of downloaded models.
+
+Replaces the Jinja environment in which transformers compiles templates by one that counts: turns of
+loops, characters of values and of the text. Knows no messages and no tokens.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sized
+from contextlib import contextmanager
+from functools import wraps
+from typing import TypeVar, cast
+
+from jinja2 import nodes
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+from transformers.utils import chat_template_utils
+
+from semantic.domain.errors import InvalidRequestError
+
+T = TypeVar("T")
+
+_SECONDS = 10.0
+"""Of the thread's CPU time. A chat of a million tokens takes less than one."""
+_CHARACTERS = 1 << 26
+"""Of one value, and of the whole text. A request's body is smaller."""
+_LARGEST_NUMBER = 1 << 24
+"""Given to a function or a filter: a width, a count."""
+_LARGEST_BITS = 1 << 12
+_TURNS_PER_LOOK = 256
+_WIDTH = re.compile(r"\d{7}|%[^a-zA-Z%]*\*")
+"""A width in a format that is too large, or that is an argument."""
+
+
+class TemplateLimitError(InvalidRequestError):
+    """A template took too long, or made too much."""
+
+
+class _Budget(threading.local):
+    """What the rendering of this thread has used; `ends` is None outside of one."""
+
+    ends: float | None = None
+    turns = 0
+    characters = 0
+
+
+_budget = _Budget()
+
+
+@contextmanager
+def bounded_rendering() -> Iterator[None]:
+    """Limit what is rendered inside, in this thread. Raises TemplateLimitError there."""
+    _budget.ends, _budget.turns, _budget.characters = time.thread_time() + _SECONDS, 0, 0
+    try:
+        yield
+    except MemoryError as error:
+        raise TemplateLimitError("the chat template needs too much memory") from error
+    finally:
+        _budget.ends = None
+
+
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox with limits inside of `bounded_rendering`, and of every value."""
+
+    intercepted_binops = frozenset({"*", "**", "+", "%"})
+
+    def __init__(self, *args: object, **options: object) -> None:
+        super().__init__(*args, **{"finalize": _count, **options})
+        self._own = (self.turn, self.concatenated)
+        self.filters = {name: _checked(found) for name, found in self.filters.items()}
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        template = super()._parse(source, name, filename)
+        bounded = cast(nodes.Template, _Counting().visit(template))
+        bounded.set_environment(self)
+        return bounded
+
+    def call(self, context: Context, called: object, /, *args: object, **kwargs: object) -> object:
+        """Call a function of a template."""
+        if called in self._own:
+            return cast(Callable[..., object], called)(*args)
+        _check_arguments(called, _owner(called), (*args, *kwargs.values()))
+        return super().call(context, called, *args, **kwargs)
+
+    def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
+        """Apply an operator."""
+        _check_operands(operator, left, right)
+        return super().call_binop(context, operator, left, right)
+
+    def turn(self, n_characters: int) -> str:
+        """Count one turn of a loop, or a call of a macro, with so many characters of its own."""
+        if _budget.ends is not None:
+            _budget.turns += 1
+            _add(n_characters)
+            if _budget.turns % _TURNS_PER_LOOK == 0 and time.thread_time() > _budget.ends:
+                raise TemplateLimitError(
+                    f"the chat template takes longer than {_SECONDS:g} seconds to render"
+                )
+        return ""
+
+    def concatenated(self, *values: object) -> str:
+        """The texts of `values`, one after the other."""
+        texts = [str(value) for value in values]
+        _check_size(sum(map(len, texts)))
+        return "".join(texts)
+
+
+class _Counting(NodeTransformer):
+    """Lets each turn of a loop and each call of a macro count itself."""
+
+    def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802 - the visitor's names
+        self.generic_visit(node)
+        node.body.insert(0, _turn(node.body, node.lineno))
+        return node
+
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:  # noqa: N802
+        self.generic_visit(node)
+        node.body.insert(0, _turn(node.body, node.lineno))
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:  # noqa: N802
+        self.generic_visit(node)
+        return _call("concatenated", node.nodes, node.lineno)
+
+
+def _turn(body: list[nodes.Node], line: int) -> nodes.Node:
+    own = [data for node in body for data in (node, *node.find_all(nodes.TemplateData))]
+    n_characters = sum(len(data.data) for data in own if isinstance(data, nodes.TemplateData))
+    counted = _call("turn", [nodes.Const(n_characters)], line)
+    return nodes.ExprStmt(counted).set_lineno(line)
+
+
+def _call(name: str, arguments: list[nodes.Expr], line: int) -> nodes.Expr:
+    called = nodes.Call(nodes.EnvironmentAttribute(name), arguments, [], None, None)
+    return cast(nodes.Expr, called.set_lineno(line))
+
+
+def _count(value: T) -> T:
+    """Count a value that becomes text."""
+    if _budget.ends is not None and isinstance(value, str):
+        _add(len(value))
+    return value
+
+
+def _add(n_characters: int) -> None:
+    _budget.characters += n_characters
+    _check_size(_budget.characters)
+
+
+def _check_size(size: int) -> None:
+    if size > _CHARACTERS:
+        raise TemplateLimitError(f"the chat template makes more than {_CHARACTERS} characters")
+
+
+def _check_operands(operator: str, left: object, right: object) -> None:
+    if operator == "+" and isinstance(left, Sized) and isinstance(right, Sized):
+        _check_size(len(left) + len(right))
+    elif operator == "*":
+        for one, times in ((left, right), (right, left)):
+            if isinstance(one, Sized) and isinstance(times, int):
+                _check_size(len(one) * times)
+        if isinstance(left, int) and isinstance(right, int):
+            _check_bits(left.bit_length() + right.bit_length())
+    elif operator == "**" and isinstance(left, int) and isinstance(right, int):
+        _check_bits(left.bit_length() * abs(right))
+    elif operator == "%" and isinstance(left, str):
+        _check_format(left)
+
+
+def _check_bits(n_bits: int) -> None:
+    if n_bits > _LARGEST_BITS:
+        raise TemplateLimitError(f"the chat template computes a number of {n_bits} bits")
+
+
+def _check_format(text: str) -> None:
+    if _WIDTH.search(text):
+        raise TemplateLimitError("the chat template formats text to a width that is too large")
+
+
+def _check_arguments(called: object, owner: object, given: tuple[object, ...]) -> None:
+    """Refuse arguments of a function or filter that make its result too large."""
+    if any(isinstance(one, int) and abs(one) > _LARGEST_NUMBER for one in given):
+        raise TemplateLimitError("the chat template calls a function with too large a number")
+    name = getattr(called, "__name__", "").removeprefix("do_")
+    texts = [one for one in (owner, *given) if isinstance(one, str)]
+    if name in {"format", "format_map"}:
+        for text in texts[:1]:
+            _check_format(text)
+    elif name == "replace":
+        text, old, new = (*texts, "", "", "")[:3]
+        _check_size(len(text) + (text.count(old) + 1) * len(new))
+    elif name == "join":
+        mark = max(map(len, texts), default=0)
+        for one in given:
+            if isinstance(one, list | tuple):
+                _check_size(sum(mark + len(part) for part in one if isinstance(part, Sized)))
+
+
+def _owner(method: object) -> object:
+    """What a method is of; the sandbox wraps those that format."""
+    wrapped = getattr(method, "__wrapped__", method)
+    found: object = getattr(wrapped, "__self__", None)
+    return found
+
+
+def _checked(function: Callable[..., T]) -> Callable[..., T]:
+    @wraps(function)
+    def checked(*args: object, **kwargs: object) -> T:
+        _check_arguments(function, None, (*args, *kwargs.values()))
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def install() -> None:
+    """Let transformers compile chat templates in a `BoundedEnvironment` from now on."""
+    vars(chat_template_utils)["ImmutableSandboxedEnvironment"] = BoundedEnvironment
+
+
+install()

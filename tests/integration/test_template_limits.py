@@ -1,0 +1,106 @@
+"""Chat templates are part of downloaded models: one that never ends or fills memory is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from semantic.adapters.mlx.text import bounded_template
+from semantic.adapters.mlx.text.bounded_template import BoundedEnvironment
+from semantic.adapters.mlx.text.chat_format import MLXChatFormat
+from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
+from semantic.bootstrap import load_tokenizer
+from semantic.domain.errors import InvalidRequestError
+from tests.support.chat_templates import FORMATS, load_format
+
+HELLO = [{"role": "user", "content": "hi"}]
+ENDLESS = [
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+]
+HUGE = [
+    "{% for i in range(10**9) %}x{% endfor %}",
+    "{{ 'x' * 10**9 }}",
+    "{{ [0] * 10**9 }}",
+    "{% set n = namespace(x=2) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}",
+    "{{ ''|center(10**9) }}",
+    "{{ 'a'.ljust(10**9) }}",
+    "{{ '%1000000000d' % 1 }}",
+    "{{ '%*d' % (10**9, 1) }}",
+    "{{ '{:>1000000000}'.format(1) }}",
+    "{{ ('x' * 10**6).replace('x', 'y' * 10**6) }}",
+    "{{ ('x' * 10**6)|replace('x', 'y' * 10**6) }}",
+    "{% set s = 'x' * 10**7 %}{% for i in range(9) %}{{ s }}{% endfor %}",
+]
+
+
+def model_with(template: str, folder: Path) -> MLXTokenizer:
+    folder.mkdir()
+    load_format(FORMATS["qwen3_coder"], folder)
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    path.write_text(json.dumps({**config, "chat_template": template}))
+    (folder / "config.json").write_text("{}")
+    return load_tokenizer(str(folder))
+
+
+@pytest.mark.parametrize("template", ENDLESS)
+def test_an_endless_template_is_refused_at_the_start_and_in_a_request(
+    template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded_template, "_SECONDS", 0.02)
+    tokenizer = model_with(template, tmp_path / "model")
+    with pytest.raises(InvalidRequestError, match="takes longer than"):
+        MLXChatFormat(tokenizer)
+    with pytest.raises(InvalidRequestError, match="takes longer than"):
+        tokenizer.render_chat(HELLO)
+
+
+@pytest.mark.parametrize("template", HUGE)
+def test_a_template_that_fills_memory_is_refused(template: str, tmp_path: Path) -> None:
+    tokenizer = model_with(template, tmp_path / "model")
+    with pytest.raises(InvalidRequestError, match="the chat template"):
+        MLXChatFormat(tokenizer)
+
+
+@pytest.mark.parametrize("grown", ["n.x + n.x", "n.x ~ n.x"])
+def test_a_text_that_doubles_is_refused(
+    grown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded_template, "_CHARACTERS", 1 << 12)
+    template = (
+        "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = "
+        + grown
+        + " %}{% endfor %}"
+    )
+    with pytest.raises(InvalidRequestError, match="more than 4096 characters"):
+        model_with(template, tmp_path / "model").render_chat(HELLO)
+
+
+def test_what_templates_do_every_day_is_as_in_the_sandbox(tmp_path: Path) -> None:
+    template = (
+        "{{ '%d'|format(1) }} {{ '{:>3}'.format('x') }} {{ 'ab'.replace('a', 'b') }} "
+        "{{ ['a', 'b']|join(',') }} {{ 3 * 4 }} {{ 'a' ~ 1 ~ none ~ missing }} {{ 2 ** 10 }} "
+        "{% for m in messages %}{{ loop.index }}{{ loop.last }}{{ loop.length }}{% endfor %}"
+        "{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f('y') }} {{ '%s' % 'z' }} {{ '-' * 3 }}"
+    )
+    tokenizer = model_with(template, tmp_path / "model")
+    text = tokenizer.decode(tokenizer.render_chat(HELLO))
+    assert text == "1   x bb a,b 12 a1None 1024 1True1<y> z ---"
+
+
+def test_a_template_that_includes_another_is_refused_in_words(tmp_path: Path) -> None:
+    tokenizer = model_with("{% include 'other' %}", tmp_path / "model")
+    with pytest.raises(InvalidRequestError, match="the chat template refused the messages: no loa"):
+        tokenizer.render_chat(HELLO)
+
+
+def test_transformers_compiles_templates_in_the_bounded_environment() -> None:
+    """What is replaced inside of transformers is still where it was."""
+    from transformers.utils import chat_template_utils
+
+    compiled = chat_template_utils._compile_jinja_template("{{ messages }}")
+    assert isinstance(compiled.environment, BoundedEnvironment)
