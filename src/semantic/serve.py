@@ -9,6 +9,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,7 +35,7 @@ from semantic.bootstrap import (
     open_turns,
     rebuild_app,
 )
-from semantic.domain.block_hash import namespace_of, tenant_tag
+from semantic.domain.block_hash import namespace_of, tenant_id, tenant_tag
 from semantic.domain.chat import Chat
 from semantic.domain.errors import InvalidRequestError, SemanticError
 from semantic.domain.grammar import Grammar
@@ -69,7 +70,8 @@ class ServeSettings:
     answer together, in tokens; by default the limit is the model's own or what the pool holds,
     whichever is less. Sampling parameters that are None are those recommended by the model's
     makers. `max_tokens` is an answer's limit in requests without one; None: up to the end of the
-    context. Prefixes of the conversations in `public` are shared by all tenants.
+    context. Prefixes of the conversations in `public` are shared by all tenants. `tenants` are the
+    names of those that have keys, in the order of the keys: the log has their ids.
     """
 
     engine: Settings = field(default_factory=Settings)
@@ -82,6 +84,7 @@ class ServeSettings:
     max_tokens: int | None = None
     limits: QueueLimits = field(default_factory=QueueLimits)
     public: tuple[Chat, ...] = ()
+    tenants: tuple[str, ...] = ()
 
 
 async def load_serving(
@@ -165,6 +168,7 @@ def _build_serving(thread: EngineThread, app: App, settings: ServeSettings) -> S
     chat_format = MLXChatFormat(app.tokenizer, grammars)
     namespace = namespace_of(app.model.model_id, app.model.layout().name)
     logger.info(chat_format.history)
+    log_tenants(app.store.secret, settings.tenants)
     if not app.model.together:
         logger.warning(_ONE_BY_ONE)
     if app.spec.reusable_tokens is not None:
@@ -212,6 +216,13 @@ def served_names(settings: ServeSettings) -> tuple[tuple[str, ...], frozenset[st
     if own != given:
         aliases.add(str(model_path(given)))
     return tuple(names), frozenset(aliases - names.keys())
+
+
+def log_tenants(secret: bytes, tenants: Sequence[str]) -> None:
+    """Log which key is which tenant: by the key's number, and the id that operators use."""
+    for number, name in enumerate(tenants, 1):
+        found = tenant_id(secret, tenant_tag(secret, name))
+        logger.info("API key %d of %d is tenant %s", number, len(tenants), found)
 
 
 def _sampling(settings: ServeSettings, of_model: SamplingParams) -> SamplingParams:

@@ -107,6 +107,7 @@ async def load_model(
 ) -> RunnableServing:
     """The model that `settings` name, ready for requests. Raises as `serve.load_serving`."""
     from semantic.adapters.http.lifecycle import read_public_prefix
+    from semantic.adapters.http.middleware import tenant_name
     from semantic.application.engine.admission import QueueLimits
     from semantic.serve import ServeSettings, load_serving
 
@@ -121,6 +122,7 @@ async def load_model(
         max_tokens=settings.max_tokens,
         limits=QueueLimits(settings.max_waiting, shared=len(settings.api_keys) > 1),
         public=tuple(map(read_public_prefix, settings.public_prefix)),
+        tenants=tuple(tenant_name(key.get_secret_value()) for key in settings.api_keys),
     )
     return await load_serving(serving, store_unavailable or notify_store_unavailable)
 

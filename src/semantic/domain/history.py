@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from semantic.domain.chat import Chat, Message, Tool
 from semantic.domain.digest import digest
@@ -27,7 +27,7 @@ class Turn:
     These are the first `start` tokens of the previous turn, whose digest is `parent`, followed by
     `tokens`; the digest is needed because another turn may reach the same point in other tokens.
     Without `tokens` the turn is known but cannot be continued. `thought` is the digest of the
-    answer's reasoning.
+    answer's reasoning. `owner` is what its tenant's turns are counted under, not part of it.
     """
 
     point: Point
@@ -35,6 +35,7 @@ class Turn:
     start: int
     tokens: tuple[int, ...]
     thought: bytes
+    owner: bytes = field(default=b"", compare=False)
 
     @property
     def end(self) -> int:

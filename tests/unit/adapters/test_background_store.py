@@ -30,6 +30,7 @@ from tests.support.store_blocks import (
     header,
     keys,
     manifest,
+    scope_of,
 )
 
 T = TypeVar("T")
@@ -121,6 +122,23 @@ def in_time(call: Callable[[], object]) -> None:
 
 
 # Back-pressure
+
+
+def test_a_part_of_the_queue_is_kept_for_other_tenants() -> None:
+    world = World(16 * BLOCK)
+    other = blocks(chain(4 * 256, scope=scope_of(tenant="other")))
+    world.store.put(other[0])
+    world.store.flush()
+    world.stall()
+    queued = [world.store.put(one) for one in blocks(chain(20 * 256))]
+    assert queued == [True] * 14 + [False] * 6
+    assert [world.store.put(one) for one in other[1:]] == [True, True, False]
+    world.inner.open.set()
+    world.store.flush()
+    world.stall()
+    assert [world.store.put(one) for one in blocks(chain(20 * 256, seed=1))].count(True) == 14
+    world.inner.open.set()
+    world.store.close()
 
 
 def test_what_the_queue_has_no_room_for_is_dropped_and_counted() -> None:

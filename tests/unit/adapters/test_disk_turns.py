@@ -32,6 +32,17 @@ def test_turns_come_back_in_another_process(tmp_path: Path) -> None:
     again.close()
 
 
+def test_a_tenant_takes_no_room_from_one_that_has_less(tmp_path: Path) -> None:
+    turns = DiskTurns(tmp_path / "turns.db", 10_000, nobody)
+    turns.put(replace(FIRST, owner=b"b"))
+    for number in range(100):
+        turns.put(replace(FIRST, point=number.to_bytes(32, "big"), owner=b"a"))
+    assert turns.get(FIRST.point) == FIRST
+    found = [turns.get(number.to_bytes(32, "big")) is not None for number in range(100)]
+    assert found == [False] * found.index(True) + [True] * found.count(True)
+    turns.close()
+
+
 class Held(DiskTurns):
     """Turns whose first one is written when `go` is set."""
 

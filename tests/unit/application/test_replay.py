@@ -105,6 +105,29 @@ def test_other_tools_make_another_conversation() -> None:
     assert talk.prompt() == talk.format.render(talk.chat).tokens
 
 
+class Recorded(TurnCache):
+    """Turns, with the owners that they were recorded under."""
+
+    def __init__(self) -> None:
+        super().__init__(1 << 20)
+        self.owners: list[bytes] = []
+
+    def put(self, turn: Turn) -> None:
+        self.owners.append(turn.owner)
+        super().put(turn)
+
+
+def test_turns_are_counted_under_their_tenant_whatever_the_model() -> None:
+    turns = Recorded()
+    for model, tenant in ((b"m", "a"), (b"n", "a"), (b"m", "b")):
+        talk = Conversation(Replay(FakeChatFormat(), turns, model, frozenset({EOS})), tenant)
+        talk.answer(Message("assistant", "Hi!"), written("Hi!"))
+    one, another, other = turns.owners
+    assert one == another != other
+    talk.replay.record_cut(talk.replay.render(talk.chat, "a"), Message("assistant", "cut"))
+    assert turns.owners[3] == one
+
+
 def test_a_tenant_knows_only_its_own_turns() -> None:
     talk = Conversation()
     talk.answer(Message("assistant", "Hi!"), written("  Hi!"))

@@ -39,6 +39,8 @@ from semantic.ports.store import CacheStorePort
 
 QUEUED_BLOCK_BYTES = 1024
 """What a queued block counts beside its body, so that empty ones are bounded too."""
+_KEPT_FOR_OTHERS = 8
+"""The part of the queue, 1/8, that no tenant alone may take: a full queue drops what others put."""
 MAX_TOUCHES = 1000
 """Queued touches; further ones are dropped, which only worsens the order of eviction."""
 FAILURES = 3
@@ -55,6 +57,10 @@ class _Put:
     @property
     def n_bytes(self) -> int:
         return QUEUED_BLOCK_BYTES + len(self.block.body)
+
+    @property
+    def tenant(self) -> bytes:
+        return self.block.header.link.scope.tenant
 
 
 @dataclass(slots=True, eq=False)
@@ -78,10 +84,11 @@ class BackgroundStore:
     """Accepts writes at once and passes them to `inner`, in order, from one thread. Thread-safe.
 
     At most `max_queued_bytes` of blocks are queued (each counts `QUEUED_BLOCK_BYTES` beside its
-    body); what would exceed that is dropped (backpressure), and so is everything during a
-    back-off. Of an agent's manifests only the newest is queued; a replaced one gets no generation.
-    After `close` everything else that was accepted has been passed to `inner`; a process that ends
-    without it loses the queue. A bug that ends the thread is raised by `flush` and `close`.
+    body), and of several tenants at most 7/8 of that for each; what would exceed that is dropped
+    (backpressure), and so is everything during a back-off. Of an agent's manifests only the newest
+    is queued; a replaced one gets no generation. After `close` everything else that was accepted
+    has been passed to `inner`; a process that ends without it loses the queue. A bug that ends the
+    thread is raised by `flush` and `close`.
 
     Methods without a docstring: see `CacheStorePort`.
     """
@@ -109,6 +116,7 @@ class BackgroundStore:
         self._children = Children()  # of `_blocks`
         self._saves: OrderedDict[_Agent, _Save] = OrderedDict()
         self._n_bytes = 0
+        self._tenants: Counter[bytes] = Counter()  # the bytes of each, of all that were ever seen
         self._touches = 0
         self._flushing = 0
         self._counts: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
@@ -129,12 +137,14 @@ class BackgroundStore:
         with self._changed:
             if block.header.key in self._blocks:
                 return True
-            if not self._accepts() or self._n_bytes + job.n_bytes > self._max_bytes:
+            self._tenants.setdefault(job.tenant, 0)
+            if not self._accepts() or not self._has_room(job):
                 self._counts["dropped"] += 1
                 return False
             self._blocks[block.header.key] = job
             self._children.add(block.header)
             self._n_bytes += job.n_bytes
+            self._tenants[job.tenant] += job.n_bytes
             self._enqueue(job)
             return True
 
@@ -360,6 +370,13 @@ class BackgroundStore:
     def _accepts(self) -> bool:
         return self._error is None and not self._backoff.is_on()
 
+    def _has_room(self, job: _Put) -> bool:
+        """Whether it fits, and leaves a part to other tenants, if there are any."""
+        own = self._tenants[job.tenant] + job.n_bytes
+        is_shared = len(self._tenants) > 1
+        most = self._max_bytes - self._max_bytes // _KEPT_FOR_OTHERS if is_shared else own
+        return own <= most and self._n_bytes + job.n_bytes <= self._max_bytes
+
     def _enqueue(self, job: _Job) -> None:
         self._numbers += 1
         self._queue[self._numbers] = job
@@ -383,6 +400,7 @@ class BackgroundStore:
         del self._blocks[job.block.header.key]
         self._children.remove(job.block.header)
         self._n_bytes -= job.n_bytes
+        self._tenants[job.tenant] -= job.n_bytes
 
     # The thread
 

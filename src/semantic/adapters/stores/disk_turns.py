@@ -22,7 +22,8 @@ _NO_POINT: Final = bytes(32)
 
 
 class DiskTurns:
-    """Implements `TurnsPort`; beyond `max_bytes` the oldest turns are deleted.
+    """Implements `TurnsPort`; beyond `max_bytes` the oldest turns are deleted, those of the tenant
+    that has most first.
 
     `notify` receives one sentence when turns cannot be stored, and one when a corrupt file was
     quarantined. Raises nothing.
@@ -43,7 +44,7 @@ class DiskTurns:
 
     def put(self, turn: Turn) -> None:
         try:
-            self._records.put(_key_of(turn.point), _encoded(turn))
+            self._records.put(_key_of(turn.point), _encoded(turn), turn.owner)
         except StoreError as error:
             self._report(error)
 

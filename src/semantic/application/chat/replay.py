@@ -30,6 +30,7 @@ from semantic.ports.chat import ChatFormat, RenderedChat
 from semantic.ports.turns import TurnsPort
 
 _DIGEST_BYTES = 32
+_OWNER_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,9 @@ class Replayed:
     """A rendered conversation, and the turn that it continues.
 
     Its first `start` tokens, whose digest is `parent`, are those of a recorded turn; `point` is its
-    own point. The first `n_replayed` messages are in those tokens; `answers` is what is known of
-    later answers, by index. `tool_texts` are the canonical texts of the tools.
+    own point, and `owner` what its tenant's turns are counted under. The first `n_replayed`
+    messages are in those tokens; `answers` is what is known of later answers, by index.
+    `tool_texts` are the canonical texts of the tools.
     """
 
     rendered: RenderedChat
@@ -48,6 +50,7 @@ class Replayed:
     n_replayed: int = 0
     answers: Mapping[int, Answered] = field(default_factory=dict)
     tool_texts: Sequence[bytes] | None = None
+    owner: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,11 @@ class Replay:
 
     def render(self, chat: Chat, tenant: str) -> Replayed:
         """The conversation as tokens. Raises InvalidRequestError if the template refuses it."""
-        scope = digest("turns-v1", self._namespace, tenant.encode("utf-8", "surrogatepass"))
+        name = tenant.encode("utf-8", "surrogatepass")
+        owner = digest("turns-owner-v1", name)[:_OWNER_BYTES]
+        return replace(self._render(chat, digest("turns-v1", self._namespace, name)), owner=owner)
+
+    def _render(self, chat: Chat, scope: bytes) -> Replayed:
         texts = [tool_text(tool) for tool in chat.tools]
         chat = replace(chat, tools=self._spellings.first(chat.tools, texts, scope))
         at = points(chat, scope, texts)
@@ -111,6 +118,7 @@ class Replay:
                 replayed.start,
                 (*prompt[replayed.start :], *generated),
                 thought_digest(message.reasoning),
+                replayed.owner,
             )
         )
 
@@ -118,7 +126,8 @@ class Replay:
         """Record a turn that cannot be continued: the model generated more than `message`."""
         point = point_after(replayed.point, message)
         if self._turns.get(point) is None:
-            self._turns.put(Turn(point, None, 0, (), thought_digest(message.reasoning)))
+            thought = thought_digest(message.reasoning)
+            self._turns.put(Turn(point, None, 0, (), thought, replayed.owner))
 
     def close(self) -> None:
         """Flush and close the turns."""

@@ -34,11 +34,13 @@ from semantic.domain.answer import (
     TextDelta,
     Usage,
 )
+from semantic.domain.block_hash import tenant_id, tenant_tag
 from semantic.domain.errors import InvalidRequestError, OverloadedError
 from semantic.domain.match import CacheMiss, MatchEnd, MatchReport
 from semantic.domain.request_parts import Change, Difference, PartKind
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask
+from semantic.serve import log_tenants
 from tests.support.fake_clock import FakeClock
 from tests.support.fake_serving import FakeServing, Script
 from tests.support.runnable_serving import RunnableFake
@@ -335,3 +337,15 @@ def test_a_requests_line_says_what_was_lost_and_why() -> None:
     assert [facts[name] for name in ("lost", "lost_s", "lost_why")] == [
         40, 4.0, "Tool 7 (Bash) changed.",
     ]  # fmt: skip
+
+
+def test_the_log_says_which_key_is_which_tenant_and_not_the_key(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "semantic.server")
+    secret, names = bytes(32), [tenant_name(key) for key in ("first key", "second key")]
+    log_tenants(secret, names)
+    ids = [tenant_id(secret, tenant_tag(secret, name)) for name in names]
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"API key {i + 1} of 2 is tenant {ids[i]}" for i in range(2)]
+    assert len({*ids, *names, *(name[:16] for name in names)}) == 6
