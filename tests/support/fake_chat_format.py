@@ -42,6 +42,12 @@ class FakeChatFormat:
         return self._thought_marks
 
     @property
+    def thought_end_tokens(self) -> tuple[int, ...]:
+        if self._thought_marks is None:
+            return ()
+        return tuple(self._tokenizer.encode(self._thought_marks.end, add_special_tokens=False))
+
+    @property
     def call_marks(self) -> Marks:
         return self._call_marks
 

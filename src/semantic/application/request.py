@@ -6,9 +6,11 @@ clock; the engine and the cache move it from phase to phase.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
+from semantic.application.thinking_meter import ThinkingMeter
 from semantic.domain.entities import AgentBlocks, KVBlock
 from semantic.domain.match import MatchEnd
 from semantic.domain.stop_strings import StopStrings
@@ -19,6 +21,7 @@ from semantic.domain.value_objects import (
     SampledToken,
     SamplingParams,
     SequenceId,
+    TokenEvent,
     TokenLogprob,
 )
 from semantic.ports.outbound import Detokenizer
@@ -102,10 +105,15 @@ class Request:
     cancel_requested: bool = False
     prefill_seconds: float = 0.0
     reuse: Reuse = field(default_factory=Reuse)
+    forced: tuple[int, ...] = ()
+    """Tokens that must follow: the rest of the mark that ends its reasoning."""
     _text: list[str] = field(default_factory=list)
     _stop: StopStrings = field(init=False)
+    _meter: ThinkingMeter | None = field(init=False)
 
     def __post_init__(self) -> None:
+        budget = self.params.thinking
+        self._meter = None if budget is None else ThinkingMeter(budget)
         self._stop = StopStrings(self.params.stop)
         self._drop_scores()
 
@@ -213,13 +221,29 @@ class Request:
         self._text.append(text)
         return text, reason
 
+    def take_forced(self, n_computed: int) -> Iterator[tuple[TokenEvent, FinishReason | None]]:
+        """Append the `forced` tokens to the `n_computed` that its sequence holds.
+
+        Yields the event of each, with the finish reason if it is the last token. Their probability
+        is 1.
+        """
+        forced, self.forced = self.forced, ()
+        for token in forced:
+            certain = None if self.params.logprobs is None else TokenLogprob(token, 0.0)
+            text, reason = self.accept(SampledToken(SequenceId(0), token, certain))
+            self.computed = n_computed
+            yield TokenEvent(self.uid, self.agent_id, token, text, certain), reason
+            if reason is not None:
+                return
+
     def may_end_with(self, sampled: SampledToken) -> bool:
-        """Whether `accept` might return a finish reason."""
+        """Whether `accept` might return a finish reason, or force tokens."""
         return (
             sampled.error is not None
             or sampled.token in self.eos_token_ids
             or len(self.generated) + 1 >= self.max_tokens
             or bool(self.params.stop)
+            or self._meter is not None
         )
 
     def end_text(self) -> str:
@@ -236,6 +260,8 @@ class Request:
         if token in self.eos_token_ids:
             return self._rest(), "stop"
         text = self.detokenizer.push(token)
+        if self._meter is not None:
+            self.forced = self._meter.push(token, text)
         if self.params.stop:
             text = self._stop.push(text)
             if self._stop.stopped:

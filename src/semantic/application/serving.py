@@ -246,7 +246,11 @@ class Serving:
         if prepared.chat is None:
             return None
         return AnswerReader(
-            self._format, prepared.chat, opens_thought=prepared.opens_thought, new_id=_new_call_id
+            self._format,
+            prepared.chat,
+            opens_thought=prepared.opens_thought,
+            closes_thought=prepared.closes_thought,
+            new_id=_new_call_id,
         )
 
 

@@ -218,6 +218,31 @@ def _is_filled_text(value: object) -> bool:
     return isinstance(value, str) and bool(value)
 
 
+@dataclass(frozen=True, slots=True)
+class ThinkingBudget:
+    """At most `tokens` of an answer between the marks `start` and `end`, in all its reasoning.
+
+    Where they are used up the answer continues with `end_tokens`, the tokens of `end`. `opened`:
+    the prompt ends inside reasoning, of which at least one token follows. Raises
+    InvalidRequestError for fewer tokens and for a mark that is missing.
+    """
+
+    tokens: int
+    start: str
+    end: str
+    end_tokens: tuple[int, ...]
+    opened: bool = False
+
+    def __post_init__(self) -> None:
+        least = 1 if self.opened else 0
+        if self.tokens < least:
+            raise InvalidRequestError(
+                f"a thinking budget must be {least} or more, got {self.tokens}"
+            )
+        if not self.start or not self.end or not self.end_tokens:
+            raise InvalidRequestError("a thinking budget needs both marks of reasoning")
+
+
 _MAX_PENALTY = 2
 """As in OpenAI's interface: the largest penalty per occurrence."""
 
@@ -241,7 +266,7 @@ class SamplingParams:
     frequency are subtracted from the logits of tokens that the answer contains, once or for each
     occurrence. With `ignore_eos` an answer continues after the model's end tokens. `grammar`
     constrains the text. `prompt_logprobs` is to the prompt's tokens what `logprobs` is to the
-    answer's; the whole prompt is then computed, whatever is cached.
+    answer's; the whole prompt is then computed, whatever is cached. `thinking` limits reasoning.
     """
 
     temperature: float = 0.0
@@ -259,6 +284,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     ignore_eos: bool = False
     grammar: Grammar | None = None
+    thinking: ThinkingBudget | None = None
 
     def __post_init__(self) -> None:
         finite = math.isfinite(self.temperature)

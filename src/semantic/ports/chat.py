@@ -49,6 +49,11 @@ class ChatFormat(Protocol):
         ...
 
     @property
+    def thought_end_tokens(self) -> tuple[int, ...]:
+        """The tokens of `thought_marks.end` within an answer; none if this model has no marks."""
+        ...
+
+    @property
     def call_marks(self) -> Marks:
         """The marks of a tool call, or of a list of calls, depending on the model."""
         ...

@@ -24,7 +24,8 @@ class Ask:
 
     `max_tokens` of None is the rest of the context. An `agent` of None is the one whose history the
     prompt continues, or a new one; with an `identity`, one of that identity's agents. Tenants share
-    nothing.
+    nothing. `thinking_tokens` is how many tokens of the answer may be reasoning, if the model has
+    marks of it: None for any number, 0 for none.
     """
 
     prompt: Prompt
@@ -33,6 +34,7 @@ class Ask:
     agent: str | None = None
     tenant: str = ""
     identity: Identity | None = None
+    thinking_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from semantic.application.chat.turn_cache import TurnCache
 from semantic.domain.chat import Chat, Message, Tool
 from semantic.domain.errors import ContextOverflowError, InvalidRequestError
 from semantic.domain.grammar import Grammar
-from semantic.domain.value_objects import SamplingParams
-from semantic.ports.chat import RenderedChat
+from semantic.domain.value_objects import SamplingParams, ThinkingBudget
+from semantic.ports.chat import Marks, RenderedChat
 from semantic.ports.serving import Ask, Prompt
 from tests.support.fake_chat_format import FakeChatFormat
 from tests.support.fake_tokenizer import ByteTokenizer
@@ -35,8 +35,8 @@ class UntouchedFormat(FakeChatFormat):
         return super().render(chat)
 
 
-def preparation() -> Preparation:
-    chat_format, tokenizer = UntouchedFormat(), Untouched()
+def preparation(marks: Marks | None = None) -> Preparation:
+    chat_format, tokenizer = UntouchedFormat(marks), Untouched()
     replay = Replay(chat_format, TurnCache(1 << 20), b"model", tokenizer.eos_token_ids)
     return Preparation(tokenizer, chat_format, replay, lambda _: None, LIMIT, longest_token=LONGEST)
 
@@ -96,3 +96,23 @@ def test_a_grammar_is_its_tenants_own(prompt: Prompt) -> None:
     sampling = SamplingParams(grammar=Grammar("json_schema", "{}"))
     prepared = preparation().prepare(Ask(prompt, sampling, tenant="a"))
     assert prepared.sampling.grammar == Grammar("json_schema", "{}", tenant="a")
+
+
+@pytest.mark.parametrize("opens", [True, False])
+@pytest.mark.parametrize("tokens", [None, 0, 3])
+def test_a_thinking_budget_needs_marks_and_0_closes_what_the_prompt_opens(
+    opens: bool, tokens: int | None
+) -> None:
+    chat = Chat((Message("user", "Why?"),), template_options={"open": opens})
+    ask = Ask(chat, SamplingParams(), thinking_tokens=tokens)
+    assert preparation().prepare(ask).sampling.thinking is None
+    prepared = preparation(Marks("<t>", "</t>")).prepare(ask)
+    end = tuple(ByteTokenizer().encode("</t>", add_special_tokens=False))
+    assert (prepared.tokens[-len(end) :] == end) == (opens and tokens == 0)
+    assert prepared.closes_thought == (opens and tokens == 0)
+    assert prepared.opens_thought == (opens and tokens != 0)
+    assert prepared.sampling.thinking == (
+        None
+        if tokens is None
+        else ThinkingBudget(tokens, "<t>", "</t>", end, prepared.opens_thought)
+    )

@@ -52,9 +52,11 @@ class AnswerReader:
         chat: Chat,
         *,
         opens_thought: bool,
+        closes_thought: bool = False,
         new_id: Callable[[], str],
     ) -> None:
-        """`opens_thought`: the prompt ends inside reasoning. `new_id` generates ids of calls."""
+        """`opens_thought`: the prompt ends inside reasoning; `closes_thought`: with the mark of its
+        end. `new_id` generates ids of calls."""
         self._many = chat.parallel_tool_calls
         self._marks = chat_format.call_marks
         self._tools = frozenset(tool.name for tool in chat.tools)
@@ -67,7 +69,7 @@ class AnswerReader:
         )
         self._call = CallText(chat_format.call_marks, self._tools, readers)
         self._part: _Part = "thought" if opens_thought else "text"
-        self._text_trimmer = Trimmer(after_mark=opens_thought)
+        self._text_trimmer = Trimmer(after_mark=opens_thought or closes_thought)
         self._thought_trimmer = Trimmer(after_mark=True)
         self._calls = 0
         self._is_unfinished = False

@@ -15,7 +15,7 @@ from semantic.domain.chat import Chat
 from semantic.domain.errors import ContextOverflowError, InvalidRequestError, UncheckedGrammarError
 from semantic.domain.grammar import Grammar
 from semantic.domain.request_parts import Parts, parts_of
-from semantic.domain.value_objects import SamplingParams
+from semantic.domain.value_objects import SamplingParams, ThinkingBudget
 from semantic.ports.chat import ChatFormat, RenderedChat
 from semantic.ports.outbound import Tokenizer
 from semantic.ports.serving import Ask, Prompt
@@ -25,7 +25,8 @@ from semantic.ports.serving import Ask, Prompt
 class Prepared:
     """A request ready to be submitted.
 
-    `chat`, `replayed` and `parts` are None for a plain prompt.
+    `chat`, `replayed` and `parts` are None for a plain prompt. `opens_thought`: the prompt ends
+    inside reasoning; `closes_thought`: it ends with the mark of its end.
     """
 
     tokens: tuple[int, ...]
@@ -35,6 +36,7 @@ class Prepared:
     opens_thought: bool
     replayed: Replayed | None = None
     parts: Parts | None = None
+    closes_thought: bool = False
 
 
 _ALWAYS_TOKENIZED = 2 << 20
@@ -80,8 +82,13 @@ class Preparation:
         if not rendered.tokens:
             raise InvalidRequestError("prompt must not be empty")
         chat = ask.prompt if isinstance(ask.prompt, Chat) else None
-        sampling = ask.sampling
+        sampling, closes = ask.sampling, False
         if chat is not None:
+            closes = rendered.opens_thought and ask.thinking_tokens == 0
+            if closes:
+                rendered = RenderedChat((*rendered.tokens, *self._format.thought_end_tokens))
+            budget = self._budget(ask.thinking_tokens, opened=rendered.opens_thought)
+            sampling = replace(sampling, thinking=budget)
             grammar = self._format.call_grammar(
                 chat, opens_thought=rendered.opens_thought, tenant=ask.tenant
             )
@@ -95,7 +102,7 @@ class Preparation:
         )
         opens = rendered.opens_thought
         parts = _parts(chat, replayed)
-        return Prepared(rendered.tokens, max_tokens, sampling, chat, opens, replayed, parts)
+        return Prepared(rendered.tokens, max_tokens, sampling, chat, opens, replayed, parts, closes)
 
     async def check(self, unchecked: UncheckedGrammarError, tenant: str) -> None:
         """Check grammars for a request of `tenant`. Raises as `GrammarChecks.check`."""
@@ -117,6 +124,13 @@ class Preparation:
         """
         rendered, _ = self._rendered(prompt, tenant, add_special_tokens=add_special_tokens)
         return rendered.tokens
+
+    def _budget(self, tokens: int | None, *, opened: bool) -> ThinkingBudget | None:
+        """The budget of an answer's reasoning; None without a limit or marks."""
+        marks, end_tokens = self._format.thought_marks, self._format.thought_end_tokens
+        if tokens is None or marks is None or not end_tokens:
+            return None
+        return ThinkingBudget(tokens, marks.start, marks.end, end_tokens, opened)
 
     def _rendered(
         self, prompt: Prompt, tenant: str, *, add_special_tokens: bool = True

@@ -368,6 +368,37 @@ class BlockPoolBatchEngine:
             events.append(event)
             if reason is not None:
                 events.append(self._finish(request, reason))
+        forced = [one for one in self._scheduler.in_phase(Phase.DECODE) if one.forced]
+        events += (event for request in forced for event in self._force(request))
+        for request in forced:
+            if request.phase is Phase.DECODE:  # not ended, nor preempted by another one
+                events += self._resume(request)
+        return events
+
+    def _force(self, request: Request) -> list[EngineEvent]:
+        """Append the tokens that must follow, instead of the one in flight."""
+        events: list[EngineEvent] = []
+        try:
+            n_computed = self._sequences.pause(request)
+        except BackendError as error:
+            return [self._fail(request, str(error))]
+        for event, reason in request.take_forced(n_computed):
+            events.append(event)
+            if reason is not None:
+                events.append(self._finish(request, reason))
+        return events
+
+    def _resume(self, request: Request) -> list[EngineEvent]:
+        """Decode on after tokens were appended, which may need room."""
+        events: list[EngineEvent] = []
+        try:
+            with self._lock:
+                if self._scheduler.grow(request, lambda one: events.extend(self._preempt(one))):
+                    self._sequences.reserve(request)
+            if request.phase is Phase.DECODE:
+                self._sequences.resume(request)
+        except BackendError as error:
+            events.append(self._fail(request, str(error)))
         return events
 
     @staticmethod

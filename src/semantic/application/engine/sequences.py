@@ -106,6 +106,26 @@ class Sequences:
         """One token for each decoding request. A BackendError fails all of them."""
         return [(self._requests[token.sequence], token) for token in self._model.decode()]
 
+    def pause(self, request: Request) -> int:
+        """Take a decoding request out of the batch, without the token in flight.
+
+        Returns how many tokens its sequence holds. Raises BackendError.
+        """
+        if request.sequence is None:
+            raise AssertionError("only an opened request decodes")
+        self._model.pause(request.sequence)
+        return self._model.length(request.sequence)
+
+    def resume(self, request: Request) -> None:
+        """Compute what a paused request has been given meanwhile, and decode on. Raises
+        BackendError."""
+        if request.sequence is None:
+            raise AssertionError("only an opened request is paused")
+        if given := request.tokens[request.computed : -1]:
+            self._model.prefill(request.sequence, given)
+            request.computed += len(given)
+        self._start(request, request.sequence)
+
     def may_prefill(self, request: Request) -> bool:
         """Whether to compute the request's next tokens now: no other request is computing them."""
         if request.sequence is None:
@@ -217,10 +237,13 @@ class Sequences:
             self._model.prefill(sequence, chunk)
             self._computed(request, len(chunk))
         if not request.to_prefill:
-            *history, last = request.tokens
-            drawn = len(request.generated)
-            self._model.start(sequence, last, history, request.params, drawn)
-            request.phase = Phase.DECODE
+            self._start(request, sequence)
+
+    def _start(self, request: Request, sequence: SequenceId) -> None:
+        *history, last = request.tokens
+        drawn = len(request.generated)
+        self._model.start(sequence, last, history, request.params, drawn)
+        request.phase = Phase.DECODE
 
     def _compute_together(self, chunks: Sequence[Chunk]) -> None:
         """Compute in one pass what is not loaded; nothing if that fails.

@@ -80,11 +80,13 @@ class RequestValidator:
 
     def _checked(self, params: SamplingParams) -> SamplingParams:
         """Validated parameters; a seed is drawn where sampling needs one."""
-        for token in params.logit_bias:
-            if not 0 <= token < self._vocab_size:
-                raise InvalidRequestError(
-                    f"logit_bias names token {token}; token ids are below {self._vocab_size}"
-                )
+        end = () if params.thinking is None else params.thinking.end_tokens
+        for name, tokens in (("logit_bias", params.logit_bias), ("thinking", end)):
+            for token in tokens:
+                if not 0 <= token < self._vocab_size:
+                    raise InvalidRequestError(
+                        f"{name} names token {token}; token ids are below {self._vocab_size}"
+                    )
         for name in ("logprobs", "prompt_logprobs"):
             if (getattr(params, name) or 0) > _MAX_ALTERNATIVES:
                 raise InvalidRequestError(

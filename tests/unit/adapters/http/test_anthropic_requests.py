@@ -278,7 +278,10 @@ def test_a_signature_that_is_not_ours_says_nothing(signature: str) -> None:
     ],
 )
 def test_thinking(thinking: object, enabled: bool) -> None:
-    assert wanted(thinking=thinking).chat.template_options == {"enable_thinking": enabled}
+    found = wanted(thinking=thinking, max_tokens=1025)
+    assert found.chat.template_options == {"enable_thinking": enabled}
+    has_budget = isinstance(thinking, dict) and "budget_tokens" in thinking
+    assert found.thinking_tokens == (1024 if has_budget else None)
 
 
 def test_what_is_said_about_thinking_is_checked() -> None:

@@ -90,7 +90,8 @@ _EFFORTS: Final = {"xhigh": "high", "max": "high"}
 class MessageRequest:
     """A parsed request for a message.
 
-    `max_tokens` is 0 to compute only the prompt. `omit_thinking`: thinking blocks are sent without
+    `max_tokens` is 0 to compute only the prompt. `thinking_tokens` is the thinking budget, None for
+    none. `omit_thinking`: thinking blocks are sent without
     their text. `report_context_edits`: the reply lists the context edits that were applied.
     """
 
@@ -98,15 +99,22 @@ class MessageRequest:
     sampling: SamplingParams
     max_tokens: int
     stream: bool
+    thinking_tokens: int | None = None
     omit_thinking: bool = False
     report_context_edits: bool = False
 
 
 def read_request(
-    validators: Validators, body: Mapping[str, object], sampling: SamplingParams, warnings: WarnOnce
+    validators: Validators,
+    body: Mapping[str, object],
+    sampling: SamplingParams,
+    warnings: WarnOnce,
+    *,
+    interleaved: bool = False,
 ) -> MessageRequest:
     """Parse `body`; sampling parameters that it lacks are those of `sampling`.
 
+    `interleaved`: thinking between tool calls, which may have a budget above `max_tokens`.
     Raises InvalidRequestError naming the first invalid field.
     """
     check_fields(body, warnings)
@@ -116,12 +124,18 @@ def read_request(
     if max_tokens < 0:
         raise FieldError(f"max_tokens: expected 0 or more, got {max_tokens}", param="max_tokens")
     thinking = params.get("thinking")
-    _check_budget(thinking)
+    budget = _budget(thinking)
+    if budget is not None and not interleaved and 0 < max_tokens <= budget:
+        raise FieldError(
+            f"thinking.budget_tokens: expected less than max_tokens ({max_tokens}), got {budget}",
+            param="thinking.budget_tokens",
+        )
     return MessageRequest(
         _chat(validators, body, params, warnings),
         _sampling(body, tuple(params.get("stop_sequences") or ()), sampling),
         max_tokens,
         _stream(body),
+        thinking_tokens=budget,
         omit_thinking=thinking is not None and thinking.get("display") == "omitted",
         report_context_edits=params.get("context_management") is not None,
     )
@@ -169,15 +183,17 @@ def _template_options(thinking: ThinkingConfig | None, effort: str | None) -> Ma
     return options
 
 
-def _check_budget(thinking: ThinkingConfig | None) -> None:
-    """A thinking budget is a hint to the model; too small a one is rejected, as documented."""
-    if thinking is not None and thinking["type"] == "enabled":
-        budget = thinking["budget_tokens"]
-        if budget < _MIN_BUDGET:
-            raise FieldError(
-                f"thinking.budget_tokens: expected at least {_MIN_BUDGET}, got {budget}",
-                param="thinking.budget_tokens",
-            )
+def _budget(thinking: ThinkingConfig | None) -> int | None:
+    """The thinking budget, which has a least value, as documented."""
+    if thinking is None or thinking["type"] != "enabled":
+        return None
+    budget = thinking["budget_tokens"]
+    if budget < _MIN_BUDGET:
+        raise FieldError(
+            f"thinking.budget_tokens: expected at least {_MIN_BUDGET}, got {budget}",
+            param="thinking.budget_tokens",
+        )
+    return budget
 
 
 def _answer_format(body: Mapping[str, object]) -> AnswerFormat | None:

@@ -9,6 +9,7 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
+from functools import partial
 
 from anyio import to_thread
 from fastapi import APIRouter, Request
@@ -43,6 +44,7 @@ logger = logging.getLogger("semantic.server")
 
 router = APIRouter(tags=["Anthropic"])
 _warnings = WarnOnce()
+_INTERLEAVED = "interleaved-thinking-"
 
 
 def _described(reply: str, *required: str, streams: bool = False) -> dict[str, object]:
@@ -76,9 +78,9 @@ async def create_message(request: Request) -> Response:
     body = await read_json(request)
     _require_model(body, serving.model)
     # In a worker thread: bodies may be large.
-    parsed = await to_thread.run_sync(
-        read_request, validators(), body, serving.model.sampling, _warnings
-    )
+    interleaved = _INTERLEAVED in request.headers.get("anthropic-beta", "")
+    read = partial(read_request, interleaved=interleaved)
+    parsed = await to_thread.run_sync(read, validators(), body, serving.model.sampling, _warnings)
     ask = Ask(
         parsed.chat,
         parsed.sampling,
@@ -86,6 +88,7 @@ async def create_message(request: Request) -> Response:
         agent_of(request, body),
         tenant_of(request),
         identity_of(request, body),
+        parsed.thinking_tokens,
     )
     stream = await start_stream(request, serving.answer(ask))
     style = ResponseStyle(parsed.max_tokens, parsed.omit_thinking, parsed.report_context_edits)

@@ -103,6 +103,7 @@ CHAT_FIELDS: Final[dict[str, Field]] = {
     "prompt_cache_key": IGNORED,
     "prompt_cache_options": IGNORED,
     "prompt_cache_retention": IGNORED,
+    "reasoning": SUPPORTED,
     "reasoning_effort": SUPPORTED,
     "response_format": SUPPORTED,
     "safety_identifier": IGNORED,
@@ -114,6 +115,14 @@ CHAT_FIELDS: Final[dict[str, Field]] = {
     "verbosity": _refused("this model has no such setting", "medium"),
     "web_search_options": _refused("this server searches nothing"),
 }
+
+CHAT_REASONING_FIELDS: Final[dict[str, Field]] = {
+    "effort": SUPPORTED,
+    "enabled": SUPPORTED,
+    "exclude": _refused("reasoning is always returned", False),
+    "max_tokens": SUPPORTED,
+}
+"""The object `reasoning` of clients that speak to many servers; OpenAI's has `reasoning_effort`."""
 
 COMPLETION_FIELDS: Final[dict[str, Field]] = {
     **_SHARED,
@@ -303,6 +312,15 @@ def at_least_one(name: str, value: int | None) -> int | None:
     """`value`. Raises FieldError for one below 1."""
     if value is not None and value < 1:
         raise FieldError(f"{name} must be at least 1, got {value}", param=name)
+    return value
+
+
+def tokens_at(path: str, value: object) -> int | None:
+    """`value`. Raises FieldError unless it is None or a whole number of 0 or more."""
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise FieldError(f"{path}: expected a whole number of 0 or more", param=path)
     return value
 
 

@@ -87,6 +87,7 @@ def choices_of(
     sampling: SamplingParams,
     max_tokens: int | None,
     caller: Caller,
+    thinking_tokens: int | None = None,
 ) -> tuple[Ask, ...]:
     """One engine request per choice of each prompt, in the order of the choices' indices.
 
@@ -101,6 +102,7 @@ def choices_of(
             agent=_agent_of_choice(caller.agent, number * n + choice),
             tenant=caller.tenant,
             identity=caller.identity,
+            thinking_tokens=thinking_tokens,
         )
         for number, prompt in enumerate(prompts)
         for choice in range(n)

@@ -90,6 +90,12 @@ class MLXChatFormat:
         return self._thought_marks
 
     @property
+    def thought_end_tokens(self) -> tuple[int, ...]:
+        """See `ChatFormat.thought_end_tokens`."""
+        marks = self._thought_marks
+        return () if marks is None else tuple(self._special_tokens.encode_following(marks.end))
+
+    @property
     def call_marks(self) -> Marks:
         """See `ChatFormat.call_marks`."""
         return self._call_marks

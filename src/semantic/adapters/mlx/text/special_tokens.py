@@ -41,17 +41,17 @@ class SpecialTokens:
             if at % 2:
                 tokens += self._encode_as_text(escaper.texts[int(piece)])
             elif piece:
-                tokens += self._encode_inner(piece)
+                tokens += self.encode_following(piece)
         return tokens
 
     def _encode_as_text(self, text: str) -> list[int]:
         """The tokens of `text` without special ones: its parts are not special."""
-        tokens = self._encode_inner(text)
+        tokens = self.encode_following(text)
         if len(text) == 1 or not self._tokens.intersection(tokens):
             return tokens
         return self._encode_as_text(text[:1]) + self._encode_as_text(text[1:])
 
-    def _encode_inner(self, text: str) -> list[int]:
+    def encode_following(self, text: str) -> list[int]:
         """The tokens of a text that follows another text."""
         return self._encode_after_newline(text) if self._adds_space else self._encode(text)
 

@@ -38,7 +38,11 @@ OURS = {
 }
 
 TABLES = [
-    (CHAT_FIELDS, chat_params.CompletionCreateParamsNonStreaming, OURS | {"chat_template_kwargs"}),
+    (
+        CHAT_FIELDS,
+        chat_params.CompletionCreateParamsNonStreaming,
+        OURS | {"chat_template_kwargs", "reasoning"},
+    ),
     (COMPLETION_FIELDS, completion_params.CompletionCreateParamsNonStreaming, OURS),
     (STREAM_OPTION_FIELDS, ChatCompletionStreamOptionsParam, {"continuous_usage_stats"}),
 ]

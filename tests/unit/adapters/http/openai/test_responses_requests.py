@@ -47,7 +47,7 @@ OURS = {
 }
 TABLES = [
     (RESPONSE_FIELDS, params.ResponseCreateParamsNonStreaming, OURS),
-    (REASONING_FIELDS, Reasoning, set()),
+    (REASONING_FIELDS, Reasoning, {"max_tokens"}),
     (TEXT_FIELDS, ResponseTextConfigParam, set()),
     (CACHE_OPTION_FIELDS, params.PromptCacheOptions, set()),
     (STREAM_OPTION_FIELDS, params.StreamOptions, set()),

@@ -299,14 +299,19 @@ def answer_format_of(value: object) -> AnswerFormat | None:
     return AnswerFormat(schema)
 
 
-def template_options(effort: str | None, own: Mapping[str, object]) -> dict[str, object]:
-    """Template options for a reasoning effort, overridden by the client's `own` options.
+def template_options(
+    effort: str | None, own: Mapping[str, object], thinking_tokens: int | None = None
+) -> dict[str, object]:
+    """Template options for a thinking budget and a reasoning effort, overridden by the client's
+    `own` options.
 
     Raises FieldError for an option that a client must not set.
     """
     options: dict[str, object] = {}
+    if thinking_tokens is not None:
+        options["enable_thinking"] = thinking_tokens > 0
     if effort is not None:
-        options = {
+        options |= {
             "reasoning_effort": effort,
             "enable_thinking": effort not in _NO_THINKING_EFFORTS,
         }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from semantic.adapters.http.errors import FieldError
 from semantic.adapters.http.openai.chat.conversation import (
@@ -19,8 +19,11 @@ from semantic.adapters.http.openai.chat.conversation import (
 )
 from semantic.adapters.http.openai.fields import (
     CHAT_FIELDS,
+    CHAT_REASONING_FIELDS,
     at_least_one,
     known_fields,
+    object_at,
+    tokens_at,
     without_elements,
 )
 from semantic.adapters.http.openai.requests import (
@@ -40,6 +43,7 @@ from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask, ServedModel
 
 _MAX_TOP_LOGPROBS: Final = 20
+_EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ def chat_request(body: Mapping[str, object], model: ServedModel, caller: Caller)
         sampling,
         _max_tokens(checked),
         caller,
+        _reasoning(known).thinking_tokens,
     )
     return ChatRequest(choices, stream_options(known, force_usage=caller.force_usage))
 
@@ -78,6 +83,7 @@ def _chat(checked: ChatBody, known: Mapping[str, object]) -> Chat:
     """The conversation, from the validated body and the fields that are validated by element."""
     tools = tools_of(known.get("tools", []))
     tools, choice = choice_among(tools, known.get("tool_choice"))
+    reasoning = _reasoning(known)
     return Chat(
         messages_of(known["messages"]),
         tools,
@@ -85,9 +91,30 @@ def _chat(checked: ChatBody, known: Mapping[str, object]) -> Chat:
         parallel_tool_calls=checked.get("parallel_tool_calls", True),
         answer_format=constraint_of(known) or answer_format_of(known.get("response_format")),
         template_options=template_options(
-            checked.get("reasoning_effort"), checked.get("chat_template_kwargs", {})
+            checked.get("reasoning_effort") or reasoning.effort,
+            checked.get("chat_template_kwargs", {}),
+            reasoning.thinking_tokens,
         ),
     )
+
+
+class _Reasoning(NamedTuple):
+    effort: str | None
+    thinking_tokens: int | None
+
+
+def _reasoning(known: Mapping[str, object]) -> _Reasoning:
+    """The field `reasoning`."""
+    given = object_at("reasoning", known.get("reasoning", {}))
+    fields = known_fields(given, CHAT_REASONING_FIELDS, "reasoning.")
+    effort = fields.get("effort")
+    if effort is not None and effort not in _EFFORTS:
+        path = "reasoning.effort"
+        raise FieldError(f"{path}: expected one of {', '.join(_EFFORTS)}", param=path)
+    if fields.get("enabled") is False:
+        return _Reasoning("none", None)
+    tokens = tokens_at("reasoning.max_tokens", fields.get("max_tokens"))
+    return _Reasoning(effort if isinstance(effort, str) else None, tokens)
 
 
 def _max_tokens(body: ChatBody) -> int | None:

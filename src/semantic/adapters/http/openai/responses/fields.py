@@ -64,10 +64,12 @@ REASONING_FIELDS: Final[dict[str, Field]] = {
     "context": Field("which thoughts stay is up to the model's template", ("auto",)),
     "effort": SUPPORTED,
     "generate_summary": IGNORED,
+    "max_tokens": SUPPORTED,
     "mode": Field("there is one mode only", ("standard",)),
     "summary": IGNORED,
 }
-"""Reasoning is returned verbatim, with or without a requested summary."""
+"""Reasoning is returned verbatim, with or without a requested summary. `max_tokens` is not
+OpenAI's."""
 
 TEXT_FIELDS: Final[dict[str, Field]] = {
     "format": SUPPORTED,

@@ -20,6 +20,7 @@ from semantic.adapters.http.openai.fields import (
     list_at,
     object_at,
     text_at,
+    tokens_at,
     validated_at,
     warnings,
 )
@@ -116,6 +117,7 @@ def response_request(
     choice = choice_among(tools, known.get("tool_choice"))
     text = _text_format(known.get("text"))
     effort = reasoning.get("effort")
+    thinking_tokens = tokens_at("reasoning.max_tokens", reasoning.get("max_tokens"))
     chat = Chat(
         _messages(checked.get("instructions"), history, own_input),
         choice.tools,
@@ -125,11 +127,12 @@ def response_request(
         template_options=template_options(
             effort if isinstance(effort, str) else None,
             object_at("chat_template_kwargs", known.get("chat_template_kwargs", {})),
+            thinking_tokens,
         ),
     )
     agent = caller.agent or (None if history is None else history.agent)
     return ResponseRequest(
-        Ask(chat, sampling, max_tokens, agent, caller.tenant, caller.identity),
+        Ask(chat, sampling, max_tokens, agent, caller.tenant, caller.identity, thinking_tokens),
         own_input,
         tools,
         _reply_fields(checked, chat, sampling, tools, choice, text, reasoning),

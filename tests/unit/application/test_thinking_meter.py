@@ -1,0 +1,74 @@
+"""When the reasoning of an answer is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from semantic.application.thinking_meter import ThinkingMeter
+from semantic.domain.errors import InvalidRequestError
+from semantic.domain.value_objects import ThinkingBudget
+
+END = (1, 2, 3)
+TEXTS = {0: "<t>", 1: "</", 2: "t", 3: ">", 4: "</t>", 5: "x<t>y"}
+
+
+def forced(budget: int, tokens: Sequence[int], *, opened: bool = True) -> list[int]:
+    """`tokens` as far as they are generated, with what is forced between them."""
+    meter = ThinkingMeter(ThinkingBudget(budget, "<t>", "</t>", END, opened))
+    written: list[int] = []
+    for token in tokens:
+        written.append(token)
+        rest = meter.push(token, TEXTS.get(token, "x"))
+        for one in rest:
+            assert meter.push(one, TEXTS[one]) == ()
+        written += rest
+    return written
+
+
+@pytest.mark.parametrize(
+    ("budget", "tokens", "expected"),
+    [
+        (3, [7, 8, 9, 7], [7, 8, 9, *END, 7]),
+        (3, [7, 8, 1, 7], [7, 8, 1, 2, 3, 7]),
+        (3, [7, 1, 2, 8], [7, *END, 8]),
+        (4, [7, 4, 7, 7, 7, 7], [7, 4, 7, 7, 7, 7]),
+        (3, [7, 7, 4, 0, 8, 9], [7, 7, 4, 0, 8, *END, 9]),
+        (1, [7, 0, 8], [7, *END, 0, *END, 8]),
+    ],
+    ids=["end", "begun", "ended", "spelled", "again", "used_up"],
+)
+def test_an_open_thought(budget: int, tokens: list[int], expected: list[int]) -> None:
+    assert forced(budget, tokens) == expected
+
+
+@pytest.mark.parametrize(
+    ("budget", "tokens", "expected"),
+    [
+        (0, [7, 8, 0, 9], [7, 8, 0, *END, 9]),
+        (2, [7, 0, 8, 9, 7], [7, 0, 8, 9, *END, 7]),
+        (1, [5, 8, 9], [5, 8, *END, 9]),
+        (5, [7] * 9, [7] * 9),
+    ],
+)
+def test_a_thought_that_the_answer_opens(
+    budget: int, tokens: list[int], expected: list[int]
+) -> None:
+    assert forced(budget, tokens, opened=False) == expected
+
+
+def test_an_end_mark_whose_text_comes_late_is_known_by_its_tokens() -> None:
+    meter = ThinkingMeter(ThinkingBudget(4, "<t>", "</t>", END, opened=True))
+    assert [meter.push(token, "") for token in (7, *END, 7, 7)] == [()] * 6
+
+
+@pytest.mark.parametrize(
+    ("tokens", "end", "end_tokens", "opened"),
+    [(-1, ">", (1,), False), (0, ">", (1,), True), (1, "", (1,), True), (1, ">", (), True)],
+)
+def test_a_budget_without_a_meaning_is_refused(
+    tokens: int, end: str, end_tokens: tuple[int, ...], opened: bool
+) -> None:
+    with pytest.raises(InvalidRequestError):
+        ThinkingBudget(tokens, "<", end, end_tokens, opened)
