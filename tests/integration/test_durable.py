@@ -291,6 +291,34 @@ def test_an_exported_agent_goes_on_in_another_store(
         require_reused(again.ask("eve", (*past, 5), 10), len(past))
 
 
+@pytest.mark.parametrize("architecture", ["llama", "lfm2"])
+def test_an_import_changes_nothing_that_another_agent_gets(
+    architecture: str, folder: Path, tmp_path: Path
+) -> None:
+    """Nor does what the imported agent and its forks compute onwards, nor a new one of its name."""
+    prompt, store = text(600, seed=1), tmp_path / "other"
+    with running(architecture, folder) as life:
+        past = history(prompt, life.ask("ann", prompt, 10))
+        export_agent(life.store, life.manifest("ann"), tmp_path / "ann")
+    with running(architecture, store) as other:
+        import_agent(other.store, tmp_path / "ann", name="eve")
+        assert other.engine.forget("eve")
+        assert other.ask("eve", (*past, 3)).cached_tokens == 0
+    with running(architecture, tmp_path / "third") as third:
+        import_agent(third.store, tmp_path / "ann", name="eve")
+        onward = (*past, *text(300, seed=2))
+        whole = history(onward, third.ask("eve", onward, 10))
+        third.engine.fork("eve", "eva")
+        assert third.ask("eva", (*whole, 5)).cached_tokens == len(whole)
+        assert third.ask("bob", (*whole, 5)).cached_tokens == 0
+    with running(architecture, tmp_path / "third") as again:
+        again.engine.fork("eva", "evi")
+        for name in ("eve", "eva", "evi"):
+            assert again.ask(name, (*whole, 7)).cached_tokens == len(whole), name
+        again.engine.forget("bob")
+        assert again.ask("cay", (*whole, 5)).cached_tokens >= 768, "of bob's blocks"
+
+
 # Many at once
 
 

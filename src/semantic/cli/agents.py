@@ -213,8 +213,8 @@ def import_(
 ) -> None:
     """Read an agent that was exported, after checking every byte of it.
 
-    Import only trusted files: checksums detect damage, not forged contents, which every agent that
-    begins alike would continue from, also after this one is removed.
+    Import only trusted files: checksums detect damage, not forged contents. Its cache is this
+    agent's alone: requests must name the agent to continue from it.
     """
     from semantic.adapters.exchange.transfer import import_agent
 

@@ -10,7 +10,7 @@ import hmac
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import NewType
@@ -109,14 +109,21 @@ def tenant_id(secret: bytes, tag: bytes) -> str:
 
 @dataclass(frozen=True)  # no slots: `root` is computed once
 class Scope:
-    """Blocks are shared within a scope: one model's content and one tenant (32 bytes each)."""
+    """Blocks are shared within a scope: one model's content and one tenant (32 bytes each).
+
+    With a `salt` only with agents of the same salt: those of one import. It is no part of the
+    scope's identity, by which a tenant's agents are named and listed.
+    """
 
     namespace: bytes
     tenant: bytes
+    salt: bytes = field(default=b"", compare=False)
 
     @cached_property
     def root(self) -> BlockHash:
         """The parent of every first block."""
+        if self.salt:
+            return BlockHash(digest("root-salted-v1", self.namespace, self.tenant, self.salt))
         return BlockHash(digest("root-v1", self.namespace, self.tenant))
 
     def hash_of(self, parent: BlockHash, tokens: Sequence[int]) -> BlockHash:

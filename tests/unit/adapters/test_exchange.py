@@ -81,6 +81,8 @@ def test_another_store_gets_the_same_bodies_under_its_own_hashes(tmp_path: Path)
     written = export_agent(source, before, tmp_path / "ada")
     assert (written.n_blocks, written.missing_blocks, written.n_bodies) == (3, 0, 5)
     read = import_agent(target, tmp_path / "ada")
+    again = import_agent(target, tmp_path / "ada", name="eve").manifest.scope
+    assert (again, again.root == read.manifest.scope.root) == (read.manifest.scope, False)
     after = target.manifest(read.manifest.scope, "ada")
     assert after is not None
     assert (after.token_ids, after.prompt_tokens, after.note, after.model) == (

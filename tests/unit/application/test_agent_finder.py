@@ -120,6 +120,13 @@ def test_nothing_is_remembered_of_an_empty_prompt() -> None:
     assert agents.find(prompt(5), "") != name(1)
 
 
+def test_an_imported_agent_is_found_by_its_name_only() -> None:
+    agents = finder()
+    imported = Scope(bytes(32), tag("a"), salt=b"salt")
+    agents.restore([Manifest(imported, name(1), prompt(700), prompt_tokens=600)])
+    assert agents.find(prompt(700), "a") != name(1)
+
+
 def test_agents_are_found_again_after_a_restart() -> None:
     agents = finder()
     scope = Scope(bytes(32), tag("a"))

@@ -2,13 +2,15 @@
 
 FILE.safetensors holds the bodies, FILE.json the agent. An import checks all of both files before
 it puts anything. Hashes are computed anew from the tokens, for the importing tenant; those of the
-source are not used. The numbers in the bodies cannot be checked: their author is trusted. Knows
-the store by its port; no model.
+source are not used. The numbers in the bodies cannot be checked: their author is trusted for this
+agent, and the chain of its hashes begins with a salt of the import, so no other agent finds them.
+Knows the store by its port; no model.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 import time
 from collections.abc import Iterator, Sequence
@@ -37,6 +39,7 @@ _OWNER_ONLY = 0o600
 _MAX_DOCUMENT_BYTES = 32 << 20
 """Of three million tokens; what JSON becomes in memory is many times as large."""
 _PIECE_BYTES = 1 << 20
+_SALT_BYTES = 32
 _NO_CHECKSUM = "0" * 32
 """Placeholder while only the sizes of the bodies are known."""
 
@@ -153,7 +156,9 @@ def import_agent(
     """
     files = AgentFiles.of(given)
     document = _read_document(files.document)
-    scope = Scope(document.namespace, tenant_tag(store.secret, tenant))
+    # Its numbers cannot be checked: only requests of this agent and its forks may find them.
+    salt = secrets.token_bytes(_SALT_BYTES)
+    scope = Scope(document.namespace, tenant_tag(store.secret, tenant), salt)
     manifest = Manifest(
         scope,
         document.agent_id if name is None else name,

@@ -133,8 +133,14 @@ class AgentFinder:
             return self._sessions.origin(self._tag(tenant), agent_id)
 
     def restore(self, manifests: Iterable[Manifest]) -> None:
-        """Record saved agents, most recently used first, as used before all that are known."""
+        """Record saved agents, most recently used first, as used before all that are known.
+
+        Not those that were imported: requests must name them, or a prompt that begins like theirs
+        would get their cache.
+        """
         for manifest in manifests:
+            if manifest.scope.salt:
+                continue
             prompt = manifest.token_ids[: manifest.prompt_tokens]
             origin = origin_in(manifest.note)
             if prompt and (origin is not None or is_auto_named(manifest.agent_id)):

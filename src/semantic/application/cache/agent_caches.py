@@ -54,7 +54,9 @@ class AgentCaches:
         known = self.recall(agent_id, tenant)
         if known.history is None:
             raise InvalidRequestError(f"fork: there is no agent {agent_id!r}")
-        if self._prefixes is not None and known.manifest is not None:
-            self._prefixes.fork(known.manifest, new_agent_id)
+        if self._prefixes is not None:
+            self._prefixes.share_salt(agent_id, new_agent_id, tenant)
+            if known.manifest is not None:
+                self._prefixes.fork(known.manifest, new_agent_id)
         with self._lock:
             self._allocator.fork(agent_id, new_agent_id, tenant)

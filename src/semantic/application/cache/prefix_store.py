@@ -57,6 +57,8 @@ class _State:
     """What the request has put into the store."""
     read: list[BlockHeader] = field(default_factory=list)
     """What the request has read from the store."""
+    scope: Scope | None = None
+    """What its blocks are hashed and looked up in."""
     unread: int = 0
     """Tokens of a prefix that could not be read: a shorter one, or other bodies, are looked for."""
 
@@ -105,6 +107,7 @@ class PrefixStore:
         self._model_name = model_name
         self._now = now
         self._scopes: dict[str, Scope] = {}
+        self._salts: dict[tuple[str, str], bytes] = {}
         self._states: dict[str, _State] = {}
         self.shared = SharedPrefill(
             self._spec,
@@ -140,6 +143,12 @@ class PrefixStore:
         """The agent's newest manifest, or None."""
         return self._store.manifest(self.scope(tenant), agent_id)
 
+    def share_salt(self, agent_id: str, new_agent_id: str, tenant: str) -> None:
+        """Let a fork stay among the blocks of the import that its origin came from."""
+        salt = self._salt(agent_id, tenant, self.manifest(agent_id, tenant))
+        if salt:
+            self._salts[tenant, new_agent_id] = salt
+
     def fork(self, manifest: Manifest, new_agent_id: str) -> None:
         """Save `manifest` under another agent's name; the blocks are shared."""
         forked = replace(manifest, agent_id=new_agent_id, parent=manifest.agent_id, pinned=False)
@@ -147,6 +156,7 @@ class PrefixStore:
 
     def forget(self, agent_id: str, tenant: str) -> bool:
         """Remove the agent's manifest; its blocks stay until they are evicted."""
+        self._salts.pop((tenant, agent_id), None)
         return self._store.remove(self.scope(tenant), agent_id)
 
     # Restoring
@@ -258,7 +268,7 @@ class PrefixStore:
         if sequence is None:
             return
         n_full = self._spec.reusable(request.computed) // BLOCK_TOKENS
-        links = state.full_links(self.scope(request.tenant), request.tokens)
+        links = state.full_links(self._scope_of(request), request.tokens)
         if n_full > state.stored_blocks:
             self._put_full(request, sequence, links[state.stored_blocks : n_full])
             state.stored_blocks = n_full
@@ -286,7 +296,7 @@ class PrefixStore:
         parent = None if before is None else before.parent
         self._store.save(
             Manifest(
-                self.scope(request.tenant),
+                self._scope_of(request),
                 request.agent_id,
                 request.tokens[:length],
                 turns=1 if before is None else before.turns + 1,
@@ -307,7 +317,7 @@ class PrefixStore:
         Of what others have stored of its tokens that is dropped which holds such values.
         """
         state = self._state(request)
-        links = state.full_links(self.scope(request.tenant), request.tokens)
+        links = state.full_links(self._scope_of(request), request.tokens)
         headers = [BlockHeader(link, Part.FULL, self._layout.name) for link in links]
         others = {one.key: one for one in (*headers, *state.read)}
         for key in state.put:
@@ -355,6 +365,22 @@ class PrefixStore:
         # Two threads may get here for one request: both must return the same state.
         return self._states.setdefault(request.uid, _State()) if state is None else state
 
+    def _scope_of(self, request: Request) -> Scope:
+        """The scope of the request's blocks: salted if its agent was imported."""
+        state = self._state(request)
+        if state.scope is None:
+            scope = self.scope(request.tenant)
+            salt = self._salt(request.agent_id, request.tenant, request.reuse.manifest)
+            state.scope = replace(scope, salt=salt) if salt else scope
+        return state.scope
+
+    def _salt(self, agent_id: str, tenant: str, manifest: Manifest | None) -> bytes:
+        """The salt of an imported agent, also after another process has removed its manifest: the
+        pool may still have its cache."""
+        if manifest is not None and manifest.scope.salt:
+            self._salts[tenant, agent_id] = manifest.scope.salt
+        return self._salts.get((tenant, agent_id), b"")
+
     def _begin(self, request: Request, prefix: StoredPrefix) -> bool:
         if request.sequence is None:
             raise AssertionError("only an opened request is loaded")
@@ -370,7 +396,7 @@ class PrefixStore:
             return None
         state = self._state(request)
         if len(state.links) < n_full:
-            state.full_links(self.scope(request.tenant), request.tokens[:-1])
+            state.full_links(self._scope_of(request), request.tokens[:-1])
         return state.links[number].hash
 
     def _blocks_to_compute(self, request: Request) -> int:
@@ -380,7 +406,7 @@ class PrefixStore:
     def _search(self, request: Request, start: int) -> StoredPrefix | None:
         # The last one must run to give the logits of the next.
         tokens = request.tokens[: self._spec.reusable(request.n_tokens - 1)]
-        scope = self.scope(request.tenant)
+        scope = self._scope_of(request)
         state = self._state(request)
         links = state.full_links(scope, tokens)
         prefix = self._lookup.find(scope, links, tokens, start)
@@ -425,7 +451,7 @@ class PrefixStore:
         """Save the first `length` tokens, which are all that the sequence holds."""
         state = self._state(request)
         reusable = self._spec.reusable(length)
-        links = state.all_links(self.scope(request.tenant), request.tokens[:reusable])
+        links = state.all_links(self._scope_of(request), request.tokens[:reusable])
         new = links[state.stored_blocks :]
         if self._put_full(request, sequence, new) and reusable == length:
             self._put_checkpoint(request, sequence, links)

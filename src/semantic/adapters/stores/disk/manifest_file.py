@@ -78,6 +78,7 @@ def encode_manifest(filed: FiledManifest) -> bytes:
         "agent_id": manifest.agent_id,
         "namespace": manifest.scope.namespace.hex(),
         "tenant": manifest.scope.tenant.hex(),
+        "salt": manifest.scope.salt.hex(),
         "generation": manifest.generation,
         "order": filed.order,
         "turns": min(manifest.turns, MAX_NUMBER),
@@ -152,7 +153,11 @@ def read_manifest(
 
 def _parse(text: bytes, tokens: tuple[int, ...]) -> FiledManifest:
     fields = _Fields(json.loads(text.decode("utf-8", "surrogatepass")))
-    scope = Scope(bytes.fromhex(fields.text("namespace")), bytes.fromhex(fields.text("tenant")))
+    scope = Scope(
+        bytes.fromhex(fields.text("namespace")),
+        bytes.fromhex(fields.text("tenant")),
+        bytes.fromhex(fields.text_since("salt", "")),
+    )
     match = fields.optional("match")
     parent = fields.optional("parent")
     generation = fields.counter("generation")
@@ -229,6 +234,10 @@ class _Fields:
         if not isinstance(value, str):
             raise TypeError(name)
         return value
+
+    def text_since(self, name: str, before: str) -> str:
+        """A text that files of older versions lack: then `before`."""
+        return self.text(name) if name in self._fields else before
 
     def whole(self, name: str) -> int:
         value = self._fields[name]
