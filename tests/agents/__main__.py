@@ -23,7 +23,8 @@ from rich.table import Table
 from tests.agents.agents import AGENTS, Agent, Report, ReportError, named
 from tests.agents.conversation import CheckFailedError, Place, hold
 from tests.agents.network import NOWHERE, raise_loopback, without_network
-from tests.agents.packages import NotFetchedError, program_of
+from tests.agents.packages import program_of
+from tests.support.npm import NotFetchedError
 from tests.support.serve_process import ServerFailedError
 
 _INSIDE: Final = "--inside"

@@ -25,8 +25,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from tests.clients.clients import CLIENTS, HERE, Client
-from tests.clients.conftest import SERVER_VARIABLE, URL_VARIABLE
-from tests.clients.environments import EnvironmentFailedError, pin, python_of
+from tests.clients.conftest import PACKAGES_VARIABLE, SERVER_VARIABLE, URL_VARIABLE
+from tests.clients.environments import EnvironmentFailedError, packages_of, pin, python_of
 from tests.support.serve_process import OURS, ROOT, ServerFailedError, served
 
 _MINUTES: Final = 10
@@ -110,7 +110,9 @@ def _run(client: Client, python: Path, home: Path, url: str) -> tuple[int, tuple
         *(f"--rootdir={HERE}", f"--junitxml={report}", str(client.path)),
     )
     server = json.dumps([sys.executable, OURS | _plain(home)])
-    environment = _plain(home) | {URL_VARIABLE: url, SERVER_VARIABLE: server}
+    packages = str(packages_of(client))
+    variables = {URL_VARIABLE: url, SERVER_VARIABLE: server, PACKAGES_VARIABLE: packages}
+    environment = _plain(home) | variables
     done = subprocess.run(command, cwd=ROOT, env=environment, check=False, timeout=_MINUTES * 60)
     if not report.exists():
         return 0, (f"pytest ended with {done.returncode}",)

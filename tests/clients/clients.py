@@ -11,11 +11,15 @@ HERE: Final = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A client's `name`, what an environment for it `needs`, and the `check` that it must pass."""
+    """A client's `name`, what an environment for it `needs`, and the `check` that it must pass.
+
+    `npm` are packages of a client that runs in Node, each `name@version`.
+    """
 
     name: str
     needs: tuple[str, ...]
     check: str
+    npm: tuple[str, ...] = ()
 
     @property
     def pins(self) -> Path:
@@ -44,6 +48,18 @@ CLIENTS: Final = (
     Client("dspy", ("dspy==3.4.1",), "check_dspy.py"),
     Client("llm", ("llm==0.36",), "check_llm.py"),
     Client("aider", ("aider-chat==0.86.2",), "check_aider.py"),
+    Client(
+        "ai-sdk",
+        (),
+        "check_ai_sdk.py",
+        npm=(
+            "ai@6.0.324",
+            "@ai-sdk/openai-compatible@2.0.91",
+            "@ai-sdk/openai@3.0.141",
+            "@ai-sdk/anthropic@3.0.139",
+            "zod@4.6.7",
+        ),
+    ),
     Client("lm-eval", ("lm-eval[api]==0.4.13", "transformers"), "check_lm_eval.py"),
 )
 

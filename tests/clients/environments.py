@@ -1,4 +1,4 @@
-"""Virtual environments for clients: one for each, made anew only when its pins changed."""
+"""Environments for clients: one for each, made anew only when its pins changed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.clients.clients import HERE, RUNNER, Client
+from tests.support.npm import NotFetchedError, install
 
 FOLDER: Final = HERE.parents[1] / ".clients"
 _STAMP: Final = ".pins"
@@ -32,8 +33,22 @@ def python_of(client: Client) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     _uv("venv", "--quiet", "--python", sys.executable, str(folder))
     _uv("pip", "install", "--quiet", "--python", str(python), "-r", str(client.pins))
+    if client.npm:
+        _fetch(client)
     stamp.write_text(wanted, encoding="utf-8")
     return python
+
+
+def packages_of(client: Client) -> Path:
+    """The folder with the client's packages from npm."""
+    return FOLDER / client.name / "npm"
+
+
+def _fetch(client: Client) -> None:
+    try:
+        install(client.npm, packages_of(client))
+    except NotFetchedError as error:
+        raise EnvironmentFailedError(str(error)) from error
 
 
 def pin(client: Client) -> None:
@@ -48,7 +63,8 @@ def pin(client: Client) -> None:
 
 
 def _digest(client: Client) -> str:
-    return hashlib.sha256(sys.version.encode() + client.pins.read_bytes()).hexdigest()
+    packages = " ".join(client.npm).encode()
+    return hashlib.sha256(sys.version.encode() + client.pins.read_bytes() + packages).hexdigest()
 
 
 def _uv(*arguments: str, stdin: str = "") -> None:

@@ -275,18 +275,28 @@ class Reply(Generic[D]):
         return self._object(self._kind.name, choices) | self._total_usage()
 
     async def _chunks(self, deltas: AsyncGenerator[D, None]) -> AsyncGenerator[Json, None]:
-        """The chunks. With usage requested each has the member `usage`, as OpenAI's have."""
+        """The chunks. With usage requested each has the member `usage`, as OpenAI's have; else the
+        last one has it."""
         name, options = self._kind.chunk_name, self._options
+        last: Json | None = None  # the end of a choice, until there is another chunk
         async with aclosing(deltas):
             async for delta in deltas:
+                if last is not None:
+                    yield last
+                    last = None
                 chunk = self._object(name, [delta.as_object()])
                 if delta.usage is not None:
                     self._usage.add(delta.index, delta.usage)
-                if options.usage:
+                if options.usage == "own chunk":
                     known = options.running_usage and delta.usage is not None
                     chunk |= self._total_usage() if known else {"usage": None}
+                elif delta.usage is not None and options.usage == "finish":
+                    last = chunk
+                    continue
                 yield chunk
-        if options.usage:
+        if last is not None:
+            yield last | self._total_usage()
+        if options.usage == "own chunk":
             yield self._object(name, []) | self._total_usage()
 
     def _object(self, name: str, choices: Sequence[Json]) -> Json:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
 from semantic.adapters.http.errors import FieldError
 from semantic.adapters.http.openai.fields import (
@@ -48,7 +48,7 @@ _SEEDS: Final = 2**63
 class Caller:
     """The origin of a request: its agent's name, if it has one, its tenant and client identity.
 
-    With `force_usage` streams report usage even if it is not requested.
+    With `force_usage` streams end with a chunk of usage even if it is not requested.
     """
 
     agent: str | None = None
@@ -298,29 +298,33 @@ def _biases(biases: Mapping[str, int], vocab_size: int) -> dict[int, float]:
 # Stream options
 
 
+UsagePlace = Literal["nowhere", "finish", "own chunk"]
+"""Where a stream has the usage of the whole request: in the last chunk with a finish reason, which
+is where clients find it that ask for nothing, or in a chunk of its own after that."""
+
+
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
     """How a reply is sent.
 
-    With `usage` a stream ends with a chunk that has the usage of the whole request. With
-    `running_usage` the last chunk of each choice also has the usage so far; a choice's tokens are
-    counted at its end.
+    With `running_usage` the last chunk of each choice also has the usage so far; a choice's tokens
+    are counted at its end.
     """
 
     stream: bool = False
-    usage: bool = False
+    usage: UsagePlace = "finish"
     running_usage: bool = False
 
 
 def stream_options(body: Mapping[str, object], *, force_usage: bool) -> StreamOptions:
-    """The options in a body with validated types; `force_usage` switches `usage` on in any case.
+    """The options in a body with validated types; with `force_usage` usage has its own chunk.
 
     Raises FieldError for stream options of a reply that is no stream.
     """
     stream = body.get("stream") is True
     value = body.get("stream_options")
     if value is None:
-        return StreamOptions(stream, usage=stream and force_usage)
+        return StreamOptions(stream, "own chunk" if force_usage else "finish")
     if not stream:
         raise FieldError(
             "stream_options: only for a stream; expected stream to be true", param="stream_options"
@@ -328,11 +332,13 @@ def stream_options(body: Mapping[str, object], *, force_usage: bool) -> StreamOp
     path = "stream_options"
     options = known_fields(object_at(path, value), STREAM_OPTION_FIELDS, f"{path}.")
     running = _flag(options, "continuous_usage_stats")
-    return StreamOptions(
-        stream,
-        usage=_flag(options, "include_usage") or force_usage or running,
-        running_usage=running,
-    )
+    wanted = _flag(options, "include_usage")
+    usage: UsagePlace = "finish"
+    if wanted or force_usage or running:
+        usage = "own chunk"
+    elif "include_usage" in options:
+        usage = "nowhere"
+    return StreamOptions(stream, usage, running)
 
 
 def _flag(options: Mapping[str, object], name: str) -> bool:

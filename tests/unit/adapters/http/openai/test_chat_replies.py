@@ -135,6 +135,22 @@ def test_a_stream() -> None:
     ]
     assert [at(chunk, "choices", 0, "finish_reason") for chunk in chunks] == [None] * 3 + ["stop"]
     assert len({str(chunk["id"]) for chunk in chunks}) == 1
+    assert ["usage" in chunk for chunk in chunks] == [False] * 3 + [True]
+
+
+def test_usage_is_in_the_last_finish_chunk_where_it_is_not_asked_for() -> None:
+    script = Script((TextDelta("Hi"),), cached=2, reasoning=1)
+    assert chunked(script)[-1]["usage"] == replied(script)["usage"]
+    three = wire_of(script).chunks(CHAT, n=3, seed=1)
+    assert [chunk for chunk in three if "usage" in chunk] == three[-1:]
+    finished = [at(chunk, "choices", 0, "finish_reason") for chunk in three]
+    assert len(list(filter(None, finished))) == 3
+    assert finished[-1]
+    assert three[-1]["usage"] == wire_of(script).chat(n=3, seed=1)["usage"]
+
+
+def test_a_stream_that_wants_no_usage_has_none() -> None:
+    chunks = chunked(Script((TextDelta("Hi"),)), stream_options={"include_usage": False})
     assert all("usage" not in chunk for chunk in chunks)
 
 

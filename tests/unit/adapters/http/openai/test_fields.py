@@ -326,7 +326,7 @@ def test_a_model_must_be_named(path: str) -> None:
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_a_server_may_tell_usage_to_all(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "usage" not in wire_of().chunks(path)[-1]
+    assert wire_of().chunks(path)[-1]["choices"]
     monkeypatch.setattr(routes, "settings_of", lambda _: SimpleNamespace(force_usage=True))
     for options in (None, {"include_usage": False}):
         last = wire_of().chunks(path, stream_options=options)[-1]
