@@ -278,6 +278,8 @@ class JsonCalls:
             at = self._text.find(self._marks.end, self._at)
             if at >= 0:
                 self._end_at(at)
+            else:
+                self._at = max(self._at, len(self._text) - len(self._marks.end) + 1)
         return False
 
     def _end_at(self, end: int) -> None:
