@@ -12,7 +12,7 @@ import pytest
 
 from semantic.adapters.stores.disk import DiskStore
 from semantic.adapters.stores.memory import MemoryStore
-from semantic.domain.block_hash import Part
+from semantic.domain.block_hash import BlockLink, Part
 from semantic.ports.store import CacheStorePort
 from tests.support.steps import steps_of
 from tests.support.store_blocks import SCOPE, block, chain, keys, manifest, scope_of, text
@@ -123,6 +123,23 @@ def test_an_eviction(kind: str, tmp_path: Path) -> None:
         closing(stocked(kind, tmp_path, MANY)) as many,
     ):
         assert steps_per_eviction(many) <= SLACK * steps_per_eviction(few)
+
+
+def put_block(store: CacheStorePort, *, link: BlockLink) -> None:
+    assert store.put(block(link))
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_an_eviction_for_another_tenant(kind: str, tmp_path: Path) -> None:
+    counts = []
+    for n in (FEW, MANY):
+        with closing(stocked(kind, tmp_path, n)) as store:
+            pin(store, 0, n - 10)
+            limit_to(store, store.stats()[0].n_bytes)
+            (link,) = chain(250, scope=scope_of(tenant="another"))
+            counts.append(steps(store, partial(put_block, link=link)))
+            assert store.find([link.key(Part.FULL)])
+    assert counts[1] <= SLACK * counts[0]
 
 
 def pin(store: CacheStorePort, first: int, n: int) -> None:

@@ -199,3 +199,11 @@ def test_a_grammar_is_checked_and_goes_with_no_ignored_end() -> None:
         accept(sampling=SamplingParams(grammar=grammar))
     with pytest.raises(InvalidRequestError, match="ignore_eos cannot be combined"):
         accept(sampling=SamplingParams(grammar=grammar, ignore_eos=True))
+
+
+def test_a_grammar_is_compiled_as_its_tenants_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[Grammar] = []
+    monkeypatch.setattr(FakeBackend, "check_grammar", lambda _, grammar: checked.append(grammar))
+    sampling = SamplingParams(grammar=Grammar("json_schema", "{}"))
+    request = accept(sampling=sampling, tenant="ann")
+    assert checked == [request.params.grammar] == [Grammar("json_schema", "{}", tenant="ann")]

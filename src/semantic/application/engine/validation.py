@@ -54,7 +54,7 @@ class RequestValidator:
         Raises as `GenerationEnginePort.submit`.
         """
         self.check(submission)
-        params = self._checked(submission.sampling)
+        params = self._checked(submission.sampling, submission.tenant)
         tokens = self._tokens(submission.prompt, add_special_tokens=not submission.append)
         if submission.append:
             before = submission.cache.token_ids if submission.cache is not None else cached.history
@@ -78,8 +78,9 @@ class RequestValidator:
             reuse=cached,
         )
 
-    def _checked(self, params: SamplingParams) -> SamplingParams:
-        """Validated parameters; a seed is drawn where sampling needs one."""
+    def _checked(self, params: SamplingParams, tenant: str) -> SamplingParams:
+        """Validated parameters; a seed is drawn where sampling needs one, and a grammar is the
+        tenant's."""
         end = () if params.thinking is None else params.thinking.end_tokens
         for name, tokens in (("logit_bias", params.logit_bias), ("thinking", end)):
             for token in tokens:
@@ -97,7 +98,9 @@ class RequestValidator:
                 raise InvalidRequestError(
                     "ignore_eos cannot be combined with a grammar, which says where an answer ends"
                 )
-            self._model.check_grammar(params.grammar)
+            own = replace(params.grammar, tenant=tenant)
+            self._model.check_grammar(own)
+            params = replace(params, grammar=own)
         if params.greedy or params.seed is not None:
             return params
         return replace(params, seed=secrets.randbits(62))
