@@ -6,16 +6,28 @@ Knows the texts of marks and the tokens of one; not how an answer is generated.
 from __future__ import annotations
 
 from collections import deque
+from typing import Literal
 
 from semantic.domain.value_objects import ThinkingBudget
 
+_Part = Literal["text", "thought", "call"]
+
 
 class ThinkingMeter:
-    """Counts the reasoning of one answer, token by token; tokens that complete a mark are none."""
+    """Counts the reasoning of one answer, token by token; tokens that complete a mark are none.
+
+    A call ends reasoning, and marks of reasoning within it are text.
+    """
 
     def __init__(self, budget: ThinkingBudget) -> None:
         self._budget = budget
-        self._inside = budget.opened
+        self._part: _Part = "thought" if budget.opened else "text"
+        # The marks that end each part, and the part that each begins.
+        self._ends: dict[_Part, dict[str, _Part]] = {
+            "text": _marks({budget.start: "thought", budget.call_start: "call"}),
+            "thought": _marks({budget.end: "text", budget.call_start: "call"}),
+            "call": _marks({budget.call_end: "text"}),
+        }
         self._used = 0
         self._text = ""  # the end of what was written: the beginning of a mark
         self._last: deque[int] = deque(maxlen=len(budget.end_tokens))
@@ -32,10 +44,10 @@ class ThinkingMeter:
         self._read(text)
         if self._forced:
             self._forced -= 1
-            self._inside = self._forced > 0
+            self._part = "thought" if self._forced else "text"
             return ()
-        if tuple(self._last) == self._budget.end_tokens:
-            self._inside = False
+        if self._inside and tuple(self._last) == self._budget.end_tokens:
+            self._part = "text"
         self._used += was_inside and self._inside
         if not self._inside or self._used < self._budget.tokens:
             return ()
@@ -43,16 +55,22 @@ class ThinkingMeter:
         self._forced = len(rest)
         return rest
 
+    @property
+    def _inside(self) -> bool:
+        return self._part == "thought"
+
     def _read(self, text: str) -> None:
-        """Enter and leave reasoning at the marks in `text`."""
+        """Go from part to part at the marks in `text`."""
         self._text += text
         while True:
-            mark = self._budget.end if self._inside else self._budget.start
-            before, found, after = self._text.partition(mark)
-            if not found:
-                self._text = before[max(0, len(before) - len(mark) + 1) :]
+            ends = self._ends[self._part]
+            places = ((self._text.find(mark), mark) for mark in ends)
+            at, mark = min((place for place in places if place[0] >= 0), default=(-1, ""))
+            if at < 0:
+                open_mark = max(map(len, ends), default=1) - 1
+                self._text = self._text[max(0, len(self._text) - open_mark) :]
                 return
-            self._text, self._inside = after, not self._inside
+            self._text, self._part = self._text[at + len(mark) :], ends[mark]
 
     def _rest(self) -> tuple[int, ...]:
         """The tokens of the end mark after those that are already written."""
@@ -61,3 +79,7 @@ class ThinkingMeter:
             if last[-n_written:] == end[:n_written]:
                 return end[n_written:]
         return end
+
+
+def _marks(parts: dict[str, _Part]) -> dict[str, _Part]:
+    return {mark: part for mark, part in parts.items() if mark}

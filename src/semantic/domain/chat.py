@@ -85,6 +85,11 @@ class Chat:
     template_options: Mapping[str, object] = field(default_factory=dict)
 
     @property
+    def may_call(self) -> bool:
+        """Whether calls are recognised in the answer."""
+        return bool(self.tools) and self.tool_choice.mode != "none"
+
+    @property
     def length(self) -> int:
         """Characters of all messages."""
         return sum(message.length for message in self.messages)

@@ -223,8 +223,9 @@ class ThinkingBudget:
     """At most `tokens` of an answer between the marks `start` and `end`, in all its reasoning.
 
     Where they are used up the answer continues with `end_tokens`, the tokens of `end`. `opened`:
-    the prompt ends inside reasoning, of which at least one token follows. Raises
-    InvalidRequestError for fewer tokens and for a mark that is missing.
+    the prompt ends inside reasoning, of which at least one token follows. What is between
+    `call_start` and `call_end`, or the answer's end without one, is a call, not reasoning. Raises
+    InvalidRequestError for fewer tokens and for a mark of reasoning that is missing.
     """
 
     tokens: int
@@ -232,6 +233,8 @@ class ThinkingBudget:
     end: str
     end_tokens: tuple[int, ...]
     opened: bool = False
+    call_start: str = ""
+    call_end: str = ""
 
     def __post_init__(self) -> None:
         least = 1 if self.opened else 0

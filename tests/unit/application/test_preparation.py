@@ -13,7 +13,7 @@ from semantic.domain.grammar import Grammar
 from semantic.domain.value_objects import SamplingParams, ThinkingBudget
 from semantic.ports.chat import Marks, RenderedChat
 from semantic.ports.serving import Ask, Prompt
-from tests.support.fake_chat_format import FakeChatFormat
+from tests.support.fake_chat_format import CALL_MARKS, FakeChatFormat
 from tests.support.fake_tokenizer import ByteTokenizer
 
 LIMIT, LONGEST, COUNTED = 100, 4, 2 << 20
@@ -116,3 +116,16 @@ def test_a_thinking_budget_needs_marks_and_0_closes_what_the_prompt_opens(
         if tokens is None
         else ThinkingBudget(tokens, "<t>", "</t>", end, prepared.opens_thought)
     )
+
+
+@pytest.mark.parametrize(("tools", "expected"), [(True, CALL_MARKS), (False, Marks("", ""))])
+def test_a_thinking_budget_knows_the_marks_of_calls_that_may_be_made(
+    tools: bool, expected: Marks
+) -> None:
+    chat = Chat((Message("user", "Why?"),), (Tool("look"),) if tools else ())
+    prepared = preparation(Marks("<t>", "</t>")).prepare(
+        Ask(chat, SamplingParams(), thinking_tokens=3)
+    )
+    budget = prepared.sampling.thinking
+    assert budget is not None
+    assert Marks(budget.call_start, budget.call_end) == expected

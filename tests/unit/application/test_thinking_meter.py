@@ -11,12 +11,12 @@ from semantic.domain.errors import InvalidRequestError
 from semantic.domain.value_objects import ThinkingBudget
 
 END = (1, 2, 3)
-TEXTS = {0: "<t>", 1: "</", 2: "t", 3: ">", 4: "</t>", 5: "x<t>y"}
+TEXTS = {0: "<t>", 1: "</", 2: "t", 3: ">", 4: "</t>", 5: "x<t>y", 6: "<c>", 10: "</c>"}
 
 
 def forced(budget: int, tokens: Sequence[int], *, opened: bool = True) -> list[int]:
     """`tokens` as far as they are generated, with what is forced between them."""
-    meter = ThinkingMeter(ThinkingBudget(budget, "<t>", "</t>", END, opened))
+    meter = ThinkingMeter(ThinkingBudget(budget, "<t>", "</t>", END, opened, "<c>", "</c>"))
     written: list[int] = []
     for token in tokens:
         written.append(token)
@@ -56,6 +56,16 @@ def test_a_thought_that_the_answer_opens(
     budget: int, tokens: list[int], expected: list[int]
 ) -> None:
     assert forced(budget, tokens, opened=False) == expected
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [[7, 6, 8, 9, 8, 9, 10, 7], [4, 6, 8, 0, 8, 9, 8, 9, 10, 7], [7, 6, 0, 4, 0, 8, 9, 8, 9]],
+    ids=["in_thought", "marks_in_it", "both"],
+)
+def test_a_call_is_no_reasoning(tokens: list[int]) -> None:
+    assert forced(3, tokens) == tokens
+    assert forced(3, [*tokens, 10, 0, 8, 9, 8, 9])[len(tokens) :] != [10, 0, 8, 9, 8, 9]
 
 
 def test_an_end_mark_whose_text_comes_late_is_known_by_its_tokens() -> None:

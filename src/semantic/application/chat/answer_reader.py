@@ -200,7 +200,7 @@ def _marks(chat_format: ChatFormat, chat: Chat) -> dict[str, _Part | None]:
     if chat_format.thought_marks is not None:
         opens[chat_format.thought_marks.start] = "thought"
         opens[chat_format.thought_marks.end] = "text"
-    if chat.tools and chat.tool_choice.mode != "none":
+    if chat.may_call:
         opens[chat_format.call_marks.start] = "call"
         opens.setdefault(chat_format.call_marks.end, None)
     return {mark: part for mark, part in opens.items() if mark}

@@ -16,7 +16,7 @@ from semantic.domain.errors import ContextOverflowError, InvalidRequestError, Un
 from semantic.domain.grammar import Grammar
 from semantic.domain.request_parts import Parts, parts_of
 from semantic.domain.value_objects import SamplingParams, ThinkingBudget
-from semantic.ports.chat import ChatFormat, RenderedChat
+from semantic.ports.chat import ChatFormat, Marks, RenderedChat
 from semantic.ports.outbound import Tokenizer
 from semantic.ports.serving import Ask, Prompt
 
@@ -87,7 +87,7 @@ class Preparation:
             closes = rendered.opens_thought and ask.thinking_tokens == 0
             if closes:
                 rendered = RenderedChat((*rendered.tokens, *self._format.thought_end_tokens))
-            budget = self._budget(ask.thinking_tokens, opened=rendered.opens_thought)
+            budget = self._budget(chat, ask.thinking_tokens, opened=rendered.opens_thought)
             sampling = replace(sampling, thinking=budget)
             grammar = self._format.call_grammar(
                 chat, opens_thought=rendered.opens_thought, tenant=ask.tenant
@@ -125,12 +125,15 @@ class Preparation:
         rendered, _ = self._rendered(prompt, tenant, add_special_tokens=add_special_tokens)
         return rendered.tokens
 
-    def _budget(self, tokens: int | None, *, opened: bool) -> ThinkingBudget | None:
+    def _budget(self, chat: Chat, tokens: int | None, *, opened: bool) -> ThinkingBudget | None:
         """The budget of an answer's reasoning; None without a limit or marks."""
         marks, end_tokens = self._format.thought_marks, self._format.thought_end_tokens
         if tokens is None or marks is None or not end_tokens:
             return None
-        return ThinkingBudget(tokens, marks.start, marks.end, end_tokens, opened)
+        calls = self._format.call_marks if chat.may_call else Marks("", "")
+        return ThinkingBudget(
+            tokens, marks.start, marks.end, end_tokens, opened, calls.start, calls.end
+        )
 
     def _rendered(
         self, prompt: Prompt, tenant: str, *, add_special_tokens: bool = True
