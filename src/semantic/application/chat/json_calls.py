@@ -116,7 +116,7 @@ class JsonCalls:
         self._written: list[CallPart] = []
         self._n_released = 0
         self._held = ""
-        self._marked: list[int] = []  # the end marks within the arguments
+        self._marked: dict[int, None] = {}  # where end marks are within the arguments, in order
 
     @property
     def rest(self) -> str:
@@ -152,7 +152,7 @@ class JsonCalls:
         """End arguments that are open when the answer ends."""
         self.is_unfinished = cut
         if read.is_broken or not cut:
-            self._end_at(self._marked[0] if self._marked else len(self._text))
+            self._end_at(next(iter(self._marked), len(self._text)))
         else:
             self._release()
 
@@ -258,7 +258,7 @@ class JsonCalls:
             return True
         is_marked = bool(self._marks.end) and self._text.startswith(self._marks.end, limit)
         if is_marked and not read.is_broken:
-            self._marked.append(limit)
+            self._marked[limit] = None
         return has_read or is_marked or read.is_broken
 
     def _limit(self) -> int:
@@ -273,7 +273,7 @@ class JsonCalls:
     def _end_broken(self) -> bool:
         """End arguments that are no JSON at the first end mark, once it is there."""
         if self._marked:
-            self._end_at(self._marked[0])
+            self._end_at(next(iter(self._marked)))
         elif self._marks.end:
             at = self._text.find(self._marks.end, self._at)
             if at >= 0:
