@@ -24,7 +24,7 @@ from semantic.adapters.mlx.sampling.sampler import SeededSampler, draw
 from semantic.adapters.stores.background import BackgroundStore
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.domain.errors import NOT_FINITE
-from semantic.domain.value_objects import BLOCK_TOKENS
+from semantic.domain.value_objects import BLOCK_TOKENS, ThinkingBudget
 from semantic.ports.inbound import EngineEvent
 from tests.integration.test_exactness import prompts
 from tests.support.char_tokenizer import CharTokenizer
@@ -160,6 +160,23 @@ def test_an_answer_ends_where_it_becomes_nan(world: World) -> None:
         assert cut.blocks is None
     more = [*prompt, *alone.tokens]
     assert world.answer("cay", more, 4).tokens == world.answer("ann", more, 4).tokens
+
+
+@every_form
+def test_a_thought_that_is_cut_where_it_becomes_nan_leaves_no_cache(world: World) -> None:
+    (prompt,) = clean(300, seed=51)
+    alone = world.answer("ann", prompt, 16)
+    at, token = next(pair for pair in enumerate(alone.tokens) if pair[1] not in prompt)
+    end = tuple(one for one in range(VOCAB) if one != token)[:3]
+    budget = ThinkingBudget(at + 1, "\0", "".join(chr(32 + one) for one in end), end, opened=True)
+    limited = SamplingParams(thinking=budget)
+    for n_forced in (1, 3, 9):
+        with poisoned(token):
+            done = world.answer("ben", prompt, at + 1 + n_forced, sampling=limited)
+        assert failed(done)
+        assert done.blocks is None
+    more = [*prompt, *alone.tokens]
+    assert world.answer("ben", more, 4).tokens == world.answer("ann", more, 4).tokens
 
 
 @pytest.mark.parametrize("form", ["qwen2", "lfm2", "gemma3", "adds to keys"])

@@ -14,7 +14,7 @@ from semantic.application.cache.prefix_store import PrefixStore
 from semantic.application.engine.scheduler import Chunk
 from semantic.application.request import Phase, Request
 from semantic.domain.entities import AgentBlocks
-from semantic.domain.errors import BackendError, CacheReconstructionError
+from semantic.domain.errors import BackendError, CacheReconstructionError, NotFiniteError
 from semantic.domain.value_objects import SampledToken, SequenceId
 from semantic.ports.outbound import BatchBackend
 
@@ -109,11 +109,14 @@ class Sequences:
     def pause(self, request: Request) -> int:
         """Take a decoding request out of the batch, without the token in flight.
 
-        Returns how many tokens its sequence holds. Raises BackendError.
+        Returns how many tokens its sequence holds. Raises BackendError, also if they are known to
+        hold NaN or infinite values.
         """
         if request.sequence is None:
             raise AssertionError("only an opened request decodes")
-        self._model.pause(request.sequence)
+        sampled = self._model.pause(request.sequence)
+        if sampled is not None and not sampled.finite:
+            raise NotFiniteError
         return self._model.length(request.sequence)
 
     def resume(self, request: Request) -> None:
