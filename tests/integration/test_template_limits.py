@@ -30,6 +30,9 @@ HUGE = [
     "{{ '%1000000000d' % 1 }}",
     "{{ '%*d' % (10**9, 1) }}",
     "{{ '{:>1000000000}'.format(1) }}",
+    "{{ '{:{}}'.format(1, 10**9) }}",
+    "{{ 1|round(10**9, 'ceil') }}",
+    "{{ lipsum(10**9) }}",
     "{{ ('x' * 10**6).replace('x', 'y' * 10**6) }}",
     "{{ ('x' * 10**6)|replace('x', 'y' * 10**6) }}",
     "{% set s = 'x' * 10**7 %}{% for i in range(9) %}{{ s }}{% endfor %}",
@@ -90,6 +93,18 @@ def test_what_templates_do_every_day_is_as_in_the_sandbox(tmp_path: Path) -> Non
     tokenizer = model_with(template, tmp_path / "model")
     text = tokenizer.decode(tokenizer.render_chat(HELLO))
     assert text == "1   x bb a,b 12 a1None 1024 1True1<y> z ---"
+
+
+def test_a_number_of_the_chat_is_no_width(tmp_path: Path) -> None:
+    """Such as a time in the arguments of a call."""
+    template = (
+        "{% macro f(x) %}<{{ x }}>{% endmacro %}{% set n = namespace(x=messages[0].content|int) %}"
+        "{{ n.x|string }} {{ n.x|int }} {{ n.x|tojson }} {{ n.x|default(0) }} {{ f(n.x) }} "
+        "{{ [n.x]|map('string')|join }} {{ '{}'.format(n.x) }} {{ '%d'|format(n.x) }}"
+    )
+    tokenizer = model_with(template, tmp_path / "model")
+    text = tokenizer.decode(tokenizer.render_chat([{"role": "user", "content": "1763856000"}]))
+    assert text.replace("<", "").replace(">", "").split() == ["1763856000"] * 8
 
 
 def test_a_template_that_includes_another_is_refused_in_words(tmp_path: Path) -> None:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from functools import wraps
 from typing import TypeVar, cast
 
 from jinja2 import nodes
 from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
+from jinja2.utils import generate_lorem_ipsum
 from jinja2.visitor import NodeTransformer
 from transformers.utils import chat_template_utils
 
@@ -32,8 +33,9 @@ _LARGEST_NUMBER = 1 << 24
 """Given to a function or a filter: a width, a count."""
 _LARGEST_BITS = 1 << 12
 _TURNS_PER_LOOK = 256
-_WIDTH = re.compile(r"\d{7}|%[^a-zA-Z%]*\*")
+_WIDTH = re.compile(r"\d{7}|%[^a-zA-Z%]*\*|\{[^{}]*\{")
 """A width in a format that is too large, or that is an argument."""
+_FORMATS = frozenset({"format", "format_map"})
 
 
 class TemplateLimitError(InvalidRequestError):
@@ -83,7 +85,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         """Call a function of a template."""
         if called in self._own:
             return cast(Callable[..., object], called)(*args)
-        _check_arguments(called, _owner(called), (*args, *kwargs.values()))
+        owner, given = _owner(called), (*args, *kwargs.values())
+        # What macros, objects and lists are given is a value: it may be any number of the chat's.
+        counts = called is generate_lorem_ipsum or called is safe_range
+        if counts or isinstance(owner, str | bytes | int | float):
+            _check_numbers(called, given)
+        _check_arguments(called, owner, given)
         return super().call(context, called, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
@@ -181,13 +188,18 @@ def _check_format(text: str) -> None:
         raise TemplateLimitError("the chat template formats text to a width that is too large")
 
 
-def _check_arguments(called: object, owner: object, given: tuple[object, ...]) -> None:
-    """Refuse arguments of a function or filter that make its result too large."""
-    if any(isinstance(one, int) and abs(one) > _LARGEST_NUMBER for one in given):
+def _check_numbers(called: object, given: Iterable[object]) -> None:
+    """Refuse numbers that may be a width or a count; those that are formatted are none."""
+    too_large = any(isinstance(one, int) and abs(one) > _LARGEST_NUMBER for one in given)
+    if too_large and _name(called) not in _FORMATS:
         raise TemplateLimitError("the chat template calls a function with too large a number")
-    name = getattr(called, "__name__", "").removeprefix("do_")
+
+
+def _check_arguments(called: object, owner: object, given: tuple[object, ...]) -> None:
+    """Refuse texts and lists that make the result of a function or filter too large."""
+    name = _name(called)
     texts = [one for one in (owner, *given) if isinstance(one, str)]
-    if name in {"format", "format_map"}:
+    if name in _FORMATS:
         for text in texts[:1]:
             _check_format(text)
     elif name == "replace":
@@ -200,6 +212,10 @@ def _check_arguments(called: object, owner: object, given: tuple[object, ...]) -
                 _check_size(sum(mark + len(part) for part in one if isinstance(part, Sized)))
 
 
+def _name(called: object) -> str:
+    return getattr(called, "__name__", "").removeprefix("do_")
+
+
 def _owner(method: object) -> object:
     """What a method is of; the sandbox wraps those that format."""
     wrapped = getattr(method, "__wrapped__", method)
@@ -208,8 +224,12 @@ def _owner(method: object) -> object:
 
 
 def _checked(function: Callable[..., T]) -> Callable[..., T]:
+    # The value that is filtered may be any number; jinja passes some filters one more before it.
+    n_values = 2 if hasattr(function, "jinja_pass_arg") else 1
+
     @wraps(function)
     def checked(*args: object, **kwargs: object) -> T:
+        _check_numbers(function, (*args[n_values:], *kwargs.values()))
         _check_arguments(function, None, (*args, *kwargs.values()))
         return function(*args, **kwargs)
 
