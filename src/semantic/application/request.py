@@ -87,6 +87,8 @@ class Request:
     given_cache: AgentBlocks | None = None
     tenant: str = ""
     note: str = ""
+    keep: bool = True
+    """Whether what it computes stays for later requests: in its agent's cache and in the store."""
     arrived: float = 0.0
     """By the engine's clock, in seconds."""
 

@@ -127,6 +127,7 @@ class Serving:
                 prepared.sampling,
                 ask.tenant,
                 self._names.note(agent, prepared, ask),
+                keep=ask.keep,
             )
             events = EventQueue(self._arrivals_here())
             handle = self._thread.submit(submission, events.put)
@@ -221,7 +222,8 @@ class Serving:
                     yield PromptScored(prepared.tokens, event.prompt_logprobs)
                 for piece in (*held, *pieces):
                     yield piece
-                yield _end(event, reason, stream.reasoning_tokens)
+                keep = handle.submission.keep
+                yield _end(event, reason, stream.reasoning_tokens, keep=keep)
                 return
             if not scores:
                 for piece in held:
@@ -309,9 +311,11 @@ class EventQueue:
         return self._events.popleft()
 
 
-def _end(done: CompletedGeneration, reason: AnswerReason, reasoning: int) -> AnswerEnd:
+def _end(
+    done: CompletedGeneration, reason: AnswerReason, reasoning: int, *, keep: bool
+) -> AnswerEnd:
     n_generated, match = done.generated_tokens, done.match
-    usage = Usage(done.prompt_tokens, done.cached_tokens, n_generated, reasoning, match)
+    usage = Usage(done.prompt_tokens, done.cached_tokens, n_generated, reasoning, match, keep)
     return AnswerEnd(reason, usage, done.stop_string, done.error, match)
 
 

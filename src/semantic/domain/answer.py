@@ -89,18 +89,22 @@ class ToolCallFailed:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of an answer; `cached` prompt tokens were reused, see `match` for why not more."""
+    """Tokens of an answer; `cached` prompt tokens were reused, see `match` for why not more.
+
+    `kept`: what was computed is cached now.
+    """
 
     prompt: int
     cached: int
     completion: int
     reasoning: int = 0
     match: MatchReport | None = None
+    kept: bool = True
 
     @property
     def written(self) -> int:
         """Prompt tokens that were computed and are cached now."""
-        return self.prompt - self.cached
+        return self.prompt - self.cached if self.kept else 0
 
     @property
     def total(self) -> int:

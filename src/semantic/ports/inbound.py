@@ -33,13 +33,15 @@ class GenerationEnginePort(Protocol):
         append: bool = False,
         tenant: str = "",
         note: str = "",
+        keep: bool = True,
     ) -> str:
         """Queue a request and return its uid.
 
         `prompt` is the whole prompt, as text or token ids; its longest prefix in `cache` or in the
         agent's own cache is not computed again. With `append` the prompt follows the cached tokens
         instead. Agents of different tenants never share anything, even under the same name. `note`
-        is opaque text saved with the agent.
+        is opaque text saved with the agent. Without `keep` the request reuses what is cached and
+        adds nothing to it: its blocks are freed at its end, and its agent stays as it was.
 
         Raises InvalidRequestError (empty prompt, max_tokens below 1, a token id the model does
         not have, `append` without a cache), CacheReconstructionError (another model's cache) and

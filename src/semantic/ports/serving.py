@@ -25,7 +25,8 @@ class Ask:
     `max_tokens` of None is the rest of the context. An `agent` of None is the one whose history the
     prompt continues, or a new one; with an `identity`, one of that identity's agents. Tenants share
     nothing. `thinking_tokens` is how many tokens of the answer may be reasoning, if the model has
-    marks of it: None for any number, 0 for none.
+    marks of it: None for any number, 0 for none. Without `keep` nothing of the request stays
+    after its end: it may read what is cached, and adds nothing to it.
     """
 
     prompt: Prompt
@@ -35,6 +36,7 @@ class Ask:
     tenant: str = ""
     identity: Identity | None = None
     thinking_tokens: int | None = None
+    keep: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -347,3 +347,20 @@ def test_a_note_is_read_as_it_was_written(identity: Identity) -> None:
 def test_another_note_tells_of_nobody(note: str) -> None:
     assert origin_in(note) is None
     assert session_and_client_in(note) == (None, None)
+
+
+@pytest.mark.parametrize("identity", [OPENCODE, None])
+def test_a_request_that_is_not_kept_claims_no_agent(
+    world: World, identity: Identity | None
+) -> None:
+    name = world.ask("Hello", identity=identity)
+    known = len(world.finder)
+    prepared, ask = world.request(("Hello", "Hi", "Go on"), identity)
+    other, new = world.request(("Something else",), None)
+    with world.names.claimed(prepared, replace(ask, keep=False)) as unkept:
+        assert unkept == name  # whose cache it reads
+        with world.names.claimed(prepared, ask) as kept:
+            assert kept == name
+    with world.names.claimed(other, replace(new, keep=False)) as unknown:
+        assert unknown != name
+    assert len(world.finder) == known

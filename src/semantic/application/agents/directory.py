@@ -102,7 +102,7 @@ class AgentDirectory:
     def owners(self, engine: BlockPoolBatchEngine) -> dict[TenantId, Owner]:
         """All tenants that have agents, saved or in the engine."""
         secret = self._store.secret
-        names = {request.tenant for request in engine.requests}
+        names = {request.tenant for request in engine.requests if request.keep}
         names |= {key.tenant for key in engine.idle_caches.lru_order()}
         found: dict[bytes, Owner] = {
             scope.tenant: scope.tenant
@@ -117,7 +117,7 @@ class AgentDirectory:
     ) -> dict[str, Activity]:
         """The tenant's agents in the engine, by name: those with a request and those in `names`.
 
-        All of them if `names` is None.
+        All of them if `names` is None. A request that is not kept is no agent's.
         """
         pool, found = engine.pool, dict[str, Activity]()
         if isinstance(tenant, bytes):
@@ -126,7 +126,7 @@ class AgentDirectory:
             n_tokens, n_bytes = cache.total_tokens, pool.view(cache.owner).n_bytes
             found[cache.agent_id] = Activity("idle", n_tokens, n_tokens, n_bytes)
         for request in engine.requests:
-            if request.tenant == tenant:
+            if request.tenant == tenant and request.keep:
                 held = pool.view(request.owner).n_bytes
                 found[request.agent_id] = Activity(
                     _state(request), request.n_tokens, 0, held, request.note

@@ -280,11 +280,17 @@ class AgentNames:
 
     @contextmanager
     def claimed(self, prepared: Prepared, ask: Ask) -> Iterator[str]:
-        """The agent's name; until the end, no request without a name is matched to the agent."""
+        """The agent's name; until the end, no request without a name is matched to the agent.
+
+        A request that is not kept claims and changes nothing.
+        """
         busy = self._busy.setdefault(ask.tenant, Counter())
         origin = _origin(prepared, ask)
         thread = "" if prepared.parts is None else thread_of(prepared.parts)
         agent = ask.agent or self._finder.find(prepared.tokens, ask.tenant, busy, origin, thread)
+        if not ask.keep:
+            yield agent
+            return
         busy[agent] += 1
         self._finder.remember(agent, _stable_prefix(prepared), ask.tenant, origin, thread)
         try:

@@ -205,8 +205,11 @@ class BlockAllocator:
             if blocks is None or length == 0 or (best is not None and length <= best.length):
                 continue
             if self._pool.is_live(blocks.all_blocks()):
-                mine = blocks is cache and self._pool.is_exclusive(
-                    blocks.all_blocks(), request.owner
+                # A request that is not kept works on a copy: its agent's cache stays as it was.
+                mine = (
+                    blocks is cache
+                    and request.keep
+                    and self._pool.is_exclusive(blocks.all_blocks(), request.owner)
                 )
                 best = Restore(blocks, length, exclusive=mine)
         return best

@@ -265,7 +265,7 @@ class PrefixStore:
     def publish(self, request: Request) -> None:
         """Save the blocks that prefill has completed, so that other requests can restore them."""
         sequence, state = request.sequence, self._state(request)
-        if sequence is None:
+        if sequence is None or not request.keep:
             return
         n_full = self._spec.reusable(request.computed) // BLOCK_TOKENS
         links = state.full_links(self._scope_of(request), request.tokens)

@@ -90,8 +90,11 @@ class SharedPrefill:
     # Life of a request
 
     def add(self, request: Request) -> None:
-        """A request was submitted: others take checkpoints where it will continue."""
-        if self._needs_checkpoint:
+        """A request was submitted: others take checkpoints where it will continue.
+
+        Not for one that is not kept: where another's cache parts from it would tell of its tokens.
+        """
+        if self._needs_checkpoint and request.keep:
             self._common.add(request)
 
     def parts_at(self, request: Request, junction: int | None) -> None:
@@ -130,7 +133,8 @@ class SharedPrefill:
 
         The claiming request computes the block for all: the others read it from the store. A
         request in the middle of a block always continues. Where checkpoints are needed the others
-        wait for the last one that the first request takes in the prefix they share.
+        wait for the last one that the first request takes in the prefix they share. A request that
+        is not kept waits for others, and computes for itself alone.
         """
         if self._needs_checkpoint:
             return not self._waits(request)
@@ -138,6 +142,8 @@ class SharedPrefill:
         block = self._next_block(request)
         if block is None:
             return True
+        if not request.keep:
+            return block not in self._in_flight or request.computed % BLOCK_TOKENS != 0
         if self._in_flight.setdefault(block, request.uid) == request.uid:
             self._plan(request).in_flight = block
             return True

@@ -25,7 +25,8 @@ from semantic.ports.serving import Ask, Prompt
 class Prepared:
     """A request ready to be submitted.
 
-    `chat`, `replayed` and `parts` are None for a plain prompt. `opens_thought`: the prompt ends
+    `chat`, `replayed` and `parts` are None for a plain prompt; `replayed`, with which its turn is
+    recorded, also for a request that is not kept. `opens_thought`: the prompt ends
     inside reasoning; `closes_thought`: it ends with the mark of its end.
     """
 
@@ -78,7 +79,7 @@ class Preparation:
     def prepare(self, ask: Ask) -> Prepared:
         """Raises InvalidRequestError and ContextOverflowError, and UncheckedGrammarError if a
         grammar must be checked first, by `check`."""
-        rendered, replayed = self._rendered(ask.prompt, ask.tenant)
+        rendered, replayed = self._rendered(ask.prompt, ask.tenant, keep=ask.keep)
         if not rendered.tokens:
             raise InvalidRequestError("prompt must not be empty")
         chat = ask.prompt if isinstance(ask.prompt, Chat) else None
@@ -102,6 +103,7 @@ class Preparation:
         )
         opens = rendered.opens_thought
         parts = _parts(chat, replayed)
+        replayed = replayed if ask.keep else None
         return Prepared(rendered.tokens, max_tokens, sampling, chat, opens, replayed, parts, closes)
 
     async def check(self, unchecked: UncheckedGrammarError, tenant: str) -> None:
@@ -122,7 +124,9 @@ class Preparation:
 
         Raises InvalidRequestError, and ContextOverflowError for a text too long to tokenize.
         """
-        rendered, _ = self._rendered(prompt, tenant, add_special_tokens=add_special_tokens)
+        rendered, _ = self._rendered(
+            prompt, tenant, keep=False, add_special_tokens=add_special_tokens
+        )
         return rendered.tokens
 
     def _budget(self, chat: Chat, tokens: int | None, *, opened: bool) -> ThinkingBudget | None:
@@ -136,14 +140,14 @@ class Preparation:
         )
 
     def _rendered(
-        self, prompt: Prompt, tenant: str, *, add_special_tokens: bool = True
+        self, prompt: Prompt, tenant: str, *, keep: bool, add_special_tokens: bool = True
     ) -> tuple[RenderedChat, Replayed | None]:
         if isinstance(prompt, Chat):
             _require_renderable(prompt)
         if _length(prompt) > _ALWAYS_TOKENIZED:
             self._require_plausible_length(prompt)
         if isinstance(prompt, Chat):
-            replayed = self._replay.render(prompt, tenant)
+            replayed = self._replay.render(prompt, tenant, keep=keep)
             return replayed.rendered, replayed
         if isinstance(prompt, str):
             encoded = self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)

@@ -75,15 +75,20 @@ class Replay:
         self._namespace = namespace
         self._spellings = ToolSpellings()
 
-    def render(self, chat: Chat, tenant: str) -> Replayed:
-        """The conversation as tokens. Raises InvalidRequestError if the template refuses it."""
+    def render(self, chat: Chat, tenant: str, *, keep: bool = True) -> Replayed:
+        """The conversation as tokens; without `keep` nothing of it is recorded.
+
+        Raises InvalidRequestError if the template refuses it.
+        """
         name = tenant.encode("utf-8", "surrogatepass")
         owner = digest("turns-owner-v1", name)[:_OWNER_BYTES]
-        return replace(self._render(chat, digest("turns-v1", self._namespace, name)), owner=owner)
+        scope = digest("turns-v1", self._namespace, name)
+        return replace(self._render(chat, scope, keep=keep), owner=owner)
 
-    def _render(self, chat: Chat, scope: bytes) -> Replayed:
+    def _render(self, chat: Chat, scope: bytes, *, keep: bool) -> Replayed:
         texts = [tool_text(tool) for tool in chat.tools]
-        chat = replace(chat, tools=self._spellings.first(chat.tools, texts, scope))
+        tools = self._spellings.first(chat.tools, texts, scope, keep=keep)
+        chat = replace(chat, tools=tools)
         at = points(chat, scope, texts)
         numbers = answers(chat.messages)
         turns = _Turns(self._turns, at)

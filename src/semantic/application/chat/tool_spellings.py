@@ -33,22 +33,25 @@ class ToolSpellings:
         return self._n_bytes
 
     def first(
-        self, tools: Sequence[Tool], texts: Sequence[bytes], scope: bytes
+        self, tools: Sequence[Tool], texts: Sequence[bytes], scope: bytes, *, keep: bool = True
     ) -> tuple[Tool, ...]:
         """`tools` in their order, each in its first spelling in `scope`.
 
-        `texts` are the canonical texts of the tools, independent of the order of keys.
+        `texts` are the canonical texts of the tools, independent of the order of keys. Without
+        `keep` new spellings are not recorded.
         """
         with self._lock:
             pairs = zip(tools, texts, strict=True)
-            return tuple(self._first(tool, text, scope) for tool, text in pairs)
+            return tuple(self._first(tool, text, scope, keep=keep) for tool, text in pairs)
 
-    def _first(self, tool: Tool, text: bytes, scope: bytes) -> Tool:
+    def _first(self, tool: Tool, text: bytes, scope: bytes, *, keep: bool) -> Tool:
         key = digest("tool-v1", scope, text)
         known = self._tools.get(key)
         if known is not None:
             self._tools.move_to_end(key)
             return known[0]
+        if not keep:
+            return tool
         self._tools[key] = (tool, len(text))
         self._n_bytes += len(text)
         while self._n_bytes > self._max_bytes:

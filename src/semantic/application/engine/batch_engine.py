@@ -123,11 +123,12 @@ class BlockPoolBatchEngine:
         append: bool = False,
         tenant: str = "",
         note: str = "",
+        keep: bool = True,
     ) -> str:
         """See `GenerationEnginePort.submit`."""
         sampling = sampling or SamplingParams()
         return self.enqueue(
-            Submission(agent_id, prompt, max_tokens, sampling, tenant, note, cache, append)
+            Submission(agent_id, prompt, max_tokens, sampling, tenant, note, cache, append, keep)
         )
 
     def enqueue(self, submission: Submission) -> str:
@@ -410,7 +411,7 @@ class BlockPoolBatchEngine:
     # Ends
 
     def _finish(self, request: Request, reason: FinishReason) -> CompletedGeneration:
-        """End a request; what it computed becomes its agent's idle cache."""
+        """End a request; what it computed becomes its agent's idle cache, if it is to be kept."""
         if reason == "cancelled":
             request.end_text()
         with self._lock:

@@ -148,15 +148,17 @@ class Sequences:
         )
 
     def preempt(self, request: Request) -> SampledToken | None:
-        """Close the request's sequence; saves its blocks where they can be restored later.
+        """Close the request's sequence; saves its blocks where they can be restored later, unless
+        they are not to be kept.
 
         Returns the next token where only a request that accepts it can continue from what is saved.
         """
         sampled = None
-        if self._prefixes is not None and self._prefixes.resumes(request):
+        saving = self._prefixes if request.keep else None  # else it is computed again
+        if saving is not None and saving.resumes(request):
             self._save(request)  # what is not finite is computed again, and ends the request then
-        elif self._prefixes is not None:
-            sampled = self._save_with_next(self._prefixes, request)
+        elif saving is not None:
+            sampled = self._save_with_next(saving, request)
         self.close(request)
         if self._prefixes is not None:
             self._prefixes.preempt(request)
@@ -180,13 +182,17 @@ class Sequences:
             self._prefixes.discard(request)
 
     def extract(self, request: Request) -> AgentBlocks | None:
-        """Turn the request's sequence into an idle cache; None if it holds nothing.
+        """Turn the request's sequence into an idle cache; None, with the sequence closed, if it
+        holds nothing or is not to be kept.
 
         Saves its blocks to the store, and the agent's manifest if a token was generated. Of a
         sequence that is known to hold NaN or infinite values nothing is kept.
         """
         sequence = request.sequence
         if sequence is None:
+            return None
+        if not request.keep:
+            self.close(request)
             return None
         saved = self._save(request)
         if saved is None:
@@ -247,6 +253,9 @@ class Sequences:
         drawn = len(request.generated)
         self._model.start(sequence, last, history, request.params, drawn)
         request.phase = Phase.DECODE
+        if self._prefixes is not None:
+            # Its prompt is computed: others that begin alike need not wait for its answer.
+            self._prefixes.shared.release(request)
 
     def _compute_together(self, chunks: Sequence[Chunk]) -> None:
         """Compute in one pass what is not loaded; nothing if that fails.

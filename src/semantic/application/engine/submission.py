@@ -31,6 +31,7 @@ class Submission:
     note: str = ""
     cache: AgentBlocks | None = None
     append: bool = False
+    keep: bool = True
 
     @property
     def max_total_tokens(self) -> int:

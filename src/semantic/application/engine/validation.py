@@ -75,6 +75,7 @@ class RequestValidator:
             given_cache=submission.cache,
             tenant=submission.tenant,
             note=submission.note,
+            keep=submission.keep,
             reuse=cached,
         )
 

@@ -282,7 +282,7 @@ def usage_of(usage: Usage, *, answered: bool = True) -> dict[str, object]:
     the one from the start.
     """
     whole_blocks = (usage.prompt - 1) // BLOCK_TOKENS * BLOCK_TOKENS
-    created = max(0, whole_blocks - usage.cached)
+    created = max(0, whole_blocks - usage.cached) if usage.kept else 0
     usage_body = _usage(
         usage.prompt - usage.cached - created,
         read=usage.cached,

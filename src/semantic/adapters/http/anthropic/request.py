@@ -32,7 +32,7 @@ SUPPORTED: Final = frozenset({
 """Fields with their documented effect. A test compares all tables with the SDK's own fields: one
 that is new there is in none of them."""
 
-EXTENSIONS: Final = frozenset({"agent_id"})
+EXTENSIONS: Final = frozenset({"agent_id", "semantic"})
 
 IGNORED: Final[Mapping[str, str]] = {
     "betas": "what they enable is always on, or set by other fields",

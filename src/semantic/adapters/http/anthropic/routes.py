@@ -26,7 +26,7 @@ from semantic.adapters.http.errors import (
     problem_of,
     request_id_of,
 )
-from semantic.adapters.http.identity import agent_of, identity_of, tenant_of
+from semantic.adapters.http.identity import agent_of, identity_of, keep_of, tenant_of
 from semantic.adapters.http.logs import WarnOnce
 from semantic.adapters.http.request_body import read_json
 from semantic.adapters.http.streaming import (
@@ -89,6 +89,7 @@ async def create_message(request: Request) -> Response:
         tenant_of(request),
         identity_of(request, body),
         parsed.thinking_tokens,
+        keep_of(request, body),
     )
     stream = await start_stream(request, serving.answer(ask))
     style = ResponseStyle(parsed.max_tokens, parsed.omit_thinking, parsed.report_context_edits)

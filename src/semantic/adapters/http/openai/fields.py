@@ -75,6 +75,7 @@ _EXTENSIONS: Final[dict[str, Field]] = {
     "min_p": SUPPORTED,
     "min_tokens": _refused("a least number of tokens cannot be enforced", 0),
     "repetition_penalty": SUPPORTED,
+    "semantic": SUPPORTED,
     "top_k": SUPPORTED,
 }
 """Fields outside of OpenAI's API that clients of local servers send."""

@@ -172,6 +172,7 @@ class UsageSum:
             completion=sum(usage.completion for usage in self._ended.values()),
             reasoning=sum(usage.reasoning for usage in self._ended.values()),
             match=max((usage.match for usage in prompts.values()), key=_n_recomputed, default=None),
+            kept=all(usage.kept for usage in prompts.values()),
         )
 
 

@@ -48,13 +48,15 @@ _SEEDS: Final = 2**63
 class Caller:
     """The origin of a request: its agent's name, if it has one, its tenant and client identity.
 
-    With `force_usage` streams end with a chunk of usage even if it is not requested.
+    With `force_usage` streams end with a chunk of usage even if it is not requested. Without `keep`
+    nothing of the request stays after its end.
     """
 
     agent: str | None = None
     tenant: str = ""
     force_usage: bool = False
     identity: Identity | None = None
+    keep: bool = True
 
 
 def check_model(name: str, model: ServedModel) -> None:
@@ -103,6 +105,7 @@ def choices_of(
             tenant=caller.tenant,
             identity=caller.identity,
             thinking_tokens=thinking_tokens,
+            keep=caller.keep,
         )
         for number, prompt in enumerate(prompts)
         for choice in range(n)

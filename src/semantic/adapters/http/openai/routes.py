@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from semantic.adapters.http.context import serving_of, settings_of
-from semantic.adapters.http.identity import agent_of, identity_of, tenant_of
+from semantic.adapters.http.identity import agent_of, identity_of, keep_of, tenant_of
 from semantic.adapters.http.openai.chat.reply import CHAT_REPLY, chat_deltas
 from semantic.adapters.http.openai.chat.request import chat_request
 from semantic.adapters.http.openai.completions.reply import COMPLETION_REPLY, completion_deltas
@@ -86,5 +86,6 @@ async def _parsed(
         tenant_of(request),
         settings_of(request).force_usage,
         identity_of(request, body),
+        keep_of(request, body),
     )
     return await to_thread.run_sync(parse, body, model, caller)

@@ -49,6 +49,7 @@ class Extensions(TypedDict, total=False):
     min_p: float
     min_tokens: int
     repetition_penalty: float
+    semantic: dict[str, object]
     top_k: int
 
 

@@ -32,6 +32,7 @@ OURS = {
     "min_p",
     "min_tokens",
     "repetition_penalty",
+    "semantic",
     "top_k",
     "add_special_tokens",
     *fields.CONSTRAINTS,

@@ -41,6 +41,7 @@ OURS = {
     "min_tokens",
     "presence_penalty",
     "repetition_penalty",
+    "semantic",
     "seed",
     "stop",
     "top_k",

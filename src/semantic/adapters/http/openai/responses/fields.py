@@ -55,6 +55,7 @@ RESPONSE_FIELDS: Final[dict[str, Field]] = {
     "presence_penalty": SUPPORTED,
     "repetition_penalty": SUPPORTED,
     "seed": SUPPORTED,
+    "semantic": SUPPORTED,
     "stop": SUPPORTED,
     "top_k": SUPPORTED,
 }

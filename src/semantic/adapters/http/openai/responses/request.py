@@ -102,6 +102,7 @@ def response_request(
     if "model" not in checked:
         raise FieldError("model: expected a model's name", param="model")
     check_model(checked["model"], model)
+    stored = _stored(checked, keep=caller.keep)
     include = _include(known.get("include", []))
     reasoning, stream = _checked_objects(known)
     sampling = sampling_of(checked, known.get("stop"), model)
@@ -130,18 +131,38 @@ def response_request(
             thinking_tokens,
         ),
     )
-    agent = caller.agent or (None if history is None else history.agent)
+    ask = Ask(
+        chat,
+        sampling,
+        max_tokens,
+        caller.agent or (None if history is None else history.agent),
+        caller.tenant,
+        caller.identity,
+        thinking_tokens,
+        caller.keep,
+    )
     return ResponseRequest(
-        Ask(chat, sampling, max_tokens, agent, caller.tenant, caller.identity, thinking_tokens),
+        ask,
         own_input,
         tools,
-        _reply_fields(checked, chat, sampling, tools, choice, text, reasoning),
+        _reply_fields(checked, chat, sampling, tools, choice, text, reasoning) | {"store": stored},
         previous,
         stream=stream,
-        store=checked.get("store") is not False,
+        store=stored,
         encrypted_reasoning=_ENCRYPTED_REASONING in include,
         logprobs=sampling.logprobs is not None,
     )
+
+
+def _stored(body: ResponseBody, *, keep: bool) -> bool:
+    """Whether the response is stored. Raises FieldError if it is to be, of a request that is not
+    kept."""
+    given = body.get("store")
+    if given and not keep:
+        raise FieldError(
+            "store: expected false or nothing, for a request that is not kept", param="store"
+        )
+    return keep and given is not False
 
 
 def _include(value: object) -> frozenset[str]:
@@ -264,7 +285,6 @@ def _reply_fields(
         "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
         "safety_identifier": body.get("safety_identifier"),
         "service_tier": "default",
-        "store": body.get("store") is not False,
         "temperature": sampling.temperature,
         "text": {"format": text.reply_value, "verbosity": "medium"},
         "tool_choice": choice.reply_value,

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from semantic.adapters.http.context import serving_of
 from semantic.adapters.http.errors import FieldError, WireError
-from semantic.adapters.http.identity import agent_of, identity_of, tenant_of
+from semantic.adapters.http.identity import agent_of, identity_of, keep_of, tenant_of
 from semantic.adapters.http.openai.requests import Caller
 from semantic.adapters.http.openai.responses import stored
 from semantic.adapters.http.openai.responses.reply import ResponseReply
@@ -37,7 +37,10 @@ async def create_response(request: Request) -> Response:
     body = await read_json(request)
     serving, store = serving_of(request), stored.store_of(request)
     caller = Caller(
-        agent_of(request, body), tenant_of(request), identity=identity_of(request, body)
+        agent_of(request, body),
+        tenant_of(request),
+        identity=identity_of(request, body),
+        keep=keep_of(request, body),
     )
     # In a worker thread: bodies may be large, and previous responses may be on disk.
     with stored.store_errors():
