@@ -33,7 +33,7 @@ from tests.faults.folder import (
 from tests.faults.processes import ENVIRONMENT, ROOT, process
 from tests.support import store_blocks as make
 
-BUDGET = 1_400_000
+BUDGET = 1_660_000
 
 
 @pytest.fixture

@@ -272,7 +272,7 @@ def test_a_quarantined_folder_does_not_stop_eviction(
     path = full_path(root, LINKS[0])
     clear(path)
     plant(path)
-    small = 1_400_000
+    small = 1_660_000
     with opened(root, small) as store:
         assert store.read(make.header(LINKS[0])) is None
         for seed in range(60, 80):

@@ -19,7 +19,7 @@ from semantic.adapters.stores.disk import DiskStore
 from semantic.domain.errors import StoreError
 from tests.support import store_blocks as make
 
-BUDGET = 1_340_000
+BUDGET = 1_600_000
 OLD_TOKENS = 520
 NEW_TOKENS = 700
 OTHER_TOKENS = 530

@@ -47,7 +47,8 @@ _NAMES = (
 _OPEN_TOGETHER = 4
 """Descriptors that SQLite needs at once, and one to spare."""
 _OWNER_MAY_USE = stat.S_IRUSR | stat.S_IWUSR
-_MIN_COST = 1 << 20
+_MIN_COST = 5 << 18
+"""Of a small index with a log of its full size: it changes little while a store is small."""
 _SLACK = 1 << 19
 """Growth not yet visible in the sizes: a checkpoint copies the log into the table file."""
 
