@@ -106,17 +106,8 @@ def test_nothing_is_measured_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> MLXBackend:
     """A model of which `calibrate_here` believes that it is on a GPU."""
     backend = tiny_backend("llama")
-    monkeypatch.setattr(calibration, "mx", _Gpu)
+    monkeypatch.setattr(calibration, "on_cpu", lambda: False)
     return backend
-
-
-class _Gpu:
-    Device = mx.Device
-    cpu = mx.cpu
-
-    @staticmethod
-    def default_device() -> mx.Device:
-        return mx.Device(mx.gpu)
 
 
 def test_on_a_gpu_it_is(monkeypatch: pytest.MonkeyPatch, on_a_gpu: MLXBackend) -> None:

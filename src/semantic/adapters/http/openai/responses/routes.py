@@ -66,11 +66,11 @@ async def count_input_tokens(request: Request) -> Response:
     return JSONResponse({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
 
-@router.post("/v1/responses/compact")
+@router.post("/v1/responses/compact", include_in_schema=False)
 async def compact_response(request: Request) -> Response:
     """Not offered: an opaque summary would change answers without being seen."""
     serving_of(request)
-    raise WireError(HTTPStatus.NOT_IMPLEMENTED, _NO_COMPACTION, code="not_implemented")
+    raise WireError(HTTPStatus.NOT_FOUND, _NO_COMPACTION, code="not_offered")  # 5xx is repeated
 
 
 @router.get("/v1/responses/{response_id}")
