@@ -53,7 +53,7 @@ _CALL_ID_BYTES = 18
 """24 characters in base 64, the length that clients expect."""
 _COMPLETE = ("stop", "length", "tool_calls")
 """Reasons after which the client has the whole answer."""
-_MOST_CHECKS = 3
+_MOST_CHECKS = 4
 """Times that a request's grammars are checked: more only if verdicts are forgotten at once."""
 _PUBLIC_NAME = 16
 """Characters of the digest in the name of a public prefix."""

@@ -125,6 +125,16 @@ def test_an_answer_format_is_kept_after_a_cut_thought(server: RunningServer) -> 
     assert json.loads(str(at(reply, "choices", 0, "message", "content"))) == {"way": "left"}
 
 
+def test_a_grammar_that_fails_behind_the_thought_is_refused_before_it(
+    server: RunningServer,
+) -> None:
+    body: Json = {"model": "model", "messages": [USER], "guided_grammar": "start: start"}
+    for budget in (0, 4):
+        reply = server.ask("POST", CHAT, body | {"reasoning": {"max_tokens": budget}})
+        assert reply.status == 400
+        assert str(at(reply.json, "error", "message")).startswith("lark: ")
+
+
 def test_a_thought_that_the_answer_opens_is_cut_within_its_grammar(tmp_path: Path) -> None:
     served = load(write_model(tmp_path / "model", "json_tools"))
     try:

@@ -101,6 +101,21 @@ class GrammarCompiler:
         if unknown:
             raise UncheckedGrammarError(unknown, compiles=False)
 
+    def require_enforceable(self, grammar: Grammar) -> None:
+        """Raise InvalidRequestError if a client's own `grammar` cannot be enforced by itself.
+
+        Within a larger one that may show only where the answer has come to it. Raises
+        UncheckedGrammarError if it must be checked first.
+        """
+        if self._verdicts is None:
+            self.check(grammar)
+            return
+        problem = self._verdicts.problem(grammar)
+        if problem is None:
+            raise UncheckedGrammarError([grammar], compiles=False)
+        if problem:
+            raise InvalidRequestError(problem)
+
     def check(self, grammar: Grammar) -> None:
         """Compile `grammar` and compute its first masks.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
@@ -32,6 +33,7 @@ from semantic.application.chat.call_grammar import (
     ANY_OBJECT,
     CallLanguage,
     SpelledMark,
+    answer_grammar,
     arguments_schema,
     call_grammar,
     enforced_schemas,
@@ -158,9 +160,11 @@ class MLXChatFormat:
         schemas = [json.dumps(schema) for schema in enforced_schemas(chat)]
         self._grammars.require_checked(schemas, tenant)
         after = self._thought_marks.end if opens_thought and self._thought_marks else None
-        if chat.answer_format is not None and chat.answer_format.grammar is None:
-            schema = chat.answer_format.schema or ANY_OBJECT
-            self._check_schema(schema, "the answer's format", tenant)
+        wanted = chat.answer_format
+        if wanted is not None and wanted.grammar is None:
+            self._check_schema(wanted.schema or ANY_OBJECT, "the answer's format", tenant)
+        elif wanted is not None:
+            self._grammars.require_enforceable(replace(answer_grammar(wanted), tenant=tenant))
         arguments = partial(self._arguments, tenant)
         return call_grammar(chat, self._language(chat), arguments, after=after)
 
