@@ -143,6 +143,8 @@ def test_one_whose_client_disconnects_leaves_nothing(tmp_path: Path, model: Path
             assert isinstance(running, list)
             assert [one["agent"] for one in running] == ["gone"]
             assert agents(server)["data"] == []
+            store = tmp_path / "store"
+            assert not [*store.glob("blocks/*/*"), *store.glob("agents/*/*")]
         until(lambda: server.ask("GET", "/v1/requests").json["data"] == [])
         assert agents(server)["data"] == []
     files, _ = on_disk(tmp_path)

@@ -48,6 +48,7 @@ class SharingMachine(StoredEngineMachine):
         more=st.sampled_from([1, 9]),
         tenant=st.sampled_from(["", "", "x"]),
         scores=st.sampled_from([False, False, False, True]),
+        keeps=st.integers(0, 7),
         steps=st.integers(0, 12),
     )
     def a_tree_of_prompts(
@@ -56,25 +57,37 @@ class SharingMachine(StoredEngineMachine):
         more: int,
         tenant: str,
         scores: bool,
+        keeps: int,
         steps: int,
     ) -> None:
-        """Each leaves the common text at one position, goes on differently, and steps go by."""
+        """Each leaves the common text at one position, goes on differently, and steps go by.
+
+        Number `keeps` is not kept.
+        """
         for number, (at, branch, n) in enumerate(branches):
             prompt = (*text_of(0, at), *text_of(branch + 3, n))
-            self.ask(f"leaf-{number}", prompt, more, tenant, scores=scores and not number)
+            scored, keep = scores and not number, number != keeps
+            self.ask(f"leaf-{number}", prompt, more, tenant, scores=scored, keep=keep)
         self.step(steps)
 
     def ask(
-        self, agent: str, prompt: tuple[int, ...], more: int, tenant: str, *, scores: bool
+        self,
+        agent: str,
+        prompt: tuple[int, ...],
+        more: int,
+        tenant: str,
+        *,
+        scores: bool,
+        keep: bool,
     ) -> None:
         if not self.fits(len(prompt) + more):
             return
         sampling = SamplingParams(prompt_logprobs=0) if scores else VARIANTS[0]
         uid = self.world.engine.submit(
-            agent, prompt, max_tokens=more, sampling=sampling, tenant=tenant
+            agent, prompt, max_tokens=more, sampling=sampling, tenant=tenant, keep=keep
         )
         answer = expected(self.world.spec, prompt, more, eos=EOS)
-        self.asked[uid] = Asked(agent, prompt, more, answer)
+        self.asked[uid] = Asked(agent, prompt, more, answer, keep)
 
     def running(self) -> list[Request]:
         return [one for one in self.world.engine.requests if one.sequence is not None]

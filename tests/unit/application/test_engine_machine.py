@@ -97,6 +97,7 @@ class Asked:
     prompt: tuple[int, ...]
     max_tokens: int
     answer: Answer
+    keep: bool = True
     cancelled: bool = False
     tokens: list[int] = field(default_factory=list)
     text: str = ""
@@ -125,6 +126,7 @@ class EngineMachine(RuleBasedStateMachine):
         *,
         cache: AgentBlocks | None = None,
         appended: tuple[int, ...] | None = None,
+        keep: bool = True,
     ) -> None:
         """`tokens` is the whole prompt, of which only `appended` is sent, if that is given."""
         world = self.world
@@ -137,6 +139,7 @@ class EngineMachine(RuleBasedStateMachine):
                 max_tokens,
                 sampling=VARIANTS[variant],
                 append=appended is not None,
+                keep=keep,
             )
 
         if not self.fits(len(tokens) + max_tokens):
@@ -145,7 +148,7 @@ class EngineMachine(RuleBasedStateMachine):
         uid = send()
         assert uid not in self.asked
         answer = expected(world.spec, tokens, max_tokens, variant, eos=EOS)
-        self.asked[uid] = Asked(agent, tokens, max_tokens, answer)
+        self.asked[uid] = Asked(agent, tokens, max_tokens, answer, keep)
 
     def fits(self, n_tokens: int) -> bool:
         world = self.world
@@ -173,16 +176,19 @@ class EngineMachine(RuleBasedStateMachine):
         self.step(steps)
 
     @precondition(lambda self: self.done)
-    @rule(agent=agents, by=agents, max_tokens=new_tokens, variant=variants, passed=st.booleans())
+    @rule(
+        agent=agents, by=agents, max_tokens=new_tokens, variant=variants, passed=st.booleans(),
+        keep=st.sampled_from([True, True, False]),
+    )  # fmt: skip
     def go_on_talking(
-        self, agent: str, by: str, max_tokens: int, variant: int, passed: bool
+        self, agent: str, by: str, max_tokens: int, variant: int, passed: bool, keep: bool
     ) -> None:
         """`by` takes up the last conversation of `agent`, be it its own or another's."""
         last = [uid for uid, done in self.done.items() if done.agent_id == agent][-1:]
         for uid in last:
             whole = (*self.asked[uid].prompt, *self.done[uid].tokens, *text_of(7, 3))
             cache = self.done[uid].blocks if passed else None
-            self.submit(by, whole, max_tokens, variant, cache=cache)
+            self.submit(by, whole, max_tokens, variant, cache=cache, keep=keep)
 
     @precondition(lambda self: self.done)
     @rule(
@@ -281,7 +287,8 @@ class EngineMachine(RuleBasedStateMachine):
             found = Answer(done.tokens, done.text, done.finish_reason)
             assert found == asked.answer
             assert asked.text == done.text
-            assert done.blocks is not None or self.world.backend.failures
+            assert done.blocks is not None or self.world.backend.failures or not asked.keep
+        assert asked.keep or done.blocks is None
         if done.blocks is not None:
             whole = (*asked.prompt, *done.tokens)
             assert done.blocks.token_ids == whole[: done.blocks.total_tokens]

@@ -109,7 +109,8 @@ class StoredEngineMachine(EngineMachine):
     def several_begin_alike(self, agent: str, n: int, max_tokens: int, variant: int) -> None:
         for number in range(3):
             tokens = (*text_of(0, n % 500), number)
-            self.submit(f"{agent}-{number}", tokens, max_tokens, variant)
+            keep = number != 1 or bool(variant)
+            self.submit(f"{agent}-{number}", tokens, max_tokens, variant, keep=keep)
 
     @rule(method=st.sampled_from(["export_block", "export_checkpoint", "pause"]))
     def something_cannot_be_kept(self, method: str) -> None:

@@ -84,6 +84,19 @@ def test_of_two_that_begin_alike_none_waits_for_the_answer_of_the_other(
     assert kept_of(of)[:2] == kept_of(alone)[:2]
 
 
+@every_spec
+def test_no_checkpoint_is_taken_for_it_and_it_waits_for_none(layers: tuple[LayerSpec, ...]) -> None:
+    of, alone = world(layers), world(layers)
+    prompts = {agent: (*PROMPT[:600], *text_of(i, 700)) for i, agent in enumerate("ab", 2)}
+    alone.run("a", prompts["a"])
+    for agent, prompt in prompts.items():
+        of.engine.submit(agent, prompt, None, 5, keep=agent == "a")
+    both = [event.agent_id for _ in range(2) for event in of.engine.step_once()]
+    assert set(both) == {"a", "b"} or layers == SPECS["full"]
+    of.finish()
+    assert kept_of(of)[:2] == kept_of(alone)[:2]
+
+
 def test_it_waits_for_a_block_that_another_computes_and_none_waits_for_it() -> None:
     of = world(SPECS["full"])
     of.engine.submit("a", PROMPT, None, 3, keep=False)
