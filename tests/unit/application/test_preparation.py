@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from semantic.application.chat.preparation import Preparation
@@ -129,3 +131,13 @@ def test_a_thinking_budget_knows_the_marks_of_calls_that_may_be_made(
     budget = prepared.sampling.thinking
     assert budget is not None
     assert Marks(budget.call_start, budget.call_end) == expected
+
+
+def test_of_a_request_that_is_not_kept_and_of_a_count_nothing_is_remembered() -> None:
+    of = preparation()
+    ask = Ask(Chat((Message("user", "Hi"),), (Tool("look"),)), SamplingParams(), keep=False)
+    assert of.prepare(ask).replayed is None
+    of.tokens(ask.prompt)
+    assert of._replay._spellings.n_bytes == 0
+    assert of.prepare(replace(ask, keep=True)).replayed is not None
+    assert of._replay._spellings.n_bytes > 0

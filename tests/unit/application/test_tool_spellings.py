@@ -46,3 +46,12 @@ def test_the_last_used_stay_inside_the_budget() -> None:
     assert keys(first(spellings, tool("tool 1", "ba"))) == ["ba"]
     first(spellings, tool("large", description="x" * 2000))
     assert spellings.n_bytes == 0
+
+
+def test_what_is_not_kept_is_written_as_others_wrote_it_and_not_remembered() -> None:
+    spellings = ToolSpellings()
+    texts = [tool_text(tool("a"))]
+    assert keys(spellings.first([tool("a", "ba")], texts, SCOPE, keep=False)) == ["ba"]
+    assert spellings.n_bytes == 0
+    first(spellings, tool("a"))
+    assert keys(spellings.first([tool("a", "ba")], texts, SCOPE, keep=False)) == ["ab"]
