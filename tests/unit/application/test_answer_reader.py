@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semantic.application.chat.answer_reader import AnswerReader
+from semantic.application.chat.json_calls import JsonCalls
 from semantic.domain.answer import (
     AnswerPiece,
     AnswerReason,
@@ -206,6 +207,23 @@ def test_arguments_are_emitted_as_they_are_written() -> None:
     ends = text.index("}}</tool_call>")
     assert gave[ends] == [ToolCallDelta(0, "}")]
     assert not any(map(joined, gave[ends + 1 :]))
+
+
+@pytest.mark.parametrize("before", ["", "{", '{"name":', '{"name": "look",', "go", '{"name": "go'])
+def test_what_precedes_arguments_without_an_end_is_not_read_with_each_token(before: str) -> None:
+    calls = JsonCalls(Marks("<tool_call>", "</tool_call>"), frozenset({"look"}))
+    endless = "o" if before.endswith("go") else " "
+    assert calls.push(before + 200 * endless if endless == " " else before) == []
+    assert calls.is_json is None
+    assert calls.push(100 * endless if endless == " " else 300 * endless) == []
+    assert calls.is_json is False
+
+
+@pytest.mark.parametrize("n", [200, 2000])
+def test_white_space_of_any_length_may_precede_arguments(n: int) -> None:
+    text = f'<tool_call>{{"name":{n * " "}"look", "arguments": {{"at": "x"}}}}</tool_call>'
+    for pieces in ([text], list(text)):
+        assert read(reader(), pieces) == (called(), "tool_calls")
 
 
 @pytest.mark.parametrize(

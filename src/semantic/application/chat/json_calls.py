@@ -46,6 +46,10 @@ class _Head:
 
 LIST_START: Final = "["
 _LONGEST_NAME: Final = 200
+_LONGEST_SPACE: Final = 256
+"""White space at one place before the arguments, which are read again with each token until they
+begin: with more, or a longer name, a call is parsed as a whole."""
+_SPACE: Final = re.compile(r"[ \t\n\r]*")
 _NAMES: Final = re.compile(r"[A-Za-z_][\w.:/-]{0,127}", re.ASCII)
 _HEADS: Final = (
     # {"name": "look", "arguments": {
@@ -212,6 +216,8 @@ class JsonCalls:
         at = self._at
         if self.is_json is None:
             at = _behind_space(self._text, at)
+            if at - self._at > _LONGEST_SPACE:
+                return _Found("none")
             if self._text.startswith(LIST_START, at):
                 self._is_list = True
                 at += 1
@@ -300,9 +306,8 @@ class JsonCalls:
 
 
 def _behind_space(text: str, at: int) -> int:
-    while at < len(text) and text[at] in " \t\n\r":
-        at += 1
-    return at
+    found = _SPACE.match(text, at)
+    return at if found is None else found.end()
 
 
 def _open_end(text: str, mark: str, start: int) -> int:
@@ -313,13 +318,12 @@ def _open_end(text: str, mark: str, start: int) -> int:
 
 def _find(head: _Head, text: str, at: int) -> _Found:
     """`head` at position `at` of `text`."""
-    for step in head.before:
+    for step in (*head.before, ""):
         read, at = _find_one((step,), text, at)
         if read != "all":
             return _Found(read)
-    at = _behind_space(text, at)
     found = head.name.match(text, at)
-    if found is None:
+    if found is None or found.end() - at > _LONGEST_NAME:
         begins = len(text) - at <= _LONGEST_NAME and head.starts_name.fullmatch(text, at)
         return _Found("some" if begins else "none")
     if not head.quoted and found.end() == len(text):
@@ -337,7 +341,9 @@ def _find(head: _Head, text: str, at: int) -> _Found:
 
 def _find_one(texts: Sequence[str], text: str, at: int) -> tuple[_Read, int]:
     """One of `texts` behind white space, and the position behind it."""
-    at = _behind_space(text, at)
+    before, at = at, _behind_space(text, at)
+    if at - before > _LONGEST_SPACE:
+        return "none", at
     for one in texts:
         if text.startswith(one, at):
             return "all", at + len(one)
