@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tests.agents.agents import AGENTS, Agent, Report, ReportError, named
-from tests.agents.conversation import CheckFailedError, Place, hold
+from tests.agents.agents import AGENTS, STRANGERS, Agent, Report, ReportError, Stranger, named
+from tests.agents.conversation import CheckFailedError, Place, hold, meet
 from tests.agents.network import NOWHERE, raise_loopback, without_network
 from tests.agents.packages import program_of
 from tests.support.npm import NotFetchedError
@@ -43,7 +43,7 @@ class Result:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the checks; 0 when none failed."""
-    names = ", ".join(agent.name for agent in AGENTS)
+    names = ", ".join(agent.name for agent in (*AGENTS, *STRANGERS))
     parser = argparse.ArgumentParser(
         prog="tests.agents", description=(__doc__ or "").split("\n")[0]
     )
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
     return subprocess.run(command, check=False).returncode
 
 
-def _is_there(agent: Agent, console: Console) -> bool:
+def _is_there(agent: Agent | Stranger, console: Console) -> bool:
     """Whether it can be checked here; it is fetched if need be."""
     console.print(f"{agent.package}@{agent.version}")
     try:
@@ -81,20 +81,27 @@ def _is_there(agent: Agent, console: Console) -> bool:
     return True
 
 
-def _check(agents: Sequence[Agent], console: Console, extra: dict[str, str]) -> int:
+def _check(agents: Sequence[Agent | Stranger], console: Console, extra: dict[str, str]) -> int:
     with tempfile.TemporaryDirectory(prefix="semantic-agents-") as folder:
         results = [_checked(agent, Path(folder), console, extra) for agent in agents]
     console.print(_table(results))
     return int(any(result.failure for result in results))
 
 
-def _checked(agent: Agent, folder: Path, console: Console, extra: dict[str, str]) -> Result:
+def _checked(
+    agent: Agent | Stranger, folder: Path, console: Console, extra: dict[str, str]
+) -> Result:
     console.print(f"[bold]{agent.name}[/bold]")
     result = Result(agent.name)
     began = time.monotonic()
     try:
         place = Place(folder / agent.name, program_of(agent), extra)
-        for report in hold(agent, place):
+        if isinstance(agent, Stranger):
+            meet(agent, place)
+            reports: Iterator[Report] = iter(())
+        else:
+            reports = hold(agent, place)
+        for report in reports:
             result.reports.append(report)
             console.print(f"  {_told(report)}")
     except (CheckFailedError, ReportError, ServerFailedError) as error:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 
@@ -39,24 +39,45 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Agent:
-    """An agent's `name` as `semantic launch` has it, its npm `package` at one `version`.
+class Program:
+    """A program's `name`, and its npm `package` at one `version`.
 
     `binaries` are patterns below `node_modules`: packages of npm's choice for this machine hold
-    the program. `begin` and `go_on` are its arguments before the words of a turn, and `read` its
-    report of one.
+    the program.
     """
 
     name: str
     package: str
     version: str
     binaries: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Agent(Program):
+    """An agent that `semantic launch` knows by its name.
+
+    `begin` and `go_on` are its arguments before the words of a turn, and `read` its report of one.
+    """
+
     begin: tuple[str, ...]
     go_on: tuple[str, ...]
     tool: str
     arguments: str
     read: Callable[[str], Report]
     sums_up: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stranger(Program):
+    """An agent that its user sets up: with variables, or with files below its home.
+
+    In all of them {url} and {home} stand for the server and the home. `commands` are run one after
+    the other; the last is a turn, and prints what was answered.
+    """
+
+    commands: tuple[tuple[str, ...], ...]
+    variables: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_claude(printed: str) -> Report:
@@ -171,7 +192,55 @@ AGENTS: Final = (
 )
 
 
-def named(names: Sequence[str]) -> list[Agent]:
+STRANGERS: Final = (
+    Stranger(
+        "qwen-code",
+        "@qwen-code/qwen-code",
+        "0.24.4",
+        (".bin/qwen",),
+        (("--auth-type", "openai", "-p", "Say hello."),),
+        {
+            "OPENAI_BASE_URL": "{url}/v1",
+            "OPENAI_API_KEY": "none",
+            "OPENAI_MODEL": "one-sentence",
+        },
+    ),
+    Stranger(
+        "cline",
+        "cline",
+        "3.0.65",
+        (".bin/cline",),
+        (
+            ("auth", "openai", "-k", "none", "-m", "one-sentence", "-b", "{url}/v1"),
+            ("--json", "-P", "openai", "-m", "one-sentence", "Say hello."),
+        ),
+    ),
+    Stranger(
+        "continue",
+        "@continuedev/cli",
+        "1.5.47",
+        (".bin/cn",),
+        (("--config", "{home}/config.yaml", "-p", "--auto", "Say hello."),),
+        files={
+            "config.yaml": """\
+name: local
+version: 1.0.0
+schema: v1
+models:
+  - name: one-sentence
+    provider: openai
+    model: one-sentence
+    apiBase: {url}/v1
+    apiKey: none
+    roles: [chat]
+    capabilities: [tool_use]
+"""
+        },
+    ),
+)
+
+
+def named(names: Sequence[str]) -> list[Agent | Stranger]:
     """The agents of those names, or all of them; raises KeyError for a name that none has."""
-    known = {agent.name: agent for agent in AGENTS}
+    known: dict[str, Agent | Stranger] = {one.name: one for one in (*AGENTS, *STRANGERS)}
     return [known[name] for name in names or known]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from tests.agents.agents import Agent, Report
+from tests.agents.agents import Agent, Program, Report, Stranger
 from tests.agents.model import ANSWER, CONTEXT, write_model
 from tests.agents.network import free_port
 from tests.support.serve_process import OURS, ROOT, ServeProcess
@@ -25,6 +25,8 @@ _TURN_SECONDS: Final = 300
 _SHORTEST_PROMPT: Final = 4_000
 """Tokens. An agent's own prompt has more: less would say that it was not sent."""
 _TURNS: Final = ("Say hello.", "Say it again.", "And after a restart?", "And after a crash?")
+_REQUESTS: Final = 2
+"""Of an agent that gets a call it cannot run: the call, and the answer to what became of it."""
 _KEY: Final = "the-key-of-this-user"
 _KEY_VARIABLE: Final = "SEMANTIC_API_KEY"
 _STOPS_BEFORE: Final = {2: ServeProcess.stop, 3: ServeProcess.kill}
@@ -97,6 +99,37 @@ def hold(agent: Agent, place: Place) -> Iterator[Report]:
         _check_log(line for server in servers for line in server.log)
 
 
+def meet(agent: Stranger, place: Place) -> None:
+    """An agent whose model calls a tool that it does not have gets the call, and goes on.
+
+    Raises CheckFailedError, ServerFailedError.
+    """
+    place.home.mkdir(parents=True)
+    place.work.mkdir()
+    write_model(place.model, "no_such_tool", '{"command": "true"}')
+    with _server(place, free_port()) as servers:
+        names = {"{url}": servers[-1].url, "{home}": str(place.home)}
+        for name, text in agent.files.items():
+            (place.home / name).write_text(_filled(text, names), encoding="utf-8")
+        extra = {name: _filled(value, names) for name, value in agent.variables.items()}
+        place = replace(place, extra={**place.extra, **extra})
+        for command in agent.commands:
+            printed = _run(place, agent, tuple(_filled(part, names) for part in command))
+        if ANSWER.strip() not in printed:
+            raise CheckFailedError(f"expected {ANSWER!r}, got {printed[-600:]!r}")
+        servers[-1].stop()
+        asked = [line for line in servers[-1].log if "POST /v1/chat/completions" in line]
+        if len(asked) != _REQUESTS:
+            raise CheckFailedError(f"expected {_REQUESTS} requests, got {len(asked)}")
+        _check_log(iter(servers[-1].log))
+
+
+def _filled(text: str, names: Mapping[str, str]) -> str:
+    for name, value in names.items():
+        text = text.replace(name, value)
+    return text
+
+
 @contextmanager
 def _server(place: Place, port: int) -> Iterator[list[ServeProcess]]:
     """All servers of the conversation, the running one last; it is stopped at the end."""
@@ -148,7 +181,7 @@ def _launch(agent: Agent, place: Place, url: str) -> None:
         raise CheckFailedError(f"semantic launch ended with {done.returncode}: {done.stderr}")
 
 
-def _run(place: Place, agent: Agent, arguments: tuple[str, ...]) -> str:
+def _run(place: Place, agent: Program, arguments: tuple[str, ...]) -> str:
     try:
         done = subprocess.run(
             (str(place.program), *arguments),

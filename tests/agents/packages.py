@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tests.agents.agents import Agent
+from tests.agents.agents import Program
 from tests.support.npm import NotFetchedError, install
 
 FOLDER: Final = Path(__file__).parents[2] / ".agents"
@@ -16,7 +16,7 @@ _STAMP: Final = ".version"
 _ANSWER_SECONDS: Final = 60
 
 
-def program_of(agent: Agent) -> Path:
+def program_of(agent: Program) -> Path:
     """The agent's program, fetched first where it is not there yet. Raises NotFetchedError."""
     folder = FOLDER / agent.name
     stamp = folder / _STAMP
@@ -30,7 +30,7 @@ def program_of(agent: Agent) -> Path:
     raise NotFetchedError(f"{agent.package}@{agent.version} has no program for this machine")
 
 
-def _candidates(agent: Agent, folder: Path) -> Iterator[Path]:
+def _candidates(agent: Program, folder: Path) -> Iterator[Path]:
     """Programs that npm brought, those for any machine last."""
     found = [path for pattern in agent.binaries for path in (folder / "node_modules").glob(pattern)]
     return iter(sorted(found, key=lambda path: ("baseline" in str(path), str(path))))

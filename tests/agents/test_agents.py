@@ -8,6 +8,7 @@ import pytest
 
 from tests.agents.agents import (
     AGENTS,
+    STRANGERS,
     Report,
     ReportError,
     named,
@@ -89,7 +90,7 @@ def test_a_report_of_failure_is_refused() -> None:
 
 
 def test_agents_are_found_by_name() -> None:
-    assert named(()) == list(AGENTS)
+    assert named(()) == [*AGENTS, *STRANGERS]
     assert [agent.name for agent in named(("opencode",))] == ["opencode"]
     with pytest.raises(KeyError):
         named(("nobody",))

@@ -228,7 +228,7 @@ def test_the_index_goes_again_and_again_while_threads_use_it(root: Path, how: st
                     with suppress(StoreError):
                         other.rebuild_index()
                 time.sleep(pause)
-                pause *= 1.02  # on a slow machine nothing would be kept between two of them
+                pause *= 1.05  # on a slow machine nothing would be kept between two of them
         kept = json.loads(busy.result())
     assert len(kept) > 10
     with opened(root) as store:
