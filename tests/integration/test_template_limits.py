@@ -89,10 +89,11 @@ def test_what_templates_do_every_day_is_as_in_the_sandbox(tmp_path: Path) -> Non
         "{{ ['a', 'b']|join(',') }} {{ 3 * 4 }} {{ 'a' ~ 1 ~ none ~ missing }} {{ 2 ** 10 }} "
         "{% for m in messages %}{{ loop.index }}{{ loop.last }}{{ loop.length }}{% endfor %}"
         "{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f('y') }} {{ '%s' % 'z' }} {{ '-' * 3 }}"
+        " {{ '{{a: {}}}'.format(2) }}"
     )
     tokenizer = model_with(template, tmp_path / "model")
     text = tokenizer.decode(tokenizer.render_chat(HELLO))
-    assert text == "1   x bb a,b 12 a1None 1024 1True1<y> z ---"
+    assert text == "1   x bb a,b 12 a1None 1024 1True1<y> z --- {a: 2}"
 
 
 def test_a_number_of_the_chat_is_no_width(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from functools import wraps
+from string import Formatter
 from typing import TypeVar, cast
 
 from jinja2 import nodes
@@ -33,7 +34,7 @@ _LARGEST_NUMBER = 1 << 24
 """Given to a function or a filter: a width, a count."""
 _LARGEST_BITS = 1 << 12
 _TURNS_PER_LOOK = 256
-_WIDTH = re.compile(r"\d{7}|%[^a-zA-Z%]*\*|\{[^{}]*\{")
+_WIDTH = re.compile(r"\d{7}|%[^a-zA-Z%]*\*")
 """A width in a format that is too large, or that is an argument."""
 _FORMATS = frozenset({"format", "format_map"})
 
@@ -184,8 +185,16 @@ def _check_bits(n_bits: int) -> None:
 
 
 def _check_format(text: str) -> None:
-    if _WIDTH.search(text):
+    if _WIDTH.search(text) or _has_nested_field(text):
         raise TemplateLimitError("the chat template formats text to a width that is too large")
+
+
+def _has_nested_field(text: str) -> bool:
+    """Whether an argument is the width of another one, as in `{:{}}`; braces may be doubled."""
+    try:
+        return any("{" in (spec or "") for _, _, spec, _ in Formatter().parse(text))
+    except ValueError:
+        return False  # `format` raises it, too
 
 
 def _check_numbers(called: object, given: Iterable[object]) -> None:
