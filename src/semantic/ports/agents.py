@@ -13,7 +13,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 from semantic.domain.match import MatchReport
 
 RequestState = Literal["queued", "prefill", "decode"]
-AgentState = Literal["idle"] | RequestState
+AgentState = Literal["idle", "queued", "prefill", "decode"]
 
 Place = Literal["pool", "memory", "disk", "missing"]
 """The fastest place that holds a block; "missing" if it was evicted."""

@@ -342,7 +342,9 @@ def test_a_list_is_filtered_by_what_the_query_says(
         data = server.ask("GET", f"/v1/agents{query}").json["data"]
         assert isinstance(data, list)
         assert sorted(one["id"] for one in data) == ["a/1", "a/2"]
-    assert server.ask("GET", "/v1/agents?state=asleep").status == 400
+    refused = server.ask("GET", "/v1/agents?state=asleep")
+    assert refused.status == 400
+    assert "'idle', 'queued', 'prefill' or 'decode'" in refused.body.decode()
     assert server.ask("GET", "/v1/agents?parent=b").json["data"] == []
 
 
