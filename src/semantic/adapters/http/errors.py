@@ -17,7 +17,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Match, Route
+from starlette.routing import Match
 from starlette.types import Scope
 
 from semantic.domain.errors import (
@@ -270,24 +270,15 @@ def _of_the_system(request: Request, error: Exception) -> Response:
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """All methods of the path: the router reports those of its first matching route only.
-
-    A path of its own is no value of another route's parameter.
-    """
-    found = {method: _path_of(request, method) for method in _METHODS}
-    own = request.scope["path"] in found.values()
+    """All methods of the path: the router reports those of its first matching route only."""
     return [
         method
-        for method, path in found.items()
-        if path is not None and (not own or path == request.scope["path"])
+        for method in _METHODS
+        if any(
+            route.matches({**request.scope, "method": method})[0] is Match.FULL
+            for route in request.app.routes
+        )
     ]
-
-
-def _path_of(request: Request, method: str) -> str | None:
-    """The path, with parameters, of the route that takes the request with this method."""
-    scope = {**request.scope, "method": method}
-    routes = (route for route in request.app.routes if isinstance(route, Route))
-    return next((one.path for one in routes if one.matches(scope)[0] is Match.FULL), None)
 
 
 def _client_disconnected(_request: Request, _error: Exception) -> Response:

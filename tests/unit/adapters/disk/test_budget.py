@@ -165,7 +165,7 @@ seeds = st.integers(0, 5)
 class BudgetMachine(RuleBasedStateMachine):
     """Two stores on one folder do anything; the folder never takes more than it may."""
 
-    @initialize(max_bytes=st.integers(1_100_000, 2_000_000))
+    @initialize(max_bytes=st.integers(1_360_000, 2_260_000))
     def make_folder(self, max_bytes: int) -> None:
         self.folder = tempfile.TemporaryDirectory(dir=FAST_FOLDER)
         self.root = Path(self.folder.name) / "store"

@@ -25,7 +25,7 @@ from tests.unit.adapters.disk.support import (
 )
 
 ROOT = Path(__file__).resolve().parents[4]
-SMALL = 1_700_000
+SMALL = 1_960_000
 
 WORKER = """
 import sys

@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 
 from anyio import to_thread
 from fastapi import APIRouter, Path, Query, Request
+from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import JSONResponse, Response
 
 from semantic.adapters.http.context import serving_of
@@ -27,6 +28,15 @@ _NO_COMPACTION: Final = (
     "summary is an answer of the model. Expected a request for a summary to /v1/responses, whose "
     "text begins the next conversation"
 )
+
+
+class _ResponseIdConvertor(StringConvertor):
+    """Any id but the names of routes beside `{response_id}`, whose methods are others."""
+
+    regex = "(?!(?:input_tokens|compact)(?:/|$))[^/]+"
+
+
+register_url_convertor("response_id", _ResponseIdConvertor())
 
 ResponseId = Annotated[str, Path(description="The response's id, as its body had it.")]
 
@@ -73,7 +83,7 @@ async def compact_response(request: Request) -> Response:
     raise WireError(HTTPStatus.NOT_FOUND, _NO_COMPACTION, code="not_offered")  # 5xx is repeated
 
 
-@router.get("/v1/responses/{response_id}")
+@router.get("/v1/responses/{response_id:response_id}")
 async def retrieve_response(
     request: Request,
     response_id: ResponseId,
@@ -87,7 +97,7 @@ async def retrieve_response(
     return Response(found.body, media_type="application/json")
 
 
-@router.delete("/v1/responses/{response_id}")
+@router.delete("/v1/responses/{response_id:response_id}")
 async def delete_response(request: Request, response_id: ResponseId) -> Response:
     """Deletes a stored response. Responses that continue it can no longer be continued."""
     serving_of(request)
@@ -95,7 +105,7 @@ async def delete_response(request: Request, response_id: ResponseId) -> Response
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
-@router.get("/v1/responses/{response_id}/input_items")
+@router.get("/v1/responses/{response_id:response_id}/input_items")
 async def list_input_items(
     request: Request,
     response_id: ResponseId,
