@@ -113,18 +113,21 @@ class Witness:
 
 @dataclass
 class Halfway:
-    """An observer that says when a third of a prompt was computed."""
+    """An observer that says when a third of a prompt was computed, of the next request alone."""
 
     reached: threading.Event = field(default_factory=threading.Event)
     left: threading.Event = field(default_factory=threading.Event)
+    uid: str | None = None
     done: int = 0
 
     def accepted(self, uid: str, agent: str, prompt_tokens: int) -> None:
         """See `Observer.accepted`."""
+        self.uid = self.uid or uid
 
     def prefilled(self, uid: str, done: int, total: int) -> None:
         """See `Observer.prefilled`."""
-        del uid
+        if uid != self.uid:
+            return
         self.done = done
         if done >= 0.3 * total:
             self.reached.set()
@@ -134,8 +137,9 @@ class Halfway:
 
     def finished(self, uid: str | None, record: AnswerRecord) -> None:
         """See `Observer.finished`."""
-        del uid, record
-        self.left.set()
+        del record
+        if uid is not None and uid == self.uid:
+            self.left.set()
 
 
 @dataclass
