@@ -122,6 +122,7 @@ class Halfway:
 
     def accepted(self, uid: str, agent: str, prompt_tokens: int) -> None:
         """See `Observer.accepted`."""
+        del agent, prompt_tokens
         self.uid = self.uid or uid
 
     def prefilled(self, uid: str, done: int, total: int) -> None:
