@@ -43,6 +43,7 @@ _FULL: Final = Problem(
     "too many connections",
     code="overloaded",
     retry_after=RETRY_SECONDS,
+    closes=True,
 )
 
 
@@ -254,9 +255,7 @@ class DeadlineProtocol(H11Protocol):
         if scope["path"] in PROBES or self.registry.may_run(self, self.loop.time()):
             await self._serve(scope, receive, send)
             return
-        response = problem_response(scope, _FULL)
-        response.headers["connection"] = "close"
-        await response(scope, receive, send)
+        await problem_response(scope, _FULL)(scope, receive, send)
 
     def _record_phase(self) -> None:
         self.registry.moved(self, self._phase(), self.loop.time())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Final
 
@@ -111,7 +111,8 @@ class FieldError(InvalidRequestError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An error as reported on a wire. `tokens` is (requested, limit) of a context overflow."""
+    """An error as reported on a wire. `tokens` is (requested, limit) of a context overflow. With
+    `closes` the connection ends with the response."""
 
     status: int
     message: str
@@ -119,6 +120,7 @@ class Problem:
     code: str | None = None
     retry_after: int | None = None
     tokens: tuple[int, int] | None = None
+    closes: bool = False
 
 
 def problem_of(error: BaseException) -> Problem:
@@ -221,7 +223,7 @@ def problem_response(scope: Scope, problem: Problem) -> Response:
         headers["x-should-retry"] = "false"
     if problem.status == HTTPStatus.UNAUTHORIZED:
         headers["www-authenticate"] = "Bearer"
-    if problem.status in _CLOSING:
+    if problem.closes or problem.status in _CLOSING:
         headers["connection"] = "close"
     return JSONResponse(body, problem.status, headers)
 
@@ -288,8 +290,8 @@ def _client_disconnected(_request: Request, _error: Exception) -> Response:
 def _unexpected(request: Request, error: Exception) -> Response:
     request_id = request_id_of(request.scope)
     logger.error("request %s failed", request_id, exc_info=error)
-    response = problem_response(request.scope, problem_of(error))
-    response.headers["connection"] = "close"  # uvicorn closes the connection
+    problem = replace(problem_of(error), closes=True)  # uvicorn closes the connection
+    response = problem_response(request.scope, problem)
     if request_id is not None:
         # This handler runs outside all middleware, so it must set the id itself.
         response.headers.update({"request-id": request_id, "x-request-id": request_id})

@@ -36,6 +36,7 @@ _STOPPING: Final = Problem(
     "the server is stopping",
     code="overloaded",
     retry_after=RETRY_SECONDS,
+    closes=True,
 )
 
 
@@ -65,9 +66,7 @@ class ShutdownMiddleware:
         except asyncio.CancelledError:
             if started:
                 raise
-            response = problem_response(scope, _STOPPING)
-            response.headers["connection"] = "close"
-            await response(scope, receive, send)
+            await problem_response(scope, _STOPPING)(scope, receive, send)
 
 
 _VERSIONS: Final = frozenset({"1.0", "1.1"})
@@ -185,10 +184,7 @@ class HostMiddleware:
         problem = self._problem(scope, headers)
         origin = headers.get("origin", "")
         if problem is not None:
-            response = problem_response(scope, problem)
-            if problem is _TWO_LENGTHS:
-                response.headers["connection"] = "close"
-            await response(scope, receive, send)
+            await problem_response(scope, problem)(scope, receive, send)
         elif not self._is_allowed_origin(origin.lower()):
             await self._app(scope, receive, send)
         elif scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
@@ -235,7 +231,9 @@ class HostMiddleware:
 
 
 _TWO_LENGTHS: Final = Problem(
-    HTTPStatus.BAD_REQUEST, "expected Content-Length or Transfer-Encoding, got both"
+    HTTPStatus.BAD_REQUEST,
+    "expected Content-Length or Transfer-Encoding, got both",
+    closes=True,
 )
 """A proxy may go by the other one and take the rest of the body for another client's request."""
 

@@ -77,6 +77,9 @@ OTHER_WIRES: Final[Mapping[str, str]] = {
 }
 """Fields of other wires and servers, rejected in the same way."""
 
+_REFUSED: Final = {**REFUSED, **OTHER_WIRES}
+_KNOWN: Final = SUPPORTED | EXTENSIONS | IGNORED.keys() | _REFUSED.keys()
+
 _LONGEST_NAME: Final = 80
 
 _MAX_STOPS: Final = 64
@@ -265,12 +268,10 @@ def _stream(body: Mapping[str, object]) -> bool:
 def check_fields(body: Mapping[str, object], warnings: WarnOnce) -> None:
     """Warn of unknown fields. Raises FieldError for one that cannot be served, or that is spelled
     like a known one."""
-    refused = {**REFUSED, **OTHER_WIRES}
-    known = SUPPORTED | EXTENSIONS | IGNORED.keys() | refused.keys()
-    check_spelling([name for name in body if name not in known], SUPPORTED | EXTENSIONS)
+    check_spelling([name for name in body if name not in _KNOWN], SUPPORTED | EXTENSIONS)
     for name, value in body.items():
-        if name in refused and value:
-            raise FieldError(f"{name}: {refused[name]}", param=name)
-        if name not in known:
+        if name in _REFUSED and value:
+            raise FieldError(f"{name}: {_REFUSED[name]}", param=name)
+        if name not in _KNOWN:
             shown = repr(name[:_LONGEST_NAME])
             warnings.warn(f"/v1/messages: the field {shown} is not known and has no effect")
