@@ -27,6 +27,7 @@ from semantic.adapters.mlx.kv_cache.paged.batch_metadata import (
 )
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
+from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool
 from semantic.adapters.mlx.model.warm_up import warm_up
 from semantic.domain.value_objects import SamplingParams, SequenceId
 from tests.support.in_pages import SUFFIX, tiny_backend
@@ -269,3 +270,59 @@ def test_after_a_warm_up_nothing_is_open_and_answers_are_the_same(name: str) -> 
     (said,) = said_by(backend, [prompt], 6, top=1)
     (other,) = said_by(tiny_backend(name), [prompt], 6, top=1)
     assert [one.token for one in said] == [one.token for one in other]
+
+
+def test_pages_move_and_change_hands_only_when_what_was_launched_has_been_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kernels write to pages behind MLX's back: a copy of the pool could lose what a step in
+    flight writes, and a page that is given up while it is in flight has another's token later."""
+    backend = tiny_backend("llama" + SUFFIX)
+
+    def here() -> mx.Stream:
+        return mx.default_stream(mx.default_device())
+
+    with mx.stream(backend.stream):
+        own = here()
+    waited: list[mx.Stream] = []
+
+    def synchronize(_: object = None) -> None:
+        waited.append(here())
+
+    grown: list[list[mx.Stream]] = []
+    grow = PagePool.grow
+
+    def noted(pool: PagePool, n_pages: int) -> None:
+        before = len(waited)
+        grow(pool, n_pages)
+        grown.append(waited[before:])
+
+    monkeypatch.setattr(mx, "synchronize", synchronize)
+    monkeypatch.setattr(PagePool, "grow", noted)
+
+    def start(sequence: SequenceId, number: int) -> SequenceId:
+        *before, last = text(number, 40)
+        backend.prefill(sequence, before)
+        backend.start(sequence, last, before, SamplingParams(), 0)
+        return sequence
+
+    first = start(backend.open(300), 1)
+    for _ in range(3):
+        backend.decode()
+    others: list[SequenceId] = []
+    for _ in range(7):
+        waited.clear()
+        others.append(backend.open(1024))
+        assert own in waited, "a sequence takes pages while a step is in flight"
+        backend.decode()
+    assert len(grown) >= 2, "the pool did not grow"
+    assert all(own in one for one in grown), "a pool was copied while a step was in flight"
+    waited.clear()
+    backend.reserve(others[0], 1100)
+    assert own in waited
+    grown.clear()
+    waited.clear()
+    backend.reserve(first, 512)
+    assert waited == [own] * len(grown), "a row's page is for the next step, which is ordered"
+    for sequence in (first, *others):
+        backend.close(sequence)

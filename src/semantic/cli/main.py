@@ -9,7 +9,8 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Annotated
+from types import ModuleType
+from typing import Annotated, cast
 
 import typer
 
@@ -97,4 +98,13 @@ def main() -> None:
     if not sys.stderr.isatty():
         # Download bars are for a terminal only.
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    _hide_torch()
     app(prog_name="semantic")
+
+
+def _hide_torch() -> None:
+    """Let `import torch` fail: transformers imports it where it is installed, for seconds.
+
+    This program computes with MLX alone.
+    """
+    cast("dict[str, ModuleType | None]", sys.modules).setdefault("torch", None)

@@ -189,13 +189,17 @@ class MLXBackend:
 
     def open(self, capacity: int) -> SequenceId:
         """See `BatchBackend.open`."""
-        return self._add(_Sequence(self._layers.empty(capacity), capacity=capacity))
+        with self._computing():
+            self._finish_launched()
+            caches = self._layers.empty(capacity)
+        return self._add(_Sequence(caches, capacity=capacity))
 
     def restore(
         self, blocks: AgentBlocks, length: int, capacity: int, *, exclusive: bool
     ) -> SequenceId:
         """See `BatchBackend.restore`."""
         with self._computing():
+            self._finish_launched()
             caches = self._layers.restored(blocks, length, capacity, exclusive=exclusive)
         return self._add(_Sequence(caches, length, capacity))
 
@@ -205,6 +209,8 @@ class MLXBackend:
         if state.staging is not None:
             raise BackendError("a sequence that is being loaded cannot move")
         with self._computing():
+            if not state.decoding:
+                self._finish_launched()
             self._layers.reserve(state.caches, capacity)
         state.capacity = max(state.capacity, capacity)
 
@@ -398,6 +404,16 @@ class MLXBackend:
     def _pages(self) -> PagedLayers | None:
         layers: object = self._layers
         return layers if isinstance(layers, PagedLayers) else None
+
+    def _finish_launched(self) -> None:
+        """Wait for the step in flight before pages are taken for other than the next step.
+
+        It writes a token of each of its rows, also of one that has left since: to a page that is
+        free by now. MLX does not know of that write, so nothing else orders it before a copy beside
+        MLX, or on Metal before another command buffer.
+        """
+        if self._pages is not None:
+            mx.synchronize(self._batch.stream)
 
     def _compute(self, state: _Sequence, tokens: Sequence[int]) -> None:
         self.model(_ids([tokens]), cache=state.caches)

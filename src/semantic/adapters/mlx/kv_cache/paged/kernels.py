@@ -115,8 +115,9 @@ class PagedKernels:
         )  # fmt: skip
         return combine(
             inputs=[partial, weight, plan.spans, *of_heads],
-            grid=(source.THREADS * rows, kv_heads * parts, 1), threadgroup=group,
-            output_shapes=shapes[2:], output_dtypes=dtypes[2:],
+            # Padding rows have no results to combine.
+            grid=(source.THREADS * len(step.metadata.lengths), kv_heads * parts, 1),
+            threadgroup=group, output_shapes=shapes[2:], output_dtypes=dtypes[2:],
         )[0]  # fmt: skip
 
     def _attend_together(self, step: DecodeStep) -> mx.array:

@@ -204,10 +204,14 @@ class PagePool:
     def grow(self, n_pages: int) -> None:
         """Have at least `n_pages`.
 
-        Copies the existing pages, unless none is used: best called while there are few.
+        Copies the existing pages, unless none is used: best called while there are few. Call it
+        on the stream on which the pages are computed with.
         """
         if n_pages <= self.n_pages:
             return
+        # What was launched may still write to the old array, which MLX takes for an input: nothing
+        # else makes the copy wait for it.
+        mx.synchronize()
         with self._moving:
             if not self.n_used:
                 self._data = None  # first: the old array and the new one may not fit together
