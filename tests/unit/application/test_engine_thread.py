@@ -22,6 +22,8 @@ from semantic.domain.errors import (
     PoolExhaustedError,
 )
 from semantic.domain.value_objects import TokenEvent
+from semantic.ports.inbound import EngineEvent
+from tests.support.fake_clock import FakeClock
 from tests.support.lanes import more
 from tests.unit.application.thread_world import (
     PATIENCE,
@@ -172,6 +174,29 @@ def test_a_crowd_is_handed_in_bit_by_bit() -> None:
         life.thread.cancel(ticket)
         for heard in (talker, *crowd):
             heard.check(life.spec)
+
+
+def test_accepting_a_burst_takes_little_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, seen = FakeClock(), []
+    enqueue, step_once = FakeEngine.enqueue, FakeEngine.step_once
+
+    def slow(engine: FakeEngine, submission: Submission) -> str:
+        clock.advance(0.015)
+        seen.append("accepts")
+        return enqueue(engine, submission)
+
+    def noted(engine: FakeEngine) -> list[EngineEvent]:
+        seen.append("steps")
+        return step_once(engine)
+
+    monkeypatch.setattr(FakeEngine, "enqueue", slow)
+    monkeypatch.setattr(FakeEngine, "step_once", noted)
+    with running(Life(clock=clock)) as life:
+        with life.held():
+            burst = [life.ask(f"agent {i}", seed=i)[1] for i in range(7)]
+        for heard in burst:
+            heard.check(life.spec)
+    assert seen[:11] == [*["accepts", "accepts", "steps"] * 3, "accepts", "steps"]
 
 
 # Cancelling

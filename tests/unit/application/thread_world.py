@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from semantic.domain.value_objects import (
     SequenceId,
     TokenEvent,
 )
+from semantic.ports.outbound import Clock
 from semantic.ports.store import CacheStorePort
 from tests.support.char_tokenizer import CharTokenizer
 from tests.support.fake_backend import FakeBackend
@@ -134,6 +136,7 @@ class Life:
         rebuilds: bool = True,
         build: Callable[[FakeEngine], FakeEngine] = lambda engine: engine,
         rebuild: Callable[[FakeEngine], FakeEngine] = lambda engine: engine,
+        clock: Clock = time.monotonic,
     ) -> None:
         self.spec = ModelCacheSpec(SPECS[kind])
         self.store = store or MemoryStore(1 << 30)
@@ -147,6 +150,7 @@ class Life:
             lambda: self._build(self.world.engine),
             self._again if rebuilds else None,
             limits,
+            clock=clock,
             on_failure=self.failures.append,
         )
 

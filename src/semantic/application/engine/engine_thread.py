@@ -37,8 +37,9 @@ T = TypeVar("T")
 _RETRY_AFTER = 5
 """Seconds; sent with a refusal while the model is being loaded or the process ends."""
 
-_SUBMISSIONS_PER_STEP = 16
-"""Accepting one includes a lookup in the store: a burst must not delay the running requests."""
+_SUBMISSIONS_PER_STEP, _ACCEPT_SECONDS = 16, 0.02
+"""Accepting one includes a lookup in the store, and waits for the threads that prepare others: a
+burst must not delay the running requests."""
 
 
 def _ignore(_: object) -> None:
@@ -239,10 +240,13 @@ class EngineThread:
         for _ in range(len(self._calls)):
             self._calls.popleft().run(engine)
         self._cancel_overdue(engine)
+        deadline = self._clock() + _ACCEPT_SECONDS
         for _ in range(min(len(self._inbox), _SUBMISSIONS_PER_STEP)):
             failure = self._accept(engine, self._inbox.popleft())
             if failure is not None:
                 return failure
+            if self._clock() >= deadline:
+                break
         for _ in range(len(self._to_cancel)):
             handle = self._to_cancel.popleft()
             if handle.uid is not None and self._handles.get(handle.uid) is handle:
