@@ -1,7 +1,7 @@
 # Every target builds the virtual environment it needs, once. `make` alone lists the targets.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo quick test thorough check lint fmt type imports unit test-blas coverage test-agents test-clients bench experiments lock clean
+.PHONY: help setup demo quick test thorough check lint fmt type imports unit test-blas coverage test-agents test-clients docs bench experiments lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -104,6 +104,19 @@ test-clients: $(VENV)/.dev  ## other makers' clients, in .clients: ARGS=names, o
 test-agents: $(VENV)/.dev  ## coding agents from npm, in .agents: ARGS=names
 	@$(BIN)/python -m tests.agents $(ARGS)
 
+DOCS := .docs
+$(DOCS)/.installed: requirements-docs.txt
+	@echo "Installing what builds the site"
+	@rm -rf $(DOCS)
+	@$(PYTHON) -m venv $(DOCS)
+	@{ test -x $(BIN)/uv && $(BIN)/uv pip install --quiet --python $(DOCS)/bin/python -r $<; } \
+		|| $(DOCS)/bin/python -m pip install --quiet -r $<
+	@touch $@
+
+docs: $(DOCS)/.installed  ## the site, in build/site: a warning, a broken link or anchor fails
+	@$(DOCS)/bin/python -m tools.site
+	@$(DOCS)/bin/zensical build --clean --strict
+
 bench: $(VENV)/.dev  ## benchmarks: BENCH=module ARGS=flags
 	@$(BIN)/python -m $(BENCH) $(ARGS)
 
@@ -115,8 +128,9 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --fork-s
 lock: $(VENV)/.dev  ## pin every dependency anew
 	@$(LOCK) --upgrade --extra cpu pyproject.toml --output-file requirements.txt >/dev/null
 	@$(LOCK) --upgrade -c requirements.txt --group dev --output-file requirements-dev.txt >/dev/null
+	@$(LOCK) --upgrade --group docs --output-file requirements-docs.txt >/dev/null
 
 clean:  ## remove the virtual environment, caches and build output
-	@rm -rf $(VENV) .agents .clients build dist htmlcov .coverage .hypothesis .import_linter_cache
+	@rm -rf $(VENV) .agents .cache .clients $(DOCS) build dist htmlcov .coverage .hypothesis .import_linter_cache
 	@rm -rf .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

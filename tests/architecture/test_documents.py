@@ -43,6 +43,8 @@ THREAD = re.compile(
 MAKE = re.compile(r"(?:`|^    )make ([a-z-]+)", re.MULTILINE)
 TARGET = re.compile(r"^([a-z-]+):", re.MULTILINE)
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)(?:#[^)]*)?\)")
+ANCHOR = re.compile(r"\]\((?!\w+:)([^)#\s]*)#([^)\s]+)\)")
+HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
 
 # --- what each rule looks for -----------------------------------------------------------------
 
@@ -56,6 +58,29 @@ def unknown_names(text: str) -> list[str]:
 def broken_links(text: str, folder: Path) -> list[str]:
     """Links to files that are not there; addresses of other sites are not looked at."""
     return [target for target in LINK.findall(text) if not (folder / target).exists()]
+
+
+def broken_anchors(text: str, path: Path) -> list[str]:
+    """Links of the document at `path` to headings that are not there."""
+    return [
+        f"{target}#{anchor}"
+        for target, anchor in ANCHOR.findall(FENCE.sub("", text))
+        if anchor not in _anchors(text if not target else _text_at(path.parent / target))
+    ]
+
+
+def _anchors(text: str) -> set[str]:
+    """Anchors that mean the same heading on the site and where repositories are shown.
+
+    Both leave out punctuation; of two hyphens in a row the site leaves one.
+    """
+    titles = (re.sub(r"[^\w\s-]", "", title) for title in HEADING.findall(FENCE.sub("", text)))
+    slugs = (title.strip().lower().replace(" ", "-") for title in titles)
+    return {slug for slug in slugs if "--" not in slug}
+
+
+def _text_at(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def thread_names(source: str) -> set[str]:
@@ -158,6 +183,11 @@ def test_every_file_that_a_document_links_exists(document: Path) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=_short)
+def test_every_heading_that_a_document_links_exists(document: Path) -> None:
+    assert broken_anchors(document.read_text(encoding="utf-8"), document) == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=_short)
 def test_every_make_target_that_a_document_names_exists(document: Path) -> None:
     targets = set(TARGET.findall((ROOT / "Makefile").read_text(encoding="utf-8")))
     assert set(MAKE.findall(document.read_text(encoding="utf-8"))) - targets == set()
@@ -238,6 +268,16 @@ def test_a_term_that_is_not_found_is_reported() -> None:
 
 def test_a_broken_link_is_found() -> None:
     assert broken_links("[a](no_such.md) [b](https://example.org)", ROOT) == ["no_such.md"]
+
+
+def test_a_broken_anchor_is_found() -> None:
+    text = (
+        "# The store's folder\n\n```\n# no heading\n```\n[a](#the-stores-folder) [b](#no-heading)"
+    )
+    assert broken_anchors(text, ROOT / "README.md") == ["#no-heading"]
+    assert broken_anchors("[a](README.md#limits) [b](README.md#no)", ROOT / "a.md") == [
+        "README.md#no"
+    ]
 
 
 @pytest.mark.parametrize(
