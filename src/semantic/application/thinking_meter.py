@@ -32,6 +32,8 @@ class ThinkingMeter:
         self._text = ""  # the end of what was written: the beginning of a mark
         self._last: deque[int] = deque(maxlen=len(budget.end_tokens))
         self._forced = 0  # tokens of the mark that are still to come
+        self._lead = ""  # what was written before any reasoning
+        self._is_over = False  # no reasoning can follow
 
     def push(self, token: int, text: str) -> tuple[int, ...]:
         """Count the next token, with the text that is final with it.
@@ -39,15 +41,19 @@ class ThinkingMeter:
         Returns the tokens that must follow: none, or what is left of the end mark. Those are
         pushed, too.
         """
+        if self._is_over:
+            return ()
         was_inside = self._inside
         self._last.append(token)
         self._read(text)
         if self._forced:
             self._forced -= 1
             self._part = "thought" if self._forced else "text"
-            return ()
-        if self._inside and tuple(self._last) == self._budget.end_tokens:
+        elif self._inside and tuple(self._last) == self._budget.end_tokens:
             self._part = "text"
+        self._is_over = self._budget.only_first and self._has_passed(text, was_inside=was_inside)
+        if self._forced or self._is_over:
+            return ()
         self._used += was_inside and self._inside
         if not self._inside or self._used < self._budget.tokens:
             return ()
@@ -58,6 +64,13 @@ class ThinkingMeter:
     @property
     def _inside(self) -> bool:
         return self._part == "thought"
+
+    def _has_passed(self, text: str, *, was_inside: bool) -> bool:
+        """Whether the answer's reasoning has ended, or the answer has begun without any."""
+        if self._inside:
+            return False
+        self._lead = (self._lead + text).lstrip()
+        return was_inside or not self._budget.start.startswith(self._lead)
 
     def _read(self, text: str) -> None:
         """Go from part to part at the marks in `text`."""

@@ -224,8 +224,10 @@ class ThinkingBudget:
 
     Where they are used up the answer continues with `end_tokens`, the tokens of `end`. `opened`:
     the prompt ends inside reasoning, of which at least one token follows. What is between
-    `call_start` and `call_end`, or the answer's end without one, is a call, not reasoning. Raises
-    InvalidRequestError for fewer tokens and for a mark of reasoning that is missing.
+    `call_start` and `call_end`, or the answer's end without one, is a call, not reasoning.
+    `only_first`: an answer in a grammar has reasoning at its beginning alone; marks in what follows
+    are text. Raises InvalidRequestError for fewer tokens and for a mark of reasoning that is
+    missing.
     """
 
     tokens: int
@@ -235,6 +237,7 @@ class ThinkingBudget:
     opened: bool = False
     call_start: str = ""
     call_end: str = ""
+    only_first: bool = False
 
     def __post_init__(self) -> None:
         least = 1 if self.opened else 0

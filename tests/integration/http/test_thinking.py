@@ -135,6 +135,34 @@ def test_a_grammar_that_fails_behind_the_thought_is_refused_before_it(
         assert str(at(reply.json, "error", "message")).startswith("lark: ")
 
 
+@pytest.mark.parametrize(
+    ("constraint", "content"),
+    [
+        ({"guided_grammar": "start: <think>"}, "<think>"),
+        ({"guided_grammar": 'start: "a" <think> "b" </think>'}, "a<think>b</think>"),
+        ({"guided_grammar": 'start: "</think>"'}, "</think>"),
+        ({"guided_regex": "<think>{3}"}, "<think>>>"),
+        ({"guided_choice": ["<tool_call>"]}, "<tool_call>"),
+        ({"guided_choice": ["<|user|>"]}, "<|user|>"),
+        ({"guided_json": {"const": "a</think>b"}}, '"a</think>b"'),
+    ],
+)
+def test_marks_that_a_constraint_demands_are_the_answers_text(
+    server: RunningServer, constraint: Json, content: str
+) -> None:
+    """They begin no reasoning, which the budget would have to end."""
+    reply = chat(server, reasoning={"max_tokens": 1}, **constraint)
+    assert at(reply, "choices", 0, "finish_reason") == "stop"
+    assert at(reply, "choices", 0, "message", "content") == content
+    assert n_thoughts(reply) == 2
+
+
+def test_a_prompt_without_reasoning_is_held_to_marks_alike(server: RunningServer) -> None:
+    body: Json = {"model": "model", "prompt": "Which way?", "guided_choice": ["</think>"]}
+    reply = server.ask("POST", "/v1/completions", body | {"max_tokens": 30})
+    assert at(reply.json, "choices", 0, "text") == "</think>"
+
+
 def test_a_thought_that_the_answer_opens_is_cut_within_its_grammar(tmp_path: Path) -> None:
     served = load(write_model(tmp_path / "model", "json_tools"))
     try:

@@ -21,7 +21,7 @@ from semantic.domain.answer import (
     ToolCallFailed,
     ToolCallStarted,
 )
-from semantic.domain.chat import Chat, Message, Tool, ToolChoice
+from semantic.domain.chat import AnswerFormat, Chat, Message, Tool, ToolChoice
 from semantic.domain.value_objects import TokenLogprob
 from semantic.ports.chat import Marks
 from tests.support.fake_chat_format import FakeChatFormat
@@ -83,6 +83,31 @@ def called(index: int = 0, name: str = "look", arguments: str = '{"at": "x"}') -
 
 
 # --- what an answer may be --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"a": "<think>b</think> <tool_call>"}', []),
+        ("<think>Hm.</think>\n<think>a</think>", [ReasoningDelta("Hm.")]),
+        ("</think><tool_call>", []),
+        (f"<think>Hm.</think>\n{CALL}\n</think>", [ReasoningDelta("Hm."), *called()]),
+    ],
+)
+def test_marks_within_an_answer_in_a_form_are_its_text(
+    text: str, expected: list[AnswerPiece]
+) -> None:
+    chat = Chat(ASKED, TOOLS, answer_format=AnswerFormat())
+    shown = TextDelta(text[text.rfind("\n") + 1 :])
+    for size in (1, 2, 3, 5, 99):
+        pieces = [text[at : at + size] for at in range(0, len(text), size)]
+        assert read(reader(chat), pieces)[0] == [*expected, shown]
+
+
+def test_an_answer_in_a_form_after_a_thought_that_the_prompt_opened() -> None:
+    chat = Chat(ASKED, answer_format=AnswerFormat())
+    pieces, _ = read(reader(chat, opens=True), ["Hm.</think>\n<think>", "a</think>"])
+    assert pieces == [ReasoningDelta("Hm."), TextDelta("<think>a</think>")]
 
 
 def test_text_alone_is_text() -> None:

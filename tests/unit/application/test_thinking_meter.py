@@ -14,9 +14,13 @@ END = (1, 2, 3)
 TEXTS = {0: "<t>", 1: "</", 2: "t", 3: ">", 4: "</t>", 5: "x<t>y", 6: "<c>", 10: "</c>"}
 
 
-def forced(budget: int, tokens: Sequence[int], *, opened: bool = True) -> list[int]:
+def forced(
+    budget: int, tokens: Sequence[int], *, opened: bool = True, only_first: bool = False
+) -> list[int]:
     """`tokens` as far as they are generated, with what is forced between them."""
-    meter = ThinkingMeter(ThinkingBudget(budget, "<t>", "</t>", END, opened, "<c>", "</c>"))
+    meter = ThinkingMeter(
+        ThinkingBudget(budget, "<t>", "</t>", END, opened, "<c>", "</c>", only_first)
+    )
     written: list[int] = []
     for token in tokens:
         written.append(token)
@@ -41,6 +45,23 @@ def forced(budget: int, tokens: Sequence[int], *, opened: bool = True) -> list[i
 )
 def test_an_open_thought(budget: int, tokens: list[int], expected: list[int]) -> None:
     assert forced(budget, tokens) == expected
+
+
+@pytest.mark.parametrize(
+    ("opened", "tokens", "expected"),
+    [
+        (True, [7, 8, 0, 9, 9], [7, 8, *END, 0, 9, 9]),
+        (True, [7, 4, 0, 8, 9], [7, 4, 0, 8, 9]),
+        (True, [6, 10, 0, 8, 9], [6, 10, 0, 8, 9]),
+        (False, [0, 8, 9, 0, 9, 9], [0, 8, 9, *END, 0, 9, 9]),
+        (False, [7, 0, 8, 9, 9], [7, 0, 8, 9, 9]),
+    ],
+    ids=["cut", "ended", "called", "begun", "none"],
+)
+def test_only_the_first_thought_of_an_answer_in_a_grammar_is_cut(
+    opened: bool, tokens: list[int], expected: list[int]
+) -> None:
+    assert forced(2, tokens, opened=opened, only_first=True) == expected
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,9 @@ class AnswerReader:
     with its marks. Of a call that is cut off its name and what is certain of its arguments is
     emitted; without a whole name it is neither emitted nor shown.
 
+    An answer in a form that the chat asks for has reasoning and calls at its beginning alone: marks
+    in what follows are text.
+
     Log-probabilities accompany the text of their tokens. Those of tokens that begin in reasoning,
     a call, a mark or dropped white space are not emitted.
     """
@@ -62,6 +65,8 @@ class AnswerReader:
         self._tools = frozenset(tool.name for tool in chat.tools)
         self._new_id = new_id
         self._opens = _marks(chat_format, chat)
+        self._trims = bool(self._opens)
+        self._is_formatted = chat.answer_format is not None
         self._found = MarkFinder(tuple(self._opens))
         readers = CallReaders(
             lambda text: chat_format.read_calls(text, chat.tools),
@@ -69,6 +74,8 @@ class AnswerReader:
         )
         self._call = CallText(chat_format.call_marks, self._tools, readers)
         self._part: _Part = "thought" if opens_thought else "text"
+        if self._is_formatted and not opens_thought:
+            self._expect("call" if closes_thought else "thought", "call")
         self._text_trimmer = Trimmer(after_mark=opens_thought or closes_thought)
         self._thought_trimmer = Trimmer(after_mark=True)
         self._calls = 0
@@ -122,12 +129,20 @@ class AnswerReader:
                     return
                 yield from self._end_call(read)
                 continue
+            if self._is_formatted and self._part == "text" and self._found.is_at_text:
+                self._found.look_for(())
             text, mark = self._found.take()
-            yield from self._shown(self._trimmer.push(text) if self._opens else text)
+            yield from self._shown(self._trimmer.push(text) if self._trims else text)
             if mark is None:
                 return
             self._trimmer.mark()
             self._part = self._opens[mark] or self._part
+            if self._is_formatted:
+                self._expect(*(("call",) if self._part != "thought" else ("text", "call")))
+
+    def _expect(self, *parts: _Part) -> None:
+        """Look for marks that begin these parts, from here on."""
+        self._found.look_for([mark for mark, part in self._opens.items() if part in parts])
 
     def _rest(self, *, cut: bool, stopped: bool) -> Iterator[AnswerPiece]:
         """The remaining text when the answer ends."""

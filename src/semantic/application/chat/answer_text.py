@@ -55,6 +55,18 @@ class MarkFinder:
     def push(self, text: TokenText) -> None:
         self._held += text
 
+    def look_for(self, marks: Sequence[str]) -> None:
+        """Cut at these marks from here on."""
+        self._marks = tuple(marks)
+
+    @property
+    def is_at_text(self) -> bool:
+        """Whether the next text, white space aside, can be no mark."""
+        text = self._held.text.lstrip()
+        return bool(text) and not any(
+            text.startswith(mark) or mark.startswith(text) for mark in self._marks
+        )
+
     def take(self) -> tuple[TokenText, str | None]:
         """The text before the next mark, and that mark: it is gone then.
 

@@ -88,12 +88,14 @@ class Preparation:
             closes = rendered.opens_thought and ask.thinking_tokens == 0
             if closes:
                 rendered = RenderedChat((*rendered.tokens, *self._format.thought_end_tokens))
-            budget = self._budget(chat, ask.thinking_tokens, opened=rendered.opens_thought)
-            sampling = replace(sampling, thinking=budget)
             grammar = self._format.call_grammar(
                 chat, opens_thought=rendered.opens_thought, tenant=ask.tenant
             )
             sampling = sampling if grammar is None else replace(sampling, grammar=grammar)
+            budget = self._budget(chat, ask.thinking_tokens, opened=rendered.opens_thought)
+            if budget is not None and sampling.grammar is not None:
+                budget = replace(budget, only_first=True)
+            sampling = replace(sampling, thinking=budget)
         if sampling.grammar is not None:
             own = replace(sampling.grammar, tenant=ask.tenant)
             self._check_grammar(own)

@@ -63,13 +63,30 @@ def start(trie: LLTokenizer, source: str) -> LLMatcher:
     matcher = LLMatcher(trie, source, log_level=0, limits=_LIMITS)
     if matcher.is_error():
         return matcher
-    mask = int.from_bytes(matcher.compute_bitmask(), "little")
+    mask = int.from_bytes(next_mask(matcher, trie), "little")
     if matcher.is_error() or not mask:
         return matcher
     trial = matcher.deep_copy()
     trial.consume_token((mask & -mask).bit_length() - 1)
     trial.compute_bitmask()
     return trial if trial.is_error() else matcher
+
+
+def next_mask(matcher: LLMatcher, trie: LLTokenizer) -> bytes:
+    """The mask of the next token: a bit for each, the lowest first.
+
+    Text that must follow is spelled by the tokenizer, which finds special tokens in it; as text the
+    parser does not accept them. Then the next token is the first of the text spelled without any.
+    """
+    mask = matcher.compute_bitmask()
+    if mask.count(0) != len(mask) - 1:
+        return mask
+    bits = int.from_bytes(mask, "little")
+    token = bits.bit_length() - 1
+    if bits != 1 << token or not trie.is_special_token(token) or matcher.validate_tokens([token]):
+        return mask
+    plain = trie.greedy_tokenize(matcher.compute_ff_bytes().decode(errors="ignore"))
+    return (1 << plain[0]).to_bytes(len(mask), "little") if plain else mask
 
 
 # llguidance recurses into nested input, and a stack overflow in native code ends the process.

@@ -17,6 +17,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerFast
 
 from semantic.adapters.mlx.arrays import array_from, async_eval
+from semantic.adapters.mlx.sampling.grammar_child import next_mask
 from semantic.domain.errors import InvalidRequestError
 
 _BITS = mx.array(list(range(8)), dtype=mx.uint8)  # never evaluated: any thread may read it
@@ -158,7 +159,7 @@ class GrammarMask:
         if self._prefix is not None and self._prefix_state is not None:
             return self._prefix.mask(self._prefix_state)
         size = self._vocabulary.size
-        mask = self._matcher.compute_bitmask()[: -(-size // 8)]
+        mask = next_mask(self._matcher, self._vocabulary.trie)[: -(-size // 8)]
         if self._matcher.is_error() or not int.from_bytes(mask, "little") & ((1 << size) - 1):
             self._fail()
             return self._vocabulary.only_eos
