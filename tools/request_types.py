@@ -24,9 +24,10 @@ from typing import Final, Literal, NotRequired, Required, Union
 
 from typing_extensions import is_typeddict
 
+from semantic.adapters.http.anthropic import fields as anthropic_fields
 from semantic.adapters.http.openai import fields as openai_fields
-from semantic.adapters.http.openai.fields import Field
 from semantic.adapters.http.openai.responses import fields as response_fields
+from semantic.adapters.http.request_fields.table import Field
 
 HTTP: Final = Path(__file__).parents[1] / "src" / "semantic" / "adapters" / "http"
 
@@ -119,8 +120,17 @@ ANTHROPIC: Final = Wire(
     "Anthropic",
     HTTP / "anthropic" / "request_types.py",
     (
-        Root(f"{_BETA}.message_create_params", "MessageCreateParamsBase", "MessageCreateParams"),
-        Root(f"{_BETA}.message_count_tokens_params", "MessageCountTokensParams"),
+        Root(
+            f"{_BETA}.message_create_params",
+            "MessageCreateParamsBase",
+            "MessageCreateParams",
+            unchecked(anthropic_fields.MESSAGE_FIELDS, ()),
+        ),
+        Root(
+            f"{_BETA}.message_count_tokens_params",
+            "MessageCountTokensParams",
+            unchecked=unchecked(anthropic_fields.MESSAGE_FIELDS, ()),
+        ),
         Root(_BETA, "BetaTextBlockParam"),
         Root(_BETA, "BetaThinkingBlockParam"),
         Root(_BETA, "BetaRedactedThinkingBlockParam"),

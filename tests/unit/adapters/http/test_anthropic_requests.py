@@ -12,7 +12,7 @@ from anthropic.types.beta import message_count_tokens_params, message_create_par
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semantic.adapters.http.anthropic import request
+from semantic.adapters.http.anthropic.fields import MESSAGE_FIELDS, OTHER_WIRES
 from semantic.adapters.http.anthropic.request import MessageRequest, read_chat, read_request
 from semantic.adapters.http.anthropic.thinking import (
     signature_of,
@@ -22,6 +22,8 @@ from semantic.adapters.http.anthropic.thinking import (
 from semantic.adapters.http.anthropic.validators import validators
 from semantic.adapters.http.errors import FieldError
 from semantic.adapters.http.logs import WarnOnce
+from semantic.adapters.http.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, OTHER_SERVERS
+from semantic.adapters.http.openai.responses.fields import RESPONSE_FIELDS
 from semantic.domain.chat import AnswerFormat, Message, Tool, ToolCall, ToolChoice
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.value_objects import SamplingParams
@@ -53,14 +55,8 @@ def refusal(**changes: object) -> FieldError:
 
 
 def test_every_field_of_the_sdk_has_its_place() -> None:
-    tables = [
-        set(request.SUPPORTED),
-        set(request.EXTENSIONS),
-        set(request.IGNORED),
-        set(request.REFUSED),
-    ]
-    placed = set().union(*tables)
-    assert sum(map(len, tables)) == len(placed)
+    placed = set(MESSAGE_FIELDS)
+    assert not placed & OTHER_WIRES.keys()
     documented = {
         *message_create_params.MessageCreateParamsStreaming.__annotations__,
         *message_create_params.MessageCreateParamsBase.__annotations__,
@@ -69,20 +65,46 @@ def test_every_field_of_the_sdk_has_its_place() -> None:
     }
     older = {"temperature", "top_k", "top_p", "output_format"}
     assert documented - placed == set()
-    assert placed - documented - older == {"agent_id", "semantic"}
+    ours = {"agent_id", "anthropic_beta", "anthropic_version", "semantic"}
+    assert placed - documented - older == ours
+
+
+def test_every_field_of_another_wire_has_its_place() -> None:
+    others = {*CHAT_FIELDS, *COMPLETION_FIELDS, *RESPONSE_FIELDS, *OTHER_SERVERS}
+    assert others - MESSAGE_FIELDS.keys() == OTHER_WIRES.keys() - {"generate_summary", "system"}
 
 
 def test_a_field_that_is_spelled_like_a_known_one_is_refused() -> None:
-    for wrong, right in (("temprature", "temperature"), ("stopSequences", "stop_sequences")):
+    for wrong, right in (
+        ("temprature", "temperature"),
+        ("max_token", "max_tokens"),
+        ("stopSequences", "stop_sequences"),
+        ("meta_data", "metadata"),
+    ):
         found = refusal(**{wrong: 1})
         assert found.param == wrong
         assert str(found).endswith(f"did you mean {right}?")
 
 
-@pytest.mark.parametrize("name", sorted({*request.REFUSED, *request.OTHER_WIRES}))
-def test_what_cannot_be_served_is_refused_by_name_unless_empty(name: str) -> None:
+REFUSED = {name: one for name, one in (MESSAGE_FIELDS | OTHER_WIRES).items() if one.refusal}
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_cannot_be_served_is_refused_by_name_unless_neutral(name: str) -> None:
     assert refusal(**{name: {"type": "x"}}).param == name
-    wanted(**{name: [] if name == "mcp_servers" else None})
+    plain = wanted()
+    for neutral in (None, *REFUSED[name].unless):
+        assert wanted(**{name: neutral}) == plain
+    with pytest.raises(FieldError, match=f"^{name}: "):
+        read_chat(VALIDATORS, body(**{name: {"type": "x"}}), WarnOnce())
+
+
+def test_hints_that_change_no_answer_are_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    ignored = [name for name, one in OTHER_WIRES.items() if one.refusal is None]
+    with caplog.at_level(logging.WARNING):
+        assert wanted(**dict.fromkeys(ignored, "x")) == wanted()
+    assert {"keep_alive", "prompt_cache_key", "stream_options", "user"} <= set(ignored)
+    assert caplog.messages == []
 
 
 def test_unknown_fields_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -91,8 +113,8 @@ def test_unknown_fields_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
         for _ in range(3):
             read_request(VALIDATORS, body(new="x", **{"a\nb": 1}), SamplingParams(), warnings)
     assert [record.message for record in caplog.records] == [
-        "/v1/messages: the field 'new' is not known and has no effect",
-        "/v1/messages: the field 'a\\nb' is not known and has no effect",
+        "field 'a\\nb' is unknown and has no effect",
+        "field 'new' is unknown and has no effect",
     ]
 
 
@@ -388,7 +410,9 @@ def test_a_wrong_value_is_named(name: str, value: object) -> None:
     assert refusal(**{name: value}).param.startswith(name)
 
 
-@pytest.mark.parametrize("name", sorted(request.SUPPORTED - {"max_tokens", "messages", "model"}))
+@pytest.mark.parametrize(
+    "name", sorted(MESSAGE_FIELDS.keys() - {"max_tokens", "messages", "model"})
+)
 def test_null_is_a_field_that_was_not_given(name: str) -> None:
     assert wanted(**{name: None}) == wanted()
     asked = {"model": "fake", "messages": [HELLO]}
@@ -426,7 +450,7 @@ _json = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from(sorted(request.SUPPORTED)), _json, max_size=6))
+@given(st.dictionaries(st.sampled_from(sorted(MESSAGE_FIELDS)), _json, max_size=6))
 def test_any_body_is_read_or_refused(changes: dict[str, object]) -> None:
     with suppress(InvalidRequestError):
         wanted(**changes)

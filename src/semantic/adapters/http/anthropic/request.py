@@ -14,6 +14,7 @@ from semantic.adapters.http.anthropic.conversation import (
     read_choice,
     read_tools,
 )
+from semantic.adapters.http.anthropic.fields import MESSAGE_FIELDS, OTHER_WIRES
 from semantic.adapters.http.anthropic.request_types import (
     MessageCountTokensParams,
     MessageCreateParams,
@@ -21,66 +22,10 @@ from semantic.adapters.http.anthropic.request_types import (
 from semantic.adapters.http.anthropic.validators import ThinkingConfig, Validators, object_at
 from semantic.adapters.http.errors import FieldError
 from semantic.adapters.http.logs import WarnOnce
-from semantic.adapters.http.request_body import check_spelling, validated
+from semantic.adapters.http.request_body import validated
+from semantic.adapters.http.request_fields.table import fields_of
 from semantic.domain.chat import AnswerFormat, Chat
 from semantic.domain.value_objects import SamplingParams
-
-SUPPORTED: Final = frozenset({
-    "max_tokens", "messages", "model", "output_config", "output_format", "stop_sequences",
-    "stream", "system", "temperature", "thinking", "tool_choice", "tools", "top_k", "top_p",
-})  # fmt: skip
-"""Fields with their documented effect. A test compares all tables with the SDK's own fields: one
-that is new there is in none of them."""
-
-EXTENSIONS: Final = frozenset({"agent_id", "semantic"})
-
-IGNORED: Final[Mapping[str, str]] = {
-    "betas": "what they enable is always on, or set by other fields",
-    "billing_policy": "nothing is billed",
-    "cache_control": "all prompts are cached",
-    "context_management": "no edit is applied, as the reply reports",
-    "diagnostics": "see GET /v1/agents/{id}/why",
-    "fallback_credit_token": "nothing is billed",
-    "fallbacks": "there is one model, which never declines",
-    "inference_geo": "inference is local",
-    "metadata": "its user_id may identify the session; it changes no answer",
-    "service_tier": "there is one",
-    "speed": "there is one",
-    "user_profile_id": "nothing is billed",
-    "workspace_id": "the API key alone determines the tenant",
-}
-"""Accepted: ignoring them does not change the answer. The value is the reason."""
-
-REFUSED: Final[Mapping[str, str]] = {
-    "compaction": "this server does not summarize conversations",
-    "container": "this server runs no code",
-    "mcp_servers": "this server calls no MCP servers",
-    "thread": "this server keeps no messages: send all of them (their KV cache is kept)",
-}
-"""Rejected unless empty: ignoring them would change the answer. The value is the reason."""
-
-OTHER_WIRES: Final[Mapping[str, str]] = {
-    "frequency_penalty": "not on this wire; use /v1/chat/completions",
-    "guided_json": "use output_config.format",
-    "logit_bias": "not on this wire; use /v1/chat/completions",
-    "max_completion_tokens": "use max_tokens",
-    "max_tokens_to_sample": "use max_tokens",
-    "min_p": "not on this wire; use /v1/chat/completions",
-    "options": "send its members as fields of the body",
-    "presence_penalty": "not on this wire; use /v1/chat/completions",
-    "reasoning_effort": "use output_config.effort",
-    "repetition_penalty": "not on this wire; use /v1/chat/completions",
-    "response_format": "use output_config.format",
-    "seed": "not on this wire; use /v1/chat/completions",
-    "stop": "use stop_sequences",
-    "structured_outputs": "use output_config.format",
-}
-"""Fields of other wires and servers, rejected in the same way."""
-
-_REFUSED: Final = {**REFUSED, **OTHER_WIRES}
-_KNOWN: Final = SUPPORTED | EXTENSIONS | IGNORED.keys() | _REFUSED.keys()
-
-_LONGEST_NAME: Final = 80
 
 _MAX_STOPS: Final = 64
 """All stop sequences are matched at each token, which delays other answers."""
@@ -120,8 +65,7 @@ def read_request(
     `interleaved`: thinking between tool calls, which may have a budget above `max_tokens`.
     Raises InvalidRequestError naming the first invalid field.
     """
-    check_fields(body, warnings)
-    body = _without_nulls(body)
+    body = fields_of(body, MESSAGE_FIELDS, OTHER_WIRES, warnings)
     params = validated(validators.create, body)
     max_tokens = params["max_tokens"]
     if max_tokens < 0:
@@ -146,14 +90,8 @@ def read_request(
 
 def read_chat(validators: Validators, body: Mapping[str, object], warnings: WarnOnce) -> Chat:
     """The conversation of a POST /v1/messages/count_tokens body. Raises like `read_request`."""
-    check_fields(body, warnings)
-    body = _without_nulls(body)
+    body = fields_of(body, MESSAGE_FIELDS, OTHER_WIRES, warnings)
     return _chat(validators, body, validated(validators.count, body), warnings)
-
-
-def _without_nulls(body: Mapping[str, object]) -> Mapping[str, object]:
-    """`body` without nulls, which clients send for fields that are not set."""
-    return {name: value for name, value in body.items() if value is not None}
 
 
 def _chat(
@@ -263,15 +201,3 @@ def _stream(body: Mapping[str, object]) -> bool:
     if value is not None and not isinstance(value, bool):
         raise FieldError(f"stream: expected true or false, got {value!r:.80}", param="stream")
     return bool(value)
-
-
-def check_fields(body: Mapping[str, object], warnings: WarnOnce) -> None:
-    """Warn of unknown fields. Raises FieldError for one that cannot be served, or that is spelled
-    like a known one."""
-    check_spelling([name for name in body if name not in _KNOWN], SUPPORTED | EXTENSIONS)
-    for name, value in body.items():
-        if name in _REFUSED and value:
-            raise FieldError(f"{name}: {_REFUSED[name]}", param=name)
-        if name not in _KNOWN:
-            shown = repr(name[:_LONGEST_NAME])
-            warnings.warn(f"/v1/messages: the field {shown} is not known and has no effect")

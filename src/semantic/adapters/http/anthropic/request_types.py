@@ -21,16 +21,6 @@ class BetaCacheControlEphemeralParam(TypedDict, total=False):
     ttl: Literal["5m", "1h"]
 
 
-class BetaCompactionConfigParam(TypedDict, total=False):
-    type: Required[Literal["summarize"]]
-    instructions: str | None
-
-
-class BetaContainerParams(TypedDict, total=False):
-    id: str | None
-    skills: Iterable[object] | None
-
-
 class BetaContextManagementConfigParam(TypedDict, total=False):
     edits: Iterable[object]
 
@@ -90,15 +80,6 @@ class BetaThinkingConfigAdaptiveParam(TypedDict, total=False):
     display: Literal["summarized", "omitted", "updates"] | None
 
 
-class BetaThreadCreateParams(TypedDict, total=False):
-    type: Required[Literal["create"]]
-
-
-class BetaThreadContinueParams(TypedDict, total=False):
-    previous_message_id: Required[str]
-    type: Required[Literal["continue"]]
-
-
 class BetaToolChoiceAutoParam(TypedDict, total=False):
     type: Required[Literal["auto"]]
     disable_parallel_tool_use: bool
@@ -125,8 +106,8 @@ class MessageCreateParams(TypedDict, total=False):
     model: Required[str]
     billing_policy: BetaBillingPolicyParam | None
     cache_control: BetaCacheControlEphemeralParam | None
-    compaction: BetaCompactionConfigParam | None
-    container: BetaContainerParams | str | None
+    compaction: object
+    container: object
     context_management: BetaContextManagementConfigParam | None
     diagnostics: BetaDiagnosticsParam | None
     fallback_credit_token: str | BetaFallbackCreditTokenParam | None
@@ -145,7 +126,7 @@ class MessageCreateParams(TypedDict, total=False):
         | BetaThinkingConfigBetweenToolsParam
         | BetaThinkingConfigAdaptiveParam
     )
-    thread: BetaThreadCreateParams | BetaThreadContinueParams | None
+    thread: object
     tool_choice: (
         BetaToolChoiceAutoParam
         | BetaToolChoiceAnyParam
@@ -163,7 +144,7 @@ class MessageCountTokensParams(TypedDict, total=False):
     model: Required[str]
     billing_policy: BetaBillingPolicyParam | None
     cache_control: BetaCacheControlEphemeralParam | None
-    compaction: BetaCompactionConfigParam | None
+    compaction: object
     context_management: BetaContextManagementConfigParam | None
     mcp_servers: Iterable[object]
     output_config: BetaOutputConfigParam

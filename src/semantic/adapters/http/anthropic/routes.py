@@ -78,7 +78,8 @@ async def create_message(request: Request) -> Response:
     body = await read_json(request)
     _require_model(body, serving.model)
     # In a worker thread: bodies may be large.
-    interleaved = _INTERLEAVED in request.headers.get("anthropic-beta", "")
+    betas = request.headers.getlist("anthropic-beta")
+    interleaved = any(_INTERLEAVED in one for one in betas)
     read = partial(read_request, interleaved=interleaved)
     parsed = await to_thread.run_sync(read, validators(), body, serving.model.sampling, _warnings)
     ask = Ask(

@@ -2,54 +2,34 @@
 
 Every field that OpenAI documents is in a table, as supported, ignored or refused; a test compares
 the tables with the SDK. So is what other servers take and clients send, if it changes an answer.
-Of fields in no table those that look like a known one are refused, others logged once. Knows names
-and JSON types; not what a field means.
+Knows names and JSON types; not what a field means.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from pydantic import TypeAdapter
 
 from semantic.adapters.http.errors import FieldError
 from semantic.adapters.http.logs import WarnOnce
-from semantic.adapters.http.request_body import check_spelling, validated
+from semantic.adapters.http.request_body import validated
+from semantic.adapters.http.request_fields.foreign import FOREIGN
+from semantic.adapters.http.request_fields.table import (
+    IGNORED,
+    SUPPORTED,
+    Field,
+    fields_of,
+    refused,
+)
 
 T = TypeVar("T")
 
 Json = dict[str, object]
 """A JSON object."""
 
-_LONGEST_NAME: Final = 80
-
 warnings: Final = WarnOnce()
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """Support for one field. With a `refusal` only the values in `unless` are accepted."""
-
-    refusal: str | None = None
-    unless: tuple[object, ...] = ()
-
-    def accepts(self, value: object) -> bool:
-        """True if a request may contain this `value`."""
-        return self.refusal is None or any(
-            type(value) is type(one) and value == one for one in self.unless
-        )
-
-
-SUPPORTED: Final = Field()
-
-IGNORED: Final = Field()
-"""Accepted without effect: accounting tags and hints that change no answer."""
-
-
-def _refused(refusal: str, *unless: object) -> Field:
-    return Field(refusal, unless)
 
 
 _SHARED: Final[dict[str, Field]] = {
@@ -73,7 +53,7 @@ _EXTENSIONS: Final[dict[str, Field]] = {
     "agent_id": SUPPORTED,
     "ignore_eos": SUPPORTED,
     "min_p": SUPPORTED,
-    "min_tokens": _refused("a least number of tokens cannot be enforced", 0),
+    "min_tokens": refused("a least number of tokens cannot be enforced", 0),
     "repetition_penalty": SUPPORTED,
     "semantic": SUPPORTED,
     "top_k": SUPPORTED,
@@ -89,16 +69,16 @@ CHAT_FIELDS: Final[dict[str, Field]] = {
     **_SHARED,
     **_EXTENSIONS,
     **dict.fromkeys(CONSTRAINTS, SUPPORTED),
-    "add_special_tokens": _refused("the template adds them", False),
-    "audio": _refused("this server writes text only"),
+    "add_special_tokens": refused("the template adds them", False),
+    "audio": refused("this server writes text only"),
     "chat_template_kwargs": SUPPORTED,
-    "function_call": _refused("deprecated: use tool_choice"),
-    "functions": _refused("deprecated: use tools"),
+    "function_call": refused("deprecated: use tool_choice"),
+    "functions": refused("deprecated: use tools"),
     "max_completion_tokens": SUPPORTED,
     "messages": SUPPORTED,
     "metadata": IGNORED,
-    "modalities": _refused("this server writes text only", ["text"]),
-    "moderation": _refused("this server moderates nothing"),
+    "modalities": refused("this server writes text only", ["text"]),
+    "moderation": refused("this server moderates nothing"),
     "parallel_tool_calls": SUPPORTED,
     "prediction": IGNORED,
     "prompt_cache_key": IGNORED,
@@ -113,14 +93,14 @@ CHAT_FIELDS: Final[dict[str, Field]] = {
     "tool_choice": SUPPORTED,
     "tools": SUPPORTED,
     "top_logprobs": SUPPORTED,
-    "verbosity": _refused("this model has no such setting", "medium"),
-    "web_search_options": _refused("this server searches nothing"),
+    "verbosity": refused("this model has no such setting", "medium"),
+    "web_search_options": refused("this server searches nothing"),
 }
 
 CHAT_REASONING_FIELDS: Final[dict[str, Field]] = {
     "effort": SUPPORTED,
     "enabled": SUPPORTED,
-    "exclude": _refused("reasoning is always returned", False),
+    "exclude": refused("reasoning is always returned", False),
     "max_tokens": SUPPORTED,
 }
 """The object `reasoning` of clients that speak to many servers; OpenAI's has `reasoning_effort`."""
@@ -129,133 +109,73 @@ COMPLETION_FIELDS: Final[dict[str, Field]] = {
     **_SHARED,
     **_EXTENSIONS,
     **dict.fromkeys(CONSTRAINTS, SUPPORTED),
-    "add_special_tokens": _refused("send token ids for a prompt without them", True),
+    "add_special_tokens": refused("send token ids for a prompt without them", True),
     "best_of": SUPPORTED,
     "echo": SUPPORTED,
     "prompt": SUPPORTED,
-    "suffix": _refused("this model completes at the end only", ""),
+    "suffix": refused("this model completes at the end only", ""),
 }
 
 STRUCTURED_FIELDS: Final[dict[str, Field]] = {
     "choice": SUPPORTED,
-    "disable_additional_properties": _refused("a schema is enforced as it is", False),
-    "disable_any_whitespace": _refused("JSON may have white space", False),
+    "disable_additional_properties": refused("a schema is enforced as it is", False),
+    "disable_any_whitespace": refused("JSON may have white space", False),
     "disable_fallback": IGNORED,
     "grammar": SUPPORTED,
     "json": SUPPORTED,
     "json_object": SUPPORTED,
     "regex": SUPPORTED,
-    "structural_tag": _refused("not supported; use strict tools"),
-    "whitespace_pattern": _refused("white space in JSON cannot be set"),
+    "structural_tag": refused("not supported; use strict tools"),
+    "whitespace_pattern": refused("white space in JSON cannot be set"),
 }
 """Members of `structured_outputs`."""
 
-_NO_TEMPLATE: Final = "the model's own template is used"
-_ONE_SAMPLER: Final = "this way to sample is not supported"
 _THINKING: Final = "use reasoning_effort, or enable_thinking in chat_template_kwargs"
 _FORM: Final = "use response_format or structured_outputs"
 
 OTHER_SERVERS: Final[dict[str, Field]] = {
-    # vLLM and SGLang
-    "add_generation_prompt": _refused(_NO_TEMPLATE, True),
-    "allowed_token_ids": _refused("use logit_bias", []),
-    "background": _refused("answers are not computed in the background", False),
-    "bad_words": _refused("words cannot be excluded", []),
-    "cache_salt": _refused("caches are kept apart by API keys", ""),
-    "chat_template": _refused(_NO_TEMPLATE),
-    "continue_final_message": _refused("an answer cannot be continued", False),
-    "documents": _refused("write documents into a message", []),
-    "ebnf": _refused(_FORM),
-    "echo": _refused("a conversation cannot be repeated", False),
-    "guided_decoding_backend": IGNORED,
-    "guided_whitespace_pattern": _refused("white space in JSON cannot be set"),
-    "include_reasoning": _refused("reasoning is always returned", True),
-    "include_stop_str_in_output": _refused("stop strings are never part of an answer", False),
-    "kv_transfer_params": _refused("keys and values are not transferred", {}),
-    "length_penalty": _refused("there is no beam search", 1, 1.0),
-    "logits_processors": _refused("logits processors cannot be sent", []),
-    "priority": IGNORED,
-    "prompt_logprobs": _refused("use echo with logprobs on /v1/completions", 0),
-    "regex": _refused(_FORM),
-    "request_id": IGNORED,
-    "return_token_ids": _refused("token ids are not returned", False),
-    "return_tokens_as_token_ids": _refused("token ids are not returned", False),
-    "separate_reasoning": _refused("reasoning is always apart", True),
-    "skip_special_tokens": _refused("special tokens are never part of an answer", True),
-    "spaces_between_special_tokens": IGNORED,
-    "stop_token_ids": _refused("answers are cut at texts only: use stop", []),
-    "thinking_token_budget": _refused("reasoning has no limit of its own"),
-    "truncate_prompt_tokens": _refused("prompts are never truncated"),
-    "use_beam_search": _refused("there is no beam search", False),
-    "vllm_xargs": _refused("there are no such arguments here", {}),
-    # Ollama
-    "context": _refused("send the conversation itself"),
-    "format": _refused(_FORM, ""),
-    "images": _refused("images cannot be read by this model", []),
-    "keep_alive": IGNORED,
-    "num_ctx": _refused("the context is a setting of the server"),
-    "num_predict": _refused("use max_tokens"),
-    "options": _refused("send its members as fields of the body", {}),
-    "raw": _refused("use /v1/completions for a prompt without a template", False),
-    "system": _refused("send a message with the role system", ""),
-    "template": _refused(_NO_TEMPLATE, ""),
-    "think": _refused(_THINKING),
-    # llama.cpp and LM Studio
-    "cache_prompt": IGNORED,
-    "draft_model": IGNORED,
-    "dry_multiplier": _refused(_ONE_SAMPLER, 0, 0.0),
-    "dynatemp_range": _refused(_ONE_SAMPLER, 0, 0.0),
-    "grammar": _refused(_FORM, ""),
-    "id_slot": IGNORED,
-    "json_schema": _refused(_FORM),
-    "mirostat": _refused(_ONE_SAMPLER, 0),
-    "n_predict": _refused("use max_tokens"),
-    "reasoning_format": _refused("reasoning is always apart", "auto", "deepseek"),
-    "repeat_penalty": _refused("use repetition_penalty", 1, 1.0),
-    "samplers": _refused(_ONE_SAMPLER, []),
-    "tfs_z": _refused(_ONE_SAMPLER, 1, 1.0),
-    "timings_per_token": IGNORED,
-    "ttl": IGNORED,
-    "typical_p": _refused(_ONE_SAMPLER, 1, 1.0),
-    "xtc_probability": _refused(_ONE_SAMPLER, 0, 0.0),
-    # Hosted models and routers
-    "enable_thinking": _refused(_THINKING),
-    "extra_body": _refused("send its members as fields of the body", {}),
-    "models": IGNORED,
-    "plugins": _refused("there are no plugins here", []),
-    "provider": IGNORED,
-    "random_seed": _refused("use seed"),
-    "reasoning": _refused(_THINKING, {}),
-    "route": IGNORED,
-    "safe_prompt": _refused("send a message with the role system", False),
-    "thinking": _refused(_THINKING, {}),
-    "top_a": _refused(_ONE_SAMPLER, 0, 0.0),
-    "transforms": _refused("prompts are never changed", []),
-    "usage": IGNORED,
+    **FOREIGN,
+    "allowed_token_ids": refused("use logit_bias", []),
+    "ebnf": refused(_FORM),
+    "prompt_logprobs": refused("use echo with logprobs on /v1/completions", 0),
+    "regex": refused(_FORM),
+    "stop_token_ids": refused("answers are cut at texts only: use stop", []),
+    "thinking_token_budget": refused("reasoning has no limit of its own"),
+    "format": refused(_FORM, ""),
+    "raw": refused("use /v1/completions for a prompt without a template", False),
+    "system": refused("send a message with the role system", ""),
+    "think": refused(_THINKING),
+    "grammar": refused(_FORM, ""),
+    "json_schema": refused(_FORM),
+    "repeat_penalty": refused("use repetition_penalty", 1, 1.0),
+    "enable_thinking": refused(_THINKING),
+    "random_seed": refused("use seed"),
+    "reasoning": refused(_THINKING, {}),
+    "safe_prompt": refused("send a message with the role system", False),
+    "thinking": refused(_THINKING, {}),
     # Other routes of this server
-    **dict.fromkeys(CONSTRAINTS, _refused("use text.format")),
-    "input": _refused("a field of /v1/responses"),
-    "instructions": _refused("a field of /v1/responses"),
-    "logprobs": _refused("use include and top_logprobs", False),
-    "max_completion_tokens": _refused("use max_tokens, or max_output_tokens on /v1/responses"),
-    "max_output_tokens": _refused("use max_tokens"),
-    "max_tokens": _refused("use max_output_tokens"),
-    "max_tokens_to_sample": _refused("use max_tokens"),
-    "messages": _refused("a field of /v1/chat/completions"),
-    "n": _refused("a response has one answer", 1),
-    "prompt": _refused("a field of /v1/completions"),
-    "reasoning_effort": _refused("use reasoning.effort"),
-    "response_format": _refused("use structured_outputs, or text.format on /v1/responses"),
-    "stop_sequences": _refused("use stop", []),
-    "tool_choice": _refused("a field of /v1/chat/completions", "none", "auto"),
-    "tools": _refused("a field of /v1/chat/completions", []),
+    **dict.fromkeys(CONSTRAINTS, refused("use text.format")),
+    "input": refused("a field of /v1/responses"),
+    "instructions": refused("a field of /v1/responses"),
+    "logprobs": refused("use include and top_logprobs", False),
+    "max_completion_tokens": refused("use max_tokens, or max_output_tokens on /v1/responses"),
+    "max_output_tokens": refused("use max_tokens"),
+    "max_tokens": refused("use max_output_tokens"),
+    "messages": refused("a field of /v1/chat/completions"),
+    "n": refused("a response has one answer", 1),
+    "prompt": refused("a field of /v1/completions"),
+    "reasoning_effort": refused("use reasoning.effort"),
+    "response_format": refused("use structured_outputs, or text.format on /v1/responses"),
+    "stop_sequences": refused("use stop", []),
+    "tool_choice": refused("a field of /v1/chat/completions", "none", "auto"),
+    "tools": refused("a field of /v1/chat/completions", []),
 }
 """Fields that clients send to other servers or routes, where they are in no table of the route:
 what would change an answer is refused by name."""
 
 STREAM_OPTION_FIELDS: Final[dict[str, Field]] = {
     "continuous_usage_stats": SUPPORTED,
-    "include_obfuscation": _refused("chunks are not obfuscated", False),
+    "include_obfuscation": refused("chunks are not obfuscated", False),
     "include_usage": SUPPORTED,
 }
 
@@ -276,27 +196,7 @@ def known_fields(
     `within` is the path prefix of a nested `body`. Raises FieldError for a refused field, and for
     one that another server knows, or that is spelled like a known one.
     """
-    given = {name: value for name, value in body.items() if value is not None}
-    unknown = sorted(given.keys() - fields.keys())
-    if not within:
-        for name in unknown:
-            _check(name, given[name], OTHER_SERVERS.get(name, IGNORED))
-        unknown = [name for name in unknown if name not in OTHER_SERVERS]
-    check_spelling(unknown, fields, within)
-    for name in unknown:
-        warnings.warn(f"field {within + name!a:.{_LONGEST_NAME}} is unknown and has no effect")
-    known = {name: value for name, value in given.items() if name in fields}
-    for name, value in known.items():
-        _check(within + name, value, fields[name])
-    return known
-
-
-def _check(path: str, value: object, field: Field) -> None:
-    if field.accepts(value):
-        return
-    allowed = " or ".join(repr(one) for one in field.unless)
-    hint = f"; only {allowed} is accepted" if allowed else ""
-    raise FieldError(f"{path}: {field.refusal}{hint}", param=path)
+    return fields_of(body, fields, {} if within else OTHER_SERVERS, warnings, within)
 
 
 def without_elements(known: Mapping[str, object]) -> dict[str, object]:

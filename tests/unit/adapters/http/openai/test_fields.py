@@ -18,9 +18,9 @@ from semantic.adapters.http.openai.fields import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
     STREAM_OPTION_FIELDS,
-    Field,
 )
 from semantic.adapters.http.openai.responses.fields import RESPONSE_FIELDS
+from semantic.adapters.http.request_fields.table import Field
 from semantic.application.chat.call_grammar import answer_grammar
 from semantic.domain.chat import AnswerFormat, Chat
 from semantic.domain.identity import Identity

@@ -15,7 +15,6 @@ from openai.types.shared_params import Reasoning
 
 from semantic.adapters.http.logs import WarnOnce
 from semantic.adapters.http.openai import fields
-from semantic.adapters.http.openai.fields import Field
 from semantic.adapters.http.openai.responses import input_items, tools
 from semantic.adapters.http.openai.responses.fields import (
     CACHE_OPTION_FIELDS,
@@ -24,6 +23,7 @@ from semantic.adapters.http.openai.responses.fields import (
     STREAM_OPTION_FIELDS,
     TEXT_FIELDS,
 )
+from semantic.adapters.http.request_fields.table import Field
 from semantic.domain.answer import ToolCallDelta, ToolCallStarted
 from semantic.domain.chat import AnswerFormat, Message, Tool, ToolCall, ToolChoice
 from tests.support.fake_serving import Script

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from semantic.adapters.http.openai.fields import IGNORED, SUPPORTED, Field
+from semantic.adapters.http.request_fields.table import IGNORED, SUPPORTED, Field
 
 RESPONSE_FIELDS: Final[dict[str, Field]] = {
     "access_programs": Field("there are no such programs here"),

@@ -1,0 +1,1 @@
+"""Tables of request fields: supported, ignored or refused; what all wires share."""
