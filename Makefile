@@ -1,7 +1,7 @@
 # Every target builds the virtual environment it needs, once. `make` alone lists the targets.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo quick test thorough check lint fmt type imports unit test-blas coverage test-agents test-clients docs bench experiments lock clean
+.PHONY: help setup demo quick test thorough check lint fmt type imports unit test-blas coverage test-agents test-clients docs bench experiments lock release clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -129,6 +129,11 @@ lock: $(VENV)/.dev  ## pin every dependency anew
 	@$(LOCK) --upgrade --extra cpu pyproject.toml --output-file requirements.txt >/dev/null
 	@$(LOCK) --upgrade -c requirements.txt --group dev --output-file requirements-dev.txt >/dev/null
 	@$(LOCK) --upgrade --group docs --output-file requirements-docs.txt >/dev/null
+	@grep -o '"hatchling[^"]*"' pyproject.toml | tr -d '"' \
+		| $(LOCK) --upgrade --output-file requirements-build.txt - >/dev/null
+
+release: $(VENV)/.dev  ## wheel and sdist in dist, tried in empty environments: ARGS="--home URL"
+	@$(BIN)/python -m tools.release $(ARGS)
 
 clean:  ## remove the virtual environment, caches and build output
 	@rm -rf $(VENV) .agents .cache .clients $(DOCS) build dist htmlcov .coverage .hypothesis .import_linter_cache

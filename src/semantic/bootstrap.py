@@ -375,9 +375,9 @@ def _provider(*, for_weights: bool = False) -> MLXModelProvider:
             first_kernels.begin()  # first: the other imports take as long
         from semantic.adapters.mlx.model.provider import MLXModelProvider
     except ImportError as error:
-        raise OperatorError(
-            f"MLX cannot be loaded: {error}. On Linux install semantic[cpu] or semantic[cuda]"
-        ) from error
+        from semantic.adapters.mlx.missing import what_to_install
+
+        raise OperatorError(f"MLX cannot be loaded: {error}. {what_to_install()}") from error
     return MLXModelProvider()
 
 

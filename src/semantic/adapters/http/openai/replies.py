@@ -50,7 +50,7 @@ IndexedEvent = tuple[int, AnswerEvent]
 
 _DONE: Final = "[DONE]"
 
-_VERSIONED: Final = ("semantic", "mlx", "mlx-lm")
+_VERSIONED: Final = ("semantic-engine", "mlx", "mlx-lm")
 """Packages that may change the last bits of a result with their version."""
 
 
