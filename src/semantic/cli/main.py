@@ -24,6 +24,7 @@ from semantic.cli.launch import LAUNCH_COMMANDS
 from semantic.cli.options import EngineOptions, command
 from semantic.cli.run import run
 from semantic.cli.serve import CONFIG_COMMANDS, serve
+from semantic.cli.service import SERVICE_COMMANDS
 from semantic.cli.terminal import escape_unencodable
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -37,6 +38,7 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "agents": ("The agents in the store: list, show, fork, pin, move.", AGENT_COMMANDS),
     "cache": ("The store on disk: its size, its integrity, freeing space.", CACHE_COMMANDS),
     "config": ("The settings of a server: every value, and its source.", CONFIG_COMMANDS),
+    "service": ("A server that starts with your login (systemd, launchd).", SERVICE_COMMANDS),
     "launch": ("Start a coding agent with a running server.", LAUNCH_COMMANDS),
 }
 """Groups of commands: help text and commands by name."""
