@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "semantic"
-FOLDERS = ("src", "tests", "docs", "benchmarks", "experiments", "tools")
+FOLDERS = ("src", "tests", "docs", "benchmarks", "examples", "experiments", "tools")
 MODULES = sorted(SOURCE.rglob("*.py"))
 DOCUMENTS = sorted(
     [

@@ -1,0 +1,56 @@
+"""A tree of subagents over HTTP: each begins with what its parent has read, by a fork.
+
+`semantic serve` must run; GET /v1/agents lists every agent with its parent.
+Run: python examples/subagent_tree.py [URL].
+"""
+
+from __future__ import annotations
+
+import sys
+
+from openai import OpenAI
+from openai.types.chat import ChatCompletionMessageParam
+
+BRIEFING = "My name is Ada and I live in Oslo. " + "The river is near the old bridge. " * 30
+TASKS = {"tests": "What is my name?", "docs": "Where do I live?", "browser": "What is 3 plus 4?"}
+PARENTS = {"tests": "lead", "docs": "lead", "browser": "tests"}
+
+Messages = list[ChatCompletionMessageParam]
+
+
+def ask(client: OpenAI, agent: str, messages: Messages) -> Messages:
+    """The conversation with the agent's answer; prints what was cached."""
+    reply = client.chat.completions.create(
+        model="default", messages=messages, max_tokens=24, extra_headers={"X-Agent-ID": agent}
+    )
+    text = reply.choices[0].message.content or ""
+    usage = reply.usage
+    details = usage.prompt_tokens_details if usage else None
+    if usage and details:
+        share = f"{details.cached_tokens} of {usage.prompt_tokens} prompt tokens were cached"
+        print(f"{agent}: {text!r} ({share})")
+    return [*messages, {"role": "assistant", "content": text}]
+
+
+def print_tree(client: OpenAI, parent: str | None = None, depth: int = 0) -> None:
+    """The agents below `parent`, as the server lists them."""
+    listed = client.get("/agents", cast_to=dict[str, list[dict[str, object]]])
+    for agent in listed["data"]:
+        if agent["parent"] == parent and agent["id"] in {"lead", *TASKS}:
+            print(f"{'  ' * depth}{agent['id']} ({agent['tokens']} tokens)")
+            print_tree(client, str(agent["id"]), depth + 1)
+
+
+def main(url: str = "http://127.0.0.1:8000") -> None:
+    """Brief the lead, fork its subagents, and give each its task."""
+    client = OpenAI(base_url=f"{url}/v1", api_key="none")
+    chats = {"lead": ask(client, "lead", [{"role": "user", "content": BRIEFING}])}
+    for name, task in TASKS.items():
+        parent = PARENTS[name]
+        client.post(f"/agents/{parent}/fork", body={"new_id": name}, cast_to=object)
+        chats[name] = ask(client, name, [*chats[parent], {"role": "user", "content": task}])
+    print_tree(client)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
