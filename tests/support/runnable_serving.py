@@ -25,6 +25,10 @@ from tests.support.fake_serving import FakeServing
 class NoAgents:
     """Implements `AgentsPort` for a server that has none."""
 
+    def id_of(self, tenant: str) -> TenantId:
+        """See `AgentsPort.id_of`."""
+        return TenantId(f"id of {tenant}")
+
     async def tenants(self) -> Sequence[TenantId]:
         """See `AgentsPort.tenants`."""
         return ()
@@ -38,6 +42,11 @@ class NoAgents:
         """See `AgentsPort.requests`."""
         del tenant
         return ()
+
+    async def cancel(self, uid: str, tenant: Tenant | None) -> bool:
+        """See `AgentsPort.cancel`."""
+        del uid, tenant
+        return False
 
     async def page(
         self,

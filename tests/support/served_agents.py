@@ -14,7 +14,7 @@ from semantic.application.agents.served_agents import ServedAgents
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.domain.block_hash import namespace_of, tenant_tag
 from semantic.domain.errors import SemanticError
-from semantic.domain.value_objects import ModelCacheSpec
+from semantic.domain.value_objects import LayerSpec, ModelCacheSpec
 from semantic.ports.store import CacheStorePort
 from tests.support.fake_backend import FULL
 from tests.unit.application.world import World
@@ -27,9 +27,15 @@ _WORKERS = ThreadPoolExecutor(1)
 class AgentsWorld:
     """An engine that steps only on request, its store, and its `ServedAgents`."""
 
-    def __init__(self, store: CacheStorePort | None = None, *, total_blocks: int = 100) -> None:
+    def __init__(
+        self,
+        store: CacheStorePort | None = None,
+        *,
+        total_blocks: int = 100,
+        layers: tuple[LayerSpec, ...] = (FULL, FULL),
+    ) -> None:
         self.store = store or MemoryStore(64 << 20)
-        self.world = World(ModelCacheSpec((FULL, FULL)), total_blocks, prefix_store=self.store)
+        self.world = World(ModelCacheSpec(layers), total_blocks, prefix_store=self.store)
         self.engine = self.world.engine
         backend = self.world.backend
         self.namespace = namespace_of(backend.model_id, backend.layout().name)

@@ -25,7 +25,7 @@ class AnswerStarted:
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """`done` of `total` prompt tokens are in the cache."""
+    """`done` of `total` prompt tokens are in the cache; none: the request was preempted."""
 
     done: int
     total: int

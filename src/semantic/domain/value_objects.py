@@ -377,7 +377,7 @@ class TokenEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PrefillEvent:
-    """`done` of `total` prompt tokens of a request are in its cache."""
+    """`done` of `total` prompt tokens of a request are in its cache; none: it was preempted."""
 
     uid: str
     agent_id: str

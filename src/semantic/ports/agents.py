@@ -37,8 +37,8 @@ class AgentSummary:
     `tokens` counts its history, `blocks` its blocks by place; `n_bytes` are the bytes of their
     stored bodies, `shared_bytes` those shared with other agents, `pool_bytes` its bytes in the
     pool. `turns` counts its own turns, not those before a fork; `last_used` is the Unix time of its
-    last save in seconds, None before the first. `last_prompt` and `last_cached` are the prompt
-    tokens of its last turn: all, and those reused.
+    last save in seconds, None before the first. `match` is the match report of its last prompt,
+    None before the first.
 
     `session` and `client` are named by the client. `parent` is the agent that it was forked from or
     started by, `children` are the agents whose parent it is.
@@ -56,8 +56,7 @@ class AgentSummary:
     turns: int
     parent: str | None = None
     last_used: float | None = None
-    last_prompt: int | None = None
-    last_cached: int | None = None
+    match: MatchReport | None = None
     session: str | None = None
     client: str | None = None
     children: tuple[str, ...] = ()
@@ -65,7 +64,10 @@ class AgentSummary:
 
 @dataclass(frozen=True, slots=True)
 class AgentBlock:
-    """One of an agent's blocks: tokens `start` to `stop`. `hash` is in hexadecimal."""
+    """One of an agent's blocks: tokens `start` to `stop`. `hash` is in hexadecimal.
+
+    `checkpoint`: what a window or a state needs to resume after its last token is stored.
+    """
 
     start: int
     stop: int
@@ -73,6 +75,7 @@ class AgentBlock:
     place: Place
     n_bytes: int
     shared: bool
+    checkpoint: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +109,9 @@ class AgentFilter:
 @dataclass(frozen=True, slots=True)
 class RunningRequest:
     """A request in the engine. Of its prompt `read_tokens` are computed or reused, of which
-    `cached_tokens` are reused; it is there for `seconds`."""
+    `cached_tokens` are reused; it is there for `seconds`, and was preempted `preemptions` times."""
 
+    uid: str
     agent_id: str
     tenant: TenantId
     state: RequestState
@@ -116,6 +120,7 @@ class RunningRequest:
     cached_tokens: int
     generated_tokens: int
     seconds: float
+    preemptions: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +141,10 @@ class AgentsPort(Protocol):
     methods that take an id if there is no such tenant.
     """
 
+    def id_of(self, tenant: str) -> TenantId:
+        """The id by which operators name `tenant`. Thread-safe."""
+        ...
+
     async def tenants(self) -> Sequence[TenantId]:
         """The tenants that have agents, saved or with a request; sorted."""
         ...
@@ -146,6 +155,13 @@ class AgentsPort(Protocol):
 
     async def requests(self, tenant: Tenant | None) -> Sequence[RunningRequest]:
         """The requests that run or wait, in the order of their arrival; None: of all tenants."""
+        ...
+
+    async def cancel(self, uid: str, tenant: Tenant | None) -> bool:
+        """End a request of `tenant` (None: of any) at the next step; what it computed is kept.
+
+        False if there is none that runs or waits.
+        """
         ...
 
     async def page(

@@ -23,6 +23,7 @@ from semantic.domain.stored import Manifest
 from semantic.ports.agents import AgentDetail, AgentFilter, AgentSummary
 from tests.support.served_agents import AgentsWorld
 from tests.unit.application.thread_world import Panic
+from tests.unit.application.world import SPECS
 
 
 @pytest.fixture
@@ -57,10 +58,12 @@ def test_an_agent_after_its_turn(served: AgentsWorld) -> None:
     assert ada.pool_bytes == served.world.pool.used_bytes > 0
     assert ada.n_bytes > 0
     assert ada.shared_bytes == 0
-    assert (ada.last_prompt, ada.last_cached) == (600, 0)
+    assert ada.match is not None
+    assert (ada.match.prompt_tokens, ada.match.reused_tokens) == (600, 0)
     served.turn("ada", 600)
     (ada,) = listed(served)
-    assert (ada.turns, ada.last_cached) == (2, 599)
+    assert ada.match is not None
+    assert (ada.turns, ada.match.reused_tokens) == (2, 599)
 
 
 def test_where_its_blocks_are(served: AgentsWorld) -> None:
@@ -117,6 +120,14 @@ def test_states_of_requests(served: AgentsWorld) -> None:
     assert names(served)[-1] == "old"
     served.submit("old", 20)
     assert names(served)[0] == "old"
+
+
+def test_blocks_after_which_a_state_can_be_resumed_are_marked() -> None:
+    for kind, stops in (("state", [256, 512, 604]), ("full", [])):
+        served = AgentsWorld(layers=SPECS[kind])
+        served.turn("ada", 600)
+        blocks = shown(served, "ada").blocks
+        assert [one.stop for one in blocks if one.checkpoint] == stops
 
 
 def test_requests_that_run_and_wait_are_listed(served: AgentsWorld) -> None:
@@ -240,7 +251,9 @@ def test_a_fork_begins_with_all_that_there_was(served: AgentsWorld) -> None:
     assert forked.tokens == shown(served, "ada").summary.tokens
     assert forked.shared_bytes == forked.n_bytes
     served.turn("team/bob", 600)
-    assert shown(served, "team/bob").summary.last_cached == 599
+    match = shown(served, "team/bob").summary.match
+    assert match is not None
+    assert match.reused_tokens == 599
     served.world.check()
 
 

@@ -19,7 +19,7 @@ from semantic.adapters.http.context import agents_of, serving_of
 from semantic.adapters.http.errors import FieldError
 from semantic.adapters.http.identity import is_operator, require_operator, tenant_of
 from semantic.adapters.http.request_body import read_as
-from semantic.application.cache.match_report import end_reason
+from semantic.application.cache.match_report import cache_miss_reason, end_reason
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.match import MatchEnd, MatchReport
 from semantic.ports.agents import (
@@ -57,11 +57,16 @@ class Pin(BaseModel):
 
 
 class LastTurn(BaseModel):
-    """The prompt tokens of an agent's last turn, and the share that was cached."""
+    """The prompt of an agent's last turn: its tokens, the share that was cached, why not more, and
+    what had been cached and was computed again. All null before the first."""
 
     prompt_tokens: int | None
     cached_tokens: int | None
     cached_share: float | None
+    seconds: Annotated[float | None, Field(description="Of the prefill.")]
+    reason: str | None
+    lost_tokens: int | None
+    lost_seconds: float | None
 
 
 class BlockCounts(BaseModel):
@@ -136,6 +141,9 @@ class Block(BaseModel):
     place: Place
     n_bytes: int
     shared: bool
+    checkpoint: Annotated[
+        bool, Field(description="Whether windows or states can be resumed after it.")
+    ]
 
 
 class ShownAgent(Agent):
@@ -286,9 +294,6 @@ def _owner(request: Request, given: str | None) -> Tenant:
 
 def _summary(agent: AgentSummary, tenant: Tenant = "") -> Mapping[str, object]:
     """An agent as an entry of a list, with the id of its tenant if an operator gave one."""
-    share = None
-    if agent.last_prompt is not None and agent.last_cached is not None:
-        share = agent.last_cached / agent.last_prompt
     return {
         "object": "agent",
         "id": agent.id,
@@ -305,13 +310,26 @@ def _summary(agent: AgentSummary, tenant: Tenant = "") -> Mapping[str, object]:
         "pool_bytes": agent.pool_bytes,
         "pinned": agent.pinned,
         "turns": agent.turns,
-        "last_turn": {
-            "prompt_tokens": agent.last_prompt,
-            "cached_tokens": agent.last_cached,
-            "cached_share": share,
-        },
+        "last_turn": _last_turn(agent.match, for_operator=isinstance(tenant, TenantId)),
         "last_used": agent.last_used,
         **({"tenant": tenant.id} if isinstance(tenant, TenantId) else {}),
+    }
+
+
+def _last_turn(match: MatchReport | None, *, for_operator: bool) -> Mapping[str, object]:
+    """The `LastTurn` of a match report; without the part of the request that changed, which may
+    name a tool, for an operator."""
+    if match is None:
+        return dict.fromkeys(LastTurn.model_fields)
+    lost = match.lost
+    return {
+        "prompt_tokens": match.prompt_tokens,
+        "cached_tokens": match.reused_tokens,
+        "cached_share": match.reused_tokens / match.prompt_tokens,
+        "seconds": match.seconds,
+        "reason": end_reason(match) if for_operator else cache_miss_reason(match),
+        "lost_tokens": 0 if lost is None else lost.tokens,
+        "lost_seconds": 0.0 if lost is None else lost.seconds,
     }
 
 

@@ -28,6 +28,7 @@ from semantic.adapters.http.middleware import (
 )
 from semantic.adapters.http.openai import responses as openai_responses
 from semantic.adapters.http.openapi import AnthropicError, OpenAIError, describe, documented, page
+from semantic.adapters.http.page import overview
 from semantic.adapters.http.settings import ServerSettings
 from semantic.application.chat.memory_responses import MemoryResponses
 from semantic.ports.responses import ResponsesPort
@@ -109,7 +110,7 @@ def _middleware(settings: ServerSettings, model: str) -> Sequence[Middleware]:
 
 
 def _add_routes(app: FastAPI) -> None:
-    for module in (health, models, openai, openai_responses, agents, requests):
+    for module in (health, models, openai, openai_responses, agents, requests, overview):
         app.include_router(module.router, responses=documented(OpenAIError))
     app.include_router(anthropic.router, responses=documented(AnthropicError))
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from fastapi import Request
 
+from semantic.adapters.http.activity.watch import Watch
 from semantic.adapters.http.errors import RETRY_SECONDS
 from semantic.adapters.http.logs import log_entry_of
 from semantic.adapters.http.metrics import InstrumentedServing, Observer
@@ -25,7 +26,7 @@ class ServerContext:
     """The state of one server. `serving` and `agents` are None until the model is loaded.
 
     `observers` are notified of every answer. `figures` returns the engine's current figures and may
-    be called from any thread. `version` is the program's.
+    be called from any thread. `version` is the program's. `watch` is what the page shows.
     """
 
     serving: ServingPort | None = None
@@ -34,6 +35,12 @@ class ServerContext:
     observers: list[Observer] = field(default_factory=list)
     figures: Callable[[], Figures] | None = None
     version: str = "unknown"
+    watch: Watch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.watch = Watch(
+            lambda: None if self.figures is None else self.figures(), lambda: self.agents
+        )
 
 
 def context_of(request: Request) -> ServerContext:
@@ -52,7 +59,9 @@ def serving_of(request: Request) -> ServingPort:
     context = context_of(request)
     if context.serving is None:
         raise OverloadedError("the model is being loaded", retry_after=RETRY_SECONDS)
-    return InstrumentedServing(context.serving, [*context.observers, log_entry_of(request.scope)])
+    recorder = context.watch.recorder.of(getattr(request.state, "tenant", ""))
+    observers = [*context.observers, recorder, log_entry_of(request.scope)]
+    return InstrumentedServing(context.serving, observers)
 
 
 def agents_of(request: Request) -> AgentsPort:

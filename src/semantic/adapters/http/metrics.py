@@ -213,7 +213,7 @@ class Metrics(Observer):
         self._model = model
         self._waiting: set[str] = set()
         self._running: set[str] = set()
-        self._prefill = _PrefillRate()
+        self._prefill = PrefillRate()
         self._prompt = self._counter("vllm:prompt_tokens", "Prompt tokens, including cached ones.")
         self._generated = self._counter("vllm:generation_tokens", "Tokens generated.")
         self._queries = self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up.")
@@ -334,7 +334,7 @@ _SIZES: Final = {
 }
 
 
-class _PrefillRate:
+class PrefillRate:
     """The mean prefill time per token."""
 
     def __init__(self) -> None:

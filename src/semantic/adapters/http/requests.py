@@ -1,10 +1,11 @@
-"""/v1/requests: what runs and what waits, without texts and tokens.
+"""/v1/requests: what runs and what waits, without texts and tokens; a request can be cancelled.
 
 A tenant sees its own requests, an operator those of all tenants or of one.
 """
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Request
@@ -12,6 +13,7 @@ from pydantic import BaseModel, Field
 
 from semantic.adapters.http.agents import TenantParameter
 from semantic.adapters.http.context import agents_of
+from semantic.adapters.http.errors import WireError
 from semantic.adapters.http.identity import is_operator, require_operator, tenant_of
 from semantic.ports.agents import RequestState, RunningRequest, TenantId
 
@@ -23,6 +25,7 @@ class Running(BaseModel):
     `cached_tokens` are reused."""
 
     object: Literal["request"] = "request"
+    id: str
     agent: str
     state: RequestState
     prompt_tokens: int
@@ -30,6 +33,7 @@ class Running(BaseModel):
     cached_tokens: int
     generated_tokens: int
     seconds: Annotated[float, Field(description="Since the engine has it.")]
+    preemptions: Annotated[int, Field(description="How often it was preempted.")]
     tenant: Annotated[str | None, Field(description="Its tenant's id, for operators.")] = None
 
 
@@ -48,11 +52,34 @@ async def list_requests(request: Request, tenant: TenantParameter = None) -> Req
     operator = is_operator(request)
     given = None if tenant is None else TenantId(tenant)
     found = await agents_of(request).requests(given if operator else tenant_of(request))
-    return Requests(data=[_running(one, operator=operator) for one in found])
+    return Requests(data=[running(one, operator=operator) for one in found])
 
 
-def _running(one: RunningRequest, *, operator: bool) -> Running:
+class Cancelled(BaseModel):
+    """A request that ends at the engine's next step."""
+
+    object: Literal["request.cancelled"] = "request.cancelled"
+    id: str
+
+
+@router.delete("/{request_id}")
+async def cancel(request: Request, request_id: str) -> Cancelled:
+    """Cancel a request that runs or waits; its client gets an error, and what it computed is
+    kept."""
+    owner = None if is_operator(request) else tenant_of(request)
+    if not await agents_of(request).cancel(request_id, owner):
+        raise WireError(
+            HTTPStatus.NOT_FOUND,
+            "expected the id of a request that runs or waits",
+            code="not_found",
+        )
+    return Cancelled(id=request_id)
+
+
+def running(one: RunningRequest, *, operator: bool) -> Running:
+    """A request as it is sent, with the id of its tenant for an operator."""
     return Running(
+        id=one.uid,
         agent=one.agent_id,
         state=one.state,
         prompt_tokens=one.prompt_tokens,
@@ -60,5 +87,6 @@ def _running(one: RunningRequest, *, operator: bool) -> Running:
         cached_tokens=one.cached_tokens,
         generated_tokens=one.generated_tokens,
         seconds=round(one.seconds, 3),
+        preemptions=one.preemptions,
         tenant=one.tenant.id if operator else None,
     )

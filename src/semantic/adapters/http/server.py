@@ -25,6 +25,7 @@ from semantic.adapters.http.connections import (
     DeadlineProtocol,
     protocol_of,
 )
+from semantic.adapters.http.context import ServerContext
 from semantic.adapters.http.errors import logger
 from semantic.adapters.http.settings import ServerSettings
 from semantic.domain.errors import OperatorError
@@ -45,10 +46,12 @@ class HttpServer(uvicorn.Server):
     """
 
     def __init__(self, app: FastAPI, settings: ServerSettings, on_stop: Callable[[], None]) -> None:
+        context: ServerContext = app.state.context
         self._settings = settings
         self._connections = Connections(_limits(settings))
         super().__init__(_config(app, settings, protocol_of(self._connections)))
         self._on_stop = on_stop
+        self._watch = context.watch
 
     def refresh_connection_limits(self) -> None:
         """Recompute the connection limits: loading a model may have changed the limit of open
@@ -83,6 +86,7 @@ class HttpServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept no more requests, let running ones end, and save."""
         self._on_stop()
+        self._watch.close()  # an open page never ends by itself
         await super().shutdown(sockets)
 
 

@@ -135,22 +135,29 @@ class AgentDirectory:
 
     def requests(self, engine: BlockPoolBatchEngine, tenant: Owner | None) -> list[RunningRequest]:
         """See `AgentsPort.requests`."""
-        secret = self._store.secret
         chosen = [one for one in engine.requests if tenant is None or one.tenant == tenant]
-        ids = {one.tenant: tenant_id(secret, tenant_tag(secret, one.tenant)) for one in chosen}
+        ids = {name: self.id_of(name) for name in {one.tenant for one in chosen}}
         return [
             RunningRequest(
+                one.uid,
                 one.agent_id,
-                TenantId(ids[one.tenant]),
+                ids[one.tenant],
                 _state(one),
                 len(one.prompt),
                 min(one.computed, len(one.prompt)),
                 one.cached_tokens,
                 len(one.generated),
                 engine.seconds_of(one),
+                one.preemptions,
             )
             for one in sorted(chosen, key=lambda one: one.number)
         ]
+
+    def cancel(self, engine: BlockPoolBatchEngine, uid: str, tenant: Owner | None) -> bool:
+        """See `AgentsPort.cancel`."""
+        owners = (one.tenant for one in engine.requests if one.uid == uid)
+        found = next(owners, None)
+        return found is not None and tenant in {None, found} and engine.cancel(uid)
 
     def fork(self, engine: BlockPoolBatchEngine, agent_id: str, new_id: str, tenant: str) -> None:
         """See `AgentsPort.fork`."""
@@ -192,6 +199,11 @@ class AgentDirectory:
             raise _unknown(agent_id)
 
     # On any thread
+
+    def id_of(self, tenant: str) -> TenantId:
+        """See `AgentsPort.id_of`."""
+        secret = self._store.secret
+        return TenantId(tenant_id(secret, tenant_tag(secret, tenant)))
 
     def require_pinnable(self, agent_id: str, tenant: Owner) -> None:
         """Raise PinLimitError if the tenant would have more pinned than its part of the store."""
@@ -310,7 +322,7 @@ class AgentDirectory:
         return [manifest for manifest in self._store.manifests() if manifest.scope == scope]
 
     def _summary(self, footprint: AgentFootprint, activity: Activity) -> AgentSummary:
-        manifest, match = footprint.manifest, footprint.manifest.match
+        manifest = footprint.manifest
         session, client = session_and_client_in(manifest.note)
         return AgentSummary(
             id=manifest.agent_id,
@@ -325,8 +337,7 @@ class AgentDirectory:
             turns=manifest.turns,
             parent=parent_of(manifest),
             last_used=manifest.saved_at,
-            last_prompt=None if match is None else match.prompt_tokens,
-            last_cached=None if match is None else match.reused_tokens,
+            match=manifest.match,
             session=session,
             client=client,
         )
@@ -411,6 +422,9 @@ def _place(footprint: AgentFootprint, block: ChainBlock, activity: Activity) -> 
     return "missing" if found is None else _PLACES[found.tier]
 
 
+_RESUMED_FROM = (Part.WINDOW, Part.CHECKPOINT)
+
+
 def _found(footprint: AgentFootprint, block: ChainBlock) -> Found | None:
     """The first of the block's bodies that is stored; all bodies of a block share a tier."""
     bodies = (footprint.found.get(block.key(part)) for part in Part)
@@ -418,11 +432,13 @@ def _found(footprint: AgentFootprint, block: ChainBlock) -> Found | None:
 
 
 def _block(footprint: AgentFootprint, block: ChainBlock, activity: Activity) -> AgentBlock:
+    parts = footprint.parts(block)
     return AgentBlock(
         block.start,
         block.stop,
         block.hash.hex(),
         _place(footprint, block, activity),
-        sum(footprint.parts(block).values()),
+        sum(parts.values()),
         any(block.key(part) in footprint.shared for part in Part),
+        not parts.keys().isdisjoint(_RESUMED_FROM),
     )

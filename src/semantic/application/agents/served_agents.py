@@ -56,6 +56,10 @@ class ServedAgents:
         """Statistics of each tier of the store. Thread-safe."""
         return tuple(self._directory.stores())
 
+    def id_of(self, tenant: str) -> TenantId:
+        """See `AgentsPort.id_of`."""
+        return self._directory.id_of(tenant)
+
     async def tenants(self) -> Sequence[TenantId]:
         """See `AgentsPort.tenants`."""
         owners = await self._call(self._directory.owners)
@@ -73,6 +77,15 @@ class ServedAgents:
         return await self._call(
             lambda engine: directory.requests(
                 engine, None if tenant is None else directory.owner(engine, tenant)
+            )
+        )
+
+    async def cancel(self, uid: str, tenant: Tenant | None) -> bool:
+        """See `AgentsPort.cancel`."""
+        directory = self._directory
+        return await self._call(
+            lambda engine: directory.cancel(
+                engine, uid, None if tenant is None else directory.owner(engine, tenant)
             )
         )
 

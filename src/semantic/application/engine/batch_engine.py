@@ -347,9 +347,13 @@ class BlockPoolBatchEngine:
         return events
 
     def _preempt(self, request: Request) -> list[EngineEvent]:
-        """Close the sequence of a request that returns to the queue."""
+        """Close the sequence of a request that returns to the queue, and tell it."""
         sampled = self._sequences.preempt(request)
-        return [] if sampled is None else [self._accept(request, sampled)[0]]
+        events: list[EngineEvent] = []
+        if sampled is not None:
+            events.append(self._accept(request, sampled)[0])
+        events.append(PrefillEvent(request.uid, request.agent_id, 0, request.n_tokens - 1))
+        return events
 
     def _decode(self) -> list[EngineEvent]:
         """One token for each decoding request."""

@@ -9,12 +9,15 @@ from urllib.parse import quote
 import pytest
 from pydantic import SecretStr
 
+from semantic.adapters.http.agents import _last_turn
 from semantic.adapters.http.app import create_app
 from semantic.adapters.http.context import ServerContext
 from semantic.adapters.http.middleware import tenant_name
 from semantic.adapters.http.settings import ServerSettings
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.domain.block_hash import tenant_id, tenant_tag
+from semantic.domain.match import CacheMiss, MatchEnd, MatchReport
+from semantic.domain.request_parts import Change, Difference, PartKind
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import Reply, RunningServer, running
 from tests.support.served_agents import AgentsWorld
@@ -54,6 +57,7 @@ def test_a_list_of_agents(server: RunningServer, served: AgentsWorld) -> None:
     (ada,) = data
     last_used, n_bytes, pool_bytes = (ada.pop(key) for key in ("last_used", "bytes", "pool_bytes"))
     assert min(last_used, n_bytes, pool_bytes) > 0
+    assert ada["last_turn"].pop("seconds") >= 0
     assert ada == {
         "object": "agent",
         "id": "ada",
@@ -68,7 +72,14 @@ def test_a_list_of_agents(server: RunningServer, served: AgentsWorld) -> None:
         "shared_bytes": 0,
         "pinned": False,
         "turns": 2,
-        "last_turn": {"prompt_tokens": 600, "cached_tokens": 599, "cached_share": 599 / 600},
+        "last_turn": {
+            "prompt_tokens": 600,
+            "cached_tokens": 599,
+            "cached_share": 599 / 600,
+            "reason": "All that was cached of it was used.",
+            "lost_tokens": 0,
+            "lost_seconds": 0.0,
+        },
     }
 
 
@@ -307,6 +318,7 @@ def test_each_sees_its_own_requests_and_an_operator_those_of_all(tenants: Tenant
     a, b = tenants.ids
     (bob,) = requests_of(tenants, KEYS[0])
     assert bob.pop("seconds") >= 0
+    uid = bob.pop("id")
     assert bob == {
         "object": "request",
         "agent": "bob",
@@ -315,6 +327,7 @@ def test_each_sees_its_own_requests_and_an_operator_those_of_all(tenants: Tenant
         "read_tokens": 0,
         "cached_tokens": 0,
         "generated_tokens": 0,
+        "preemptions": 0,
     }
     found = [(one["agent"], one["tenant"]) for one in requests_of(tenants, OPERATOR)]
     assert found == [("bob", a), ("eve", b)]
@@ -323,8 +336,29 @@ def test_each_sees_its_own_requests_and_an_operator_those_of_all(tenants: Tenant
     ]
     assert found == [("eve", b)]
     assert tenants.ask(KEYS[0], "GET", f"/v1/requests?tenant={b}").status == 403
-    tenants.served.world.finish()
+    assert tenants.ask(KEYS[1], "DELETE", f"/v1/requests/{uid}").status == 404
+    assert len(requests_of(tenants, OPERATOR)) == 2
+    assert tenants.ask(KEYS[0], "DELETE", f"/v1/requests/{uid}").json["id"] == uid
+    (eve,) = requests_of(tenants, KEYS[1])
+    assert tenants.ask(OPERATOR, "DELETE", f"/v1/requests/{eve['id']}").status == 200
+    reasons = [done.finish_reason for done in tenants.served.world.finish()]
+    assert reasons == ["cancelled", "cancelled"]
     assert requests_of(tenants, OPERATOR) == []
+    assert tenants.ask(KEYS[0], "DELETE", f"/v1/requests/{uid}").status == 404
+
+
+def test_an_operator_is_told_why_without_what_a_tool_is_called(tenants: Tenants) -> None:
+    data = tenants.ask(OPERATOR, "GET", f"/v1/agents?tenant={tenants.ids[0]}").json["data"]
+    assert isinstance(data, list)
+    (ada,) = data
+    assert ada["last_turn"]["reason"] == "Nothing was cached that begins like it."
+    lost = CacheMiss(512, 1.5, Difference(PartKind.TOOL, Change.CHANGED, 7, "Bash"))
+    match = MatchReport(1000, 256, MatchEnd.DIVERGED, "pool", seconds=3.0, lost=lost)
+    of_tenant = _last_turn(match, for_operator=False)
+    assert of_tenant["reason"] == "Tool 7 (Bash) changed."
+    assert (of_tenant["lost_tokens"], of_tenant["lost_seconds"]) == (512, 1.5)
+    of_operator = _last_turn(match, for_operator=True)
+    assert of_operator == {**of_tenant, "reason": "It is not what the agent had before."}
 
 
 def requests_of(tenants: Tenants, key: str, query: str = "") -> list[dict[str, Any]]:

@@ -1,0 +1,235 @@
+"""/v1/overview: what the server saves, holds and does, as one document or a stream of changes.
+
+A tenant sees its own requests and savings; figures that are about all tenants are for operators,
+and for all clients of a server without keys. No texts and no tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Annotated, Final, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+from semantic.adapters.http.activity.recorder import PhaseName, Savings, Span
+from semantic.adapters.http.activity.watch import LiveRequest, Sample, of_tenant
+from semantic.adapters.http.context import context_of, settings_of
+from semantic.adapters.http.identity import is_operator, tenant_of
+from semantic.adapters.http.requests import Running, running
+from semantic.adapters.http.streaming import event_stream, sse_event
+from semantic.application.engine.engine_state import EngineState
+
+router: Final = APIRouter(prefix="/v1/overview", tags=["Agents"])
+
+Bytes = tuple[int, int]
+"""Bytes in use, and the most that may be."""
+
+Role = Literal["local", "tenant", "operator"]
+
+MOST_SPANS: Final = 300
+"""Requests in one document; the newest."""
+MOST_REQUESTS: Final = 200
+
+
+class Saved(BaseModel):
+    """Prompt tokens of answers, and what of them was cached."""
+
+    since: Annotated[float, Field(description="In seconds since 1970.")]
+    prompt_tokens: int
+    cached_tokens: int
+    seconds: Annotated[
+        float, Field(description="The cached ones would have taken, at the mean speed so far.")
+    ]
+
+
+class SavedTokens(BaseModel):
+    """Since the server's start, and since midnight if that was later."""
+
+    start: Saved
+    today: Saved
+
+
+class BudgetSample(BaseModel):
+    """Use of the pool and of each tier of the store at one time."""
+
+    at: Annotated[float, Field(description="In seconds since 1970.")]
+    tiers: dict[str, Bytes]
+    running: int
+    waiting: int
+    preemptions: int
+
+
+class LiveRow(Running):
+    """A request that runs or waits."""
+
+    tokens_per_second: Annotated[
+        float | None, Field(description="Since the last second; null in its first.")
+    ]
+
+
+class TimelineSpan(BaseModel):
+    """A request on the time line. Times are in seconds since 1970."""
+
+    id: str
+    agent: str
+    phases: Annotated[
+        list[tuple[PhaseName, float]], Field(description="Each phase and when it began.")
+    ]
+    end: float | None
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    finish: str | None
+    tenant: Annotated[str | None, Field(description="Its tenant's id, for operators.")] = None
+
+
+class Changes(BaseModel):
+    """What may change from second to second."""
+
+    now: Annotated[float, Field(description="The server's time in seconds since 1970.")]
+    state: str
+    saved: SavedTokens
+    requests: list[LiveRow]
+    more_requests: Annotated[int, Field(description="So many run or wait besides.")]
+    spans: list[TimelineSpan]
+    samples: Annotated[
+        list[BudgetSample] | None, Field(description="null: they are about all tenants.")
+    ]
+
+
+class Overview(BaseModel):
+    """The server, and all that is remembered of the last minutes."""
+
+    object: Literal["overview"] = "overview"
+    started: Annotated[float, Field(description="In seconds since 1970.")]
+    version: str
+    model: Annotated[str | None, Field(description="null while it is being loaded.")]
+    role: Annotated[Role, Field(description="local: there are no keys.")]
+    tenants: Annotated[
+        list[str] | None, Field(description="Ids of those with agents, for operators.")
+    ]
+    changes: Changes
+
+
+@router.get("")
+async def overview(request: Request) -> Overview:
+    """What the server saves, holds and does now, and did in the last minutes."""
+    viewer, watch = _Viewer(request), context_of(request).watch
+    with watch.watching(viewer.tenant):
+        await watch.next()
+        return await viewer.overview()
+
+
+@router.get("/stream", include_in_schema=False)
+async def stream(request: Request) -> Response:
+    """An event `overview`, then one named `changes` each second. Ends when the server stops."""
+    viewer = _Viewer(request)
+    context_of(request).watch.require_room(viewer.tenant)
+    return event_stream(request, viewer.events())
+
+
+class _Viewer:
+    """One who looks: a tenant, or an operator, whose `tenant` is None."""
+
+    def __init__(self, request: Request) -> None:
+        self._operator = is_operator(request)
+        self.tenant = None if self._operator else tenant_of(request)
+        self._context = context_of(request)
+        self._has_keys = bool(settings_of(request).api_keys)
+        self._version = 0
+        self._sampled = 0.0
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The stream's events."""
+        watch = self._context.watch
+        with watch.watching(self.tenant):
+            await watch.next()
+            yield sse_event((await self.overview()).model_dump(mode="json"), "overview")
+            while await watch.next():
+                yield sse_event(self.changes().model_dump(mode="json"), "changes")
+
+    async def overview(self) -> Overview:
+        """All there is to see."""
+        context, agents = self._context, self._context.agents
+        ids = await agents.tenants() if self._operator and agents is not None else None
+        keyed: Role = "operator" if self._operator else "tenant"
+        return Overview(
+            started=context.watch.recorder.started,
+            version=context.version,
+            model=None if context.serving is None else context.serving.model.id,
+            role=keyed if self._has_keys else "local",
+            tenants=None if ids is None else [one.id for one in ids],
+            changes=self.changes(),
+        )
+
+    def changes(self) -> Changes:
+        """What has changed since the last call; at first all that is remembered."""
+        watch = self._context.watch
+        spans = watch.recorder.spans(self.tenant, self._version)[-MOST_SPANS:]
+        self._version = max([self._version, *(one.version for one in spans)])
+        live = of_tenant(watch.live, self.tenant, self._context.agents)
+        start, today = watch.recorder.savings(self.tenant)
+        return Changes(
+            now=watch.now(),
+            state=self._state(),
+            saved=SavedTokens(start=_saved(start), today=_saved(today)),
+            requests=[self._live_row(one) for one in live[:MOST_REQUESTS]],
+            more_requests=max(0, len(live) - MOST_REQUESTS),
+            spans=[self._span(one) for one in spans],
+            samples=self._samples(),
+        )
+
+    def _state(self) -> str:
+        if self._context.serving is None:
+            return EngineState.LOADING
+        samples = self._context.watch.samples
+        return samples[-1].figures.engine.state if samples else EngineState.READY
+
+    def _samples(self) -> list[BudgetSample] | None:
+        if self._has_keys and not self._operator:
+            return None
+        new = [one for one in self._context.watch.samples if one.at > self._sampled]
+        self._sampled = max([self._sampled, *(one.at for one in new)])
+        return [_budget_sample(one) for one in new]
+
+    def _live_row(self, one: LiveRequest) -> LiveRow:
+        row = running(one.request, operator=self._operator)
+        return LiveRow(**dict(row), tokens_per_second=one.tokens_per_second)
+
+    def _span(self, one: Span) -> TimelineSpan:
+        agents = self._context.agents
+        named = self._operator and agents is not None
+        return TimelineSpan(
+            id=one.uid,
+            agent=one.agent,
+            phases=one.phases,
+            end=one.end,
+            prompt_tokens=one.prompt_tokens,
+            cached_tokens=one.cached_tokens,
+            generated_tokens=one.generated_tokens,
+            finish=one.finish,
+            tenant=agents.id_of(one.tenant).id if named and agents is not None else None,
+        )
+
+
+def _saved(one: Savings) -> Saved:
+    return Saved(
+        since=one.since,
+        prompt_tokens=one.prompt_tokens,
+        cached_tokens=one.cached_tokens,
+        seconds=one.seconds,
+    )
+
+
+def _budget_sample(one: Sample) -> BudgetSample:
+    engine = one.figures.engine
+    tiers = {str(tier.tier): (tier.n_bytes, tier.max_bytes) for tier in one.figures.stores}
+    return BudgetSample(
+        at=one.at,
+        tiers={"pool": (engine.pool_used_bytes, engine.pool_bytes), **tiers},
+        running=engine.running,
+        waiting=engine.inbox + engine.waiting,
+        preemptions=engine.preemptions,
+    )
