@@ -1,7 +1,7 @@
 """Composition root: builds an engine from settings and chooses the adapter for each port.
 
-Adapters are imported inside functions: importing `semantic` loads no framework. What HTTP needs
-besides the engine is in `serve`.
+Adapters and the engine are imported inside functions: importing `semantic` loads no framework, and
+a command that only prints its help not even the engine. What HTTP needs besides it is in `serve`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from semantic.application.chat.turn_cache import TurnCache
-from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.domain.errors import InvalidRequestError, OperatorError, StoreError
-from semantic.domain.services import BlockPool
-from semantic.domain.value_objects import ModelCacheSpec
-from semantic.ports.outbound import BatchBackend, ModelProviderPort, Tokenizer
-from semantic.ports.store import CacheStorePort
 
 if TYPE_CHECKING:
     from semantic.adapters.mlx import BlasStatus
@@ -31,7 +25,12 @@ if TYPE_CHECKING:
     from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
     from semantic.adapters.stores.disk.store import DiskStore
     from semantic.adapters.stores.disk_responses import FallbackResponses as Responses
-
+    from semantic.application.chat.turn_cache import TurnCache
+    from semantic.application.engine.batch_engine import BlockPoolBatchEngine
+    from semantic.domain.services import BlockPool
+    from semantic.domain.value_objects import ModelCacheSpec
+    from semantic.ports.outbound import BatchBackend, ModelProviderPort, Tokenizer
+    from semantic.ports.store import CacheStorePort
 
 DEFAULT_MODEL = "semantic-tiny"
 """The model inside the package."""
@@ -156,6 +155,7 @@ def rebuild_app(app: App) -> App:
     from semantic.adapters.mlx.backend import MLXBackend
     from semantic.adapters.mlx.model.provider import wrap_model
     from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
+    from semantic.domain.services import BlockPool
 
     if not (isinstance(app.model, MLXBackend) and isinstance(app.tokenizer, MLXTokenizer)):
         raise InvalidRequestError(f"expected a loaded model, got {type(app.model).__name__}")
@@ -173,6 +173,8 @@ def _new_app(
     store: CacheStorePort,
     settings: Settings,
 ) -> App:
+    from semantic.application.engine.batch_engine import BlockPoolBatchEngine
+
     engine = BlockPoolBatchEngine(
         model,
         tokenizer,
@@ -207,6 +209,8 @@ def model_path(model: str) -> Path:
 
 def make_pool(settings: Settings, spec: ModelCacheSpec) -> BlockPool:
     """The pool for a loaded model. Raises InvalidRequestError for a pool without a block."""
+    from semantic.domain.services import BlockPool
+
     max_bytes = settings.pool_bytes
     if max_bytes is None and settings.pool_blocks is None:
         device = read_device()
@@ -277,6 +281,7 @@ def open_turns(settings: Settings, warn: Callable[[str], None]) -> TurnCache:
     `warn` is called with a sentence when the file cannot be used.
     """
     from semantic.adapters.stores.disk_turns import DiskTurns
+    from semantic.application.chat.turn_cache import TurnCache
 
     below = None
     if settings.use_disk:
@@ -363,6 +368,8 @@ def read_bare_model(model: object) -> ModelCacheSpec | None:
 
 def register_readers() -> None:
     """Let `ModelCacheSpec.from_model` read bare models. Idempotent."""
+    from semantic.domain.value_objects import ModelCacheSpec
+
     if read_bare_model not in ModelCacheSpec.readers:
         ModelCacheSpec.readers.append(read_bare_model)
 

@@ -8,6 +8,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -98,7 +99,7 @@ def test_the_supported_versions_are_those_that_are_installed_with_the_package() 
 def test_another_version_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, installed: str, verdict: str
 ) -> None:
-    monkeypatch.setattr(doctor, "version", lambda _: installed)
+    monkeypatch.setattr(metadata, "version", lambda _: installed)
     assert check_version("mlx").verdict == verdict
 
 

@@ -66,15 +66,55 @@ def test_no_arguments_print_the_help() -> None:
     assert "Usage" in semantic().out + semantic().err
 
 
-def test_help_loads_neither_a_framework_nor_a_model() -> None:
+MOST_MODULES_FOR_HELP = 260
+"""Python's own and typer's included: the time of `--help` is the time of their imports."""
+NOT_FOR_HELP = (
+    "asyncio", "email", "fastapi", "mlx", "mlx_lm", "numpy", "platformdirs", "pydantic", "pygments",
+    "rich", "semantic.adapters", "semantic.application.engine", "sqlite3", "transformers",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
+def test_help_imports_little(arguments: list[str]) -> None:
     code = (
-        "import sys; import semantic.cli.main; "
-        "print([m for m in ('mlx', 'mlx_lm', 'transformers', 'numpy') if m in sys.modules])"
+        "import sys; import semantic.cli.main as program; "
+        f"sys.argv = ['semantic', *{arguments}]\n"
+        "try: program.main()\n"
+        "except SystemExit: print(*sys.modules, sep=chr(10), file=sys.stderr)"
     )
     ran = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment()
     )
-    assert ran.stdout == "[]\n"
+    modules = ran.stderr.split()
+    assert "semantic.cli.main" in modules
+    assert [name for name in NOT_FOR_HELP if name in modules] == []
+    assert len(modules) <= MOST_MODULES_FOR_HELP
+
+
+def test_the_help_has_the_options_below_their_headings() -> None:
+    shown = semantic("serve", "--help").out
+    headings = [line for line in shown.splitlines() if line.endswith(":") and line[0] != " "]
+    assert headings[:2] == ["Address and access:", "Model and memory:"]
+    assert headings[-1] == "Options:"
+    assert "Arguments:" in semantic("agents", "fork", "--help").out
+
+
+def test_a_public_name_is_imported_when_it_is_asked_for() -> None:
+    code = (
+        "import sys, semantic\n"
+        "assert 'semantic.bootstrap' not in sys.modules\n"
+        "assert [name for name in semantic.__all__ if name not in dir(semantic)] == []\n"
+        "from semantic import *\n"
+        "assert [name for name in semantic.__all__ if name not in globals()] == []\n"
+        "assert len(ModelCacheSpec.readers) == 1\n"
+        "assert semantic.load is semantic.bootstrap.load\n"
+        "try: semantic.no_such_name\n"
+        "except AttributeError as error: print(error)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment()
+    )
+    assert ran.stdout == "module 'semantic' has no attribute 'no_such_name'\n"
 
 
 def test_torch_is_not_loaded_where_it_is_installed(tmp_path: Path) -> None:

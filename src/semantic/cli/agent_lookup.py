@@ -15,6 +15,7 @@ import typer
 from semantic.bootstrap import model_name, open_disk
 from semantic.cli.options import StoreOptions
 from semantic.cli.report import show_name
+from semantic.cli.shell.completion import complete_agents
 from semantic.domain.block_hash import LOCAL_TENANT, Scope, tenant_id, tenant_tag
 from semantic.domain.errors import InvalidRequestError, StoreError
 from semantic.domain.stored import Manifest
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
 ID_DIGITS = 12
 """Hexadecimal digits of a model's id in text output."""
 
-AgentName = Annotated[str, typer.Argument(help="The agent's name.", show_default=False)]
+AgentName = Annotated[
+    str,
+    typer.Argument(help="The agent's name.", autocompletion=complete_agents, show_default=False),
+]
 ModelId = Annotated[
     str | None,
     typer.Option(

@@ -18,6 +18,7 @@ from semantic.cli.edge import EXIT_INTERRUPTED, print_error, print_notice
 from semantic.cli.options import EngineOptions, MaxTokens, SamplingOptions
 from semantic.cli.progress import ProgressBar
 from semantic.cli.report import show_bytes, show_name, show_seconds, store_lines
+from semantic.cli.shell.completion import complete_agents
 from semantic.cli.terminal import (
     is_interactive,
     on_interrupt,
@@ -39,7 +40,9 @@ Ctrl-C   stop the answer
 def chat(
     engine: EngineOptions,
     sampling: SamplingOptions,
-    agent: Annotated[str, typer.Option(help="The agent's name.")] = "agent",
+    agent: Annotated[
+        str, typer.Option(help="The agent's name.", autocompletion=complete_agents)
+    ] = "agent",
     system: Annotated[
         str | None, typer.Option(help="A system message to begin with.", show_default=False)
     ] = None,

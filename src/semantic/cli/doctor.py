@@ -7,7 +7,6 @@ import platform
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Literal
 
 import typer
@@ -104,6 +103,8 @@ def examine(settings: Settings) -> Iterator[Finding]:
 
 def check_version(package: str) -> Finding:
     """Whether an installed package has a supported version."""
+    from importlib.metadata import PackageNotFoundError, version
+
     first, below = SUPPORTED[package]
     supported = f">={_dotted(first)},<{_dotted(below)}"
     try:

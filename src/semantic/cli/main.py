@@ -25,6 +25,7 @@ from semantic.cli.options import EngineOptions, command
 from semantic.cli.run import run
 from semantic.cli.serve import CONFIG_COMMANDS, serve
 from semantic.cli.service import SERVICE_COMMANDS
+from semantic.cli.shell.plain_help import CONTEXT, PlainCommand, PlainGroup
 from semantic.cli.terminal import escape_unencodable
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -46,9 +47,10 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
 app = typer.Typer(
     name="semantic",
     no_args_is_help=True,
-    rich_markup_mode="markdown",
+    cls=PlainGroup,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=CONTEXT,
 )
 
 
@@ -86,11 +88,11 @@ def _is_given(ctx: typer.Context, name: str) -> bool:
 
 app.callback()(group)
 for name, function in COMMANDS.items():
-    app.command(name)(command(function))
+    app.command(name, cls=PlainCommand)(command(function))
 for word, (words, commands) in GROUPS.items():
-    part = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
+    part = typer.Typer(no_args_is_help=True, cls=PlainGroup, rich_markup_mode=None)
     for name, function in commands.items():
-        part.command(name)(command(function))
+        part.command(name, cls=PlainCommand)(command(function))
     app.add_typer(part, name=word, help=words)
 
 

@@ -17,6 +17,7 @@ import typer
 
 from semantic.bootstrap import DEFAULT_MODEL, STORE_VARIABLE, Settings
 from semantic.cli.edge import process_edge
+from semantic.cli.shell.completion import complete_models
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.value_objects import SamplingParams
 
@@ -86,6 +87,7 @@ PoolBlocks = Annotated[
 ]
 _MODEL = typer.Option(
     help="A model folder, a hub id (org/name) or the model inside the package.",
+    autocompletion=complete_models,
     rich_help_panel=_ENGINE,
 )
 _NO_STORE = typer.Option(

@@ -1,0 +1,74 @@
+"""Completions of agents' names and models, for `semantic --install-completion`.
+
+A shell asks with every press of a key: the answer is short, soon, and nothing where a store or a
+folder cannot be read. Only words that a shell takes as they are: a client names its agents, and a
+shell may evaluate what it is offered. Knows no store and no model.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import typer
+
+_MOST = 50
+"""Completions, at most."""
+_MOST_ENTRIES = 2000
+"""Entries of the hub's cache that are looked at."""
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:/+,-]*")
+_HUB_FOLDER = re.compile(r"models--(.+?)--(.+)")
+
+
+def complete_agents(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of the local tenant's agents, last saved first."""
+    from semantic.adapters.stores.disk.agent_names import agent_names
+    from semantic.bootstrap import Settings, store_folder
+    from semantic.domain.errors import StoreError
+
+    try:
+        folder = store_folder(Settings(store=_given_store(ctx)))
+    except StoreError:  # there is no home folder
+        return []
+    return [name for name in agent_names(folder, incomplete, _MOST) if _PLAIN.fullmatch(name)]
+
+
+def complete_models(incomplete: str) -> list[str]:
+    """The model inside the package and those in the hub's cache; a shell completes folders."""
+    from semantic.bootstrap import DEFAULT_MODEL
+
+    names = [DEFAULT_MODEL, *sorted(_cached_models())]
+    fitting = (name for name in names if name.startswith(incomplete) and _PLAIN.fullmatch(name))
+    return list(islice(fitting, _MOST))
+
+
+def _given_store(ctx: typer.Context) -> Path | None:
+    """The option --store, before the command or after it."""
+    contexts = [ctx, *([ctx.parent] if ctx.parent else []), ctx.find_root()]
+    given = (one.params.get("store") for one in contexts)
+    return next((Path(store) for store in given if isinstance(store, str | Path)), None)
+
+
+def _cached_models() -> Iterator[str]:
+    """Hub ids of the folders in the hub's cache."""
+    try:
+        with os.scandir(_hub_cache()) as entries:
+            for entry in islice(entries, _MOST_ENTRIES):
+                if found := _HUB_FOLDER.fullmatch(entry.name):
+                    yield f"{found[1]}/{found[2]}"
+    except OSError:
+        return
+
+
+def _hub_cache() -> Path:
+    """Where huggingface_hub keeps models; importing it takes longer than a completion may."""
+    if given := os.environ.get("HF_HUB_CACHE"):
+        return Path(given)
+    if given := os.environ.get("HF_HOME"):
+        return Path(given, "hub")
+    caches = os.environ.get("XDG_CACHE_HOME")
+    home = Path(caches) if caches else Path(os.environ.get("HOME", ""), ".cache")
+    return home / "huggingface" / "hub"
