@@ -227,7 +227,7 @@ def _export(tree: Path) -> int:
 def _build(source: Path, kind: str, out: Path, tree: Path, epoch: int) -> Path:
     constraints = str(tree / _CONSTRAINTS)
     _uv(
-        *("build", "--quiet", kind, "--build-constraint", constraints),
+        *("build", "--quiet", kind, "--build-constraints", constraints),
         *("--out-dir", str(out), str(source)),
         env={**os.environ, "SOURCE_DATE_EPOCH": str(epoch)},
     )
