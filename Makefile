@@ -73,11 +73,12 @@ thorough: check  ## the same with further values and many more examples: hours
 
 check: lint type imports unit
 
-lint: $(VENV)/.dev  ## style, format, and numbers in prose that differ from their results
+lint: $(VENV)/.dev  ## style, format, and what pages have of results, tests and the program
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/python -m experiments.harness.report --check
 	@$(BIN)/python -m experiments.harness.runner --check
+	@$(BIN)/python -m tools.pages --check
 
 fmt: $(VENV)/.dev  ## rewrite files in the house format
 	@$(BIN)/ruff check --fix .

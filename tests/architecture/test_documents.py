@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tools.site import navigation, pages
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "semantic"
@@ -191,6 +194,12 @@ def test_every_heading_that_a_document_links_exists(document: Path) -> None:
 def test_every_make_target_that_a_document_names_exists(document: Path) -> None:
     targets = set(TARGET.findall((ROOT / "Makefile").read_text(encoding="utf-8")))
     assert set(MAKE.findall(document.read_text(encoding="utf-8"))) - targets == set()
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    listed = Counter(navigation())
+    assert set(listed) == {page.as_posix() for page in pages()}
+    assert max(listed.values()) == 1
 
 
 @pytest.mark.parametrize(("name", "most"), MOST_WORDS.items())

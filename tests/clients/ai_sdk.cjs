@@ -12,6 +12,7 @@ const { createOpenAI } = load("@ai-sdk/openai");
 const { createAnthropic } = load("@ai-sdk/anthropic");
 const { z } = load("zod");
 
+// [models]
 const settings = { baseURL: `${url}/v1`, apiKey: "none" };
 const models = {
   compatible: (name) =>
@@ -22,6 +23,7 @@ const models = {
   responses: (name) => createOpenAI(settings)(name),
   anthropic: (name) => createAnthropic(settings)(name),
 };
+// [/models]
 
 const model = models[provider]("semantic-tiny");
 const common = { model, maxRetries: 0, maxOutputTokens: 600 };

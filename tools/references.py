@@ -1,0 +1,204 @@
+"""The command line and the HTTP interface as Markdown, from the program itself.
+
+Knows neither pages nor where the text goes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+
+from typer.core import TyperArgument, TyperGroup, TyperOption
+from typer.main import get_command
+
+Json = Mapping[str, object]
+
+_KINDS: Final = {str: "text", int: "number", float: "number", Path: "path"}
+_GROUPS: Final = (
+    ("OpenAI's interfaces", ("/v1/chat", "/v1/completions", "/v1/responses", "/v1/models")),
+    ("Anthropic's interface", ("/v1/messages",)),
+    ("Agents and requests", ("/v1/agents", "/v1/requests")),
+    ("Tokens", ("/tokenize", "/detokenize")),
+)
+_OTHERS: Final = "The server"
+_METHODS: Final = ("get", "post", "put", "delete")
+
+
+def command_line() -> str:
+    """Every command of `semantic` with its arguments and options."""
+    from semantic.cli.main import app
+
+    program = get_command(app)
+    assert isinstance(program, TyperGroup)
+    parts = [_options([one for one in program.params if isinstance(one, TyperOption)])]
+    for name, command in program.commands.items():
+        parts += _commands(f"semantic {name}", command)
+    return "\n\n".join(part for part in parts if part)
+
+
+def _commands(name: str, command: object) -> Iterator[str]:
+    if isinstance(command, TyperGroup):
+        yield f"## {name}"
+        yield command.help or ""
+        for below, one in command.commands.items():
+            yield from _commands(f"{name} {below}", one)
+        return
+    params = list(getattr(command, "params", ()))
+    arguments = [one for one in params if isinstance(one, TyperArgument)]
+    words = (_word(one) if one.required else f"[{_word(one)}]" for one in arguments)
+    yield f"{'##' if name.count(' ') == 1 else '###'} {name}"
+    yield f"    {' '.join((name, *words))} [OPTIONS]"
+    yield _joined(str(getattr(command, "help", "") or ""))
+    if arguments:
+        rows = [(f"`{_word(one)}`", _cell(one.help)) for one in arguments]
+        yield _table(("argument", ""), rows)
+    yield _options([one for one in params if isinstance(one, TyperOption)])
+
+
+def _options(options: Sequence[TyperOption]) -> str:
+    """A table for each panel, in the order of `--help`."""
+    shown = [one for one in options if not one.hidden]
+    order = ["", *dict.fromkeys(_panel(one) for one in shown)]
+    shown.sort(key=lambda one: order.index(_panel(one)))
+    parts = []
+    for panel, below in groupby(shown, _panel):
+        rows = [(_names(one), _kind(one), _cell(one.help) + _default(one)) for one in below]
+        parts.append(_table((panel or "option", "", ""), rows))
+    return "\n\n".join(parts)
+
+
+def _word(argument: TyperArgument) -> str:
+    return (argument.metavar or argument.name.upper()).strip("[]")
+
+
+def _panel(option: TyperOption) -> str:
+    return str(option.rich_help_panel or "")
+
+
+def _names(option: TyperOption) -> str:
+    return ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
+
+
+def _kind(option: TyperOption) -> str:
+    if option.is_flag:
+        return ""
+    return _KINDS.get(getattr(option.type_descriptor, "annotation", str), "text")
+
+
+def _default(option: TyperOption) -> str:
+    told = option.show_default and not option.is_flag and option.default not in {None, ()}
+    return f" Default: `{option.default}`." if told else ""
+
+
+def http(schema: Json) -> str:
+    """Every route of an OpenAPI document, with its parameters and fields."""
+    operations = [
+        (method, path, operation)
+        for path, methods in _at(schema, "paths").items()
+        for method, operation in _mapping(methods).items()
+        if method in _METHODS
+    ]
+    parts = []
+    for heading in (*(heading for heading, _ in _GROUPS), _OTHERS):
+        parts.append(f"## {heading}")
+        for method, path, operation in operations:
+            if _group(path) == heading:
+                parts += _route(schema, method, path, _mapping(operation))
+    return "\n\n".join(part for part in parts if part)
+
+
+def statuses(schema: Json) -> str:
+    """The statuses that any route may return, as one table."""
+    found: dict[str, str] = {}
+    for methods in _at(schema, "paths").values():
+        for operation in _mapping(methods).values():
+            for status, response in _at(_mapping(operation), "responses").items():
+                if status != "200":
+                    found[status] = str(_mapping(response).get("description", ""))
+    return _table(("status", ""), sorted(found.items()))
+
+
+def _group(path: str) -> str:
+    return next((name for name, starts in _GROUPS if path.startswith(starts)), _OTHERS)
+
+
+def _route(schema: Json, method: str, path: str, operation: Json) -> Iterator[str]:
+    yield f"### {method.upper()} {path}"
+    yield _joined(str(operation.get("description", "")))
+    parameters = [_mapping(one) for one in _list(operation.get("parameters"))]
+    rows = [
+        (f"`{one['name']}`", str(one["in"]), _type(schema, _at(one, "schema")))
+        for one in parameters
+    ]
+    if rows:
+        yield _table(("parameter", "in", "type"), rows)
+    body = _content(operation.get("requestBody"))
+    for shape in _list(body.get("anyOf")) or [body]:
+        yield _fields(schema, "field", _mapping(shape))
+    answer = _content(_at(operation, "responses").get("200"))
+    yield _fields(schema, "in the response", _resolved(schema, answer))
+
+
+def _fields(schema: Json, heading: str, shape: Json) -> str:
+    required = _list(shape.get("required"))
+    rows = [
+        (f"`{name}`", _type(schema, _mapping(field)) + (", required" if name in required else ""))
+        for name, field in _at(shape, "properties").items()
+    ]
+    return _table((heading, "type"), rows) if rows else ""
+
+
+def _type(schema: Json, field: Json) -> str:
+    """A field's type in words."""
+    if "enum" in field:
+        return " or ".join(f"`{one}`" for one in _list(field["enum"]))
+    if "anyOf" in field:
+        return " or ".join(_type(schema, _mapping(one)) for one in _list(field["anyOf"]))
+    if "$ref" in field:
+        resolved = _resolved(schema, field)
+        return _type(schema, resolved) if "enum" in resolved else str(resolved.get("title"))
+    if field.get("type") == "array":
+        return f"list of {_type(schema, _at(field, 'items'))}"
+    kind = field.get("type", "any")
+    return " or ".join(map(str, _list(kind))) if isinstance(kind, list) else str(kind)
+
+
+def _content(holder: object) -> Json:
+    return _at(_at(_at(_mapping(holder), "content"), "application/json"), "schema")
+
+
+def _resolved(schema: Json, shape: Json) -> Json:
+    name = str(shape.get("$ref", "")).rpartition("/")[2]
+    return _at(_at(_at(schema, "components"), "schemas"), name) if name else shape
+
+
+def _at(mapping: Json, name: str) -> Json:
+    return _mapping(mapping.get(name))
+
+
+def _mapping(value: object) -> Json:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def _joined(text: str) -> str:
+    """Paragraphs of one line each."""
+    paragraphs = re.split(r"\n\s*\n", text.strip())
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+def _cell(text: str | None) -> str:
+    return " ".join((text or "").split()).replace("|", "\\|")
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    if not rows:
+        return ""
+    lines = (headings, ["---"] * len(headings), *rows)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
