@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import pytest
@@ -17,7 +18,7 @@ from semantic.adapters.stores.background import (
     BackgroundStore,
 )
 from semantic.adapters.stores.memory import MemoryStore
-from semantic.domain.block_hash import BlockKey, Part
+from semantic.domain.block_hash import PUBLIC_TENANT, BlockKey, Part, tenant_tag
 from semantic.domain.errors import IntegrityError, InvalidRequestError
 from semantic.domain.stored import Manifest, StoredBlock, Tier
 from tests.support.fake_clock import FakeClock
@@ -137,6 +138,17 @@ def test_a_part_of_the_queue_is_kept_for_other_tenants() -> None:
     world.store.flush()
     world.stall()
     assert [world.store.put(one) for one in blocks(chain(20 * 256, seed=1))].count(True) == 14
+    world.inner.open.set()
+    world.store.close()
+
+
+def test_public_prefixes_are_no_tenant_to_keep_a_part_of_the_queue_for() -> None:
+    world = World(16 * BLOCK)
+    public = replace(SCOPE, tenant=tenant_tag(world.store.secret, PUBLIC_TENANT))
+    assert all(world.store.put(one) for one in blocks(chain(2 * 256, scope=public)))
+    world.store.flush()
+    world.stall()
+    assert [world.store.put(one) for one in blocks(chain(20 * 256))].count(True) == 16
     world.inner.open.set()
     world.store.close()
 

@@ -11,7 +11,7 @@ import pytest
 
 from semantic.adapters.stores.disk import DiskStore
 from semantic.adapters.stores.memory import MemoryStore
-from semantic.domain.block_hash import Part, Scope
+from semantic.domain.block_hash import PUBLIC_TENANT, Part, Scope, tenant_tag
 from semantic.domain.stored import Manifest
 from semantic.ports.store import CacheStorePort
 from tests.support.faulty_files import FaultyFiles
@@ -105,6 +105,22 @@ def test_alone_a_tenant_may_pin_all_of_it(store: CacheStorePort) -> None:
     first = [n_blocks(store, A, number) for number in range(5)]
     assert first == [BLOCKS] * 5
     assert not all(store.put(block(link)) for link in chain(TOKENS, 99, A))
+
+
+def test_public_prefixes_are_nobodys_part(store: CacheStorePort) -> None:
+    public = replace(A, tenant=tenant_tag(store.secret, PUBLIC_TENANT))
+    assert turn(store, public, 0, pinned=True)
+    flood(store, A, pinned=True)
+    assert store.pinned(A.tenant).max_bytes is None
+    held = [n_blocks(store, A, number) for number in range(AGENTS)]
+    assert held[:5] == [BLOCKS] * 5
+    assert not turn(store, public, 1, pinned=True)
+    assert [n_blocks(store, A, number) for number in range(AGENTS)] == held
+    assert n_blocks(store, public, 0) == BLOCKS
+    assert turn(store, B, 0)
+    [tier] = store.stats()
+    assert store.pinned(A.tenant).max_bytes == tier.max_bytes // 2
+    assert turn(store, public, 1, pinned=True)
 
 
 def test_what_is_pinned_goes_last_and_what_was_used_last_stays(store: CacheStorePort) -> None:

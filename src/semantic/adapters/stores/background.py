@@ -20,7 +20,14 @@ from typing import TypeAlias
 from semantic.adapters.stores.memory import data_of, fill
 from semantic.adapters.stores.neighbours import Children
 from semantic.application.agents.listing import walk
-from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope
+from semantic.domain.block_hash import (
+    PUBLIC_TENANT,
+    BlockHash,
+    BlockKey,
+    Part,
+    Scope,
+    tenant_tag,
+)
 from semantic.domain.errors import IntegrityError, InvalidRequestError
 from semantic.domain.stored import (
     COUNTERS,
@@ -84,11 +91,11 @@ class BackgroundStore:
     """Accepts writes at once and passes them to `inner`, in order, from one thread. Thread-safe.
 
     At most `max_queued_bytes` of blocks are queued (each counts `QUEUED_BLOCK_BYTES` beside its
-    body), and of several tenants at most 7/8 of that for each; what would exceed that is dropped
-    (backpressure), and so is everything during a back-off. Of an agent's manifests only the newest
-    is queued; a replaced one gets no generation. After `close` everything else that was accepted
-    has been passed to `inner`; a process that ends without it loses the queue. A bug that ends the
-    thread is raised by `flush` and `close`.
+    body), and of several tenants at most 7/8 of that for each, public prefixes not counted as one;
+    what would exceed that is dropped (backpressure), and so is everything during a back-off. Of an
+    agent's manifests only the newest is queued; a replaced one gets no generation. After `close`
+    everything else that was accepted has been passed to `inner`; a process that ends without it
+    loses the queue. A bug that ends the thread is raised by `flush` and `close`.
 
     Methods without a docstring: see `CacheStorePort`.
     """
@@ -117,6 +124,7 @@ class BackgroundStore:
         self._saves: OrderedDict[_Agent, _Save] = OrderedDict()
         self._n_bytes = 0
         self._tenants: Counter[bytes] = Counter()  # the bytes of each, of all that were ever seen
+        self._public = tenant_tag(inner.secret, PUBLIC_TENANT)
         self._touches = 0
         self._flushing = 0
         self._counts: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
@@ -373,7 +381,7 @@ class BackgroundStore:
     def _has_room(self, job: _Put) -> bool:
         """Whether it fits, and leaves a part to other tenants, if there are any."""
         own = self._tenants[job.tenant] + job.n_bytes
-        is_shared = len(self._tenants) > 1
+        is_shared = len(self._tenants.keys() - {self._public}) > 1
         most = self._max_bytes - self._max_bytes // _KEPT_FOR_OTHERS if is_shared else own
         return own <= most and self._n_bytes + job.n_bytes <= self._max_bytes
 

@@ -19,7 +19,15 @@ from typing import TypeAlias, TypeVar
 from cachetools import FIFOCache
 
 from semantic.adapters.stores.neighbours import Children
-from semantic.domain.block_hash import BlockHash, BlockKey, BlockLink, Part, Scope
+from semantic.domain.block_hash import (
+    PUBLIC_TENANT,
+    BlockHash,
+    BlockKey,
+    BlockLink,
+    Part,
+    Scope,
+    tenant_tag,
+)
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.stored import (
     COUNTERS,
@@ -89,6 +97,10 @@ class _Tenant:
             del self.pinned[entry]
             self.pinned_bytes -= size
 
+    def entries(self, *, pinned: bool) -> Iterator[_Entry]:
+        """In order of eviction, with or without those that are `pinned`."""
+        return itertools.chain(self.lru, self.pinned if pinned else ())
+
     def use(self, entry: _Entry) -> None:
         (self.lru if entry in self.lru else self.pinned).move_to_end(entry)
 
@@ -102,7 +114,8 @@ class MemoryStore:
     return all entries cost more because more exist.
 
     For a tenant entries of those that have more are evicted first, of the largest, pinned ones
-    last, and otherwise its own that are not pinned.
+    last, and otherwise its own that are not pinned. Public prefixes are nobody's part: beside them
+    alone a tenant may pin everything, and its pins hold against them.
 
     Methods without a docstring: see `CacheStorePort`.
     """
@@ -114,6 +127,7 @@ class MemoryStore:
         if secret is not None and len(secret) != _SECRET_BYTES:
             raise InvalidRequestError(f"secret must be {_SECRET_BYTES} bytes, got {len(secret)}")
         self._secret = secrets.token_bytes(_SECRET_BYTES) if secret is None else secret
+        self._public = tenant_tag(self._secret, PUBLIC_TENANT)
         self._max_bytes = max_bytes
         self._n_bytes = 0
         self._lock = threading.Lock()
@@ -263,7 +277,7 @@ class MemoryStore:
     def pinned(self, tenant: bytes) -> Pinned:
         with self._lock:
             n_bytes = self._tenants.get(tenant, _Tenant()).pinned_bytes
-            n_tenants = len(self._tenants.keys() | {tenant})
+            n_tenants = len(self._tenants.keys() - {self._public} | {tenant})
         return Pinned(n_bytes, None if n_tenants == 1 else self._max_bytes // n_tenants)
 
     # Life
@@ -334,12 +348,15 @@ class MemoryStore:
             return True
         own = self._tenants.get(tenant, _Tenant())
         then = own.n_bytes + n_bytes
-        others = [one.n_bytes for tag, one in self._tenants.items() if tag != tenant]
+        others = [one for tag, one in self._tenants.items() if tag != tenant]
+        pins_hold = tenant == self._public and len(others) == 1
         kept = own.pinned_bytes + self._unpinned_bytes(own, spared)
-        if kept + n_bytes + sum(min(then, n) for n in others) > self._max_bytes:
+        for one in others:
+            kept += max(min(then, one.n_bytes), one.pinned_bytes if pins_hold else 0)
+        if kept + n_bytes > self._max_bytes:
             return False
         victims: dict[_Entry, None] = {}
-        for victim in self._in_order_of_eviction(tenant, then, spared):
+        for victim in self._in_order_of_eviction(tenant, then, spared, pins_hold=pins_hold):
             if victim not in victims:
                 victims[victim] = None
                 excess -= self._size(victim)
@@ -352,11 +369,17 @@ class MemoryStore:
         return True
 
     def _in_order_of_eviction(
-        self, tenant: bytes, then: int, spared: AbstractSet[BlockHash | _Agent]
+        self,
+        tenant: bytes,
+        then: int,
+        spared: AbstractSet[BlockHash | _Agent],
+        *,
+        pins_hold: bool,
     ) -> Iterator[_Entry]:
         """Everything evictable for `tenant`, which will have `then` bytes; some entries repeatedly.
 
-        Of the others what each has above that, the largest first.
+        Of the others what each has above that, the largest first; what is pinned last, or, if
+        `pins_hold`, not at all.
         """
         larger = [
             (-one.n_bytes, tag)
@@ -365,9 +388,7 @@ class MemoryStore:
         ]
         heapq.heapify(larger)
         queues = {
-            tag: self._of(
-                itertools.chain(self._tenants[tag].lru, self._tenants[tag].pinned), spared
-            )
+            tag: self._of(self._tenants[tag].entries(pinned=not pins_hold), spared)
             for _, tag in larger
         }
         seen: set[_Entry] = set()

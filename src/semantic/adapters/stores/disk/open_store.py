@@ -24,6 +24,7 @@ from semantic.adapters.stores.disk.quota import Quota
 from semantic.adapters.stores.disk.recovery import Recovery, quarantine
 from semantic.adapters.stores.disk.schema import IndexBrokenError, number
 from semantic.adapters.stores.disk.seal import SEALED_FROM, Seal
+from semantic.domain.block_hash import PUBLIC_TENANT, tenant_tag
 from semantic.domain.errors import InvalidRequestError, StoreError
 
 T = TypeVar("T")
@@ -60,7 +61,8 @@ class OpenStore:
         self._seal = Seal(self.folder)
         self._opened = False
         known = max_bytes if isinstance(max_bytes, int) else 1  # opening evicts nothing
-        self.quota = Quota(self.index, self.entries, self.counts, known)
+        public = tenant_tag(self.folder.secret, PUBLIC_TENANT)
+        self.quota = Quota(self.index, self.entries, self.counts, known, public=public)
         try:
             self._open_when_free()
             if not isinstance(max_bytes, int):

@@ -3,6 +3,7 @@
 Counts all models, agents and processes together, unfinished and quarantined files and the index
 included. Evicts quarantined files first, then blocks, then agents, those of the tenant that has
 most. A pin holds against its own tenant, and against others up to an equal part of the quota.
+Public prefixes are nobody's part: of one tenant beside them all pins hold.
 """
 
 from __future__ import annotations
@@ -33,8 +34,12 @@ SESSION = 3 * PAGE
 class Quota:
     """At most `max_bytes` in the folder. Call every method inside a transaction of the index."""
 
-    def __init__(self, index: Index, entries: Entries, counts: Counts, max_bytes: int) -> None:
+    def __init__(
+        self, index: Index, entries: Entries, counts: Counts, max_bytes: int, *, public: bytes
+    ) -> None:
+        """`public` is the tag of public prefixes."""
         self.max_bytes = max_bytes
+        self._public = public
         self._index = index
         self._entries = entries
         self._counts = counts
@@ -52,8 +57,7 @@ class Quota:
     def pinned_of(self, db: sqlite3.Connection, tenant: bytes) -> Pinned:
         """See `CacheStorePort.pinned`."""
         _, n_bytes = agent_rows.bytes_of(db, tenant)
-        others = "SELECT count(*) FROM tenants WHERE bytes > 0 AND tag != ?"
-        n_others = whole(db.execute(others, (tenant,)).fetchone()[0])
+        n_others = self._others(db, tenant)
         return Pinned(n_bytes, self.max_bytes // (1 + n_others) if n_others else None)
 
     def reserve(
@@ -110,7 +114,9 @@ class Quota:
         if self.used(db) + needed <= self.max_bytes:
             return True
         own, own_pinned = (-1, 0) if tenant is None else agent_rows.bytes_of(db, tenant)
-        if self._minimum(db, tenant, own + needed, own_pinned) + needed > self.max_bytes:
+        pins_hold = tenant is None or (tenant == self._public and self._others(db, tenant) == 1)
+        least = self._minimum(db, tenant, own + needed, own_pinned, pins_hold=pins_hold)
+        if least + needed > self.max_bytes:
             return False
 
         def evict_of(other: bytes, *, pinned: bool) -> bool:
@@ -122,7 +128,7 @@ class Quota:
             for other in agent_rows.larger(db, own + needed if tenant is not None else own):
                 if evict_of(other, pinned=False):
                     return True
-                if tenant is not None and other != tenant and evict_of(other, pinned=True):
+                if not pins_hold and other != tenant and evict_of(other, pinned=True):
                     return True
             return tenant is not None and evict_of(tenant, pinned=False)
 
@@ -131,20 +137,35 @@ class Quota:
                 return False
         return True
 
+    def _others(self, db: sqlite3.Connection, tenant: bytes) -> int:
+        """How many other tenants have bytes."""
+        others = "SELECT count(*) FROM tenants WHERE bytes > 0 AND tag NOT IN (?, ?)"
+        return whole(db.execute(others, (tenant, self._public)).fetchone()[0])
+
     def _minimum(
-        self, db: sqlite3.Connection, tenant: bytes | None, then: int, own_pinned: int
+        self,
+        db: sqlite3.Connection,
+        tenant: bytes | None,
+        then: int,
+        own_pinned: int,
+        *,
+        pins_hold: bool,
     ) -> int:
         """Bytes used once everything is evicted that may be for a tenant.
 
-        It will have `then` bytes, and `own_pinned` of its are pinned.
+        It will have `then` bytes, and `own_pinned` of its are pinned. `pins_hold`: nothing that is
+        pinned may be.
         """
         files = number(db, "bytes")
         fixed = one(db, "SELECT coalesce(sum(cost), 0) FROM others WHERE name NOT LIKE 'bad/%'")
         fixed += one(db, "SELECT coalesce(sum(cost), 0) FROM reservations")
         kept = self.pinned(db)
         if tenant is not None:
-            others = "SELECT coalesce(sum(min(bytes, ?)), 0) FROM tenants WHERE tag != ?"
-            kept = own_pinned + whole(db.execute(others, (then, tenant)).fetchone()[0])
+            others = (
+                "SELECT coalesce(sum(max(min(bytes, ?), pinned * ?)), 0) FROM tenants"
+                " WHERE tag != ?"
+            )
+            kept = own_pinned + whole(db.execute(others, (then, pins_hold, tenant)).fetchone()[0])
         return self.used(db) - files + fixed + kept
 
     def _evict_quarantined(self, db: sqlite3.Connection, *, delete: bool) -> bool:
