@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from semantic.application.cache.origin import origin_of
+from semantic.cli import remove
 from semantic.cli.agents import AGENT_COMMANDS
 from semantic.cli.report import columns, show_age, show_name
 from semantic.domain.block_hash import tenant_id
@@ -287,6 +288,82 @@ def test_rm_forgets_the_agent_and_leaves_its_blocks_to_others(ada: Manifest) -> 
     assert names() == ["eve"]
     assert asked("show", "eve")["bytes"] == BODY_BYTES
     assert ada.agent_id == "ada"
+
+
+@pytest.fixture
+def several(ada: Manifest) -> Manifest:
+    """Beside ada: a1, a2 and b, which comes from ada; a2 is pinned."""
+    for name in ("a1", "a2", "b"):
+        assert agents("fork", "ada", name).code == 0
+    changed("a1", parent=None)
+    changed("a2", parent=None, pinned=True)
+    return ada
+
+
+def test_rm_takes_several_names_and_asks_once(
+    several: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = agents("rm", "b", "a1")
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err == "error: this would forget 2 agents: b, a1; --yes confirms it\n"
+    monkeypatch.setattr(remove, "is_interactive", lambda: True)
+    no = semantic("agents", "rm", "b", "a1", stdin="n\n")
+    assert no.code == 1
+    assert no.err.startswith("Forget 2 agents: b, a1? [y/N]")
+    assert sorted(map(str, names())) == ["a1", "a2", "ada", "b"]
+    yes = semantic("agents", "rm", "b", "a1", "b", stdin="y\n")
+    assert yes.code == 0
+    assert yes.out.endswith("b is forgotten\na1 is forgotten\n")
+    assert sorted(map(str, names())) == ["a2", several.agent_id]
+
+
+def test_with_an_unknown_name_nothing_is_forgotten(several: Manifest) -> None:
+    ran = agents("rm", "a1", "nobody", several.agent_id, "--yes")
+    assert (ran.code, ran.out) == (2, "")
+    assert "no agent nobody in this store" in ran.err
+    assert len(names()) == 4
+
+
+@pytest.mark.parametrize(
+    ("only", "forgotten"),
+    [
+        (("--prefix", "a"), ["a1", "a2", "ada"]),
+        (("--prefix", "a", "--unpinned"), ["a1", "ada"]),
+        (("--pinned",), ["a2"]),
+        (("--parent", "ada"), ["b"]),
+        (("--prefix", "x"), []),
+        (("--prefix", "a", "--model-id", "zz"), []),
+    ],
+)
+def test_rm_takes_the_filters_of_ls(
+    several: Manifest, only: tuple[str, ...], forgotten: list[str]
+) -> None:
+    del several
+    everybody = ["a1", "a2", "ada", "b"]
+    if "--model-id" not in only:
+        listed = asked("ls", *only)
+        assert sorted(one["name"] for one in listed["agents"]) == forgotten  # type: ignore[attr-defined]
+    assert agents("rm", *only).code == (2 if forgotten else 0)
+    assert sorted(map(str, names())) == everybody
+    removed = asked("rm", *only, "--yes")["agents"]
+    assert isinstance(removed, list)
+    assert sorted(one["name"] for one in removed) == forgotten
+    assert all(one["removed"] for one in removed)
+    assert sorted(map(str, names())) == [one for one in everybody if one not in forgotten]
+
+
+def test_rm_needs_names_or_a_filter(ada: Manifest) -> None:
+    for given in ((), (ada.agent_id, "--pinned"), ("--yes",)):
+        ran = agents("rm", *given)
+        assert ran.code == 2
+        assert "expected either names of agents, or --prefix, --parent or --pinned" in ran.err
+    assert names() == [ada.agent_id]
+
+
+def test_a_filtered_list_says_how_many_more_there_are(several: Manifest) -> None:
+    del several
+    found = asked("ls", "--prefix", "a", "--limit", "2")
+    assert (len(found["agents"]), found["more"]) == (2, 1)  # type: ignore[arg-type]
 
 
 # Moving

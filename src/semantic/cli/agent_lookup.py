@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from semantic.application.agents.listing import walk
+from semantic.application.cache.origin import parent_of
 from semantic.bootstrap import model_name, open_disk
 from semantic.cli.options import StoreOptions
 from semantic.cli.report import show_name
@@ -19,6 +21,7 @@ from semantic.cli.shell.completion import complete_agents
 from semantic.domain.block_hash import LOCAL_TENANT, Scope, tenant_id, tenant_tag
 from semantic.domain.errors import InvalidRequestError, StoreError
 from semantic.domain.stored import Manifest
+from semantic.ports.agents import EVERY_AGENT, AgentFilter
 from semantic.ports.store import CacheStorePort
 
 if TYPE_CHECKING:
@@ -48,6 +51,23 @@ TenantName = Annotated[
         "requests without a key.",
         show_default=False,
     ),
+]
+
+NamePrefix = Annotated[
+    str | None,
+    typer.Option(
+        "--prefix", metavar="TEXT", help="Agents whose names begin so.", show_default=False
+    ),
+]
+ParentName = Annotated[
+    str | None,
+    typer.Option(
+        "--parent", metavar="NAME", help="Agents that come from this one.", show_default=False
+    ),
+]
+IsPinned = Annotated[
+    bool | None,
+    typer.Option("--pinned/--unpinned", help="Agents that are pinned or not.", show_default=False),
 ]
 
 
@@ -84,11 +104,38 @@ def scopes_of(store: DiskStore, tenant: str | None) -> Sequence[Scope]:
     return found
 
 
-def last_saved(store: DiskStore, scopes: Sequence[Scope], limit: int) -> list[Manifest]:
-    """At most `limit` agents of `scopes`, last saved first."""
+def last_saved(
+    store: DiskStore, scopes: Sequence[Scope], only: AgentFilter, limit: int
+) -> tuple[list[Manifest], int]:
+    """At most `limit` agents of `scopes` that `only` accepts, last saved first; how many more there
+    are."""
+    if only != EVERY_AGENT:
+        accepted = agents_where(store, scopes, only)
+        return accepted[:limit], max(0, len(accepted) - limit)
     pages = [store.page(scope, limit) for scope in scopes]
-    found = [manifest for page in pages for manifest in page]
-    return sorted(found, key=lambda one: one.place, reverse=True)[:limit]
+    found = sorted(
+        (manifest for page in pages for manifest in page), key=lambda one: one.place, reverse=True
+    )[:limit]
+    if len(found) < limit:
+        return found, 0
+    n_all = sum(store.count_of(tag) for tag in {scope.tenant for scope in scopes})
+    return found, max(0, n_all - len(found))
+
+
+def agents_where(
+    store: DiskStore, scopes: Sequence[Scope], only: AgentFilter, model_id: str | None = None
+) -> list[Manifest]:
+    """All agents of `scopes` that `only` accepts, last saved first; of the model, if one is given
+    by the first digits of its id."""
+    of_model = (model_id or "").lower()
+    found = [
+        manifest
+        for scope in scopes
+        for manifest in walk(store, scope)
+        if shown_id(manifest, whole=True).startswith(of_model)
+        and only.accepts(manifest.agent_id, "idle", parent_of(manifest), pinned=manifest.pinned)
+    ]
+    return sorted(found, key=lambda one: one.place, reverse=True)
 
 
 def find_agent(

@@ -15,7 +15,10 @@ from semantic.application.cache.origin import parent_of, session_and_client_in
 from semantic.bootstrap import model_name
 from semantic.cli.agent_lookup import (
     AgentName,
+    IsPinned,
     ModelId,
+    NamePrefix,
+    ParentName,
     TenantName,
     find_agent,
     last_saved,
@@ -26,6 +29,7 @@ from semantic.cli.agent_lookup import (
     shown_id,
 )
 from semantic.cli.options import AsJson, StoreOptions
+from semantic.cli.remove import rm
 from semantic.cli.report import (
     Json,
     columns,
@@ -38,6 +42,7 @@ from semantic.cli.report import (
 from semantic.cli.why import why
 from semantic.domain.block_hash import LOCAL_TENANT, tenant_id
 from semantic.domain.errors import InvalidRequestError
+from semantic.ports.agents import AgentFilter
 
 _LISTED = 200
 """Agents that are listed unless another number is given."""
@@ -56,19 +61,23 @@ def ls(
     all_tenants: Annotated[
         bool, typer.Option("--all-tenants", help="List the agents of all API keys too.")
     ] = False,
+    prefix: NamePrefix = None,
+    parent: ParentName = None,
+    pinned: IsPinned = None,
     as_json: AsJson = False,
 ) -> None:
     """List the agents in the store, last saved first."""
+    only = AgentFilter(prefix=prefix, pinned=pinned, parent=parent)
     if all_tenants and tenant is not None:
         raise InvalidRequestError("expected either --tenant or --all-tenants")
     with open_store(store) as disk:
         scopes = disk.scopes() if all_tenants else scopes_of(disk, tenant)
-        agents = last_saved(disk, scopes, limit)
+        agents, more = last_saved(disk, scopes, only, limit)
         listed = footprints(disk, agents)
         tags = {scope.tenant: tenant_id(disk.secret, scope.tenant) for scope in scopes}
         n_all = sum(tier.n_agents for tier in disk.stats())
         n_own = sum(disk.count_of(tag) for tag in tags)
-    others, more = n_all - n_own, max(0, n_own - len(agents)) if len(agents) == limit else 0
+    others = n_all - n_own
     owners = [tags[facts.manifest.scope.tenant] for facts in listed] if all_tenants else []
     if as_json:
         found = [agent_json(facts) for facts in listed]
@@ -149,20 +158,6 @@ def pin(
             save(disk, replace(agent, pinned=not off))
     text = f"{show_name(name)} is {'no longer' if off else 'now'} pinned"
     _print(as_json, text, {"name": name, "pinned": not off})
-
-
-def rm(
-    store: StoreOptions,
-    name: AgentName,
-    model_id: ModelId = None,
-    tenant: TenantName = None,
-    as_json: AsJson = False,
-) -> None:
-    """Forget an agent. Its blocks are evicted when space is needed."""
-    with open_store(store) as disk:
-        removed = disk.remove(find_agent(disk, name, model_id, tenant).scope, name)
-    text = f"{show_name(name)} is {'forgotten' if removed else 'gone already'}"
-    _print(as_json, text, {"name": name, "removed": removed})
 
 
 def export(
