@@ -114,7 +114,7 @@ class MemoryStore:
     return all entries cost more because more exist.
 
     For a tenant entries of those that have more are evicted first, of the largest, pinned ones
-    last, and otherwise its own that are not pinned. Public prefixes are nobody's part: beside them
+    last, and otherwise its own that are not pinned. Public prefixes count as no tenant: beside them
     alone a tenant may pin everything, and its pins hold against them.
 
     Methods without a docstring: see `CacheStorePort`.

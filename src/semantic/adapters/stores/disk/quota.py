@@ -3,7 +3,7 @@
 Counts all models, agents and processes together, unfinished and quarantined files and the index
 included. Evicts quarantined files first, then blocks, then agents, those of the tenant that has
 most. A pin holds against its own tenant, and against others up to an equal part of the quota.
-Public prefixes are nobody's part: of one tenant beside them all pins hold.
+Public prefixes count as no tenant: of one beside them all pins hold.
 """
 
 from __future__ import annotations
