@@ -28,6 +28,7 @@ from experiments.harness.document import Scalar
 from experiments.harness.record import Run
 from experiments.harness.result import Result, Verdict
 from semantic import BlockPool, BlockPoolBatchEngine, load
+from semantic.adapters.exchange.archive import AgentArchives
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from semantic.adapters.stores.background import BackgroundStore
@@ -37,6 +38,7 @@ from semantic.adapters.stores.disk.manifest_file import FiledManifest, encode_ma
 from semantic.adapters.stores.disk.store import DiskStore
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.adapters.stores.tiered import TieredStore
+from semantic.application.agents.agent_transfers import AgentTransfers
 from semantic.application.agents.directory import AgentDirectory
 from semantic.application.agents.finder import AgentFinder
 from semantic.application.agents.served_agents import ServedAgents
@@ -76,7 +78,9 @@ class Engine:
         self.engine = BlockPoolBatchEngine(model, tokenizer, self.pool, spec, store=self.store)
         directory = AgentDirectory(self.store, namespace(model), "semantic-tiny")
         finder = AgentFinder(partial(tenant_tag, self.store.secret))
-        self.agents = ServedAgents(self, directory, finder, ThreadPoolExecutor(1))
+        archives = AgentArchives(self.store, disk, namespace(model), model.layout(), folder=None)
+        transfers = AgentTransfers(self, directory, archives, {})
+        self.agents = ServedAgents(self, directory, finder, ThreadPoolExecutor(1), transfers)
 
     def call(self, function: Callable[[BlockPoolBatchEngine], T]) -> Future[T]:
         """See `EngineCalls.call`."""

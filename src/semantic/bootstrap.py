@@ -243,6 +243,16 @@ def open_store(settings: Settings) -> CacheStorePort:
     return TieredStore(memory, BackgroundStore(disk, queue_bytes))
 
 
+def durable_tier(store: CacheStorePort) -> CacheStorePort:
+    """The most durable tier of a store of `open_store`, without the queue before it."""
+    from semantic.adapters.stores.background import BackgroundStore
+    from semantic.adapters.stores.tiered import TieredStore
+
+    if isinstance(store, TieredStore):
+        store = store.cold
+    return store.inner if isinstance(store, BackgroundStore) else store
+
+
 def open_disk(settings: Settings) -> DiskStore:
     """The disk tier of `settings`. Raises StoreError when its folder cannot be used."""
     from semantic.adapters.stores.disk.store import DiskStore
@@ -293,6 +303,11 @@ def open_turns(settings: Settings, warn: Callable[[str], None]) -> TurnCache:
 def store_folder(settings: Settings) -> Path:
     """The store's folder. Raises StoreError when there is no home folder."""
     return default_store_folder() if settings.store is None else settings.store
+
+
+def unfinished_folder(settings: Settings) -> Path | None:
+    """The folder of the open store for files that are not finished; None without a disk tier."""
+    return store_folder(settings) / "tmp" if settings.use_disk else None
 
 
 def default_store_folder() -> Path:

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
+from semantic.application.agents.agent_transfers import AgentTransfers
 from semantic.application.agents.directory import AgentDirectory
 from semantic.application.agents.finder import AgentFinder, AgentNames, SavedAgents
 from semantic.application.agents.listing import newest_first
@@ -30,10 +31,12 @@ from semantic.bootstrap import (
     OnStoreUnavailable,
     Settings,
     build_engine,
+    durable_tier,
     model_name,
     model_path,
     open_turns,
     rebuild_app,
+    unfinished_folder,
 )
 from semantic.domain.block_hash import namespace_of, tenant_id, tenant_tag
 from semantic.domain.chat import Chat
@@ -41,6 +44,7 @@ from semantic.domain.errors import InvalidRequestError, SemanticError
 from semantic.domain.grammar import Grammar
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import BLOCK_TOKENS, SamplingParams
+from semantic.ports.agents import TenantId
 from semantic.ports.serving import ServedModel
 
 logger = logging.getLogger("semantic.server")
@@ -191,7 +195,9 @@ def _build_serving(thread: EngineThread, app: App, settings: ServeSettings) -> S
     # The first grammar of a tokenizer takes seconds: compiled now, and the start does not wait.
     workers.submit(app.model.check_grammar, Grammar("json_schema", "{}"))
     directory: AgentDirectory = AgentDirectory(app.store, namespace, served.id)
-    agents = ServedAgents(thread, directory, finder, workers)
+    agents = ServedAgents(
+        thread, directory, finder, workers, _transfers(thread, app, directory, settings.tenants)
+    )
     serving = Serving(
         thread,
         served,
@@ -205,6 +211,24 @@ def _build_serving(thread: EngineThread, app: App, settings: ServeSettings) -> S
     )
     saved.start()
     return serving
+
+
+def _transfers(
+    thread: EngineThread, app: App, directory: AgentDirectory, tenants: Sequence[str]
+) -> AgentTransfers:
+    """Exports and imports of the agents of `app`."""
+    from semantic.adapters.exchange.archive import AgentArchives
+
+    layout, store = app.model.layout(), app.store
+    archives = AgentArchives(
+        store,
+        durable_tier(store),
+        namespace_of(app.model.model_id, layout.name),
+        layout,
+        unfinished_folder(app.settings),
+    )
+    ids = {TenantId(tenant_id(store.secret, tenant_tag(store.secret, one))): one for one in tenants}
+    return AgentTransfers(thread, directory, archives, ids)
 
 
 def served_names(settings: ServeSettings) -> tuple[tuple[str, ...], frozenset[str]]:

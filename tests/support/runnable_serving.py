@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterable, Sequence
 from dataclasses import dataclass, field
 
 from semantic.application.engine.engine_state import EngineFigures, EngineState, Figures
@@ -10,6 +10,7 @@ from semantic.domain.errors import AgentNotFoundError
 from semantic.domain.stored import StoreStats, Tier
 from semantic.ports.agents import (
     EVERY_AGENT,
+    AgentArchive,
     AgentDetail,
     AgentFilter,
     AgentPage,
@@ -76,6 +77,17 @@ class NoAgents:
     async def forget(self, agent_id: str, tenant: Tenant) -> None:
         """See `AgentsPort.forget`."""
         raise _not_found(agent_id, tenant)
+
+    async def export(self, agent_id: str, tenant: Tenant) -> AgentArchive:
+        """See `AgentsPort.export`."""
+        raise _not_found(agent_id, tenant)
+
+    async def import_(
+        self, archive: AsyncIterable[bytes], tenant: Tenant, name: str | None = None
+    ) -> AgentSummary:
+        """See `AgentsPort.import_`."""
+        del archive
+        raise _not_found(name or "", tenant)
 
 
 def _not_found(agent_id: str, tenant: Tenant) -> AgentNotFoundError:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
+from semantic.adapters.exchange.archive import AgentArchives
 from semantic.adapters.stores.memory import MemoryStore
+from semantic.application.agents.agent_transfers import AgentTransfers
 from semantic.application.agents.directory import AgentDirectory
 from semantic.application.agents.finder import AgentFinder
 from semantic.application.agents.served_agents import ServedAgents
@@ -15,6 +17,7 @@ from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.domain.block_hash import namespace_of, tenant_tag
 from semantic.domain.errors import SemanticError
 from semantic.domain.value_objects import LayerSpec, ModelCacheSpec
+from semantic.ports.agents import TenantId
 from semantic.ports.store import CacheStorePort
 from tests.support.fake_backend import FULL
 from tests.unit.application.world import World
@@ -33,7 +36,9 @@ class AgentsWorld:
         *,
         total_blocks: int = 100,
         layers: tuple[LayerSpec, ...] = (FULL, FULL),
+        tenants: Mapping[TenantId, str] | None = None,
     ) -> None:
+        """`tenants` are those with keys, for imports."""
         self.store = store or MemoryStore(64 << 20)
         self.world = World(ModelCacheSpec(layers), total_blocks, prefix_store=self.store)
         self.engine = self.world.engine
@@ -41,7 +46,9 @@ class AgentsWorld:
         self.namespace = namespace_of(backend.model_id, backend.layout().name)
         directory: AgentDirectory = AgentDirectory(self.store, self.namespace, "tiny")
         finder = AgentFinder(partial(tenant_tag, self.store.secret))
-        self.agents = ServedAgents(self, directory, finder, _WORKERS)
+        archives = AgentArchives(self.store, self.store, self.namespace, backend.layout(), None)
+        self.transfers = AgentTransfers(self, directory, archives, tenants or {})
+        self.agents = ServedAgents(self, directory, finder, _WORKERS, self.transfers)
 
     def call(self, function: Callable[[BlockPoolBatchEngine], T]) -> Future[T]:
         """As `EngineThread.call`, but at once on the calling thread."""

@@ -163,6 +163,7 @@ class Serving:
 
     def _end(self) -> None:
         self._names.close()
+        self.agents.close()
         self._thread.stop(drain=False)
         self._preparation.close()
         self._workers.shutdown(cancel_futures=True)

@@ -1,4 +1,4 @@
-"""AgentsPort: lists, shows, forks, pins and deletes the agents of a served model.
+"""AgentsPort: lists, shows, forks, pins, deletes and moves the agents of a served model.
 
 Every call is for one tenant; other tenants' agents do not exist for it. An operator names a tenant
 by its id. Runs on an event loop and never blocks it.
@@ -6,7 +6,7 @@ by its id. Runs on an event loop and never blocks it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol, TypeAlias
 
@@ -131,6 +131,16 @@ class AgentPage:
     has_more: bool
 
 
+@dataclass(frozen=True, slots=True)
+class AgentArchive:
+    """An agent as a stream of `n_bytes`. `pieces` raises StoreError when a block is evicted before
+    it is read. `close` must be called once, whether or not all of it was read."""
+
+    n_bytes: int
+    pieces: AsyncGenerator[bytes, None]
+    close: Callable[[], None]
+
+
 EVERY_AGENT: Final = AgentFilter()
 
 
@@ -200,4 +210,24 @@ class AgentsPort(Protocol):
 
     async def forget(self, agent_id: str, tenant: Tenant) -> None:
         """Delete the agent. Raises InvalidRequestError while it has a request."""
+        ...
+
+    async def export(self, agent_id: str, tenant: Tenant) -> AgentArchive:
+        """The agent after its last turn that is saved, with those of its blocks that are stored.
+
+        Raises OverloadedError while too many are exported.
+        """
+        ...
+
+    async def import_(
+        self, archive: AsyncIterable[bytes], tenant: Tenant, name: str | None = None
+    ) -> AgentSummary:
+        """Create the agent of an archive, under `name` or its own; unless all of it can be stored
+        nothing is. Only requests that name it find its blocks.
+
+        A tenant that is given by id must be one that can send requests. Raises InvalidRequestError
+        for a name that is taken, another model's agent and a damaged archive, CapacityError when
+        the store does not take it, OverloadedError while another one is imported, and what
+        `archive` raises.
+        """
         ...

@@ -1,10 +1,10 @@
 """Exports an agent with its blocks to two files, and imports it into another store.
 
-FILE.safetensors holds the bodies, FILE.json the agent. An import checks all of both files before
-it puts anything. Hashes are computed anew from the tokens, for the importing tenant; those of the
-source are not used. The numbers in the bodies cannot be checked: their author is trusted for this
-agent, and the chain of its hashes begins with a salt of the import, so no other agent finds them.
-Knows the store by its port; no model.
+FILE.safetensors holds the bodies, FILE.json the agent; `archive` has both in one stream. An import
+checks all of both files before it puts anything. Hashes are computed anew from the tokens, for the
+importing tenant; those of the source are not used. The numbers in the bodies cannot be checked:
+their author is trusted for this agent, and the chain of its hashes begins with a salt of the
+import, so no other agent finds them. Knows the store by its port; no model.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,9 +29,10 @@ from semantic.adapters.exchange.document import (
     read_document,
     write_document,
 )
-from semantic.domain.block_hash import BlockLink, Part, Scope, tenant_tag
+from semantic.domain.block_hash import BlockKey, BlockLink, Part, Scope, tenant_tag
 from semantic.domain.errors import CapacityError, InvalidRequestError, StoreError
 from semantic.domain.stored import BlockHeader, Manifest, StoredBlock
+from semantic.domain.value_objects import BLOCK_TOKENS
 from semantic.ports.store import CacheStorePort
 
 _SUFFIXES = (".safetensors", ".json")
@@ -40,6 +41,8 @@ _MAX_DOCUMENT_BYTES = 32 << 20
 """Of three million tokens; what JSON becomes in memory is many times as large."""
 _PIECE_BYTES = 1 << 20
 _SALT_BYTES = 32
+_SYNC_BYTES = 64 << 20
+"""Bytes of bodies after which a store is flushed: its writers would wait for a longer flush."""
 _NO_CHECKSUM = "0" * 32
 """Placeholder while only the sizes of the bodies are known."""
 
@@ -82,37 +85,48 @@ def export_agent(store: CacheStorePort, manifest: Manifest, given: Path) -> Expo
     files = AgentFiles.of(given)
     if os.path.lexists(files.document):
         raise InvalidRequestError(f"{files.document} exists already; choose another name")
-    links = list(manifest.scope.chain(manifest.token_ids))
-    headers = dict(_headers(store, links))
-    found = store.find([header.key for header in headers.values()])
-    planned = [
-        BodyEntry(block, part, found[header.key].n_bytes, _NO_CHECKSUM)
-        for (block, part), header in headers.items()
-        if header.key in found
-    ]
+    planned = stored_bodies(store, manifest)
     with _create(files.bodies) as file:
-        file.write(container_header(planned))
+        file.write(container_header([entry for _, entry in planned]))
         bodies = []
-        for entry in planned:
-            body = _read_body(store, headers[entry.block, entry.part], entry)
+        for header, entry in planned:
+            body = _read_body(store, header, entry)
             file.write(body)
-            bodies.append(BodyEntry(entry.block, entry.part, len(body), checksum(body)))
-        document = AgentDocument(
-            namespace=manifest.scope.namespace,
-            layout=next((header.layout for header in headers.values()), ""),
-            agent_id=manifest.agent_id,
-            model=manifest.model,
-            note=manifest.note,
-            prompt_tokens=manifest.prompt_tokens,
-            token_ids=manifest.token_ids,
-            bodies=tuple(bodies),
-        )
+            bodies.append((header, replace(entry, checksum=checksum(body))))
+        document = document_of(manifest, bodies)
         # Inside: if the document fails, the container is unlinked too.
         with _create(files.document) as described:
             described.write(write_document(document))
-    present = {body.block for body in bodies}
-    n_bytes = sum(body.n_bytes for body in bodies)
-    return Exported(files, len(bodies), n_bytes, len(links), len(links) - len(present))
+    n_blocks = -(-len(manifest.token_ids) // BLOCK_TOKENS)
+    present = {body.block for body in document.bodies}
+    return Exported(files, len(bodies), document.n_bytes, n_blocks, n_blocks - len(present))
+
+
+def stored_bodies(store: CacheStorePort, manifest: Manifest) -> list[tuple[BlockHeader, BodyEntry]]:
+    """An agent's stored bodies in the order of a container; their checksums are not known yet."""
+    headers = dict(_headers(store, list(manifest.scope.chain(manifest.token_ids))))
+    found = store.find([header.key for header in headers.values()])
+    return [
+        (header, BodyEntry(block, part, found[header.key].n_bytes, _NO_CHECKSUM))
+        for (block, part), header in headers.items()
+        if header.key in found
+    ]
+
+
+def document_of(
+    manifest: Manifest, bodies: Sequence[tuple[BlockHeader, BodyEntry]]
+) -> AgentDocument:
+    """The document of an agent with these bodies."""
+    return AgentDocument(
+        namespace=manifest.scope.namespace,
+        layout=bodies[0][0].layout if bodies else "",
+        agent_id=manifest.agent_id,
+        model=manifest.model,
+        note=manifest.note,
+        prompt_tokens=manifest.prompt_tokens,
+        token_ids=manifest.token_ids,
+        bodies=tuple(entry for _, entry in bodies),
+    )
 
 
 def _headers(
@@ -156,10 +170,26 @@ def import_agent(
     """
     files = AgentFiles.of(given)
     document = _read_document(files.document)
-    # Its numbers cannot be checked: only requests of this agent and its forks may find them.
-    salt = secrets.token_bytes(_SALT_BYTES)
-    scope = Scope(document.namespace, tenant_tag(store.secret, tenant), salt)
-    manifest = Manifest(
+    manifest = manifest_of(document, tenant_tag(store.secret, tenant), name)
+    _require_free_name(store, manifest)
+    _require_room(store, document)
+    with _open(files.bodies) as file:
+        try:
+            require_intact(file, document)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"{files.bodies}: {error}") from error
+        put_agent(store, manifest, document, file)
+    return Imported(manifest, len(document.bodies), document.n_bytes)
+
+
+def manifest_of(document: AgentDocument, tenant: bytes, name: str | None) -> Manifest:
+    """The agent of `document` under `name`, or its own, for the tenant with this tag.
+
+    With a salt of its own: its numbers cannot be checked, so only requests of this agent and its
+    forks may find them.
+    """
+    scope = Scope(document.namespace, tenant, secrets.token_bytes(_SALT_BYTES))
+    return Manifest(
         scope,
         document.agent_id if name is None else name,
         document.token_ids,
@@ -168,17 +198,50 @@ def import_agent(
         model=document.model,
         saved_at=time.time(),
     )
-    _require_free_name(store, manifest)
-    _require_room(store, document)
-    with _open(files.bodies) as file:
-        try:
-            _require_intact(file, document)
-        except InvalidRequestError as error:
-            raise InvalidRequestError(f"{files.bodies}: {error}") from error
-        _put(store, manifest, document, file)
-    if not store.save(manifest):
-        raise StoreError(f"agent {manifest.agent_id!r} could not be saved")
-    return Imported(manifest, len(document.bodies), document.n_bytes)
+
+
+def put_agent(
+    store: CacheStorePort,
+    manifest: Manifest,
+    document: AgentDocument,
+    file: BinaryIO,
+    check: Callable[[], None] = lambda: None,
+    check_save: Callable[[], None] = lambda: None,
+) -> None:
+    """Put the bodies of a container, then save the agent. None of them stays if that fails.
+
+    `check` is called before each body is put, `check_save` before the save; both may raise. Raises
+    InvalidRequestError for a damaged body, CapacityError when the store takes one no more, and
+    StoreError when the agent is not saved.
+    """
+    links = list(manifest.scope.chain(manifest.token_ids))
+    keys: list[BlockKey] = []
+    with ExitStack() as undo:
+        undo.callback(_drop, store, keys)
+        unsynced = 0
+        # Read and verified again: bodies are not held in memory, and a file may change meanwhile.
+        for entry, body in _bodies(file, document):
+            check()
+            header = BlockHeader(links[entry.block], entry.part, document.layout)
+            keys.append(header.key)
+            if not store.put(StoredBlock(header, body)):
+                raise CapacityError(
+                    f"the store's quota is exceeded by block {entry.block} of {len(links)}; "
+                    "a larger --disk-gb, or unpinned agents, free space"
+                )
+            unsynced += len(body)
+            if unsynced >= _SYNC_BYTES:
+                store.flush()
+                unsynced = 0
+        check_save()
+        if not store.save(manifest):
+            raise StoreError(f"agent {manifest.agent_id!r} could not be saved")
+        undo.pop_all()
+
+
+def _drop(store: CacheStorePort, keys: Sequence[BlockKey]) -> None:
+    for key in keys:  # one by one: other writers wait for a call
+        store.drop([key])
 
 
 def _read_document(path: Path) -> AgentDocument:
@@ -211,7 +274,7 @@ def _require_room(store: CacheStorePort, document: AgentDocument) -> None:
         )
 
 
-def _require_intact(file: BinaryIO, document: AgentDocument) -> None:
+def require_intact(file: BinaryIO, document: AgentDocument) -> None:
     """Check the whole container without holding a body. Raises InvalidRequestError."""
     _to_first_body(file, document)
     for entry in document.bodies:
@@ -245,20 +308,6 @@ def _to_first_body(file: BinaryIO, document: AgentDocument) -> None:
     file.seek(0)
     if file.read(len(header)) != header:
         raise InvalidRequestError("its header is not what the JSON file says")
-
-
-def _put(
-    store: CacheStorePort, manifest: Manifest, document: AgentDocument, file: BinaryIO
-) -> None:
-    links = list(manifest.scope.chain(manifest.token_ids))
-    # Read and verified again: bodies are not held in memory, and a file may change meanwhile.
-    for entry, body in _bodies(file, document):
-        header = BlockHeader(links[entry.block], entry.part, document.layout)
-        if not store.put(StoredBlock(header, body)):
-            raise CapacityError(
-                f"the store's quota is exceeded by block {entry.block} of {len(links)}; "
-                "a larger --disk-gb, or unpinned agents, free space"
-            )
 
 
 @contextmanager

@@ -1,28 +1,38 @@
-"""/v1/agents: list, show, fork, pin and delete agents.
+"""/v1/agents: list, show, fork, pin, delete, export and import agents.
 
 An agent's name is free text, percent-encoded in the path, slashes included. Agents of other tenants
-do not exist for a request, but with an operator's key, which names the tenant in the query.
+do not exist for a request, but with an operator's key, which names the tenant in the query. Exports
+and imports need such a key, unless the server has no keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict
 from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
-from starlette.responses import JSONResponse, Response
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from semantic.adapters.http.cache_miss_report import LostTokens, lost_tokens
-from semantic.adapters.http.context import agents_of, serving_of
-from semantic.adapters.http.errors import FieldError
+from semantic.adapters.http.context import agents_of, serving_of, settings_of
+from semantic.adapters.http.errors import (
+    ClientDisconnectedError,
+    FieldError,
+    logger,
+    request_id_of,
+)
 from semantic.adapters.http.identity import is_operator, require_operator, tenant_of
 from semantic.adapters.http.request_body import read_as
+from semantic.adapters.http.streaming import until_disconnect
 from semantic.application.cache.match_report import cache_miss_reason, end_reason
-from semantic.domain.errors import InvalidRequestError
+from semantic.domain.errors import InvalidRequestError, SemanticError
 from semantic.domain.match import MatchEnd, MatchReport
 from semantic.ports.agents import (
+    AgentArchive,
     AgentFilter,
     AgentState,
     AgentSummary,
@@ -218,7 +228,46 @@ async def list_agents(
     return JSONResponse(document)
 
 
+_TAR: Final = "application/x-tar"
+_BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
+_TAKES_BYTES: Final[dict[str, object]] = {
+    "requestBody": {"required": True, "content": {"application/octet-stream": _BINARY}}
+}
+_GIVES_TAR: Final[dict[int | str, dict[str, object]]] = {200: {"content": {_TAR: _BINARY}}}
+
+
+@router.post("/import", openapi_extra=_TAKES_BYTES, responses=_gives(Agent))
+async def import_agent(
+    request: Request,
+    name: Annotated[str | None, Query(description="Its name here; else its own.")] = None,
+    tenant: TenantParameter = None,
+) -> Response:
+    """Create the agent of an export, with its blocks. A server with keys requires an operator's.
+
+    Its numbers are checked against damage only: import what you trust. Only requests that name the
+    agent find its blocks. One is imported at a time.
+    """
+    owner = _owner_of_archive(request, tenant)
+    agent = await agents_of(request).import_(_uploaded(request), owner, name)
+    return JSONResponse(_summary(agent, owner))
+
+
 # Longer paths are registered first: `{agent_id:path}` matches slashes too.
+
+
+@router.get("/{agent_id:path}/export", response_class=Response, responses=_GIVES_TAR)
+async def export_agent(
+    request: Request, agent_id: AgentId, tenant: TenantParameter = None
+) -> Response:
+    """The agent with its stored blocks as a tar file. A server with keys requires an operator's.
+
+    It contains the agent's whole conversation.
+    """
+    if not request.scope["raw_path"].endswith(b"/export"):
+        return await show(request, f"{agent_id}/export", tenant)  # an encoded slash
+    owner = _owner_of_archive(request, tenant)
+    archive = await until_disconnect(request, agents_of(request).export(agent_id, owner))
+    return _Download(archive)
 
 
 @router.get("/{agent_id:path}/why", responses=_gives(Why))
@@ -290,6 +339,42 @@ def _owner(request: Request, given: str | None) -> Tenant:
     if is_operator(request):
         raise FieldError("tenant: expected the id of the agent's tenant", param="tenant")
     return tenant_of(request)
+
+
+def _owner_of_archive(request: Request, given: str | None) -> Tenant:
+    """`_owner`, for what tenants may not. Raises WireError for a tenant's key."""
+    if settings_of(request).api_keys:
+        require_operator(request, "exports and imports")
+    return _owner(request, given)
+
+
+async def _uploaded(request: Request) -> AsyncIterator[bytes]:
+    """The body as it comes. Raises ClientDisconnectedError."""
+    try:
+        async for piece in request.stream():
+            yield piece
+    except ClientDisconnect as error:
+        raise ClientDisconnectedError from error
+
+
+class _Download(StreamingResponse):
+    """An archive. One that cannot be read to its end breaks off: its length tells the client."""
+
+    def __init__(self, archive: AgentArchive) -> None:
+        headers = {
+            "content-length": str(archive.n_bytes),
+            "content-disposition": 'attachment; filename="agent.tar"',
+        }
+        super().__init__(archive.pieces, headers=headers, media_type=_TAR)
+        self._archive = archive
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except SemanticError as error:
+            logger.warning("request %s: the export breaks off: %s", request_id_of(scope), error)
+        finally:
+            self._archive.close()
 
 
 def _summary(agent: AgentSummary, tenant: Tenant = "") -> Mapping[str, object]:

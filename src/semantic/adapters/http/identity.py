@@ -49,8 +49,8 @@ def tenant_of(request: Request) -> str:
     if is_operator(request):
         raise WireError(
             HTTPStatus.FORBIDDEN,
-            "expected an API key: an operator's key reads metrics, and lists, pins and deletes "
-            "agents",
+            "expected an API key: an operator's key reads metrics, and lists, pins, deletes, "
+            "exports and imports agents",
             code="not_for_operators",
         )
     tenant: str = getattr(request.state, "tenant", "")

@@ -72,10 +72,18 @@ class ShutdownMiddleware:
 _VERSIONS: Final = frozenset({"1.0", "1.1"})
 
 
+UPLOADS: Final = frozenset({("POST", "/v1/agents/import")})
+"""Method and path of requests whose body is a file that may be larger than memory: its route bounds
+the size, from what the file begins with."""
+_UPLOAD_STEP: Final = 1 << 20
+"""Bytes of an upload that must come within the time of a whole body elsewhere."""
+
+
 class RequestLimitsMiddleware:
     """Replies 431 to too many header fields, 413 to a large body, 408 to a slow one.
 
     Replies 505 to anything but HTTP/1. A body without Content-Length is counted while it is read.
+    Of `UPLOADS` each MiB has the time of another body, and the size is not limited here.
     """
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
@@ -88,7 +96,7 @@ class RequestLimitsMiddleware:
             return
         problem = self._problem(scope)
         if problem is None:
-            body = _LimitedBody(receive, self._settings)
+            body = _LimitedBody(receive, self._settings, is_upload=_is_upload(scope))
             await self._app(scope, body.receive, send)
         else:
             await problem_response(scope, problem)(scope, receive, send)
@@ -106,17 +114,27 @@ class RequestLimitsMiddleware:
                 f"and {limits.max_header_bytes} bytes of them",
                 code="headers_too_large",
             )
+        if _is_upload(scope):
+            return None
         length = Headers(scope=scope).get("content-length", "0")
         if length.isdecimal() and int(length) > limits.max_body_bytes:
             return problem_of(_too_large(limits.max_body_bytes))
         return None
 
 
-class _LimitedBody:
-    """A request body with a size limit and a deadline; `receive` raises WireError beyond them."""
+def _is_upload(scope: Scope) -> bool:
+    return (scope["method"], scope["path"]) in UPLOADS
 
-    def __init__(self, receive: Receive, settings: ServerSettings) -> None:
+
+class _LimitedBody:
+    """A request body with a size limit and a deadline; `receive` raises WireError beyond them.
+
+    An upload has no size limit, and another deadline for each of its steps.
+    """
+
+    def __init__(self, receive: Receive, settings: ServerSettings, *, is_upload: bool) -> None:
         self._receive = receive
+        self._is_upload = is_upload
         self._limit = settings.max_body_bytes
         self._timeout = settings.body_timeout
         self._deadline: float | None = None
@@ -129,7 +147,10 @@ class _LimitedBody:
         message = await self._in_time()
         self._complete = message["type"] != "http.request" or not message.get("more_body", False)
         self._n_bytes += len(message.get("body", b""))
-        if self._n_bytes > self._limit:
+        if self._is_upload:
+            if self._n_bytes >= _UPLOAD_STEP:
+                self._n_bytes, self._deadline = 0, None
+        elif self._n_bytes > self._limit:
             raise _too_large(self._limit)
         return message
 
@@ -140,9 +161,10 @@ class _LimitedBody:
             async with asyncio.timeout_at(self._deadline):
                 return await self._receive()
         except TimeoutError as error:
+            what = f"{_UPLOAD_STEP} bytes of the body" if self._is_upload else "the body"
             raise WireError(
                 HTTPStatus.REQUEST_TIMEOUT,
-                f"the body did not come within {self._timeout:g} seconds",
+                f"{what} did not come within {self._timeout:g} seconds",
                 code="request_timeout",
             ) from error
 

@@ -134,6 +134,11 @@ class BackgroundStore:
         self._thread.start()
 
     @property
+    def inner(self) -> CacheStorePort:
+        """The store behind the queue."""
+        return self._inner
+
+    @property
     def secret(self) -> bytes:
         return self._inner.secret
 

@@ -44,6 +44,11 @@ class TieredStore:
         self._cold = cold
 
     @property
+    def cold(self) -> CacheStorePort:
+        """The durable tier."""
+        return self._cold
+
+    @property
     def secret(self) -> bytes:
         return self._cold.secret
 

@@ -176,7 +176,7 @@ class AgentDirectory:
     ) -> None:
         """See `AgentsPort.pin`. Raises StoreError when the store has no room for the change."""
         self._require(agent_id, tenant, self.activity(engine, tenant, (agent_id,)))
-        saved = self._store.manifest(self._scope(tenant), agent_id)
+        saved = self._store.manifest(self.scope(tenant), agent_id)
         if saved is None:
             raise InvalidRequestError(f"agent {agent_id!r} has not been saved yet")
         if saved.pinned != pinned and not self._store.save(replace(saved, pinned=pinned)):
@@ -189,12 +189,12 @@ class AgentDirectory:
         if agent_id in seen and not _is_idle(agent_id, seen):
             raise InvalidRequestError(f"agent {agent_id!r} has a request: wait until it has ended")
         if isinstance(tenant, bytes):
-            self._store.remove(self._scope(tenant), agent_id)
+            self._store.remove(self.scope(tenant), agent_id)
         else:
             engine.forget(agent_id, tenant=tenant)
 
     def _require(self, agent_id: str, tenant: Owner, seen: Mapping[str, Activity]) -> None:
-        saved = self._store.manifest(self._scope(tenant), agent_id)
+        saved = self._store.manifest(self.scope(tenant), agent_id)
         if agent_id not in seen and saved is None:
             raise _unknown(agent_id)
 
@@ -205,9 +205,25 @@ class AgentDirectory:
         secret = self._store.secret
         return TenantId(tenant_id(secret, tenant_tag(secret, tenant)))
 
+    def scope(self, tenant: Owner) -> Scope:
+        """The scope of the tenant's agents."""
+        tag = tenant if isinstance(tenant, bytes) else tenant_tag(self._store.secret, tenant)
+        return Scope(self._namespace, tag)
+
+    def is_saved(self, agent_id: str, tenant: Owner) -> bool:
+        """Whether the tenant has a saved agent of that name."""
+        return self._store.manifest(self.scope(tenant), agent_id) is not None
+
+    def saved_agent(self, agent_id: str, tenant: Owner) -> Manifest:
+        """The agent after its last turn. Raises AgentNotFoundError if it is not saved."""
+        saved = self._store.manifest(self.scope(tenant), agent_id)
+        if saved is None:
+            raise AgentNotFoundError(f"there is no saved agent {agent_id!r:.300}")
+        return saved
+
     def require_pinnable(self, agent_id: str, tenant: Owner) -> None:
         """Raise PinLimitError if the tenant would have more pinned than its part of the store."""
-        scope = self._scope(tenant)
+        scope = self.scope(tenant)
         saved, part = self._store.manifest(scope, agent_id), self._store.pinned(scope.tenant)
         if saved is None or saved.pinned or part.max_bytes is None:
             return
@@ -235,7 +251,7 @@ class AgentDirectory:
         Those that come after the agent `after`, and that `only` accepts; `seen` are those with a
         request. Raises AgentNotFoundError if `after` is not saved.
         """
-        scope, last = self._scope(tenant), None
+        scope, last = self.scope(tenant), None
         if after is not None:
             before = self._store.manifest(scope, after)
             if before is None:
@@ -268,7 +284,7 @@ class AgentDirectory:
 
         `seen` is the result of `activity` for their names.
         """
-        scope, names = self._scope(tenant), {one.agent_id for one in saved}
+        scope, names = self.scope(tenant), {one.agent_id for one in saved}
         new = [
             self._unsaved(name, one)
             for name, one in (seen.items() if is_first else ())
@@ -279,7 +295,7 @@ class AgentDirectory:
 
     def show(self, agent_id: str, tenant: Owner, seen: Mapping[str, Activity]) -> AgentDetail:
         """See `AgentsPort.show`; `seen` is the result of `activity` for its name."""
-        manifest = self._store.manifest(self._scope(tenant), agent_id)
+        manifest = self._store.manifest(self.scope(tenant), agent_id)
         activity = seen.get(agent_id)
         children = self._children(agent_id, tenant, seen)
         if manifest is None:
@@ -297,7 +313,7 @@ class AgentDirectory:
         self, agent_id: str, tenant: Owner, seen: Mapping[str, Activity]
     ) -> tuple[str, ...]:
         """The agents whose parent is `agent_id`: saved, or with a request."""
-        saved = self._store.child_agents(self._scope(tenant), agent_id)
+        saved = self._store.child_agents(self.scope(tenant), agent_id)
         asking = (name for name, one in seen.items() if parent_in(one.note) == agent_id)
         return tuple(sorted({*saved, *asking}))
 
@@ -313,12 +329,8 @@ class AgentDirectory:
             for one in self._footprints(manifests)
         ]
 
-    def _scope(self, tenant: Owner) -> Scope:
-        tag = tenant if isinstance(tenant, bytes) else tenant_tag(self._store.secret, tenant)
-        return Scope(self._namespace, tag)
-
     def _manifests(self, tenant: Owner) -> Sequence[Manifest]:
-        scope = self._scope(tenant)
+        scope = self.scope(tenant)
         return [manifest for manifest in self._store.manifests() if manifest.scope == scope]
 
     def _summary(self, footprint: AgentFootprint, activity: Activity) -> AgentSummary:

@@ -1,4 +1,4 @@
-"""ServedAgents: lists, shows, forks, pins and deletes agents for event loops (`AgentsPort`).
+"""ServedAgents: lists, shows, forks, pins, deletes and moves agents for event loops (`AgentsPort`).
 
 Reads the engine between two of its steps and the store on worker threads. Knows no transport.
 """
@@ -6,10 +6,11 @@ Reads the engine between two of its steps and the store on worker threads. Knows
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Executor, Future
-from typing import Protocol, TypeVar
+from collections.abc import AsyncIterable, Callable, Collection, Sequence
+from concurrent.futures import Executor
+from typing import TypeVar
 
+from semantic.application.agents.agent_transfers import AgentTransfers, EngineCalls
 from semantic.application.agents.directory import Activity, AgentDirectory, Owner
 from semantic.application.agents.finder import AgentFinder
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
@@ -17,6 +18,7 @@ from semantic.application.engine.calls import guarded
 from semantic.domain.stored import StoreStats
 from semantic.ports.agents import (
     EVERY_AGENT,
+    AgentArchive,
     AgentDetail,
     AgentFilter,
     AgentPage,
@@ -29,14 +31,6 @@ from semantic.ports.agents import (
 T = TypeVar("T")
 
 
-class EngineCalls(Protocol):
-    """Calls functions with an engine between two of its steps."""
-
-    def call(self, function: Callable[[BlockPoolBatchEngine], T]) -> Future[T]:
-        """Call `function` on the engine's thread; the future has its result or exception."""
-        ...
-
-
 class ServedAgents:
     """Calls an `AgentDirectory` on the threads that it requires."""
 
@@ -46,11 +40,17 @@ class ServedAgents:
         directory: AgentDirectory,
         finder: AgentFinder,
         workers: Executor,
+        transfers: AgentTransfers,
     ) -> None:
         self._thread = thread
         self._directory = directory
         self._finder = finder
         self._workers = workers
+        self._transfers = transfers
+
+    def close(self) -> None:
+        """End the exports and imports that run: the store is about to be closed."""
+        self._transfers.close()
 
     def stores(self) -> tuple[StoreStats, ...]:
         """Statistics of each tier of the store. Thread-safe."""
@@ -142,6 +142,18 @@ class ServedAgents:
             return owner
 
         self._finder.forget(agent_id, await self._call(forget))
+
+    async def export(self, agent_id: str, tenant: Tenant) -> AgentArchive:
+        """See `AgentsPort.export`."""
+        return await self._transfers.export(agent_id, await self._owner(tenant))
+
+    async def import_(
+        self, archive: AsyncIterable[bytes], tenant: Tenant, name: str | None = None
+    ) -> AgentSummary:
+        """See `AgentsPort.import_`."""
+        return (
+            await self.show(await self._transfers.import_(archive, tenant, name), tenant)
+        ).summary
 
     async def _owner(self, tenant: Tenant) -> Owner:
         if isinstance(tenant, str):

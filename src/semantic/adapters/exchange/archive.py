@@ -1,0 +1,281 @@
+"""Agents as archives: the document and the container of an export in one stream, a tar file.
+
+Its two members are `agent.json` and `agent.safetensors`, in this order: all that the document says
+is checked before the first body is taken. What `tar` makes of two such files is read, and reads
+what is written; links, other names and extended headers are refused, and no name of a member
+becomes a path. Knows the store by its port and a model by its layout; no transport.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from semantic.adapters.exchange.document import (
+    AgentDocument,
+    BodyEntry,
+    checksum,
+    container_header,
+    read_document,
+    tokens_in_block,
+    write_document,
+)
+from semantic.adapters.exchange.transfer import (
+    document_of,
+    manifest_of,
+    put_agent,
+    require_intact,
+    stored_bodies,
+)
+from semantic.domain.block_hash import Part
+from semantic.domain.errors import CapacityError, InvalidRequestError, StoreError
+from semantic.domain.stored import BlockHeader, BlockLayout, Manifest
+from semantic.ports.exchange import Check
+from semantic.ports.store import CacheStorePort
+
+DOCUMENT, CONTAINER = "agent.json", "agent.safetensors"
+
+_BLOCK = tarfile.BLOCKSIZE
+_END = bytes(2 * _BLOCK)
+_MOST_END_BYTES = 1 << 20
+"""Zeros after the last member; `tar` fills a record of 10 KiB unless it is asked for more."""
+_MAX_DOCUMENT_BYTES = 16 << 20
+"""Of 1.5 million tokens, more than a server's context has. Parsing holds the interpreter."""
+_PIECE_BYTES = 1 << 20
+
+
+class AgentArchives:
+    """Implements `ExchangePort` for the agents of one model."""
+
+    def __init__(
+        self,
+        store: CacheStorePort,
+        durable: CacheStorePort,
+        namespace: bytes,
+        layout: BlockLayout,
+        folder: Path | None,
+    ) -> None:
+        """Exports are read from `store`. Imports are written to `durable`, its most durable tier,
+        which waits for the disk where a queue would drop them; `folder` gets what is received,
+        as a file without a name, which ends with the process. None: the system's for such files.
+        """
+        self._store = store
+        self._durable = durable
+        self._namespace = namespace
+        self._layout = layout
+        self._folder = folder
+
+    def export(self, manifest: Manifest, check: Check) -> Outgoing:
+        """See `ExchangePort.export`."""
+        bodies = []
+        for header, entry in stored_bodies(self._store, manifest):
+            check()
+            body = self._store.read(header)
+            if body is not None:  # else it was evicted a moment ago
+                found = replace(entry, n_bytes=len(body), checksum=checksum(body))
+                bodies.append((header, found))
+        return Outgoing(self._store, manifest, bodies)
+
+    def receive(self, accept: Callable[[str], None]) -> Incoming:
+        """See `ExchangePort.receive`."""
+
+        def check(document: AgentDocument) -> None:
+            self._require_model(document)
+            self._require_room(document)
+            accept(document.agent_id)
+
+        return Incoming(self._durable, check, self._folder)
+
+    def _require_model(self, document: AgentDocument) -> None:
+        if document.namespace != self._namespace:
+            raise InvalidRequestError(
+                f"this agent is of another model ({document.model!r:.200}, id "
+                f"{document.namespace.hex()[:12]}): expected one of the served model, id "
+                f"{self._namespace.hex()[:12]}"
+            )
+        n_tokens = len(document.token_ids)
+        for body in document.bodies:
+            fits = body.part is Part.CHECKPOINT or body.n_bytes == self._layout.body_bytes(
+                body.part, tokens_in_block(body.block, n_tokens)
+            )
+            if document.layout != self._layout.name or not fits:
+                raise InvalidRequestError(f"body {body.name} has not the layout of the model")
+
+    def _require_room(self, document: AgentDocument) -> None:
+        room = self._durable.stats()[0].max_bytes
+        if document.n_bytes > room:
+            raise InvalidRequestError(
+                f"the agent's blocks have {document.n_bytes} bytes: expected at most {room}, the "
+                "quota of the store"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """Implements `OutgoingArchive`: bodies are read again, as each is sent."""
+
+    store: CacheStorePort
+    manifest: Manifest
+    bodies: Sequence[tuple[BlockHeader, BodyEntry]]
+
+    @property
+    def n_bytes(self) -> int:
+        """See `OutgoingArchive.n_bytes`."""
+        sizes = len(self._document()), self._container_bytes()
+        return sum(_BLOCK + size + _padding(size) for size in sizes) + len(_END)
+
+    def pieces(self) -> Iterator[bytes]:
+        """See `OutgoingArchive.pieces`."""
+        document, n_bytes = self._document(), self._container_bytes()
+        yield from _divided(_header(DOCUMENT, len(document)) + document)
+        yield bytes(_padding(len(document))) + _header(CONTAINER, n_bytes)
+        yield from _divided(container_header([entry for _, entry in self.bodies]))
+        for header, entry in self.bodies:
+            body = self.store.read(header)
+            if body is None or checksum(body) != entry.checksum:
+                raise StoreError(f"body {entry.name} was evicted, or has changed")
+            yield from _divided(body)
+        yield bytes(_padding(n_bytes)) + _END
+
+    def _document(self) -> bytes:
+        return write_document(document_of(self.manifest, self.bodies))
+
+    def _container_bytes(self) -> int:
+        entries = [entry for _, entry in self.bodies]
+        return len(container_header(entries)) + sum(entry.n_bytes for entry in entries)
+
+
+class Incoming:
+    """Implements `IncomingArchive`: the document in memory, the container in a file."""
+
+    def __init__(
+        self,
+        store: CacheStorePort,
+        accept: Callable[[AgentDocument], None],
+        folder: Path | None,
+    ) -> None:
+        self._store = store
+        self._accept = accept
+        self._folder = folder
+        self._document: AgentDocument | None = None
+        self._file: BinaryIO | None = None
+        self._is_whole = False
+        self._unread = bytearray()
+        self._parts = self._read()
+        self._wanted = next(self._parts)
+
+    def write(self, data: bytes) -> None:
+        """See `IncomingArchive.write`."""
+        self._unread += data
+        while len(self._unread) >= self._wanted:
+            part = bytes(self._unread[: self._wanted])
+            del self._unread[: self._wanted]
+            self._wanted = self._parts.send(part)
+
+    def put(self, tenant: bytes, name: str | None, check: Check) -> Manifest:
+        """See `IncomingArchive.put`."""
+        if self._document is None or self._file is None or not self._is_whole:
+            raise InvalidRequestError(f"the archive ends before {CONTAINER} does")
+        if self._unread:
+            raise InvalidRequestError(f"expected whole blocks of {_BLOCK} bytes to its end")
+        document = self._document
+        manifest = manifest_of(document, tenant, name)
+        require_intact(self._file, document)
+        self._accept(document)
+        put_agent(
+            self._store, manifest, document, self._file, check, lambda: self._accept(document)
+        )
+        return manifest
+
+    def close(self) -> None:
+        """See `IncomingArchive.close`."""
+        if self._file is not None:
+            self._file.close()
+
+    def _read(self) -> Generator[int, bytes, None]:
+        """Yields how many bytes it wants next, and is sent them."""
+        n_bytes = _size(DOCUMENT, (yield _BLOCK))
+        if n_bytes > _MAX_DOCUMENT_BYTES:
+            raise InvalidRequestError(f"{DOCUMENT} has more than {_MAX_DOCUMENT_BYTES} bytes")
+        try:
+            document = read_document((yield n_bytes))
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"{DOCUMENT}: {error}") from error
+        self._accept(document)
+        self._document = document
+        yield _padding(n_bytes)
+        n_bytes = _size(CONTAINER, (yield _BLOCK))
+        expected = len(container_header(document.bodies)) + document.n_bytes
+        if n_bytes != expected:
+            raise InvalidRequestError(f"{CONTAINER}: expected {expected} bytes, it has {n_bytes}")
+        with _out_of_room():
+            self._file = _unnamed_file(self._folder, n_bytes)
+        for at in range(0, n_bytes, _PIECE_BYTES):
+            piece = yield min(_PIECE_BYTES, n_bytes - at)
+            with _out_of_room():
+                self._file.write(piece)
+        with _out_of_room():
+            self._file.flush()
+        yield _padding(n_bytes)
+        self._is_whole = True
+        for _ in range(_MOST_END_BYTES // _BLOCK):
+            if any((yield _BLOCK)):
+                break
+        raise InvalidRequestError(f"expected the end of the archive after {CONTAINER}")
+
+
+def _header(name: str, n_bytes: int) -> bytes:
+    member = tarfile.TarInfo(name)
+    member.size = n_bytes
+    member.mode = 0o600
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+def _size(name: str, header: bytes) -> int:
+    """The bytes of the member that begins with `header`. Raises InvalidRequestError unless it is a
+    regular file of this name."""
+    try:
+        member = tarfile.TarInfo.frombuf(header, "ascii", "surrogateescape")
+    except tarfile.HeaderError as error:
+        raise InvalidRequestError(f"expected {name} in a tar file: {error}") from error
+    if member.name != name or member.type not in {tarfile.REGTYPE, tarfile.AREGTYPE}:
+        raise InvalidRequestError(
+            f"expected the file {name} in a tar file of {DOCUMENT} and {CONTAINER}, in this order"
+        )
+    if member.size < 0:
+        raise InvalidRequestError(f"{name}: expected a size, got {member.size}")
+    return member.size
+
+
+def _padding(n_bytes: int) -> int:
+    return -n_bytes % _BLOCK
+
+
+def _divided(data: bytes) -> Iterator[bytes]:
+    for at in range(0, len(data), _PIECE_BYTES):
+        yield data[at : at + _PIECE_BYTES]
+
+
+def _unnamed_file(folder: Path | None, n_bytes: int) -> BinaryIO:
+    """A new file of which the system forgets everything when it is closed or its process ends.
+
+    Raises CapacityError when its file system has not so much room.
+    """
+    if shutil.disk_usage(folder or tempfile.gettempdir()).free < n_bytes:
+        raise CapacityError(f"the disk has no room for {n_bytes} bytes more")
+    return cast("BinaryIO", tempfile.TemporaryFile(dir=folder))
+
+
+@contextmanager
+def _out_of_room() -> Iterator[None]:
+    """Raises CapacityError where the file system raises OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise CapacityError(f"the archive cannot be held: {error.strerror}") from error
