@@ -98,9 +98,11 @@ def logs() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def home(homes: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """This test's folder, with a place for the store and for what is known of models."""
+    """This test's folder, with a place for the store, for what is known of models, and for the
+    user's settings."""
     own = homes / str(next(_tests))
     own.mkdir()
     monkeypatch.setenv("SEMANTIC_STORE", str(own / "store"))
     monkeypatch.setenv("SEMANTIC_CACHE", str(own / "cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(own / "config"))
     return own

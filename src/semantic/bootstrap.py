@@ -9,18 +9,24 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from semantic.domain.errors import InvalidRequestError, OperatorError, StoreError
+from semantic.domain.errors import (
+    InvalidRequestError,
+    ModelNotFoundError,
+    OperatorError,
+    StoreError,
+)
 
 if TYPE_CHECKING:
     from semantic.adapters.mlx import BlasStatus
     from semantic.adapters.mlx.backend import MLXBackend
     from semantic.adapters.mlx.device import Device
+    from semantic.adapters.mlx.model.description import ModelDescription
     from semantic.adapters.mlx.model.provider import MLXModelProvider
     from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
     from semantic.adapters.stores.disk.store import DiskStore
@@ -131,7 +137,8 @@ def assemble(
     on_store_unavailable: OnStoreUnavailable | None = None,
 ) -> App:
     """`build_engine` with a model from `provider`."""
-    model, tokenizer = provider.load_model(settings.model)
+    with _suggesting(settings.model):
+        model, tokenizer = provider.load_model(settings.model)
     spec = provider.extract_spec(model)
     pool: BlockPool = make_pool(settings, spec)
     try:
@@ -205,6 +212,70 @@ def model_path(model: str) -> Path:
     with suppress(RuntimeError):  # of a home folder that is not known
         path = path.expanduser()
     return path.resolve() if ".." in path.parts else path.absolute()
+
+
+def model_of(name: str) -> str:
+    """The model that `name` means: an alias's, else `name` itself. A folder goes before an alias.
+
+    Raises InvalidRequestError if `name` may be an alias and their file cannot be read.
+    """
+    from semantic.adapters.hub.aliases import is_alias_name, read_aliases
+
+    if name == DEFAULT_MODEL or not is_alias_name(name) or model_path(name).is_dir():
+        return name
+    return read_aliases().all().get(name, name)
+
+
+def remember_served(model: str, names: Sequence[str]) -> None:
+    """Make `names` aliases of `model`, but for those of the user and those that cannot be one.
+
+    Raises InvalidRequestError for a file of aliases that cannot be read, OperatorError when it
+    cannot be written.
+    """
+    from semantic.adapters.hub.aliases import is_alias_name, read_aliases, set_alias
+
+    of_user = read_aliases().aliases if names else {}
+    meant = permanent_name(model_of(model))
+    for name in names:
+        if is_alias_name(name) and name not in of_user and name not in (DEFAULT_MODEL, meant):
+            set_alias(name, meant, "served")
+
+
+def permanent_name(model: str) -> str:
+    """`model` as it is written down: a folder by its absolute path, from wherever it is used."""
+    path = model_path(model)
+    return str(path) if model != DEFAULT_MODEL and path.is_dir() else model
+
+
+@contextmanager
+def _suggesting(model: str) -> Iterator[None]:
+    """Add the most similar name that is known to a ModelNotFoundError about `model`."""
+    try:
+        yield
+    except ModelNotFoundError as error:
+        alike = None if model_path(model).exists() else similar_model(model)
+        if alike is None:
+            raise
+        raise ModelNotFoundError(f"{error}; did you mean {alike}?") from error
+
+
+def similar_model(name: str) -> str | None:
+    """The most similar of all aliases and models on this machine, whole or behind its slash; None
+    if none is."""
+    from difflib import get_close_matches
+
+    from semantic.adapters.hub.aliases import read_aliases
+    from semantic.adapters.hub.hub_cache import cached_ids
+
+    known = [DEFAULT_MODEL, *cached_ids()]
+    with suppress(InvalidRequestError):  # of a file of aliases that cannot be read
+        known += read_aliases().all()
+    spelled: dict[str, str] = {}
+    for one in known:
+        if one != name:
+            spelled |= {one.lower(): one, one.lower().rpartition("/")[2]: one}
+    alike = get_close_matches(name.lower(), spelled, 1)
+    return spelled[alike[0]] if alike else None
 
 
 def make_pool(settings: Settings, spec: ModelCacheSpec) -> BlockPool:
@@ -344,11 +415,13 @@ def default_memory_tier_bytes(memory: int) -> int:
 
 
 def load(model_id: str = DEFAULT_MODEL) -> tuple[MLXBackend, MLXTokenizer]:
-    """A model and its tokenizer, from a folder, a hub id or the embedded model.
+    """A model and its tokenizer, from a folder, a hub id, an alias or the embedded model.
 
     Raises ModelNotFoundError or UnsupportedModelError, and OperatorError when MLX is not usable.
     """
-    return _provider(for_weights=True).load_model(model_id)
+    model = model_of(model_id)
+    with _suggesting(model):
+        return _provider(for_weights=True).load_model(model)
 
 
 def load_tokenizer(model_id: str) -> MLXTokenizer:
@@ -356,7 +429,20 @@ def load_tokenizer(model_id: str) -> MLXTokenizer:
     _provider()
     from semantic.adapters.mlx.model.provider import load_tokenizer
 
-    return load_tokenizer(model_id)
+    model = model_of(model_id)
+    with _suggesting(model):
+        return load_tokenizer(model)
+
+
+def describe_model(folder: Path, weights_bytes: int | None = None) -> ModelDescription:
+    """What the model in `folder` takes, without its weights; see `description.describe`.
+
+    Raises as that, and OperatorError when MLX is not usable.
+    """
+    _provider()
+    from semantic.adapters.mlx.model.description import describe
+
+    return describe(folder, weights_bytes)
 
 
 def read_device() -> Device:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from semantic.adapters.hub.aliases import default_file, set_alias
 from semantic.adapters.stores.disk import agent_names as reader
 from semantic.adapters.stores.disk.agent_names import agent_names
 from semantic.cli.shell.completion import complete_models
@@ -116,3 +117,11 @@ def test_models_are_those_of_the_package_and_of_the_cache(
     assert complete_models("") == ["semantic-tiny"]
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     assert offered("bash", "semantic serve --model org") == ["org/name-4bit"]
+
+
+def test_aliases_are_offered_if_their_file_can_be_read() -> None:
+    set_alias("coder", "org/Coder-7B")
+    set_alias("co$(id)", "org/Coder-7B")
+    assert complete_models("co") == ["coder"]
+    default_file().write_text("no TOML")
+    assert complete_models("co") == []

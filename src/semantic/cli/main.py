@@ -21,6 +21,7 @@ from semantic.cli.chat import chat
 from semantic.cli.demo.command import demo
 from semantic.cli.doctor import doctor
 from semantic.cli.launch import LAUNCH_COMMANDS
+from semantic.cli.models.commands import MODEL_COMMANDS
 from semantic.cli.options import EngineOptions, command
 from semantic.cli.run import run
 from semantic.cli.serve import CONFIG_COMMANDS, serve
@@ -39,6 +40,7 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "agents": ("The agents in the store: list, show, fork, pin, move.", AGENT_COMMANDS),
     "cache": ("The store on disk: its size, its integrity, freeing space.", CACHE_COMMANDS),
     "config": ("The settings of a server: every value, and its source.", CONFIG_COMMANDS),
+    "models": ("Models by name: list, show, download, delete, aliases.", MODEL_COMMANDS),
     "service": ("A server that starts with your login (systemd, launchd).", SERVICE_COMMANDS),
     "launch": ("Start a coding agent with a running server.", LAUNCH_COMMANDS),
 }

@@ -15,7 +15,7 @@ from typing import Annotated, get_type_hints
 
 import typer
 
-from semantic.bootstrap import DEFAULT_MODEL, STORE_VARIABLE, Settings
+from semantic.bootstrap import DEFAULT_MODEL, STORE_VARIABLE, Settings, model_of
 from semantic.cli.edge import process_edge
 from semantic.cli.shell.completion import complete_models
 from semantic.domain.errors import InvalidRequestError
@@ -86,7 +86,7 @@ PoolBlocks = Annotated[
     ),
 ]
 _MODEL = typer.Option(
-    help="A model folder, a hub id (org/name) or the model inside the package.",
+    help="A model folder, a hub id (org/name), an alias or the model inside the package.",
     autocompletion=complete_models,
     rich_help_panel=_ENGINE,
 )
@@ -118,11 +118,14 @@ class EngineOptions:
     ram_gb: RamGb = None
 
     def settings(self) -> Settings:
-        """As bootstrap takes them. Raises InvalidRequestError for a budget of 0 or less."""
+        """As bootstrap takes them, an alias replaced by its model.
+
+        Raises InvalidRequestError for a budget of 0 or less.
+        """
         if self.no_store and self.store is not None:
             raise InvalidRequestError("expected either --store or --no-store")
         return Settings(
-            self.model,
+            model_of(self.model),
             pool_bytes=gib("--pool-gb", self.pool_gb),
             pool_blocks=self.pool_blocks,
             use_disk=not self.no_store,
@@ -265,8 +268,8 @@ class ServeOptions:
     served_model_name: Annotated[
         list[str] | None,
         typer.Option(
-            help="A name that requests may use for the model. May be repeated. Default: the "
-            "folder's name, or the hub id.",
+            help="A name that requests may use for the model, remembered as an alias of it. May be "
+            "repeated. Default: the folder's name, or the hub id.",
             rich_help_panel=_ENGINE,
         ),
     ] = None

@@ -1,4 +1,4 @@
-"""Progress of loading and prefill as bars on stderr, on a terminal only.
+"""Progress of loading, prefill and downloads as bars on stderr, on a terminal only.
 
 Knows the engine's events and the server's observer; not what is loaded or answered.
 """
@@ -6,6 +6,9 @@ Knows the engine's events and the server's observer; not what is loaded or answe
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -16,7 +19,7 @@ from semantic.domain.value_objects import PrefillEvent, TokenEvent
 from semantic.ports.inbound import EngineEvent
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress, ProgressColumn, TaskID
 
     from semantic.adapters.http.metrics import AnswerRecord
 
@@ -137,13 +140,25 @@ def server_progress() -> ServerProgress | None:
     return ServerProgress(_new_progress()) if sys.stderr.isatty() else None
 
 
+@contextmanager
+def download_bar(name: str, n_bytes: int) -> Iterator[Callable[[int], None]]:
+    """A bar of `n_bytes` with speed and time left; yields what advances it, from any thread."""
+    from rich.progress import DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    more = (DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
+    progress = _new_progress(*more)
+    task = progress.add_task(_plain(name), total=n_bytes)
+    with progress if sys.stderr.isatty() else nullcontext():
+        yield partial(progress.advance, task)
+
+
 def print_store_unavailable(error: StoreError) -> None:
     """A notice that caches are kept in memory only, and why."""
     print_notice(f"the disk store is off: {error}; caches are kept in memory only")
 
 
-def _new_progress() -> Progress:
-    """Bars on stderr that are erased when they stop."""
+def _new_progress(*more: ProgressColumn) -> Progress:
+    """Bars on stderr that are erased when they stop, with `more` columns behind them."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 
@@ -152,6 +167,7 @@ def _new_progress() -> Progress:
         TextColumn("{task.description}"),
         BarColumn(),
         TaskProgressColumn(),
+        *more,
         console=Console(stderr=True),
         transient=True,
     )

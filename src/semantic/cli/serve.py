@@ -12,13 +12,20 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from semantic import __version__
-from semantic.bootstrap import Settings, default_store_folder, model_name, open_responses
+from semantic.bootstrap import (
+    Settings,
+    default_store_folder,
+    model_name,
+    model_of,
+    open_responses,
+    remember_served,
+)
 from semantic.cli.edge import print_notice
 from semantic.cli.options import AsJson, ConfigFile, ServeOptions, gib
 from semantic.cli.progress import print_store_unavailable, server_progress
 from semantic.cli.report import columns
 from semantic.cli.terminal import write
-from semantic.domain.errors import InvalidRequestError, StoreError
+from semantic.domain.errors import InvalidRequestError, SemanticError, StoreError
 
 if TYPE_CHECKING:
     from semantic.adapters.http.lifecycle import Load, RunnableServing
@@ -46,7 +53,7 @@ def serve(options: ServeOptions, config: ConfigFile = None) -> None:
         notify_store_unavailable(error)
 
     try:
-        run_server(settings, partial(load_model, settings, store_unavailable), responses)
+        run_server(settings, partial(_load_and_remember, settings, store_unavailable), responses)
     finally:
         responses.close()
 
@@ -92,7 +99,7 @@ def _chosen(settings: ServerSettings) -> dict[str, object]:
     """Values of settings without one, as far as they are known before the server starts."""
     chosen: dict[str, object] = {}
     if not settings.served_model_name:
-        chosen["served_model_name"] = [model_name(settings.model)]
+        chosen["served_model_name"] = list(served_names(settings))
     if settings.store is None and not settings.no_store:
         with suppress(StoreError):  # there is no home folder: the disk tier is off
             chosen["store"] = str(default_store_folder())
@@ -113,7 +120,7 @@ async def load_model(
 
     serving = ServeSettings(
         engine_settings(settings),
-        names=settings.served_model_name,
+        names=served_names(settings),
         max_context=settings.max_model_len,
         temperature=settings.temperature,
         top_p=settings.top_p,
@@ -127,10 +134,34 @@ async def load_model(
     return await load_serving(serving, store_unavailable or notify_store_unavailable)
 
 
+async def _load_and_remember(
+    settings: ServerSettings, store_unavailable: OnStoreUnavailable
+) -> RunnableServing:
+    """`load_model`, then `remember`."""
+    serving = await load_model(settings, store_unavailable)
+    remember(settings)
+    return serving
+
+
+def remember(settings: ServerSettings) -> None:
+    """Make the names that were given aliases of the model; a notice if they cannot be written."""
+    try:
+        remember_served(settings.model, settings.served_model_name)
+    except SemanticError as error:
+        _print_line(f"--served-model-name is not remembered: {error}")
+
+
+def served_names(settings: ServerSettings) -> tuple[str, ...]:
+    """The names of the model for requests: as given, else its own and the alias that named it."""
+    model = model_of(settings.model)
+    alias = () if model == settings.model else (settings.model,)
+    return settings.served_model_name or (model_name(model), *alias)
+
+
 def engine_settings(settings: ServerSettings) -> Settings:
-    """The engine's part of a server's settings."""
+    """The engine's part of a server's settings, an alias replaced by its model."""
     return Settings(
-        settings.model,
+        model_of(settings.model),
         pool_bytes=gib("pool_gb", settings.pool_gb),
         pool_blocks=settings.pool_blocks,
         use_disk=not settings.no_store,

@@ -37,10 +37,10 @@ def complete_agents(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_models(incomplete: str) -> list[str]:
-    """The model inside the package and those in the hub's cache; a shell completes folders."""
+    """The model inside the package, aliases and the hub's cache; a shell completes folders."""
     from semantic.bootstrap import DEFAULT_MODEL
 
-    names = [DEFAULT_MODEL, *sorted(_cached_models())]
+    names = [DEFAULT_MODEL, *_aliases(), *sorted(_cached_models())]
     fitting = (name for name in names if name.startswith(incomplete) and _PLAIN.fullmatch(name))
     return list(islice(fitting, _MOST))
 
@@ -50,6 +50,16 @@ def _given_store(ctx: typer.Context) -> Path | None:
     contexts = [ctx, *([ctx.parent] if ctx.parent else []), ctx.find_root()]
     given = (one.params.get("store") for one in contexts)
     return next((Path(store) for store in given if isinstance(store, str | Path)), None)
+
+
+def _aliases() -> list[str]:
+    from semantic.adapters.hub.aliases import read_aliases
+    from semantic.domain.errors import InvalidRequestError
+
+    try:
+        return sorted(read_aliases().all())
+    except InvalidRequestError:  # their file cannot be read
+        return []
 
 
 def _cached_models() -> Iterator[str]:

@@ -53,13 +53,17 @@ from semantic.ports.outbound import BatchBackend
 EMBEDDED_MODEL = "semantic-tiny"
 _MODELS = Path(__file__).parents[3] / "models"
 
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "*.txt"]
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "*.txt"]
+"""Patterns of the files that a model of the hub is loaded from."""
+
+# The root of what the hub's HTTP client raises: httpx or httpx2, by the library's version.
+_HTTP_ERROR = cast("type[Exception]", HfHubHTTPError.__bases__[0])
 
 _CONTEXT_FIELD = "max_position_embeddings"
 _GENERATION_CONFIG = "generation_config.json"
 
 # What mlx-lm, transformers and the safetensors reader raise for a folder that is not a model.
-_LOAD_ERRORS = (
+LOAD_ERRORS = (
     OSError,
     ValueError,
     LookupError,
@@ -90,7 +94,7 @@ class _Reading:
     ) -> None:
         if kind is None or issubclass(kind, SemanticError):
             return
-        expected = kind is Exception or issubclass(kind, (*_LOAD_ERRORS, SystemExit))
+        expected = kind is Exception or issubclass(kind, (*LOAD_ERRORS, SystemExit))
         if expected or kind.__module__ == "pyo3_runtime":
             raise ModelNotFoundError(f"{self._words}{error}{self._advice}") from error
 
@@ -126,7 +130,7 @@ class MLXModelProvider:
             backend = wrap_model(model, name, wrapped)
         except SemanticError:
             raise
-        except _LOAD_ERRORS as error:
+        except LOAD_ERRORS as error:
             raise UnsupportedModelError(
                 f"cannot compute the model in {folder} on this device: {error} "
                 f"(mlx-lm {version('mlx-lm')}; a newer one may)"
@@ -239,6 +243,11 @@ def find_folder(model_id: str) -> Path:
     A hub id is downloaded only if the hub's local cache does not have it and HF_HUB_OFFLINE is not
     set. Raises ModelNotFoundError.
     """
+    return find_local(model_id) or _hub_folder(model_id)
+
+
+def find_local(model_id: str) -> Path | None:
+    """The folder of the embedded model or a path; None for a hub id. Raises ModelNotFoundError."""
     if model_id == EMBEDDED_MODEL:
         return _MODELS / EMBEDDED_MODEL
     folder = Path(model_id).expanduser()
@@ -249,21 +258,21 @@ def find_folder(model_id: str) -> Path:
     if folder.exists() or model_id.count("/") != 1 or model_id.startswith((".", "/", "~")):
         raise ModelNotFoundError(
             f"no model folder {model_id!r}; expected a folder with config.json and "
-            f"*.safetensors, a hub id like org/name, or {EMBEDDED_MODEL!r}"
+            f"*.safetensors, a hub id like org/name, an alias or {EMBEDDED_MODEL!r}"
         )
-    return _hub_folder(model_id)
+    return None
 
 
 def _hub_folder(hub_id: str) -> Path:
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES, local_files_only=True))
+        return Path(snapshot_download(hub_id, allow_patterns=HUB_FILES, local_files_only=True))
     except HFValidationError as error:
         raise ModelNotFoundError(f"{hub_id!r} is not a hub id: {error}") from error
     except LocalEntryNotFoundError:
         pass
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        return Path(snapshot_download(hub_id, allow_patterns=HUB_FILES))
+    except (HfHubHTTPError, _HTTP_ERROR, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().split("\n")[0]
         raise ModelNotFoundError(
             f"{hub_id!r} is neither a folder nor in the hub's cache, "

@@ -1,0 +1,180 @@
+"""Short names of models, in a TOML file beside the settings file.
+
+    [aliases]                   by the user: `semantic models alias`
+    coder = "org/Coder-7B"
+    [served]                    by `semantic serve --served-model-name`
+    gpt = "/models/other"
+
+A name of the user's goes first. Knows the file; not whether its models exist.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+import platformdirs
+
+from semantic.domain.errors import InvalidRequestError, OperatorError
+
+if TYPE_CHECKING:
+    from tomlkit import TOMLDocument
+
+Origin = Literal["aliases", "served"]
+"""A table of the file."""
+
+_TABLES: Final[tuple[Origin, ...]] = ("aliases", "served")
+_LARGEST_FILE: Final = 1 << 20
+_LONGEST_NAME: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Aliases:
+    """Models by alias, of each table."""
+
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    served: Mapping[str, str] = field(default_factory=dict)
+
+    def all(self) -> dict[str, str]:
+        """The model that each name means."""
+        return {**self.served, **self.aliases}
+
+
+def default_file() -> Path:
+    """`semantic/models.toml` in the user's folder of settings."""
+    return platformdirs.user_config_path("semantic") / "models.toml"
+
+
+def is_alias_name(name: str) -> bool:
+    """Whether `name` can be an alias: it cannot be read as a path, a hub id or an option."""
+    short = 0 < len(name) <= _LONGEST_NAME
+    return short and name.isprintable() and "/" not in name and name[0] not in ".~- "
+
+
+def read_aliases(file: Path | None = None) -> Aliases:
+    """The aliases of `file` (`default_file`), none if there is no such file.
+
+    Raises InvalidRequestError for a file that cannot be read or has another form.
+    """
+    path = file or default_file()
+    found = _parse(path, _read_text(path))
+    return Aliases(*(found[table] for table in _TABLES))
+
+
+def set_alias(name: str, model: str, table: Origin = "aliases", file: Path | None = None) -> None:
+    """Let `name` mean `model`, from this moment on for every program.
+
+    Raises InvalidRequestError for a name that cannot be one and for a file of another form, and
+    OperatorError when it cannot be written; it is then as it was.
+    """
+    if not is_alias_name(name):
+        raise InvalidRequestError(
+            f"an alias must be printable, without / and not begin with . ~ or -, got {name!r}"
+        )
+    path = file or default_file()
+
+    def change(document: TOMLDocument) -> bool:
+        known = document.setdefault(table, {})
+        if known.get(name) == model:
+            return False
+        known[name] = model
+        return True
+
+    _change(path, change)
+
+
+def remove_alias(name: str, file: Path | None = None) -> bool:
+    """Forget `name` in both tables; False if there is no such alias. Raises as `set_alias`."""
+
+    def change(document: TOMLDocument) -> bool:
+        tables = [document[table] for table in _TABLES if table in document]
+        removed = [known.pop(name, None) for known in tables if isinstance(known, dict)]
+        return any(model is not None for model in removed)
+
+    return _change(file or default_file(), change)
+
+
+def _change(path: Path, change: Callable[[TOMLDocument], bool]) -> bool:
+    """Apply `change` to the file under a lock, and replace it if that returned True."""
+    import tomlkit  # a name is read more often than written
+
+    with _locked(path):
+        text = _read_text(path)
+        _parse(path, text)  # a file of another form is refused, not replaced
+        document = tomlkit.parse(text)
+        changed = change(document)
+        if changed:
+            _replace(path, tomlkit.dumps(document))
+        return changed
+
+
+def _parse(path: Path, text: str) -> dict[Origin, dict[str, str]]:
+    try:
+        found = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"{path} is no TOML: {error}") from error
+    unknown = found.keys() - set(_TABLES)
+    if unknown:
+        raise InvalidRequestError(f"{path}: expected [aliases] and [served], got {min(unknown)}")
+    tables: dict[Origin, dict[str, str]] = {}
+    for table in _TABLES:
+        names = found.get(table, {})
+        if not isinstance(names, dict) or not all(isinstance(m, str) for m in names.values()):
+            raise InvalidRequestError(f'{path}: expected lines of name = "model" in [{table}]')
+        tables[table] = names
+    return tables
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LARGEST_FILE + 1)
+        if len(data) > _LARGEST_FILE:
+            raise InvalidRequestError(f"{path} is longer than {_LARGEST_FILE} bytes")
+        return data.decode()
+    except FileNotFoundError:
+        return ""
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"{path} is no UTF-8 text") from error
+    except OSError as error:
+        raise InvalidRequestError(f"cannot read {path}: {error.strerror}") from error
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock on the folder of `path`, which is made if need be: programs change it in turn."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = os.open(path.parent, os.O_RDONLY)
+    except OSError as error:
+        raise OperatorError(f"cannot write {path}: {error.strerror}") from error
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Replace the file at once, or the target of a link: a reader sees the old one or the new."""
+    target = Path(os.path.realpath(path))
+    try:
+        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(descriptor)
+            Path(name).replace(target)
+        finally:
+            with suppress(FileNotFoundError):
+                Path(name).unlink()
+    except OSError as error:
+        raise OperatorError(f"cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,152 @@
+"""What the hub says of a model before it is downloaded: its commit, files, sizes and hashes.
+
+Knows the hub's API by huggingface_hub; downloads nothing but a model's configuration.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import cast
+
+from huggingface_hub import HfApi, hf_hub_download
+from huggingface_hub import constants as hub
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RemoteEntryNotFoundError,
+    RepositoryNotFoundError,
+)
+from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils.tqdm import disable_progress_bars
+
+from semantic.domain.errors import (
+    InvalidRequestError,
+    ModelNotFoundError,
+    OperatorError,
+    SemanticError,
+)
+
+_CONFIG = "config.json"
+
+_logger = logging.getLogger("huggingface_hub")
+
+# The root of what the library's HTTP client raises: httpx or httpx2, by the library's version.
+_HTTP_ERROR = cast("type[Exception]", HfHubHTTPError.__bases__[0])
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file of a model. `sha256`: of a large file; a small one is named by git's `blob_id`."""
+
+    path: str
+    n_bytes: int
+    blob_id: str
+    sha256: str | None
+
+    @property
+    def name_in_cache(self) -> str:
+        """The name of its bytes in the cache."""
+        return self.sha256 or self.blob_id
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteModel:
+    """A model on the hub as it is at `commit`, with the files that a model is loaded from."""
+
+    hub_id: str
+    commit: str
+    files: tuple[RemoteFile, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(file.n_bytes for file in self.files)
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of its weights."""
+        return sum(file.n_bytes for file in self.files if file.path.endswith(".safetensors"))
+
+
+def look_up(hub_id: str, patterns: Sequence[str]) -> RemoteModel:
+    """The model's files that match one of `patterns`.
+
+    Raises InvalidRequestError for what is no hub id, ModelNotFoundError for a model that the hub
+    does not have or does not show, OperatorError when the hub cannot be reached.
+    """
+    api = HfApi()
+    with hub_errors(hub_id):
+        commit = api.model_info(hub_id).sha
+        if commit is None:
+            raise OperatorError(f"the hub at {hub.ENDPOINT} sent no commit of {hub_id!r}")
+        tree = api.list_repo_tree(hub_id, recursive=True, revision=commit)
+        files = {entry.path: _file(entry) for entry in tree if isinstance(entry, RepoFile)}
+    wanted = [path for path in sorted(files) if any(fnmatchcase(path, one) for one in patterns)]
+    return RemoteModel(hub_id, commit, tuple(files[path] for path in wanted))
+
+
+@contextmanager
+def remote_config(model: RemoteModel) -> Iterator[Path]:
+    """A folder with the model's configuration alone, deleted afterwards. Raises as `look_up`."""
+    with tempfile.TemporaryDirectory(prefix="semantic-") as folder:
+        with hub_errors(model.hub_id), disable_progress_bars():
+            path = hf_hub_download(model.hub_id, _CONFIG, revision=model.commit, cache_dir=folder)
+        yield Path(path).parent
+
+
+@contextmanager
+def hub_errors(hub_id: str) -> Iterator[None]:
+    """Turn what huggingface_hub raises about `hub_id` into errors of this package, on one line.
+
+    Its warnings about attempts are not logged meanwhile.
+    """
+    level = _logger.level
+    _logger.setLevel(logging.ERROR)
+    try:
+        yield
+    except SemanticError:
+        raise
+    except HFValidationError as error:
+        raise InvalidRequestError(f"{hub_id!r} is not a hub id: expected org/name") from error
+    except GatedRepoError as error:
+        raise ModelNotFoundError(
+            f"{hub_id!r} is shown only to those who accepted its terms: accept them on its page at "
+            f"{hub.ENDPOINT}, then log in with `hf auth login`"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelNotFoundError(
+            f"the hub at {hub.ENDPOINT} has no model {hub_id!r} (a private one needs "
+            "`hf auth login`)"
+        ) from error
+    except RemoteEntryNotFoundError as error:
+        raise ModelNotFoundError(f"{hub_id!r} has no {_CONFIG}: it is no model folder") from error
+    except OfflineModeIsEnabled as error:
+        raise OperatorError("HF_HUB_OFFLINE is set: nothing is fetched from the hub") from error
+    except HfHubHTTPError as error:
+        raise OperatorError(
+            f"the hub at {hub.ENDPOINT} answered {error.response.status_code}"
+        ) from error
+    except (_HTTP_ERROR, LocalEntryNotFoundError) as error:
+        reason = _said(error.__cause__ or error)
+        raise OperatorError(f"no connection to the hub at {hub.ENDPOINT}: {reason}") from error
+    except OSError as error:
+        raise OperatorError(f"cannot fetch {hub_id!r}: {_said(error)}") from error
+    finally:
+        _logger.setLevel(level)
+
+
+def _file(entry: RepoFile) -> RemoteFile:
+    sha256 = None if entry.lfs is None else entry.lfs.sha256
+    return RemoteFile(entry.path, entry.size, entry.blob_id, sha256)
+
+
+def _said(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0] or type(error).__name__

@@ -1,0 +1,168 @@
+"""Describes a model from its configuration: what its layers cache, and the memory of its weights.
+
+The model is built as mlx-lm builds it and never evaluated, so it takes no weights and no memory.
+Knows folders with a config.json; not where they are from.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx_lm.utils import _get_classes as classes_of
+from mlx_lm.utils import load_config
+
+from semantic.adapters.mlx.device import on_cpu
+from semantic.adapters.mlx.kv_cache.model_spec import read_spec
+from semantic.adapters.mlx.model.provider import LOAD_ERRORS, read_context
+from semantic.domain.errors import ModelNotFoundError, SemanticError, UnsupportedModelError
+from semantic.domain.value_objects import LayerKind, LayerSpec, ModelCacheSpec
+
+_CONFIG = "config.json"
+_MAX_CONFIG_BYTES = 1 << 22
+_MAX_LAYERS = 2048
+"""More than any model has: a configuration is another's, and building takes time by layers."""
+
+_WIDTHS = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+_HALF = (mx.float16, mx.bfloat16)
+
+CacheKind = Literal["full", "latent", "window", "state", "compressed"]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheForm:
+    """What `layers` of a model cache alike; `window` in tokens.
+
+    latent: one compressed latent of keys and values for all heads; compressed: a state that grows.
+    """
+
+    kind: CacheKind
+    layers: int
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """What a model takes on this device. `context_tokens`: None if its configuration has none.
+
+    `weights_bytes` are those of its weights in memory.
+    """
+
+    model_type: str
+    spec: ModelCacheSpec
+    forms: tuple[CacheForm, ...]
+    weights_bytes: int
+    context_tokens: int | None
+
+
+def describe(folder: Path, file_bytes: int | None = None) -> ModelDescription:
+    """Describe the model in `folder`. With `file_bytes`, the size of its files of weights, these
+    need not be there.
+
+    Raises ModelNotFoundError for a folder without a readable configuration, and
+    UnsupportedModelError for one that mlx-lm or the engine has no model for.
+    """
+    config = _read_config(folder)
+    try:
+        weights = _read_headers(folder)
+        dtype = _dtype(config, weights)
+        architecture, arguments = classes_of(config)
+        model = cast(Module, architecture(arguments.from_dict(config)))
+        model.set_dtype(mx.float32 if on_cpu() else dtype)
+        spec = read_spec(model)
+    except SemanticError:
+        raise
+    except (*LOAD_ERRORS, SystemExit) as error:
+        raise UnsupportedModelError(f"cannot build the model of {folder}: {error}") from error
+    if spec is None:
+        raise UnsupportedModelError(f"the model of {folder} is not one of mlx-lm")
+    return ModelDescription(
+        str(config.get("model_type", "")),
+        spec,
+        _forms(spec, _text_value(config, "kv_lora_rank")),
+        _bytes_of(weights) if file_bytes is None else _estimated(config, dtype, file_bytes),
+        read_context(model),
+    )
+
+
+def _read_config(folder: Path) -> dict[str, object]:
+    path = folder / _CONFIG
+    try:
+        if path.stat().st_size > _MAX_CONFIG_BYTES:
+            raise ModelNotFoundError(f"{path} is longer than {_MAX_CONFIG_BYTES} bytes")
+        config: object = load_config(folder)
+    except FileNotFoundError as error:
+        raise ModelNotFoundError(f"{folder} is no model folder: it has no {_CONFIG}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelNotFoundError(f"cannot read {path}: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelNotFoundError(f"{path} is no JSON object")
+    if "model_type" not in config:
+        raise ModelNotFoundError(f"{path} has no model_type: it is no language model of mlx-lm")
+    if "model_file" in config:
+        raise UnsupportedModelError(
+            f"{path} has the model as a program of its own, which is not run"
+        )
+    for name, value in (*config.items(), *_text_config(config).items()):
+        if "layer" in name and isinstance(value, int) and value > _MAX_LAYERS:
+            raise UnsupportedModelError(
+                f"{path}: {name} must be at most {_MAX_LAYERS}, got {value}"
+            )
+    return config
+
+
+def _read_headers(folder: Path) -> list[mx.array]:
+    """The weights of a folder, if it has any; only headers are read."""
+    load = cast("Callable[[str], dict[str, mx.array]]", mx.load)
+    files = sorted(folder.glob("model*.safetensors"))
+    return [weight for file in files for weight in load(str(file)).values()]
+
+
+def _dtype(config: Mapping[str, object], weights: list[mx.array]) -> mx.Dtype:
+    """The type of activations: that of most weights that are numbers with a fraction."""
+    counts = Counter(w.dtype for w in weights if mx.issubdtype(w.dtype, mx.floating))
+    if counts:
+        return counts.most_common(1)[0][0]
+    named = _text_value(config, "dtype") or _text_value(config, "torch_dtype")
+    return _WIDTHS.get(str(named).removeprefix("torch."), mx.bfloat16)
+
+
+def _bytes_of(weights: list[mx.array]) -> int:
+    """Bytes of the weights when they are loaded: on a CPU halves become fp32."""
+    wide = on_cpu()
+    return sum(w.size * 4 if wide and w.dtype in _HALF else w.nbytes for w in weights)
+
+
+def _estimated(config: Mapping[str, object], dtype: mx.Dtype, file_bytes: int) -> int:
+    """`_bytes_of` files whose headers are not there."""
+    quantized = any(_text_value(config, n) for n in ("quantization", "quantization_config"))
+    return file_bytes * 2 if on_cpu() and dtype in _HALF and not quantized else file_bytes
+
+
+def _forms(spec: ModelCacheSpec, rank: object) -> tuple[CacheForm, ...]:
+    """The forms of all layers, the most frequent first; `rank` is the width of a latent."""
+    counts = Counter((_kind(layer, rank), layer.window) for layer in spec.layers)
+    return tuple(CacheForm(kind, n, window) for (kind, window), n in counts.most_common())
+
+
+def _kind(layer: LayerSpec, rank: object) -> CacheKind:
+    if layer.kind is LayerKind.STATE:
+        return "compressed" if layer.state_grows else "state"
+    if layer.kind is LayerKind.SLIDING_WINDOW:
+        return "window"
+    return "latent" if rank in (layer.k_head_dim, layer.v_head_dim) else "full"
+
+
+def _text_value(config: Mapping[str, object], name: str) -> object:
+    """A field of the configuration, or of the text model's inside it."""
+    return config.get(name) or _text_config(config).get(name)
+
+
+def _text_config(config: Mapping[str, object]) -> Mapping[str, object]:
+    found = config.get("text_config")
+    return found if isinstance(found, dict) else {}

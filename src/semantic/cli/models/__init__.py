@@ -1,0 +1,1 @@
+"""`semantic models`: models by name, what they take, and the hub they are from."""
