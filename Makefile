@@ -1,7 +1,7 @@
 # Every target builds the virtual environment it needs, once. `make` alone lists the targets.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo quick test thorough check lint fmt type imports unit test-blas coverage test-agents test-clients docs bench experiments lock release clean
+.PHONY: help setup demo quick test thorough check lint fmt type imports unit test-blas coverage test-agents test-clients test-page docs bench experiments lock release clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -98,6 +98,9 @@ test-blas: $(VENV)/.dev  ## the tests that compare figures, with every BLAS kern
 
 coverage: $(VENV)/.dev  ## the same, and domain and application covered to 95 %; takes longer
 	@$(BIN)/python -m pytest $(PARALLEL) --cov --cov-fail-under=95 $(ARGS)
+
+test-page: $(VENV)/.dev  ## the server's page in a real browser, where Chromium is installed
+	@$(BIN)/python -m pytest tests/page $(ARGS)
 
 test-clients: $(VENV)/.dev  ## other makers' clients, in .clients: ARGS=names, or --pin
 	@$(BIN)/python -m tests.clients $(ARGS)

@@ -76,9 +76,10 @@ def running(
     settings: ServerSettings | None = None,
     *,
     app: FastAPI | None = None,
+    port: int = 0,
 ) -> Iterator[RunningServer]:
-    """A server for `serving`, or of `app`; ends with the `with` block."""
-    settings = (settings or ServerSettings()).model_copy(update={"port": 0})
+    """A server for `serving`, or of `app`; ends with the `with` block. `port` 0 is a free one."""
+    settings = (settings or ServerSettings()).model_copy(update={"port": port})
     app = app or create_app(serving, settings)
     bound = listen(settings)
     server = make_server(app, settings)

@@ -20,6 +20,7 @@ from semantic.adapters.http.lifecycle import Lifecycle
 from semantic.adapters.http.logs import ProgressLog, RequestLogMiddleware
 from semantic.adapters.http.metrics import Metrics, Observer
 from semantic.adapters.http.middleware import (
+    OPEN_PATHS,
     ApiKeys,
     AuthMiddleware,
     HostMiddleware,
@@ -28,7 +29,7 @@ from semantic.adapters.http.middleware import (
 )
 from semantic.adapters.http.openai import responses as openai_responses
 from semantic.adapters.http.openapi import AnthropicError, OpenAIError, describe, documented, page
-from semantic.adapters.http.page import overview
+from semantic.adapters.http.page import assets, overview
 from semantic.adapters.http.settings import ServerSettings
 from semantic.application.chat.memory_responses import MemoryResponses
 from semantic.ports.responses import ResponsesPort
@@ -105,6 +106,7 @@ def _middleware(settings: ServerSettings, model: str) -> Sequence[Middleware]:
             keys=keys,
             operators=operators,
             max_requests=settings.max_connections,
+            open_paths=OPEN_PATHS | assets.FILES.keys(),
         ),
     )
 
@@ -112,6 +114,7 @@ def _middleware(settings: ServerSettings, model: str) -> Sequence[Middleware]:
 def _add_routes(app: FastAPI) -> None:
     for module in (health, models, openai, openai_responses, agents, requests, overview):
         app.include_router(module.router, responses=documented(OpenAIError))
+    app.include_router(assets.router)
     app.include_router(anthropic.router, responses=documented(AnthropicError))
 
     @app.get("/docs", include_in_schema=False)

@@ -75,8 +75,6 @@ async def metrics(request: Request) -> Response:
     return Response(await to_thread.run_sync(found.text), media_type=CONTENT_TYPE_LATEST)
 
 
-@router.head("/", include_in_schema=False)
-@router.get("/", include_in_schema=False)
 @router.head("/api/hello", include_in_schema=False)
 @router.get("/api/hello", include_in_schema=False)
 async def hello(request: Request) -> Status:

@@ -305,7 +305,7 @@ def _is_address(host: str) -> bool:
     return True
 
 
-OPEN_PATHS: Final = frozenset({"/", "/health", "/ready", "/version", "/api/hello"})
+OPEN_PATHS: Final = frozenset({"/health", "/ready", "/version", "/api/hello"})
 """Paths that need no key: probes use them before any key is configured."""
 
 _UNAUTHORIZED: Final = Problem(
@@ -322,8 +322,16 @@ class AuthMiddleware:
     Stores the key's tenant in the scope, or that it is an operator's.
     """
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, operators: ApiKeys, max_requests: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: ApiKeys,
+        operators: ApiKeys,
+        max_requests: int,
+        open_paths: Iterable[str] = OPEN_PATHS,
+    ) -> None:
         self._app = app
+        self._open = frozenset(open_paths)
         self._keys = keys
         self._operators = operators
         self._max_requests = max_requests
@@ -343,7 +351,7 @@ class AuthMiddleware:
             scope.setdefault("state", {})["tenant"] = tenant
             await self._run(tenant, scope, receive, send)
             return
-        elif scope["path"] not in OPEN_PATHS:
+        elif scope["path"] not in self._open:
             await problem_response(scope, _UNAUTHORIZED)(scope, receive, send)
             return
         await self._app(scope, receive, send)

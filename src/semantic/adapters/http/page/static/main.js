@@ -1,0 +1,42 @@
+// The page: what is shown when, and the key of a server that has keys.
+
+import { key } from "./client.js";
+import { state } from "./state.js";
+import "./savings.js";
+import "./budgets.js";
+import "./agents.js";
+import "./agent.js";
+import "./timeline.js";
+import "./chat.js";
+
+const at = (id) => document.getElementById(id);
+
+state.addEventListener("status", () => {
+  at("status").textContent = state.status;
+});
+
+state.addEventListener("overview", () => {
+  const { model, version, role } = state.overview;
+  const who = { local: "", tenant: "; your own agents", operator: "; as an operator" }[role];
+  at("server").textContent = `${model ?? "loading a model"}, version ${version}${who}`;
+  at("key-form").hidden = true;
+  at("content").hidden = false;
+  at("chat-section").hidden = state.isOperator || model === null;
+});
+
+state.addEventListener("locked", () => {
+  at("key-problem").textContent = key.get() ? "The server does not know this key." : "";
+  key.drop();
+  at("status").textContent = "A key is needed.";
+  at("content").hidden = true;
+  at("key-form").hidden = false;
+  at("key").value = "";
+  at("key").focus();
+});
+
+at("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  state.unlock(at("key").value);
+});
+
+state.run();
