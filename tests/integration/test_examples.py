@@ -123,6 +123,20 @@ def test_an_agent_moves_to_another_store(run: Run) -> None:
     assert "ada-moved: 'Your name is Ada.' (602 of 610 prompt tokens were cached)" in printed
 
 
+def test_the_notebook_prints_what_is_stored_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    cells = json.loads((ROOT / "examples" / "agents.ipynb").read_text(encoding="utf-8"))["cells"]
+    names: dict[str, object] = {}
+    printed = []
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            capsys.readouterr()
+            exec("".join(cell["source"]), names)
+            stored = "".join(text for output in cell["outputs"] for text in output["text"])
+            printed.append(stored)
+            assert capsys.readouterr().out == stored
+    assert sum(bool(text) for text in printed) > 3
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_is_short_and_says_what_it_shows(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
