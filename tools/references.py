@@ -48,9 +48,9 @@ def _commands(name: str, command: object) -> Iterator[str]:
         return
     params = list(getattr(command, "params", ()))
     arguments = [one for one in params if isinstance(one, TyperArgument)]
-    words = (_word(one) if one.required else f"[{_word(one)}]" for one in arguments)
+    words = map(_word, arguments)
     yield f"{'##' if name.count(' ') == 1 else '###'} {name}"
-    yield f"    {' '.join((name, *words))} [OPTIONS]"
+    yield f"    {' '.join((name, '[OPTIONS]', *words))}"
     yield _joined(str(getattr(command, "help", "") or ""))
     if arguments:
         rows = [(f"`{_word(one)}`", _cell(one.help)) for one in arguments]
@@ -71,7 +71,9 @@ def _options(options: Sequence[TyperOption]) -> str:
 
 
 def _word(argument: TyperArgument) -> str:
-    return (argument.metavar or argument.name.upper()).strip("[]")
+    """An argument in a usage line; in brackets where it may be left out."""
+    word = argument.metavar or argument.name.upper()
+    return word if argument.required or word.startswith("[") else f"[{word}]"
 
 
 def _panel(option: TyperOption) -> str:

@@ -31,13 +31,18 @@ PAGES: Final = sorted(
 )
 FENCE: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 INDENTED: Final = re.compile(r"(?:^ {4}\S.*\n)+", re.MULTILINE)
-COMMANDS: Final = frozenset({"semantic", "make", "uv", "uvx", "pip", "pipx", "python", "npm"})
+COMMANDS: Final = frozenset(
+    {"semantic", "make", "uv", "uvx", "pip", "pipx", "python", "npm", "curl", "docker", "brew"}
+)
 """First words of lines that are commands, in blocks that name no language."""
 NOT_TRIED: Final = (
     "uv tool install semantic-engine",
     'uv tool install "semantic-engine[cpu]"',
+    "curl -fo agent.tar http://here:8000/v1/agents/NAME/export",
+    "curl -fT agent.tar -X POST 'http://there:8000/v1/agents/import?name=NEW'",
 )
-"""Commands that are no program's of ours; how the package is installed is tried by a release."""
+"""Other programs: `make release` tries how the package is installed, and the tests of exports over
+HTTP send the same requests."""
 ELLIPSIS: Final = "messages=[...]"
 MESSAGES: Final = 'messages=[{"role": "user", "content": "Hello"}]'
 

@@ -91,7 +91,8 @@ def test_the_reference_has_every_command_and_option() -> None:
         assert f"## semantic {name}\n" in text
         for below in command.commands if isinstance(command, TyperGroup) else ():
             assert f"### semantic {name} {below}\n" in text
-    assert "    semantic run [PROMPT] [OPTIONS]\n" in text
+    assert "    semantic models ls [OPTIONS] [FOLDER]...\n" in text
+    assert "    semantic run [OPTIONS] [PROMPT]\n" in text
     assert "| `--max-batch`, `--max-num-seqs` | number | Maximum requests in one batch. |" in text
 
 
