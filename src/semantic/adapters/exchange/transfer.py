@@ -226,8 +226,8 @@ def put_agent(
             keys.append(header.key)
             if not store.put(StoredBlock(header, body)):
                 raise CapacityError(
-                    f"the store's quota is exceeded by block {entry.block} of {len(links)}; "
-                    "a larger --disk-gb, or unpinned agents, free space"
+                    f"the store's quota is exceeded by block {entry.block} of {len(links)}, or its "
+                    "disk is full; a larger --disk-gb, or unpinned agents, free space"
                 )
             unsynced += len(body)
             if unsynced >= _SYNC_BYTES:

@@ -280,6 +280,17 @@ class Meanwhile(MemoryStore):
         return super().put(block)
 
 
+def test_nothing_is_stored_before_all_is_checked(archive: bytes) -> None:
+    stored: list[str] = []
+    world = AgentsWorld(Meanwhile(lambda: stored.append("a block")))
+    damaged = archive[:-3000] + b"#" + archive[-2999:]
+    for server in serve(world, ServerSettings()):
+        assert server.ask("POST", IMPORT, damaged).status == 400
+        assert stored == []
+        assert server.ask("POST", IMPORT, archive).status == 200
+        assert stored == ["a block"]
+
+
 def test_an_import_never_takes_the_place_of_an_agent_that_came_meanwhile(archive: bytes) -> None:
     world = AgentsWorld(Meanwhile(lambda: world.turn("ada", 20)))
     for server in serve(world, ServerSettings()):
