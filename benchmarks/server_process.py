@@ -99,6 +99,16 @@ class ServerProcess:
         )
         return 1024 * int(done.stdout.strip() or 0)
 
+    def cpu_seconds(self) -> float:
+        """CPU time of the process so far, user and system; of Linux only, elsewhere 0."""
+        if self._process is None:
+            return 0.0
+        stat = Path("/proc") / str(self._process.pid) / "stat"
+        with suppress(OSError):
+            user, system = stat.read_text().rpartition(")")[2].split()[11:13]
+            return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+        return 0.0
+
     def footprint(self) -> dict[str, int]:
         """Resident bytes, open files and threads of the process; files and threads of Linux only,
         elsewhere 0."""

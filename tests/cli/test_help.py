@@ -12,6 +12,7 @@ from typer.main import get_command
 
 from semantic import __version__
 from semantic.cli.main import COMMANDS, GROUPS, app
+from semantic.cli.remote.top import TOP_COMMANDS
 from tests.cli.support import command_line, environment, process, semantic
 
 
@@ -39,7 +40,7 @@ def test_every_command_explains_itself(command: str) -> None:
 
 def test_the_group_lists_every_command() -> None:
     listed = semantic("--help").out
-    assert [name for name in (*COMMANDS, *GROUPS) if name not in listed] == []
+    assert [name for name in (*COMMANDS, *GROUPS, *TOP_COMMANDS) if name not in listed] == []
     for word, (words, below) in GROUPS.items():
         assert words in listed
         assert [name for name in below if name not in semantic(word, "--help").out] == []

@@ -62,7 +62,7 @@ def find_server(
     response or not one of this server's, OverloadedError while the model is loading, and
     ModelNotFoundError when the server has no model of that name.
     """
-    address = _read_address(url)
+    address = read_address(url)
     base = f"{address.scheme}://{address.netloc}"
     if not _VARIABLE.fullmatch(key_variable):
         raise InvalidRequestError(
@@ -72,7 +72,7 @@ def find_server(
     response = _get_models(address, base, None)
     if response.status == HTTPStatus.UNAUTHORIZED:
         needed = key_variable
-        response = _get_models(address, base, _key(base, key_variable))
+        response = _get_models(address, base, read_key(base, key_variable))
     contexts = _read_models(base, needed, response)
     if model is None:
         model = next(iter(contexts))
@@ -82,7 +82,8 @@ def find_server(
     return RunningServer(base, model, contexts[model], needed)
 
 
-def _read_address(url: str) -> SplitResult:
+def read_address(url: str) -> SplitResult:
+    """A server's address. Raises InvalidRequestError if it is malformed."""
     try:
         address = urlsplit(url.strip())
         _ = address.port  # a number, or ValueError
@@ -98,7 +99,8 @@ def _read_address(url: str) -> SplitResult:
     return address
 
 
-def _key(base: str, variable: str) -> str:
+def read_key(base: str, variable: str) -> str:
+    """The key in an environment variable. Raises OperatorError if there is none."""
     key = os.environ.get(variable, "").strip()
     if not key or not key.isascii() or not key.isprintable():
         raise OperatorError(

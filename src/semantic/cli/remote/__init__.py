@@ -1,0 +1,1 @@
+"""Commands about a server that runs: they load no model and open no store."""
