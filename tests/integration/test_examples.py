@@ -6,6 +6,8 @@ import ast
 import importlib
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -68,8 +70,11 @@ def test_a_document_is_computed_once_for_twenty_readers(run: Run) -> None:
     assert re.search(r"20 agents: 9\d% of \d{5} prompt tokens were cached", printed)
 
 
-def test_a_killed_process_is_continued_from_disk(run: Run) -> None:
-    first, second = run("resume_after_restart").splitlines()
+def test_a_killed_process_is_continued_from_disk() -> None:
+    # This process may compute with another BLAS than new ones do, and would find nothing of theirs.
+    path = ROOT / "examples" / "resume_after_restart.py"
+    done = subprocess.run((sys.executable, path), capture_output=True, text=True, check=True)
+    first, second = done.stdout.splitlines()
     assert first.endswith("(0 of 598 prompt tokens were cached, from none)")
     assert second.endswith(
         ": 'Your name is Ada.' (602 of 610 prompt tokens were cached, from disk)"
@@ -150,4 +155,5 @@ def test_an_example_is_short_and_says_what_it_shows(path: Path) -> None:
 def test_every_example_is_run_here() -> None:
     here = Path(__file__).read_text(encoding="utf-8")
     assert len(EXAMPLES) == 10
-    assert [path.stem for path in EXAMPLES if f'run("{path.stem}"' not in here] == []
+    named = (f'run("{path.stem}"' in here or f'"{path.name}"' in here for path in EXAMPLES)
+    assert all(named)
