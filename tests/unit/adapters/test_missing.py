@@ -30,6 +30,7 @@ def test_the_command_is_that_of_the_installer(
     (tmp_path / receipt).touch()
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(missing, "find_spec", lambda _: object())
     assert f" {command} '{DISTRIBUTION}[cpu]'; " in what_to_install()
     monkeypatch.setattr(sys, "platform", "darwin")
     assert what_to_install() == f"Type: {command} {DISTRIBUTION}"
