@@ -36,6 +36,23 @@ HUGE = [
     "{{ ('x' * 10**6).replace('x', 'y' * 10**6) }}",
     "{{ ('x' * 10**6)|replace('x', 'y' * 10**6) }}",
     "{% set s = 'x' * 10**7 %}{% for i in range(9) %}{{ s }}{% endfor %}",
+    "{{ [1]|tojson(indent=10**9) }}",
+    "{{ (['x' * 10**6] * 10**6)|tojson }}",
+    "{% set l = ['x' * 10**6] * 10**6 %}{{ l }}",
+]
+MULTIPLIED = [
+    "([1] * 100)|tojson(indent=1000)",
+    "([1] * 100)|tojson(indent='x' * 1000)",
+    "([1] * 100)|tojson(separators=('x' * 1000, ':'))",
+    "(['x' * 1000] * 100)|tojson",
+    "({'a': [['x' * 1000] * 10] * 10})|tojson",
+    "(['x' * 1000] * 100)|string",
+    "({'a': ['x' * 1000] * 100})|upper",
+    "'%s' % (['x' * 1000] * 100,)",
+    "'{}'.format(['x' * 1000] * 100)",
+    "([['x' * 1000] * 10] * 10)|join(',')",
+    "(['x' * 1000] * 100)|map('trim')|join",
+    "','.join((['x' * 1000] * 100)|map('trim'))",
 ]
 
 
@@ -69,6 +86,16 @@ def test_a_template_that_fills_memory_is_refused(template: str, tmp_path: Path) 
         MLXChatFormat(tokenizer)
 
 
+@pytest.mark.parametrize("value", MULTIPLIED)
+def test_a_part_that_a_list_has_many_times_is_refused_before_it_becomes_text(
+    value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded_template, "_CHARACTERS", 1 << 14)
+    template = "{% set text = " + value + " %}{{ text|length }}"
+    with pytest.raises(InvalidRequestError, match="more than 16384 characters"):
+        model_with(template, tmp_path / "model").render_chat(HELLO)
+
+
 @pytest.mark.parametrize("grown", ["n.x + n.x", "n.x ~ n.x"])
 def test_a_text_that_doubles_is_refused(
     grown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -89,11 +116,16 @@ def test_what_templates_do_every_day_is_as_in_the_sandbox(tmp_path: Path) -> Non
         "{{ ['a', 'b']|join(',') }} {{ 3 * 4 }} {{ 'a' ~ 1 ~ none ~ missing }} {{ 2 ** 10 }} "
         "{% for m in messages %}{{ loop.index }}{{ loop.last }}{{ loop.length }}{% endfor %}"
         "{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f('y') }} {{ '%s' % 'z' }} {{ '-' * 3 }}"
-        " {{ '{{a: {}}}'.format(2) }}"
+        " {{ '{{a: {}}}'.format(2) }} {{ {'a': [1, 'é']}|tojson }} {{ [1]|tojson(indent=2) }}"
+        " {{ [1, {'b': 2}] }}"
     )
     tokenizer = model_with(template, tmp_path / "model")
     text = tokenizer.decode(tokenizer.render_chat(HELLO))
-    assert text == "1   x bb a,b 12 a1None 1024 1True1<y> z --- {a: 2}"
+    assert text == (
+        "1   x bb a,b 12 a1None 1024 1True1<y> z --- {a: 2}"
+        ' {"a": [1, "é"]} [\n  1\n]'
+        " [1, {'b': 2}]"
+    )
 
 
 def test_a_number_of_the_chat_is_no_width(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from functools import wraps
 from string import Formatter
-from typing import TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 from jinja2 import nodes
 from jinja2.runtime import Context
@@ -34,9 +34,16 @@ _LARGEST_NUMBER = 1 << 24
 """Given to a function or a filter: a width, a count."""
 _LARGEST_BITS = 1 << 12
 _TURNS_PER_LOOK = 256
+_PARTS_PER_LOOK = 1 << 16
 _WIDTH = re.compile(r"\d{7}|%[^a-zA-Z%]*\*")
 """A width in a format that is too large, or that is an argument."""
 _FORMATS = frozenset({"format", "format_map"})
+_TEXTUAL = _FORMATS | {
+    "capitalize", "center", "escape", "forceescape", "indent", "lower", "mark_safe", "pprint",
+    "replace", "soft_str", "striptags", "title", "trim", "truncate", "upper", "urlencode", "urlize",
+    "wordcount", "wordwrap", "xmlattr",
+}  # fmt: skip
+"""Functions and filters that make text of what they are given."""
 
 
 class TemplateLimitError(InvalidRequestError):
@@ -74,7 +81,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def __init__(self, *args: object, **options: object) -> None:
         super().__init__(*args, **{"finalize": _count, **options})
         self._own = (self.turn, self.concatenated)
-        self.filters = {name: _checked(found) for name, found in self.filters.items()}
+        self.filters = _Filters(self.filters)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
@@ -92,6 +99,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if counts or isinstance(owner, str | bytes | int | float):
             _check_numbers(called, given)
         _check_arguments(called, owner, given)
+        if isinstance(owner, str) and _name(called) == "join":
+            args = tuple(_counted(one, len(owner)) for one in args)
         return super().call(context, called, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
@@ -104,14 +113,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if _budget.ends is not None:
             _budget.turns += 1
             _add(n_characters)
-            if _budget.turns % _TURNS_PER_LOOK == 0 and time.thread_time() > _budget.ends:
-                raise TemplateLimitError(
-                    f"the chat template takes longer than {_SECONDS:g} seconds to render"
-                )
+            if _budget.turns % _TURNS_PER_LOOK == 0:
+                _check_time()
         return ""
 
     def concatenated(self, *values: object) -> str:
         """The texts of `values`, one after the other."""
+        _check_size(sum(_measure(value).characters for value in values))
         texts = [str(value) for value in values]
         _check_size(sum(map(len, texts)))
         return "".join(texts)
@@ -149,9 +157,63 @@ def _call(name: str, arguments: list[nodes.Expr], line: int) -> nodes.Expr:
 
 def _count(value: T) -> T:
     """Count a value that becomes text."""
-    if _budget.ends is not None and isinstance(value, str):
-        _add(len(value))
+    if _budget.ends is not None:
+        _add(len(value) if isinstance(value, str) else _measure(value).characters)
     return value
+
+
+class _Measure(NamedTuple):
+    """How large a value is as text, at least: its parts, how deep they are nested, characters."""
+
+    parts: int
+    depth: int
+    characters: int
+
+
+_CONTAINERS = (dict, list, tuple, set, frozenset)
+
+
+def _measure(value: object) -> _Measure:
+    """Measure a value. A list may have the same part many times, so as text it may be larger than
+    memory: raises TemplateLimitError as soon as it is known to be too large."""
+    level: list[object] = [value]
+    n_parts = depth = n_characters = 0
+    while level:
+        below: list[object] = []
+        for part in level:
+            n_parts += 1
+            if isinstance(part, str):
+                n_characters += len(part)
+                continue
+            n_characters += 1
+            if isinstance(part, _CONTAINERS):
+                _check_size(n_characters + len(below) + len(part))
+                below += part
+                if isinstance(part, dict):
+                    below += part.values()
+            if n_parts % _PARTS_PER_LOOK == 0:
+                _check_time()
+        _check_size(n_characters + len(below))
+        level, depth = below, depth + bool(below)
+    return _Measure(n_parts, depth, n_characters)
+
+
+def _check_time() -> None:
+    if _budget.ends is not None and time.thread_time() > _budget.ends:
+        raise TemplateLimitError(
+            f"the chat template takes longer than {_SECONDS:g} seconds to render"
+        )
+
+
+def _check_json(value: object, options: Iterable[object]) -> None:
+    """Refuse what is too large as JSON: each part is indented, and followed by a separator."""
+    measure, width = _measure(value), 0
+    for one in options:
+        for text in one if isinstance(one, tuple | list) else (one,):
+            width += (
+                abs(text) if isinstance(text, int) else len(text) if isinstance(text, str) else 0
+            )
+    _check_size(measure.characters + measure.parts * width * (1 + measure.depth))
 
 
 def _add(n_characters: int) -> None:
@@ -177,6 +239,7 @@ def _check_operands(operator: str, left: object, right: object) -> None:
         _check_bits(left.bit_length() * abs(right))
     elif operator == "%" and isinstance(left, str):
         _check_format(left)
+        _check_size(_measure(right).characters)
 
 
 def _check_bits(n_bits: int) -> None:
@@ -207,6 +270,8 @@ def _check_numbers(called: object, given: Iterable[object]) -> None:
 def _check_arguments(called: object, owner: object, given: tuple[object, ...]) -> None:
     """Refuse texts and lists that make the result of a function or filter too large."""
     name = _name(called)
+    if name in _TEXTUAL:
+        _check_size(sum(_measure(one).characters for one in given))
     texts = [one for one in (owner, *given) if isinstance(one, str)]
     if name in _FORMATS:
         for text in texts[:1]:
@@ -214,11 +279,21 @@ def _check_arguments(called: object, owner: object, given: tuple[object, ...]) -
     elif name == "replace":
         text, old, new = (*texts, "", "", "")[:3]
         _check_size(len(text) + (text.count(old) + 1) * len(new))
-    elif name == "join":
-        mark = max(map(len, texts), default=0)
-        for one in given:
-            if isinstance(one, list | tuple):
-                _check_size(sum(mark + len(part) for part in one if isinstance(part, Sized)))
+
+
+def _counted(values: object, mark: int) -> object:
+    """`values`, of which no more are given than can be joined, each with `mark` characters."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        return values
+    return _within_limits(values, mark)
+
+
+def _within_limits(values: Iterable[T], mark: int) -> Iterator[T]:
+    n_characters = 0
+    for value in values:
+        n_characters += mark + _measure(value).characters
+        _check_size(n_characters)
+        yield value
 
 
 def _name(called: object) -> str:
@@ -240,9 +315,27 @@ def _checked(function: Callable[..., T]) -> Callable[..., T]:
     def checked(*args: object, **kwargs: object) -> T:
         _check_numbers(function, (*args[n_values:], *kwargs.values()))
         _check_arguments(function, None, (*args, *kwargs.values()))
+        _check_time()
+        first, value, options = args[: n_values - 1], args[n_values - 1], args[n_values:]
+        given = (*options, *kwargs.values())
+        if _name(function) == "tojson":
+            _check_json(value, given)
+        elif _name(function) == "join":
+            marks = [len(one) for one in given if isinstance(one, str)]
+            args = (*first, _counted(value, max(marks, default=0)), *options)
         return function(*args, **kwargs)
 
     return checked
+
+
+class _Filters(dict[str, Callable[..., object]]):
+    """The filters of an environment, all of them checked; transformers adds one of its own."""
+
+    def __init__(self, filters: Mapping[str, Callable[..., object]]) -> None:
+        super().__init__({name: _checked(one) for name, one in filters.items()})
+
+    def __setitem__(self, name: str, function: Callable[..., object]) -> None:
+        super().__setitem__(name, _checked(function))
 
 
 def install() -> None:
