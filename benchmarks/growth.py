@@ -78,7 +78,15 @@ class Engine:
         self.engine = BlockPoolBatchEngine(model, tokenizer, self.pool, spec, store=self.store)
         directory = AgentDirectory(self.store, namespace(model), "semantic-tiny")
         finder = AgentFinder(partial(tenant_tag, self.store.secret))
-        archives = AgentArchives(self.store, disk, namespace(model), model.layout(), folder=None)
+        archives = AgentArchives(
+            self.store,
+            disk,
+            namespace(model),
+            model.layout(),
+            folder=None,
+            model="semantic-tiny",
+            model_name="semantic-tiny",
+        )
         transfers = AgentTransfers(self, directory, archives, {})
         self.agents = ServedAgents(self, directory, finder, ThreadPoolExecutor(1), transfers)
 

@@ -226,6 +226,8 @@ def _transfers(
         namespace_of(app.model.model_id, layout.name),
         layout,
         unfinished_folder(app.settings),
+        model=app.settings.model,
+        model_name=model_name(app.settings.model),
     )
     ids = {TenantId(tenant_id(store.secret, tenant_tag(store.secret, one))): one for one in tenants}
     return AgentTransfers(thread, directory, archives, ids)

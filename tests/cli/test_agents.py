@@ -397,6 +397,20 @@ def test_an_agent_moves_to_another_store(ada: Manifest, tmp_path: Path) -> None:
             assert here.read(header(ours)) == other.read(header(theirs)) is not None
 
 
+def test_an_export_names_the_model_and_not_its_folder(ada: Manifest, tmp_path: Path) -> None:
+    changed("ada", model="/folders/models/tiny")
+    assert agents("export", "ada", str(tmp_path / "x")).code == 0
+    for path in tmp_path.iterdir():
+        assert b"/folders" not in path.read_bytes()
+    assert json.loads((tmp_path / "x.json").read_bytes())["model"] == "tiny"
+    there = ("--store", str(tmp_path / "other"))
+    assert agents("import", str(tmp_path / "x"), *there).code == 0
+    assert asked("show", "ada", *there)["model"] == "tiny"
+    # Beside an agent of that model it is read from where that one's is.
+    assert agents("import", str(tmp_path / "x"), "--as", "eve").code == 0
+    assert asked("show", "eve")["model"] == asked("show", ada.agent_id)["model"]
+
+
 def test_an_import_never_takes_the_place_of_an_agent(ada: Manifest, tmp_path: Path) -> None:
     file = str(tmp_path / "x")
     assert agents("export", ada.agent_id, file).code == 0

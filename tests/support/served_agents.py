@@ -25,6 +25,8 @@ from tests.unit.application.world import World
 T = TypeVar("T")
 
 _WORKERS = ThreadPoolExecutor(1)
+MODEL = "/folders/models/tiny"
+"""What the engine's model is said to be loaded from."""
 
 
 class AgentsWorld:
@@ -46,7 +48,15 @@ class AgentsWorld:
         self.namespace = namespace_of(backend.model_id, backend.layout().name)
         directory: AgentDirectory = AgentDirectory(self.store, self.namespace, "tiny")
         finder = AgentFinder(partial(tenant_tag, self.store.secret))
-        archives = AgentArchives(self.store, self.store, self.namespace, backend.layout(), None)
+        archives = AgentArchives(
+            self.store,
+            self.store,
+            self.namespace,
+            backend.layout(),
+            None,
+            model=MODEL,
+            model_name="tiny",
+        )
         self.transfers = AgentTransfers(self, directory, archives, tenants or {})
         self.agents = ServedAgents(self, directory, finder, _WORKERS, self.transfers)
 

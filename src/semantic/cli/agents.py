@@ -179,7 +179,9 @@ def export(
     from semantic.adapters.exchange.transfer import export_agent
 
     with open_store(store) as disk:
-        written = export_agent(disk, find_agent(disk, name, model_id), file)
+        agent = find_agent(disk, name, model_id)
+        # Where the model's folder is says nothing elsewhere, and names who exports.
+        written = export_agent(disk, replace(agent, model=model_name(agent.model)), file)
     stored = written.n_blocks - written.missing_blocks
     text = (
         f"{show_name(name)}: {stored} of {written.n_blocks} blocks, {show_bytes(written.n_bytes)}, "

@@ -60,16 +60,22 @@ class AgentArchives:
         namespace: bytes,
         layout: BlockLayout,
         folder: Path | None,
+        *,
+        model: str,
+        model_name: str,
     ) -> None:
         """Exports are read from `store`. Imports are written to `durable`, its most durable tier,
         which waits for the disk where a queue would drop them; `folder` gets what is received,
         as a file without a name, which ends with the process. None: the system's for such files.
+        Imported agents get `model`, what the model is loaded from; exported ones have `model_name`.
         """
         self._store = store
         self._durable = durable
         self._namespace = namespace
         self._layout = layout
         self._folder = folder
+        self._model = model
+        self._model_name = model_name
 
     def export(self, manifest: Manifest, check: Check) -> Outgoing:
         """See `ExchangePort.export`."""
@@ -80,7 +86,7 @@ class AgentArchives:
             if body is not None:  # else it was evicted a moment ago
                 found = replace(entry, n_bytes=len(body), checksum=checksum(body))
                 bodies.append((header, found))
-        return Outgoing(self._store, manifest, bodies)
+        return Outgoing(self._store, replace(manifest, model=self._model_name), bodies)
 
     def receive(self, accept: Callable[[str], None]) -> Incoming:
         """See `ExchangePort.receive`."""
@@ -90,7 +96,7 @@ class AgentArchives:
             self._require_room(document)
             accept(document.agent_id)
 
-        return Incoming(self._durable, check, self._folder)
+        return Incoming(self._durable, check, self._folder, self._model)
 
     def _require_model(self, document: AgentDocument) -> None:
         if document.namespace != self._namespace:
@@ -159,9 +165,11 @@ class Incoming:
         store: CacheStorePort,
         accept: Callable[[AgentDocument], None],
         folder: Path | None,
+        model: str,
     ) -> None:
         self._store = store
         self._accept = accept
+        self._model = model
         self._folder = folder
         self._document: AgentDocument | None = None
         self._file: BinaryIO | None = None
@@ -185,7 +193,7 @@ class Incoming:
         if self._unread:
             raise InvalidRequestError(f"expected whole blocks of {_BLOCK} bytes to its end")
         document = self._document
-        manifest = manifest_of(document, tenant, name)
+        manifest = replace(manifest_of(document, tenant, name), model=self._model)
         require_intact(self._file, document)
         self._accept(document)
         put_agent(

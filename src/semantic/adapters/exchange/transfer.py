@@ -171,6 +171,7 @@ def import_agent(
     files = AgentFiles.of(given)
     document = _read_document(files.document)
     manifest = manifest_of(document, tenant_tag(store.secret, tenant), name)
+    manifest = replace(manifest, model=_model_here(store, document))
     _require_free_name(store, manifest)
     _require_room(store, document)
     with _open(files.bodies) as file:
@@ -242,6 +243,16 @@ def put_agent(
 def _drop(store: CacheStorePort, keys: Sequence[BlockKey]) -> None:
     for key in keys:  # one by one: other writers wait for a call
         store.drop([key])
+
+
+def _model_here(store: CacheStorePort, document: AgentDocument) -> str:
+    """Where agents of the same model content in `store` have it from; else what the document
+    says."""
+    for scope in store.scopes():
+        if scope.namespace == document.namespace:
+            for manifest in store.page(scope, 1):
+                return manifest.model
+    return document.model
 
 
 def _read_document(path: Path) -> AgentDocument:

@@ -24,7 +24,7 @@ from semantic.domain.stored import BlockHeader, StoredBlock
 from semantic.ports.agents import TenantId
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import Reply, RunningServer, running, until
-from tests.support.served_agents import AgentsWorld
+from tests.support.served_agents import MODEL, AgentsWorld
 
 IMPORT = "/v1/agents/import"
 KIB = 1024
@@ -159,6 +159,19 @@ def test_an_agent_is_exported_as_its_last_turn_left_it_while_it_decodes(
         served.engine.step_once()
     assert served.engine.requests
     assert members(server.ask("GET", "/v1/agents/ada/export").body) == before
+
+
+def test_an_archive_names_the_model_and_not_its_folder(
+    server: RunningServer, served: AgentsWorld, archive: bytes
+) -> None:
+    served.turn("eve", 600)
+    (saved,) = served.store.manifests()
+    assert served.store.save(replace(saved, model=MODEL))
+    sent = members(server.ask("GET", "/v1/agents/eve/export").body)
+    assert read_document(sent[DOCUMENT]).model == "tiny"
+    assert b"folders" not in sent[DOCUMENT]
+    assert server.ask("POST", IMPORT, archive).status == 200
+    assert {one.model for one in served.store.manifests()} == {MODEL}
 
 
 def test_an_import_reuses_what_it_brought_and_gives_it_to_no_other(
