@@ -127,7 +127,7 @@ class Agent extends HTMLElement {
   #actions(shown) {
     const { id } = shown;
     const path = (action) => agentPath(id, action, state.tenant);
-    const change = async (work) => { await work(); state.refresh(); if (state.selected === id) await this.open(); };
+    const change = async (work) => { state.changed(await work()); if (state.selected === id) await this.open(); };
     const pin = () => confirmed({
       title: shown.pinned ? "Unpin" : "Pin", agent: id,
       text: shown.pinned ? "Its blocks may be evicted again." : "Its blocks are not evicted until it is unpinned.",

@@ -1,12 +1,17 @@
 // What the page knows of the server: the stream's events, and agents as they are listed.
 
-import { Refused, ask, events, key } from "./client.js";
+import { Refused, agentPath, ask, events, isNameable, key } from "./client.js";
 
 const WINDOW = 600; // seconds of samples and spans that are kept
 const LONGEST_WAIT = 15; // seconds between two attempts to connect
-const PAGE = 200; // agents listed at once
+const FIRST_PAGE = 50; // agents listed at first, and then at once: each costs the server time
+const PAGE = 200;
 const MOST_AGENTS = 20000;
-const REFRESH = 2000; // milliseconds between two listings of what has changed
+const REFRESH = 2000; // milliseconds between two looks at agents that have changed
+const LONGEST_REFRESH = 60000;
+const MOST_GONE = 1000;
+const AT_ONCE = 4; // agents looked at in one go
+const SHARE = 100; // so many times as long as a look took nothing is asked: at most 1 % of a core
 
 class State extends EventTarget {
   overview = null;
@@ -20,7 +25,8 @@ class State extends EventTarget {
   #last = null;
   #generation = 0;
   #loading = false;
-  #stale = false;
+  #stale = new Set();
+  #gone = new Set(); // a request that is not kept has an agent's name and no agent
   #timer = 0;
 
   tell(name) {
@@ -75,7 +81,7 @@ class State extends EventTarget {
     if (overview.tenants && !overview.tenants.includes(this.tenant)) {
       this.tenant = overview.tenants[0] ?? "";
     }
-    this.#take(overview.changes);
+    this.#take(overview.changes, true);
     if (before === null) this.say("Connected.");
     else if (before === overview.started) this.say("Connected again.");
     else this.say("The server was restarted; connected again.");
@@ -83,21 +89,22 @@ class State extends EventTarget {
     this.reload();
   }
 
-  #take(changes) {
+  #take(changes, isFirst = false) {
     this.changes = changes;
     this.samples = this.samples.concat(changes.samples ?? []);
     while (this.samples.length && this.samples[0].at < changes.now - WINDOW) this.samples.shift();
-    let ended = false;
     for (const span of changes.spans) {
       this.spans.delete(span.id + span.phases[0][1]);
       this.spans.set(span.id + span.phases[0][1], span);
-      ended ||= span.end !== null;
+      const isShown = !this.isOperator || span.tenant === this.tenant;
+      if (span.end !== null && isShown && !isFirst) this.refresh(span.agent);
     }
     for (const [id, span] of this.spans) {
       if (span.end !== null && span.end < changes.now - WINDOW) this.spans.delete(id);
     }
-    const isNew = this.requests.some((one) => !this.agents.has(one.agent));
-    if (ended || isNew) this.refresh();
+    for (const { agent } of this.requests) {
+      if (!this.agents.has(agent) && !this.#gone.has(agent)) this.refresh(agent);
+    }
     this.tell("changes");
   }
 
@@ -111,6 +118,8 @@ class State extends EventTarget {
   async reload() {
     this.#generation += 1;
     this.agents.clear();
+    this.#stale.clear();
+    this.#gone.clear();
     this.#last = null;
     this.hasMore = true;
     this.#loading = false;
@@ -122,7 +131,7 @@ class State extends EventTarget {
     this.#loading = true;
     const generation = this.#generation;
     try {
-      const page = await this.#list({ limit: PAGE, after: this.#last });
+      const page = await this.#list({ limit: this.#last ? PAGE : FIRST_PAGE, after: this.#last });
       if (generation !== this.#generation) return;
       this.#last = page.last_id ?? this.#last;
       this.hasMore = page.has_more;
@@ -140,18 +149,44 @@ class State extends EventTarget {
     if (prefix) this.#merge((await this.#list({ limit: PAGE, prefix })).data);
   }
 
-  // Lists the newest again, at most once in REFRESH: they are those whose turn has ended.
-  refresh() {
-    if (this.#timer) {
-      this.#stale = true;
-      return;
+  // Looks at an agent again, soon: at a few at once, and with pauses that bound what that costs.
+  refresh(agent) {
+    if (isNameable(agent)) this.#stale.add(agent);
+    this.#wait(0);
+  }
+
+  #wait(milliseconds) {
+    if (!this.#timer && this.#stale.size) this.#timer = setTimeout(() => this.#look(), milliseconds);
+  }
+
+  async #look() {
+    const generation = this.#generation;
+    const begun = performance.now();
+    const found = [];
+    for (const name of [...this.#stale].slice(0, AT_ONCE)) {
+      this.#stale.delete(name);
+      try {
+        const { chain, ...row } = await ask("GET", agentPath(name, "", this.tenant));
+        found.push(row);
+      } catch (error) {
+        if (error instanceof Refused && error.status === 404) this.#gone.add(name);
+      }
     }
-    this.#timer = setTimeout(() => {
+    if (this.#gone.size > MOST_GONE) this.#gone.clear();
+    if (generation === this.#generation) {
+      for (const name of this.#gone) this.agents.delete(name);
+      this.#merge(found);
+    }
+    const pause = Math.min(LONGEST_REFRESH, Math.max(REFRESH, SHARE * (performance.now() - begun)));
+    setTimeout(() => {
       this.#timer = 0;
-      if (this.#stale) this.refresh();
-    }, REFRESH);
-    this.#stale = false;
-    this.#list({ limit: 50 }).then((page) => this.#merge(page.data), () => {});
+      this.#wait(0);
+    }, pause);
+  }
+
+  // An action's answer is the agent as it is now.
+  changed(row) {
+    this.#merge([row]);
   }
 
   forgotten(agent) {
@@ -160,7 +195,10 @@ class State extends EventTarget {
   }
 
   #merge(rows) {
-    for (const row of rows) this.agents.set(row.id, row);
+    for (const row of rows) {
+      this.agents.set(row.id, row);
+      this.#gone.delete(row.id);
+    }
     this.tell("agents");
   }
 
