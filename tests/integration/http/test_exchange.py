@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 from semantic.adapters.exchange.transfer import export_agent, import_agent
 from semantic.adapters.stores.disk.store import DiskStore
+from semantic.bootstrap import model_name
 from tests.support.http_server import RunningServer
 from tests.support.model_folder import small_model
 from tests.support.served_store import served
@@ -67,7 +69,8 @@ def test_both_kinds_of_export_hold_the_same_files(tmp_path: Path) -> None:
         archive = server.ask("GET", "/v1/agents/ada/export").body
     store = DiskStore.open(tmp_path / "store", QUOTA)
     (manifest,) = store.manifests()
-    files = export_agent(store, manifest, tmp_path / "agent").files
+    named = replace(manifest, model=model_name(manifest.model))  # as the command line does
+    files = export_agent(store, named, tmp_path / "agent").files
     with tarfile.open(fileobj=io.BytesIO(archive)) as made:
         for path in (files.document, files.bodies):
             member = made.extractfile(path.name)
