@@ -5,6 +5,7 @@ Knows uvicorn, signals and open files; no routes, and of connections only how ma
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import signal
@@ -34,6 +35,10 @@ KILLED_EXIT_CODE: Final = 130
 """The exit code after a second signal, as after Ctrl-C."""
 
 _BACKLOG: Final = 512
+
+_ITERATIONS_TO_OPEN: Final = 3
+"""Iterations of asyncio's loop after which what it has accepted is open: the last accepts were in
+the first one."""
 
 _OPEN_FACTOR: Final = 4
 """Up to this many times as many connections as have requests may be open."""
@@ -87,7 +92,22 @@ class HttpServer(uvicorn.Server):
         """Accept no more requests, let running ones end, and save."""
         self._on_stop()
         self._watch.close()  # an open page never ends by itself
+        await self._finish_accepting()
         await super().shutdown(sockets)
+
+    async def _finish_accepting(self) -> None:
+        """Accept no more connections, and open those that are accepted.
+
+        uvicorn closes the connections that are open, and asyncio opens one two iterations of the
+        loop after accepting it. One in between would be leaked or, as it is opened and not closed,
+        hold the shutdown until the stop timeout.
+        """
+        loop = asyncio.get_running_loop()
+        for server in self.servers:
+            for listening in server.sockets:
+                loop.remove_reader(listening)
+        for _ in range(_ITERATIONS_TO_OPEN):
+            await asyncio.sleep(0)
 
 
 def make_server(
@@ -104,6 +124,7 @@ def _config(
 ) -> uvicorn.Config:
     return uvicorn.Config(
         app,
+        loop="asyncio",  # shutdown knows how it accepts
         http=protocol,
         ws="none",
         lifespan="on",
