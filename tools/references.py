@@ -20,6 +20,19 @@ _KINDS: Final = {str: "text", int: "number", float: "number", Path: "path"}
 _GROUPS: Final = (
     ("OpenAI's interfaces", ("/v1/chat", "/v1/completions", "/v1/responses", "/v1/models")),
     ("Anthropic's interface", ("/v1/messages",)),
+    (
+        "Ollama's interface",
+        (
+            "/api/chat",
+            "/api/generate",
+            "/api/tags",
+            "/api/show",
+            "/api/ps",
+            "/api/version",
+            "/api/pull",
+        ),
+    ),
+    ("LM Studio's interface", ("/api/v0",)),
     ("Agents and requests", ("/v1/agents", "/v1/requests")),
     ("Tokens", ("/tokenize", "/detokenize")),
 )

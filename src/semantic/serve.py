@@ -152,6 +152,7 @@ def _pool_tokens(pool: BlockPool) -> int:
 
 def _build_serving(thread: EngineThread, app: App, settings: ServeSettings) -> Serving:
     from semantic.adapters.mlx.backend import MLXBackend
+    from semantic.adapters.mlx.model.details import read_details
     from semantic.adapters.mlx.model.provider import find_folder, read_context, read_sampling
     from semantic.adapters.mlx.sampling.grammar_process import GrammarProcess
     from semantic.adapters.mlx.text.chat_format import MLXChatFormat
@@ -160,16 +161,24 @@ def _build_serving(thread: EngineThread, app: App, settings: ServeSettings) -> S
     if not (isinstance(app.model, MLXBackend) and isinstance(app.tokenizer, MLXTokenizer)):
         raise InvalidRequestError(f"expected a loaded model, got {type(app.model).__name__}")
     limit = _context_limit(app.pool, read_context(app.model.model), settings.max_context)
-    sampling = _sampling(settings, read_sampling(find_folder(settings.engine.model)))
+    folder = find_folder(settings.engine.model)
+    sampling = _sampling(settings, read_sampling(folder))
     names, aliases = served_names(settings)
-    served = ServedModel(
-        names, limit, app.model.vocab_size, int(time.time()), sampling, aliases=aliases
-    )
     grammars, verdicts = app.model.grammars, Verdicts()
     grammars.guard(verdicts)
     probes = [GrammarProcess(lambda: grammars.vocabulary) for _ in range(_PROBES)]
     checks = GrammarChecks(probes, verdicts, grammars.compile)
     chat_format = MLXChatFormat(app.tokenizer, grammars)
+    details = read_details(
+        app.model.model,
+        app.model.model_id,
+        folder,
+        template=chat_format.source,
+        thinks=chat_format.thought_marks is not None,
+    )
+    served = ServedModel(
+        names, limit, app.model.vocab_size, int(time.time()), sampling, aliases, details
+    )
     namespace = namespace_of(app.model.model_id, app.model.layout().name)
     logger.info(chat_format.history)
     log_tenants(app.store.secret, settings.tenants)

@@ -44,9 +44,11 @@ SILENCED_FILE = re.compile(
 )
 
 MOST_IN_FOLDER = 20
-MOST_MODULES = 314
+MOST_MODULES = 323
 
-WIRES = re.compile(r"^adapters/http/(?:anthropic|openai(?:/(?:chat|completions|responses))?)/")
+WIRES = re.compile(
+    r"^adapters/http/(?:anthropic|ollama|openai(?:/(?:chat|completions|responses))?)/"
+)
 KV_CACHES = re.compile(r"^adapters/mlx/kv_cache/(?:contiguous|paged)/")
 LAYERS = re.compile(
     r"^(?:cli|ports|domain|application|adapters/(?:http|stores/disk))/[^/]+$|^serve"

@@ -140,3 +140,54 @@ def test_who_leaves_a_stream_is_not_computed_for(wire: Wire, url: str) -> None:
         return await asyncio.to_thread(talk.tokens_when_idle, url, agent)
 
     assert asyncio.run(leave()) < 200
+
+
+class TestOllamasWire:
+    """LiteLLM leaves out what it has no name for: cached tokens, and a choice of tools."""
+
+    @pytest.fixture
+    def wire(self, url: str) -> Wire:
+        wire = Wire("ollama_chat", url)
+        wire.access = {"api_base": url}
+        return wire
+
+    def test_chat(self, wire: Wire) -> None:
+        reply = wire.ask(user(talk.HELLO))
+        assert reply.choices[0].message.content == talk.HELLO_ANSWER
+        assert reply.choices[0].finish_reason == "stop"
+        assert reply.usage.completion_tokens > 1
+
+    def test_stream(self, wire: Wire) -> None:
+        chunks = list(wire.ask(user(talk.HELLO), stream=True))
+        texts = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+        assert "".join(texts) == talk.HELLO_ANSWER
+
+    def test_turns(self, wire: Wire) -> None:
+        messages = [user(talk.HELLO)]
+        for text in (talk.NAME, talk.CITY):
+            answer = wire.ask(*messages).choices[0].message.content
+            messages += [{"role": "assistant", "content": answer}, user(text)]
+        assert wire.ask(*messages).choices[0].message.content == talk.CITY_ANSWER
+
+    def test_stop(self, wire: Wire) -> None:
+        reply = wire.ask(user(talk.COUNT), stop=[talk.COUNT_STOP])
+        assert reply.choices[0].message.content == talk.COUNT_TO_STOP
+
+    def test_json_schema(self, wire: Wire) -> None:
+        schema = {"name": "place", "strict": True, "schema": talk.CITY_SCHEMA}
+        wanted = {"type": "json_schema", "json_schema": schema}
+        reply = wire.ask(user(talk.WEATHER), response_format=wanted)
+        assert json.loads(reply.choices[0].message.content)["city"] in talk.CITIES
+
+    def test_results_of_tools_are_read(self, wire: Wire) -> None:
+        function = {"name": "weather", "arguments": '{"city": "Oslo"}'}
+        call = {"id": "call_of_litellm", "type": "function", "function": function}
+        called = {"role": "assistant", "content": None, "tool_calls": [call]}
+        found = {"role": "tool", "tool_call_id": call["id"], "content": talk.WEATHER_FOUND}
+        answer = wire.ask(user(talk.WEATHER), called, found, tools=TOOLS)
+        assert answer.choices[0].message.content
+
+    def test_text(self, wire: Wire) -> None:
+        """The prefix `ollama`, on /api/generate."""
+        reply = litellm.completion(f"ollama/{talk.MODEL}", [user(talk.HELLO)], **wire.access)
+        assert talk.HELLO_ANSWER in reply.choices[0].message.content

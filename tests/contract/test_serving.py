@@ -84,6 +84,9 @@ def test_what_cannot_be_answered_is_refused_before_the_first_event(run: Run) -> 
         with pytest.raises(ContextOverflowError) as caught:
             await anext(serving.answer(Ask((65,) * limit, GREEDY)))
         assert (caught.value.prompt_tokens, caught.value.limit) == (limit, limit)
+        with pytest.raises(ContextOverflowError) as caught:
+            await anext(serving.answer(Ask((65,) * 9, GREEDY, context_tokens=9)))
+        assert (caught.value.prompt_tokens, caught.value.limit) == (9, 9)
 
     run(test)
 

@@ -67,11 +67,12 @@ class FakeServing:
         tokens = await self.tokenize(ask.prompt)
         if not tokens:
             raise InvalidRequestError("prompt must not be empty")
-        if len(tokens) >= _CONTEXT:
+        limit = min(_CONTEXT, ask.context_tokens or _CONTEXT)
+        if len(tokens) >= limit:
             raise ContextOverflowError(
-                f"the prompt has {len(tokens)} tokens, the context {_CONTEXT}",
+                f"the prompt has {len(tokens)} tokens, the context {limit}",
                 prompt_tokens=len(tokens),
-                limit=_CONTEXT,
+                limit=limit,
             )
         script = self.script(ask)
         if script.failure is not None:

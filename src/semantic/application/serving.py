@@ -7,6 +7,7 @@ the caller's event loop. Knows no transport.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -33,7 +34,7 @@ from semantic.domain.answer import (
     Usage,
 )
 from semantic.domain.block_hash import PUBLIC_TENANT, pack_tokens
-from semantic.domain.chat import Chat
+from semantic.domain.chat import Chat, numbered_call
 from semantic.domain.digest import digest
 from semantic.domain.errors import BackendError, InvalidRequestError, UncheckedGrammarError
 from semantic.domain.value_objects import (
@@ -134,7 +135,7 @@ class Serving:
             try:
                 uid = await asyncio.wrap_future(handle.accepted)
                 yield AnswerStarted(uid, agent, len(prepared.tokens))
-                async for event in self._read(prepared, events, handle):
+                async for event in self._read(prepared, events, handle, _call_ids(ask)):
                     yield event
             finally:
                 self._thread.cancel(handle)
@@ -198,14 +199,18 @@ class Serving:
                 )
 
     async def _read(
-        self, prepared: Prepared, events: EventQueue, handle: RequestHandle
+        self,
+        prepared: Prepared,
+        events: EventQueue,
+        handle: RequestHandle,
+        new_id: Callable[[], str],
     ) -> AsyncGenerator[AnswerEvent, None]:
         """The answer's events after its start.
 
         With log-probabilities of the prompt, pieces are held back to the end: the scores precede
         them and are complete only then.
         """
-        stream = AnswerStream(self._reader(prepared))
+        stream = AnswerStream(self._reader(prepared, new_id))
         held: list[AnswerPiece] = []
         scores = prepared.sampling.prompt_logprobs is not None
         async for event in events:
@@ -244,7 +249,7 @@ class Serving:
         else:
             self._replay.record_cut(replayed, message)
 
-    def _reader(self, prepared: Prepared) -> AnswerReader | None:
+    def _reader(self, prepared: Prepared, new_id: Callable[[], str]) -> AnswerReader | None:
         """The parser of the answer's text; None for a plain prompt, whose answer is all text."""
         if prepared.chat is None:
             return None
@@ -253,7 +258,7 @@ class Serving:
             prepared.chat,
             opens_thought=prepared.opens_thought,
             closes_thought=prepared.closes_thought,
-            new_id=_new_call_id,
+            new_id=new_id,
         )
 
 
@@ -318,6 +323,14 @@ def _end(
     n_generated, match = done.generated_tokens, done.match
     usage = Usage(done.prompt_tokens, done.cached_tokens, n_generated, reasoning, match, keep)
     return AnswerEnd(reason, usage, done.stop_string, done.error, match)
+
+
+def _call_ids(ask: Ask) -> Callable[[], str]:
+    """What makes the ids of the answer's calls."""
+    if not (ask.numbered_calls and isinstance(ask.prompt, Chat)):
+        return _new_call_id
+    numbers = itertools.count(sum(len(one.tool_calls) for one in ask.prompt.messages))
+    return lambda: numbered_call(next(numbers))
 
 
 def _new_call_id() -> str:

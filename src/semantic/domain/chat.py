@@ -23,6 +23,11 @@ class ToolCall:
     arguments: str
 
 
+def numbered_call(number: int) -> str:
+    """The id of a conversation's call `number`, which counts from 0, where calls have no other."""
+    return f"call_{number}"
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One message. `tool_call_id` is the call whose result a message of role "tool" is."""

@@ -26,7 +26,9 @@ class Ask:
     prompt continues, or a new one; with an `identity`, one of that identity's agents. Tenants share
     nothing. `thinking_tokens` is how many tokens of the answer may be reasoning, if the model has
     marks of it: None for any number, 0 for none. Without `keep` nothing of the request stays
-    after its end: it may read what is cached, and adds nothing to it.
+    after its end: it may read what is cached, and adds nothing to it. `context_tokens` limits
+    prompt and answer together below what the model allows. With `numbered_calls` the ids of the
+    answer's calls are `numbered_call` of their place in the conversation, else random.
     """
 
     prompt: Prompt
@@ -37,12 +39,40 @@ class Ask:
     identity: Identity | None = None
     thinking_tokens: int | None = None
     keep: bool = True
+    context_tokens: int | None = None
+    numbered_calls: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDetails:
+    """What a model is. `digest` is the hash of its files in hexadecimal, `stored_as` the type of
+    its weights on disk ("4bit", "mxfp4", "bf16").
+
+    `file_bytes` is the size of its weights on disk, `memory_bytes` in memory, on a GPU if `on_gpu`.
+    `modified` is the newest time of its files, Unix time in seconds. `trained_tokens` is the
+    context that it was made for, None if its configuration has none. `template` is its chat
+    template, "" without one. `thinks`: there are marks of reasoning in it.
+    """
+
+    architecture: str
+    parameters: int
+    stored_as: str
+    digest: str
+    file_bytes: int
+    memory_bytes: int
+    on_gpu: bool
+    modified: float
+    trained_tokens: int | None = None
+    layers: int | None = None
+    width: int | None = None
+    template: str = ""
+    thinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """The model of a server. `names` are those that are listed, its own id first; `aliases` are
-    accepted too.
+    accepted too. `details` is None for one that has no files.
 
     `context_tokens` limits prompt and answer together: the model's own limit or the capacity of the
     pool, whichever is less. `sampling` is the default of a request. `created` is Unix time in
@@ -55,6 +85,7 @@ class ServedModel:
     created: int
     sampling: SamplingParams = field(default_factory=SamplingParams)
     aliases: frozenset[str] = frozenset()
+    details: ModelDetails | None = None
 
     def accepts(self, name: str) -> bool:
         """Whether requests may call the model `name`."""

@@ -13,7 +13,7 @@ from fastapi.responses import HTMLResponse
 from fastapi.telemetry import TelemetryConfig
 from starlette.middleware import Middleware
 
-from semantic.adapters.http import agents, anthropic, health, models, openai, requests
+from semantic.adapters.http import agents, anthropic, health, models, ollama, openai, requests
 from semantic.adapters.http.context import ServerContext
 from semantic.adapters.http.errors import add_error_handlers
 from semantic.adapters.http.lifecycle import Lifecycle
@@ -28,7 +28,14 @@ from semantic.adapters.http.middleware import (
     ShutdownMiddleware,
 )
 from semantic.adapters.http.openai import responses as openai_responses
-from semantic.adapters.http.openapi import AnthropicError, OpenAIError, describe, documented, page
+from semantic.adapters.http.openapi import (
+    AnthropicError,
+    OllamaError,
+    OpenAIError,
+    describe,
+    documented,
+    page,
+)
 from semantic.adapters.http.page import assets, overview
 from semantic.adapters.http.settings import ServerSettings
 from semantic.application.chat.memory_responses import MemoryResponses
@@ -116,6 +123,8 @@ def _add_routes(app: FastAPI) -> None:
         app.include_router(module.router, responses=documented(OpenAIError))
     app.include_router(assets.router)
     app.include_router(anthropic.router, responses=documented(AnthropicError))
+    for router in ollama.ROUTERS:
+        app.include_router(router, responses=documented(OllamaError))
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:

@@ -39,6 +39,8 @@ RETRY_SECONDS: Final = 5
 """Default Retry-After, where no better estimate exists."""
 
 _ANTHROPIC_PATHS: Final = "/v1/messages"
+_OLLAMA_PATHS: Final = "/api"
+_LM_STUDIO_PATHS: Final = "/api/v0"
 _INTERNAL: Final = "internal error; the server's log has the details under this request's id"
 
 _CLIENT_CLOSED_REQUEST: Final = 499
@@ -209,10 +211,17 @@ def anthropic_error(problem: Problem, request_id: str | None = None) -> dict[str
     }
 
 
+def ollama_error(problem: Problem) -> dict[str, object]:
+    """The error body of Ollama's API."""
+    return {"error": problem.message}
+
+
 def problem_response(scope: Scope, problem: Problem) -> Response:
     """The error response to the request of `scope`, in the shape of its wire."""
     if is_anthropic(scope["path"]):
         body = anthropic_error(problem, request_id_of(scope))
+    elif is_ollama(scope["path"]):
+        body = ollama_error(problem)
     else:
         body = openai_error(problem)
     headers = id_headers(request_id_of(scope))
@@ -230,7 +239,16 @@ def problem_response(scope: Scope, problem: Problem) -> Response:
 
 def is_anthropic(path: str) -> bool:
     """Whether errors at `path` have Anthropic's shape."""
-    return path == _ANTHROPIC_PATHS or path.startswith(_ANTHROPIC_PATHS + "/")
+    return _is_below(path, _ANTHROPIC_PATHS)
+
+
+def is_ollama(path: str) -> bool:
+    """Whether errors at `path` have Ollama's shape."""
+    return _is_below(path, _OLLAMA_PATHS) and not _is_below(path, _LM_STUDIO_PATHS)
+
+
+def _is_below(path: str, prefix: str) -> bool:
+    return path == prefix or path.startswith(prefix + "/")
 
 
 def id_headers(request_id: str | None) -> dict[str, str]:

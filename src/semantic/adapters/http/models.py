@@ -1,6 +1,6 @@
-"""/v1/models, /tokenize and /detokenize: the served model's names and its tokenizer.
+"""/v1/models, /api/v0/models, /tokenize, /detokenize: the served model's names and its tokenizer.
 
-Models have the fields of both client families; tokenization follows vLLM's routes.
+Models have the fields of both client families, or LM Studio's; tokenization follows vLLM's routes.
 """
 
 from __future__ import annotations
@@ -72,11 +72,15 @@ async def list_models(
 @router.get("/v1/models/{model_id:path}", tags=["models"])
 async def show_model(request: Request, model_id: str) -> Model:
     """One of the names."""
+    return _model(model_id, _served(request, model_id))
+
+
+def _served(request: Request, name: str) -> ServedModel:
     served = serving_of(request).model
-    if not served.accepts(model_id):
+    if not served.accepts(name):
         names = ", ".join(served.names)
         raise ModelNotFoundError(f"there is no model of that name here; expected one of {names}")
-    return _model(model_id, served)
+    return served
 
 
 def _model(name: str, served: ServedModel) -> Model:
@@ -88,6 +92,56 @@ def _model(name: str, served: ServedModel) -> Model:
         max_model_len=served.context_tokens,
         context_length=served.context_tokens,
         max_input_tokens=served.context_tokens,
+    )
+
+
+class LmStudioModel(BaseModel):
+    """A name that requests may use, as LM Studio's REST API v0 lists it."""
+
+    id: str
+    object: Literal["model"] = "model"
+    type: Literal["llm"] = "llm"
+    publisher: str
+    arch: str
+    compatibility_type: Literal["mlx"] = "mlx"
+    quantization: str
+    state: Literal["loaded"] = "loaded"
+    max_context_length: int
+    loaded_context_length: int
+    capabilities: list[Literal["tool_use"]] = ["tool_use"]
+
+
+class LmStudioModels(BaseModel):
+    """All names."""
+
+    object: Literal["list"] = "list"
+    data: list[LmStudioModel]
+
+
+@router.get("/api/v0/models", tags=["models"])
+async def list_as_lm_studio(request: Request) -> LmStudioModels:
+    """The names that requests may use, as LM Studio lists its models."""
+    served = serving_of(request).model
+    return LmStudioModels(data=[_as_lm_studio(name, served) for name in served.names])
+
+
+@router.get("/api/v0/models/{model_id:path}", tags=["models"])
+async def show_as_lm_studio(request: Request, model_id: str) -> LmStudioModel:
+    """One of the names, as LM Studio shows a model."""
+    return _as_lm_studio(model_id, _served(request, model_id))
+
+
+def _as_lm_studio(name: str, served: ServedModel) -> LmStudioModel:
+    details = served.details
+    publisher, slash, _ = name.partition("/")
+    trained = None if details is None else details.trained_tokens
+    return LmStudioModel(
+        id=name,
+        publisher=publisher if slash else _OWNER,
+        arch="" if details is None else details.architecture,
+        quantization="" if details is None else details.stored_as,
+        max_context_length=trained or served.context_tokens,
+        loaded_context_length=served.context_tokens,
     )
 
 

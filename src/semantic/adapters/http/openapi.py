@@ -47,6 +47,12 @@ class AnthropicError(BaseModel):
     request_id: Annotated[str | None, Field(default=None)]
 
 
+class OllamaError(BaseModel):
+    """The error body of Ollama's API."""
+
+    error: str
+
+
 class Documented(TypedDict):
     """A status in FastAPI's form."""
 

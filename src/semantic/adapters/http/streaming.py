@@ -1,6 +1,7 @@
-"""Streaming responses: server-sent events with heartbeats, and cancellation on client disconnect.
+"""Streaming responses: server-sent events or lines with heartbeats, and cancellation on client
+disconnect.
 
-Knows server-sent events and disconnects; not what the events contain.
+Knows how events are framed, and disconnects; not what the events contain.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from semantic.adapters.http.errors import ClientDisconnectedError
 
 T = TypeVar("T")
 
+NDJSON: Final = "application/x-ndjson"
+"""The media type of a stream of JSON lines."""
+
 _LINE_ENDS: Final = str.maketrans({mark: f"\\u{ord(mark):04x}" for mark in "\x85\u2028\u2029"})
 """Unicode line separators, at which some readers split lines; JSON can escape them."""
 _encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
@@ -35,6 +39,11 @@ def sse_event(data: object, event: str | None = None) -> bytes:
     return f"{name}data: {data}\n\n".encode()
 
 
+def json_line(data: object) -> bytes:
+    """`data` as JSON on one line with its end, as in a stream of such lines."""
+    return f"{_encode(data).translate(_LINE_ENDS)}\n".encode()
+
+
 def heartbeat() -> bytes:
     """A comment line, which clients ignore; keeps the connection alive."""
     return b": keep-alive\n\n"
@@ -44,15 +53,19 @@ def event_stream(
     request: Request,
     events: AsyncIterator[bytes],
     keep_alive: Callable[[], bytes] = heartbeat,
+    media_type: str = "text/event-stream",
 ) -> Response:
-    """A response that streams `events`, with a `keep_alive()` event in every idle interval.
+    """A response that streams `events`, with a `keep_alive()` event in every idle interval. Of
+    another `media_type` both are bytes in its form.
 
     On a disconnect `events` is cancelled where it waits, or closed. A client that stops reading is
     disconnected by the connection's send timeout.
     """
     factory = cast("Callable[[], ServerSentEvent]", keep_alive)  # bytes are sent as they are
     keep_alive_seconds = settings_of(request).keep_alive
-    return EventSourceResponse(events, ping=keep_alive_seconds, ping_message_factory=factory)
+    return EventSourceResponse(
+        events, media_type=media_type, ping=keep_alive_seconds, ping_message_factory=factory
+    )
 
 
 async def until_disconnect(request: Request, work: Coroutine[object, object, T]) -> T:

@@ -100,8 +100,9 @@ class Preparation:
             own = replace(sampling.grammar, tenant=ask.tenant)
             self._check_grammar(own)
             sampling = replace(sampling, grammar=own)
+        n_prompt = len(rendered.tokens)
         max_tokens = self._max_tokens(
-            len(rendered.tokens), ask.max_tokens, is_chat=chat is not None
+            n_prompt, ask.max_tokens, ask.context_tokens, is_chat=chat is not None
         )
         opens = rendered.opens_thought
         parts = _parts(chat, replayed)
@@ -160,17 +161,21 @@ class Preparation:
         """Raises ContextOverflowError for a text that cannot fit the context, without tokenizing
         it, which could take minutes."""
         least = _length(prompt) // self._longest_token
-        self._max_tokens(least, None, is_chat=isinstance(prompt, Chat))
+        self._max_tokens(least, None, None, is_chat=isinstance(prompt, Chat))
 
-    def _max_tokens(self, n_prompt: int, wanted: int | None, *, is_chat: bool) -> int:
-        """The answer's max_tokens: as requested, within the context."""
-        room = self._context_tokens - n_prompt
+    def _max_tokens(
+        self, n_prompt: int, wanted: int | None, context: int | None, *, is_chat: bool
+    ) -> int:
+        """The answer's max_tokens: as requested, within the model's and the request's context."""
+        limit = min(self._context_tokens, context or self._context_tokens)
+        room = limit - n_prompt
         if room < 1:
+            whose = "this model's" if limit == self._context_tokens else "the request's"
             raise ContextOverflowError(
-                f"this model's context is {self._context_tokens} tokens; the prompt has "
+                f"{whose} context is {limit} tokens; the prompt has "
                 f"{n_prompt}, and an answer needs one more at least",
                 prompt_tokens=n_prompt,
-                limit=self._context_tokens,
+                limit=limit,
                 is_chat=is_chat,
             )
         limits = (room, self._default_max_tokens if wanted is None else wanted)

@@ -64,7 +64,7 @@ class MLXChatFormat:
         self._grammars = grammars or GrammarCompiler(None, (), 0)
         self._tokenizer = tokenizer
         self._inner = inner
-        source = _template_source(inner.chat_template)
+        self.source = source = _template_source(inner.chat_template)
         self._features = TemplateFeatures()
         if inner.has_chat_template:
             self._features = detect_features(

@@ -1,0 +1,171 @@
+"""Ollama's messages and tools, translated to the domain's.
+
+Calls have no ids that clients keep: some drop them, some make their own. So a call is numbered by
+its place in the conversation, and a result belongs to the call that it follows: the one with its
+id, else with its name, else the next without a result. Knows nothing of a model's chat template.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from semantic.adapters.http.errors import FieldError
+from semantic.adapters.http.ollama.fields import MESSAGE_FIELDS
+from semantic.adapters.http.openai.chat.conversation import tools_of
+from semantic.adapters.http.openai.fields import list_at, object_at, text_at, warnings
+from semantic.adapters.http.request_fields.table import fields_of
+from semantic.domain.chat import Message, Tool, ToolCall, numbered_call
+
+_ROLES: Final = ("system", "user", "assistant", "tool")
+
+
+@dataclass(slots=True)
+class _Open:
+    """A call without a result yet: as it is numbered here, and the client's own id of it."""
+
+    call: ToolCall
+    given: object
+
+
+class ConversationReader:
+    """Reads the messages of one request."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._open: list[_Open] = []
+
+    def read(self, value: object) -> tuple[Message, ...]:
+        """The field `messages`; None is an empty list. Raises FieldError for the first that is
+        invalid."""
+        found = list_at("messages", [] if value is None else value)
+        return tuple(self._message(f"messages[{i}]", one) for i, one in enumerate(found))
+
+    def _message(self, path: str, value: object) -> Message:
+        given = object_at(path, value)
+        message = fields_of(given, MESSAGE_FIELDS, {}, warnings, f"{path}.")
+        content = text_at(f"{path}.content", message.get("content", ""))
+        match message.get("role"):
+            case "system" | "user" as role:
+                return Message(_plain(role), content)
+            case "assistant":
+                thinking = text_at(f"{path}.thinking", message.get("thinking", ""))
+                calls = self._read_calls(f"{path}.tool_calls", message.get("tool_calls", []))
+                return Message("assistant", content, thinking, calls)
+            case "tool":
+                return self._result(path, message, content)
+            case _:
+                at = f"{path}.role"
+                raise FieldError(f"{at}: expected one of {', '.join(_ROLES)}", param=at)
+
+    def _read_calls(self, path: str, value: object) -> tuple[ToolCall, ...]:
+        self._open = []
+        return tuple(self._call(f"{path}[{i}]", one) for i, one in enumerate(list_at(path, value)))
+
+    def _call(self, path: str, value: object) -> ToolCall:
+        given = object_at(path, value)
+        at = f"{path}.function"
+        function = object_at(at, given.get("function"))
+        arguments = function.get("arguments", {})
+        if not isinstance(arguments, dict):
+            at = f"{at}.arguments"
+            raise FieldError(f"{at}: expected an object", param=at)
+        call = ToolCall(
+            numbered_call(self._calls),
+            text_at(f"{at}.name", function.get("name")),
+            json.dumps(arguments, ensure_ascii=False),
+        )
+        self._calls += 1
+        self._open.append(_Open(call, given.get("id")))
+        return call
+
+    def _result(self, path: str, message: Mapping[str, object], content: str) -> Message:
+        call_id, name = message.get("tool_call_id"), message.get("tool_name")
+        tool = None if name is None else text_at(f"{path}.tool_name", name)
+        found = self._find(call_id, tool)
+        if found is None:
+            return Message("tool", content, name=tool)
+        self._open.remove(found)
+        return Message("tool", content, tool_call_id=found.call.id, name=tool or found.call.name)
+
+    def _find(self, call_id: object, name: str | None) -> _Open | None:
+        """The call that a result belongs to."""
+        for one in self._open:
+            if call_id is not None and call_id in (one.given, one.call.id):
+                return one
+        named = (one for one in self._open if name is None or one.call.name == name)
+        return next(named, None)
+
+
+def _plain(role: str) -> Literal["system", "user"]:
+    return "system" if role == "system" else "user"
+
+
+def read_tools(value: object) -> tuple[Tool, ...]:
+    """The functions in the field `tools`. Raises FieldError for an invalid tool."""
+    given = list_at("tools", [] if value is None else value)
+    return tools_of([_function(one) if isinstance(one, dict) else one for one in given])
+
+
+def _function(tool: Mapping[str, object]) -> dict[str, object]:
+    """`tool` as OpenAI's wire has it: of type function where it has none, without nulls."""
+    given = {name: value for name, value in tool.items() if value is not None}
+    return {"type": "function", **given}
+
+
+# A conversation as numbers
+
+_MARK: Final = b"semantic-1\n"
+"""Beginning of each, which tells them from the tokens of another server."""
+_BYTE: Final = 256
+
+
+def as_context(messages: tuple[Message, ...]) -> list[int]:
+    """The field `context` that stands for a conversation: its texts, a number for each byte.
+
+    Tokens would not do: a template renders a message that follows others unlike the same message
+    alone.
+    """
+    turns = [[one.role, one.content, one.reasoning] for one in messages]
+    text = json.dumps(turns, ensure_ascii=False, separators=(",", ":"))
+    return list(_MARK + text.encode("utf-8", "surrogatepass"))
+
+
+def read_context(value: object) -> tuple[Message, ...]:
+    """The conversation that `context` stands for; of None it is empty.
+
+    Raises FieldError for one that this server did not make.
+    """
+    if value in (None, []):
+        return ()
+    numbers = list_at("context", value)
+    if not all(type(one) is int and 0 <= one < _BYTE for one in numbers):
+        raise _foreign_context()
+    data = bytes(one for one in numbers if isinstance(one, int))
+    if not data.startswith(_MARK):
+        raise _foreign_context()
+    try:
+        turns = json.loads(data.removeprefix(_MARK).decode("utf-8", "surrogatepass"))
+    except (ValueError, RecursionError) as error:
+        raise _foreign_context() from error
+    if not isinstance(turns, list):
+        raise _foreign_context()
+    return tuple(_turn(one) for one in turns)
+
+
+def _turn(value: object) -> Message:
+    match value:
+        case ["system" | "user" as role, str(content), ""]:
+            return Message(_plain(role), content)
+        case ["assistant", str(content), str(reasoning)]:
+            return Message("assistant", content, reasoning)
+        case _:
+            raise _foreign_context()
+
+
+def _foreign_context() -> FieldError:
+    return FieldError(
+        "context: expected the context of a reply of this server, unchanged", param="context"
+    )

@@ -1,0 +1,134 @@
+"""POST /api/chat and /api/generate: parse the body, let the served model answer, reply in lines."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from typing import Final
+
+from anyio import to_thread
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from semantic.adapters.http.context import serving_of
+from semantic.adapters.http.errors import WireError, ollama_error, problem_of, request_id_of
+from semantic.adapters.http.identity import agent_of, identity_of, keep_of, tenant_of
+from semantic.adapters.http.ollama.reply import ReplyWriter, Route
+from semantic.adapters.http.ollama.request import (
+    OllamaRequest,
+    chat_request,
+    generate_request,
+)
+from semantic.adapters.http.openai.fields import Json
+from semantic.adapters.http.openai.requests import Caller
+from semantic.adapters.http.openai.token_logprobs import ChatTokenLogprob, chat_logprobs
+from semantic.adapters.http.request_body import read_json
+from semantic.adapters.http.streaming import (
+    NDJSON,
+    StartedStream,
+    event_stream,
+    json_line,
+    start_stream,
+    until_disconnect,
+)
+from semantic.domain.answer import AnswerEvent, TextDelta
+from semantic.domain.errors import SemanticError
+from semantic.ports.serving import ServedModel, ServingPort
+
+logger = logging.getLogger("semantic.server")
+
+router: Final = APIRouter(tags=["Ollama"])
+
+Parse = Callable[[Mapping[str, object], ServedModel, Caller], OllamaRequest]
+
+
+def described(required: str, optional: str) -> dict[str, object]:
+    """The OpenAPI description of a route, whose body may have the field `optional`."""
+    body = {
+        "type": "object",
+        "description": "As Ollama documents it; fields that are not supported are a 400.",
+        "required": [required],
+        "properties": {required: {"type": "string"}, optional: {}, "stream": {"type": "boolean"}},
+    }
+    content = {
+        "application/json": {"schema": {"type": "object"}},
+        NDJSON: {"schema": {"type": "string"}},
+    }
+    return {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
+        "responses": {"200": {"description": "The reply, or its parts.", "content": content}},
+    }
+
+
+@router.post("/api/chat", openapi_extra=described("model", "messages"))
+async def chat(request: Request) -> Response:
+    """Answers a conversation, as Ollama does; a stream unless `stream` is false."""
+    return await _respond(request, "chat", chat_request)
+
+
+@router.post("/api/generate", openapi_extra=described("model", "prompt"))
+async def generate(request: Request) -> Response:
+    """Answers a prompt, as Ollama does; a stream unless `stream` is false."""
+    return await _respond(request, "generate", generate_request)
+
+
+async def _respond(request: Request, route: Route, parse: Parse) -> Response:
+    began = time.perf_counter_ns()
+    body = await read_json(request)
+    serving = serving_of(request)
+    caller = Caller(
+        agent_of(request, body),
+        tenant_of(request),
+        identity=identity_of(request, body),
+        keep=keep_of(request, body),
+    )
+    # In a worker thread: bodies may be large.
+    parsed = await to_thread.run_sync(parse, body, serving.model, caller)
+    messages = parsed.messages
+    writer = ReplyWriter(route, parsed.model, time.perf_counter_ns, began, messages=messages)
+    if parsed.ask is None:
+        return _loaded(writer, stream=parsed.stream)
+    events = await start_stream(request, serving.answer(parsed.ask))
+    if not parsed.stream:
+        return JSONResponse(await until_disconnect(request, _whole(events, writer, serving)))
+    lines = _lines(request, events, writer, serving)
+    return event_stream(request, lines, lambda: json_line(writer.idle()), NDJSON)
+
+
+def _loaded(writer: ReplyWriter, *, stream: bool) -> Response:
+    """The reply to a request that only loads the model, which is done."""
+    if stream:
+        return Response(json_line(writer.loaded()), media_type=NDJSON)
+    return JSONResponse(writer.loaded())
+
+
+async def _whole(
+    events: StartedStream[AnswerEvent], writer: ReplyWriter, serving: ServingPort
+) -> Json:
+    async with aclosing(events):
+        async for event in events:
+            writer.write(event, await _logprobs(event, serving))
+    return writer.reply()
+
+
+async def _lines(
+    request: Request, events: StartedStream[AnswerEvent], writer: ReplyWriter, serving: ServingPort
+) -> AsyncGenerator[bytes, None]:
+    async with aclosing(events):
+        try:
+            async for event in events:
+                for part in writer.write(event, await _logprobs(event, serving)):
+                    yield json_line(part)
+        except (SemanticError, WireError) as error:
+            logger.warning(
+                "request %s failed in its stream: %s", request_id_of(request.scope), error
+            )
+            yield json_line(ollama_error(problem_of(error)))
+
+
+async def _logprobs(event: AnswerEvent, serving: ServingPort) -> list[ChatTokenLogprob]:
+    if not isinstance(event, TextDelta) or not event.logprobs:
+        return []
+    return await chat_logprobs(serving, event.logprobs)
