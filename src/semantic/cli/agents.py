@@ -28,7 +28,14 @@ from semantic.cli.agent_lookup import (
     scopes_of,
     shown_id,
 )
+from semantic.cli.edge import print_notice
 from semantic.cli.options import AsJson, StoreOptions
+from semantic.cli.remote.archives import (
+    RemoteOptions,
+    export_archive,
+    import_archive,
+    is_stdout,
+)
 from semantic.cli.remove import rm
 from semantic.cli.report import (
     Json,
@@ -162,24 +169,39 @@ def pin(
 
 def export(
     store: StoreOptions,
+    remote: RemoteOptions,
     name: AgentName,
     file: Annotated[
         Path,
         typer.Argument(
-            help="Where to write: creates FILE.safetensors and FILE.json.", show_default=False
+            help="Where to write: creates FILE.safetensors and FILE.json, with --server FILE; - is "
+            "stdout.",
+            show_default=False,
         ),
     ],
     model_id: ModelId = None,
+    tenant: TenantName = None,
     as_json: AsJson = False,
 ) -> None:
     """Write an agent with its blocks to two files, for another machine.
 
-    They contain the agent's whole conversation, readable to all who have the files.
+    They contain the agent's whole conversation, readable to all who have the files. With --server
+    it is one tar file, which `import` takes with --server. An interrupted export leaves no file.
     """
     from semantic.adapters.exchange.transfer import export_agent
 
+    url = remote.address(store, model_id)
+    if is_stdout(file) and (as_json or url is None):
+        raise InvalidRequestError("expected a file: - is for --server, and not with --json")
+    if url is not None:
+        moved = export_archive(url, remote.key_variable, name, tenant, file)
+        if is_stdout(file):
+            print_notice(moved[0])
+        else:
+            _print(as_json, *moved)
+        return
     with open_store(store) as disk:
-        agent = find_agent(disk, name, model_id)
+        agent = find_agent(disk, name, model_id, tenant)
         # Where the model's folder is says nothing elsewhere, and names who exports.
         written = export_agent(disk, replace(agent, model=model_name(agent.model)), file)
     stored = written.n_blocks - written.missing_blocks
@@ -199,22 +221,42 @@ def export(
 
 def import_(
     store: StoreOptions,
+    remote: RemoteOptions,
     file: Annotated[
-        Path, typer.Argument(help="One of the two files, or FILE alone.", show_default=False)
+        Path,
+        typer.Argument(
+            help="One of the two files, or FILE alone; with --server the tar file.",
+            show_default=False,
+        ),
     ],
     name: Annotated[
         str | None,
-        typer.Option("--as", help="The agent's name here; else its own.", show_default=False),
+        typer.Option("--as", help="The agent's name there; else its own.", show_default=False),
+    ] = None,
+    tenant: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="With --server, the tenant that gets the agent: the server's log lists them.",
+            show_default=False,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Read an agent that was exported, after checking every byte of it.
 
     Import only trusted files: checksums detect damage, not forged contents. Its cache is this
-    agent's alone: requests must name the agent to continue from it.
+    agent's alone: requests must name the agent to continue from it. An interrupted import leaves
+    nothing in the store.
     """
     from semantic.adapters.exchange.transfer import import_agent
 
+    url = remote.address(store)
+    if url is not None:
+        _print(as_json, *import_archive(url, remote.key_variable, file, name, tenant))
+        return
+    if tenant is not None:
+        raise InvalidRequestError("expected --tenant with --server only")
     with open_store(store, create=True) as disk:
         read = import_agent(disk, file, tenant=LOCAL_TENANT, name=name)
     agent = read.manifest

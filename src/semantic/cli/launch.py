@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from semantic.cli.edge import print_notice
-from semantic.cli.options import AsJson
+from semantic.cli.options import (
+    DEFAULT_KEY_VARIABLE,
+    DEFAULT_SERVER,
+    AsJson,
+    KeyVariable,
+    ServerUrl,
+)
 from semantic.cli.report import Json, show_name, to_line
 from semantic.domain.errors import InvalidRequestError, OperatorError
 
@@ -36,22 +42,12 @@ _ENOUGH_CONTEXT = 32_768
 class LaunchOptions:
     """The server, and whether to write."""
 
-    url: Annotated[
-        str,
-        typer.Option(help="The server's address; `semantic serve` prints it when it is ready."),
-    ] = "http://127.0.0.1:8000"
+    url: ServerUrl = DEFAULT_SERVER
     model: Annotated[
         str | None,
         typer.Option(help="One of the server's names; else its first.", show_default=False),
     ] = None
-    key_variable: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="The environment variable with the API key, if the server requires one. The key "
-            "itself is never written or printed.",
-        ),
-    ] = "SEMANTIC_API_KEY"
+    key_variable: KeyVariable = DEFAULT_KEY_VARIABLE
     show: Annotated[
         bool,
         typer.Option("--show", help="Show what --write would change in the agent's settings."),

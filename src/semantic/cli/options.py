@@ -95,6 +95,19 @@ _NO_STORE = typer.Option(
     help="Store nothing on disk: caches are lost when the program ends.",
     rich_help_panel=_STORE,
 )
+ServerUrl = Annotated[
+    str, typer.Option(help="The server's address; `semantic serve` prints it when it is ready.")
+]
+KeyVariable = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="The environment variable with the API key or operator's key, if the server requires "
+        "one. The key itself is never written or printed.",
+    ),
+]
+DEFAULT_SERVER = "http://127.0.0.1:8000"
+DEFAULT_KEY_VARIABLE = "SEMANTIC_API_KEY"
 ConfigFile = Annotated[
     Path | None,
     typer.Option(

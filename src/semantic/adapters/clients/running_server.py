@@ -1,20 +1,22 @@
 """A running server as a client sees it: its address, a model's name, the size of its context.
 
-Read from `/v1/models`, without proxies and redirects: a key is sent to the named host alone.
+Read from `/v1/models`.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Final
-from urllib.parse import SplitResult, urlsplit
 
+from semantic.adapters.clients.server_connection import (
+    read_address,
+    read_key,
+    send,
+)
 from semantic.domain.errors import (
     InvalidRequestError,
     ModelNotFoundError,
@@ -22,12 +24,7 @@ from semantic.domain.errors import (
     OverloadedError,
 )
 
-DEFAULT_URL: Final = "http://127.0.0.1:8000"
-KEY_VARIABLE: Final = "SEMANTIC_API_KEY"
-
 _PATH: Final = "/v1/models"
-_TIMEOUT: Final = 10.0
-"""Seconds."""
 _MAX_RESPONSE_BYTES: Final = 1 << 20
 _RETRY_SECONDS: Final = 5
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -53,7 +50,7 @@ class _Response:
 
 
 def find_server(
-    url: str, model: str | None = None, key_variable: str = KEY_VARIABLE
+    url: str, model: str | None = None, key_variable: str = "SEMANTIC_API_KEY"
 ) -> RunningServer:
     """The server at `url`, with `model` or else the first one listed.
 
@@ -69,10 +66,10 @@ def find_server(
             f"--key-variable: expected the name of an environment variable, got {key_variable!r}"
         )
     needed = None
-    response = _get_models(address, base, None)
+    response = _get_models(url, None)
     if response.status == HTTPStatus.UNAUTHORIZED:
         needed = key_variable
-        response = _get_models(address, base, read_key(base, key_variable))
+        response = _get_models(url, read_key(base, key_variable))
     contexts = _read_models(base, needed, response)
     if model is None:
         model = next(iter(contexts))
@@ -82,53 +79,9 @@ def find_server(
     return RunningServer(base, model, contexts[model], needed)
 
 
-def read_address(url: str) -> SplitResult:
-    """A server's address. Raises InvalidRequestError if it is malformed."""
-    try:
-        address = urlsplit(url.strip())
-        _ = address.port  # a number, or ValueError
-    except ValueError as error:
-        raise InvalidRequestError(f"--url: expected {DEFAULT_URL} or alike: {error}") from None
-    plain = address.scheme in {"http", "https"} and address.hostname and url.strip().isprintable()
-    rest = address.path.rstrip("/") in {"", "/v1"} and not (address.query or address.fragment)
-    if not plain or not rest or "@" in address.netloc or " " in url.strip():
-        # The address is left out: it may hold a password.
-        raise InvalidRequestError(
-            f"--url: expected a scheme, a host and perhaps a port, such as {DEFAULT_URL}"
-        )
-    return address
-
-
-def read_key(base: str, variable: str) -> str:
-    """The key in an environment variable. Raises OperatorError if there is none."""
-    key = os.environ.get(variable, "").strip()
-    if not key or not key.isascii() or not key.isprintable():
-        raise OperatorError(
-            f"{base} requires an API key: expected one in the environment variable {variable} "
-            "(--key-variable names another)"
-        )
-    return key
-
-
-def _get_models(address: SplitResult, base: str, key: str | None) -> _Response:
-    host, port = address.hostname or "", address.port
-    connect = HTTPSConnection if address.scheme == "https" else HTTPConnection
-    connection = connect(host, port, timeout=_TIMEOUT)
-    headers = {"Accept": "application/json", "Connection": "close"}
-    if key is not None:
-        headers["Authorization"] = f"Bearer {key}"
-    try:
-        connection.request("GET", _PATH, headers=headers)
-        response = connection.getresponse()
-        return _Response(response.status, response.read(_MAX_RESPONSE_BYTES))
-    except (OSError, HTTPException, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise OperatorError(
-            f"no server answers at {base} ({reason}); `semantic serve` starts one, --url names "
-            "another"
-        ) from None
-    finally:
-        connection.close()
+def _get_models(url: str, key: str | None) -> _Response:
+    with send(url, _PATH, key) as reply:
+        return _Response(reply.status, reply.read(_MAX_RESPONSE_BYTES))
 
 
 def _read_models(base: str, key_variable: str | None, response: _Response) -> Mapping[str, int]:

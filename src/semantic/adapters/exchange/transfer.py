@@ -14,7 +14,7 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -41,6 +41,7 @@ _MAX_DOCUMENT_BYTES = 32 << 20
 """Of three million tokens; what JSON becomes in memory is many times as large."""
 _PIECE_BYTES = 1 << 20
 _SALT_BYTES = 32
+_DESCRIPTORS = Path("/proc/self/fd")
 _SYNC_BYTES = 64 << 20
 """Bytes of bodies after which a store is flushed: its writers would wait for a longer flush."""
 _NO_CHECKSUM = "0" * 32
@@ -84,19 +85,22 @@ def export_agent(store: CacheStorePort, manifest: Manifest, given: Path) -> Expo
     """
     files = AgentFiles.of(given)
     if os.path.lexists(files.document):
-        raise InvalidRequestError(f"{files.document} exists already; choose another name")
+        raise _taken(files.document)
     planned = stored_bodies(store, manifest)
-    with _create(files.bodies) as file:
-        file.write(container_header([entry for _, entry in planned]))
-        bodies = []
-        for header, entry in planned:
-            body = _read_body(store, header, entry)
-            file.write(body)
-            bodies.append((header, replace(entry, checksum=checksum(body))))
-        document = document_of(manifest, bodies)
-        # Inside: if the document fails, the container is unlinked too.
-        with _create(files.document) as described:
-            described.write(write_document(document))
+    with ExitStack() as undo:
+        with create_file(files.bodies) as file:
+            file.write(container_header([entry for _, entry in planned]))
+            bodies = []
+            for header, entry in planned:
+                body = _read_body(store, header, entry)
+                file.write(body)
+                bodies.append((header, replace(entry, checksum=checksum(body))))
+            document = document_of(manifest, bodies)
+            # Inside: if one of the two fails, the other does not stay.
+            with create_file(files.document) as described:
+                described.write(write_document(document))
+            undo.callback(files.document.unlink)
+        undo.pop_all()
     n_blocks = -(-len(manifest.token_ids) // BLOCK_TOKENS)
     present = {body.block for body in document.bodies}
     return Exported(files, len(bodies), document.n_bytes, n_blocks, n_blocks - len(present))
@@ -174,7 +178,7 @@ def import_agent(
     manifest = replace(manifest, model=_model_here(store, document))
     _require_free_name(store, manifest)
     _require_room(store, document)
-    with _open(files.bodies) as file:
+    with open_file(files.bodies) as file:
         try:
             require_intact(file, document)
         except InvalidRequestError as error:
@@ -256,7 +260,7 @@ def _model_here(store: CacheStorePort, document: AgentDocument) -> str:
 
 
 def _read_document(path: Path) -> AgentDocument:
-    with _open(path) as file:
+    with open_file(path) as file:
         n_bytes = os.fstat(file.fileno()).st_size
         if n_bytes > _MAX_DOCUMENT_BYTES:
             raise InvalidRequestError(f"{path} is larger than {_MAX_DOCUMENT_BYTES} bytes")
@@ -322,32 +326,57 @@ def _to_first_body(file: BinaryIO, document: AgentDocument) -> None:
 
 
 @contextmanager
-def _create(path: Path) -> Iterator[BinaryIO]:
-    """A new file, readable by its owner only; unlinked again when the block raises.
+def create_file(path: Path) -> Iterator[BinaryIO]:
+    """A new file, readable by its owner only; nothing stays of it when the block raises.
 
-    Raises InvalidRequestError when it exists or cannot be written.
+    On Linux, where the file system can, it has no name before it is complete, so that nothing stays
+    of a killed process either. Raises InvalidRequestError when it exists or cannot be written.
     """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        descriptor = os.open(path, flags, _OWNER_ONLY)
-    except FileExistsError as error:
-        raise InvalidRequestError(f"{path} exists already; choose another name") from error
-    except (OSError, ValueError) as error:
-        raise InvalidRequestError(f"cannot write {path}: {_reason(error)}") from error
+    if os.path.lexists(path):
+        raise _taken(path)
     with ExitStack() as undo:
-        undo.callback(path.unlink, missing_ok=True)
         try:
+            descriptor = _open_unnamed(path.parent)
+            is_named = descriptor is None
+            if descriptor is None:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                descriptor = os.open(path, flags, _OWNER_ONLY)
+                undo.callback(path.unlink, missing_ok=True)
             with os.fdopen(descriptor, "wb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-        except OSError as error:
+                if not is_named:
+                    _link(descriptor, path)
+        except FileExistsError as error:
+            raise _taken(path) from error
+        except (OSError, ValueError) as error:
             raise InvalidRequestError(f"cannot write {path}: {_reason(error)}") from error
         undo.pop_all()
 
 
+def _open_unnamed(folder: Path) -> int | None:
+    """The descriptor of a file without a name, which can be linked to one; None if there is none
+    on this system."""
+    kind: int | None = getattr(os, "O_TMPFILE", None)
+    if kind is None or not _DESCRIPTORS.is_dir():
+        return None
+    with suppress(OSError):
+        return os.open(folder, kind | os.O_WRONLY | os.O_CLOEXEC, _OWNER_ONLY)
+    return None
+
+
+def _link(descriptor: int, path: Path) -> None:
+    # Python follows the link at the source where a folder is given, which an absolute path ignores.
+    os.link(_DESCRIPTORS / str(descriptor), path, src_dir_fd=descriptor)
+
+
+def _taken(path: Path) -> InvalidRequestError:
+    return InvalidRequestError(f"{path} exists already; choose another name")
+
+
 @contextmanager
-def _open(path: Path) -> Iterator[BinaryIO]:
+def open_file(path: Path) -> Iterator[BinaryIO]:
     """A file to read. Raises InvalidRequestError for anything but a regular file.
 
     Symbolic links are refused.

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semantic.cli.options import AsJson
+from semantic.cli.options import (
+    DEFAULT_KEY_VARIABLE,
+    DEFAULT_SERVER,
+    AsJson,
+    KeyVariable,
+    ServerUrl,
+)
 from semantic.cli.report import columns, show_bytes, show_name, show_seconds, to_line
 from semantic.domain.errors import OperatorError
 
@@ -35,18 +41,8 @@ _TIERS = {"pool": "pool", "memory": "RAM tier", "disk": "disk"}
 class TopOptions:
     """The server, and how often."""
 
-    url: Annotated[
-        str,
-        typer.Option(help="The server's address; `semantic serve` prints it when it is ready."),
-    ] = "http://127.0.0.1:8000"
-    key_variable: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="The environment variable with the API key or operator's key, if the server "
-            "requires one.",
-        ),
-    ] = "SEMANTIC_API_KEY"
+    url: ServerUrl = DEFAULT_SERVER
+    key_variable: KeyVariable = DEFAULT_KEY_VARIABLE
     once: Annotated[
         bool, typer.Option("--once", help="Print it once; without a terminal that is the default.")
     ] = False

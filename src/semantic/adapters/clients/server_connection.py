@@ -1,0 +1,150 @@
+"""Requests to a running server: one connection each, with a key only if one without is refused.
+
+Without proxies and redirects: a key is sent to the named host alone. Knows no routes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Final
+from urllib.parse import SplitResult, urlsplit
+
+from semantic.domain.errors import InvalidRequestError, OperatorError
+
+_EXAMPLE: Final = "http://127.0.0.1:8000"
+
+_TIMEOUT: Final = 30.0
+"""Seconds in which a server sends something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """The body of a request, in pieces, and its size in bytes. A server may answer once it has
+    done with the body what was asked, in `timeout` seconds."""
+
+    pieces: Iterable[bytes]
+    n_bytes: int
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A response that is still to be read from `base`, a server's address without a path."""
+
+    base: str
+    response: HTTPResponse
+
+    @property
+    def status(self) -> int:
+        """The status of the response."""
+        return self.response.status
+
+    def read(self, most: int) -> bytes:
+        """The next bytes, `most` unless it ends before. Raises OperatorError if it breaks off."""
+        with self._unbroken():
+            return self.response.read(most)
+
+    def read_line(self, most: int) -> bytes:
+        """The next line; b"" at the end. Raises OperatorError if it breaks off."""
+        with self._unbroken():
+            return self.response.readline(most)
+
+    @contextmanager
+    def _unbroken(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, HTTPException) as error:
+            raise OperatorError(
+                f"the connection to {self.base} ended: {type(error).__name__}"
+            ) from None
+
+
+@contextmanager
+def get(url: str, path: str, key_variable: str) -> Iterator[Reply]:
+    """The response to a GET, with the key in the environment variable `key_variable` if one without
+    is refused. Raises as `send` and `read_key`."""
+    with send(url, path) as reply:
+        if reply.status != HTTPStatus.UNAUTHORIZED:
+            yield reply
+            return
+    with send(url, path, read_key(reply.base, key_variable)) as reply:
+        yield reply
+
+
+@contextmanager
+def send(
+    url: str, path: str, key: str | None = None, upload: Upload | None = None
+) -> Iterator[Reply]:
+    """The response to a GET, or to a POST of `upload`.
+
+    Raises InvalidRequestError for a malformed address, and OperatorError when there is no response.
+    """
+    address = read_address(url)
+    base = f"{address.scheme}://{address.netloc}"
+    connect = HTTPSConnection if address.scheme == "https" else HTTPConnection
+    timeout = _TIMEOUT if upload is None else upload.timeout
+    connection = connect(address.hostname or "", address.port, timeout=timeout)
+    with closing(connection):
+        try:
+            response = _exchange(connection, path, key, upload)
+        except (OSError, HTTPException, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise OperatorError(
+                f"no server answers at {base} ({reason}); `semantic serve` starts one, --url names "
+                "another"
+            ) from None
+        with response:
+            yield Reply(base, response)
+
+
+def read_address(url: str) -> SplitResult:
+    """A server's address. Raises InvalidRequestError if it is malformed."""
+    try:
+        address = urlsplit(url.strip())
+        _ = address.port  # a number, or ValueError
+    except ValueError as error:
+        raise InvalidRequestError(f"--url: expected {_EXAMPLE} or alike: {error}") from None
+    plain = address.scheme in {"http", "https"} and address.hostname and url.strip().isprintable()
+    rest = address.path.rstrip("/") in {"", "/v1"} and not (address.query or address.fragment)
+    if not plain or not rest or "@" in address.netloc or " " in url.strip():
+        # The address is left out: it may hold a password.
+        raise InvalidRequestError(
+            f"--url: expected a scheme, a host and perhaps a port, such as {_EXAMPLE}"
+        )
+    return address
+
+
+def read_key(base: str, variable: str) -> str:
+    """The key in an environment variable. Raises OperatorError if there is none."""
+    key = os.environ.get(variable, "").strip()
+    if not key or not key.isascii() or not key.isprintable():
+        raise OperatorError(
+            f"{base} requires an API key: expected one in the environment variable {variable} "
+            "(--key-variable names another)"
+        )
+    return key
+
+
+def _exchange(
+    connection: HTTPConnection, path: str, key: str | None, upload: Upload | None
+) -> HTTPResponse:
+    headers = {"Connection": "close"}
+    if key is not None:
+        headers["Authorization"] = f"Bearer {key}"
+    if upload is None:
+        connection.request("GET", path, headers=headers)
+        return connection.getresponse()
+    headers |= {
+        "Content-Length": str(upload.n_bytes),
+        "Content-Type": "application/octet-stream",
+    }
+    connection.connect()
+    # A body that is refused before its end is read no further: the response says why.
+    with suppress(BrokenPipeError, ConnectionResetError):
+        connection.request("POST", path, body=upload.pieces, headers=headers)
+    return connection.getresponse()
