@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -32,10 +31,6 @@ MOST_ROWS = 40
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        # Of servers that end while a page is open about one in thirty waits for a connection that
-        # the browser keeps, and leaves it to the tests that follow in this process.
-        pytest.skip("make test-page runs these in a process of their own")
     program = next(filter(None, map(shutil.which, PROGRAMS)), None)
     if program is None:
         pytest.skip("there is no Chromium; Debian: apt-get install chromium")
