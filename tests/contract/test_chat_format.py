@@ -153,14 +153,6 @@ def test_no_call_is_run_as_a_program(speaks: ChatFormat, form: str, code: str) -
 def test_a_call_that_would_take_long_to_read_is_refused(speaks: ChatFormat, part: str) -> None:
     with pytest.raises(ToolCallError):
         speaks.read_calls(part * 20_000, TOOLS)
-    assert speaks.read_cut_calls(part * 20_000, TOOLS) == []
-
-
-@pytest.mark.parametrize("text", ["", "<", "get_weather", "no call", '{"name": "get_weather", "ar'])
-def test_no_other_form_begins_a_call_in_json_or_without_a_name(
-    speaks: ChatFormat, text: str
-) -> None:
-    assert speaks.read_cut_calls(text, TOOLS) == []
 
 
 @given(st.sampled_from(list(CHAT_FORMATS)), st.text(max_size=60))

@@ -15,7 +15,7 @@ from semantic.application.chat.call_grammar import (
 from semantic.domain.chat import Chat, Message, Tool
 from semantic.domain.errors import InvalidRequestError, ToolCallError
 from semantic.domain.grammar import Grammar
-from semantic.ports.chat import Marks, RenderedChat, WrittenCall
+from semantic.ports.chat import CallSpelling, Marks, RenderedChat, WrittenCall
 from tests.support.fake_tokenizer import ByteTokenizer
 
 CALL_MARKS = Marks("<tool_call>", "</tool_call>")
@@ -51,6 +51,10 @@ class FakeChatFormat:
     def call_marks(self) -> Marks:
         return self._call_marks
 
+    @property
+    def call_spelling(self) -> CallSpelling | None:
+        return None  # calls are JSON
+
     def render(self, chat: Chat) -> RenderedChat:
         if not chat.messages:
             raise InvalidRequestError("messages must hold at least one message, got none")
@@ -79,10 +83,6 @@ class FakeChatFormat:
         if not written:
             raise ToolCallError("expected a call")
         return written
-
-    def read_cut_calls(self, text: str, tools: Sequence[Tool]) -> list[WrittenCall]:
-        del text, tools  # calls are JSON
-        return []
 
     def call_grammar(self, chat: Chat, *, opens_thought: bool, tenant: str = "") -> Grammar | None:
         del tenant

@@ -5,9 +5,10 @@ Every implementation, fakes included, is tested against these contracts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from semantic.domain.chat import Chat, Tool
 from semantic.domain.grammar import Grammar
@@ -40,6 +41,53 @@ class WrittenCall:
     arguments: str
 
 
+@dataclass(frozen=True, slots=True)
+class CallHead:
+    """What precedes the arguments of a call: texts, one name, and alternatives of texts.
+
+    White space may surround each step. `name` finds the name, in its group "name"; `quoted`: it is
+    a JSON string. `starts_name` matches what could become a name. The arguments begin with `begin`.
+    """
+
+    before: tuple[str, ...]
+    name: re.Pattern[str]
+    starts_name: re.Pattern[str]
+    after: tuple[tuple[str, ...], ...] = ()
+    begin: str = ""
+    quoted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CallTags:
+    """How arguments are written in tags.
+
+    An argument lasts from `start` to the first `end`. Its value begins after the first
+    `key_end`; `key` matches what is between `start` and `key_end`, with the key in its group "key".
+    `call_end` ends the arguments; if it is empty, the end mark does. What is between arguments has
+    no meaning.
+
+    `trims`: what is no part of a value, all white space around it or one line break on either side.
+    A value that begins with one of `other` may be more than its text, whatever its type is.
+    """
+
+    start: str
+    key: re.Pattern[str]
+    key_end: str
+    end: str
+    call_end: str = ""
+    trims: Literal["space", "line", "nothing"] = "space"
+    other: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CallSpelling:
+    """How a model writes a call, if not as JSON. Without `tags` nothing is certain of its arguments
+    before its end."""
+
+    head: CallHead
+    tags: CallTags | None = None
+
+
 class ChatFormat(Protocol):
     """One model's format of conversations, reasoning and tool calls. Thread-safe."""
 
@@ -56,6 +104,14 @@ class ChatFormat(Protocol):
     @property
     def call_marks(self) -> Marks:
         """The marks of a tool call, or of a list of calls, depending on the model."""
+        ...
+
+    @property
+    def call_spelling(self) -> CallSpelling | None:
+        """How `read_calls` expects calls to be written, if not as JSON; None if that is not known.
+
+        Each argument is read by itself: `read_calls` gives the same of a call with it alone.
+        """
         ...
 
     def render(self, chat: Chat) -> RenderedChat:
@@ -80,14 +136,6 @@ class ChatFormat(Protocol):
 
         `tools` give the types of arguments. A call of another tool, and arguments that are no JSON
         object, are returned as the model wrote them. Raises ToolCallError if there is no call.
-        """
-        ...
-
-    def read_cut_calls(self, text: str, tools: Sequence[Tool]) -> list[WrittenCall]:
-        """The calls in `text`, which follows a start mark and was cut anywhere.
-
-        Of the last one the name and those arguments that are whole, as JSON that is not closed;
-        not of one in JSON, which is read as it is written. Empty without a whole name.
         """
         ...
 

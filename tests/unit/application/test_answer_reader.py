@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semantic.application.chat.answer_reader import AnswerReader
-from semantic.application.chat.json_calls import JsonCalls
+from semantic.application.chat.streamed_calls import CallSyntax, StreamedCalls
 from semantic.domain.answer import (
     AnswerPiece,
     AnswerReason,
@@ -236,12 +236,13 @@ def test_arguments_are_emitted_as_they_are_written() -> None:
 
 @pytest.mark.parametrize("before", ["", "{", '{"name":', '{"name": "look",', "go", '{"name": "go'])
 def test_what_precedes_arguments_without_an_end_is_not_read_with_each_token(before: str) -> None:
-    calls = JsonCalls(Marks("<tool_call>", "</tool_call>"), frozenset({"look"}))
+    marks = Marks("<tool_call>", "</tool_call>")
+    calls = StreamedCalls(CallSyntax(marks, frozenset({"look"}), None, lambda *_: []))
     endless = "o" if before.endswith("go") else " "
     assert calls.push(before + 200 * endless if endless == " " else before) == []
-    assert calls.is_json is None
+    assert calls.is_known is None
     assert calls.push(100 * endless if endless == " " else 300 * endless) == []
-    assert calls.is_json is False
+    assert calls.is_known is False
 
 
 @pytest.mark.parametrize("n", [200, 2000])

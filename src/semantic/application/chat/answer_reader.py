@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from semantic.application.chat.answer_text import MarkFinder, TokenText, Trimmer
-from semantic.application.chat.call_text import CallReaders, CallText, ReadCall
-from semantic.application.chat.json_calls import CallPart
+from semantic.application.chat.call_text import CallText, ReadCall
+from semantic.application.chat.streamed_calls import CallPart, CallSyntax
 from semantic.domain.answer import (
     AnswerPiece,
     AnswerReason,
@@ -23,7 +23,7 @@ from semantic.domain.answer import (
 )
 from semantic.domain.chat import Chat, Message, ToolCall
 from semantic.domain.value_objects import CompletedGeneration, TokenEvent, TokenLogprob
-from semantic.ports.chat import ChatFormat
+from semantic.ports.chat import ChatFormat, WrittenCall
 
 _Part = Literal["text", "thought", "call"]
 
@@ -36,8 +36,8 @@ class AnswerReader:
     separates. An answer without marks is unchanged.
 
     Calls are recognised if the chat has tools and may call them, also inside reasoning, which they
-    end: a model that forgets to close its reasoning still means its call. A call whose arguments
-    are JSON is emitted as it is written, once its name is whole and its arguments begin; another
+    end: a model that forgets to close its reasoning still means its call. A call in a spelling that
+    is known is emitted as it is written, once its name is whole and its arguments begin; another
     one when it is complete. What cannot be parsed and has not begun to be emitted is shown as text,
     with its marks. Of a call that is cut off its name and what is certain of its arguments is
     emitted; without a whole name it is neither emitted nor shown.
@@ -68,11 +68,7 @@ class AnswerReader:
         self._trims = bool(self._opens)
         self._is_formatted = chat.answer_format is not None
         self._found = MarkFinder(tuple(self._opens))
-        readers = CallReaders(
-            lambda text: chat_format.read_calls(text, chat.tools),
-            lambda text: chat_format.read_cut_calls(text, chat.tools),
-        )
-        self._call = CallText(chat_format.call_marks, self._tools, readers)
+        self._call = CallText(_syntax(chat_format, chat))
         self._part: _Part = "thought" if opens_thought else "text"
         if self._is_formatted and not opens_thought:
             self._expect("call" if closes_thought else "thought", "call")
@@ -219,6 +215,18 @@ def _marks(chat_format: ChatFormat, chat: Chat) -> dict[str, _Part | None]:
         opens[chat_format.call_marks.start] = "call"
         opens.setdefault(chat_format.call_marks.end, None)
     return {mark: part for mark, part in opens.items() if mark}
+
+
+def _syntax(chat_format: ChatFormat, chat: Chat) -> CallSyntax:
+    """How calls are written in an answer to `chat`."""
+    by_name = {tool.name: tool for tool in reversed(chat.tools)}
+
+    def read(text: str, name: str | None) -> list[WrittenCall]:
+        if name is None:
+            return chat_format.read_calls(text, chat.tools)
+        return chat_format.read_calls(text, (by_name[name],) if name in by_name else ())
+
+    return CallSyntax(chat_format.call_marks, frozenset(by_name), chat_format.call_spelling, read)
 
 
 class AnswerMessage:

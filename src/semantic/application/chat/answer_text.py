@@ -42,6 +42,24 @@ class TokenText:
         return tuple(logprob for _, logprob in self.logprobs)
 
 
+def first_mark(marks: Sequence[str], text: str, start: int = 0) -> tuple[int, str | None]:
+    """The position of the first of `marks` in `text`, from `start` on, and that mark.
+
+    Without one: the position up to which the text cannot be part of one, and None.
+    """
+    found: tuple[int, str] | None = None
+    for mark in marks:
+        at = text.find(mark, start, None if found is None else found[0] + len(mark) - 1)
+        found = found if at < 0 else (at, mark)
+    if found is not None:
+        return found
+    longest = max(map(len, marks), default=1) - 1
+    for size in range(min(longest, len(text) - start), 0, -1):
+        if any(mark.startswith(text[-size:]) for mark in marks):
+            return len(text) - size, None
+    return len(text), None
+
+
 class MarkFinder:
     """Cuts a stream of text at marks; holds back what could still become one.
 
@@ -72,36 +90,20 @@ class MarkFinder:
 
         Without a complete mark: the text that cannot be part of one, and None.
         """
-        found = self._first()
-        if found is not None:
-            at, mark = found
+        at, mark = first_mark(self._marks, self._held.text)
+        if mark is not None:
             before, rest = self._held.split(at)
             self._held = rest.split(len(mark))[1]
             return before, mark
-        certain = len(self._held.text) - self._open_mark()
-        if certain == len(self._held.text):
+        if at == len(self._held.text):
             return self.take_all(), None
-        before, self._held = self._held.split(certain)
+        before, self._held = self._held.split(at)
         return before, None
 
     def take_all(self) -> TokenText:
         """All text that is held back."""
         held, self._held = self._held, TokenText()
         return held
-
-    def _first(self) -> tuple[int, str] | None:
-        """Position of the first complete mark, and the mark."""
-        places = ((self._held.text.find(mark), mark) for mark in self._marks)
-        return min((place for place in places if place[0] >= 0), default=None)
-
-    def _open_mark(self) -> int:
-        """Length of the longest suffix of the held text that is a prefix of a mark."""
-        text = self._held.text
-        longest = max(map(len, self._marks), default=1) - 1
-        for size in range(min(longest, len(text)), 0, -1):
-            if any(mark.startswith(text[-size:]) for mark in self._marks):
-                return size
-        return 0
 
 
 class Trimmer:

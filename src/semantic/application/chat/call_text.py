@@ -1,26 +1,22 @@
-"""CallText: collects the text of a tool call, and passes on what is certain of it.
+"""CallText: the text of a tool call, read as it is written where that is possible.
 
-Knows the marks around a call. Calls in JSON are read as they are written; the text of others is
-parsed by a given function once it is complete.
+Knows the marks around a call. Calls in a known spelling are read as they are written; the text of
+others is parsed once it is complete.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Final
 
-from semantic.application.chat.json_calls import LIST_START, CallPart, JsonCalls
+from semantic.application.chat.answer_text import first_mark
+from semantic.application.chat.call_heads import find_step
+from semantic.application.chat.streamed_calls import LIST_START, CallPart, CallSyntax, StreamedCalls
 from semantic.domain.errors import ToolCallError
-from semantic.ports.chat import Marks, WrittenCall
+from semantic.ports.chat import WrittenCall
 
-
-@dataclass(frozen=True, slots=True)
-class CallReaders:
-    """A chat format's readers of the text between marks: of `whole` calls, and of those that the
-    answer's end `cut`. See `ChatFormat`."""
-
-    whole: Callable[[str], list[WrittenCall]]
-    cut: Callable[[str], list[WrittenCall]]
+_MOST_ENDS: Final = 64
+"""End marks up to which a text is parsed: it is parsed as a whole each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +28,7 @@ class ReadCall:
     `unfinished`: the last call was cut.
     """
 
-    text: str
+    text: str = ""
     calls: tuple[WrittenCall, ...] = ()
     problem: str | None = None
     rest: str = ""
@@ -42,44 +38,38 @@ class ReadCall:
 
 
 class CallText:
-    """Collects the text between two marks until it has ended.
+    """The calls of an answer: the text between two marks until it has ended, then the next one."""
 
-    The end mark may occur inside the arguments. So text that cannot be parsed continues to the
-    next end mark, unless another call follows: then it was complete and is invalid.
-    """
-
-    def __init__(self, marks: Marks, tools: frozenset[str], readers: CallReaders) -> None:
-        """`tools` are the names of those that are offered."""
-        self._marks = marks
-        self._tools = tools
-        self._readers = readers
+    def __init__(self, syntax: CallSyntax) -> None:
+        self._syntax = syntax
         self._certain: list[CallPart] = []
         self._begin()
 
     def _begin(self) -> None:
-        self._text = ""
-        self._searched = 0  # no end mark begins before this position
-        self._wrong: ReadCall | None = None  # the parse up to the last end mark
-        self._json: JsonCalls | None = JsonCalls(self._marks, self._tools)
-        self._has_begun = False  # `_text` follows a call that has been passed on
+        self._streamed = StreamedCalls(self._syntax)
+        self._whole: _WholeCalls | None = None
 
     def push(self, text: str) -> None:
-        self._text += text
-        if self._json is not None:
-            self._certain += self._json.push(text)
-            self._follow(self._json)
+        if self._whole is not None:
+            self._whole.push(text)
+            return
+        calls = self._streamed
+        self._certain += calls.push(text)
+        if calls.is_known is False or calls.is_strange:
+            self._whole = _WholeCalls(self._syntax, calls.name, follows=calls.is_strange)
+            self._whole.push(calls.rest)
 
     def certain(self) -> list[CallPart]:
-        """What is certain and has not been returned yet, of calls in JSON."""
+        """What is certain and has not been returned yet."""
         certain, self._certain = self._certain, []
         return certain
 
     def next(self) -> ReadCall | None:
         """Remove and return what ends the text, if the end is there."""
-        if self._json is not None:
-            end = self._json.end
-            return None if end is None else self._ended(end)
-        return self._next_whole()
+        if self._whole is not None:
+            return self._done(self._whole.next())
+        calls = self._streamed
+        return self._done(ReadCall(rest=calls.rest)) if calls.is_ended else None
 
     def finish(self, *, cut: bool, stopped: bool = False) -> ReadCall | None:
         """The text's end at the answer's end; None if there is nothing of a call.
@@ -88,81 +78,91 @@ class CallText:
         (`stopped`) may be unfinished, and keeps what has been passed on. Text without an end mark
         is complete if it can be parsed.
         """
-        if self._json is not None:
-            calls = self._json
+        if self._whole is None:
+            calls = self._streamed
             self._certain += calls.finish(cut=cut, stopped=stopped)
-            if calls.is_json:
-                ended = self._ended(len(self._text) if calls.end is None else calls.end)
-                return replace(ended, unfinished=calls.is_unfinished)
-        if self._wrong is not None:
-            return self._done(self._wrong)
-        if cut:
-            return self._cut()
-        found = self._done(replace(self._reading(self._text, ""), closed=False))
-        return None if stopped and found.problem is not None else found
+            if calls.is_known:
+                rest = calls.rest if calls.is_ended else ""
+                return self._done(ReadCall(rest=rest, unfinished=calls.is_unfinished))
+            self._whole = _WholeCalls(self._syntax, None, follows=False)
+            self._whole.push(calls.rest)
+        return self._done(self._whole.finish(cut=cut, stopped=stopped))
 
-    # Calls in JSON
-
-    def _follow(self, calls: JsonCalls) -> None:
-        """Parse as a whole what is not, or no longer, a call in a known form of JSON."""
-        if calls.is_json is False:
-            self._json = None
-        elif calls.more is not None:
-            self._json = None
-            self._text = calls.rest
-            self._has_begun = True
-
-    def _ended(self, end: int) -> ReadCall:
-        read = ReadCall(self._text[:end], rest=self._text[end + len(self._marks.end) :])
-        self._begin()
+    def _done(self, read: ReadCall | None) -> ReadCall | None:
+        if read is not None:
+            self._begin()
         return read
 
-    # Other calls
 
-    def _next_whole(self) -> ReadCall | None:
-        """Remove and return the calls if they are complete."""
-        end = self._marks.end
-        while end:
+class _WholeCalls:
+    """The text of calls, which is parsed when it is complete.
+
+    The end mark may occur inside the arguments. So text that cannot be parsed continues to the
+    next end mark, unless another call follows: then it was complete and is invalid.
+    """
+
+    def __init__(self, syntax: CallSyntax, name: str | None, *, follows: bool) -> None:
+        """`name`: of the first call, if it is known; `follows`: the text follows a call that has
+        been passed on."""
+        self._syntax = syntax
+        self._name = name
+        self._follows = follows
+        self._searched: list[str] = []  # the text in which no further end mark begins
+        self._rest = ""
+        self._n_ends = 0
+        self._wrong: ReadCall | None = None  # the parse up to the last end mark
+
+    def push(self, text: str) -> None:
+        self._rest += text
+
+    def next(self) -> ReadCall | None:
+        """What ends the text, if the end is there."""
+        marks = self._syntax.marks
+        while marks.end:
             if self._wrong is None:
-                at = self._text.find(end, self._searched)
-                if at < 0:
-                    self._searched = max(self._searched, len(self._text) - len(end) + 1)
-                    return None
-                self._searched = at + len(end)
-                found = self._reading(self._text[:at], self._text[self._searched :])
-                if found.problem is None:
-                    return self._done(found)
+                found = self._parse_to_mark(marks.end)
+                if found is None or found.problem is None:
+                    return found
                 self._wrong = found
-            follows = self._text[self._searched :].lstrip()
-            if follows.startswith(self._marks.start):
-                return self._done(self._wrong)
-            if self._marks.start.startswith(follows):
+            follows, _ = find_step((marks.start,), self._rest, 0)
+            if follows == "all" or self._n_ends == _MOST_ENDS:
+                return replace(self._wrong, rest=self._rest)
+            if follows == "some":
                 return None
             self._wrong = None
         return None
 
-    def _cut(self) -> ReadCall | None:
-        """What is known of calls that the answer's end cut."""
-        calls = tuple(self._readers.cut(self._text))
-        read = ReadCall(self._text, calls, closed=False, unfinished=True)
-        return self._done(read) if calls or self._has_begun else None
+    def finish(self, *, cut: bool, stopped: bool) -> ReadCall | None:
+        """See `CallText.finish`."""
+        if self._wrong is not None:
+            return replace(self._wrong, rest=self._rest)
+        text = "".join(self._searched) + self._rest
+        if cut:
+            calls = () if self._name is None else (WrittenCall(self._name, ""),)
+            read = ReadCall(text, calls, closed=False, unfinished=True)
+            return read if calls or self._follows else None
+        found = replace(self._parse(text), closed=False)
+        return None if stopped and found.problem is not None else found
 
-    def _reading(self, text: str, rest: str) -> ReadCall:
+    def _parse_to_mark(self, end: str) -> ReadCall | None:
+        """Parse the text up to the next end mark, if that is there."""
+        at, mark = first_mark((end,), self._rest)
+        self._searched.append(self._rest[:at])
+        self._rest = self._rest[at:]
+        if mark is None:
+            return None
+        self._rest = self._rest.removeprefix(end)
+        self._n_ends += 1
+        found = self._parse("".join(self._searched))
+        self._searched.append(end)
+        return replace(found, rest=self._rest)
+
+    def _parse(self, text: str) -> ReadCall:
         try:
-            return ReadCall(text, tuple(self._readers.whole(text)), rest=rest)
+            return ReadCall(text, tuple(self._syntax.read(text, None)))
         except ToolCallError as error:
-            if self._has_begun and not _is_call(text):
-                return ReadCall(text, rest=rest)  # such as more members behind the arguments
-            shown = text.removeprefix(LIST_START) if self._has_begun else text
-            return ReadCall(shown, problem=str(error), follows=self._has_begun)
-
-    def _done(self, found: ReadCall) -> ReadCall:
-        if found is self._wrong:
-            found = replace(found, rest=self._text[self._searched :])
-        self._begin()
-        return found
-
-
-def _is_call(text: str) -> bool:
-    """Whether `text`, which follows a call, looks like another one."""
-    return text.startswith(LIST_START)
+            is_call = text.startswith(LIST_START)
+            if self._follows and not is_call:
+                return ReadCall(text)  # such as more members behind the arguments
+            shown = text.removeprefix(LIST_START) if self._follows else text
+            return ReadCall(shown, problem=str(error), follows=self._follows)

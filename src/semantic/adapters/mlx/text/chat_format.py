@@ -13,6 +13,7 @@ from functools import partial
 
 from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
 from semantic.adapters.mlx.text.bounded_template import bounded_rendering
+from semantic.adapters.mlx.text.call_spellings import spelling_of
 from semantic.adapters.mlx.text.chat_template import (
     TEMPLATE_ERRORS,
     TemplateFeatures,
@@ -28,7 +29,7 @@ from semantic.adapters.mlx.text.template_messages import (
     template_tools,
 )
 from semantic.adapters.mlx.text.tokenizer import NO_TEMPLATE, MLXTokenizer, replace_surrogates
-from semantic.adapters.mlx.text.tool_call_parser import Parser, parse_calls, parse_cut_calls
+from semantic.adapters.mlx.text.tool_call_parser import Parser, parse_calls
 from semantic.application.chat.call_grammar import (
     ANY_OBJECT,
     CallLanguage,
@@ -41,7 +42,7 @@ from semantic.application.chat.call_grammar import (
 from semantic.domain.chat import Chat, JsonSchema, Tool
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.grammar import Grammar
-from semantic.ports.chat import Marks, RenderedChat, WrittenCall
+from semantic.ports.chat import CallSpelling, Marks, RenderedChat, WrittenCall
 
 # Arguments of `apply_chat_template` itself; a request cannot set them.
 _RESERVED_OPTIONS = frozenset(
@@ -78,6 +79,7 @@ class MLXChatFormat:
         if self._features.tools and inner.tool_call_start is not None:
             self._parser = inner.tool_parser
             self._call_marks = Marks(inner.tool_call_start, inner.tool_call_end or "")
+        self._call_spelling = spelling_of(lambda text: self.read_calls(text, ()))
         self._added = {
             token.content: number for number, token in inner.added_tokens_decoder.items()
         }
@@ -101,6 +103,11 @@ class MLXChatFormat:
     def call_marks(self) -> Marks:
         """See `ChatFormat.call_marks`."""
         return self._call_marks
+
+    @property
+    def call_spelling(self) -> CallSpelling | None:
+        """See `ChatFormat.call_spelling`."""
+        return self._call_spelling
 
     def render(self, chat: Chat) -> RenderedChat:
         """See `ChatFormat.render`.
@@ -145,10 +152,6 @@ class MLXChatFormat:
     def read_calls(self, text: str, tools: Sequence[Tool]) -> list[WrittenCall]:
         """See `ChatFormat.read_calls`. JSON is accepted whatever the model's own form is."""
         return parse_calls(self._parser, text, tools)
-
-    def read_cut_calls(self, text: str, tools: Sequence[Tool]) -> list[WrittenCall]:
-        """See `ChatFormat.read_cut_calls`."""
-        return [] if self._parser is None else parse_cut_calls(self._parser, text, tools)
 
     def call_grammar(self, chat: Chat, *, opens_thought: bool, tenant: str = "") -> Grammar | None:
         """See `ChatFormat.call_grammar`.

@@ -6,12 +6,10 @@ Uses mlx-lm's parsers, and knows what may be wrong in what a model generates. Kn
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 from semantic.adapters.mlx.text.tokenizer import replace_surrogates
-from semantic.application.chat.json_calls import is_name
+from semantic.application.chat.call_heads import is_name
 from semantic.application.chat.object_text import MAX_DEPTH, ObjectText
 from semantic.domain.chat import Tool
 from semantic.domain.errors import ToolCallError
@@ -59,36 +57,6 @@ _PART_STARTS = (
 _MAX_PARTS = 512
 
 
-@dataclass(frozen=True, slots=True)
-class _Spelling:
-    """How a form that is not JSON begins a call, with its name in group 1, how it ends an argument,
-    and how the call. Without an `argument_end` no part of the arguments can be read by itself."""
-
-    head: re.Pattern[str]
-    argument_end: str = ""
-    end: str = ""
-
-
-_SPELLINGS = (
-    _Spelling(re.compile(r"<function=([^\s<>]+)>"), "</parameter>", "</function>"),
-    _Spelling(re.compile(r"^\s*([^\s<]+)\s*<arg_key>"), "</arg_value>"),
-    _Spelling(re.compile(r"^\s*([^\s<]+)\s*<longcat_arg_key>"), "</longcat_arg_value>"),
-    _Spelling(re.compile(r"<invoke name=[\"']?([^\"'<>]+)[\"']?>"), "</parameter>", "</invoke>"),
-    _Spelling(
-        re.compile(r"<atem:invoke\b[^<>]*?\bname=\"([^\"]+)\">"),
-        "</atem:parameter>",
-        "</atem:invoke>",
-    ),
-    _Spelling(
-        re.compile(r"<\|open\|>call\b[^<>]*?\btool=\"([^\"]+)\"[^<>]*<\|sep\|>"),
-        "<|close|>argument<|sep|>",
-        "<|close|>call<|sep|>",
-    ),
-    _Spelling(re.compile(r"^\s*[\"']([^\"'<>]+)[\"']\s*>"), "</param>"),
-    _Spelling(re.compile(r"call:([\w-]+)\{")),
-    _Spelling(re.compile(r"^\s*\[\s*([\w.]+)\(")),
-)
-
 _MAX_RENDERED_DEPTH = 64
 """Levels of lists and objects in a call of the history; templates recurse into each level."""
 
@@ -117,44 +85,6 @@ def parse_calls(parser: Parser | None, text: str, tools: Sequence[Tool]) -> list
     if not checked:
         raise ToolCallError("the model marked a tool call and wrote none")
     return checked
-
-
-def parse_cut_calls(parser: Parser, text: str, tools: Sequence[Tool]) -> list[WrittenCall]:
-    """The calls that `text` begins in the form of `parser`, cut anywhere.
-
-    The arguments of the last one are those that are whole, as JSON that is not closed, or "".
-    """
-    if text.lstrip().startswith("{") or sum(map(text.count, _PART_STARTS)) > _MAX_PARTS:
-        return []
-    for spelling in _SPELLINGS:
-        heads = list(spelling.head.finditer(text))
-        if heads:
-            whole = _parsed(parser, text[: heads[-1].start()], tools) if len(heads) > 1 else []
-            return [*whole, *_last_call(parser, spelling, heads[-1], tools)]
-    return []
-
-
-def _last_call(
-    parser: Parser, spelling: _Spelling, head: re.Match[str], tools: Sequence[Tool]
-) -> list[WrittenCall]:
-    name = head.group(1)
-    if name not in {tool.name for tool in tools} and not is_name(name):
-        return []
-    text = head.string[head.start() :]
-    at = text.rfind(spelling.argument_end) if spelling.argument_end else -1
-    found: list[WrittenCall] = []
-    if at >= 0:
-        whole = text[: at + len(spelling.argument_end)] + spelling.end
-        found = [call for call in _parsed(parser, whole, tools) if call.name == name]
-    arguments = found[0].arguments.removesuffix("}") if len(found) == 1 else ""
-    return [WrittenCall(name, arguments)]
-
-
-def _parsed(parser: Parser, text: str, tools: Sequence[Tool]) -> list[WrittenCall]:
-    try:
-        return parse_calls(parser, text, tools)
-    except ToolCallError:
-        return []
 
 
 def parse_arguments(arguments: str) -> object:

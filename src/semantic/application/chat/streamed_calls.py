@@ -1,0 +1,340 @@
+"""StreamedCalls: calls in a known spelling, read as they are written.
+
+A call is certain once its name is whole and its arguments begin; then what is written of them is
+passed on at once. Knows the order of calls and marks; not how a call begins or arguments are
+written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from semantic.application.chat.answer_text import first_mark
+from semantic.application.chat.call_heads import (
+    JSON_HEADS,
+    LONGEST_SPACE,
+    OBJECT_HEAD,
+    FoundHead,
+    behind_space,
+    find_head,
+    find_step,
+    is_name,
+)
+from semantic.application.chat.object_text import ObjectText
+from semantic.application.chat.tagged_arguments import TaggedArguments
+from semantic.ports.chat import CallHead, CallSpelling, CallTags, Marks, WrittenCall
+
+
+@dataclass(frozen=True, slots=True)
+class CallPart:
+    """More of a call's arguments; with a `name` the first part of another call."""
+
+    name: str | None
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallSyntax:
+    """How the calls of one chat are written: between `marks`, in JSON or in the model's `spelling`.
+
+    `tools` are the names of those that are offered. `read` parses the calls in a text, and raises
+    ToolCallError. With a name only that tool gives the types of arguments.
+    """
+
+    marks: Marks
+    tools: frozenset[str]
+    spelling: CallSpelling | None
+    read: Callable[[str, str | None], list[WrittenCall]]
+
+    @property
+    def heads(self) -> tuple[CallHead, ...]:
+        """What may begin a call."""
+        return JSON_HEADS if self.spelling is None else (*JSON_HEADS, self.spelling.head)
+
+    def is_called(self, name: str) -> bool:
+        """Whether `name` may be a tool's."""
+        return name in self.tools or is_name(name)
+
+
+LIST_START: Final = "["
+_BETWEEN: Final = ("}", "]", "<|tool_call_end|>", "<|close|>json<|sep|>", "<|close|>call<|sep|>")
+"""What ends a call, of which any number may follow its arguments."""
+
+
+class StreamedCalls:
+    """The calls in the text after a start mark, which is pushed in any pieces.
+
+    `is_known` is None until it is known whether the first call is one whose arguments can be read
+    as they are written. Once it is False nothing more is read, and `name` is that of the first call
+    if that is known. `is_ended`: the last call has ended, at its end mark if that is there.
+    `is_strange`: something follows the first call that is none of the known forms. `rest` is the
+    text that is not read: all of it, that behind the end mark, or what is strange.
+    """
+
+    def __init__(self, syntax: CallSyntax) -> None:
+        self.is_known: bool | None = None
+        self.is_ended = False
+        self.is_strange = False
+        self.is_unfinished = False
+        self.name: str | None = None
+        self._syntax = syntax
+        self._end_marks = (syntax.marks.end,) if syntax.marks.end else ()
+        self._text = ""  # not read yet, from `_at` on
+        self._at = 0
+        self._is_list = False
+        self._head: CallHead | None = None
+        self._written: list[CallPart] = []
+        # Of the open arguments:
+        self._arguments: ObjectText | TaggedArguments | None = None
+        self._n_pushed = 0
+        self._held = ""  # certain but for end marks
+        self._source: list[str] = []  # what was read and is not released
+        self._n_source = 0
+        self._first_mark: int | None = None  # where the first end mark within them is in `_source`
+        self._ending = ""  # what would end them there
+        self._is_at_mark = False
+        self._n_ended = 0
+
+    @property
+    def rest(self) -> str:
+        """The text that is not read; the rest of a list is one itself."""
+        start = LIST_START if self.is_strange and self._is_list else ""
+        return start + self._text[self._at :]
+
+    def push(self, text: str) -> list[CallPart]:
+        """What is certain with more text."""
+        self._text += text
+        while not self.is_ended and not self.is_strange and self.is_known is not False:
+            step = self._find_call if self._arguments is None else self._read_arguments
+            if not step():
+                break
+        self._text, self._at = self._text[self._at :], 0
+        return self._taken()
+
+    def finish(self, *, cut: bool, stopped: bool) -> list[CallPart]:
+        """What is left when the answer ends; a call that was `cut`, or that a stop string ended
+        (`stopped`), keeps what is certain of it.
+
+        Of a call that was cut before its arguments the name is left, if that is whole.
+        """
+        if self._arguments is not None:
+            self._end_open(self._arguments, cut=cut, stopped=stopped)
+        elif cut and not self.is_ended and self.is_known is not False:
+            found = self._found()
+            if found.name is not None and self._syntax.is_called(found.name):
+                self.is_known = self.is_unfinished = True
+                self._written.append(CallPart(found.name, ""))
+        return self._taken()
+
+    def _taken(self) -> list[CallPart]:
+        taken, self._written = self._written, []
+        return taken
+
+    # What begins a call
+
+    def _find_call(self) -> bool:
+        """Read what precedes a call's arguments; False if it takes more text."""
+        if self.is_known:
+            is_found = self._skip_end()
+            if is_found is not None:
+                return is_found
+        found = self._found()
+        if found.read == "some":
+            return False
+        tags = self._tags_of(found)
+        is_read = tags is not None or found.head in JSON_HEADS
+        name = found.name
+        is_call = name is not None and self._syntax.is_called(name)
+        if found.read == "all" and name is not None and is_call and is_read:
+            self._begin(found, name, tags)
+            return True
+        self.name = name if is_call else None
+        self.is_strange = self.is_known is True
+        self.is_known = self.is_strange
+        return False
+
+    def _tags_of(self, found: FoundHead) -> CallTags | None:
+        spelling = self._syntax.spelling
+        return spelling.tags if spelling is not None and found.head is spelling.head else None
+
+    def _begin(self, found: FoundHead, name: str, tags: CallTags | None) -> None:
+        head, self._at = self._text[self._at : found.end], found.end
+        self.is_known = True
+        self._head = found.head
+        self._arguments = ObjectText()
+        if tags is not None:
+            read = self._syntax.read
+            self._arguments = TaggedArguments(tags, head, lambda text: read(text, name))
+        self._n_pushed = self._n_ended = 0
+        self._written.append(CallPart(name, ""))
+
+    def _skip_end(self) -> bool | None:
+        """Skip what ends a call; None if another call may begin here."""
+        self._at = behind_space(self._text, self._at)
+        rest = self._text[self._at :]
+        if not rest:
+            return False
+        mark = self._syntax.marks.end
+        if mark and rest.startswith(mark):
+            self._end(rest)
+            return False
+        separators = (*_BETWEEN, *((",",) if self._is_list else ()), *self._repeated())
+        for one in separators:
+            if rest.startswith(one):
+                self._at += len(one)
+                return True
+        if any(one.startswith(rest) for one in (*separators, mark)):
+            return False
+        return None
+
+    def _repeated(self) -> tuple[str, ...]:
+        """The start mark, where only the answer's end ends the calls."""
+        return () if self._end_marks else (self._syntax.marks.start,)
+
+    def _found(self) -> FoundHead:
+        """The head at this position."""
+        at = self._at
+        if self.is_known is None:
+            at = behind_space(self._text, at)
+            if at - self._at > LONGEST_SPACE:
+                return FoundHead("none")
+            if self._text.startswith(LIST_START, at):
+                self._is_list = True
+                at += 1
+        if not self._is_list:
+            heads = self._syntax.heads if self._head is None else (self._head,)
+            return find_head(heads, self._text, at)
+        found, spelling = find_head((OBJECT_HEAD,), self._text, at), self._syntax.spelling
+        if found.read == "none" and spelling is not None:
+            return find_head((spelling.head,), self._text, self._at)
+        return found
+
+    # Arguments
+
+    def _read_arguments(self) -> bool:
+        """Read more of the arguments; False if it takes more text.
+
+        From an end mark within them on nothing is certain before they are closed: a string may
+        contain the mark, or the model may have forgotten to close them.
+        """
+        read = self._arguments
+        if read is None:
+            return True
+        if read.is_broken:
+            return self._end_broken()
+        if self._is_at_mark and not self._is_within():
+            return False
+        at, mark = first_mark(self._end_marks, self._text, self._at + self._is_at_mark)
+        self._push(read, at)
+        if read.is_closed:
+            self._at -= self._n_pushed - read.n_taken
+            self._close()
+            return True
+        self._is_at_mark = mark is not None
+        if self._is_at_mark and isinstance(read, TaggedArguments) and read.is_between:
+            self._end_tagged(read)
+        elif self._is_at_mark and self._first_mark is None:
+            self._first_mark = self._n_source
+            self._ending = self._ending_of(read, at_mark=True)
+        return self._is_at_mark or read.is_broken
+
+    def _is_within(self) -> bool:
+        """Whether the end mark at this position is within the arguments; False if another call
+        follows, which ends them, or it takes more text."""
+        behind = self._at + len(self._syntax.marks.end)
+        follows, _ = find_step((self._syntax.marks.start,), self._text, behind)
+        if follows == "all":
+            self._end_arguments(self._n_source)
+        return follows == "none"
+
+    def _push(self, read: ObjectText | TaggedArguments, end: int) -> None:
+        """Let `read` have the text up to `end`, and release what is certain."""
+        text, self._at = self._text[self._at : end], end
+        self._keep(text)
+        self._n_pushed += len(text)
+        self._held += read.push(text)
+        if isinstance(read, TaggedArguments) and read.n_ended > self._n_ended:
+            self._n_ended, self._first_mark = read.n_ended, None
+        if self._first_mark is None or read.is_closed:
+            self._release()
+
+    def _end_broken(self) -> bool:
+        """End arguments that cannot be read at the first end mark, once it is there."""
+        at, mark = first_mark(self._end_marks, self._text, self._at)
+        if self._first_mark is not None:
+            self._end_arguments(self._first_mark)
+        else:
+            self._keep(self._text[self._at : at])
+            self._at = at
+            if mark is not None:
+                self._end_arguments(self._n_source)
+        return False
+
+    def _end_open(self, read: ObjectText | TaggedArguments, *, cut: bool, stopped: bool) -> None:
+        """End arguments that are open when the answer ends."""
+        if isinstance(read, TaggedArguments) and read.may_end(cut=cut, stopped=stopped):
+            self._end_tagged(read)
+            return
+        self.is_unfinished = cut or stopped
+        if read.is_broken or not self.is_unfinished:
+            self._keep(self._text[self._at :])
+            self._at = len(self._text)
+            if self._first_mark is None:
+                self._ending = self._ending_of(read, at_mark=False)
+                self._first_mark = self._n_source
+            self._end_arguments(self._first_mark)
+        else:
+            self._release()
+
+    @staticmethod
+    def _ending_of(read: ObjectText | TaggedArguments, *, at_mark: bool) -> str:
+        return read.ending(at_mark=at_mark) if isinstance(read, TaggedArguments) else ""
+
+    def _end_tagged(self, read: TaggedArguments) -> None:
+        """End arguments at an end mark, or the answer's end, that is not within one."""
+        self._held += read.close()
+        self._release()
+        self._close()
+        self._end(self._text[self._at :])
+
+    def _end_arguments(self, n_source: int) -> None:
+        """End arguments that are not closed after so much of what was read: those in JSON are
+        passed on as they were written, and those in tags as far as they are certain."""
+        if n_source == self._first_mark and self._ending:
+            self._written.append(CallPart(None, self._ending))
+        source = "".join(self._source)
+        rest = source[:n_source].rstrip()
+        if self._head is OBJECT_HEAD and rest.endswith("}"):
+            rest = rest[:-1].rstrip()  # the brace of the call itself
+        if rest and isinstance(self._arguments, ObjectText):
+            self._written.append(CallPart(None, rest))
+        self._close()
+        self._end(source[n_source:] + self._text[self._at :])
+
+    def _end(self, rest: str) -> None:
+        """The calls end before `rest`."""
+        self.is_ended = True
+        self._text, self._at = rest.removeprefix(self._syntax.marks.end), 0
+
+    def _close(self) -> None:
+        self._arguments, self._held = None, ""
+        self._source, self._n_source = [], 0
+        self._first_mark, self._ending, self._is_at_mark = None, "", False
+
+    def _keep(self, text: str) -> None:
+        self._source.append(text)
+        self._n_source += len(text)
+
+    def _release(self) -> None:
+        """Pass on what is certain; of the source the rest is kept."""
+        if self._held:
+            self._written.append(CallPart(None, self._held))
+            self._held = ""
+        read, n_left = self._arguments, 0
+        if isinstance(read, ObjectText):
+            n_left = self._n_pushed - read.n_taken
+        if n_left < self._n_source:
+            self._source = ["".join(self._source)[self._n_source - n_left :]] if n_left else []
+            self._n_source = n_left

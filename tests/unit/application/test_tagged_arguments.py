@@ -1,0 +1,163 @@
+"""Arguments in tags become JSON while they are written, and equal what is read of the whole."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semantic.application.chat.call_text import CallText
+from semantic.application.chat.streamed_calls import CallSyntax
+from semantic.application.chat.tagged_arguments import TaggedArguments
+from semantic.domain.errors import ToolCallError
+from semantic.ports.chat import CallHead, CallSpelling, CallTags, Marks, WrittenCall
+
+TAGS = CallTags("<arg ", re.compile(r"(?P<key>\w+)"), ">", "</arg>", "</call>", trims="line")
+HEAD = CallHead(("<call ",), re.compile(r"(?P<name>\w+)"), re.compile(r"\w*"), ((">",),))
+MARKS = Marks("<calls>", "</calls>")
+
+
+def read(text: str, name: str | None = None) -> list[WrittenCall]:
+    """Calls whose numbers are in `n`, and whose texts are in any other argument."""
+    del name
+    found = re.match(r"\s*<call (\w+)>(.*)</call>\s*$", text, re.DOTALL)
+    if found is None:
+        raise ToolCallError("no call")
+    arguments: dict[str, object] = {}
+    for key, written in re.findall(r"<arg (\w+)>(.*?)</arg>", found[2], re.DOTALL):
+        value = written.removeprefix("\n").removesuffix("\n")
+        arguments[key] = None if value.lower() == "null" else value
+        if key == "n":
+            try:
+                arguments[key] = int(value)
+            except ValueError as error:
+                raise ToolCallError("no number") from error
+    return [WrittenCall(found[1], json.dumps(arguments, ensure_ascii=False))]
+
+
+def arguments_of(pieces: Sequence[str]) -> str:
+    reading = TaggedArguments(TAGS, "<call go>", read)
+    return "".join(map(reading.push, pieces))
+
+
+WHOLE = '<arg a>\none "two"\n</arg>\n<arg n>3</arg><arg b></arg>\n</call>'
+
+
+def test_a_text_is_passed_on_as_it_is_written_and_a_number_when_it_is_complete() -> None:
+    reading = TaggedArguments(TAGS, "<call go>", read)
+    gave = [reading.push(character) for character in WHOLE]
+    assert "".join(gave) == '{"a": "one \\"two\\"", "n": 3, "b": ""}'
+    at = WHOLE.index("one")
+    assert gave[0] == "{"
+    assert gave[at : at + 8] == ['"a": "o', "n", "e", " ", '\\"', "t", "w", "o"]
+    assert gave[WHOLE.index("</arg>") + 5] == '"'
+    assert gave[WHOLE.index("3</arg>") + 6] == ', "n": 3'
+
+
+@pytest.mark.parametrize("word", ["null", "NULL", "Nu", "n", "nullable", "null\n", "\nnull\n", ""])
+def test_what_may_be_a_word_is_held_back_until_it_is_none(word: str) -> None:
+    source = f"<arg a>{word}</arg></call>"
+    assert arguments_of(list(source)) == read(f"<call go>{source}")[0].arguments
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments"),
+    [
+        ("<arg n>three</arg></call>", '{"n": "three"}'),
+        ("<arg a>x</arg><arg a>y</arg></call>", '{"a": "x", "a": "y"}'),
+        ("noise <a> <arg a>x</arg> </arg> <arg</call>", '{"a": "x"}'),
+        ("<arg a>a</call>b</arg></call>", '{"a": "a</call>b"}'),
+        ("<arg a>a</call>\n</arg></call>", '{"a": "a</call>"}'),
+        ("<arg a>x", '{"a": "x'),
+        ("<arg a>x\n", '{"a": "x'),
+        ("<arg a>x</ar", '{"a": "x'),
+        ("<arg a>x</call>", '{"a": "x'),
+        ("<arg n>3", "{"),
+        ("<arg", "{"),
+        ("<arg !>x</arg></call>", "{}"),
+        ("</call><arg a>x</arg>", "{}"),
+    ],
+)
+def test_what_else_may_be_written(source: str, arguments: str) -> None:
+    for pieces in ([source], list(source)):
+        assert arguments_of(pieces) == arguments
+
+
+PARTS = [
+    "<arg a>", "<arg b>", "<arg n>", "</arg>", "</call>", "<arg", ">", "</ar", "\n", " ", "null",
+    "12", '"', "\\", "é😀", "\x07", "<arg " + 300 * "k" + ">", "text",
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(PARTS) | st.text(max_size=3), max_size=12))
+def test_any_pieces_give_the_same(parts: list[str]) -> None:
+    source = "".join(parts)
+    assert arguments_of(["", *parts]) == arguments_of(["", *source]) == arguments_of([source])
+
+
+# --- linear -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def counting() -> Iterator[list[int]]:
+    """Counts calls, and the characters of the strings whose methods are called."""
+    counted = [0]
+
+    def count(_: FrameType, event: str, function: object) -> None:
+        if event == "c_call":
+            text = getattr(function, "__self__", None)
+            counted[0] += 1 + (len(text) if isinstance(text, str) else 0)
+        elif event == "call":
+            counted[0] += 1
+
+    sys.setprofile(count)
+    try:
+        yield counted
+    finally:
+        sys.setprofile(None)
+
+
+def work(body: str) -> int:
+    n_parsed = 0
+
+    def parse(text: str, name: str | None) -> list[WrittenCall]:
+        nonlocal n_parsed
+        n_parsed += len(text)
+        return read(text, name)
+
+    call = CallText(CallSyntax(MARKS, frozenset({"go"}), CallSpelling(HEAD, TAGS), parse))
+    pieces = [body[at : at + 4] for at in range(0, len(body), 4)]
+    with counting() as counted:
+        for piece in pieces:
+            call.push(piece)
+            call.next()
+            call.certain()
+        call.finish(cut=True)
+    return counted[0] + n_parsed
+
+
+@pytest.mark.parametrize(
+    "repeated",
+    [
+        "text of a file\n",
+        "\n\n",
+        "</calls>",
+        "</calls> x ",
+        "</call>\n",
+        "</ar",
+        "</arg><arg a>x",
+        "</arg><arg n>1",
+        "</arg></call><call go><arg a>",
+    ],
+)
+@pytest.mark.parametrize("before", ["<call go><arg a>", "<call go><arg n>", "go ", "[", "{"])
+def test_the_work_grows_with_the_answer_and_not_faster(before: str, repeated: str) -> None:
+    once, twice = work(before + 100 * repeated), work(before + 200 * repeated)
+    assert twice < 2.5 * once
