@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 from starlette.types import Scope
 
+from semantic.domain.answer import AnswerEnd
 from semantic.domain.errors import (
     NOT_FINITE,
     AgentNotFoundError,
@@ -43,10 +44,15 @@ _OLLAMA_PATHS: Final = "/api"
 _LM_STUDIO_PATHS: Final = "/api/v0"
 _INTERNAL: Final = "internal error; the server's log has the details under this request's id"
 
-_CLIENT_CLOSED_REQUEST: Final = 499
-"""nginx's status for a client disconnect. It is never read, only logged."""
+_CANCELLED: Final = 499
+"""Of a request that was cancelled, and in the log of one whose client left: nginx's status. Other
+than a 408, 409, 429 or 5xx it is repeated by no client."""
 
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+
+_NOT_TO_BE_REPEATED: Final = frozenset({500, _CANCELLED})
+"""Statuses with a header that vendors' SDKs read: the same request would fail in the same way, or
+was ended on purpose."""
 
 _CLOSING: Final = frozenset({408, 431, 505})
 """Statuses after which the connection closes without reading the rest of the request."""
@@ -90,13 +96,19 @@ class TooLargeError(WireError):
         super().__init__(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, code="request_too_large")
 
 
-def answer_failure(error: str | None) -> str:
-    """What a client reads about an answer that failed.
+def check_finished(end: AnswerEnd) -> None:
+    """Raise WireError unless the answer is complete or was cut at `max_tokens`.
 
-    A cause may disclose details of the machine, and is left to the log unless it is known not to.
+    The cause of a failure may disclose details of the machine, and is left to the log unless it is
+    known not to.
     """
-    failed = "the model failed while it answered"
-    return f"{failed}: {error}" if error == NOT_FINITE else failed
+    if end.reason == "cancelled":
+        raise WireError(_CANCELLED, "the request was cancelled", code="cancelled")
+    if end.reason == "error":
+        logger.error("answer failed: %s", end.error)
+        failed = "the model failed while it answered"
+        message = f"{failed}: {end.error}" if end.error == NOT_FINITE else failed
+        raise WireError(HTTPStatus.INTERNAL_SERVER_ERROR, message, code="answer_failed")
 
 
 class ClientDisconnectedError(Exception):
@@ -183,8 +195,7 @@ def openai_error(problem: Problem) -> dict[str, object]:
         message = "This model's maximum context length is {1} tokens; the prompt has {0}".format(
             *problem.tokens
         )
-    ours = problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR
-    kind = "server_error" if ours else "invalid_request_error"
+    kind = "server_error" if _is_ours(problem) else "invalid_request_error"
     return {
         "error": {
             "message": message,
@@ -201,8 +212,7 @@ def anthropic_error(problem: Problem, request_id: str | None = None) -> dict[str
     if problem.tokens is not None:
         # Clients parse both numbers out of exactly this text, and compact their history.
         message = "prompt is too long: {} tokens > {} maximum".format(*problem.tokens)
-    ours = problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR
-    fallback = "api_error" if ours else "invalid_request_error"
+    fallback = "api_error" if _is_ours(problem) else "invalid_request_error"
     kind = _ANTHROPIC_TYPES.get(problem.status, fallback)
     return {
         "type": "error",
@@ -216,6 +226,11 @@ def ollama_error(problem: Problem) -> dict[str, object]:
     return {"error": problem.message}
 
 
+def _is_ours(problem: Problem) -> bool:
+    """Whether the request itself could be answered."""
+    return problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR or problem.status == _CANCELLED
+
+
 def problem_response(scope: Scope, problem: Problem) -> Response:
     """The error response to the request of `scope`, in the shape of its wire."""
     if is_anthropic(scope["path"]):
@@ -227,8 +242,7 @@ def problem_response(scope: Scope, problem: Problem) -> Response:
     headers = id_headers(request_id_of(scope))
     if problem.retry_after is not None:
         headers["retry-after"] = str(problem.retry_after)
-    if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        # The same request fails in the same way; vendors' SDKs repeat a 500 unless they read this.
+    if problem.status in _NOT_TO_BE_REPEATED:
         headers["x-should-retry"] = "false"
     if problem.status == HTTPStatus.UNAUTHORIZED:
         headers["www-authenticate"] = "Bearer"
@@ -302,7 +316,7 @@ def _allowed_methods(request: Request) -> list[str]:
 
 
 def _client_disconnected(_request: Request, _error: Exception) -> Response:
-    return Response(status_code=_CLIENT_CLOSED_REQUEST)
+    return Response(status_code=_CANCELLED)
 
 
 def _unexpected(request: Request, error: Exception) -> Response:

@@ -64,8 +64,8 @@ class Cancelled(BaseModel):
 
 @router.delete("/{request_id}")
 async def cancel(request: Request, request_id: str) -> Cancelled:
-    """Cancel a request that runs or waits; its client gets an error, and what it computed is
-    kept."""
+    """Cancel a request that runs or waits; its client gets a 499, which it does not repeat, and
+    what it computed is kept."""
     owner = None if is_operator(request) else tenant_of(request)
     if not await agents_of(request).cancel(request_id, owner):
         raise WireError(

@@ -155,7 +155,7 @@ def test_an_answer_that_failed_is_an_error() -> None:
     assert caught.value.status == 500
     with pytest.raises(WireError) as caught:
         written(answer(reason="cancelled"))
-    assert caught.value.status == 503
+    assert caught.value.status == 499
 
 
 def test_a_call_that_was_cut_off_is_told_as_far_as_it_goes() -> None:

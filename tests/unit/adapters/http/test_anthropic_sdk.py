@@ -211,6 +211,19 @@ def test_failures_before_an_answer(
     assert ("retry-after" in error.response.headers) == (status in (429, 503))
 
 
+def test_a_cancelled_request_is_not_repeated(server: RunningServer, serving: FakeServing) -> None:
+    serving.script = lambda _: Script((TextDelta("a"),), reason="cancelled")
+    with (
+        anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=3) as client,
+        pytest.raises(anthropic.APIStatusError, match="the request was cancelled") as failed,
+    ):
+        client.messages.create(model="fake", max_tokens=50, messages=[HELLO])
+    response = failed.value.response
+    assert (response.status_code, response.headers["x-should-retry"]) == (499, "false")
+    assert told(failed.value)[0] == "api_error"
+    assert len(serving.asked) == 1
+
+
 def test_a_failure_within_a_stream_is_its_last_event(
     client: anthropic.Anthropic, serving: FakeServing
 ) -> None:

@@ -189,6 +189,14 @@ def test_a_failure_within_a_stream_is_its_last_part() -> None:
     assert "it broke" not in str(last)
 
 
+def test_a_cancelled_request_is_an_error_that_is_not_repeated() -> None:
+    wire = Wire(Script((TextDelta("Hi"),), "cancelled"))
+    reply = wire.client.post("/api/chat", json=_body("/api/chat", {"stream": False}))
+    assert (reply.status_code, reply.json()) == (499, {"error": "the request was cancelled"})
+    assert reply.headers["x-should-retry"] == "false"
+    assert list(wire.parts()[-1]) == ["error"]
+
+
 def test_errors_have_ollamas_shape() -> None:
     wire = Wire(Script(failure=OverloadedError("full", retry_after=7)))
     assert wire.error("/api/chat", 503) == "full"

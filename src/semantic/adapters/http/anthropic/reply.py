@@ -6,7 +6,6 @@ Stream and message are built from the same blocks, so they cannot differ. Knows 
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -14,7 +13,7 @@ from pydantic_core import from_json
 
 from semantic.adapters.http.anthropic.thinking import signature_of, signature_with_text
 from semantic.adapters.http.cache_miss_report import usage_extension
-from semantic.adapters.http.errors import RETRY_SECONDS, WireError, answer_failure
+from semantic.adapters.http.errors import check_finished
 from semantic.application.chat.object_text import ObjectText
 from semantic.domain.answer import (
     AnswerEnd,
@@ -28,8 +27,6 @@ from semantic.domain.answer import (
     Usage,
 )
 from semantic.domain.value_objects import BLOCK_TOKENS
-
-logger = logging.getLogger("semantic.server")
 
 _NO_OBJECT = "raw_arguments"
 """The field of a call's input that has what the model wrote when that is no object."""
@@ -194,7 +191,7 @@ class MessageWriter:
     # The end
 
     def _end(self, end: AnswerEnd) -> list[Json]:
-        _require_success(end)
+        check_finished(end)
         stop_reason = self._stop_reason(end)
         stop_sequence = end.stop_string if stop_reason == "stop_sequence" else None
         usage = usage_of(end.usage, answered=not self._style.prompt_only)
@@ -257,15 +254,6 @@ def _empty(block: _Block) -> Json:
             return {"type": "thinking", "thinking": "", "signature": ""}
         case "tool_use":
             return {"type": "tool_use", "id": block.id, "name": block.name, "input": {}}
-
-
-def _require_success(end: AnswerEnd) -> None:
-    """Raise WireError unless the answer completed."""
-    if end.reason == "cancelled":
-        raise WireError(503, "the server cancelled this request", retry_after=RETRY_SECONDS)
-    if end.reason == "error":
-        logger.error("an answer failed: %s", end.error)
-        raise WireError(500, answer_failure(end.error))
 
 
 def usage_at_start(prompt_tokens: int) -> dict[str, object]:

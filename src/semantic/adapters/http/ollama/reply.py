@@ -14,9 +14,9 @@ from typing import Final, Literal
 from pydantic_core import from_json
 
 from semantic.adapters.http.cache_miss_report import usage_extension
+from semantic.adapters.http.errors import check_finished
 from semantic.adapters.http.ollama.conversation import as_context
 from semantic.adapters.http.openai.fields import Json
-from semantic.adapters.http.openai.replies import check_finished
 from semantic.adapters.http.openai.token_logprobs import ChatTokenLogprob
 from semantic.domain.answer import (
     AnswerEnd,

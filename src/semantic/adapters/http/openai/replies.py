@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import lru_cache
-from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -25,7 +23,7 @@ from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
 from semantic.adapters.http.cache_miss_report import usage_extension
-from semantic.adapters.http.errors import WireError, answer_failure, openai_error, problem_of
+from semantic.adapters.http.errors import WireError, openai_error, problem_of
 from semantic.adapters.http.openai.fields import Json
 from semantic.adapters.http.openai.requests import StreamOptions
 from semantic.adapters.http.streaming import (
@@ -35,12 +33,10 @@ from semantic.adapters.http.streaming import (
     start_stream,
     until_disconnect,
 )
-from semantic.domain.answer import AnswerEnd, AnswerEvent, AnswerStarted, Usage
+from semantic.domain.answer import AnswerEvent, AnswerStarted, Usage
 from semantic.domain.errors import SemanticError
 from semantic.domain.match import MatchReport
 from semantic.ports.serving import Ask, ServedModel, ServingPort
-
-logger = logging.getLogger("semantic.server")
 
 D = TypeVar("D", bound="Delta")
 D_contra = TypeVar("D_contra", contravariant=True)
@@ -123,21 +119,6 @@ async def _end(
     await asyncio.gather(*pending, return_exceptions=True)
     for answer in answers:
         await answer.aclose()
-
-
-def check_finished(end: AnswerEnd) -> None:
-    """Raise WireError unless the answer is complete or was cut at `max_tokens`."""
-    if end.reason == "cancelled":
-        raise WireError(
-            HTTPStatus.SERVICE_UNAVAILABLE, "the answer was cancelled", code="cancelled"
-        )
-    if end.reason == "error":
-        logger.error("answer failed: %s", end.error)
-        raise WireError(
-            HTTPStatus.INTERNAL_SERVER_ERROR,
-            answer_failure(end.error),
-            code="answer_failed",
-        )
 
 
 # Usage

@@ -327,7 +327,7 @@ def test_one_choice_that_cannot_begin_ends_them_all() -> None:
 
 ENDS: list[tuple[Script, int, str]] = [
     (Script((TextDelta("a"),), reason="error", error="secret"), 500, "answer_failed"),
-    (Script((TextDelta("a"),), reason="cancelled"), 503, "cancelled"),
+    (Script((TextDelta("a"),), reason="cancelled"), 499, "cancelled"),
 ]
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from functools import partial
 
 import openai
 import pytest
@@ -244,6 +245,23 @@ def test_a_failure_of_the_model_is_asked_for_once(
         client.chat.completions.create(model="fake", messages=HELLO)
     assert failed.value.response.headers["x-should-retry"] == "false"
     assert len(serving.asked) == 1
+
+
+def test_a_cancelled_request_is_not_repeated(server: RunningServer, serving: FakeServing) -> None:
+    serving.script = lambda _: Script((TextDelta("a"),), reason="cancelled")
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=3)
+    for ask in (
+        partial(client.chat.completions.create, model="fake", messages=HELLO),
+        partial(client.completions.create, model="fake", prompt="Hello"),
+        partial(client.responses.create, model="fake", input="Hello"),
+    ):
+        serving.asked.clear()
+        with pytest.raises(openai.APIStatusError, match="the request was cancelled") as failed:
+            ask()
+        response = failed.value.response
+        assert (response.status_code, response.headers["x-should-retry"]) == (499, "false")
+        assert "retry-after" not in response.headers
+        assert len(serving.asked) == 1
 
 
 # --- clients that leave -------------------------------------------------------------------------

@@ -13,12 +13,9 @@ from typing import Final, Literal
 
 from typing_extensions import TypedDict
 
+from semantic.adapters.http.errors import check_finished
 from semantic.adapters.http.openai.fields import Json
-from semantic.adapters.http.openai.replies import (
-    IndexedEvent,
-    ReplyKind,
-    check_finished,
-)
+from semantic.adapters.http.openai.replies import IndexedEvent, ReplyKind
 from semantic.adapters.http.openai.token_logprobs import ChatTokenLogprob, chat_logprobs
 from semantic.domain.answer import (
     AnswerEnd,

@@ -11,9 +11,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
+from semantic.adapters.http.errors import check_finished
 from semantic.adapters.http.openai.completions.request import CompletionRequest, TextPrompt
 from semantic.adapters.http.openai.fields import Json
-from semantic.adapters.http.openai.replies import IndexedEvent, ReplyKind, check_finished
+from semantic.adapters.http.openai.replies import IndexedEvent, ReplyKind
 from semantic.adapters.http.openai.token_logprobs import finite, texts_of
 from semantic.domain.answer import (
     AnswerEnd,

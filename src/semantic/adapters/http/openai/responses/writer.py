@@ -12,9 +12,8 @@ from http import HTTPStatus
 from typing import Final
 
 from semantic.adapters.http.cache_miss_report import usage_extension
-from semantic.adapters.http.errors import Problem, openai_error
+from semantic.adapters.http.errors import Problem, check_finished, openai_error
 from semantic.adapters.http.openai.fields import Json
-from semantic.adapters.http.openai.replies import check_finished
 from semantic.adapters.http.openai.responses.kept_items import item_id
 from semantic.adapters.http.openai.responses.output_items import (
     CallItem,
@@ -39,6 +38,7 @@ from semantic.domain.answer import (
 
 _SERVER_ERROR: Final = "server_error"
 _CLIENT_ERROR: Final = "invalid_prompt"
+"""Also of a cancelled request: Codex repeats a stream that fails with `server_error`."""
 _OVERFLOW: Final = "context_length_exceeded"
 """Missing in OpenAI's types, but sent by OpenAI; clients shorten their history when they get it."""
 
