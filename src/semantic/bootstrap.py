@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from semantic.application.models.model_names import most_similar
 from semantic.domain.errors import (
     InvalidRequestError,
     ModelNotFoundError,
@@ -33,9 +34,11 @@ if TYPE_CHECKING:
     from semantic.adapters.stores.disk_responses import FallbackResponses as Responses
     from semantic.application.chat.turn_cache import TurnCache
     from semantic.application.engine.batch_engine import BlockPoolBatchEngine
+    from semantic.application.engine.step_loop import StepLoop
     from semantic.domain.services import BlockPool
     from semantic.domain.value_objects import ModelCacheSpec
     from semantic.ports.outbound import BatchBackend, ModelProviderPort, Tokenizer
+    from semantic.ports.slices import Slices
     from semantic.ports.store import CacheStorePort
 
 DEFAULT_MODEL = "semantic-tiny"
@@ -118,6 +121,17 @@ class App:
     settings: Settings
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the models of one server have in common: the thread, the open store and its turns.
+    `settings` are those of the store, as it could be opened."""
+
+    loop: StepLoop
+    store: CacheStorePort
+    turns: TurnCache
+    settings: Settings
+
+
 OnStoreUnavailable = Callable[[StoreError], None]
 """Called when the disk tier cannot be opened; the store then has its memory tier only."""
 
@@ -141,15 +155,48 @@ def assemble(
         model, tokenizer = provider.load_model(settings.model)
     spec = provider.extract_spec(model)
     pool: BlockPool = make_pool(settings, spec)
+    store, settings = _open_or_report(settings, on_store_unavailable)
+    return _new_app(model, tokenizer, pool, store, settings)
+
+
+def assemble_in_slices(
+    settings: Settings, provider: ModelProviderPort, shared: Shared
+) -> Slices[App]:
+    """`assemble` for one of several models: in slices, around a store that is open."""
+    with _suggesting(settings.model):
+        model, tokenizer = yield from provider.load_in_slices(settings.model)
+    pool: BlockPool = make_pool(settings, provider.extract_spec(model))
+    return _new_app(model, tokenizer, pool, shared.store, settings)
+
+
+def build_in_slices(settings: Settings, shared: Shared) -> Slices[App]:
+    """`build_engine` for one of several models. Raises as `load`."""
+    return (yield from assemble_in_slices(settings, _provider(for_weights=True), shared))
+
+
+def open_shared(
+    settings: Settings,
+    loop: StepLoop,
+    warn: Callable[[str], None],
+    on_store_unavailable: OnStoreUnavailable | None = None,
+) -> Shared:
+    """What several models share; call it on the thread of `loop`. Raises as `build_engine`."""
+    store, settings = _open_or_report(settings, on_store_unavailable)
+    return Shared(loop, store, open_turns(settings, warn), settings)
+
+
+def _open_or_report(
+    settings: Settings, on_store_unavailable: OnStoreUnavailable | None
+) -> tuple[CacheStorePort, Settings]:
+    """The store, and the settings that it has: without a disk if that was reported."""
     try:
-        store = open_store(settings)
+        return open_store(settings), settings
     except StoreError as error:
         if on_store_unavailable is None:
             raise
         on_store_unavailable(error)
-        settings = replace(settings, use_disk=False)
-        store = open_store(settings)
-    return _new_app(model, tokenizer, pool, store, settings)
+    settings = replace(settings, use_disk=False)
+    return open_store(settings), settings
 
 
 def rebuild_app(app: App) -> App:
@@ -262,20 +309,13 @@ def _suggesting(model: str) -> Iterator[None]:
 def similar_model(name: str) -> str | None:
     """The most similar of all aliases and models on this machine, whole or behind its slash; None
     if none is."""
-    from difflib import get_close_matches
-
     from semantic.adapters.hub.aliases import read_aliases
     from semantic.adapters.hub.hub_cache import cached_ids
 
     known = [DEFAULT_MODEL, *cached_ids()]
     with suppress(InvalidRequestError):  # of a file of aliases that cannot be read
         known += read_aliases().all()
-    spelled: dict[str, str] = {}
-    for one in known:
-        if one != name:
-            spelled |= {one.lower(): one, one.lower().rpartition("/")[2]: one}
-    alike = get_close_matches(name.lower(), spelled, 1)
-    return spelled[alike[0]] if alike else None
+    return most_similar(name, known)
 
 
 def make_pool(settings: Settings, spec: ModelCacheSpec) -> BlockPool:
@@ -443,6 +483,22 @@ def describe_model(folder: Path, weights_bytes: int | None = None) -> ModelDescr
     from semantic.adapters.mlx.model.description import describe
 
     return describe(folder, weights_bytes)
+
+
+def find_model(model: str) -> Path:
+    """The folder of `model`, downloaded if it is a hub id that is not here. Raises as `load`."""
+    _provider()
+    from semantic.adapters.mlx.model.provider import find_folder
+
+    with _suggesting(model):
+        return find_folder(model)
+
+
+def free_memory() -> None:
+    """Give back what models took that nothing refers to any more; on MLX's thread."""
+    from semantic.adapters.mlx.device import free_memory
+
+    free_memory()
 
 
 def read_device() -> Device:

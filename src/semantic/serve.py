@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from semantic.application.agents.agent_transfers import AgentTransfers
 from semantic.application.agents.directory import AgentDirectory
@@ -22,6 +23,7 @@ from semantic.application.agents.served_agents import ServedAgents
 from semantic.application.chat.grammar_checks import GrammarChecks, Verdicts
 from semantic.application.chat.preparation import Preparation
 from semantic.application.chat.replay import Replay
+from semantic.application.chat.turn_cache import BorrowedTurns
 from semantic.application.engine.admission import QueueLimits
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.application.engine.engine_thread import EngineThread
@@ -30,7 +32,9 @@ from semantic.bootstrap import (
     App,
     OnStoreUnavailable,
     Settings,
+    Shared,
     build_engine,
+    build_in_slices,
     durable_tier,
     model_name,
     model_path,
@@ -46,6 +50,8 @@ from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import BLOCK_TOKENS, SamplingParams
 from semantic.ports.agents import TenantId
 from semantic.ports.serving import ServedModel
+from semantic.ports.slices import Slices
+from semantic.ports.turns import TurnsPort
 
 logger = logging.getLogger("semantic.server")
 
@@ -70,7 +76,7 @@ class ServeSettings:
     """What to serve, and the defaults of requests.
 
     `names` are the model's names, by default `model_name(engine.model)`; that and the path are
-    accepted too. `max_context` limits prompt and
+    accepted too, and `DEFAULT_NAME` if it `is_first` of several. `max_context` limits prompt and
     answer together, in tokens; by default the limit is the model's own or what the pool holds,
     whichever is less. Sampling parameters that are None are those recommended by the model's
     makers. `max_tokens` is an answer's limit in requests without one; None: up to the end of the
@@ -80,6 +86,7 @@ class ServeSettings:
 
     engine: Settings = field(default_factory=Settings)
     names: tuple[str, ...] = ()
+    is_first: bool = True
     max_context: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -92,9 +99,12 @@ class ServeSettings:
 
 
 async def load_serving(
-    settings: ServeSettings, on_store_unavailable: OnStoreUnavailable | None = None
+    settings: ServeSettings,
+    on_store_unavailable: OnStoreUnavailable | None = None,
+    shared: Shared | None = None,
 ) -> Serving:
-    """Load the model on the engine's thread; returns when requests can be served.
+    """Load the model on the engine's thread; returns when requests can be served. With `shared` it
+    is one of several, around a store that stays open.
 
     Raises as `bootstrap.build_engine` and `Serving.publish`, and InvalidRequestError for a
     `max_context` that is too large.
@@ -106,26 +116,40 @@ async def load_serving(
         apps.append(build_engine(settings.engine, on_store_unavailable))
         return apps[-1].engine
 
+    def build_one_of(shared: Shared) -> Slices[BlockPoolBatchEngine]:
+        apps.append((yield from build_in_slices(settings.engine, shared)))
+        return apps[-1].engine
+
     def rebuild() -> BlockPoolBatchEngine:
         apps.append(rebuild_app(apps.pop()))
         for tokens in public:
             apps[-1].engine.make_public(tokens)
         return apps[-1].engine
 
-    thread: EngineThread = EngineThread(build, rebuild, settings.limits)
+    if shared is None:
+        thread = EngineThread(build, rebuild, settings.limits)
+    else:
+        in_slices = partial(build_one_of, shared)
+        thread = EngineThread(
+            in_slices, rebuild, settings.limits, loop=shared.loop, keep_store=True
+        )
     thread.start()
     try:
         await asyncio.wrap_future(thread.ready)
-        serving = await asyncio.to_thread(_build_serving, thread, apps[-1], settings)
+        turns = None if shared is None else BorrowedTurns(shared.turns)
+        serving = await asyncio.to_thread(_build_serving, thread, apps[-1], settings, turns)
         public += [await serving.publish(chat) for chat in settings.public]
     except (asyncio.CancelledError, SemanticError):
-        # Loading cannot be cancelled: the thread stops when the model is loaded.
-        threading.Thread(target=thread.stop, kwargs={"drain": False}, daemon=True).start()
+        if shared is not None:
+            await asyncio.to_thread(thread.stop, drain=False)  # between two slices
+        else:
+            # Loading at once cannot be cancelled: the thread stops when the model is loaded.
+            threading.Thread(target=thread.stop, kwargs={"drain": False}, daemon=True).start()
         raise
     return serving
 
 
-def _context_limit(pool: BlockPool, of_model: int | None, requested: int | None) -> int:
+def context_limit(pool: BlockPool, of_model: int | None, requested: int | None) -> int:
     """Maximum tokens of one request: `requested`, else what pool and model allow.
 
     Raises InvalidRequestError when more are requested than that.
@@ -150,19 +174,21 @@ def _pool_tokens(pool: BlockPool) -> int:
     return low * BLOCK_TOKENS
 
 
-def _build_serving(thread: EngineThread, app: App, settings: ServeSettings) -> Serving:
+def _build_serving(
+    thread: EngineThread, app: App, settings: ServeSettings, turns: TurnsPort | None = None
+) -> Serving:
     from semantic.adapters.mlx.backend import MLXBackend
     from semantic.adapters.mlx.model.details import read_details
-    from semantic.adapters.mlx.model.provider import find_folder, read_context, read_sampling
+    from semantic.adapters.mlx.model.provider import find_folder, read_context
     from semantic.adapters.mlx.sampling.grammar_process import GrammarProcess
     from semantic.adapters.mlx.text.chat_format import MLXChatFormat
     from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 
     if not (isinstance(app.model, MLXBackend) and isinstance(app.tokenizer, MLXTokenizer)):
         raise InvalidRequestError(f"expected a loaded model, got {type(app.model).__name__}")
-    limit = _context_limit(app.pool, read_context(app.model.model), settings.max_context)
+    limit = context_limit(app.pool, read_context(app.model.model), settings.max_context)
     folder = find_folder(settings.engine.model)
-    sampling = _sampling(settings, read_sampling(folder))
+    sampling = sampling_of(settings, folder)
     names, aliases = served_names(settings)
     grammars, verdicts = app.model.grammars, Verdicts()
     grammars.guard(verdicts)
@@ -181,12 +207,13 @@ def _build_serving(thread: EngineThread, app: App, settings: ServeSettings) -> S
     )
     namespace = namespace_of(app.model.model_id, app.model.layout().name)
     logger.info(chat_format.history)
-    log_tenants(app.store.secret, settings.tenants)
     if not app.model.together:
         logger.warning(_ONE_BY_ONE)
     if app.spec.reusable_tokens is not None:
         logger.warning(_REUSABLE, app.spec.reusable_tokens)
-    turns = open_turns(app.settings, logger.warning)
+    if turns is None:
+        log_tenants(app.store.secret, settings.tenants)
+        turns = open_turns(app.settings, logger.warning)
     replay = Replay(chat_format, turns, namespace, app.tokenizer.eos_token_ids)
     preparation = Preparation(
         app.tokenizer,
@@ -246,7 +273,9 @@ def served_names(settings: ServeSettings) -> tuple[tuple[str, ...], frozenset[st
     """The model's names, and what is accepted besides: its own name, and its folder's path."""
     given = settings.engine.model
     own = model_name(given)
-    names = dict.fromkeys((*(settings.names or (own,)), DEFAULT_NAME))
+    names = dict.fromkeys(settings.names or (own,))
+    if settings.is_first:
+        names[DEFAULT_NAME] = None
     aliases = {own, given}
     if own != given:
         aliases.add(str(model_path(given)))
@@ -260,8 +289,11 @@ def log_tenants(secret: bytes, tenants: Sequence[str]) -> None:
         logger.info("API key %d of %d is tenant %s", number, len(tenants), found)
 
 
-def _sampling(settings: ServeSettings, of_model: SamplingParams) -> SamplingParams:
-    """The default sampling of requests: the settings', else the model's."""
+def sampling_of(settings: ServeSettings, folder: Path) -> SamplingParams:
+    """The default sampling of requests: the settings', else that of the model in `folder`."""
+    from semantic.adapters.mlx.model.provider import read_sampling
+
+    of_model = read_sampling(folder)
     temperature = of_model.temperature if settings.temperature is None else settings.temperature
     top_p = of_model.top_p if settings.top_p is None else settings.top_p
     top_k = of_model.top_k if settings.top_k is None else settings.top_k

@@ -14,6 +14,7 @@ from semantic.bootstrap import App, Settings, assemble
 from semantic.cli.main import app
 from semantic.domain.value_objects import ModelCacheSpec
 from semantic.ports.outbound import BatchBackend, Tokenizer
+from semantic.ports.slices import Slices
 from tests.support.fake_backend import FULL, FakeBackend
 from tests.support.fake_tokenizer import ByteTokenizer
 
@@ -78,6 +79,10 @@ class FakeProvider:
     def load_model(self, model_id: str) -> tuple[BatchBackend, Tokenizer]:
         del model_id  # there is only one
         return self.model, self.tokenizer
+
+    def load_in_slices(self, model_id: str) -> Slices[tuple[BatchBackend, Tokenizer]]:
+        yield None
+        return self.load_model(model_id)
 
     def extract_spec(self, model: BatchBackend) -> ModelCacheSpec:
         return model.cache_spec()

@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from semantic.adapters.http.lifecycle import RunnableServing
 from semantic.adapters.http.settings import ServerSettings
+from semantic.application.models.model_manager import RunnableServing
 from semantic.cli import serve
 from semantic.domain.errors import ModelNotFoundError, StoreError
 from tests.support.runnable_serving import RunnableFake

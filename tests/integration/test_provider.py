@@ -8,7 +8,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from mlx_lm.utils import load as mlx_load
+from mlx_lm.utils import load_model
 
 from semantic import BlockPool, BlockPoolBatchEngine, load
 from semantic.adapters.mlx.model import provider
@@ -101,16 +101,16 @@ def test_weights_exchanged_while_they_are_loaded_are_refused(
     """Their keys and values would be stored under the name of the others."""
     moments = []
 
-    def exchange(path: str) -> object:
+    def exchange(path: Path, *, lazy: bool) -> object:
         if when == "before it is read":
             another_model(folder)
-        loaded = mlx_load(path)
+        loaded = load_model(path, lazy=lazy)
         if when == "after it was read":
             another_model(folder)
         moments.append(path)
         return loaded
 
-    monkeypatch.setattr(provider, "load", exchange)
+    monkeypatch.setattr(provider, "load_weights", exchange)
     with pytest.raises(ModelNotFoundError, match=r"model\.safetensors changed while it was loaded"):
         load(str(folder))
     assert moments

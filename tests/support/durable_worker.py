@@ -23,6 +23,7 @@ from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from semantic.bootstrap import App, Settings, assemble
 from semantic.domain.value_objects import ModelCacheSpec
 from semantic.ports.outbound import BatchBackend
+from semantic.ports.slices import Slices
 
 MAX_TOKENS = 6
 _VOCABULARY = 2048
@@ -42,6 +43,10 @@ class Loaded:
     def load_model(self, model_id: str) -> tuple[MLXBackend, MLXTokenizer]:
         del model_id
         return self._model
+
+    def load_in_slices(self, model_id: str) -> Slices[tuple[MLXBackend, MLXTokenizer]]:
+        yield None
+        return self.load_model(model_id)
 
     def extract_spec(self, model: BatchBackend) -> ModelCacheSpec:
         return self._provider.extract_spec(model)

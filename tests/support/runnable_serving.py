@@ -20,6 +20,7 @@ from semantic.ports.agents import (
     Tenant,
     TenantId,
 )
+from semantic.ports.models import ModelsPort
 from tests.support.fake_serving import FakeServing
 
 
@@ -101,6 +102,7 @@ class RunnableFake(FakeServing):
     state: EngineState = EngineState.READY
     closed: bool = False
     agents: AgentsPort = field(default_factory=NoAgents)
+    models: ModelsPort | None = None
 
     def figures(self) -> Figures:
         """See `RunnableServing.figures`."""

@@ -45,6 +45,7 @@ from semantic.domain.value_objects import (
 )
 from semantic.ports.chat import ChatFormat
 from semantic.ports.inbound import EngineEvent
+from semantic.ports.models import ModelsPort
 from semantic.ports.outbound import Tokenizer
 from semantic.ports.serving import Ask, Prompt, ServedModel
 
@@ -62,6 +63,9 @@ _PUBLIC_NAME = 16
 
 class Serving:
     """Answers requests with the engine of one thread."""
+
+    models: ModelsPort | None = None
+    """See `RunnableServing.models`: this is one of them, or the only one."""
 
     def __init__(
         self,

@@ -90,6 +90,12 @@ _MODEL = typer.Option(
     autocompletion=complete_models,
     rich_help_panel=_ENGINE,
 )
+_MODELS = typer.Option(
+    help="A model folder, a hub id (org/name), an alias or the model inside the package. May be "
+    "repeated: the first is that of requests that name none.",
+    autocompletion=complete_models,
+    rich_help_panel=_ENGINE,
+)
 _NO_STORE = typer.Option(
     "--no-store",
     help="Store nothing on disk: caches are lost when the program ends.",
@@ -277,12 +283,46 @@ class ServeOptions:
             rich_help_panel=_ADDRESS,
         ),
     ] = None
-    model: Annotated[str | None, _MODEL] = None
+    model: Annotated[list[str] | None, _MODELS] = None
+    allowed_models: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-model",
+            help="A model that is loaded when a request names it. May be repeated.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
+    kept_models: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--keep-model",
+            help="A model, one of those given, that stays loaded. May be repeated.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
+    models_gb: Annotated[
+        float | None,
+        typer.Option(
+            help="GiB for all loaded models: weights, pools and the store's memory. Default: "
+            "three quarters of the memory.",
+            show_default=False,
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
+    model_ttl: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds without a request after which a model is unloaded. Default: when another "
+            "one needs its memory.",
+            show_default=False,
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
     served_model_name: Annotated[
         list[str] | None,
         typer.Option(
-            help="A name that requests may use for the model, remembered as an alias of it. May be "
-            "repeated. Default: the folder's name, or the hub id.",
+            help="A name that requests may use for the first model, remembered as an alias of it. "
+            "May be repeated. Default: the folder's name, or the hub id.",
             rich_help_panel=_ENGINE,
         ),
     ] = None

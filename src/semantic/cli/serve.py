@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -28,11 +29,13 @@ from semantic.cli.terminal import write
 from semantic.domain.errors import InvalidRequestError, SemanticError, StoreError
 
 if TYPE_CHECKING:
-    from semantic.adapters.http.lifecycle import Load, RunnableServing
+    from semantic.adapters.http.lifecycle import Load
     from semantic.adapters.http.settings import ServerSettings
+    from semantic.application.models.model_manager import RunnableServing
     from semantic.bootstrap import OnStoreUnavailable
     from semantic.ports.responses import ResponsesPort
     from semantic.ports.serving import ServingPort
+    from semantic.serve import ServeSettings
 
 
 def serve(options: ServeOptions, config: ConfigFile = None) -> None:
@@ -112,13 +115,46 @@ CONFIG_COMMANDS: dict[str, Callable[..., None]] = {"show": show}
 async def load_model(
     settings: ServerSettings, store_unavailable: OnStoreUnavailable | None = None
 ) -> RunnableServing:
-    """The model that `settings` name, ready for requests. Raises as `serve.load_serving`."""
+    """The models that `settings` name, ready for requests. Raises as `serve.load_serving` and
+    `serve_models.load_models`."""
+    from semantic.serve import load_serving
+
+    store_unavailable = store_unavailable or notify_store_unavailable
+    first = _serve_settings(settings)
+    if not settings.has_managed_models:
+        return await load_serving(first, store_unavailable)
+    from semantic.serve_models import ModelsSettings, load_models
+
+    others = (*settings.more_models, *settings.allowed_models)
+    found = [first, *(_of_model(first, one) for one in others)]
+    return await load_models(
+        ModelsSettings(
+            found,
+            loaded=1 + len(settings.more_models),
+            kept=settings.kept_models,
+            max_bytes=gib("models_gb", settings.models_gb),
+            ttl=settings.model_ttl,
+            max_waiting=settings.max_waiting,
+        ),
+        store_unavailable,
+    )
+
+
+def _of_model(first: ServeSettings, name: str) -> ServeSettings:
+    """The settings of another model than the first."""
+    model = model_of(name)
+    engine = replace(first.engine, model=model)
+    return replace(first, engine=engine, names=_own_names(model, name))
+
+
+def _serve_settings(settings: ServerSettings) -> ServeSettings:
+    """What the server's settings say of its first model, and of requests."""
     from semantic.adapters.http.lifecycle import read_public_prefix
     from semantic.adapters.http.middleware import tenant_name
     from semantic.application.engine.admission import QueueLimits
-    from semantic.serve import ServeSettings, load_serving
+    from semantic.serve import ServeSettings
 
-    serving = ServeSettings(
+    return ServeSettings(
         engine_settings(settings),
         names=served_names(settings),
         max_context=settings.max_model_len,
@@ -131,7 +167,6 @@ async def load_model(
         public=tuple(map(read_public_prefix, settings.public_prefix)),
         tenants=tuple(tenant_name(key.get_secret_value()) for key in settings.api_keys),
     )
-    return await load_serving(serving, store_unavailable or notify_store_unavailable)
 
 
 async def _load_and_remember(
@@ -153,9 +188,12 @@ def remember(settings: ServerSettings) -> None:
 
 def served_names(settings: ServerSettings) -> tuple[str, ...]:
     """The names of the model for requests: as given, else its own and the alias that named it."""
-    model = model_of(settings.model)
-    alias = () if model == settings.model else (settings.model,)
-    return settings.served_model_name or (model_name(model), *alias)
+    return settings.served_model_name or _own_names(model_of(settings.model), settings.model)
+
+
+def _own_names(model: str, given: str) -> tuple[str, ...]:
+    """A model's own name, and the alias that named it."""
+    return (model_name(model), *(() if model == given else (given,)))
 
 
 def engine_settings(settings: ServerSettings) -> Settings:

@@ -142,11 +142,14 @@ def _flag(name: str, hint: object) -> str:
     return declared if isinstance(declared, str) else f"--{name.replace('_', '-')}"
 
 
+_MODELS = frozenset({"model", "allowed_models", "kept_models"})
+
+
 def _absolute(name: str, value: object) -> object:
     """The service runs in another folder; a model may also be a name or a hub's id."""
     if isinstance(value, Path):
         return value.expanduser().absolute()
-    if name == "model" and isinstance(value, str) and Path(value).is_dir():
+    if name in _MODELS and isinstance(value, str) and Path(value).is_dir():
         return Path(value).absolute()
     return value
 

@@ -20,6 +20,7 @@ from semantic.domain.value_objects import (
     SequenceId,
     TokenLogprob,
 )
+from semantic.ports.slices import Slices
 
 
 class Detokenizer(Protocol):
@@ -301,6 +302,10 @@ class ModelProviderPort(Protocol):
         Raises ModelNotFoundError if there is none or it cannot be loaded, and UnsupportedModelError
         if its cache is of an unsupported kind.
         """
+        ...
+
+    def load_in_slices(self, model_id: str) -> Slices[tuple[BatchBackend, Tokenizer]]:
+        """`load_model`, so that the thread can compute with other models between two slices."""
         ...
 
     def extract_spec(self, model: BatchBackend) -> ModelCacheSpec:

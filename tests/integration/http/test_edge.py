@@ -17,11 +17,12 @@ from pydantic import SecretStr
 from semantic.adapters.http.app import create_app
 from semantic.adapters.http.context import ServerContext, serving_of
 from semantic.adapters.http.identity import tenant_of
-from semantic.adapters.http.lifecycle import Lifecycle, RunnableServing
+from semantic.adapters.http.lifecycle import Lifecycle
 from semantic.adapters.http.logs import LOG_FIELDS
 from semantic.adapters.http.middleware import tenant_name
 from semantic.adapters.http.settings import ServerSettings
 from semantic.application.engine.engine_state import EngineState
+from semantic.application.models.model_manager import RunnableServing
 from semantic.domain.answer import AnswerEvent
 from semantic.domain.chat import Chat, ToolChoice
 from semantic.domain.errors import (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from fastapi import Request
 
@@ -16,14 +17,20 @@ from semantic.adapters.http.logs import log_entry_of
 from semantic.adapters.http.metrics import InstrumentedServing, Observer
 from semantic.adapters.http.settings import ServerSettings
 from semantic.application.engine.engine_state import Figures
-from semantic.domain.errors import OverloadedError
+from semantic.application.models.model_names import unknown_model
+from semantic.domain.errors import ModelNotFoundError, OverloadedError
 from semantic.ports.agents import AgentsPort
+from semantic.ports.models import ModelsPort
 from semantic.ports.serving import ServingPort
+
+MODEL_QUERY: Final = "model"
+"""The parameter of the query that names the model of agents."""
 
 
 @dataclass(slots=True)
 class ServerContext:
-    """The state of one server. `serving` and `agents` are None until the model is loaded.
+    """The state of one server. `serving` and `agents` are None until the model is loaded; `models`
+    also on a server of a single one.
 
     `observers` are notified of every answer. `figures` returns the engine's current figures and may
     be called from any thread. `version` is the program's. `watch` is what the page shows.
@@ -31,6 +38,7 @@ class ServerContext:
 
     serving: ServingPort | None = None
     agents: AgentsPort | None = None
+    models: ModelsPort | None = None
     settings: ServerSettings = field(default_factory=ServerSettings)
     observers: list[Observer] = field(default_factory=list)
     figures: Callable[[], Figures] | None = None
@@ -54,19 +62,36 @@ def settings_of(request: Request) -> ServerSettings:
     return context_of(request).settings
 
 
-def serving_of(request: Request) -> ServingPort:
-    """The served model, instrumented for metrics and log. Raises OverloadedError while it loads."""
+def serving_of(request: Request, name: object = None) -> ServingPort:
+    """The model that a request names, instrumented for metrics and log. Without a name, and on a
+    server of one model, which the route then compares with the name, it is the first.
+
+    Raises OverloadedError while the server loads, and ModelNotFoundError for an unknown name.
+    """
     context = context_of(request)
-    if context.serving is None:
+    serving = context.serving
+    if serving is None:
         raise OverloadedError("the model is being loaded", retry_after=RETRY_SECONDS)
+    if context.models is not None and isinstance(name, str):
+        serving = context.models.serving_of(name)
     recorder = context.watch.recorder.of(getattr(request.state, "tenant", ""))
     observers = [*context.observers, recorder, log_entry_of(request.scope)]
-    return InstrumentedServing(context.serving, observers)
+    return InstrumentedServing(serving, observers)
 
 
 def agents_of(request: Request) -> AgentsPort:
-    """The agents of the served model. Raises OverloadedError while it loads."""
-    agents = context_of(request).agents
-    if agents is None:
+    """The agents of the model in the query's `model`, else of the first one.
+
+    Raises OverloadedError while the server loads, and ModelNotFoundError for an unknown name.
+    """
+    context = context_of(request)
+    if context.agents is None:
         raise OverloadedError("the model is being loaded", retry_after=RETRY_SECONDS)
-    return agents
+    name = request.query_params.get(MODEL_QUERY)
+    if name is None:
+        return context.agents
+    if context.models is not None:
+        return context.models.agents_of(name)
+    if context.serving is not None and not context.serving.model.accepts(name):
+        raise ModelNotFoundError(unknown_model(name, context.serving.model.names))
+    return context.agents

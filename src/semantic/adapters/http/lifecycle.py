@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Protocol
 
 from anyio import to_thread
 from fastapi import FastAPI
@@ -25,29 +24,10 @@ from semantic.adapters.http.openai.validators import (
     response_adapter,
 )
 from semantic.adapters.http.request_body import parse_object
-from semantic.application.engine.engine_state import Figures
+from semantic.application.models.model_manager import RunnableServing
 from semantic.domain.chat import Chat, Message
 from semantic.domain.errors import InvalidRequestError, SemanticError
-from semantic.ports.agents import AgentsPort
 from semantic.ports.serving import ServingPort
-
-
-class RunnableServing(ServingPort, Protocol):
-    """A served model that accepts requests until it is closed."""
-
-    @property
-    def agents(self) -> AgentsPort:
-        """Its agents."""
-        ...
-
-    def figures(self) -> Figures:
-        """Current figures. Thread-safe."""
-        ...
-
-    async def close(self) -> None:
-        """Cancel running requests, save every agent, end all threads. Raises SemanticError."""
-        ...
-
 
 Load = Callable[[], Coroutine[None, None, RunnableServing]]
 """Loads a model without blocking the event loop. Cancelled if the server stops first."""
@@ -96,6 +76,7 @@ class Lifecycle:
         await building
         self._context.figures = serving.figures
         self._context.agents = serving.agents
+        self._context.models = serving.models
         self._context.serving = serving
         self._ready(serving)
 
@@ -107,7 +88,7 @@ class Lifecycle:
             self._failed()
 
     async def _close(self) -> None:
-        self._context.serving = self._context.agents = None
+        self._context.serving = self._context.agents = self._context.models = None
         if self._serving is None:
             return
         try:

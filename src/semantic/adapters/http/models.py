@@ -1,25 +1,28 @@
-"""/v1/models, /api/v0/models, /tokenize, /detokenize: the served model's names and its tokenizer.
+"""/v1/models, /api/v0/models, /tokenize, /detokenize: the served models, names and tokenizers.
 
 Models have the fields of both client families, or LM Studio's; tokenization follows vLLM's routes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from typing import Annotated, Final, Literal
 
 from anyio import to_thread
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt, StrictStr, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, TypeAdapter
 
-from semantic.adapters.http.context import serving_of
+from semantic.adapters.http.context import context_of, serving_of, settings_of
 from semantic.adapters.http.errors import FieldError
-from semantic.adapters.http.identity import tenant_of
+from semantic.adapters.http.identity import is_operator, require_operator, tenant_of
 from semantic.adapters.http.openai.chat.request import conversation_of
+from semantic.adapters.http.openai.requests import check_model
 from semantic.adapters.http.request_body import read_as, read_json, validated
-from semantic.domain.errors import ModelNotFoundError
+from semantic.adapters.http.streaming import until_disconnect
+from semantic.domain.errors import InvalidRequestError
+from semantic.ports.models import ModelsPort, ModelState, ModelStatus
 from semantic.ports.serving import ServedModel
 
 router: Final = APIRouter()
@@ -42,6 +45,22 @@ class Model(BaseModel):
     max_model_len: int
     context_length: int
     max_input_tokens: int
+    state: Annotated[
+        ModelState, Field(description="Of several models; a request loads one that is not.")
+    ] = "loaded"
+    memory_bytes: Annotated[
+        int | None, Field(description="Of its weights and its pool, of several models.")
+    ] = None
+    pinned: Annotated[bool | None, Field(description="Whether it stays loaded.")] = None
+    running: Annotated[int | None, Field(description="Requests that use it; not for tenants.")] = (
+        None
+    )
+    waiting: Annotated[
+        int | None, Field(description="Requests that wait for it to be loaded; not for tenants.")
+    ] = None
+    expires_in: Annotated[
+        float | None, Field(description="Seconds until it is unloaded, without a request.")
+    ] = None
 
 
 class Models(BaseModel):
@@ -54,37 +73,81 @@ class Models(BaseModel):
     last_id: str | None
 
 
-@router.get("/v1/models", tags=["models"])
+@router.get("/v1/models", tags=["models"], response_model_exclude_none=True)
 async def list_models(
     request: Request, limit: Annotated[int, Query(ge=1, le=1000)] = 1000
 ) -> Models:
-    """The names that requests may use, the model's own id first."""
+    """The names that requests may use, the first model's own id first."""
     served = serving_of(request).model
-    listed = [_model(name, served) for name in served.names[:limit]]
+    models = context_of(request).models
+    if models is None:
+        found = [_model(name, served) for name in served.names]
+    else:
+        found = [
+            _model(name, one.served, one, shows_load=_sees_load(request))
+            for one in models.statuses()
+            for name in one.served.names
+        ]
+    listed = found[:limit]
     return Models(
         data=listed,
-        has_more=limit < len(served.names),
+        has_more=limit < len(found),
         first_id=listed[0].id,
         last_id=listed[-1].id,
     )
 
 
-@router.get("/v1/models/{model_id:path}", tags=["models"])
+@router.get("/v1/models/{model_id:path}", tags=["models"], response_model_exclude_none=True)
 async def show_model(request: Request, model_id: str) -> Model:
     """One of the names."""
-    return _model(model_id, _served(request, model_id))
+    served = serving_of(request, model_id).model
+    check_model(model_id, served)
+    models = context_of(request).models
+    status = None if models is None else models.status(model_id)
+    return _model(model_id, served, status, shows_load=_sees_load(request))
 
 
-def _served(request: Request, name: str) -> ServedModel:
-    served = serving_of(request).model
-    if not served.accepts(name):
-        names = ", ".join(served.names)
-        raise ModelNotFoundError(f"there is no model of that name here; expected one of {names}")
-    return served
+@router.post("/v1/models/{model_id:path}/load", tags=["models"], response_model_exclude_none=True)
+async def load_model(request: Request, model_id: str) -> Model:
+    """Load one of several models, unless it is. A server with keys requires an operator's."""
+    return await _changed(request, model_id, lambda models: models.load(model_id))
 
 
-def _model(name: str, served: ServedModel) -> Model:
-    return Model(
+@router.post("/v1/models/{model_id:path}/unload", tags=["models"], response_model_exclude_none=True)
+async def unload_model(request: Request, model_id: str) -> Model:
+    """Unload one of several models when its requests have ended; its agents stay in the store. A
+    server with keys requires an operator's."""
+    return await _changed(request, model_id, lambda models: models.unload(model_id))
+
+
+async def _changed(
+    request: Request,
+    model_id: str,
+    change: Callable[[ModelsPort], Coroutine[object, object, ModelStatus]],
+) -> Model:
+    if settings_of(request).api_keys:
+        require_operator(request, "models are all tenants'")
+    check_model(model_id, serving_of(request, model_id).model)
+    models = context_of(request).models
+    if models is None:
+        raise InvalidRequestError(
+            "this server has one model, which stays loaded: expected a server of several models, "
+            "or one with --model-ttl"
+        )
+    await request.body()
+    status = await until_disconnect(request, change(models))
+    return _model(model_id, status.served, status, shows_load=True)
+
+
+def _sees_load(request: Request) -> bool:
+    """Whether the caller may see what other tenants do."""
+    return is_operator(request) or not settings_of(request).api_keys
+
+
+def _model(
+    name: str, served: ServedModel, status: ModelStatus | None = None, *, shows_load: bool = False
+) -> Model:
+    model = Model(
         id=name,
         display_name=name,
         created=served.created,
@@ -93,6 +156,15 @@ def _model(name: str, served: ServedModel) -> Model:
         context_length=served.context_tokens,
         max_input_tokens=served.context_tokens,
     )
+    if status is not None:
+        model.state, model.memory_bytes = status.state, status.n_bytes
+        model.pinned, model.expires_in = status.pinned, status.expires_in
+        if shows_load:
+            model.running, model.waiting = status.running, status.waiting
+    return model
+
+
+_LOADED: Final = "loaded"
 
 
 class LmStudioModel(BaseModel):
@@ -105,7 +177,7 @@ class LmStudioModel(BaseModel):
     arch: str
     compatibility_type: Literal["mlx"] = "mlx"
     quantization: str
-    state: Literal["loaded"] = "loaded"
+    state: Literal["loaded", "not-loaded"]
     max_context_length: int
     loaded_context_length: int
     capabilities: list[Literal["tool_use"]] = ["tool_use"]
@@ -121,17 +193,26 @@ class LmStudioModels(BaseModel):
 @router.get("/api/v0/models", tags=["models"])
 async def list_as_lm_studio(request: Request) -> LmStudioModels:
     """The names that requests may use, as LM Studio lists its models."""
-    served = serving_of(request).model
-    return LmStudioModels(data=[_as_lm_studio(name, served) for name in served.names])
+    first = serving_of(request).model
+    models = context_of(request).models
+    rows = (
+        [(first, _LOADED)] if models is None else [(m.served, m.state) for m in models.statuses()]
+    )
+    data = [_as_lm_studio(name, model, state) for model, state in rows for name in model.names]
+    return LmStudioModels(data=data)
 
 
 @router.get("/api/v0/models/{model_id:path}", tags=["models"])
 async def show_as_lm_studio(request: Request, model_id: str) -> LmStudioModel:
     """One of the names, as LM Studio shows a model."""
-    return _as_lm_studio(model_id, _served(request, model_id))
+    served = serving_of(request, model_id).model
+    check_model(model_id, served)
+    models = context_of(request).models
+    state = _LOADED if models is None else models.status(model_id).state
+    return _as_lm_studio(model_id, served, state)
 
 
-def _as_lm_studio(name: str, served: ServedModel) -> LmStudioModel:
+def _as_lm_studio(name: str, served: ServedModel, state: ModelState) -> LmStudioModel:
     details = served.details
     publisher, slash, _ = name.partition("/")
     trained = None if details is None else details.trained_tokens
@@ -140,6 +221,7 @@ def _as_lm_studio(name: str, served: ServedModel) -> LmStudioModel:
         publisher=publisher if slash else _OWNER,
         arch="" if details is None else details.architecture,
         quantization="" if details is None else details.stored_as,
+        state="loaded" if state == _LOADED else "not-loaded",
         max_context_length=trained or served.context_tokens,
         loaded_context_length=served.context_tokens,
     )
@@ -215,7 +297,7 @@ async def tokenize(request: Request) -> Tokenized:
     """The tokens of a text, or of a conversation as a chat completion of this caller has them: with
     the tokens of known answers, the rest rendered by the chat template."""
     body = await read_json(request)
-    serving = serving_of(request)
+    serving = serving_of(request, body.get("model"))
     if "messages" in body:
         chat = await to_thread.run_sync(conversation_of, body)
         tokens = await serving.tokenize(chat, tenant=tenant_of(request))
@@ -242,7 +324,7 @@ def _with_texts(body: Mapping[str, object]) -> bool:
 async def detokenize(request: Request) -> Detokenized:
     """The text of tokens."""
     parsed = await read_as(_detokenize_adapter(), request)
-    return Detokenized(prompt=await serving_of(request).detokenize(parsed.tokens))
+    return Detokenized(prompt=await serving_of(request, parsed.model).detokenize(parsed.tokens))
 
 
 @cache

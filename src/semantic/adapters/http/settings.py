@@ -58,6 +58,11 @@ class ServerSettings(BaseSettings):
     public_prefix: Paths = ()
 
     model: str = "semantic-tiny"
+    more_models: Texts = ()
+    allowed_models: Texts = ()
+    kept_models: Texts = ()
+    models_gb: Gib | None = None
+    model_ttl: Annotated[float, Ge(0), Le(1e9)] | None = None
     served_model_name: Texts = ()
     max_model_len: Count | None = None
     pool_gb: Gib | None = None
@@ -110,6 +115,9 @@ class ServerSettings(BaseSettings):
         "operator_keys",
         "public_prefix",
         "served_model_name",
+        "more_models",
+        "allowed_models",
+        "kept_models",
         mode="before",
     )
     @classmethod
@@ -118,6 +126,15 @@ class ServerSettings(BaseSettings):
         if isinstance(given, str):
             return tuple(part.strip() for part in given.split(",") if part.strip())
         return given
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split_models(cls, values: object) -> object:
+        """Of several models the first is the one of requests that name none."""
+        if not isinstance(values, dict) or not isinstance(values.get("model"), list | tuple):
+            return values
+        first, *others = values["model"] or ("",)
+        return {**values, "model": first, "more_models": (*others, *values.get("more_models", ()))}
 
     @field_validator("api_keys", "operator_keys", mode="before")
     @classmethod
@@ -141,6 +158,12 @@ class ServerSettings(BaseSettings):
         if self.no_store and self.store is not None:
             raise ValueError("expected either store or no_store")
         return self
+
+    @property
+    def has_managed_models(self) -> bool:
+        """Whether models are loaded and unloaded while the server runs."""
+        several = self.more_models or self.allowed_models or self.kept_models
+        return bool(several) or self.models_gb is not None or self.model_ttl is not None
 
     @property
     def max_body_bytes(self) -> int:
@@ -228,6 +251,8 @@ def load_settings(flags: Mapping[str, object], file: Path | None = None) -> Load
         settings = ServerSettings.model_validate(values)
     except ValidationError as error:
         raise InvalidRequestError(_first_problem(error, origins)) from error
+    if settings.more_models and origins["more_models"] == "default":
+        origins["more_models"] = origins["model"]
     for name, file_name in KEY_FILES.items():
         path_of_keys: Path | None = getattr(settings, file_name)
         if path_of_keys is not None:

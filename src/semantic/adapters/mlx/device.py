@@ -5,6 +5,7 @@ Knows no model: loaded weights show only as bytes in use.
 
 from __future__ import annotations
 
+import gc
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,12 @@ def read_device() -> Device:
         memory_bytes=int(own) or physical_memory(),
         used_bytes=mx.get_active_memory(),
     )
+
+
+def free_memory() -> None:
+    """Free arrays in cycles of objects, and the buffers that MLX keeps of arrays that are gone."""
+    gc.collect()
+    mx.clear_cache()
 
 
 def physical_memory() -> int:

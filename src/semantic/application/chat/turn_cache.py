@@ -26,6 +26,24 @@ _Packed = tuple[Turn, bytes]
 """A turn without its tokens, and these packed: a tuple of integers takes ten times as much."""
 
 
+class BorrowedTurns:
+    """Implements `TurnsPort` with turns that another one closes."""
+
+    def __init__(self, turns: TurnsPort) -> None:
+        self._turns = turns
+
+    def get(self, point: Point) -> Turn | None:
+        """See `TurnsPort.get`."""
+        return self._turns.get(point)
+
+    def put(self, turn: Turn) -> None:
+        """See `TurnsPort.put`."""
+        self._turns.put(turn)
+
+    def close(self) -> None:
+        """See `TurnsPort.close`: nothing, they stay open."""
+
+
 class TurnCache:
     """Implements `TurnsPort`. A turn is readable at once; a thread writes it to `below`."""
 

@@ -10,7 +10,7 @@ import itertools
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from semantic.application.cache.agent_caches import AgentCaches
 from semantic.application.cache.block_allocator import BlockAllocator
@@ -108,7 +108,8 @@ class BlockPoolBatchEngine:
         self._lock = threading.RLock()
         self._agents = AgentCaches(self._allocator, self._prefixes, self._lock)
         self._outbox: deque[CompletedGeneration] = deque()
-        self._numbers = itertools.count()
+        self._numbers: Iterator[int] = itertools.count()
+        self._others_work: Callable[[], bool] = lambda: False
 
     # The port
 
@@ -175,7 +176,7 @@ class BlockPoolBatchEngine:
             events += self._refuse_stuck()
         events += self._open_admitted()
         events += self._finish_loads()
-        step = self._scheduler.begin_step()
+        step = self._scheduler.begin_step(others=self._others_work())
         events += self._prefill(step)
         events += self._grow()
         events += self._decode()  # last: a prompt completed in this step decodes in it
@@ -188,6 +189,11 @@ class BlockPoolBatchEngine:
     def has_work(self) -> bool:
         """Whether a request is waiting or running."""
         return len(self._scheduler) > 0
+
+    def share_thread(self, others_work: Callable[[], bool], numbers: Iterator[int]) -> None:
+        """Other engines step on this thread: while `others_work`, chunks are short. Requests of all
+        are numbered by `numbers`, which grow."""
+        self._others_work, self._numbers = others_work, numbers
 
     @property
     def requests(self) -> tuple[Request, ...]:

@@ -1,4 +1,4 @@
-"""EngineThread: the one thread that builds an engine, steps it, rebuilds it and closes it.
+"""EngineThread: builds an engine, steps it, rebuilds it and closes it on the one thread for that.
 
 Submissions go through an inbox, so callers never wait for a step; events go to listeners. Knows
 engines and threads; no event loop, no transport and no model format.
@@ -7,7 +7,6 @@ engines and threads; no event loop, no transport and no model format.
 from __future__ import annotations
 
 import gc
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from semantic.application.engine.admission import Admission, QueueLimits, limit_
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.application.engine.calls import EngineCall, Failure, attempt, engine_call
 from semantic.application.engine.engine_state import EngineFigures, EngineState
+from semantic.application.engine.step_loop import StepLoop
 from semantic.application.engine.submission import Listener, RequestHandle, Submission
 from semantic.domain.errors import (
     BackendError,
@@ -31,6 +31,7 @@ from semantic.domain.stored import Tier
 from semantic.domain.value_objects import CompletedGeneration
 from semantic.ports.inbound import EngineEvent
 from semantic.ports.outbound import Clock
+from semantic.ports.slices import Slices
 
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ class _Stop:
 
 
 class EngineThread:
-    """Runs one engine in a thread of its own, from loading the model to saving every agent.
+    """Runs one engine on a loop's thread, from loading the model to saving every agent.
 
     Methods are thread-safe and, except `stop`, return at once. An exception in a step fails the
     engine's requests; the engine is rebuilt around the same store, and the inbox is kept.
@@ -62,17 +63,20 @@ class EngineThread:
 
     def __init__(
         self,
-        build: Callable[[], BlockPoolBatchEngine],
+        build: Callable[[], BlockPoolBatchEngine | Slices[BlockPoolBatchEngine]],
         rebuild: Callable[[], BlockPoolBatchEngine] | None = None,
         limits: QueueLimits | None = None,
         *,
+        loop: StepLoop | None = None,
+        keep_store: bool = False,
         clock: Clock = time.monotonic,
         on_failure: Callable[[Exception], None] = _ignore,
     ) -> None:
-        """All three functions are called on the thread.
+        """All three functions are called on the thread. Between slices of `build` others step.
 
         `rebuild` makes an engine around the store of the one that failed. `on_failure` receives
         every unexpected exception of the engine or a listener; its traceback is dropped afterwards.
+        `loop` is shared with other engines; with `keep_store` the store is left open at the end.
         """
         self.ready: Future[None] = Future()
         self._build = build
@@ -80,10 +84,12 @@ class EngineThread:
         self._limits = limits or QueueLimits()
         self._clock = clock
         self._on_failure = on_failure
-        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+        self._loop = loop or StepLoop()
+        self._keep_store = keep_store
         # Guards what any thread may write: the three queues, the state and the stop request. Never
         # held while the engine works.
-        self._changed = threading.Condition()
+        self._changed = self._loop.changed
+        self._is_started = False
         self._inbox: deque[RequestHandle] = deque()
         self._to_cancel: deque[RequestHandle] = deque()
         self._calls: deque[EngineCall[BlockPoolBatchEngine]] = deque()
@@ -91,6 +97,8 @@ class EngineThread:
         self._reason: str | None = None
         self._stop: _Stop | None = None
         # Used by the thread only.
+        self._building: Slices[BlockPoolBatchEngine] | None = None
+        self._awaited: Future[object] | None = None
         self._engine: BlockPoolBatchEngine | None = None
         self._admission: Admission | None = None
         self._handles: dict[str, RequestHandle] = {}
@@ -107,7 +115,8 @@ class EngineThread:
         `ready` is done when the engine is, or raises the exception of `build`.
         """
         self.ready.set_running_or_notify_cancel()  # one waiter must not cancel it for all
-        self._thread.start()
+        self._is_started = True
+        self._loop.add(self)
 
     @property
     def state(self) -> EngineState:
@@ -131,7 +140,7 @@ class EngineThread:
             self._stop = _Stop(None if seconds is None else self._clock() + seconds)
             if self._state.accepts_submissions:
                 self._state = EngineState.STOPPING
-            if not self._thread.is_alive() and not self._state.is_over:
+            if not self._is_started and not self._state.is_over:
                 self._state = EngineState.STOPPED  # never started
                 self.ready.set_exception(self._refusal())
             mine = self._stop
@@ -199,38 +208,82 @@ class EngineThread:
             restored_bytes=self._past_restored + engine.restored_bytes,
         )
 
-    # On the thread
+    # On the thread: see `Lane`
 
-    def _main(self) -> None:
-        self._shut_down(attempt(self._run))
-        self._engine = self._admission = None
-        # An ending thread releases the framework's thread-local state, which needs the interpreter:
-        # a process that exits in that moment would abort. It waits for the process's end instead.
-        threading.Event().wait()
+    @property
+    def is_ready(self) -> bool:
+        if self._stop is not None:
+            return True
+        if self._engine is None:
+            return self._awaited is None or self._awaited.done()
+        return bool(self._inbox or self._to_cancel or self._calls or self._engine.has_work)
 
-    def _run(self) -> None:
-        self._engine = self._build()
-        self._admission = Admission(self._limits, self._engine.pool, self._clock)
+    @property
+    def n_requests(self) -> int | None:
+        return None if self._engine is None else len(self._inbox) + len(self._engine.requests)
+
+    def turn(self) -> bool:
+        has_more = attempt(self._advance)
+        if has_more is True:
+            return True
+        self._shut_down(has_more if isinstance(has_more, Failure) else None)
+        self._engine = self._admission = self._building = None
+        return False
+
+    def _advance(self) -> bool:
+        """One slice of building or one step; False when the engine must stop."""
+        engine = self._engine
+        if engine is None:
+            return self._build_on()
+        with self._changed:
+            if not (self._inbox or self._to_cancel or self._calls or engine.has_work):
+                return self._stop is None
+        failure = self._iterate(engine)
+        if failure is not None:
+            self._engine = self._rebuilt(engine, failure)
+            del engine
+            gc.collect()  # the broken engine is in cycles
+        return True
+
+    def _build_on(self) -> bool:
+        """Build a slice; False if the build was given up."""
+        if self._building is None:
+            built = self._build()
+            if isinstance(built, BlockPoolBatchEngine):
+                self._begin(built)
+                return True
+            self._building = built
+        elif self._stop is not None:
+            self._building.close()
+            return False
+        try:
+            self._awaited = next(self._building)
+        except StopIteration as end:
+            self._building = None
+            self._begin(end.value)
+        else:
+            if self._awaited is not None:
+                self._awaited.add_done_callback(self._wake)
+        return True
+
+    def _begin(self, engine: BlockPoolBatchEngine) -> None:
+        """The engine is built."""
+        self._engine = self._sharing(engine)
+        self._admission = Admission(self._limits, engine.pool, self._clock)
         self._set_state(EngineState.READY)
         self.ready.set_result(None)
-        while self._wait_for_work(self._engine):
-            failure = self._iterate(self._engine)
-            if failure is not None:
-                self._engine = self._rebuilt(self._engine, failure)
-                gc.collect()  # the broken engine is in cycles
+
+    def _sharing(self, engine: BlockPoolBatchEngine) -> BlockPoolBatchEngine:
+        engine.share_thread(lambda: self._loop.others_work(self), self._loop.numbers)
+        return engine
+
+    def _wake(self, _: object) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def _set_state(self, state: EngineState) -> None:
         with self._changed:
             self._state = state if self._stop is None else EngineState.STOPPING
-
-    def _wait_for_work(self, engine: BlockPoolBatchEngine) -> bool:
-        """Block until there is work; False when the thread must stop."""
-        with self._changed:
-            while not (self._inbox or self._to_cancel or self._calls or engine.has_work):
-                if self._stop is not None:
-                    return False
-                self._changed.wait()
-            return True
 
     def _iterate(self, engine: BlockPoolBatchEngine) -> Failure | None:
         """Empty the queues and run one step; returns the exception that broke the engine, if any.
@@ -330,7 +383,7 @@ class EngineThread:
         self._past_restored += broken.restored_bytes
         self._rebuilds += 1
         self._set_state(EngineState.READY)
-        return engine
+        return self._sharing(engine)
 
     def _fail_all(self, reason: str) -> None:
         """End every request of the failed engine with an error."""
@@ -359,8 +412,11 @@ class EngineThread:
 
     def _shut_down(self, outcome: Failure | None) -> None:
         """Close the engine and fail every pending future."""
-        closed = None if self._engine is None else attempt(self._engine.close)
-        failures = [one for one in (outcome, closed) if one is not None]
+        engine = self._engine
+        failures = [] if outcome is None else [outcome]
+        if engine is not None:
+            closed = attempt(lambda: engine.close(keep_store=self._keep_store))
+            failures += [] if closed is None else [closed]
         for failure in failures:
             self._report(failure)
         self._reason = "; ".join(map(str, failures)) or None
@@ -371,8 +427,8 @@ class EngineThread:
         self._refuse_inbox()
         for _ in range(len(self._calls)):
             self._calls.popleft().refuse(self._refusal())
-        if outcome is not None and not self.ready.done():
-            self.ready.set_exception(outcome.error)
+        if not self.ready.done():
+            self.ready.set_exception(self._refusal() if outcome is None else outcome.error)
 
     def _refusal(self) -> SemanticError:
         """Why submissions are refused now."""

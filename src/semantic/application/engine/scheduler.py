@@ -128,15 +128,15 @@ class Scheduler:
 
     # Prefill
 
-    def begin_step(self) -> Step:
-        """Begin to measure a step."""
+    def begin_step(self, *, others: bool = False) -> Step:
+        """Begin to measure a step; `others` of another engine wait for its end."""
         now = self._clock()
         decoding = self.in_phase(Phase.DECODE)
         return Step(
             started=now,
             decoding=len(decoding),
             first_token_due=any(one.computed < one.n_tokens for one in decoding),
-            concurrent=self._concurrency.observe(len(self), now),
+            concurrent=self._concurrency.observe(len(self) + others, now),
         )
 
     def next_pass(

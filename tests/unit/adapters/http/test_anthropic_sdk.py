@@ -180,7 +180,7 @@ def test_a_wrong_model_and_a_wrong_field(client: anthropic.Anthropic) -> None:
     assert isinstance(unknown, anthropic.NotFoundError)
     assert told(unknown) == (
         "not_found_error",
-        "model: 'claude' is not served here; these are: fake, default",
+        "model: there is no model 'claude'; this server has: fake, default",
     )
     wrong = error_of(client, temperature=2)
     assert isinstance(wrong, anthropic.BadRequestError)

@@ -36,6 +36,7 @@ from semantic.adapters.http.streaming import (
     start_stream,
     until_disconnect,
 )
+from semantic.application.models.model_names import unknown_model
 from semantic.domain.answer import AnswerEvent
 from semantic.domain.errors import ModelNotFoundError, SemanticError
 from semantic.ports.serving import Ask, ServedModel
@@ -74,8 +75,9 @@ def _described(reply: str, *required: str, streams: bool = False) -> dict[str, o
 )
 async def create_message(request: Request) -> Response:
     """Generate a message, as one reply or, with `stream`, as events."""
-    serving = serving_of(request)
+    serving_of(request)  # 503 before the body is read
     body = await read_json(request)
+    serving = serving_of(request, body.get("model"))
     _require_model(body, serving.model)
     # In a worker thread: bodies may be large.
     betas = request.headers.getlist("anthropic-beta")
@@ -103,8 +105,9 @@ async def create_message(request: Request) -> Response:
 @router.post("/v1/messages/count_tokens", openapi_extra=_described("How many tokens."))
 async def count_tokens(request: Request) -> Response:
     """Count the tokens of a conversation as a prompt."""
-    serving = serving_of(request)
+    serving_of(request)  # 503 before the body is read
     body = await read_json(request)
+    serving = serving_of(request, body.get("model"))
     _require_model(body, serving.model)
     chat = await to_thread.run_sync(read_chat, validators(), body, _warnings)
     tokens = await until_disconnect(request, serving.tokenize(chat, tenant=tenant_of(request)))
@@ -116,9 +119,7 @@ def _require_model(body: Mapping[str, object], model: ServedModel) -> None:
     if not isinstance(name, str):
         raise FieldError("model: expected a model's name", param="model")
     if not model.accepts(name):
-        raise ModelNotFoundError(
-            f"model: {name!r:.200} is not served here; these are: {', '.join(model.names)}"
-        )
+        raise ModelNotFoundError(f"model: {unknown_model(name, model.names)}")
 
 
 async def _message(stream: StartedStream[AnswerEvent], writer: MessageWriter) -> Json:

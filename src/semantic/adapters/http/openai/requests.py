@@ -21,6 +21,7 @@ from semantic.adapters.http.openai.fields import (
 )
 from semantic.adapters.http.openai.validators import ChatBody, CompletionBody, ResponseBody
 from semantic.application.chat.call_grammar import choice_grammar, regex_grammar
+from semantic.application.models.model_names import unknown_model
 from semantic.domain.chat import AnswerFormat
 from semantic.domain.errors import ModelNotFoundError
 from semantic.domain.identity import Identity
@@ -62,8 +63,7 @@ class Caller:
 def check_model(name: str, model: ServedModel) -> None:
     """Raise ModelNotFoundError, listing the served names, unless `name` is one of them."""
     if not model.accepts(name):
-        known = ", ".join(model.names)
-        raise ModelNotFoundError(f"there is no model {name[:200]!r}; this server has: {known}")
+        raise ModelNotFoundError(unknown_model(name, model.names))
 
 
 # Choices

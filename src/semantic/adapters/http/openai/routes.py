@@ -56,7 +56,7 @@ def described(required: str) -> dict[str, object]:
 async def create_chat_completion(request: Request) -> Response:
     """Answers a conversation, as OpenAI's chat completions do."""
     body = await read_json(request)
-    serving = serving_of(request)
+    serving = serving_of(request, body.get("model"))
     parsed = await _parsed(chat_request, request, body, serving.model)
     deltas = chat_deltas(merged_events(serving, parsed.choices), serving)
     reply = Reply(CHAT_REPLY, serving.model, parsed.options, n=len(parsed.choices))
@@ -67,7 +67,7 @@ async def create_chat_completion(request: Request) -> Response:
 async def create_completion(request: Request) -> Response:
     """Continues a text or token ids, as OpenAI's completions do."""
     body = await read_json(request)
-    serving = serving_of(request)
+    serving = serving_of(request, body.get("model"))
     parsed = await _parsed(completion_request, request, body, serving.model)
     deltas = completion_deltas(merged_events(serving, parsed.choices), serving, parsed)
     reply = Reply(COMPLETION_REPLY, serving.model, parsed.options, n=parsed.n)

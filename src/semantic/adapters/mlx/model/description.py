@@ -28,6 +28,8 @@ _MAX_CONFIG_BYTES = 1 << 22
 _MAX_LAYERS = 2048
 """More than any model has: a configuration is another's, and building takes time by layers."""
 
+_MAX_VOCABULARY = 1 << 31
+
 _WIDTHS = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 _HALF = (mx.float16, mx.bfloat16)
 
@@ -50,7 +52,8 @@ class CacheForm:
 class ModelDescription:
     """What a model takes on this device. `context_tokens`: None if its configuration has none.
 
-    `weights_bytes` are those of its weights in memory.
+    `weights_bytes` are those of its weights in memory. `vocab_size` is that of its configuration,
+    by default what token ids are below at most.
     """
 
     model_type: str
@@ -58,6 +61,7 @@ class ModelDescription:
     forms: tuple[CacheForm, ...]
     weights_bytes: int
     context_tokens: int | None
+    vocab_size: int = _MAX_VOCABULARY
 
 
 def describe(folder: Path, file_bytes: int | None = None) -> ModelDescription:
@@ -87,7 +91,13 @@ def describe(folder: Path, file_bytes: int | None = None) -> ModelDescription:
         _forms(spec, _text_value(config, "kv_lora_rank")),
         _bytes_of(weights) if file_bytes is None else _estimated(config, dtype, file_bytes),
         read_context(model),
+        _vocabulary(config),
     )
+
+
+def _vocabulary(config: Mapping[str, object]) -> int:
+    found = _text_value(config, "vocab_size")
+    return found if isinstance(found, int) and 0 < found < _MAX_VOCABULARY else _MAX_VOCABULARY
 
 
 def _read_config(folder: Path) -> dict[str, object]:

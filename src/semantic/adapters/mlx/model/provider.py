@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import cast
@@ -18,8 +18,9 @@ import mlx.core as mx
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from mlx.nn.layers.base import Module
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import load
+from mlx_lm.utils import load_model as load_weights
 from mlx_lm.utils import load_tokenizer as load_wrapped_tokenizer
 
 from semantic.adapters.mlx.backend import MLXBackend
@@ -38,7 +39,7 @@ from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.adapters.mlx.model import first_kernels
 from semantic.adapters.mlx.model.fingerprint import file_states, fingerprint
 from semantic.adapters.mlx.model.short_steps import shorten_here
-from semantic.adapters.mlx.model.warm_up import warm_up
+from semantic.adapters.mlx.model.warm_up import warming_up
 from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
 from semantic.adapters.mlx.text.tokenizer import HuggingFaceTokenizer, MLXTokenizer
 from semantic.domain.errors import (
@@ -49,6 +50,7 @@ from semantic.domain.errors import (
 )
 from semantic.domain.value_objects import ModelCacheSpec, SamplingParams
 from semantic.ports.outbound import BatchBackend
+from semantic.ports.slices import Slices, at_once
 
 EMBEDDED_MODEL = "semantic-tiny"
 _MODELS = Path(__file__).parents[3] / "models"
@@ -61,6 +63,9 @@ _HTTP_ERROR = cast("type[Exception]", HfHubHTTPError.__bases__[0])
 
 _CONTEXT_FIELD = "max_position_embeddings"
 _GENERATION_CONFIG = "generation_config.json"
+
+_SLICE_BYTES = 64 << 20
+"""Weights that are read between two steps of other models: in some ten milliseconds from an SSD."""
 
 # What mlx-lm, transformers and the safetensors reader raise for a folder that is not a model.
 LOAD_ERRORS = (
@@ -107,27 +112,41 @@ class MLXModelProvider:
 
         On a CPU the weights are converted to fp32, the only type that is fast there.
         """
+        return at_once(self.load_in_slices(model_id))
+
+    def load_in_slices(self, model_id: str) -> Slices[tuple[MLXBackend, MLXTokenizer]]:
+        """See `ModelProviderPort.load_in_slices`."""
         folder = find_folder(model_id)
         newer = "a newer one may, or another conversion of the model"
         with _Reading("the model", folder, f" (mlx-lm {version('mlx-lm')}; {newer})"):
             before = file_states(folder)
-            with ThreadPoolExecutor(1, thread_name_prefix="fingerprint") as beside:
-                naming = beside.submit(fingerprint, folder)
+            with ThreadPoolExecutor(2, thread_name_prefix="fingerprint") as beside:
+                naming: Future[object] = beside.submit(fingerprint, folder)
                 first_kernels.wait()
-                loaded = load(str(folder))
-                name = naming.result()
+                model, config = cast(
+                    "tuple[Module, Mapping[str, object]]", load_weights(folder, lazy=True)
+                )
+                yield None
+                ends = config.get("eos_token_id")
+                reading = beside.submit(load_wrapped_tokenizer, folder, eos_token_ids=ends)
+                if on_cpu():
+                    model.set_dtype(mx.float32)
+                for weights in _slices(model):
+                    mx.eval(weights)
+                    yield None
+                yield reading
+                tokenizer = cast(HuggingFaceTokenizer, reading.result())
+                yield naming
+                name = str(naming.result())
             after = file_states(folder)
         if changed := {name for name, _ in before.items() ^ after.items()}:
             raise ModelNotFoundError(
                 f"cannot load the model in {folder}: {', '.join(sorted(changed))} changed while it "
                 "was loaded; load it when its files are complete"
             )
-        model, tokenizer = cast(Module, loaded[0]), cast(HuggingFaceTokenizer, loaded[1])
-        if on_cpu():
-            model.set_dtype(mx.float32)
         wrapped = MLXTokenizer(tokenizer)
         try:
-            backend = wrap_model(model, name, wrapped)
+            backend = yield from wrapping(model, name, wrapped)
         except SemanticError:
             raise
         except LOAD_ERRORS as error:
@@ -136,7 +155,8 @@ class MLXModelProvider:
                 f"(mlx-lm {version('mlx-lm')}; a newer one may)"
             ) from error
         if mx.default_device() != mx.Device(mx.cpu):
-            warm_up(backend)
+            for _ in warming_up(backend):
+                yield None
         return backend, wrapped
 
     def extract_spec(self, model: BatchBackend) -> ModelCacheSpec:
@@ -162,6 +182,28 @@ def wrap_model(
 
     Raises InvalidRequestError if `model` is not an mlx-lm model.
     """
+    return at_once(
+        wrapping(
+            model,
+            model_id,
+            tokenizer,
+            attention=attention,
+            calibration=calibration,
+            decoding=decoding,
+        )
+    )
+
+
+def wrapping(
+    model: Module,
+    model_id: str | None = None,
+    tokenizer: MLXTokenizer | None = None,
+    *,
+    attention: AttentionFor | None = find_kernels,
+    calibration: CalibrationFor = calibrate_here,
+    decoding: Callable[[Module], Module] = shorten_here,
+) -> Slices[MLXBackend]:
+    """`wrap_model` in slices: each computes a few steps."""
     spec = read_spec(model)
     if spec is None:
         raise InvalidRequestError(f"expected an mlx-lm model, got {type(model).__name__}")
@@ -169,19 +211,40 @@ def wrap_model(
     used, form = model, None
     if attention is not None:
         used, form = _in_pages(model, decoding(model), spec, shapes, attention)
+        yield None
     if form is None:
         ragged = choose_layers(LogitsProbe(model), spec, shapes)
         nothing = (False,) * spec.n_layers
         together = ragged is not None
         form = contiguous_form(model, spec, shapes, ragged or nothing, together=together)
+        yield None
     logits = model(mx.zeros((1, 1), dtype=mx.int32), cache=make_prompt_cache(model))
     model_id = model_id or f"unsaved:{uuid.uuid4().hex}"
     size = logits.shape[-1]
     grammars = None
     if tokenizer is not None:
         grammars = GrammarCompiler(tokenizer.inner, tokenizer.eos_token_ids, size)
+    yield None
     chosen = choose_batching(model, spec, form.layers, calibration)
     return MLXBackend(used, model_id, spec, form, size, grammars, chosen)
+
+
+def _weights_of(model: Module) -> list[mx.array]:
+    parameters = cast("Callable[[], object]", model.parameters)()
+    return [weight for _, weight in cast("list[tuple[str, mx.array]]", tree_flatten(parameters))]
+
+
+def _slices(model: Module) -> Iterator[list[mx.array]]:
+    """The weights, in groups that take little time to read."""
+    group: list[mx.array] = []
+    n_bytes = 0
+    for weight in _weights_of(model):
+        group.append(weight)
+        n_bytes += weight.nbytes
+        if n_bytes >= _SLICE_BYTES:
+            yield group
+            group, n_bytes = [], 0
+    yield group
 
 
 def _in_pages(

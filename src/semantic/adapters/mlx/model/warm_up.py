@@ -6,6 +6,8 @@ every stream. Knows the backend; not which kernels it uses.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.domain.value_objects import BLOCK_TOKENS, SamplingParams, SequenceId
 
@@ -18,17 +20,25 @@ _CHUNK = 640
 
 def warm_up(backend: MLXBackend) -> None:
     """Let some sequences join and leave a batch; none is open afterwards."""
+    for _ in warming_up(backend):
+        pass
+
+
+def warming_up(backend: MLXBackend) -> Iterator[None]:
+    """`warm_up`, one computation at a time."""
     *history, last = _PROMPT
     sequences: list[SequenceId] = []
     long = backend.open(_CHUNK)
     backend.prefill(long, [_PROMPT[0]] * _CHUNK)
     backend.close(long)
+    yield
     try:
         for _ in range(_ROWS):
             sequences.append(sequence := backend.open(BLOCK_TOKENS))
             backend.prefill(sequence, history)
             backend.start(sequence, last, history, SamplingParams(), 0)
             backend.decode()
+            yield
     finally:
         for sequence in sequences:
             backend.close(sequence)

@@ -45,7 +45,7 @@ ResponseId = Annotated[str, Path(description="The response's id, as its body had
 async def create_response(request: Request) -> Response:
     """Answers a conversation as a response, which can be continued by its id."""
     body = await read_json(request)
-    serving, store = serving_of(request), stored.store_of(request)
+    serving, store = serving_of(request, body.get("model")), stored.store_of(request)
     caller = Caller(
         agent_of(request, body),
         tenant_of(request),
@@ -66,7 +66,7 @@ async def create_response(request: Request) -> Response:
 async def count_input_tokens(request: Request) -> Response:
     """The tokens of a response's prompt: instructions, tools, and the history it continues."""
     body = await read_json(request)
-    serving, store = serving_of(request), stored.store_of(request)
+    serving, store = serving_of(request, body.get("model")), stored.store_of(request)
     body = {"model": serving.model.id, **body}
     caller = Caller(tenant=tenant_of(request))
     with stored.store_errors():

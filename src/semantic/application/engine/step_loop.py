@@ -1,0 +1,139 @@
+"""StepLoop: the one thread that may use the framework, and whose turn it is on it.
+
+Engines are lanes: each turn is one slice of building, one step or the end of one of them. Knows
+neither engines nor models.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from typing import Generic, Protocol, TypeVar
+
+from semantic.application.engine.calls import EngineCall, engine_call
+from semantic.ports.outbound import Clock
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+class Lane(Protocol):
+    """What takes turns on the loop's thread. Called with the loop's condition held, but `turn`."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `turn` has something to do."""
+        ...
+
+    @property
+    def n_requests(self) -> int | None:
+        """Requests that it has; None while it is being built."""
+        ...
+
+    def turn(self) -> bool:
+        """One slice of work; False when there is no more to come. Never raises."""
+        ...
+
+
+class StepLoop:
+    """Runs lanes in one thread, which starts with the first lane and never ends.
+
+    A thread that ends releases the framework's thread-local state, which needs the interpreter: a
+    process that exits in that moment would abort.
+    """
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        # Guards what any thread may write: the lanes, and what each lane is asked to do. Never held
+        # during a turn.
+        self.changed = threading.Condition()
+        self.numbers = itertools.count()
+        """Of all requests, in the order of their arrival."""
+        self._clock = clock
+        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+        self._lanes: list[Lane] = []
+        self._turns: FairTurns[Lane] = FairTurns()
+
+    def add(self, lane: Lane) -> None:
+        """Give `lane` turns until it has no more to do."""
+        with self.changed:
+            self._lanes.append(lane)
+            if self._thread.ident is None:
+                self._thread.start()
+            self.changed.notify_all()
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Call `function` on the thread, between two turns; its result or exception."""
+        call: EngineCall[None]
+        call, result = engine_call(lambda _: function())
+        self.add(_Call(call))
+        return result
+
+    def others_work(self, lane: Lane) -> bool:
+        """Whether another lane than `lane` has something to do. For the loop's thread."""
+        with self.changed:
+            return any(one is not lane and one.is_ready for one in self._lanes)
+
+    def _main(self) -> None:
+        while True:
+            self._turn()
+
+    def _turn(self) -> None:
+        """Wait for a lane that is ready, and give it a turn."""
+        with self.changed:
+            while not (ready := self._weights()):
+                self.changed.wait()
+        lane = self._turns.next(ready)
+        started = self._clock()
+        has_more = lane.turn()
+        self._turns.account(lane, (self._clock() - started) / ready[lane])
+        if not has_more:
+            with self.changed:
+                self._lanes.remove(lane)
+            self._turns = FairTurns()  # it must not be kept, nor what it refers to
+
+    def _weights(self) -> dict[Lane, float]:
+        """The lanes that are ready, by their part of the time: the number of their requests.
+
+        One that is being built has as much as all that work: its requests wait for all of it.
+        """
+        ready = [(one, one.n_requests) for one in self._lanes if one.is_ready]
+        working = sum(max(1, n) for _, n in ready if n is not None)
+        return {one: float(max(1, working if n is None else n)) for one, n in ready}
+
+
+class FairTurns(Generic[K]):
+    """Whose turn it is: of those that are ready, the one that has had least time for its weight.
+
+    One that was not ready has had as much as the least of the others: it neither waits for them to
+    catch up nor catches up itself.
+    """
+
+    def __init__(self) -> None:
+        self._had: dict[K, float] = {}
+
+    def next(self, ready: Collection[K]) -> K:
+        """One of `ready`, which is not empty."""
+        least = min((self._had[one] for one in ready if one in self._had), default=0.0)
+        self._had = {one: self._had.get(one, least) for one in ready}
+        return min(self._had, key=self._had.__getitem__)
+
+    def account(self, key: K, seconds: float) -> None:
+        """`key`, which `next` returned, has had `seconds`, divided by its weight."""
+        self._had[key] += seconds
+
+
+class _Call:
+    """A lane of one turn."""
+
+    is_ready = True
+    n_requests = 0
+
+    def __init__(self, call: EngineCall[None]) -> None:
+        self._call = call
+
+    def turn(self) -> bool:
+        self._call.run(None)
+        return False

@@ -1,0 +1,351 @@
+"""ModelManager: loads and unloads the models of a server, one at a time, as their requests need.
+
+Implements `ModelsPort` and, for its first model, `ServingPort`. For one event loop. Decides nothing
+itself, see `residency`; knows no framework and no transport.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
+from typing import Protocol
+
+from semantic.application.engine.engine_state import EngineFigures, EngineState, Figures
+from semantic.application.models.model_names import unknown_model
+from semantic.application.models.residency import Change, Residency, Ticket
+from semantic.domain.errors import ModelNotFoundError, OverloadedError, SemanticError
+from semantic.domain.stored import StoreStats, Tier
+from semantic.ports.agents import AgentsPort
+from semantic.ports.models import ModelsPort, ModelStatus
+from semantic.ports.outbound import Clock
+from semantic.ports.serving import ServedModel, ServingPort
+
+logger = logging.getLogger("semantic.server")
+
+_RETRY_AFTER = 5
+
+
+class RunnableServing(ServingPort, Protocol):
+    """A served model that accepts requests until it is closed."""
+
+    @property
+    def agents(self) -> AgentsPort:
+        """Its agents."""
+        ...
+
+    def figures(self) -> Figures:
+        """Current figures. Thread-safe."""
+        ...
+
+    @property
+    def models(self) -> ModelsPort | None:
+        """All models of the server; None if this is the only one, and always loaded."""
+        ...
+
+    async def close(self) -> None:
+        """Cancel running requests, save every agent, end all threads. Raises SemanticError."""
+        ...
+
+
+class ModelLoader(Protocol):
+    """Loads the models of a server around what they share."""
+
+    async def load(self, name: str) -> RunnableServing:
+        """The model with this id, ready for requests; cancelled between two slices. Raises
+        SemanticError."""
+        ...
+
+    async def free(self) -> None:
+        """Give back the memory of models that were closed."""
+        ...
+
+    def stores(self) -> tuple[StoreStats, ...]:
+        """Statistics of each tier of the store. Thread-safe."""
+        ...
+
+    async def close(self) -> None:
+        """Close what the models share, once all are closed. Raises SemanticError."""
+        ...
+
+
+class ModelManager:
+    """The models that a server has, and those of them that are loaded."""
+
+    def __init__(
+        self,
+        models: Sequence[ServedModel],
+        residency: Residency,
+        loader: ModelLoader,
+        *,
+        max_waiting: int = 256,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        """`residency` has all `models` by their ids; at most `max_waiting` requests wait for each.
+        Call `start` on the event loop."""
+        self._served = {one.id: one for one in models}
+        self._residency = residency
+        self._loader = loader
+        self._max_waiting = max_waiting
+        self._clock = clock
+        self._units: dict[str, RunnableServing] = {}
+        self._arrivals: dict[str, asyncio.Future[None]] = {}
+        self._changed = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.loads = 0
+        """How many times a model was loaded."""
+
+    def start(self) -> None:
+        """Begin to load and unload."""
+        self._tasks.append(asyncio.create_task(self._run()))
+
+    def preload(self, names: Sequence[str]) -> None:
+        """Load the models with these ids in the background, as far as they fit beside others."""
+        self._tasks.append(asyncio.create_task(self._preload(names)))
+
+    # Names
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The ids of all models, in their order."""
+        return tuple(self._served)
+
+    def id_of(self, name: str | None) -> str:
+        """The id of the model that accepts `name`; None: of the first. Raises
+        ModelNotFoundError."""
+        if name is None:
+            return self.names[0]
+        for one in self._served.values():
+            if one.accepts(name):
+                return one.id
+        known = [listed for one in self._served.values() for listed in one.names]
+        raise ModelNotFoundError(unknown_model(name, known))
+
+    def served(self, name: str) -> ServedModel:
+        """What is known of the model with this id."""
+        return self._served[name]
+
+    # Requests
+
+    @asynccontextmanager
+    async def use(self, name: str) -> AsyncIterator[RunnableServing]:
+        """The model with this id, loaded; it stays so until the end. Raises what loading it raises,
+        and OverloadedError if too many wait."""
+        ticket = await self._opened(name)
+        self._residency.leave(ticket)
+        release = self.hold(name)
+        try:
+            yield self._units[name]
+        finally:
+            release()
+
+    def hold(self, name: str) -> Callable[[], None]:
+        """Use a model that is open or in use until the function that is returned is called."""
+        self._residency.begin(name, self._clock())
+
+        def release() -> None:
+            self._residency.end(name, self._clock())
+            self._changed.set()
+
+        return release
+
+    def loaded(self) -> dict[str, RunnableServing]:
+        """The models that are loaded now, by their ids."""
+        return dict(self._units)
+
+    # The operator
+
+    def statuses(self) -> Sequence[ModelStatus]:
+        """See `ModelsPort.statuses`."""
+        return [self.status(name) for name in self._served]
+
+    def status(self, name: str) -> ModelStatus:
+        """The model with this id, now."""
+        of = self._residency
+        running, waiting = of.requests(name)
+        expires = of.expires(name)
+        return ModelStatus(
+            self._served[name],
+            of.state(name),
+            of.n_bytes(name),
+            running,
+            waiting,
+            of.is_pinned(name),
+            None if expires is None else max(0.0, expires - self._clock()),
+        )
+
+    def keep(self, name: str, seconds: float | None) -> None:
+        """See `ModelsPort.keep`."""
+        self._residency.keep(self.id_of(name), seconds)
+        self._changed.set()
+
+    async def load(self, name: str) -> ModelStatus:
+        """See `ModelsPort.load`."""
+        own = self.id_of(name)
+        self._residency.leave(await self._opened(own))
+        self._changed.set()
+        return self.status(own)
+
+    async def unload(self, name: str) -> ModelStatus:
+        """See `ModelsPort.unload`."""
+        own = self.id_of(name)
+        unit = self._units.get(own)
+        self._residency.unload(own)
+        self._changed.set()
+        while unit is not None and self._units.get(own) is unit:
+            await asyncio.shield(self._arrival(f"end of {own}"))
+        return self.status(own)
+
+    # Figures and the end
+
+    def figures(self) -> Figures:
+        """Those of all loaded models together, and of the store. Thread-safe."""
+        found = [unit.figures().engine for unit in tuple(self._units.values())]
+        return Figures(_total(found), self._loader.stores())
+
+    async def close(self) -> None:
+        """Give up loading, close every model, then what they share. Raises SemanticError."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for arrival in self._arrivals.values():
+            _fail(arrival, OverloadedError("the server is stopping", retry_after=_RETRY_AFTER))
+        self._arrivals.clear()
+        try:
+            while self._units:
+                await self._units.popitem()[1].close()
+        finally:
+            await self._loader.close()
+
+    # Inside
+
+    async def _opened(self, name: str) -> Ticket:
+        """A ticket for a model that is open now; it must be used or left."""
+        if self._residency.requests(name)[1] >= self._max_waiting:
+            raise OverloadedError(
+                f"the queue is full: at most {self._max_waiting} requests may wait for {name}",
+                retry_after=_RETRY_AFTER,
+            )
+        ticket = self._residency.wait(name, self._clock())
+        self._changed.set()
+        with ExitStack() as undo:
+            undo.callback(self._changed.set)
+            undo.callback(self._residency.leave, ticket)
+            while not self._residency.is_open(name):
+                await asyncio.shield(self._arrival(name))
+            undo.pop_all()
+        return ticket
+
+    def _arrival(self, key: str) -> asyncio.Future[None]:
+        if key not in self._arrivals:
+            self._arrivals[key] = asyncio.get_running_loop().create_future()
+        return self._arrivals[key]
+
+    def _arrived(self, key: str) -> None:
+        arrival = self._arrivals.pop(key, None)
+        if arrival is not None and not arrival.done():
+            arrival.set_result(None)
+
+    async def _run(self) -> None:
+        """Make one change after the other; wait where there is none to make."""
+        while True:
+            now = self._clock()
+            change = self._residency.next_change(now)
+            if change is not None:
+                await self._make(change)
+                continue
+            for name in self._served:
+                if self._residency.is_open(name):
+                    self._arrived(name)
+            next_time = self._residency.next_time(now)
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(None if next_time is None else next_time - now):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+
+    async def _preload(self, names: Sequence[str]) -> None:
+        for name in names:
+            if self._residency.fits(name):
+                with suppress(SemanticError):  # it is in the log
+                    await self.load(name)
+
+    async def _make(self, change: Change) -> None:
+        self._residency.changing(change)
+        if not change.loads:
+            await self._unload(change.name)
+            return
+        error = await _error_of(self._load(change.name))
+        if error is not None:
+            doing = f"the model {change.name} cannot be loaded: {type(error).__name__}: {error}"
+            logger.warning(doing)
+            arrival = self._arrivals.pop(change.name, None)
+            self._residency.failed(change.name)
+            await self._loader.free()
+            if arrival is not None:
+                _fail(arrival, error)
+
+    async def _load(self, name: str) -> None:
+        started = self._clock()
+        unit = await self._loader.load(name)
+        self._units[name], self._served[name] = unit, unit.model
+        now = self._clock()
+        self.loads += 1
+        self._residency.loaded(name, now, now - started)
+        logger.info("loaded the model %s in %.1f s", name, now - started)
+        self._arrived(name)
+
+    async def _unload(self, name: str) -> None:
+        error = await _error_of(self._units.pop(name).close())
+        if error is not None:
+            logger.error("the model %s: %s: %s", name, type(error).__name__, error)
+        await self._loader.free()
+        self._residency.unloaded(name)
+        logger.info("unloaded the model %s", name)
+        self._arrived(f"end of {name}")
+
+
+async def _error_of(work: Coroutine[object, object, None]) -> BaseException | None:
+    """What `work` raises, whatever it is: one model's failure is not that of the others."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait((task,))
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait((task,))
+    return task.exception()
+
+
+def _fail(arrival: asyncio.Future[None], error: BaseException) -> None:
+    if not arrival.done():
+        arrival.set_exception(error)
+        arrival.exception()  # all who waited may have left
+
+
+def _total(found: Sequence[EngineFigures]) -> EngineFigures:
+    """The figures of several engines as of one; ready if none is loaded: a request loads it."""
+
+    def add(of: Callable[[EngineFigures], int]) -> int:
+        return sum(of(one) for one in found)
+
+    restored: dict[Tier, int] = {}
+    for one in found:
+        for tier, n_bytes in one.restored_bytes.items():
+            restored[tier] = restored.get(tier, 0) + n_bytes
+    return EngineFigures(
+        EngineState.READY,
+        inbox=add(lambda one: one.inbox),
+        waiting=add(lambda one: one.waiting),
+        running=add(lambda one: one.running),
+        queued=add(lambda one: one.queued),
+        queued_bytes=add(lambda one: one.queued_bytes),
+        pool_used_bytes=add(lambda one: one.pool_used_bytes),
+        pool_bytes=add(lambda one: one.pool_bytes),
+        preemptions=add(lambda one: one.preemptions),
+        rebuilds=add(lambda one: one.rebuilds),
+        restored_bytes=restored,
+    )

@@ -1,0 +1,24 @@
+"""Names of models: the one that is meant by a name that is not known. Knows no models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def most_similar(name: str, known: Iterable[str]) -> str | None:
+    """The most similar of the `known` names, whole or behind its slash; None if none is."""
+    spelled: dict[str, str] = {}
+    for one in known:
+        if one != name:
+            spelled |= {one.lower(): one, one.lower().rpartition("/")[2]: one}
+    alike = get_close_matches(name.lower(), spelled, 1)
+    return spelled[alike[0]] if alike else None
+
+
+def unknown_model(name: str, known: Iterable[str]) -> str:
+    """What to tell a client that requested a model that is not served."""
+    names = tuple(known)
+    alike = most_similar(name, names)
+    meant = "" if alike is None else f"; did you mean {alike}?"
+    return f"there is no model {name[:200]!r}; this server has: {', '.join(names)}{meant}"

@@ -1,0 +1,210 @@
+"""A model that is loaded when it is asked for, behind the ports of one that is always there.
+
+Each call has the model loaded from its start to its end. Knows the manager; not when it loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from typing import TypeVar
+
+from semantic.application.engine.engine_state import Figures
+from semantic.application.models.model_manager import ModelManager
+from semantic.domain.answer import AnswerEvent
+from semantic.ports.agents import (
+    EVERY_AGENT,
+    AgentArchive,
+    AgentDetail,
+    AgentFilter,
+    AgentPage,
+    AgentsPort,
+    AgentSummary,
+    RunningRequest,
+    Tenant,
+    TenantId,
+)
+from semantic.ports.models import ModelsPort, ModelStatus
+from semantic.ports.serving import Ask, Prompt, ServedModel, ServingPort
+
+T = TypeVar("T")
+
+
+class OnDemandServing:
+    """Implements `ServingPort` for the model `name` of a manager."""
+
+    def __init__(self, manager: ModelManager, name: str) -> None:
+        self._manager = manager
+        self._name = name
+
+    @property
+    def model(self) -> ServedModel:
+        """See `ServingPort.model`."""
+        return self._manager.served(self._name)
+
+    async def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
+        """See `ServingPort.answer`."""
+        async with (
+            self._manager.use(self._name) as unit,
+            aclosing(unit.answer(ask)) as events,
+        ):
+            async for event in events:
+                yield event
+
+    async def tokenize(
+        self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
+    ) -> tuple[int, ...]:
+        """See `ServingPort.tokenize`."""
+        async with self._manager.use(self._name) as unit:
+            return await unit.tokenize(prompt, add_special_tokens=add_special_tokens, tenant=tenant)
+
+    async def detokenize(self, tokens: Sequence[int]) -> str:
+        """See `ServingPort.detokenize`."""
+        async with self._manager.use(self._name) as unit:
+            return await unit.detokenize(tokens)
+
+    async def token_texts(self, tokens: Sequence[int]) -> tuple[str, ...]:
+        """See `ServingPort.token_texts`."""
+        async with self._manager.use(self._name) as unit:
+            return await unit.token_texts(tokens)
+
+
+class OnDemandAgents:
+    """Implements `AgentsPort` for the model `name` of a manager; requests and tenants are those of
+    all loaded models."""
+
+    def __init__(self, manager: ModelManager, name: str, id_of: Callable[[str], TenantId]) -> None:
+        """`id_of`: the id of a tenant."""
+        self._manager = manager
+        self._name = name
+        self._id_of = id_of
+
+    def id_of(self, tenant: str) -> TenantId:
+        """See `AgentsPort.id_of`."""
+        return self._id_of(tenant)
+
+    async def tenants(self) -> Sequence[TenantId]:
+        """See `AgentsPort.tenants`."""
+        found = [await one.tenants() for one in self._loaded()]
+        return sorted({one for some in found for one in some}, key=lambda one: one.id)
+
+    async def requests(self, tenant: Tenant | None) -> Sequence[RunningRequest]:
+        """See `AgentsPort.requests`."""
+        found = [await one.requests(tenant) for one in self._loaded()]
+        return sorted((one for some in found for one in some), key=lambda one: -one.seconds)
+
+    async def cancel(self, uid: str, tenant: Tenant | None) -> bool:
+        """See `AgentsPort.cancel`."""
+        return any([await one.cancel(uid, tenant) for one in self._loaded()])
+
+    async def list(self, tenant: Tenant, only: AgentFilter = EVERY_AGENT) -> Sequence[AgentSummary]:
+        """See `AgentsPort.list`."""
+        return await self._call(lambda agents: agents.list(tenant, only))
+
+    async def page(
+        self,
+        tenant: Tenant,
+        limit: int,
+        after: str | None = None,
+        only: AgentFilter = EVERY_AGENT,
+    ) -> AgentPage:
+        """See `AgentsPort.page`."""
+        return await self._call(lambda agents: agents.page(tenant, limit, after, only))
+
+    async def show(self, agent_id: str, tenant: Tenant) -> AgentDetail:
+        """See `AgentsPort.show`."""
+        return await self._call(lambda agents: agents.show(agent_id, tenant))
+
+    async def fork(self, agent_id: str, new_id: str, tenant: str) -> AgentSummary:
+        """See `AgentsPort.fork`."""
+        return await self._call(lambda agents: agents.fork(agent_id, new_id, tenant))
+
+    async def pin(self, agent_id: str, tenant: Tenant, *, pinned: bool) -> AgentSummary:
+        """See `AgentsPort.pin`."""
+        return await self._call(lambda agents: agents.pin(agent_id, tenant, pinned=pinned))
+
+    async def forget(self, agent_id: str, tenant: Tenant) -> None:
+        """See `AgentsPort.forget`."""
+        await self._call(lambda agents: agents.forget(agent_id, tenant))
+
+    async def export(self, agent_id: str, tenant: Tenant) -> AgentArchive:
+        """See `AgentsPort.export`. The archive is read from the store, for which the model need not
+        be loaded, but must not be closed."""
+        async with self._manager.use(self._name) as unit:
+            archive = await unit.agents.export(agent_id, tenant)
+            release = self._manager.hold(self._name)
+
+        def close() -> None:
+            archive.close()
+            release()
+
+        return AgentArchive(archive.n_bytes, archive.pieces, close)
+
+    async def import_(
+        self, archive: AsyncIterable[bytes], tenant: Tenant, name: str | None = None
+    ) -> AgentSummary:
+        """See `AgentsPort.import_`."""
+        return await self._call(lambda agents: agents.import_(archive, tenant, name))
+
+    def _loaded(self) -> Sequence[AgentsPort]:
+        return [unit.agents for unit in self._manager.loaded().values()]
+
+    async def _call(self, function: Callable[[AgentsPort], Awaitable[T]]) -> T:
+        async with self._manager.use(self._name) as unit:
+            return await function(unit.agents)
+
+
+class ManagedModels(OnDemandServing):
+    """Implements `RunnableServing` for the first model of a manager, and `ModelsPort` for all."""
+
+    def __init__(self, manager: ModelManager, id_of: Callable[[str], TenantId]) -> None:
+        """`id_of`: the id of a tenant."""
+        super().__init__(manager, manager.id_of(None))
+        self._id_of = id_of
+        self.agents: AgentsPort = self.agents_of()
+
+    @property
+    def models(self) -> ModelsPort:
+        """See `RunnableServing.models`."""
+        return self
+
+    @property
+    def loads(self) -> int:
+        """How many times a model was loaded."""
+        return self._manager.loads
+
+    def figures(self) -> Figures:
+        """See `RunnableServing.figures`."""
+        return self._manager.figures()
+
+    async def close(self) -> None:
+        """See `RunnableServing.close`."""
+        await self._manager.close()
+
+    def serving_of(self, name: str | None = None) -> ServingPort:
+        """See `ModelsPort.serving_of`."""
+        return OnDemandServing(self._manager, self._manager.id_of(name))
+
+    def agents_of(self, name: str | None = None) -> AgentsPort:
+        """See `ModelsPort.agents_of`."""
+        return OnDemandAgents(self._manager, self._manager.id_of(name), self._id_of)
+
+    def statuses(self) -> Sequence[ModelStatus]:
+        """See `ModelsPort.statuses`."""
+        return self._manager.statuses()
+
+    def status(self, name: str) -> ModelStatus:
+        """See `ModelsPort.status`."""
+        return self._manager.status(self._manager.id_of(name))
+
+    def keep(self, name: str, seconds: float | None) -> None:
+        """See `ModelsPort.keep`."""
+        self._manager.keep(name, seconds)
+
+    async def load(self, name: str) -> ModelStatus:
+        """See `ModelsPort.load`."""
+        return await self._manager.load(name)
+
+    async def unload(self, name: str) -> ModelStatus:
+        """See `ModelsPort.unload`."""
+        return await self._manager.unload(name)

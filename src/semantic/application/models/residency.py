@@ -1,0 +1,270 @@
+"""Residency: which models are in memory, within one budget of bytes. The policy alone.
+
+Knows the requests that wait for models and that use them, and decides what is loaded and unloaded
+next. Has no clock, loads nothing and knows no threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from semantic.domain.errors import InvalidRequestError
+from semantic.ports.models import ModelState
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a model keeps its memory while another one waits for it, in times that its last
+    load took.
+
+    It serves its own requests for `residence` after it was loaded; then new ones wait, and it goes
+    when those that run have ended. Without a request it goes after `linger`: a client that sends
+    the next one at once keeps it. At most `longest` seconds each.
+    """
+
+    residence: float = 4.0
+    linger: float = 0.25
+    longest: float = 30.0
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """A request that waits for the model `name` since `since`."""
+
+    name: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What to do next: load the model `name`, or unload it."""
+
+    name: str
+    loads: bool
+
+
+@dataclass(slots=True)
+class _Model:
+    """`n_bytes` are needed while it is loaded. `ttl`: seconds without a request after which it is
+    unloaded; None for never. Times are in seconds of the caller's clock."""
+
+    name: str
+    n_bytes: int
+    ttl: float | None
+    pinned: bool
+    state: ModelState = "unloaded"
+    tickets: list[Ticket] = field(default_factory=list)
+    uses: int = 0
+    load_seconds: float = 0.0
+    loaded_at: float = 0.0
+    last_used: float = 0.0
+    leaving: bool = False
+    to_unload: bool = False
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.uses and (self.leaving or not self.tickets)
+
+    def expires(self) -> float | None:
+        """When it is unloaded for its age; None while that is open."""
+        if self.pinned or self.ttl is None or self.state != "loaded" or self.uses or self.tickets:
+            return None
+        return self.last_used + self.ttl
+
+    def gives_way(self, patience: Patience) -> float:
+        """When it may be unloaded for another one, if it is idle then; else takes no more."""
+        residence = min(patience.longest, patience.residence * self.load_seconds)
+        until = self.loaded_at + residence
+        if not self.is_idle:
+            return until
+        linger = min(patience.longest, patience.linger * self.load_seconds)
+        return min(until, self.last_used + linger)
+
+
+class Residency:
+    """The models of a server. For one thread.
+
+    A caller tells it what happens and makes the changes that `next_change` returns, one at a time.
+    """
+
+    def __init__(self, capacity: int, patience: Patience | None = None) -> None:
+        """`capacity`: bytes for all loaded models together."""
+        self.capacity = capacity
+        self._patience = patience or Patience()
+        self._models: dict[str, _Model] = {}
+
+    def add(
+        self, name: str, n_bytes: int, *, ttl: float | None = None, pinned: bool = False
+    ) -> None:
+        """A model that can be loaded. Raises InvalidRequestError if it cannot fit beside the
+        pinned ones, or these beside it."""
+        self._models[name] = _Model(name, n_bytes, ttl, pinned)
+        for one in self._models.values():
+            self._require_fits(one)
+
+    # What is
+
+    def state(self, name: str) -> ModelState:
+        """Its state."""
+        return self._models[name].state
+
+    def is_open(self, name: str) -> bool:
+        """Whether requests may begin to use the model."""
+        model = self._models[name]
+        return model.state == "loaded" and not model.leaving
+
+    def n_bytes(self, name: str) -> int:
+        """Bytes that it takes while it is loaded."""
+        return self._models[name].n_bytes
+
+    def is_pinned(self, name: str) -> bool:
+        """Whether it stays loaded."""
+        return self._models[name].pinned
+
+    def requests(self, name: str) -> tuple[int, int]:
+        """The requests that use it, and those that wait for it."""
+        model = self._models[name]
+        return model.uses, len(model.tickets)
+
+    def expires(self, name: str) -> float | None:
+        """When it is unloaded if no request comes; None while that is open."""
+        return self._models[name].expires()
+
+    @property
+    def used(self) -> int:
+        """Bytes of the models that are not unloaded."""
+        return sum(one.n_bytes for one in self._models.values() if one.state != "unloaded")
+
+    def fits(self, name: str) -> bool:
+        """Whether it is loaded or can be without unloading another one."""
+        model = self._models[name]
+        return model.state != "unloaded" or self.used + model.n_bytes <= self.capacity
+
+    # What happens
+
+    def wait(self, name: str, now: float) -> Ticket:
+        """A request waits for a model."""
+        ticket = Ticket(name, now)
+        self._models[name].tickets.append(ticket)
+        return ticket
+
+    def leave(self, ticket: Ticket) -> None:
+        """It waits no more; nothing if it does not wait."""
+        tickets = self._models[ticket.name].tickets
+        if ticket in tickets:
+            tickets.remove(ticket)
+
+    def begin(self, name: str, now: float) -> None:
+        """A request begins to use a model that is loaded."""
+        model = self._models[name]
+        model.uses += 1
+        model.last_used = now
+
+    def end(self, name: str, now: float) -> None:
+        """A request has ended."""
+        model = self._models[name]
+        model.uses -= 1
+        model.last_used = now
+
+    def keep(self, name: str, ttl: float | None) -> None:
+        """Unload the model after `ttl` seconds without a request from now on; None: never."""
+        self._models[name].ttl = ttl
+
+    def unload(self, name: str) -> None:
+        """Unload it when the requests that use it have ended, even if it is pinned."""
+        model = self._models[name]
+        if model.state == "loaded":
+            model.leaving = model.to_unload = True
+
+    def changing(self, change: Change) -> None:
+        """A change has begun."""
+        self._models[change.name].state = "loading" if change.loads else "unloading"
+
+    def loaded(self, name: str, now: float, seconds: float) -> None:
+        """It is loaded, which took `seconds`."""
+        model = self._models[name]
+        model.state, model.load_seconds = "loaded", seconds
+        model.loaded_at = model.last_used = now
+        model.leaving = model.to_unload = False
+
+    def unloaded(self, name: str) -> None:
+        """It is not loaded any more, or could not be."""
+        model = self._models[name]
+        model.state, model.leaving, model.to_unload = "unloaded", False, False
+
+    def failed(self, name: str) -> None:
+        """It could not be loaded: those that wait for it are to be refused."""
+        self.unloaded(name)
+        self._models[name].tickets.clear()
+
+    # What to do
+
+    def next_change(self, now: float) -> Change | None:
+        """What to do now, while no other change is made; None if nothing."""
+        for model in self._loaded():
+            expires = model.expires()
+            is_old = expires is not None and expires <= now
+            if (is_old or model.to_unload) and model.is_idle:
+                return Change(model.name, loads=False)
+        wanted = self._wanted()
+        victims = [] if wanted is None else self._victims(wanted)
+        for model in self._loaded():
+            full = model in victims and model.gives_way(self._patience) <= now
+            model.leaving = model.to_unload or full
+        if wanted is None:
+            return None
+        if not victims:
+            return Change(wanted.name, loads=True)
+        if all(one.leaving and one.is_idle for one in victims):
+            return Change(victims[0].name, loads=False)
+        return None
+
+    def next_time(self, now: float) -> float | None:
+        """When `next_change` may be another one although nothing happens; None: never."""
+        times = [expires for one in self._loaded() if (expires := one.expires()) is not None]
+        wanted = self._wanted()
+        if wanted is not None:
+            times += [one.gives_way(self._patience) for one in self._victims(wanted)]
+        return min((one for one in times if one > now), default=None)
+
+    # Inside
+
+    def _loaded(self) -> Iterator[_Model]:
+        return (one for one in self._models.values() if one.state == "loaded")
+
+    def _wanted(self) -> _Model | None:
+        """The model to load next: the one for which a request has waited longest."""
+        waiting = [one for one in self._models.values() if one.state == "unloaded" and one.tickets]
+        return min(waiting, key=lambda one: one.tickets[0].since, default=None)
+
+    def _victims(self, wanted: _Model) -> list[_Model]:
+        """The models to unload so that `wanted` fits: idle ones first, least recently used first,
+        and none without need."""
+        free = self.capacity - self.used
+        chosen: list[_Model] = []
+        others = [one for one in self._loaded() if not one.pinned or one.to_unload]
+        for one in sorted(others, key=lambda one: (not one.is_idle, one.last_used)):
+            if free >= wanted.n_bytes:
+                break
+            chosen.append(one)
+            free += one.n_bytes
+        for one in tuple(chosen):
+            if free - one.n_bytes >= wanted.n_bytes:
+                chosen.remove(one)
+                free -= one.n_bytes
+        return chosen
+
+    def _require_fits(self, model: _Model) -> None:
+        pinned = sum(
+            one.n_bytes for one in self._models.values() if one.pinned and one is not model
+        )
+        if model.n_bytes + pinned <= self.capacity:
+            return
+        beside = f" beside {pinned // _MIB} MiB of models that stay" if pinned else ""
+        raise InvalidRequestError(
+            f"{model.name} needs {model.n_bytes // _MIB} MiB for its weights and its pool"
+            f"{beside}: expected at most the {self.capacity // _MIB} MiB of the budget for models"
+        )

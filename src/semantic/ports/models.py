@@ -1,0 +1,70 @@
+"""ModelsPort: the models of a server, of which some are loaded. Loading is asked for, or comes with
+a request.
+
+Runs on an event loop and never blocks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from semantic.ports.agents import AgentsPort
+from semantic.ports.serving import ServedModel, ServingPort
+
+ModelState = Literal["unloaded", "loading", "loaded", "unloading"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """A model now. `n_bytes` are those of its weights and its pool, while it is loaded.
+
+    `running` requests use it, `waiting` ones wait until it is loaded. Without another request it is
+    unloaded in `expires_in` seconds; None: that is open, or it stays.
+    """
+
+    served: ServedModel
+    state: ModelState
+    n_bytes: int
+    running: int
+    waiting: int
+    pinned: bool
+    expires_in: float | None
+
+
+class ModelsPort(Protocol):
+    """The models of a server, of which the first is the one of requests that name none.
+
+    Methods that name a model take any name that it accepts, and raise ModelNotFoundError for
+    another one.
+    """
+
+    def serving_of(self, name: str | None = None) -> ServingPort:
+        """A model. Its requests load it, and wait for that."""
+        ...
+
+    def agents_of(self, name: str | None = None) -> AgentsPort:
+        """The agents of a model. Calls for them load it; requests are those of all models."""
+        ...
+
+    def statuses(self) -> Sequence[ModelStatus]:
+        """All models, in their order."""
+        ...
+
+    def status(self, name: str) -> ModelStatus:
+        """One of them."""
+        ...
+
+    def keep(self, name: str, seconds: float | None) -> None:
+        """Unload the model after so many seconds without a request, from now on; None: never."""
+        ...
+
+    def load(self, name: str) -> Coroutine[object, object, ModelStatus]:
+        """Load the model, if it is not. Raises as loading it does, and OverloadedError."""
+        ...
+
+    def unload(self, name: str) -> Coroutine[object, object, ModelStatus]:
+        """Unload the model when the requests that use it have ended. Requests that come meanwhile
+        load it again."""
+        ...

@@ -1,0 +1,218 @@
+"""Composition root of a server of several models: one thread, one store, one budget of bytes.
+
+Each model is built by `serve` when it is loaded; which one is, `residency` decides. Knows no wire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+
+from semantic.application.engine.admission import limit_bytes
+from semantic.application.engine.step_loop import StepLoop
+from semantic.application.models.model_manager import ModelManager, RunnableServing
+from semantic.application.models.on_demand import ManagedModels
+from semantic.application.models.residency import Residency
+from semantic.bootstrap import (
+    OnStoreUnavailable,
+    Settings,
+    Shared,
+    default_memory_tier_bytes,
+    default_pool_bytes,
+    describe_model,
+    find_model,
+    free_memory,
+    make_pool,
+    open_shared,
+    read_device,
+)
+from semantic.domain.block_hash import tenant_id, tenant_tag
+from semantic.domain.errors import InvalidRequestError
+from semantic.domain.stored import StoreStats
+from semantic.ports.agents import TenantId
+from semantic.ports.serving import ServedModel
+from semantic.serve import (
+    ServeSettings,
+    context_limit,
+    load_serving,
+    log_tenants,
+    sampling_of,
+    served_names,
+)
+
+logger = logging.getLogger("semantic.server")
+
+_SHARE = 3, 4
+"""Of the memory, for all models: other programs need the rest."""
+_TIER_FRACTION = 8
+"""The memory tier of the store takes at most one part in so many of the budget."""
+_MIN_TIER_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsSettings:
+    """Several models, the first of which is that of requests that name none.
+
+    The first `loaded` of them are loaded at the start, as far as they fit together; the others when
+    they are asked for. `kept` are names of models that stay. Weights, pools and the store's memory
+    take at most `max_bytes`, by default three quarters of the memory. `ttl`: seconds without a
+    request after which a model is unloaded; None for never.
+    """
+
+    models: Sequence[ServeSettings]
+    loaded: int = 1
+    kept: Sequence[str] = ()
+    max_bytes: int | None = None
+    ttl: float | None = None
+    max_waiting: int = 256
+
+
+async def load_models(
+    settings: ModelsSettings, on_store_unavailable: OnStoreUnavailable | None = None
+) -> ManagedModels:
+    """Open what the models share and load the first; others are loaded in the background.
+
+    Raises as `serve.load_serving`, and InvalidRequestError for two models of one name, a kept one
+    that is none of them, and one that does not fit into the budget.
+    """
+    loop = StepLoop()
+    first = settings.models[0].engine
+
+    def open_all() -> tuple[Shared, int]:
+        budget = _budget(settings.max_bytes)
+        tier = first.memory_bytes or _tier_bytes(budget)
+        engine = replace(first, memory_bytes=tier)
+        return open_shared(engine, loop, logger.warning, on_store_unavailable), budget - tier
+
+    shared, capacity = await asyncio.wrap_future(loop.call(open_all))
+    loader = _Loader(shared)
+    async with AsyncExitStack() as undo:
+        undo.push_async_callback(loader.close)
+        known = [await loader.add(one, capacity) for one in settings.models]
+        residency = _residency(settings, known, loader.n_bytes, capacity)
+        manager = ModelManager(known, residency, loader, max_waiting=settings.max_waiting)
+        undo.pop_all()
+    secret = shared.store.secret
+    log_tenants(secret, settings.models[0].tenants)
+    async with AsyncExitStack() as undo:
+        undo.push_async_callback(manager.close)
+        manager.start()
+        await manager.load(known[0].id)
+        undo.pop_all()
+    manager.preload([one.id for one in known[1 : settings.loaded]])
+    return ManagedModels(manager, lambda one: TenantId(tenant_id(secret, tenant_tag(secret, one))))
+
+
+def _residency(
+    settings: ModelsSettings,
+    known: Sequence[ServedModel],
+    n_bytes: Mapping[str, int],
+    capacity: int,
+) -> Residency:
+    """The policy, with all models. Raises InvalidRequestError as `load_models`."""
+    _require_different(known)
+    kept = {_named(name, known).id for name in settings.kept}
+    residency = Residency(capacity)
+    for one in known:
+        residency.add(one.id, n_bytes[one.id], ttl=settings.ttl, pinned=one.id in kept)
+    return residency
+
+
+def _budget(max_bytes: int | None) -> int:
+    part, whole = _SHARE
+    return max_bytes or read_device().memory_bytes * part // whole
+
+
+def _tier_bytes(budget: int) -> int:
+    """The memory tier of a store beside models, within their budget."""
+    return min(default_memory_tier_bytes(budget), max(_MIN_TIER_BYTES, budget // _TIER_FRACTION))
+
+
+class _Loader:
+    """Implements `ModelLoader` around a store that is open."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._settings: dict[str, ServeSettings] = {}
+        self.n_bytes: dict[str, int] = {}
+        """What each model takes while it is loaded."""
+
+    async def add(self, settings: ServeSettings, capacity: int) -> ServedModel:
+        """A model of which `capacity` bytes may be used; its weights are not read.
+
+        One of the hub that is not here is downloaded. Raises as loading it does.
+        """
+        is_first = not self._settings
+        folder = await asyncio.to_thread(find_model, settings.engine.model)
+
+        def describe() -> tuple[ServeSettings, ServedModel, int]:
+            found = describe_model(folder)
+            engine = _with_pool(
+                settings.engine, self._shared.settings, capacity, found.weights_bytes
+            )
+            pool = make_pool(engine, found.spec)
+            most = context_limit(pool, found.context_tokens, None)
+            context = min(most, settings.max_context or most)
+            chosen = replace(settings, engine=engine, max_context=context, is_first=is_first)
+            names, aliases = served_names(chosen)
+            served = ServedModel(
+                names,
+                context,
+                found.vocab_size,
+                int(time.time()),
+                sampling_of(chosen, folder),
+                aliases=aliases,
+            )
+            return chosen, served, found.weights_bytes + limit_bytes(pool)
+
+        chosen, served, n_bytes = await asyncio.wrap_future(self._shared.loop.call(describe))
+        self._settings[served.id], self.n_bytes[served.id] = chosen, n_bytes
+        return served
+
+    async def load(self, name: str) -> RunnableServing:
+        """See `ModelLoader.load`."""
+        return await load_serving(self._settings[name], shared=self._shared)
+
+    async def free(self) -> None:
+        """See `ModelLoader.free`."""
+        await asyncio.wrap_future(self._shared.loop.call(free_memory))
+
+    def stores(self) -> tuple[StoreStats, ...]:
+        """See `ModelLoader.stores`."""
+        return tuple(self._shared.store.stats())
+
+    async def close(self) -> None:
+        """See `ModelLoader.close`."""
+        await asyncio.to_thread(self._shared.turns.close)
+        await asyncio.wrap_future(self._shared.loop.call(self._shared.store.close))
+
+
+def _with_pool(own: Settings, store: Settings, capacity: int, weights: int) -> Settings:
+    """A model's settings around the store that is open, with a pool that depends on no other
+    model."""
+    if own.pool_bytes is None and own.pool_blocks is None:
+        own = replace(own, pool_bytes=default_pool_bytes(capacity, weights))
+    return replace(own, use_disk=store.use_disk, memory_bytes=store.memory_bytes)
+
+
+def _require_different(models: Sequence[ServedModel]) -> None:
+    seen: set[str] = set()
+    for model in models:
+        for name in (*model.names, *model.aliases):
+            if name in seen:
+                raise InvalidRequestError(
+                    f"two models are called {name}: expected folders of different names"
+                )
+            seen.add(name)
+
+
+def _named(name: str, models: Sequence[ServedModel]) -> ServedModel:
+    for one in models:
+        if one.accepts(name):
+            return one
+    known = ", ".join(one.id for one in models)
+    raise InvalidRequestError(f"--keep-model {name}: expected one of {known}")

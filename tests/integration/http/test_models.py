@@ -1,0 +1,205 @@
+"""Several models behind HTTP: each wire finds the one that is named, and waits for its load."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+from pydantic import SecretStr
+
+from semantic.adapters.http.app import create_app
+from semantic.adapters.http.context import ServerContext
+from semantic.adapters.http.lifecycle import Lifecycle
+from semantic.adapters.http.settings import ServerSettings
+from semantic.application.models.model_manager import RunnableServing
+from semantic.domain.errors import BackendError
+from tests.support.fake_models import FakeLoader, fake_models
+from tests.support.fake_serving import FakeServing
+from tests.support.http_server import Reply, RunningServer, running, until
+
+NAMES = ("org/qwen", "llama")
+KEY, OPERATOR = "key-of-a-tenant", "key-of-an-operator"
+MESSAGES = [{"role": "user", "content": "hi"}]
+WIRES: dict[str, dict[str, object]] = {
+    "/v1/chat/completions": {"messages": MESSAGES},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/responses": {"input": "hi"},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 9},
+}
+
+
+@dataclass
+class Several:
+    """A server of several models, and what loads them."""
+
+    server: RunningServer
+    loader: FakeLoader
+    loop: asyncio.AbstractEventLoop
+
+    def ask(self, method: str, path: str, body: object = None, key: str | None = None) -> Reply:
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        return self.server.ask(method, path, body, headers)
+
+    def state(self, name: str) -> object:
+        return self.ask("GET", f"/v1/models/{name}").json["state"]
+
+    def open(self) -> None:
+        """Let loads end."""
+        self.loop.call_soon_threadsafe(self.loader.open.set)
+
+
+@contextmanager
+def several(settings: ServerSettings | None = None, *, opened: bool = True) -> Iterator[Several]:
+    loader = FakeLoader()
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def load() -> RunnableServing:
+        loops.append(asyncio.get_running_loop())
+        if opened:
+            loader.open.set()
+        return fake_models(loader, *NAMES)[1]
+
+    context = ServerContext()
+    app = create_app(context=context, lifecycle=Lifecycle(context, load), settings=settings)
+    with running(app=app, settings=settings) as server:
+        until(lambda: server.ask("GET", "/health").status == 200 and context.serving is not None)
+        yield Several(server, loader, loops[0])
+
+
+def test_all_models_are_listed_with_their_state() -> None:
+    with several() as one:
+        assert (
+            one.ask(
+                "POST", "/v1/chat/completions", {"model": "llama", **WIRES["/v1/chat/completions"]}
+            ).status
+            == 200
+        )
+        listed = one.ask("GET", "/v1/models").json["data"]
+        assert isinstance(listed, list)
+        found = {row["id"]: row["state"] for row in listed}
+        assert found == {"org/qwen": "unloaded", "default": "unloaded", "llama": "loaded"}
+        assert listed[-1]["memory_bytes"] == 1
+        assert listed[-1]["running"] == listed[-1]["waiting"] == 0
+        short = one.ask("GET", "/v1/models?limit=2").json
+        assert (short["has_more"], short["last_id"]) == (True, "default")
+
+
+@pytest.mark.parametrize("path", WIRES)
+def test_each_wire_reaches_the_model_that_is_named(path: str) -> None:
+    with several() as one:
+        for name, own in (("llama", "llama"), ("default", "org/qwen"), ("./llama", "llama")):
+            reply = one.ask("POST", path, {"model": name, **WIRES[path]})
+            assert (reply.status, reply.json["model"]) == (200, own)
+        assert one.loader.loads == {"llama": 2, "org/qwen": 1}
+        wrong = one.ask("POST", path, {"model": "lama", **WIRES[path]})
+        assert wrong.status == 404
+        assert "this server has: org/qwen, default, llama; did you mean llama?" in str(wrong.json)
+
+
+def test_tokens_are_those_of_the_model_that_is_named() -> None:
+    with several() as one:
+        assert one.ask("POST", "/tokenize", {"model": "llama", "prompt": "ab"}).json["count"] == 2
+        assert one.ask("POST", "/detokenize", {"model": "llama", "tokens": [97]}).status == 200
+        assert one.ask("POST", "/tokenize", {"model": "nothing", "prompt": "ab"}).status == 404
+        body = {"model": "llama", "messages": MESSAGES}
+        assert one.ask("POST", "/v1/messages/count_tokens", body).json == {"input_tokens": 2}
+        assert one.loader.loads == {"llama": 1}
+
+
+@pytest.mark.parametrize("path", WIRES)
+def test_a_stream_that_waits_for_a_model_shows_that_the_server_lives(path: str) -> None:
+    with several(ServerSettings(keep_alive=0.02), opened=False) as one:
+        body = json.dumps({"model": "llama", "stream": True, **WIRES[path]}).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        with one.server.connect() as client:
+            client.sendall(head.encode() + body)
+            got = b""
+            while got.count(b"ping" if path == "/v1/messages" else b": keep-alive") < 2:
+                got += client.recv(4096)
+            assert one.state("llama") == "loading"
+            one.open()
+            while b"Hello." not in got:
+                got += client.recv(4096)
+        assert one.loader.loads == {"llama": 1}
+
+
+def test_a_client_that_leaves_while_a_model_is_loaded_is_forgotten() -> None:
+    with several(opened=False) as one:
+        body = json.dumps({"model": "llama", "prompt": "hi"}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+        with one.server.connect() as client:
+            client.sendall(head.replace("Host: a", "Host: localhost").encode() + body)
+            until(lambda: one.ask("GET", "/v1/models/llama").json["waiting"] == 1)
+        until(lambda: one.ask("GET", "/v1/models/llama").json["waiting"] == 0)
+        one.open()
+        until(lambda: one.state("llama") == "loaded")
+
+
+def test_a_model_that_cannot_be_loaded_is_an_error_of_the_server_that_tells_no_more() -> None:
+    with several() as one:
+        one.loader.failures["llama"] = BackendError("/secret/folder")
+        reply = one.ask("POST", "/v1/completions", {"model": "llama", "prompt": "hi"})
+        assert reply.status == 500
+        assert "secret" not in reply.body.decode()
+        assert (
+            one.ask("POST", "/v1/completions", {"model": "default", "prompt": "hi"}).status == 200
+        )
+
+
+def test_an_operator_loads_and_unloads() -> None:
+    with several() as one:
+        loaded = one.ask("POST", "/v1/models/org/qwen/load")
+        assert (loaded.status, loaded.json["state"]) == (200, "loaded")
+        unloaded = one.ask("POST", "/v1/models/org/qwen/unload")
+        assert (unloaded.status, unloaded.json["state"]) == (200, "unloaded")
+        unknown = one.ask("POST", "/v1/models/org/qwem/load")
+        assert (unknown.status, "did you mean org/qwen?" in str(unknown.json)) == (404, True)
+        assert one.loader.loads == {"org/qwen": 1}
+
+
+def test_tenants_neither_load_nor_see_what_others_do() -> None:
+    keys, operators = (SecretStr(KEY),), (SecretStr(OPERATOR),)
+    with several(ServerSettings(api_keys=keys, operator_keys=operators)) as one:
+        for action in ("load", "unload"):
+            assert one.ask("POST", f"/v1/models/llama/{action}").status == 401
+            refused = one.ask("POST", f"/v1/models/llama/{action}", key=KEY)
+            assert (refused.status, "operators_only" in str(refused.json)) == (403, True)
+        assert one.ask("POST", "/v1/models/llama/load", key=OPERATOR).json["running"] == 0
+        assert "running" not in one.ask("GET", "/v1/models/llama", key=KEY).json
+        assert one.ask("GET", "/v1/models/llama", key=OPERATOR).json["running"] == 0
+
+
+def test_agents_are_those_of_the_first_model_or_of_one_that_is_named() -> None:
+    with several() as one:
+        assert one.ask("GET", "/v1/agents?model=llama").status == 200
+        assert one.loader.loads == {"llama": 1}
+        assert one.ask("GET", "/v1/agents").status == 200
+        assert one.loader.loads == {"llama": 1, "org/qwen": 1}
+        assert one.ask("GET", "/v1/agents?model=lama").status == 404
+        assert one.ask("GET", "/v1/requests").json["data"] == []
+
+
+def test_a_server_of_one_model_neither_unloads_it_nor_has_others() -> None:
+    with running(FakeServing()) as server:
+        assert server.ask("GET", "/v1/models/fake").json["state"] == "loaded"
+        reply = server.ask("POST", "/v1/models/fake/unload")
+        assert (reply.status, "--model-ttl" in str(reply.json)) == (400, True)
+        assert server.ask("GET", "/v1/agents?model=fak").status == 503
+        chat = {"model": "fak", "messages": MESSAGES}
+        assert "did you mean fake?" in str(server.ask("POST", "/v1/chat/completions", chat).json)
+
+
+def test_a_server_that_stops_while_a_model_is_loaded_ends() -> None:
+    with several(ServerSettings(stop_timeout=1), opened=False) as one:
+        body = {"model": "llama", "prompt": "hi"}
+        asked = threading.Thread(target=lambda: one.ask("POST", "/v1/completions", body))
+        asked.start()
+        until(lambda: one.state("llama") == "loading")
+    asked.join(20)
+    assert not asked.is_alive()
+    assert one.loader.events[-1] == "close"

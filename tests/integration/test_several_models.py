@@ -1,0 +1,197 @@
+"""Several real models in one process: their answers are those of each alone, however they swap."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import mlx.core as mx
+import pytest
+
+from semantic.application.models.on_demand import ManagedModels
+from semantic.bootstrap import Settings
+from semantic.domain.answer import AnswerEnd, TextDelta, Usage
+from semantic.domain.errors import InvalidRequestError, ModelNotFoundError, OverloadedError
+from semantic.domain.value_objects import SamplingParams
+from semantic.ports.serving import Ask, ServingPort
+from semantic.serve import ServeSettings, load_serving
+from semantic.serve_models import ModelsSettings, load_models
+from tests.support.model_folder import write_model
+
+T = TypeVar("T")
+
+NAMES = ("qwen3_coder", "glm47", "mistral")
+MIB = 1 << 20
+POOL, TIER = 8 * MIB, 64 * MIB
+AGENTS, TURNS, TOKENS = 3, 3, 8
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ...]:
+    """Three tiny models with tokenizers of their own."""
+    root = tmp_path_factory.mktemp("models")
+    return tuple(write_model(root / name, name) for name in NAMES)
+
+
+def served(folder: Path, store: Path | None = None) -> ServeSettings:
+    engine = Settings(
+        str(folder),
+        pool_bytes=POOL,
+        memory_bytes=TIER,
+        use_disk=store is not None,
+        store=store,
+        disk_bytes=64 * MIB,
+    )
+    return ServeSettings(engine)
+
+
+def run(work: Callable[[], Coroutine[None, None, T]]) -> T:
+    async def main() -> T:
+        async with asyncio.timeout(120):
+            return await work()
+
+    return asyncio.run(main())
+
+
+async def ask(
+    serving: ServingPort, agent: str, prompt: tuple[int, ...], n: int = TOKENS
+) -> tuple[str, Usage]:
+    """The text of a greedy answer, and its usage."""
+    text = ""
+    async for event in serving.answer(Ask(prompt, SamplingParams(ignore_eos=True), n, agent)):
+        if isinstance(event, TextDelta):
+            text += event.text
+        if isinstance(event, AnswerEnd):
+            assert event.error is None, event.error
+            return text, event.usage
+    pytest.fail("the answer has no end")
+
+
+def prompt_of(agent: int, turn: int) -> tuple[int, ...]:
+    """It begins with that of the turn before."""
+    return tuple((agent * 31 + i * i * 7 + i) % 500 + 20 for i in range(40 + 40 * turn))
+
+
+async def talk(serving: ServingPort, agent: int) -> list[tuple[str, int]]:
+    """Each answer of an agent's turns, and how many tokens of its prompt were cached."""
+    found = []
+    for turn in range(TURNS):
+        text, usage = await ask(serving, f"agent {agent}", prompt_of(agent, turn))
+        found.append((text, usage.cached))
+    return found
+
+
+def two_of(folders: Sequence[Path], *, fit: int = 2, **options: object) -> ModelsSettings:
+    """A budget in which `fit` models fit."""
+    most = TIER + fit * (POOL + MIB)
+    return ModelsSettings([served(one) for one in folders], max_bytes=most, **options)  # type: ignore[arg-type]  # by name
+
+
+async def alone(folder: Path) -> list[list[tuple[str, int]]]:
+    serving = await load_serving(served(folder))
+    try:
+        return [await talk(serving, agent) for agent in range(AGENTS)]
+    finally:
+        await serving.close()
+
+
+def test_models_that_swap_under_load_answer_as_each_alone_and_lose_no_agent(
+    folders: tuple[Path, ...],
+) -> None:
+    async def work() -> int:
+        expected = [await alone(folder) for folder in folders]
+        models = await load_models(two_of(folders))
+        talks = [talk(models.serving_of(name), agent) for agent in range(AGENTS) for name in NAMES]
+        found = await asyncio.gather(*talks)
+        for i, turns in enumerate(found):
+            assert turns == expected[i % len(NAMES)][i // len(NAMES)]
+            assert [cached > 0 for _, cached in turns] == [False, True, True]
+        again = [await ask(models.serving_of(name), "agent 0", prompt_of(0, 3)) for name in NAMES]
+        assert all(usage.cached >= len(prompt_of(0, 2)) - 1 for _, usage in again)
+        loads = models.loads
+        await models.close()
+        return loads
+
+    assert run(work) > len(NAMES), "at least one was loaded again"
+
+
+def test_two_that_fit_decode_beside_each_other_and_beside_a_load(
+    folders: tuple[Path, ...],
+) -> None:
+    async def work() -> None:
+        models = await load_models(two_of(folders, fit=3, loaded=2))
+        await models.load(NAMES[1])
+        long = asyncio.create_task(ask(models.serving_of(), "long", prompt_of(7, 0), 400))
+        other = asyncio.create_task(ask(models.serving_of(NAMES[1]), "b", prompt_of(8, 0), 20))
+        third = asyncio.create_task(ask(models.serving_of(NAMES[2]), "c", prompt_of(9, 0), 4))
+        done, _ = await asyncio.wait((long, other, third), return_when=asyncio.FIRST_COMPLETED)
+        assert long not in done
+        await asyncio.gather(long, other, third)
+        assert (await long)[1].completion == 400
+        await models.close()
+
+    run(work)
+
+
+def test_a_model_that_is_unloaded_gives_its_memory_back(folders: tuple[Path, ...]) -> None:
+    async def work() -> list[int]:
+        models = await load_models(two_of(folders, fit=3))
+        used = []
+        for _ in range(3):
+            for name in NAMES:
+                await ask(models.serving_of(name), "ann", prompt_of(1, 1))
+            for name in NAMES:
+                await models.unload(name)
+            used.append(mx.get_active_memory())
+        await models.close()
+        return used
+
+    used = run(work)
+    weights = min((folder / "model.safetensors").stat().st_size for folder in folders)
+    assert max(used) - min(used) < weights / 2, used
+
+
+def test_a_server_that_stops_while_it_loads_ends_and_its_store_has_every_agent(
+    folders: tuple[Path, ...], tmp_path: Path
+) -> None:
+    def settings() -> ModelsSettings:
+        found = [served(one, tmp_path / "store") for one in folders]
+        return ModelsSettings(found, max_bytes=TIER + 2 * (POOL + MIB))
+
+    async def first() -> None:
+        models = await load_models(settings())
+        await ask(models.serving_of(), "ann", prompt_of(1, 1))
+        waiting = asyncio.create_task(ask(models.serving_of(NAMES[1]), "bob", prompt_of(2, 0)))
+        while models.status(NAMES[1]).state != "loading":
+            await asyncio.sleep(0)
+        await models.close()
+        with pytest.raises(OverloadedError, match="stopping"):
+            await waiting
+
+    async def second() -> Usage:
+        models = await load_models(settings())
+        usage = (await ask(models.serving_of(), "ann", prompt_of(1, 2)))[1]
+        await models.close()
+        return usage
+
+    run(first)
+    assert run(second).cached >= len(prompt_of(1, 1))
+
+
+def test_what_can_never_be_served_is_refused_at_the_start(folders: tuple[Path, ...]) -> None:
+    def start(settings: ModelsSettings) -> None:
+        async def work() -> ManagedModels:
+            return await load_models(settings)
+
+        run(work)
+
+    with pytest.raises(InvalidRequestError, match=r"needs \d+ MiB .* at most the 4 MiB"):
+        start(ModelsSettings([served(folders[0])], max_bytes=TIER + 4 * MIB))
+    with pytest.raises(InvalidRequestError, match="two models are called qwen3_coder"):
+        start(two_of((folders[0], folders[0])))
+    with pytest.raises(InvalidRequestError, match="--keep-model other: expected one of qwen3_c"):
+        start(two_of(folders, kept=("other",)))
+    with pytest.raises(ModelNotFoundError, match="no model folder"):
+        start(two_of((folders[0], folders[0] / "nothing")))

@@ -1,0 +1,99 @@
+"""Fake of the `ModelLoader`: models that answer at once, whose loads end when a test says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+from semantic.application.models.model_manager import ModelManager
+from semantic.application.models.on_demand import ManagedModels
+from semantic.application.models.residency import Patience, Residency
+from semantic.domain.answer import AnswerEvent
+from semantic.domain.stored import StoreStats
+from semantic.ports.agents import TenantId
+from semantic.ports.serving import Ask, ServedModel
+from tests.support.runnable_serving import RunnableFake
+
+
+@dataclass(slots=True)
+class FakeUnit(RunnableFake):
+    """A loaded model that notes when it is used after it was closed."""
+
+    served: ServedModel | None = None
+    held: asyncio.Event | None = None
+    """Answers wait for it before their first event."""
+
+    @property
+    def model(self) -> ServedModel:
+        """See `ServingPort.model`."""
+        assert self.served is not None
+        return self.served
+
+    async def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
+        """See `ServingPort.answer`."""
+        assert not self.closed
+        if self.held is not None:
+            await self.held.wait()
+        async for event in RunnableFake.answer(self, ask):
+            assert not self.closed, "closed under a request"
+            yield event
+
+
+@dataclass
+class FakeLoader:
+    """Implements `ModelLoader`. Loads wait for `open` if it is not set."""
+
+    models: dict[str, ServedModel] = field(default_factory=dict)
+    loads: Counter[str] = field(default_factory=Counter)
+    events: list[str] = field(default_factory=list)
+    failures: dict[str, Exception] = field(default_factory=dict)
+    open: asyncio.Event = field(default_factory=asyncio.Event)
+    held: asyncio.Event | None = None
+    cancelled: int = 0
+
+    async def load(self, name: str) -> FakeUnit:
+        """See `ModelLoader.load`."""
+        self.loads[name] += 1
+        self.events.append(f"load {name}")
+        try:
+            await self.open.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if name in self.failures:
+            raise self.failures[name]
+        return FakeUnit(served=self.models[name], held=self.held)
+
+    async def free(self) -> None:
+        """See `ModelLoader.free`."""
+        self.events.append("free")
+
+    def stores(self) -> tuple[StoreStats, ...]:
+        """See `ModelLoader.stores`."""
+        return ()
+
+    async def close(self) -> None:
+        """See `ModelLoader.close`."""
+        self.events.append("close")
+
+
+def fake_models(
+    loader: FakeLoader,
+    *names: str,
+    capacity: int = 1,
+    ttl: float | None = None,
+    max_waiting: int = 256,
+) -> tuple[ModelManager, ManagedModels]:
+    """A manager of models of one byte each, which waits for nothing; started on this loop."""
+    of = Residency(capacity, Patience(residence=0.0, linger=0.0))
+    for i, name in enumerate(names):
+        accepted = (name,) if i else (name, "default")
+        loader.models[name] = ServedModel(
+            accepted, 512, 0x110000, 1, aliases=frozenset({f"./{name}"})
+        )
+        of.add(name, 1, ttl=ttl)
+    manager = ModelManager(list(loader.models.values()), of, loader, max_waiting=max_waiting)
+    manager.start()
+    return manager, ManagedModels(manager, lambda tenant: TenantId(f"id of {tenant}"))

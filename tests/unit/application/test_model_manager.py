@@ -1,0 +1,209 @@
+"""Models that are loaded when they are asked for: once for all, and without harm if it fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+
+import pytest
+
+from semantic.domain.answer import AnswerEnd
+from semantic.domain.chat import Chat, Message
+from semantic.domain.errors import BackendError, ModelNotFoundError, OverloadedError
+from semantic.domain.value_objects import SamplingParams
+from semantic.ports.serving import Ask, ServingPort
+from tests.support.fake_models import FakeLoader, fake_models
+
+Scenario = Callable[[FakeLoader], Coroutine[object, object, None]]
+
+
+def run(scenario: Scenario) -> FakeLoader:
+    """Run on a loop of its own, with a loader that must be opened."""
+
+    async def main() -> FakeLoader:
+        loader = FakeLoader()
+        async with asyncio.timeout(20):
+            await scenario(loader)
+        return loader
+
+    return asyncio.run(main())
+
+
+async def ask(serving: ServingPort) -> str:
+    """The finish reason of an answer."""
+    asked = Ask(Chat((Message("user", "hello"),)), SamplingParams(), 9)
+    events = [event async for event in serving.answer(asked)]
+    assert isinstance(events[-1], AnswerEnd)
+    return events[-1].reason
+
+
+async def settled() -> None:
+    """Let every task run that can."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_many_who_wait_load_a_model_once() -> None:
+    async def scenario(loader: FakeLoader) -> None:
+        manager, models = fake_models(loader, "a", "b")
+        tasks = [asyncio.create_task(ask(models.serving_of("a"))) for _ in range(50)]
+        await settled()
+        assert models.status("a").waiting == 50
+        loader.open.set()
+        assert await asyncio.gather(*tasks) == ["stop"] * 50
+        assert (models.status("a").running, models.status("a").waiting) == (0, 0)
+        await manager.close()
+
+    assert run(scenario).loads == {"a": 1}
+
+
+def test_models_that_do_not_fit_together_take_turns_and_none_is_closed_under_a_request() -> None:
+    async def scenario(loader: FakeLoader) -> None:
+        loader.open.set()
+        manager, models = fake_models(loader, "a", "b", "c", capacity=2)
+        order = "abcabcaabbcc" * 4
+        asked = [asyncio.create_task(ask(models.serving_of(one))) for one in order]
+        assert await asyncio.gather(*asked) == ["stop"] * len(order)
+        assert len(manager.loaded()) <= 2
+        await manager.close()
+
+    loader = run(scenario)
+    assert loader.events[-1] == "close"
+    assert loader.events.count("free") == loader.loads.total() - 2
+
+
+def test_a_client_that_leaves_while_a_model_is_loaded_takes_nothing_along() -> None:
+    async def scenario(loader: FakeLoader) -> None:
+        manager, models = fake_models(loader, "a", "b")
+        leaving = asyncio.create_task(ask(models.serving_of("a")))
+        staying = asyncio.create_task(ask(models.serving_of("a")))
+        await settled()
+        leaving.cancel()
+        await settled()
+        assert models.status("a").waiting == 1
+        loader.open.set()
+        assert await staying == "stop"
+        assert models.status("a").running == 0
+        await manager.close()
+
+    assert run(scenario).loads == {"a": 1}
+
+
+def test_a_load_that_fails_is_told_to_all_who_wait_and_is_tried_again_by_the_next() -> None:
+    async def scenario(loader: FakeLoader) -> None:
+        loader.failures["b"] = BackendError("out of luck")
+        loader.open.set()
+        manager, models = fake_models(loader, "a", "b", capacity=2)
+        assert await ask(models.serving_of("a")) == "stop"
+        asked = [ask(models.serving_of("b")) for _ in range(3)]
+        failed = await asyncio.gather(*asked, return_exceptions=True)
+        assert [str(one) for one in failed] == ["out of luck"] * 3
+        assert models.status("a").state == "loaded"
+        del loader.failures["b"]
+        assert await ask(models.serving_of("b")) == "stop"
+        await manager.close()
+
+    assert run(scenario).loads == {"a": 1, "b": 2}
+
+
+def test_a_defect_of_one_model_leaves_the_others() -> None:
+    async def scenario(loader: FakeLoader) -> None:
+        loader.failures["b"] = MemoryError("a defect")
+        loader.open.set()
+        manager, models = fake_models(loader, "a", "b")
+        with pytest.raises(MemoryError, match="a defect"):
+            await ask(models.serving_of("b"))
+        assert await ask(models.serving_of("a")) == "stop"
+        await manager.close()
+
+    run(scenario)
+
+
+def test_a_full_queue_refuses() -> None:
+    async def scenario(loader: FakeLoader) -> None:
+        manager, models = fake_models(loader, "a", max_waiting=2)
+        tasks = [asyncio.create_task(ask(models.serving_of())) for _ in range(2)]
+        await settled()
+        with pytest.raises(OverloadedError, match="at most 2 requests may wait for a"):
+            await ask(models.serving_of())
+        loader.open.set()
+        assert await asyncio.gather(*tasks) == ["stop", "stop"]
+        await manager.close()
+
+    run(scenario)
+
+
+def test_a_server_that_stops_while_it_loads_gives_up_the_load_and_refuses_those_who_wait() -> None:
+    async def scenario(loader: FakeLoader) -> None:
+        manager, models = fake_models(loader, "a", "b")
+        waiting = asyncio.create_task(ask(models.serving_of("b")))
+        await settled()
+        await manager.close()
+        with pytest.raises(OverloadedError, match="stopping"):
+            await waiting
+
+    loader = run(scenario)
+    assert (loader.cancelled, loader.events) == (1, ["load b", "close"])
+
+
+def test_names_that_are_not_there_are_told_what_is() -> None:
+    async def scenario(loader: FakeLoader) -> None:
+        manager, models = fake_models(loader, "org/qwen", "llama")
+        assert models.serving_of().model.id == "org/qwen"
+        assert models.serving_of("default").model.id == "org/qwen"
+        assert models.serving_of("./llama").model.id == "llama"
+        with pytest.raises(ModelNotFoundError, match=r"'lama'.*org/qwen, default, llama; did you"):
+            models.serving_of("lama")
+        with pytest.raises(ModelNotFoundError, match=r"did you mean org/qwen\?"):
+            models.keep("qwem", 1)
+        await manager.close()
+
+    run(scenario)
+
+
+def test_an_operator_loads_and_unloads_and_a_ttl_of_nothing_unloads_after_each_request() -> None:
+    async def scenario(loader: FakeLoader) -> None:
+        loader.open.set()
+        manager, models = fake_models(loader, "a", "b", capacity=2)
+        assert (await models.load("b")).state == "loaded"
+        assert (await models.load("b")).state == "loaded"
+        assert (await models.unload("b")).state == "unloaded"
+        assert (await models.unload("b")).state == "unloaded"
+        models.keep("a", 0)
+        assert await ask(models.serving_of("a")) == "stop"
+        await settled()
+        assert models.status("a").state == "unloaded"
+        await manager.close()
+
+    assert run(scenario).loads == {"a": 1, "b": 1}
+
+
+def test_an_unload_waits_for_the_requests_that_use_the_model() -> None:
+    async def scenario(loader: FakeLoader) -> None:
+        loader.open.set()
+        loader.held = asyncio.Event()
+        manager, models = fake_models(loader, "a")
+        running = asyncio.create_task(ask(models.serving_of()))
+        await settled()
+        assert models.status("a").running == 1
+        unloading = asyncio.create_task(models.unload("a"))
+        await settled()
+        assert not unloading.done()
+        loader.held.set()
+        assert await running == "stop"
+        assert (await unloading).state == "unloaded"
+        await manager.close()
+
+    run(scenario)
+
+
+def test_models_are_loaded_beforehand_as_far_as_they_fit() -> None:
+    async def scenario(loader: FakeLoader) -> None:
+        loader.open.set()
+        manager, models = fake_models(loader, "a", "b", "c", capacity=2)
+        manager.preload(["a", "b", "c"])
+        await settled()
+        assert [one.state for one in models.statuses()] == ["loaded", "loaded", "unloaded"]
+        await manager.close()
+
+    assert run(scenario).loads == {"a": 1, "b": 1}

@@ -1,0 +1,270 @@
+"""Which models are in memory: the policy, on a virtual clock."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from semantic.application.models.residency import Patience, Residency, Ticket
+from semantic.domain.errors import InvalidRequestError
+
+LOAD = 4.0
+EAGER = Patience(residence=0.0, linger=0.0)
+
+
+@dataclass
+class Server:
+    """Loads take `LOAD` seconds, one at a time; requests take what they say. No threads."""
+
+    of: Residency
+    now: float = 0.0
+    loads: Counter[str] = field(default_factory=Counter)
+    waits: dict[str, list[float]] = field(default_factory=dict)
+    _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    _order: itertools.count[int] = field(default_factory=itertools.count)
+    _waiting: list[tuple[Ticket, float, Callable[[], None]]] = field(default_factory=list)
+    _is_busy: bool = False
+
+    def at(self, when: float, what: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._order), what))
+
+    def ask(self, name: str, seconds: float, then: Callable[[], None] = lambda: None) -> None:
+        """A request that uses a model for so long."""
+        self._waiting.append((self.of.wait(name, self.now), seconds, then))
+
+    def run(self, until: float) -> None:
+        while True:
+            self._settle()
+            times = [self._events[0][0]] if self._events else []
+            wake = None if self._is_busy else self.of.next_time(self.now)
+            times += [] if wake is None else [wake]
+            if not times or min(times) > until:
+                self.now = until
+                return
+            self.now = min(times)
+            while self._events and self._events[0][0] <= self.now:
+                heapq.heappop(self._events)[2]()
+
+    def _settle(self) -> None:
+        """Make what can be made at this moment."""
+        while True:
+            self._begin()
+            change = None if self._is_busy else self.of.next_change(self.now)
+            self._begin()
+            if change is None:
+                return
+            self.of.changing(change)
+            if change.loads:
+                self._is_busy = True
+                self.loads[change.name] += 1
+                assert self.of.used <= self.of.capacity
+                self.at(self.now + LOAD, lambda name=change.name: self._loaded(name))  # type: ignore[misc]
+            else:
+                assert not self.of.requests(change.name)[0], "unloaded while it was used"
+                self.of.unloaded(change.name)
+
+    def _loaded(self, name: str) -> None:
+        self._is_busy = False
+        self.of.loaded(name, self.now, LOAD)
+
+    def _begin(self) -> None:
+        for one in tuple(self._waiting):
+            ticket, seconds, then = one
+            if self.of.is_open(ticket.name):
+                self._waiting.remove(one)
+                self.of.leave(ticket)
+                self.of.begin(ticket.name, self.now)
+                self.waits.setdefault(ticket.name, []).append(self.now - ticket.since)
+                self.at(self.now + seconds, lambda n=ticket.name, t=then: self._end(n, t))  # type: ignore[misc]
+
+    def _end(self, name: str, then: Callable[[], None]) -> None:
+        self.of.end(name, self.now)
+        then()
+
+
+def server(capacity: int = 2, patience: Patience | None = None, **need: int) -> Server:
+    of = Residency(capacity, patience)
+    for name, n_bytes in (need or {"a": 1, "b": 1, "c": 1}).items():
+        of.add(name, n_bytes)
+    return Server(of)
+
+
+def client(on: Server, name: str, seconds: float, pause: float) -> None:
+    """Sends its next request `pause` after the last answer, for ever."""
+    on.ask(name, seconds, lambda: on.at(on.now + pause, lambda: client(on, name, seconds, pause)))
+
+
+# --- what is unloaded -------------------------------------------------------------------------
+
+
+def test_what_fits_is_loaded_once_however_many_wait() -> None:
+    one = server()
+    for _ in range(10):
+        one.ask("a", 1.0)
+    one.run(100)
+    assert one.loads == {"a": 1}
+    assert one.of.state("a") == "loaded", "it stays until its memory is needed"
+
+
+def test_the_least_recently_used_makes_room() -> None:
+    one = server()
+    for i, name in enumerate("abac"):
+        one.at(i * 50.0, lambda name=name: one.ask(name, 1.0))  # type: ignore[misc]
+    one.run(400)
+    assert [one.of.state(name) for name in "abc"] == ["loaded", "unloaded", "loaded"]
+
+
+def test_nothing_is_unloaded_without_need() -> None:
+    one = server(4, big=3, small=1, other=1)
+    one.ask("small", 1.0)
+    one.at(20, lambda: one.ask("big", 1.0))
+    one.at(50, lambda: one.ask("other", 1.0))
+    one.run(90)
+    assert one.loads == {"small": 1, "big": 1, "other": 1}
+    assert [one.of.state(n) for n in ("small", "big", "other")] == ["unloaded", "loaded", "loaded"]
+
+
+def test_a_pinned_model_stays_and_one_that_is_used_is_never_unloaded() -> None:
+    of = Residency(2)
+    of.add("pinned", 1, pinned=True, ttl=1.0)
+    of.add("busy", 1)
+    of.add("wanted", 1)
+    one = Server(of)
+    one.ask("pinned", 1.0)
+    one.ask("busy", 500.0)
+    one.at(20, lambda: one.ask("wanted", 1.0))
+    one.run(400)
+    assert [of.state(n) for n in ("pinned", "busy", "wanted")] == ["loaded", "loaded", "unloaded"]
+    one.run(600)
+    assert [of.state(n) for n in ("pinned", "busy", "wanted")] == ["loaded", "unloaded", "loaded"]
+
+
+def test_an_idle_model_is_unloaded_after_its_time_and_each_request_renews_it() -> None:
+    of = Residency(2)
+    of.add("a", 1, ttl=10.0)
+    one = Server(of)
+    for when in (0.0, 9.0, 18.0):
+        one.at(when, lambda: one.ask("a", 1.0))
+    one.run(28.9)
+    assert of.state("a") == "loaded"
+    assert of.expires("a") == pytest.approx(29.0)
+    one.run(29.1)
+    assert of.state("a") == "unloaded"
+    of.keep("a", None)
+    one.ask("a", 1.0)
+    one.run(10_000)
+    assert of.state("a") == "loaded"
+    of.keep("a", 0.0)
+    one.run(10_001)
+    assert of.state("a") == "unloaded"
+
+
+def test_an_operator_unloads_a_pinned_model_when_its_requests_have_ended() -> None:
+    of = Residency(2)
+    of.add("a", 1, pinned=True)
+    one = Server(of)
+    one.ask("a", 100.0)
+    one.run(10)
+    of.unload("a")
+    assert not of.is_open("a")
+    one.ask("a", 1.0)
+    one.run(50)
+    assert of.requests("a") == (1, 1)
+    one.run(105)
+    assert (of.state("a"), one.loads["a"]) == ("loading", 2), "for the one that came meanwhile"
+    one.run(200)
+    assert of.requests("a") == (0, 0)
+
+
+# --- what cannot be ---------------------------------------------------------------------------
+
+
+def test_a_model_that_never_fits_is_refused_with_figures() -> None:
+    of = Residency(10 << 20)
+    of.add("pinned", 4 << 20, pinned=True)
+    with pytest.raises(InvalidRequestError, match=r"big needs 7 MiB .* beside 4 MiB .* 10 MiB"):
+        of.add("big", 7 << 20)
+
+
+def test_what_is_pinned_later_leaves_room_for_the_others() -> None:
+    of = Residency(10)
+    of.add("big", 7)
+    with pytest.raises(InvalidRequestError, match="big needs"):
+        of.add("pinned", 4, pinned=True)
+
+
+def test_a_load_that_fails_refuses_those_who_wait_and_can_be_tried_again() -> None:
+    of = Residency(1)
+    of.add("a", 1)
+    ticket = of.wait("a", 0.0)
+    change = of.next_change(0.0)
+    assert change is not None
+    of.changing(change)
+    of.failed("a")
+    assert (of.requests("a"), of.next_change(1.0)) == ((0, 0), None)
+    of.leave(ticket)
+    of.wait("a", 2.0)
+    assert of.next_change(2.0) == change
+
+
+# --- fairness ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.5])
+def test_two_models_that_alternate_do_not_thrash(pause: float) -> None:
+    """Two clients of two models of which one fits: without patience each request costs a load."""
+    hasty, patient = (server(1, patience, a=1, b=1) for patience in (EAGER, None))
+    for one in (hasty, patient):
+        client(one, "a", 1.0, pause)
+        client(one, "b", 1.0, pause)
+        one.run(2000)
+    answered = {
+        id(one): sum(len(waits) for waits in one.waits.values()) for one in (hasty, patient)
+    }
+    per_load = answered[id(patient)] / patient.loads.total()
+    assert answered[id(hasty)] / hasty.loads.total() < 1.1
+    assert per_load > 8
+    assert patient.loads.total() * LOAD <= 2000 * 0.25, "at most a fifth of the time, and a bit"
+    assert answered[id(patient)] > 2.5 * answered[id(hasty)]
+
+
+def test_none_waits_longer_than_the_others_may_keep_their_memory() -> None:
+    one = server(1, a=1, b=1, c=1)
+    for name in "abc":
+        client(one, name, 2.0, 0.1)
+    one.run(3000)
+    residence = Patience().residence * LOAD
+    for name in "abc":
+        # Two others before it: each loads, serves, and ends what runs.
+        assert max(one.waits[name]) <= 3 * (LOAD + residence + 2.0)
+    served = [len(one.waits[name]) for name in "abc"]
+    assert max(served) <= 1.2 * min(served)
+
+
+def test_a_client_that_alternates_by_itself_waits_for_no_patience() -> None:
+    """Nothing is gained by keeping a model that its only client has left."""
+    one = server(1, a=1, b=1)
+
+    def turn(name: str) -> None:
+        one.ask(name, 1.0, lambda: turn("b" if name == "a" else "a"))
+
+    turn("a")
+    one.run(1000)
+    each = LOAD + 1.0 + Patience().linger * LOAD
+    assert one.loads.total() == pytest.approx(1000 / each, rel=0.02)
+
+
+def test_a_long_answer_is_waited_for_and_new_requests_queue_behind_the_other_model() -> None:
+    one = server(1, a=1, b=1)
+    one.ask("a", 100.0)
+    one.at(10, lambda: one.ask("b", 1.0))
+    one.at(60, lambda: one.ask("a", 1.0))
+    one.run(300)
+    assert one.waits["b"] == [pytest.approx(100 + LOAD - 10 + LOAD)]
+    assert one.loads == {"a": 2, "b": 1}
+    assert one.waits["a"][1] > 100 - 60
