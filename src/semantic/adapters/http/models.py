@@ -164,7 +164,7 @@ def _model(
     return model
 
 
-_LOADED: Final = "loaded"
+_LOADED: Final[ModelState] = "loaded"
 
 
 class LmStudioModel(BaseModel):
