@@ -27,6 +27,9 @@ TOOLS: Final = [
     {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 ]
 FLAGS: Final = ("--max-batch", "3", "--pool-gb", "0.05", "--ram-gb", "0.2", "--disk-gb", "1")
+LIGHT, TOP = "page-light.png", "page-top.png"
+WIDE: Final = 1000
+_MARGIN: Final = 16
 _SECONDS: Final = 300.0
 
 
@@ -69,13 +72,23 @@ def prepare(url: str) -> None:
 
 
 def picture(page: Page, url: str, name: str, agent: str) -> None:
-    """One picture of the whole page, with the blocks of an agent."""
+    """One picture of the whole page, with the blocks of an agent; for a wide one, of its top too:
+    savings, budgets and agents."""
     page.goto(url)
     page.get_by_role("treeitem").filter(has_text=agent).first.click()
     page.locator("semantic-agent .cells").wait_for()
     page.locator("semantic-agents .state.decode").first.wait_for()
     page.locator(".lane").first.wait_for()
     page.screenshot(path=IMAGES / name, full_page=True)
+    if name == LIGHT:
+        agents = page.locator("semantic-agents").bounding_box()
+        assert agents is not None, "there is no list of agents"
+        bottom = agents["y"] + agents["height"] + page.evaluate("scrollY") + _MARGIN
+        page.screenshot(
+            path=IMAGES / TOP,
+            full_page=True,
+            clip={"x": 0, "y": 0, "width": WIDE, "height": bottom},
+        )
 
 
 def main() -> int:
@@ -100,8 +113,8 @@ def main() -> int:
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=program)
             for name, width, scheme in (
-                ("page-light.png", 1000, "light"),
-                ("page-dark.png", 1000, "dark"),
+                (LIGHT, WIDE, "light"),
+                ("page-dark.png", WIDE, "dark"),
                 ("page-phone.png", 360, "light"),
             ):
                 context = browser.new_context(
