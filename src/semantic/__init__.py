@@ -1,10 +1,9 @@
 """Many LLM agents, one local model, and no token computed twice.
 
     >>> import semantic
-    >>> model, tokenizer = semantic.load()
-    >>> spec = semantic.ModelCacheSpec.from_model(model)
-    >>> pool = semantic.BlockPool(spec, total_blocks=500)
-    >>> engine = semantic.BlockPoolBatchEngine(model, tokenizer, pool, spec)
+    >>> with semantic.Engine() as engine:
+    ...     print(engine.chat("ada", "My name is Ada.").text)
+    Nice to meet you, Ada.
 
 Public names are those in `__all__`. Each is imported when it is first asked for: a command that
 only prints its help needs none.
@@ -18,34 +17,60 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from semantic.application.engine.batch_engine import BlockPoolBatchEngine
     from semantic.bootstrap import load
+    from semantic.domain.chat import Message, Tool
     from semantic.domain.entities import AgentBlocks, KVBlock
     from semantic.domain.errors import SemanticError
     from semantic.domain.services import BlockPool
     from semantic.domain.value_objects import CompletedGeneration, ModelCacheSpec, SamplingParams
+    from semantic.library.answers import Answer, AsyncAnswerStream
+    from semantic.library.async_agent import AsyncAgent
+    from semantic.library.async_engine import AsyncEngine
+    from semantic.library.chat_options import Request
+    from semantic.library.engine import Agent, AnswerStream, Engine
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Agent",
     "AgentBlocks",
+    "Answer",
+    "AnswerStream",
+    "AsyncAgent",
+    "AsyncAnswerStream",
+    "AsyncEngine",
     "BlockPool",
     "BlockPoolBatchEngine",
     "CompletedGeneration",
+    "Engine",
     "KVBlock",
+    "Message",
     "ModelCacheSpec",
+    "Request",
     "SamplingParams",
     "SemanticError",
+    "Tool",
     "load",
 ]
 
 _MODULES = {
+    "Agent": "library.engine",
     "AgentBlocks": "domain.entities",
+    "Answer": "library.answers",
+    "AnswerStream": "library.engine",
+    "AsyncAgent": "library.async_agent",
+    "AsyncAnswerStream": "library.answers",
+    "AsyncEngine": "library.async_engine",
     "BlockPool": "domain.services",
     "BlockPoolBatchEngine": "application.engine.batch_engine",
     "CompletedGeneration": "domain.value_objects",
+    "Engine": "library.engine",
     "KVBlock": "domain.entities",
+    "Message": "domain.chat",
     "ModelCacheSpec": "domain.value_objects",
+    "Request": "library.chat_options",
     "SamplingParams": "domain.value_objects",
     "SemanticError": "domain.errors",
+    "Tool": "domain.chat",
     "load": "bootstrap",
 }
 """Where each public name is."""

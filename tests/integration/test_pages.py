@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -108,6 +110,19 @@ def test_every_block_of_python_runs_and_prints_what_follows_it(
         return
     with served(tmp_path, Path(DEFAULT_MODEL)) as server:
         run(found, server.url, capsys)
+
+
+def test_the_python_of_the_readme_is_typed(tmp_path: Path) -> None:
+    """The library's types reach its users: `make type` has read them before, and mypy remembers."""
+    found = scripts((ROOT / "README.md").read_text(encoding="utf-8"))
+    code = "\n".join(code.replace(ELLIPSIS, MESSAGES) for code, _ in found)
+    assert "semantic.Engine(" in code
+    wrong = "number: str = engine.chat('ada', 'a').cached_tokens\n"
+    (tmp_path / "readme.py").write_text(f"{code}\n{wrong}")
+    words = (sys.executable, "-m", "mypy", "--strict", "--no-error-summary", tmp_path / "readme.py")
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    (error,) = done.stdout.splitlines()
+    assert error.endswith('expression has type "int", variable has type "str")  [assignment]')
 
 
 def run(found: list[tuple[str, str]], url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,9 +16,10 @@ from typing import TypeVar
 
 from semantic.application.agents.finder import AgentNames
 from semantic.application.agents.served_agents import ServedAgents
-from semantic.application.chat.answer_reader import AnswerReader, AnswerStream
+from semantic.application.chat.answer_reader import AnswerReader, AnswerStream, message_in
 from semantic.application.chat.preparation import Preparation, Prepared
 from semantic.application.chat.replay import Replay
+from semantic.application.chat.transcript import messages_in
 from semantic.application.engine.calls import guarded
 from semantic.application.engine.engine_state import Figures
 from semantic.application.engine.engine_thread import EngineThread
@@ -34,9 +35,10 @@ from semantic.domain.answer import (
     Usage,
 )
 from semantic.domain.block_hash import PUBLIC_TENANT, pack_tokens
-from semantic.domain.chat import Chat, numbered_call
+from semantic.domain.chat import Chat, Message, numbered_call
 from semantic.domain.digest import digest
 from semantic.domain.errors import BackendError, InvalidRequestError, UncheckedGrammarError
+from semantic.domain.stored import Manifest
 from semantic.domain.value_objects import (
     CompletedGeneration,
     PrefillEvent,
@@ -98,7 +100,16 @@ class Serving:
 
     async def close(self) -> None:
         """Cancel what runs, save every agent, and end all threads."""
-        await asyncio.get_running_loop().run_in_executor(None, self._end)
+        await asyncio.get_running_loop().run_in_executor(None, self.end)
+
+    def end(self) -> None:
+        """`close` for a thread without an event loop; waits."""
+        self._names.close()
+        self.agents.close()
+        self._thread.stop(drain=False)
+        self._preparation.close()
+        self._workers.shutdown(cancel_futures=True)
+        self._replay.close()
 
     def figures(self) -> Figures:
         """Figures of this moment. Thread-safe."""
@@ -144,6 +155,16 @@ class Serving:
             finally:
                 self._thread.cancel(handle)
 
+    async def history(self, agent: str, tenant: str = "") -> tuple[Message, ...]:
+        """The messages of a saved agent whose requests had its transcript as their `Ask.note`.
+
+        The last answer is read from its tokens; a tool call in it is text. Raises
+        AgentNotFoundError if the agent is not saved, and InvalidRequestError if it is saved
+        without messages.
+        """
+        saved = await self.agents.saved(agent, tenant)
+        return await self._work(lambda: self._history(saved))
+
     async def tokenize(
         self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
     ) -> tuple[int, ...]:
@@ -166,13 +187,18 @@ class Serving:
 
     # Inside
 
-    def _end(self) -> None:
-        self._names.close()
-        self.agents.close()
-        self._thread.stop(drain=False)
-        self._preparation.close()
-        self._workers.shutdown(cancel_futures=True)
-        self._replay.close()
+    def _history(self, saved: Manifest) -> tuple[Message, ...]:
+        messages = messages_in(saved.note)
+        if messages is None:
+            raise InvalidRequestError(
+                f"agent {saved.agent_id!r:.300} is saved without its messages: give all of them"
+            )
+        ends = self._tokenizer.eos_token_ids
+        tokens = [one for one in saved.token_ids[saved.prompt_tokens :] if one not in ends]
+        chat = Chat(messages)
+        opens = self._format.render(chat).opens_thought
+        reader = AnswerReader(self._format, chat, opens_thought=opens, new_id=_new_call_id)
+        return (*messages, message_in(reader, self._tokenizer.decode(tokens)))
 
     def _arrivals_here(self) -> Arrivals:
         """Those of the running loop, shared by all its requests."""

@@ -6,16 +6,14 @@ Knows the chat template through the tokenizer; no engine and no output.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
+from semantic.application.chat.transcript import message_of, messages_in, transcript_of
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.stored import Manifest
 from semantic.ports.outbound import Tokenizer
 
 Message = dict[str, str]
-
-_MESSAGES = "messages"
 
 
 class Conversation:
@@ -50,7 +48,9 @@ class Conversation:
 
     def note(self, question: str) -> str:
         """The text to store with the prompt of `question`; `resume` reads it."""
-        return json.dumps({_MESSAGES: [*self.messages, message("user", question)]})
+        return transcript_of(
+            [message_of(one) for one in (*self.messages, message("user", question))]
+        )
 
     def resume(self, manifest: Manifest) -> bool:
         """Continue an agent's conversation; False, without a change, when it has no `note`.
@@ -59,9 +59,10 @@ class Conversation:
         after the prompt. Raises InvalidRequestError when this conversation was given another
         system message.
         """
-        messages = _read_note(manifest.note)
-        if messages is None:
+        saved = messages_in(manifest.note)
+        if saved is None:
             return False
+        messages = [message(one.role, one.content) for one in saved]
         system = messages[0]["content"] if messages[0]["role"] == "system" else None
         if self._system not in (None, system):
             raise InvalidRequestError("it began with another system message; --new begins afresh")
@@ -106,23 +107,3 @@ def has_chat_template(tokenizer: Tokenizer) -> bool:
     except InvalidRequestError:
         return False
     return True
-
-
-def _read_note(note: str) -> list[Message] | None:
-    """The messages of `Conversation.note`, the last one a question; None for any other text."""
-    try:
-        fields = json.loads(note)
-    except (ValueError, RecursionError):
-        return None
-    messages = fields.get(_MESSAGES) if isinstance(fields, dict) else None
-    if not isinstance(messages, list) or not all(map(_is_message, messages)):
-        return None
-    return messages if messages and messages[-1]["role"] == "user" else None
-
-
-def _is_message(value: object) -> bool:
-    return (
-        isinstance(value, dict)
-        and set(value) == {"role", "content"}
-        and all(isinstance(text, str) for text in value.values())
-    )

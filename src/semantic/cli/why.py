@@ -6,28 +6,30 @@ With --prompt, how much of another one would be reused. Loads a tokenizer only f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
 
-from semantic.application.cache.match_report import cache_miss_reason, end_reason
+from semantic.application.cache.match_words import (
+    TokenReader,
+    cache_miss_reason,
+    end_reason,
+    explain,
+    first_difference,
+)
 from semantic.bootstrap import load_tokenizer
 from semantic.cli.agent_lookup import AgentName, ModelId, find_agent, open_store
 from semantic.cli.conversation import Conversation
 from semantic.cli.options import AsJson, StoreOptions
-from semantic.cli.report import Json, match_json, show_name, show_seconds, to_line
+from semantic.cli.report import Json, match_json, show_name, to_line
 from semantic.cli.terminal import read_stdin, require_text
 from semantic.domain.block_hash import Part
-from semantic.domain.match import MatchReport
 from semantic.domain.prefix import common_prefix
 from semantic.domain.stored import Manifest
 from semantic.ports.outbound import Tokenizer
 from semantic.ports.store import CacheStorePort
-
-Reader = Callable[[int | None], str | None]
-"""A token as text; None without a tokenizer or a token."""
 
 
 def why(
@@ -62,32 +64,16 @@ def why(
     if as_json:
         typer.echo(to_line(to_json(agent, match, read)))
         return
-    lines = explain(agent, read) if match is None else compare(agent, match, read)
-    typer.echo("\n".join(lines))
-
-
-def explain(agent: Manifest, read: Reader) -> Iterator[str]:
-    """The last prompt's match, as text."""
-    name, match = show_name(agent.agent_id), agent.match
     if match is None:
-        yield f"{name} has had no prompt since it was forked or imported"
-        return
-    source = f" from {match.source}" if match.reused_tokens else ""
-    cost = f", which took {show_seconds(match.seconds)}" if match.computed_tokens else ""
-    yield (
-        f"{name}'s last prompt: {match.prompt_tokens} tokens, {match.reused_tokens} "
-        f"reused{source}, {match.computed_tokens} computed{cost}"
-    )
-    yield end_reason(match)
-    yield from _difference(match, read)
-    if match.lost is not None:
-        yield (
-            f"{match.lost.tokens} tokens that it had were computed again in "
-            f"{show_seconds(match.lost.seconds)}: {show_name(cache_miss_reason(match), whole=True)}"
+        name = show_name(agent.agent_id)
+        typer.echo(
+            "\n".join(show_name(one, whole=True) for one in explain(name, agent.match, read))
         )
+    else:
+        typer.echo("\n".join(compare(agent, match, read)))
 
 
-def compare(agent: Manifest, match: PromptMatch, read: Reader) -> Iterator[str]:
+def compare(agent: Manifest, match: PromptMatch, read: TokenReader) -> Iterator[str]:
     """The match of a prompt that was not submitted, as text."""
     name = show_name(agent.agent_id)
     yield (
@@ -95,7 +81,7 @@ def compare(agent: Manifest, match: PromptMatch, read: Reader) -> Iterator[str]:
         f"{match.agent_tokens} of {name}"
     )
     if match.got is not None and match.expected is not None:
-        yield _first_difference(match.common_tokens, match.expected, match.got, read)
+        yield first_difference(match.common_tokens, match.expected, match.got, read)
     if match.n_missing:
         yield (
             f"{match.n_missing} of the {len(match.present)} blocks that hold them are missing, the "
@@ -106,7 +92,7 @@ def compare(agent: Manifest, match: PromptMatch, read: Reader) -> Iterator[str]:
     yield f"at least {match.prompt_tokens - match.stored_tokens} tokens would be computed"
 
 
-def to_json(agent: Manifest, match: PromptMatch | None, read: Reader) -> Json:
+def to_json(agent: Manifest, match: PromptMatch | None, read: TokenReader) -> Json:
     """Both matches as one document; "prompt" is null unless one was given."""
     last = match_json(agent.match)
     if last is not None and agent.match is not None:
@@ -128,28 +114,7 @@ def to_json(agent: Manifest, match: PromptMatch | None, read: Reader) -> Json:
     return {"name": agent.agent_id, "match": last, "prompt": prompt}
 
 
-def _difference(match: MatchReport, read: Reader) -> Iterator[str]:
-    if match.differs_at is None:
-        return
-    if match.expected is not None and match.got is not None:
-        yield _first_difference(match.differs_at, match.expected, match.got, read)
-    else:
-        yield f"It differs from what the agent had at position {match.differs_at}, where one ends."
-
-
-def _first_difference(position: int, expected: int, got: int, read: Reader) -> str:
-    return (
-        f"At position {position} the agent had {_token(expected, read)}, "
-        f"the prompt has {_token(got, read)}."
-    )
-
-
-def _token(token: int, read: Reader) -> str:
-    text = read(token)
-    return f"token {token}" if text is None else f"token {token} ({text!r})"
-
-
-def _reader(tokenizer: Tokenizer | None) -> Reader:
+def _reader(tokenizer: Tokenizer | None) -> TokenReader:
     def read(token: int | None) -> str | None:
         return None if tokenizer is None or token is None else tokenizer.decode([token])
 

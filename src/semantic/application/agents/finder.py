@@ -304,9 +304,9 @@ class AgentNames:
 
     def note(self, agent: str, prepared: Prepared, ask: Ask) -> str:
         """The note to save with `agent`: its origin, to find it after a restart, and the request's
-        parts, to compare the next request with."""
+        parts, to compare the next request with; then the request's own line."""
         origin = self._finder.origin(agent, ask.tenant) or _origin(prepared, ask)
-        return note_of("" if origin is None else origin.note(), prepared.parts)
+        return note_of("" if origin is None else origin.note(), prepared.parts, ask.note)
 
 
 def _origin(prepared: Prepared, ask: Ask) -> Origin | None:

@@ -15,7 +15,7 @@ from semantic.application.agents.directory import Activity, AgentDirectory, Owne
 from semantic.application.agents.finder import AgentFinder
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.application.engine.calls import guarded
-from semantic.domain.stored import StoreStats
+from semantic.domain.stored import Manifest, StoreStats
 from semantic.ports.agents import (
     EVERY_AGENT,
     AgentArchive,
@@ -114,6 +114,10 @@ class ServedAgents:
         owner = await self._owner(tenant)
         seen = await self._activity(owner, [agent_id])
         return await self._work(lambda: self._directory.show(agent_id, owner, seen))
+
+    async def saved(self, agent_id: str, tenant: str) -> Manifest:
+        """The agent after its last turn. Raises AgentNotFoundError if it is not saved."""
+        return await self._work(lambda: self._directory.saved_agent(agent_id, tenant))
 
     async def fork(self, agent_id: str, new_id: str, tenant: str) -> AgentSummary:
         """See `AgentsPort.fork`."""

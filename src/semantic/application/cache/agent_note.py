@@ -1,7 +1,8 @@
 """The note in an agent's manifest: the origin of its requests, and the parts of the last one.
 
 Each is one line of JSON with labels and digests, never text; usually some kilobytes, at most a
-hundred. Knows neither the store nor what an origin contains.
+hundred. A line that the request itself has for the note comes last. Knows neither the store nor
+what an origin contains.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ _VERSION = 1
 _ROLES: dict[str, Role] = {role[0]: role for role in get_args(Role)}
 
 
-def note_of(origin: str, parts: Parts | None) -> str:
-    """The note: the line `origin` (see `Origin.note`; "" for none), then the parts."""
+def note_of(origin: str, parts: Parts | None, last: str = "") -> str:
+    """The note: the line `origin` (see `Origin.note`; "" for none), the parts, the line `last`."""
     lines = [origin] if origin else []
     if parts is not None:
         text = json.dumps(_written(parts), ensure_ascii=False, separators=(",", ":"))
         lines.append(text)
+    if last:
+        lines.append(last)
     return "\n".join(lines)
 
 
@@ -42,8 +45,9 @@ def parts_in(note: str, max_messages: int = MAX_MESSAGES) -> Parts | None:
 
     Reads only the first `max_messages` messages.
     """
-    line = note if note.startswith(_START) else note.partition("\n")[2]
-    if not line.startswith(_START):  # other texts may be long
+    lines = note.split("\n", 2)[:2]  # other texts may be long
+    line = next((one for one in lines if one.startswith(_START)), None)
+    if line is None:
         return None
     try:
         return _read(json.loads(line), max_messages)

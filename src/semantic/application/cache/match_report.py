@@ -1,4 +1,4 @@
-"""Match report: how much of a request's prompt was reused, why not more, and that in a sentence.
+"""Match report: how much of a request's prompt was reused, and why not more.
 
 A pure function of the request; reads no store. Of an agent's note it knows only the parts of a
 request.
@@ -6,19 +6,11 @@ request.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from semantic.application.cache.agent_note import parts_in
 from semantic.application.request import Request
 from semantic.domain.match import CacheMiss, MatchEnd, MatchReport
 from semantic.domain.prefix import common_prefix, without_generation_prompt
-from semantic.domain.request_parts import (
-    Change,
-    Difference,
-    PartKind,
-    changed_part,
-    rendered_part,
-)
+from semantic.domain.request_parts import Difference, changed_part, rendered_part
 from semantic.domain.value_objects import BLOCK_TOKENS
 
 
@@ -79,80 +71,3 @@ def _end(request: Request, shared: int, *, differs: bool) -> MatchEnd:
     if request.cached_tokens < min(shared, len(request.prompt) - 1):
         return end
     return MatchEnd.DIVERGED if differs else MatchEnd.COMPLETE
-
-
-# In words
-
-_REASONS: Mapping[MatchEnd, str] = {
-    MatchEnd.COMPLETE: "All that was cached of it was used.",
-    MatchEnd.NEW: "Nothing was cached that begins like it.",
-    MatchEnd.DIVERGED: "It is not what the agent had before.",
-    MatchEnd.MISSING: "The next block is not there: evicted, dropped or never saved.",
-    MatchEnd.DAMAGED: "The next block did not hold what it should and was put aside.",
-    MatchEnd.NO_CHECKPOINT: (
-        "The blocks are there, but this model's windows or states can be resumed only at an "
-        "earlier position."
-    ),
-    MatchEnd.SLOWER: "Reading the rest would have taken longer than computing it.",
-    MatchEnd.SCORED: "Log-probabilities of the prompt were asked for: all of it was computed.",
-}
-_SHARED = "The agent had nothing cached; what other agents had of it was used."
-
-_OF_THE_REQUEST = (MatchEnd.DIVERGED, MatchEnd.COMPLETE)
-
-
-def end_reason(match: MatchReport) -> str:
-    """Why the reused prefix ended where it did, in a sentence."""
-    if match.end is MatchEnd.NEW and match.reused_tokens:
-        return _SHARED
-    return _REASONS[match.end]
-
-
-def cache_miss_reason(match: MatchReport) -> str:
-    """Why cached tokens were computed again: the changed part, or what the cache lacks."""
-    if match.lost is None or match.lost.part is None:
-        return end_reason(match)
-    words = part_words(match.lost.part)
-    changed = f"{words[0].upper()}{words[1:]}."
-    return changed if match.end in _OF_THE_REQUEST else f"{changed} {end_reason(match)}"
-
-
-_CHANGES: Mapping[Change, str] = {
-    Change.CHANGED: "{} changed",
-    Change.ADDED: "{} was added",
-    Change.REMOVED: "{} was removed",
-    Change.MOVED: "{} is at another place in the order",
-    Change.NOT_ANSWERED: "{} is not the answer that was given",
-    Change.CUT: "{} ended at a stop string, before what the model wrote did",
-    Change.RENDERED: "{} is written differently by the template",
-}
-_THINKING: Mapping[Change, str] = {
-    Change.REMOVED: "the thinking of {} was left out",
-    Change.ADDED: "thinking was added to {}",
-    Change.CHANGED: "the thinking of {} changed",
-    Change.RENDERED: "the template writes the thinking of {} differently or leaves it out",
-}
-_TEMPLATE = "nothing in the request changed, but the template writes it differently"
-
-
-def part_words(part: Difference) -> str:
-    """A clause with the part that changed, and how."""
-    match part.kind:
-        case PartKind.TEMPLATE:
-            return _TEMPLATE
-        case PartKind.THINKING:
-            where = "earlier messages" if part.number is None else _numbered("message", part)
-            return _THINKING.get(part.change, _THINKING[Change.CHANGED]).format(where)
-        case PartKind.OPTION:
-            thing = f"the template option {part.name}" if part.name else "a template option"
-        case PartKind.SYSTEM:
-            first = part.number == 1
-            thing = "the system message" if first else f"system message {part.number}"
-        case _:
-            thing = _numbered(part.kind.value, part)
-    return _CHANGES[part.change].format(thing)
-
-
-def _numbered(noun: str, part: Difference) -> str:
-    """tool 7 (Bash)."""
-    return f"{noun} {part.number} ({part.name})" if part.name else f"{noun} {part.number}"

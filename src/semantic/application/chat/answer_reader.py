@@ -259,6 +259,14 @@ class AnswerMessage:
         return Message("assistant", "".join(self._text), "".join(self._thought), calls)
 
 
+def message_in(reader: AnswerReader, text: str) -> Message:
+    """The message of a whole answer, `text`; `reader` is new."""
+    collected = AnswerMessage()
+    for piece in (*reader.push(text), *reader.finish("stop")[0]):
+        collected.add(piece)
+    return collected.message
+
+
 class AnswerStream:
     """Turns the engine's events of one request into pieces, and collects its message.
 

@@ -1,0 +1,139 @@
+"""Answers of the library: whole, and as streams of text.
+
+A stream has the same pieces as a server's. Knows neither engine nor agents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from semantic.application.cache.match_words import cache_miss_reason
+from semantic.domain.answer import AnswerEvent, AnswerReason, TextDelta, Usage
+from semantic.domain.chat import Message, ToolCall
+from semantic.domain.errors import BackendError
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer of `agent`.
+
+    `finish_reason` is "stop", "length", "tool_calls" or "cancelled". `stop_string` is the one that
+    ended it, if one did.
+    """
+
+    agent: str
+    message: Message
+    finish_reason: AnswerReason
+    usage: Usage
+    stop_string: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The answer without reasoning and tool calls."""
+        return self.message.content
+
+    @property
+    def reasoning(self) -> str:
+        """What the model thought before it; "" for none."""
+        return self.message.reasoning
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The calls that the answer makes; each `arguments` is JSON text."""
+        return self.message.tool_calls
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return self.usage.prompt
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that were reused instead of computed."""
+        return self.usage.cached
+
+    @property
+    def why(self) -> str:
+        """Why no more of the prompt was reused, in a sentence."""
+        match = self.usage.match
+        return "" if match is None else cache_miss_reason(match)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class AsyncAnswerStream:
+    """An answer as it is generated: iterate it for its text, or `events` for everything.
+
+    The end of a `with` block, or `close`, cancels what is left. After the last piece `answer` has
+    the whole.
+    """
+
+    def __init__(
+        self,
+        started: AnswerEvent,
+        events: AsyncGenerator[AnswerEvent, None],
+        answer: Callable[[], Answer | None],
+        cancel: Callable[[], Awaitable[object]],
+    ) -> None:
+        """`started` is the event before `events`. `answer` returns the whole answer once they have
+        ended; `cancel` ends them."""
+        self._started: AnswerEvent | None = started
+        self._events = events
+        self._answer = answer
+        self._cancel = cancel
+
+    @property
+    def answer(self) -> Answer:
+        """The whole answer. Raises BackendError before the stream has ended."""
+        found = self._answer()
+        if found is None:
+            raise BackendError("the answer has not ended: iterate its stream first")
+        return found
+
+    async def events(self) -> AsyncGenerator[AnswerEvent, None]:
+        """Every event: progress of the prompt, text, reasoning, tool calls, the end.
+
+        Raises BackendError if the answer fails.
+        """
+        if self._started is not None:
+            started, self._started = self._started, None
+            yield started
+        async for event in self._events:
+            yield event
+
+    async def __aiter__(self) -> AsyncGenerator[str, None]:
+        """The answer's text, piece by piece. Raises BackendError if the answer fails."""
+        async for event in self._events:
+            if isinstance(event, TextDelta) and event.text:
+                yield event.text
+
+    async def cancel(self) -> None:
+        """End the answer at the next step; its stream ends with what was generated."""
+        await self._cancel()
+
+    async def close(self) -> None:
+        """Cancel what is left and read no more."""
+        await self._events.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+async def whole(stream: AsyncAnswerStream) -> Answer:
+    """The answer of a stream that is read to its end. Raises BackendError if it fails."""
+    async with stream:
+        async for _ in stream.events():
+            pass
+    return stream.answer

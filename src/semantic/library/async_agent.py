@@ -1,0 +1,318 @@
+"""AsyncAgent: one agent of an engine: its conversation, its cache, and what may be done with both.
+
+Its messages are saved with its cache, so that another process continues the conversation. Knows
+the served model; no thread and no transport.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, Unpack, overload
+
+from semantic.application.agents.directory import require_id
+from semantic.application.cache.match_words import explain
+from semantic.application.chat.answer_reader import AnswerMessage
+from semantic.application.chat.transcript import transcript_of
+from semantic.application.serving import Serving
+from semantic.domain.answer import (
+    AnswerEnd,
+    AnswerEvent,
+    AnswerStarted,
+    PromptProgress,
+    PromptScored,
+)
+from semantic.domain.block_hash import LOCAL_TENANT
+from semantic.domain.chat import Message
+from semantic.domain.errors import AgentNotFoundError, BackendError, InvalidRequestError
+from semantic.library.agent_files import write_archive
+from semantic.library.answers import Answer, AsyncAnswerStream, whole
+from semantic.library.chat_options import (
+    ChatOptions,
+    Messages,
+    ask_for,
+    check_options,
+    conversation,
+)
+from semantic.ports.agents import AgentDetail
+
+
+class AsyncAgent:
+    """An agent: a conversation, and the cache of all its tokens.
+
+    Get one with `AsyncEngine.agent`. One turn runs at a time; different agents answer together.
+    """
+
+    def __init__(
+        self, name: str, serving: Callable[[], Serving], agents: dict[str, AsyncAgent]
+    ) -> None:
+        """`serving` raises BackendError once the engine is closed. `agents` are the engine's, by
+        name: forks are added. Raises InvalidRequestError for what can be no agent's name."""
+        require_id(name)
+        self.name = name
+        self._loaded = serving
+        self._agents = agents
+        self._system: str | None = None
+        self._messages: tuple[Message, ...] | None = None
+        self._is_answering = False
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+    # Its conversation
+
+    @overload
+    async def chat(
+        self, messages: Messages, *, stream: Literal[False] = ..., **options: Unpack[ChatOptions]
+    ) -> Answer: ...
+
+    @overload
+    async def chat(
+        self, messages: Messages, *, stream: Literal[True], **options: Unpack[ChatOptions]
+    ) -> AsyncAnswerStream: ...
+
+    async def chat(
+        self, messages: Messages, *, stream: bool = False, **options: Unpack[ChatOptions]
+    ) -> Answer | AsyncAnswerStream:
+        """Answer the next message, or a whole conversation.
+
+        A text continues the agent's conversation, also one of an earlier process if the engine has
+        a store. Messages replace it. What is cached of either is not computed again. With `stream`
+        the answer's text can be iterated while it is generated. `options` are those of
+        `ChatOptions`: `max_tokens`, `temperature`, `seed`, `stop`, `tools`, `schema` and others.
+
+        Raises InvalidRequestError for wrong messages or options, and while the agent is answering;
+        ContextOverflowError for more than the context; BackendError if the model fails. The
+        conversation is then unchanged.
+        """
+        check_options(options)
+        turn = _Turn(self.name)
+        events = self._answered(messages, options, turn)
+        started = await anext(events)
+        answers = AsyncAnswerStream(started, events, turn.answer, lambda: self._cancel(turn))
+        return answers if stream else await whole(answers)
+
+    async def history(self) -> tuple[Message, ...]:
+        """The messages of the conversation so far.
+
+        Raises InvalidRequestError if the agent is saved without its messages, as a server saves
+        it, and if it began with another system message than the one that it was given here.
+        """
+        if self._messages is None:
+            found: tuple[Message, ...] = ()
+            with suppress(AgentNotFoundError):
+                found = await self._serving.history(self.name, LOCAL_TENANT)
+            if found and self._system not in (None, _system_of(found)):
+                raise InvalidRequestError(
+                    f"agent {self.name!r} began with another system message: forget it first, or "
+                    "change its system message"
+                )
+            self._messages = found or _begun(self._system)
+        return self._messages
+
+    async def set_system(self, text: str | None) -> None:
+        """Continue with another system message; None for none. The next prompt is computed anew
+        from there."""
+        before = () if self._messages is None else self._messages
+        if self._messages is None:
+            self._system = None
+            before = await self.history()
+        rest = before[1:] if _system_of(before) is not None else before
+        self._system, self._messages = text, (*_begun(text), *rest)
+
+    # Its cache
+
+    async def cached_tokens(self) -> int:
+        """Tokens from its beginning that are cached: a prompt that begins like it computes none of
+        them again. 0 for an agent without a turn."""
+        try:
+            detail = await self.info()
+        except AgentNotFoundError:
+            return 0
+        stop = 0
+        for block in detail.blocks:
+            if block.place == "missing":
+                break
+            stop = block.stop
+        return stop
+
+    async def info(self) -> AgentDetail:
+        """Its tokens, bytes, parent and blocks, each block with its place.
+
+        Raises AgentNotFoundError for an agent without a turn.
+        """
+        return await self._serving.agents.show(self.name, LOCAL_TENANT)
+
+    async def why(self) -> str:
+        """How much of its last prompt was reused, and why not more: a sentence a line.
+
+        Raises AgentNotFoundError for an agent without a turn.
+        """
+        match = (await self.info()).match
+        texts: dict[int | None, str] = {}
+        if match is not None and match.expected is not None and match.got is not None:
+            tokens = (match.expected, match.got)
+            texts = dict(zip(tokens, await self._serving.token_texts(tokens), strict=True))
+        return "\n".join(explain(self.name, match, texts.get))
+
+    async def fork(self, name: str) -> AsyncAgent:
+        """A new agent with this one's conversation and cache, of which nothing is copied.
+
+        Raises InvalidRequestError if there is an agent of that name, or this one has no turn yet.
+        """
+        await self._serving.agents.fork(self.name, name, LOCAL_TENANT)
+        forked = self._agents[name] = AsyncAgent(name, self._loaded, self._agents)
+        forked._system, forked._messages = self._system, self._messages
+        return forked
+
+    async def pin(self, *, pinned: bool = True) -> None:
+        """Exempt its blocks from eviction, or with `pinned=False` allow it again.
+
+        Raises AgentNotFoundError for an agent without a turn.
+        """
+        await self._serving.agents.pin(self.name, LOCAL_TENANT, pinned=pinned)
+
+    async def export(self, path: str | Path) -> int:
+        """Write the agent with its cache to one file, for another machine; returns its bytes.
+
+        The file has the whole conversation, for its owner to read alone, and replaces what was
+        there when it is whole. Raises AgentNotFoundError for an agent without a turn, and
+        OperatorError if the file cannot be written.
+        """
+        archive = await self._serving.agents.export(self.name, LOCAL_TENANT)
+        try:
+            async with aclosing(archive.pieces) as pieces:
+                await write_archive(Path(path), pieces)
+        finally:
+            archive.close()
+        return archive.n_bytes
+
+    async def forget(self) -> None:
+        """Delete its conversation and its cache, on disk too. Its system message stays.
+
+        Raises InvalidRequestError while it is answering.
+        """
+        self._require_idle()
+        with suppress(AgentNotFoundError):
+            await self._serving.agents.forget(self.name, LOCAL_TENANT)
+        if self._messages is not None:
+            self._system = _system_of(self._messages)
+        self._messages = _begun(self._system)
+
+    # Inside
+
+    @property
+    def _serving(self) -> Serving:
+        return self._loaded()
+
+    def begin(self, system: str) -> None:
+        """Give it a system message to begin with. Raises InvalidRequestError if it has another."""
+        if self._messages is None or not self._messages:
+            self._system, self._messages = system, _begun(system) if self._messages == () else None
+        elif _system_of(self._messages) != system:
+            raise InvalidRequestError(
+                f"agent {self.name!r} began with another system message: forget it first, or "
+                "change its system message"
+            )
+
+    async def _answered(
+        self, messages: Messages, options: ChatOptions, turn: _Turn
+    ) -> AsyncGenerator[AnswerEvent, None]:
+        """The events of an answer; the conversation changes when they end, or are closed."""
+        keep = options.get("keep", True)
+        with self._answering(keep=keep):
+            asked = await self._asked(messages)
+            ask = ask_for(self.name, asked, options, self._serving.model.sampling)
+            ask = replace(ask, note=transcript_of(asked), tenant=LOCAL_TENANT)
+            try:
+                async with aclosing(self._serving.answer(ask)) as events:
+                    async for event in events:
+                        turn.add(event)
+                        yield event
+            finally:
+                if keep and turn.is_answered:
+                    self._messages = (*asked, turn.message)
+
+    async def _asked(self, messages: Messages) -> tuple[Message, ...]:
+        if not isinstance(messages, str) or not messages:
+            return conversation(messages)
+        return (*await self.history(), Message("user", messages))
+
+    @contextmanager
+    def _answering(self, *, keep: bool) -> Iterator[None]:
+        """One turn at a time, but for those that are not kept."""
+        if not keep:
+            yield
+            return
+        self._require_idle()
+        self._is_answering = True
+        try:
+            yield
+        finally:
+            self._is_answering = False
+
+    def _require_idle(self) -> None:
+        if self._is_answering:
+            raise InvalidRequestError(
+                f"agent {self.name!r} is answering: read its answer or close its stream first"
+            )
+
+    async def _cancel(self, turn: _Turn) -> None:
+        await self._serving.agents.cancel(turn.uid, LOCAL_TENANT)
+
+
+class _Turn:
+    """One answer as its events arrive."""
+
+    def __init__(self, agent: str) -> None:
+        self._agent = agent
+        self._collected = AnswerMessage()
+        self._end: AnswerEnd | None = None
+        self._has_begun = False
+        self.uid = ""
+
+    def add(self, event: AnswerEvent) -> None:
+        """Take the next event. Raises BackendError for the end of an answer that failed."""
+        match event:
+            case AnswerStarted():
+                self.uid = event.uid
+            case AnswerEnd() if event.reason == "error":
+                self._has_begun = False
+                raise BackendError(event.error or "the model failed")
+            case AnswerEnd():
+                self._end = event
+                self._has_begun |= event.usage.completion > 0
+            case PromptProgress() | PromptScored():
+                pass
+            case _:
+                self._has_begun = True
+                self._collected.add(event)
+
+    @property
+    def message(self) -> Message:
+        """The answer so far."""
+        return self._collected.message
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether anything was generated, and the answer did not fail."""
+        return self._has_begun
+
+    def answer(self) -> Answer | None:
+        """The whole answer; None before its end."""
+        if self._end is None:
+            return None
+        end = self._end
+        return Answer(self._agent, self.message, end.reason, end.usage, end.stop_string)
+
+
+def _begun(system: str | None) -> tuple[Message, ...]:
+    return () if system is None else (Message("system", system),)
+
+
+def _system_of(messages: tuple[Message, ...]) -> str | None:
+    """The system message at the beginning, if there is one."""
+    first = messages[:1]
+    return first[0].content if first and first[0].role in ("system", "developer") else None

@@ -1,0 +1,235 @@
+"""AsyncEngine: a model for programs on an event loop, with its agents as objects.
+
+What a server does for its clients this does for one program: the same preparation, replay and
+engine thread. Knows no transport.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self, Unpack, overload
+
+from semantic.application.engine.admission import QueueLimits
+from semantic.application.serving import Serving
+from semantic.bootstrap import DEFAULT_MODEL, OnStoreUnavailable, Settings, model_of
+from semantic.domain.block_hash import LOCAL_TENANT
+from semantic.domain.errors import BackendError, InvalidRequestError
+from semantic.library.agent_files import read_archive
+from semantic.library.answers import Answer, AsyncAnswerStream
+from semantic.library.async_agent import AsyncAgent
+from semantic.library.chat_options import ChatOptions, Messages, Request
+from semantic.ports.agents import AgentSummary
+from semantic.ports.serving import ServedModel
+from semantic.serve import ServeSettings, load_serving
+
+
+class AsyncEngine:
+    """A model whose agents are never computed twice, for a program on an event loop.
+
+        async with AsyncEngine() as engine:
+            answer = await engine.chat("ada", "My name is Ada.")
+            async for text in await engine.chat("ada", "What is my name?", stream=True):
+                print(text, end="")
+
+    Use it from one event loop; any number of tasks may call it. `Engine` is its twin for programs
+    without one.
+    """
+
+    def __init__(
+        self,
+        model: str | Settings = DEFAULT_MODEL,
+        *,
+        store: str | Path | bool = False,
+        max_context: int | None = None,
+        on_store_unavailable: OnStoreUnavailable | None = None,
+    ) -> None:
+        """`model` is a folder, a hub id, an alias or the model inside the package; or `Settings`,
+        which have the store and all budgets too.
+
+        With a folder as `store` agents outlive the process; True is the folder of the command line,
+        which one process at a time may use. `max_context` limits a prompt and its answer together,
+        in tokens. Without `on_store_unavailable` a store that cannot be used is a StoreError.
+
+        Nothing is loaded before `async with` or `start`. Raises InvalidRequestError for a store
+        beside `Settings`.
+        """
+        self._settings = serve_settings(model, store, max_context)
+        self._on_store_unavailable = on_store_unavailable
+        self._loaded: Serving | None = None
+        self._agents: dict[str, AsyncAgent] = {}
+
+    # Life
+
+    async def start(self) -> None:
+        """Load the model; returns when it can answer.
+
+        Raises ModelNotFoundError, UnsupportedModelError, StoreError, and OperatorError when MLX is
+        not usable.
+        """
+        if self._loaded is None:
+            self._loaded = await load_serving(self._settings, self._on_store_unavailable)
+            atexit.register(self._loaded.end)  # of a program that forgets to close it
+
+    async def close(self) -> None:
+        """Cancel what runs, save every agent, and end all threads. A second call does nothing."""
+        loaded, self._loaded = self._loaded, None
+        self._agents.clear()
+        if loaded is not None:
+            atexit.unregister(loaded.end)
+            await loaded.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether it can answer: it was started and is not closed."""
+        return self._loaded is not None
+
+    @property
+    def model(self) -> ServedModel:
+        """The model's names, context and default sampling."""
+        return self._serving.model
+
+    # Answers
+
+    @overload
+    async def chat(
+        self,
+        agent: str,
+        messages: Messages,
+        *,
+        stream: Literal[False] = ...,
+        **options: Unpack[ChatOptions],
+    ) -> Answer: ...
+
+    @overload
+    async def chat(
+        self,
+        agent: str,
+        messages: Messages,
+        *,
+        stream: Literal[True],
+        **options: Unpack[ChatOptions],
+    ) -> AsyncAnswerStream: ...
+
+    async def chat(
+        self,
+        agent: str,
+        messages: Messages,
+        *,
+        stream: bool = False,
+        **options: Unpack[ChatOptions],
+    ) -> Answer | AsyncAnswerStream:
+        """The agent's answer to its next message (a text) or to a whole conversation (messages).
+
+        With `stream` its text can be iterated while it is generated. `options` and errors are
+        those of `AsyncAgent.chat`.
+        """
+        if stream:
+            return await self.agent(agent).chat(messages, stream=True, **options)
+        return await self.agent(agent).chat(messages, **options)
+
+    async def run_batch(
+        self, requests: Iterable[tuple[str, Messages] | Request], **options: Unpack[ChatOptions]
+    ) -> list[Answer]:
+        """The answers to many requests in one batch, in their order.
+
+        A request is an agent's name with its messages, or a `Request` with options of its own,
+        which go before `options`. Common prefixes are computed once. Raises InvalidRequestError,
+        before anything is computed, if an agent is named twice; an error of one request when all
+        others have ended.
+        """
+        batch = [one if isinstance(one, Request) else Request(*one) for one in requests]
+        _require_different(batch)
+        answers = await asyncio.gather(
+            *(self._answer(one, {**options, **one.options}) for one in batch),
+            return_exceptions=True,
+        )
+        failed = [one for one in answers if isinstance(one, BaseException)]
+        if failed:
+            raise failed[0]
+        return [one for one in answers if isinstance(one, Answer)]
+
+    # Agents
+
+    def agent(self, name: str, *, system: str | None = None) -> AsyncAgent:
+        """The agent of that name: known, saved in the store, or new. Computes nothing.
+
+        Raises InvalidRequestError for what can be no name, and if the agent's conversation began
+        with another message than `system`.
+        """
+        if name not in self._agents:
+            self._agents[name] = AsyncAgent(name, lambda: self._serving, self._agents)
+        if system is not None:
+            self._agents[name].begin(system)
+        return self._agents[name]
+
+    async def agents(self) -> Sequence[AgentSummary]:
+        """All agents that have a turn, those with a request first, then the last used."""
+        return await self._serving.agents.list(LOCAL_TENANT)
+
+    async def import_agent(self, path: str | Path, name: str | None = None) -> AsyncAgent:
+        """The agent of a file of `AsyncAgent.export`, under `name` or its own.
+
+        Every byte is checked before anything is stored. Import only files that you trust:
+        checksums detect damage, not forged contents. Raises InvalidRequestError for a name that is
+        taken, another model's agent and a damaged file, and CapacityError when the store does not
+        take it.
+        """
+        async with aclosing(read_archive(Path(path))) as pieces:
+            imported = await self._serving.agents.import_(pieces, LOCAL_TENANT, name)
+        return self.agent(imported.id)
+
+    # Inside
+
+    @property
+    def _serving(self) -> Serving:
+        if self._loaded is None:
+            raise BackendError("the engine is not loaded: use it within `with`")
+        return self._loaded
+
+    async def _answer(self, request: Request, options: ChatOptions) -> Answer:
+        return await self.agent(request.agent).chat(request.messages, **options)
+
+
+def serve_settings(
+    model: str | Settings, store: str | Path | bool, max_context: int | None
+) -> ServeSettings:
+    """What `AsyncEngine` is given, as `load_serving` takes it.
+
+    One program waits for its own requests: the queue has no limit.
+    """
+    if isinstance(model, Settings) and store is not False:
+        raise InvalidRequestError("expected Settings or a store, got both")
+    if isinstance(model, str):
+        folder = None if isinstance(store, bool) else Path(store)
+        model = Settings(model_of(model), use_disk=store is not False, store=folder)
+    limits = QueueLimits(sys.maxsize, sys.maxsize)
+    return ServeSettings(model, max_context=max_context, limits=limits)
+
+
+def _require_different(batch: Sequence[Request]) -> None:
+    """Raises InvalidRequestError for an agent with two requests."""
+    seen: set[str] = set()
+    for one in batch:
+        if one.agent in seen:
+            raise InvalidRequestError(
+                f"agent {one.agent!r:.80} has two requests in one batch: expected one turn each"
+            )
+        seen.add(one.agent)

@@ -1,0 +1,126 @@
+"""What a caller of the library may give: conversations and options, and the ask made of them.
+
+Knows values of the domain; no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeAlias, TypedDict
+
+from semantic.application.chat.transcript import message_of
+from semantic.domain.chat import AnswerFormat, Chat, Message, Tool, ToolChoice
+from semantic.domain.errors import InvalidRequestError
+from semantic.domain.value_objects import SamplingParams
+from semantic.ports.serving import Ask
+
+Messages: TypeAlias = str | Sequence[Message | Mapping[str, object]]
+"""The user's next message as text, or a whole conversation. A message is a `Message` or an object
+with `role` and `content`."""
+
+
+class ChatOptions(TypedDict, total=False):
+    """Options of an answer; what is left out is the model's default.
+
+    Sampling: `temperature` (0 is greedy), `top_p`, `top_k`, `min_p`, `seed`, `stop` (texts that
+    end the answer); or all of it as `sampling`. `max_tokens` limits the answer, by default at the
+    end of the context. `tools` may be called as `tool_choice` says. `schema` is a JSON schema that
+    the answer follows. `thinking_tokens` limits reasoning; 0 is none. Without `keep` the agent
+    stays as it was before. `template_options` go to the chat template.
+    """
+
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    stop: Sequence[str]
+    sampling: SamplingParams
+    tools: Sequence[Tool]
+    tool_choice: ToolChoice
+    schema: Mapping[str, object]
+    thinking_tokens: int
+    keep: bool
+    template_options: Mapping[str, object]
+
+
+_KNOWN: Final = tuple(ChatOptions.__annotations__)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request of a batch: an agent, its next message or whole conversation, and options."""
+
+    agent: str
+    messages: Messages
+    options: ChatOptions = field(default_factory=ChatOptions)
+
+
+def conversation(messages: Messages) -> tuple[Message, ...]:
+    """The messages of a whole conversation.
+
+    Raises InvalidRequestError if there are none, or one is malformed.
+    """
+    if not isinstance(messages, list | tuple) or not messages:
+        raise InvalidRequestError(f"expected a text or a list of messages, got {messages!r:.80}")
+    return tuple(message_of(one) for one in messages)
+
+
+def check_options(options: ChatOptions) -> None:
+    """Raise InvalidRequestError for an option that does not exist, or one given twice."""
+    unknown = sorted(options.keys() - set(_KNOWN))
+    if unknown:
+        raise InvalidRequestError(
+            f"there is no option {unknown[0]!r:.80}; expected {', '.join(_KNOWN)}"
+        )
+    single = sorted(_SAMPLING & options.keys())
+    if "sampling" in options and single:
+        raise InvalidRequestError(f"expected either sampling or {single[0]}")
+    if not all(isinstance(one, Tool) for one in options.get("tools", ())):
+        raise InvalidRequestError("tools must be a list of semantic.Tool")
+    stop = options.get("stop", ())
+    if isinstance(stop, str) or not all(isinstance(one, str) for one in stop):
+        raise InvalidRequestError(f"stop must be a list of texts, got {stop!r:.80}")
+
+
+def ask_for(
+    agent: str, messages: Sequence[Message], options: ChatOptions, sampling: SamplingParams
+) -> Ask:
+    """The request for an answer to `messages`; `sampling` is the model's.
+
+    Raises InvalidRequestError for a value out of range.
+    """
+    schema = options.get("schema")
+    chat = Chat(
+        tuple(messages),
+        tuple(options.get("tools", ())),
+        options.get("tool_choice", ToolChoice()),
+        answer_format=None if schema is None else AnswerFormat(schema),
+        template_options=options.get("template_options", {}),
+    )
+    return Ask(
+        chat,
+        _sampling(options, sampling),
+        options.get("max_tokens"),
+        agent=agent,
+        thinking_tokens=options.get("thinking_tokens"),
+        keep=options.get("keep", True),
+    )
+
+
+_SAMPLING: Final = frozenset({"temperature", "top_p", "top_k", "min_p", "seed", "stop"})
+
+
+def _sampling(options: ChatOptions, of_model: SamplingParams) -> SamplingParams:
+    base = options.get("sampling", of_model)
+    return replace(
+        base,
+        temperature=options.get("temperature", base.temperature),
+        top_p=options.get("top_p", base.top_p),
+        top_k=options.get("top_k", base.top_k),
+        min_p=options.get("min_p", base.min_p),
+        seed=options.get("seed", base.seed),
+        stop=tuple(options.get("stop", base.stop)),
+    )

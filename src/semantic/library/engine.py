@@ -1,0 +1,374 @@
+"""Engine and Agent: the library for programs without an event loop.
+
+Each method runs its twin of `AsyncEngine` or `AsyncAgent` on a loop in a thread of its own. Knows
+nothing that they do not know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self, TypeVar, Unpack, overload
+
+from semantic.bootstrap import DEFAULT_MODEL, OnStoreUnavailable, Settings
+from semantic.domain.answer import AnswerEvent
+from semantic.domain.chat import Message
+from semantic.domain.errors import BackendError
+from semantic.library.answers import Answer, AsyncAnswerStream
+from semantic.library.async_agent import AsyncAgent
+from semantic.library.async_engine import AsyncEngine
+from semantic.library.chat_options import ChatOptions, Messages, Request
+from semantic.ports.agents import AgentDetail, AgentSummary
+from semantic.ports.serving import ServedModel
+
+T = TypeVar("T")
+
+
+class Engine:
+    """A model whose agents are never computed twice.
+
+        with Engine("semantic-tiny", store="agents") as engine:
+            print(engine.chat("ada", "My name is Ada.").text)
+            for text in engine.chat("ada", "What is my name?", stream=True):
+                print(text, end="")
+
+    The model is loaded at once. Any thread may call it. `AsyncEngine` is its twin for programs on
+    an event loop.
+    """
+
+    def __init__(
+        self,
+        model: str | Settings = DEFAULT_MODEL,
+        *,
+        store: str | Path | bool = False,
+        max_context: int | None = None,
+        on_store_unavailable: OnStoreUnavailable | None = None,
+    ) -> None:
+        """`model` is a folder, a hub id, an alias or the model inside the package; or `Settings`,
+        which have the store and all budgets too.
+
+        With a folder as `store` agents outlive the process; True is the folder of the command line,
+        which one process at a time may use. `max_context` limits a prompt and its answer together,
+        in tokens. Without `on_store_unavailable` a store that cannot be used is a StoreError.
+
+        Raises ModelNotFoundError, UnsupportedModelError, InvalidRequestError for a store beside
+        `Settings`, and OperatorError when MLX is not usable.
+        """
+        self._engine = AsyncEngine(
+            model,
+            store=store,
+            max_context=max_context,
+            on_store_unavailable=on_store_unavailable,
+        )
+        self._loop = _LoopThread()
+        try:
+            self._loop.run(self._engine.start())
+        finally:
+            if not self._engine.is_loaded:
+                self._loop.close()
+
+    def close(self) -> None:
+        """Cancel what runs, save every agent, and end all threads. A second call does nothing."""
+        if self._engine.is_loaded:
+            self._loop.run(self._engine.close())
+            self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def model(self) -> ServedModel:
+        """The model's names, context and default sampling."""
+        return self._engine.model
+
+    @overload
+    def chat(
+        self,
+        agent: str,
+        messages: Messages,
+        *,
+        stream: Literal[False] = ...,
+        **options: Unpack[ChatOptions],
+    ) -> Answer: ...
+
+    @overload
+    def chat(
+        self,
+        agent: str,
+        messages: Messages,
+        *,
+        stream: Literal[True],
+        **options: Unpack[ChatOptions],
+    ) -> AnswerStream: ...
+
+    def chat(
+        self,
+        agent: str,
+        messages: Messages,
+        *,
+        stream: bool = False,
+        **options: Unpack[ChatOptions],
+    ) -> Answer | AnswerStream:
+        """The agent's answer to its next message (a text) or to a whole conversation (messages).
+
+        With `stream` its text can be iterated while it is generated. `options` and errors are
+        those of `Agent.chat`.
+        """
+        if stream:
+            return self.agent(agent).chat(messages, stream=True, **options)
+        return self.agent(agent).chat(messages, **options)
+
+    def run_batch(
+        self, requests: Iterable[tuple[str, Messages] | Request], **options: Unpack[ChatOptions]
+    ) -> list[Answer]:
+        """The answers to many requests in one batch, in their order.
+
+        A request is an agent's name with its messages, or a `Request` with options of its own,
+        which go before `options`. Common prefixes are computed once. Raises InvalidRequestError,
+        before anything is computed, if an agent is named twice; an error of one request when all
+        others have ended.
+        """
+        return self._loop.run(self._engine.run_batch(requests, **options))
+
+    def agent(self, name: str, *, system: str | None = None) -> Agent:
+        """The agent of that name: known, saved in the store, or new. Computes nothing.
+
+        Raises InvalidRequestError for what can be no name, and if the agent's conversation began
+        with another message than `system`.
+        """
+        return Agent(self._engine.agent(name, system=system), self._loop)
+
+    def agents(self) -> Sequence[AgentSummary]:
+        """All agents that have a turn, those with a request first, then the last used."""
+        return self._loop.run(self._engine.agents())
+
+    def import_agent(self, path: str | Path, name: str | None = None) -> Agent:
+        """The agent of a file of `Agent.export`, under `name` or its own.
+
+        Every byte is checked before anything is stored. Import only files that you trust:
+        checksums detect damage, not forged contents. Raises InvalidRequestError for a name that is
+        taken, another model's agent and a damaged file, and CapacityError when the store does not
+        take it.
+        """
+        return Agent(self._loop.run(self._engine.import_agent(path, name)), self._loop)
+
+
+class Agent:
+    """An agent: a conversation, and the cache of all its tokens.
+
+    Get one with `Engine.agent`. One turn runs at a time; different agents answer together.
+    """
+
+    def __init__(self, agent: AsyncAgent, loop: _LoopThread) -> None:
+        self._agent = agent
+        self._loop = loop
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._agent.name
+
+    @overload
+    def chat(
+        self, messages: Messages, *, stream: Literal[False] = ..., **options: Unpack[ChatOptions]
+    ) -> Answer: ...
+
+    @overload
+    def chat(
+        self, messages: Messages, *, stream: Literal[True], **options: Unpack[ChatOptions]
+    ) -> AnswerStream: ...
+
+    def chat(
+        self, messages: Messages, *, stream: bool = False, **options: Unpack[ChatOptions]
+    ) -> Answer | AnswerStream:
+        """Answer the next message, or a whole conversation.
+
+        A text continues the agent's conversation, also one of an earlier process if the engine has
+        a store. Messages replace it. What is cached of either is not computed again. With `stream`
+        the answer's text can be iterated while it is generated. `options` are those of
+        `ChatOptions`: `max_tokens`, `temperature`, `seed`, `stop`, `tools`, `schema` and others.
+
+        Raises InvalidRequestError for wrong messages or options, and while the agent is answering;
+        ContextOverflowError for more than the context; BackendError if the model fails. The
+        conversation is then unchanged.
+        """
+        if stream:
+            found = self._loop.run(self._agent.chat(messages, stream=True, **options))
+            return AnswerStream(found, self._loop)
+        return self._loop.run(self._agent.chat(messages, **options))
+
+    def history(self) -> tuple[Message, ...]:
+        """The messages of the conversation so far.
+
+        Raises InvalidRequestError if the agent is saved without its messages, as a server saves
+        it, and if it began with another system message than the one that it was given here.
+        """
+        return self._loop.run(self._agent.history())
+
+    def set_system(self, text: str | None) -> None:
+        """Continue with another system message; None for none. The next prompt is computed anew
+        from there."""
+        self._loop.run(self._agent.set_system(text))
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens from its beginning that are cached: a prompt that begins like it computes none of
+        them again. 0 for an agent without a turn."""
+        return self._loop.run(self._agent.cached_tokens())
+
+    def info(self) -> AgentDetail:
+        """Its tokens, bytes, parent and blocks, each block with its place.
+
+        Raises AgentNotFoundError for an agent without a turn.
+        """
+        return self._loop.run(self._agent.info())
+
+    def why(self) -> str:
+        """How much of its last prompt was reused, and why not more: a sentence a line.
+
+        Raises AgentNotFoundError for an agent without a turn.
+        """
+        return self._loop.run(self._agent.why())
+
+    def fork(self, name: str) -> Agent:
+        """A new agent with this one's conversation and cache, of which nothing is copied.
+
+        Raises InvalidRequestError if there is an agent of that name, or this one has no turn yet.
+        """
+        return Agent(self._loop.run(self._agent.fork(name)), self._loop)
+
+    def pin(self, *, pinned: bool = True) -> None:
+        """Exempt its blocks from eviction, or with `pinned=False` allow it again.
+
+        Raises AgentNotFoundError for an agent without a turn.
+        """
+        self._loop.run(self._agent.pin(pinned=pinned))
+
+    def export(self, path: str | Path) -> int:
+        """Write the agent with its cache to one file, for another machine; returns its bytes.
+
+        The file has the whole conversation, for its owner to read alone, and replaces what was
+        there when it is whole. Raises AgentNotFoundError for an agent without a turn, and
+        OperatorError if the file cannot be written.
+        """
+        return self._loop.run(self._agent.export(path))
+
+    def forget(self) -> None:
+        """Delete its conversation and its cache, on disk too. Its system message stays.
+
+        Raises InvalidRequestError while it is answering.
+        """
+        self._loop.run(self._agent.forget())
+
+
+class AnswerStream:
+    """An answer as it is generated: iterate it for its text, or `events` for everything.
+
+    The end of a `with` block, or `close`, cancels what is left. After the last piece `answer` has
+    the whole. `cancel` returns at once: a signal handler may call it.
+    """
+
+    def __init__(self, stream: AsyncAnswerStream, loop: _LoopThread) -> None:
+        self._stream = stream
+        self._loop = loop
+
+    @property
+    def answer(self) -> Answer:
+        """The whole answer. Raises BackendError before the stream has ended."""
+        return self._stream.answer
+
+    def events(self) -> Iterator[AnswerEvent]:
+        """Every event: progress of the prompt, text, reasoning, tool calls, the end.
+
+        Raises BackendError if the answer fails.
+        """
+        return self._loop.iterate(self._stream.events())
+
+    def __iter__(self) -> Iterator[str]:
+        """The answer's text, piece by piece. Raises BackendError if the answer fails."""
+        return self._loop.iterate(self._stream.__aiter__())
+
+    def cancel(self) -> None:
+        """End the answer at the next step; its stream ends with what was generated."""
+        self._loop.begin(self._stream.cancel())
+
+    def close(self) -> None:
+        """Cancel what is left and read no more."""
+        self._loop.run(self._stream.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _LoopThread:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="library", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[object, object, T]) -> T:
+        """The result of `work`, which is cancelled if waiting for it is interrupted.
+
+        Raises BackendError if the loop is closed.
+        """
+        if self._loop.is_closed():
+            work.close()
+            raise BackendError("the engine is closed")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        finally:
+            future.cancel()
+
+    def begin(self, work: Coroutine[object, object, None]) -> None:
+        """Start `work`, and wait for nothing."""
+        asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def iterate(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
+        """The items, each as it arrives."""
+        try:
+            while True:
+                try:
+                    yield self.run(_next(items))
+                except StopAsyncIteration:
+                    return
+        finally:
+            self.run(_close(items))
+
+    def close(self) -> None:
+        """End the loop and its thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _next(items: AsyncGenerator[T, None]) -> T:
+    return await anext(items)
+
+
+async def _close(items: AsyncGenerator[T, None]) -> None:
+    await items.aclose()
