@@ -28,6 +28,7 @@ from semantic.domain.errors import (
     ModelNotFoundError,
     OperatorError,
 )
+from semantic.domain.match import MatchEnd
 from semantic.library.chat_options import ChatOptions, Messages
 
 SCHEMA = {
@@ -108,6 +109,32 @@ def test_a_closed_stream_is_cancelled_and_its_text_stays(engine: semantic.Engine
     assert agent.chat("What is 3 plus 4?").text == "3 plus 4 is 7."
     agent.chat("Hello!", stream=True).close()
     assert len(agent.history()) == 4
+
+
+def test_a_stream_that_is_dropped_is_cancelled(engine: semantic.Engine) -> None:
+    agent = engine.agent("dropped")
+    for text in agent.chat("Count from 1 to 99.", stream=True):
+        begun = text
+        break
+    assert engine.chat("dropped-2", "What is 3 plus 4?").text == "3 plus 4 is 7."
+    assert agent.history()[-1].content.startswith(begun)
+    assert agent.chat("What is 3 plus 4?").text == "3 plus 4 is 7."
+
+
+def test_what_is_dropped_in_the_thread_of_the_loop_is_closed_there(
+    engine: semantic.Engine,
+) -> None:
+    """The interpreter may collect garbage in any thread."""
+    begun = iter(engine.chat("collected", "Count from 1 to 99.", stream=True))
+    held = [begun]
+    next(begun)
+    del begun
+    engine._loop.run(_drop(held))
+    assert engine.chat("collected", "What is 3 plus 4?").text == "3 plus 4 is 7."
+
+
+async def _drop(held: list[Iterator[str]]) -> None:
+    held.clear()
 
 
 def test_a_cancelled_answer_ends_with_what_it_has(engine: semantic.Engine) -> None:
@@ -235,6 +262,13 @@ def test_pin_and_forget(engine: semantic.Engine) -> None:
         agent.info()
 
 
+def is_reused(answer: semantic.Answer) -> bool:
+    """Whether its prompt was read from the store, or could have been: a busy machine may have
+    measured that computing so few tokens takes less time."""
+    match = answer.usage.match
+    return answer.cached_tokens > 10 or (match is not None and match.end is MatchEnd.SLOWER)
+
+
 def test_an_agent_goes_on_in_another_engine_and_in_another_place(
     tmp_path: Path, engine: semantic.Engine
 ) -> None:
@@ -250,7 +284,7 @@ def test_an_agent_goes_on_in_another_engine_and_in_another_place(
             agent = second.agent(name)
             answer = agent.chat("What is my name?")
             assert answer.text == "Your name is Kai."
-            assert answer.cached_tokens > 10
+            assert is_reused(answer)
             assert [one.role for one in agent.history()[:3]] == ["system", "user", "assistant"]
         second.agent("moved", system="Be long.")
         moved = second.import_agent(file, "moved")
@@ -259,7 +293,8 @@ def test_an_agent_goes_on_in_another_engine_and_in_another_place(
         assert {one.name for one in tmp_path.iterdir()} == {"kai.tar", "store"}
     moved = engine.import_agent(str(file), "moved-kai")
     answer = moved.chat("What is my name?")
-    assert (answer.text, answer.cached_tokens > 10) == ("Your name is Kai.", True)
+    assert answer.text == "Your name is Kai."
+    assert is_reused(answer)
     with pytest.raises(InvalidRequestError, match="there is an agent 'moved-kai' already"):
         engine.import_agent(file, "moved-kai")
 

@@ -296,11 +296,11 @@ class AnswerStream:
 
         Raises BackendError if the answer fails.
         """
-        return self._loop.iterate(self._stream.events())
+        return _Items(self._stream.events(), self._loop)
 
     def __iter__(self) -> Iterator[str]:
         """The answer's text, piece by piece. Raises BackendError if the answer fails."""
-        return self._loop.iterate(self._stream.__aiter__())
+        return _Items(self._stream.__aiter__(), self._loop)
 
     def cancel(self) -> None:
         """End the answer at the next step; its stream ends with what was generated."""
@@ -348,17 +348,6 @@ class _LoopThread:
         """Start `work`, and wait for nothing."""
         asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def iterate(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
-        """The items, each as it arrives."""
-        try:
-            while True:
-                try:
-                    yield self.run(_next(items))
-                except StopAsyncIteration:
-                    return
-        finally:
-            self.run(_close(items))
-
     def close(self) -> None:
         """End the loop and its thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -366,9 +355,23 @@ class _LoopThread:
         self._loop.close()
 
 
+class _Items(Iterator[T]):
+    """The items of an asynchronous generator of a loop, each as it arrives.
+
+    What is dropped before its end is closed by its loop. No generator: its `finally` could run on
+    the loop's own thread, where waiting for the loop never ends.
+    """
+
+    def __init__(self, items: AsyncGenerator[T, None], loop: _LoopThread) -> None:
+        self._items = items
+        self._loop = loop
+
+    def __next__(self) -> T:
+        try:
+            return self._loop.run(_next(self._items))
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+
 async def _next(items: AsyncGenerator[T, None]) -> T:
     return await anext(items)
-
-
-async def _close(items: AsyncGenerator[T, None]) -> None:
-    await items.aclose()

@@ -28,8 +28,8 @@ class Ask:
     marks of it: None for any number, 0 for none. Without `keep` nothing of the request stays
     after its end: it may read what is cached, and adds nothing to it. `context_tokens` limits
     prompt and answer together below what the model allows. With `numbered_calls` the ids of the
-    answer's calls are `numbered_call` of their place in the conversation, else random. `note` is one
-    line of text that is saved with the agent.
+    answer's calls are `numbered_call` of their place in the conversation, else random. `note` is
+    one line of text that is saved with the agent.
     """
 
     prompt: Prompt
