@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 UV_LINK_MODE ?= copy
 export UV_LINK_MODE
 
-# uv is quick; pip knows registries that only pip was told about.
+# uv is quick; pip knows registries that are configured for pip alone.
 PIP := $(BIN)/python -m pip install --quiet
 install = { test -x $(BIN)/uv && $(BIN)/uv pip install --quiet --python $(BIN)/python $(1); } \
 	|| $(PIP) $(1)

@@ -336,7 +336,7 @@ def violations(found: Found, share: float) -> list[str]:
     if not found.said or not found.looks:
         lines.append(f"{len(found.said)} answers and {found.looks} looks at the server's figures")
     if found.killed != 1 or not found.cached_after_kill:
-        lines.append("nobody was answered after the kill")
+        lines.append("no client was answered after the kill")
     if share <= LEAST_CACHED:
         lines.append(f"cached share {share:.3f}: expected more than {LEAST_CACHED}")
     return lines

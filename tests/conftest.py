@@ -53,7 +53,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile(lanes.PROFILE)
 
-# Whoever starts the suite in the background may ignore Ctrl-C, and our programs would inherit it.
+# A suite in the background may be started with Ctrl-C ignored, and our programs would inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _tests = itertools.count()

@@ -2,8 +2,8 @@
 
 Small enough to read an agent's prompt of tens of thousands of tokens in seconds. What it writes
 next depends on its last token alone, and its template marks whether a result came; its attention
-is real, and adds too little to matter. The call is one token of its own: written back as text by
-anybody, it would be other tokens.
+is real, and adds too little to matter. The call is one token of its own: written back as
+text, it would be other tokens.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ NOWHERE: Final = {
     ),
     **dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost"),
 }
-"""Variables that lead all but loopback to a port where nobody listens."""
+"""Variables that lead all but loopback to a port without a listener."""
 
 
 def without_network() -> Sequence[str]:
@@ -47,7 +47,7 @@ def raise_loopback() -> None:
 
 
 def free_port() -> int:
-    """A port of loopback where nobody listens now."""
+    """A port of loopback without a listener now."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port: int = taken.getsockname()[1]
     return port

@@ -76,7 +76,7 @@ def broad_handlers(tree: ast.Module) -> list[int]:
 
 
 def foreign_addresses(text: str) -> list[str]:
-    """Registry hosts and absolute paths of somebody's machine in a text."""
+    """Registry hosts and absolute paths of one machine in a text."""
     hosts = [host for host in REGISTRIES if host in text.lower()]
     return hosts + [match[0] for match in MACHINE_PATH.finditer(text)]
 

@@ -1,39 +1,71 @@
-"""The words of the source: those of the field, as `docs/glossary.md` has them.
+"""The words of the source and the documents: those of the field, as `docs/glossary.md` has them.
 
-Persons do not act in a program: a docstring names the caller, the request or the thread.
+Persons do not act in a program: a text names the caller, the client, the request or the thread.
 """
 
 from __future__ import annotations
 
+import io
 import re
+import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCE = ROOT / "src" / "semantic"
 PERSONS = re.compile(
-    r"\b(?:nobody|whoever|somebody|anybody|someone|everybody|(?:is|are) told)\b", re.IGNORECASE
+    r"\b(?:nobody|whoever|(?:some|any|every)(?:body|one)|no one|speaks? first"
+    r"|(?:is|are|was|were|be|been) told)\b",
+    re.IGNORECASE,
 )
-SPOKEN = SOURCE / "cli" / "demo"
+TEXTS = ("*.md", "docs/**/*.md", "deploy/**/*", "examples/**/*", "Makefile", "src/**/*")
+"""What is read whole; of other modules their comments and docstrings are."""
+SUFFIXES = frozenset({"", ".css", ".html", ".js", ".md", ".py", ".toml", ".yaml", ".yml"})
+MODULES = ("benchmarks", "experiments", "tests", "tools")
+SPOKEN = (ROOT / "src" / "semantic" / "cli" / "demo", Path(__file__))
 """What agents of the demonstration say to each other is no prose about the program."""
 
 
 def persons(text: str) -> list[str]:
     """The words for persons in a text."""
-    return PERSONS.findall(text)
+    return PERSONS.findall(" ".join(text.split()))
 
 
-def test_no_person_acts_in_the_source() -> None:
-    modules = [path for path in sorted(SOURCE.rglob("*.py")) if SPOKEN not in path.parents]
-    found = {
-        path.relative_to(SOURCE).as_posix(): persons(path.read_text(encoding="utf-8"))
-        for path in modules
-    }
+def prose(source: str) -> Iterator[str]:
+    """The comments and docstrings of a module; attribute docstrings too."""
+    begins_line = True
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and begins_line):
+            yield token.string
+        if token.type not in {tokenize.COMMENT, tokenize.NL}:
+            begins_line = token.type in {tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+
+
+def _whole() -> Iterator[Path]:
+    for pattern in TEXTS:
+        for path in sorted(ROOT.glob(pattern)):
+            is_text = path.is_file() and path.suffix in SUFFIXES and "__pycache__" not in path.parts
+            if is_text and not any(path.is_relative_to(one) for one in SPOKEN):
+                yield path
+
+
+def test_no_person_acts_in_the_source_and_the_documents() -> None:
+    texts = {path: path.read_text(encoding="utf-8") for path in _whole()}
+    assert {"README.md", "server.md", "main.js", "app.py"} <= {path.name for path in texts}
+    for folder in MODULES:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            source = path.read_text(encoding="utf-8")
+            if persons(source) and path not in SPOKEN:
+                texts[path] = "\n".join(prose(source))
+    found = {path.relative_to(ROOT).as_posix(): persons(text) for path, text in texts.items()}
     assert {name: words for name, words in found.items() if words} == {}
 
 
-@pytest.mark.parametrize("text", ["Nobody waits for it.", "each part is told", "of whoever calls"])
+@pytest.mark.parametrize(
+    "text",
+    ["Nobody waits for it.", "each part is\ntold", "of whoever calls", "No one reads", "anyone"],
+)
 def test_a_person_is_found(text: str) -> None:
     assert persons(text) != []
 
@@ -41,3 +73,8 @@ def test_a_person_is_found(text: str) -> None:
 @pytest.mark.parametrize("text", ["The caller waits.", "It is logged.", "the body of a block"])
 def test_plain_words_pass(text: str) -> None:
     assert persons(text) == []
+
+
+def test_comments_and_docstrings_are_prose_and_other_strings_are_not() -> None:
+    source = 'X = "a"\n"""b"""\ndef f():\n    """c"""\n    g("d")  # e\n    return "f"\n'
+    assert list(prose(source)) == ['"""b"""', '"""c"""', "# e"]

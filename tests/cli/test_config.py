@@ -14,7 +14,7 @@ from tests.cli.support import semantic
 
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No settings of whoever runs the tests."""
+    """No settings of the user who runs the tests."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("SEMANTIC_STORE", raising=False)

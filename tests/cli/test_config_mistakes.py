@@ -1,4 +1,4 @@
-"""Settings that somebody got wrong: one line says so, and no mistake opens a server or moves it."""
+"""Wrong settings: one line says so, and no mistake opens a server or moves it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.cli.support import semantic
 
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No settings of whoever runs the tests."""
+    """No settings of the user who runs the tests."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("SEMANTIC_STORE", raising=False)

@@ -178,7 +178,7 @@ def test_the_pool_gets_a_quarter_at_most_what_is_left_and_never_nothing(
 
 
 def test_a_limit_that_was_given_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bootstrap, "read_device", lambda: pytest.fail("nobody asked"))
+    monkeypatch.setattr(bootstrap, "read_device", lambda: pytest.fail("it was not asked for"))
     assert (
         assemble(Settings(pool_blocks=9, memory_bytes=1 << 20), FakeProvider()).pool.max_bytes
         is None

@@ -77,7 +77,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No settings and no keys of whoever runs the tests."""
+    """No settings and no keys of the user who runs the tests."""
     for name in (
         *("CLAUDE_CONFIG_DIR", "CODEX_HOME", "OPENCODE_CONFIG", "XDG_CONFIG_HOME"),
         *("SEMANTIC_API_KEY", "HTTP_PROXY", "http_proxy"),

@@ -33,7 +33,7 @@ from tests.support.fake_backend import FULL, STATE, FakeBackend, window
 from tests.support.lanes import more
 
 Opaque = NewType("Opaque", object)
-"""What a backend puts into blocks: nobody here looks inside."""
+"""What a backend puts into blocks: no test here looks inside."""
 
 Blocks = list[list[KVBlock]]
 GREEDY = SamplingParams()
@@ -366,7 +366,7 @@ def test_a_newcomer_is_silent_at_first_and_then_never(subject: Subject) -> None:
         for _ in range(4):
             sampled = [one.sequence for one in subject.backend.decode()]
             assert len(sampled) == len(set(sampled)), "two tokens of one sequence in one step"
-            assert heard <= set(sampled), "somebody fell silent"
+            assert heard <= set(sampled), "a sequence fell silent"
             heard.update(sampled)
         assert sequence in heard
 

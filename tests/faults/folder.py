@@ -39,7 +39,7 @@ def opened(root: Path, max_bytes: int = PLENTY) -> Iterator[DiskStore]:
 
 
 def fill(root: Path) -> None:
-    """Make a store with the agent `a`, which has `LINKS`, and one block of nobody's."""
+    """Make a store with the agent `a`, which has `LINKS`, and one block of no agent."""
     with opened(root) as store:
         keep(store, LINKS)
         assert store.save(make.manifest("a", 600))

@@ -125,7 +125,7 @@ def test_power_loss_while_nobody_looks(root: Path) -> None:
         assert not has_agent(store)
         assert count(store, "damaged") >= len(LINKS)
         assert works(store)
-        assert len(store.check(read_data=True).damaged) == 1, "the one that nobody asked for"
+        assert len(store.check(read_data=True).damaged) == 1, "the one that was not asked for"
 
 
 @pytest.mark.parametrize("length", [0, 1, 8, 12, 40, 168, 184, 1207, 1208, 4079, 4080, 4095, 4096, 4097, -1])  # fmt: skip # noqa: E501
@@ -175,7 +175,7 @@ def test_bits_are_flipped_anywhere(root: Path) -> None:
 
 @pytest.mark.parametrize("name", ["FORMAT", "secret"])
 def test_every_bit_of_a_small_file_is_flipped(root: Path, name: str) -> None:
-    """Row 4: with another secret no tenant would find anything again, and nobody would know why."""
+    """Row 4: with another secret no tenant would find anything again, for no visible reason."""
     secret = (root / "secret").read_bytes()
     good = (root / name).read_bytes()
     unseen = []

@@ -44,7 +44,7 @@ AGENTS = [("a", 600, 0, True), ("b", 530, 1, False), ("c", 5, 2, False)]
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    """A store with agents, one pinned, and blocks of nobody's."""
+    """A store with agents, one pinned, and blocks of no agent."""
     with fast_folder() as folder:
         with opened(folder / "store") as store:
             for name, n_tokens, seed, pinned in AGENTS:
@@ -180,7 +180,7 @@ HARM = {
     "manifests gone": "DELETE FROM manifests",
     "more reserved": "INSERT INTO reservations(session, cost) VALUES ('x', 1 << 40)",
 }
-"""What a flipped bit or somebody's hand may make of single tables, SQLite finding no fault."""
+"""What a flipped bit or an edit by hand may make of single tables, SQLite finding no fault."""
 
 
 @pytest.mark.parametrize("harm", HARM)

@@ -1,4 +1,4 @@
-"""Files made by somebody who knows the format and computes right checksums. They are refused in
+"""Files made with knowledge of the format, with right checksums. They are refused in
 order: before anything large is allocated, with nothing raised, and the store goes on.
 """
 

@@ -1,5 +1,5 @@
-"""A process is killed at every system call of a save or an opening; whoever opens next finds the
-old state or the new one, and all that was saved.
+"""A process is killed at every system call of a save or an opening; the next opening finds the old
+state or the new one, and all that was saved.
 """
 
 from __future__ import annotations

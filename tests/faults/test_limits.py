@@ -182,7 +182,7 @@ def test_a_read_only_file_system(tmp_path: Path) -> None:
 
 
 def as_nobody(root: Path) -> list[Any] | str:
-    """What somebody without rights finds when they open and use the store."""
+    """What a user without rights finds when they open and use the store."""
     with process("open_and_use", root, user=NOBODY) as other:
         said: list[Any] | str = json.loads(other.result())
         return said

@@ -117,7 +117,7 @@ def test_the_lock_ends_with_its_holder(root: Path) -> None:
 
 def test_process_numbers_in_locks_mean_nothing(root: Path) -> None:
     """Row 14, stale locks, a process number used again: files that look like a living process's
-    lock, with our own number in them, stop nobody and are cleaned away.
+    lock, with our own number in them, stop no process and are cleaned away.
     """
     (root / "lock").write_text(f"{os.getpid()}\n")
     for number, name in ((1, "1"), (os.getpid(), str(os.getpid())), (os.getpid(), "f" * 16)):

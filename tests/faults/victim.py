@@ -74,7 +74,7 @@ def _play(scene: str, root: str, say: Say) -> int:
         SCENES[scene](Path(root), say)
     except StoreError as error:
         say(f"refused {error}")
-    except BaseException:  # noqa: BLE001  # whatever it is, the test is told
+    except BaseException:  # noqa: BLE001  # whatever it is, the test reads it
         say("raised " + json.dumps(traceback.format_exc()[-3000:]))
         return 1
     return 0

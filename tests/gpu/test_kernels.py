@@ -1,7 +1,7 @@
 """What computes over pages is right: attention, chunks put into pages, whole columns.
 
 Everything runs with the portable operations, wherever the tests run; with CUDA with the kernels as
-well, also in the way that they go on Metal. On Metal itself, where nobody has run them yet:
+well, also in the way that they go on Metal. On Metal itself, where they have not run yet:
 `HYPOTHESIS_PROFILE=thorough pytest tests/gpu`.
 """
 
@@ -159,7 +159,7 @@ class Batch:
         self.pages.grow(n_pages + 3)
         self.pages.data = mx.full(self.pages.data.shape, math.nan, case.dtype)
         free = [self.pages.take() for _ in range(n_pages + 3)]
-        random.Random(seed).shuffle(free)  # nobody's columns lie in order
+        random.Random(seed).shuffle(free)  # no sequence's columns lie in order
         self.tables = [self._chain(length, free) for length in lengths]
         self.others = free
         self.keys = [self._past(seed + 2 * i, n) for i, n in enumerate(lengths)]
@@ -261,7 +261,7 @@ class Batch:
         return out.reshape(-1, self.case.dim)
 
     def require_in_pages(self, step: int, layer: int) -> None:
-        """The tokens of a step are in their pages, and slots that nobody wrote to are NaN."""
+        """The tokens of a step are in their pages, and slots that were not written to are NaN."""
         for row, length in enumerate(self.lengths):
             at = length + step
             slot = self.pages.data[

@@ -84,7 +84,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Saved]:
 
 
 def onward(past: dict[Who, tuple[int, ...]], n_more: int) -> dict[Who, tuple[int, ...]]:
-    """Everybody says something more."""
+    """One more turn of each agent."""
     return {who: (*tokens, *text(n_more, seed=n_more)) for who, tokens in past.items()}
 
 
@@ -314,7 +314,7 @@ COUNTED: dict[str, Damage] = {
     "zero tails": zero_tails,
     "too long": lengthen,
 }
-"""Nothing of it is reused by anybody."""
+"""Nothing of it is reused by any agent."""
 
 LOST: dict[str, Damage] = {
     "bits anywhere": flip_some,
@@ -363,7 +363,7 @@ class Aftermath:
             yield life
 
     def ask_everybody(self, life: Durable, n_more: int) -> dict[Who, Done]:
-        """Everybody at once says something more; each answer is right."""
+        """One more turn of all agents at once; each answer is right."""
         asked = [
             Asked(agent, prompt, 8, tenant)
             for (agent, tenant), prompt in onward(self.past, n_more).items()
@@ -376,7 +376,7 @@ class Aftermath:
     def require_healed(self) -> None:
         """What was lost is kept anew, and all of it is reused.
 
-        Not at once: a damaged block behind a lost one is not read, so nobody knows of it yet.
+        Not at once: a damaged block behind a lost one is not read, so it is not known yet.
         """
         assert any(self._is_all_reused() for _ in range(3))
 

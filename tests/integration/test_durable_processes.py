@@ -1,4 +1,4 @@
-"""Processes that end at any moment, and several on one store: whoever comes next goes on.
+"""Processes that end at any moment, and several on one store: the next process goes on.
 
 What a process said before it was killed is compared with a cold run of plain mlx-lm.
 """

@@ -220,7 +220,7 @@ def test_taking_over_less_than_all_needs_no_column_more() -> None:
 
 
 class Late(PortableAttention):
-    """Stores as the kernels do: into the array that there is when it is told to."""
+    """Stores as the kernels do: into the array that there is when the test says so."""
 
     def __init__(self) -> None:
         self.told: list[tuple[PagePool, int]] = []
@@ -234,7 +234,7 @@ class Late(PortableAttention):
 def test_pages_do_not_grow_between_a_copy_and_its_computation(
     windows: tuple[int | None, ...],
 ) -> None:
-    """What a kernel was told to store in an array is lost when a larger one takes its place."""
+    """What a kernel has to store in an array is lost when a larger one takes its place."""
     attention = Late()
     spec, layers = layers_of(*windows, attention=attention)
     (pages,) = layers.pools

@@ -172,7 +172,7 @@ def test_a_request_is_cancelled(page: Page) -> None:
         expect(agent.get_by_role("button", name="Cancel")).to_be_hidden()
 
 
-def test_a_restart_of_the_server_is_told_and_survived(page: Page) -> None:
+def test_a_restart_of_the_server_is_shown_and_survived(page: Page) -> None:
     with ExitStack() as first:
         server = first.enter_context(serving(busy().agents))
         opened(page, server)

@@ -53,7 +53,7 @@ from tests.support.model_folder import write_model
 CHECKED = 2
 """Answers of a server that are computed again without a cache: its last ones."""
 EMBEDDED = "semantic-tiny"
-SECRET = "swordfish"  # a word that is said, and must not be told
+SECRET = "swordfish"  # a word of a prompt that must not be shown
 KEYS = SecretStr("key-of-a" * 4), SecretStr("key-of-b" * 4)
 
 MARKS = ("<think>", "</think>", "<tool_call>")
@@ -285,7 +285,7 @@ def part(told: TurnResult) -> tuple[object, ...]:
 
 
 def message_number(agent: AgentClient) -> int:
-    """Of the user's last message, counted as clients are told: behind the first system messages.
+    """Of the user's last message, counted as clients see it: behind the first system messages.
 
     The wire of messages has one that its client adds behind the first; an answer that is several
     items is one message.
@@ -397,7 +397,7 @@ def test_a_thought_that_was_not_thought_is_told_as_one(server: RunningServer) ->
 
 
 FACTS = ("client", "session", "parent", "state", "tokens", "last_turn", "pinned")
-"""Of an agent; what else is told of it may be of a save that is still under way."""
+"""Of an agent; what else is shown of it may be of a save that is still under way."""
 
 
 def test_nobody_goes_on_in_anothers_name(place: Place) -> None:

@@ -33,7 +33,7 @@ WIRES = [
 
 @dataclass(slots=True)
 class SlowServing(FakeServing):
-    """Takes a request in, and ends its prefill, when it is told to."""
+    """Takes a request in, and ends its prefill, when the test says so."""
 
     taken_in: threading.Event = field(default_factory=threading.Event)
     prefilled: threading.Event = field(default_factory=threading.Event)

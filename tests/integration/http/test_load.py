@@ -40,7 +40,7 @@ def test_under_load_and_after_a_kill_every_answer_is_right_and_budgets_hold(
     assert violations(found, share) == []
     talked = QUICK.clients * QUICK.turns
     assert len(found.said) + found.left == talked + QUICK.agents * QUICK.rounds
-    assert found.left > 0, "nobody left in the middle of an answer"
+    assert found.left > 0, "no client left in the middle of an answer"
 
 
 def test_a_wrong_answer_is_noticed(model: tuple[MLXBackend, MLXTokenizer], tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_everything_that_was_promised_is_checked() -> None:
         "wrong answer",
         "over budget",
         "0 answers and 0 looks at the server's figures",
-        "nobody was answered after the kill",
+        "no client was answered after the kill",
         "cached share 0.500",
     ]
 

@@ -1,4 +1,4 @@
-"""A warm agent whose request changed is told which part of it did: real models, over HTTP."""
+"""A warm agent whose request changed gets a report of the part that did: real models, over HTTP."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_each_part_is_told_after_a_restart(tmp_path: Path, change: str) -> None:
 
 
 def _told(server: RunningServer, asked: Json, agent: dict[str, str]) -> Json:
-    """What is told of a request that changed: in its usage, and by the agent later."""
+    """What is reported of a request that changed: in its usage, and by the agent later."""
     reply = ask(server, asked, agent)
     found, match = lost(reply), why(server, agent)
     assert found is not None

@@ -144,7 +144,7 @@ def call_of(response: Response) -> ResponseFunctionToolCall:
 
 
 def test_a_tool_loop_by_id_and_with_all_items_sent_back(client: OpenAI) -> None:
-    """A forced call, its result, an answer: the same, whoever keeps the history."""
+    """A forced call, its result, an answer: the same, whichever side keeps the history."""
     with client.responses.stream(
         model=talk.MODEL,
         input=talk.WEATHER,

@@ -1,4 +1,4 @@
-"""Answers that take their time: who leaves, or does not read, costs nobody anything."""
+"""Answers that take their time: a client that leaves, or does not read, costs no other anything."""
 
 from __future__ import annotations
 

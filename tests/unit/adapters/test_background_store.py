@@ -44,7 +44,7 @@ PLENTY = 1 << 28
 
 
 class Slow(MemoryStore):
-    """Remembers what it was told, waits at its gate before each write, and fails when told to."""
+    """Remembers its calls, waits at its gate before each write, and fails when the test says so."""
 
     def __init__(self) -> None:
         super().__init__(PLENTY)

@@ -178,6 +178,6 @@ def test_each_size_is_measured_in_both_ways(monkeypatch: pytest.MonkeyPatch) -> 
         pytest.approx(pair) for pair in zip(middles[::2], middles[1::2], strict=True)
     ]
     assert tuple(one.batch for one in found.times) == BATCHES
-    # Nobody's random numbers are others now, and no sequence is left.
+    # No request's random numbers are others now, and no sequence is left.
     assert mx.random.uniform(shape=(4,)).tolist() == expected
     assert backend.cache_nbytes() == 0

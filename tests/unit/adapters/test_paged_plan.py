@@ -35,7 +35,7 @@ positions = st.one_of(
 
 @st.composite
 def pages_of_rows(draw: st.DrawFn) -> list[RowPages]:
-    """Sequences of one model: all with the same window, and each column somebody else's."""
+    """Sequences of one model: all with the same window, and each column another one's."""
     window = draw(st.none() | st.sampled_from(WINDOWS))
     numbers = list(range(3000))
     random.Random(draw(st.integers(0, 5))).shuffle(numbers)

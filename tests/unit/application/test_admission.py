@@ -94,7 +94,7 @@ def test_when_to_come_again_follows_the_rate_of_those_who_left() -> None:
         of.enter(f"next {name}", 1)
     assert refusal(of).retry_after == 7
     clock.advance(21)
-    assert refusal(of).retry_after == 14, "nobody left since: it goes slower"
+    assert refusal(of).retry_after == 14, "none left since: it goes slower"
 
 
 def test_who_wants_much_comes_later() -> None:

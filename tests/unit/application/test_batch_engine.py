@@ -668,7 +668,7 @@ def three_requests(of: World) -> dict[str, Sequence[int]]:
 
 
 def outcomes(of: World, prompts: dict[str, Sequence[int]], done: list[Done]) -> dict[str, str]:
-    """How each ended; whoever did not fail has the right answer."""
+    """How each ended; each that did not fail has the right answer."""
     assert sorted(one.agent_id for one in done) == sorted(prompts)
     for one in done:
         answer = expected(of.spec, prompts[one.agent_id], LONG).tokens
@@ -750,7 +750,7 @@ def test_a_sequence_that_fails_to_close_is_no_reason_to_stop() -> None:
 
 
 def taken_in_between(of: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody takes a free block between the engine's question and its deed, once."""
+    """A free block is taken between the engine's question and its deed, once."""
     asked = of.pool.can_allocate
 
     def ask_and_lose(counts: Sequence[int], *, after_eviction: bool = False) -> bool:

@@ -104,7 +104,7 @@ class Asked:
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Submits, steps, cancels and forgets; nobody else touches the pool and nothing fails."""
+    """Submits, steps, cancels and forgets; nothing else touches the pool and nothing fails."""
 
     world: World
 
@@ -208,7 +208,7 @@ class EngineMachine(RuleBasedStateMachine):
         max_tokens: int,
         variant: int,
     ) -> None:
-        """On top of anybody's earlier conversation, its cache passed or not, stale or not."""
+        """On top of any agent's earlier conversation, its cache passed or not, stale or not."""
         uid = data.draw(st.sampled_from(sorted(self.done)))
         prompt = self.asked[uid].prompt
         whole = (*prompt, *self.done[uid].tokens)
@@ -328,7 +328,7 @@ class EngineMachine(RuleBasedStateMachine):
             return
         limit = self.steps + self.most_steps()
         while self.world.engine.has_work:
-            assert self.steps < limit, "somebody starves"
+            assert self.steps < limit, "a request starves"
             self.step_once()
         assert self.done.keys() == self.asked.keys()
         self.leave()

@@ -52,7 +52,7 @@ class Client(threading.Thread):
 
 
 def check(of: World, clients: list[Client], done: list[Done]) -> None:
-    """Everybody got every answer exactly once."""
+    """Each listener got every answer exactly once."""
     asked = {uid: what for client in clients for uid, what in client.asked.items()}
     assert sorted(one.uid for one in done) == sorted(asked)
     for one in done:

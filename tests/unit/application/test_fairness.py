@@ -1,4 +1,4 @@
-"""Whoever asks for much waits for it; nobody else does."""
+"""A tenant that asks for much waits for it; no other does."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_stream_of_newcomers_does_not_starve_who_was_served_before(tenants: bo
 
 
 def test_a_stream_of_an_agents_requests_does_not_starve_another() -> None:
-    """With one place, where nobody ever runs when the next one is chosen."""
+    """With one place, where no request runs when the next one is chosen."""
     queue = queue_of(*(request(i, "flood") for i in range(50)))
     served = []
     for n in range(50, 60):
@@ -195,7 +195,7 @@ asks = st.lists(
 def test_everybody_gets_a_turn_in_bounded_time(
     asks: list[tuple[str, str, int, int]], places: int
 ) -> None:
-    """Places of 100 tokens together; who runs ends in order. Nobody waits longer than all that
+    """Places of 100 tokens together; who runs ends in order. None waits longer than all that
     was there before, and a bounded number of those that came later."""
     queue: FairQueue = FairQueue()
     running: list[Request] = []
@@ -207,7 +207,7 @@ def test_everybody_gets_a_turn_in_bounded_time(
             room = 100 - sum(len(one.prompt) for one in running)
             one = taken(queue, running, room)
             if one is None:
-                assert running or not queue, "there is room and nobody gets it"
+                assert running or not queue, "there is room and no request gets it"
                 return
             waits.pop(one.number)
             for other in waits:

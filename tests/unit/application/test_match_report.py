@@ -97,7 +97,7 @@ def test_nothing_is_lost_by_going_on_or_back() -> None:
 
 
 class Forgetful(MemoryStore):
-    """Keeps manifests, and finds no block when it is told to."""
+    """Keeps manifests, and finds no block when the test says so."""
 
     forgot = False
 

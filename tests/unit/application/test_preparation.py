@@ -22,7 +22,7 @@ LIMIT, LONGEST, COUNTED = 100, 4, 2 << 20
 
 
 class Untouched(ByteTokenizer):
-    """Nobody may ask it for the tokens of a long text."""
+    """It must not be asked for the tokens of a long text."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         assert len(text) <= COUNTED
@@ -30,7 +30,7 @@ class Untouched(ByteTokenizer):
 
 
 class UntouchedFormat(FakeChatFormat):
-    """Nobody may have it render a long conversation."""
+    """It must not be asked to render a long conversation."""
 
     def render(self, chat: Chat) -> RenderedChat:
         assert chat.length <= COUNTED

@@ -28,7 +28,7 @@ def request(number: int, left: int, agent: str = "a", tenant: str = "") -> Reque
 
 
 def turns_without_progress(requests: list[Request], n: int) -> list[int]:
-    """The numbers of those chosen, while nobody gets on."""
+    """The numbers of those chosen, while none advances."""
     turns: PrefillOrder = PrefillOrder()
     chosen = []
     for _ in range(n):

@@ -33,8 +33,8 @@ PATIENCE = 30.0
 FakeEngine = BlockPoolBatchEngine
 
 
-class Bug(Exception):  # noqa: N818  it stands for what nobody expects
-    """What nobody expects."""
+class Bug(Exception):  # noqa: N818  it stands for what is not expected
+    """What is not expected."""
 
 
 class Panic(BaseException):
@@ -80,7 +80,7 @@ class FragileWorld(World):
 
 @dataclass
 class Heard:
-    """What a listener was told of one order, call by call."""
+    """What a listener got of one order, call by call."""
 
     order: Submission
     variant: int = 0

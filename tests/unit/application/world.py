@@ -172,8 +172,8 @@ class World:
     def check(self, empty_bytes: int = 0, *, opened: bool = False) -> None:
         """The accounts agree with each other and with the memory that is really held.
 
-        `empty_bytes` are those of blocks that somebody holds without having filled them;
-        `opened` says that nobody was admitted since the last step.
+        `empty_bytes` are those of blocks that are held without having been filled;
+        `opened` says that no request was admitted since the last step.
         """
         self.engine.check_integrity()
         counted = self.pool.used_bytes - empty_bytes

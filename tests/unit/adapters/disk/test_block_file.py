@@ -87,7 +87,7 @@ def test_a_header_under_another_name_is_refused() -> None:
 
 
 def test_a_sound_frame_around_tokens_of_another_block_is_refused() -> None:
-    """Somebody who can compute our checksum cannot make tokens fit a hash."""
+    """With our checksum alone no tokens can be made to fit a hash."""
     lying = replace(LINK, tokens=(*LINK.tokens[:-1], LINK.tokens[-1] ^ 1))
     data = encode_header(replace(BLOCK, header=replace(BLOCK.header, link=lying)))
     with pytest.raises(DamagedError, match="tokens"):

@@ -230,7 +230,7 @@ def test_what_a_dead_process_left_unfinished_goes_and_a_live_ones_stays(root: Pa
 
 def test_a_session_that_ends_while_it_is_looked_at_left_nothing(root: Path) -> None:
     class Ending(FileSystem):
-        """Lists a session that is gone when somebody looks into it."""
+        """Lists a session that is gone when it is looked into."""
 
         def names(self, folder: Where | int) -> list[str]:
             found = super().names(folder)

@@ -61,7 +61,7 @@ def test_a_request_waits_reads_and_decodes() -> None:
     request.finished("u", ended(seconds=8.0))
     assert not recorder.is_busy
     (span,) = recorder.spans("t")
-    # The first chunk is told when it has been computed: reading began before that.
+    # The first chunk is reported when it has been computed: reading began before that.
     assert span.phases == [("waiting", 0.0), ("reading", 7.0), ("decoding", 15.0)]
     assert (span.end, span.cached_tokens, span.generated_tokens) == (17.0, 60, 7)
     assert recorder.spans("another") == []

@@ -203,7 +203,7 @@ def _with_whole_reading(
     phases: list[tuple[PhaseName, float]], seconds: float
 ) -> list[tuple[PhaseName, float]]:
     """The phases of a request that was never preempted, with the first chunk's `seconds`: it is
-    told only when it has been computed."""
+    reported only when it has been computed."""
     names = [name for name, _ in phases]
     if "preempted" in names or "decoding" not in names or not seconds:
         return phases

@@ -35,8 +35,8 @@ class CopyDriver(Protocol):
     def address(self, array: mx.array) -> int:
         """Where the bytes of an evaluated, contiguous array begin on the device.
 
-        Called by the thread that runs MLX. Valid as long as the array exists and no one looks at it
-        from the host: MLX would move it.
+        Called by the thread that runs MLX. Valid as long as the array exists and is not read from
+        the host: MLX would move it.
         """
         ...
 

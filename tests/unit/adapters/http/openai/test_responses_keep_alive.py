@@ -1,4 +1,4 @@
-"""While a prompt is read, clients that count events with data only are told that it goes on."""
+"""While a prompt is read, clients that count events with data only see that it goes on."""
 
 from __future__ import annotations
 

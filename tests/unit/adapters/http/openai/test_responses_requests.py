@@ -69,7 +69,7 @@ def test_every_documented_field_is_in_the_table(
 
 
 def test_every_documented_item_is_read_left_out_or_refused() -> None:
-    """Fails when the SDK has a new one: somebody must say what becomes of it."""
+    """Fails when the SDK has a new one, which needs a decision."""
     documented = {
         at_least_one_type(kind)
         for kind in ResponseInputItemParam.__args__  # type: ignore[attr-defined]

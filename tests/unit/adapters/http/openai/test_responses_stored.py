@@ -253,7 +253,7 @@ def test_a_kept_response_is_no_stream() -> None:
 
 
 def test_another_tenants_response_is_not_there() -> None:
-    """It is refused in the very words of one that nobody has."""
+    """It is refused in the very words of one that does not exist."""
     keys = (SecretStr("key-a"), SecretStr("key-b"))
     app = create_app(FakeServing(), ServerSettings(api_keys=keys))
     mine, theirs = (
@@ -365,7 +365,7 @@ def test_the_answer_of_a_client_that_left_is_not_kept() -> None:
 
 @dataclass
 class EndlessServing(FakeServing):
-    """Writes until nobody reads any more."""
+    """Writes until the client reads no more."""
 
     left: bool = False
 
