@@ -36,9 +36,8 @@ from tests.support.tiny_models import tiny_model
 QUESTION = "How fast does a GPU decode with other architectures, beside mlx-lm?"
 CRITERION = (
     "mlx-lm's time of a step over ours is at least 1 for each architecture at 1, 8 and 32 agents; "
-    "caches are in pages where keys and values have the same head_dim"
+    "all caches are in pages"
 )
-WITHOUT_PAGES = ("deepseek-v2-lite", "latent, deepseek-v2-lite", "deepseek_v3")
 BATCHES = (1, 8, 32)
 TOKENS = 512
 SMALL: Mapping[str, Callable[[], Module]] = {
@@ -55,7 +54,9 @@ SMALL: Mapping[str, Callable[[], Module]] = {
     )
 }
 SMALL_BATCHES, SMALL_TOKENS = (2, 3), 20
-ROUNDS, STEPS, WARM = 8, 8, 6
+ROUNDS, STEPS = 8, 8
+WARM = 80 if mx.cuda.is_available() else 6
+"""Steps before the measurement. CUDA graphs are made for each new order of buffers, for so long."""
 MOST_SECONDS = 12.0
 """Of the rounds of one batch; at least two are run."""
 
@@ -124,7 +125,7 @@ def judge(table: Sequence[Json]) -> Verdict:
         worst = min(worst, ratio)
         if ratio < 1:
             missed.append(f"{who}: {ratio} of mlx-lm")
-        if line["form"] != "pages" and line["model"] not in WITHOUT_PAGES:
+        if line["form"] != "pages":
             missed.append(f"{who}: {line['form']}")
     return Verdict(CRITERION, 1.0, "; ".join(missed) or "all of it", passed=not missed)
 

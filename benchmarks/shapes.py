@@ -14,6 +14,7 @@ from mlx_lm.models import (
     deepseek_v2,
     deepseek_v3,
     gemma3_text,
+    gemma4_text,
     gpt_oss,
     llama,
     qwen3,
@@ -164,6 +165,14 @@ def gemma3_12b(layers: int = 48) -> Module:
     return _half(model)
 
 
+def gemma4_e2b(layers: int = 35) -> Module:
+    """The shape of Gemma 4 E2B: 35 layers, four of five with a window of 512 and head_dim 256, the
+    fifth with 512; one KV head, and 20 layers that read the caches of others."""
+    shared = 20 if layers > 20 else 0
+    args = gemma4_text.ModelArgs(num_hidden_layers=layers, num_kv_shared_layers=shared)
+    return _half(gemma4_text.Model(args))
+
+
 def gpt_oss_20b(layers: int = 24) -> Module:
     """The shape of gpt-oss 20B in bf16: 24 layers, half with a window of 128, sinks, 32 experts."""
     return _half(
@@ -206,7 +215,7 @@ _DEEPSEEK_V2_LITE: Mapping[str, object] = {
 
 
 def deepseek_v2_lite(layers: int = 27) -> Module:
-    """The shape of DeepSeek V2 Lite, bf16: keys and values of two head_dims, so no pages."""
+    """The shape of DeepSeek V2 Lite, bf16: keys of 192 and values of 128."""
     yarn = {
         "type": "yarn",
         "factor": 40,
@@ -265,6 +274,7 @@ MODELS: dict[str, Callable[..., Module]] = {
     "llama-8b": llama_8b,
     "qwen3-8b": qwen3_8b,
     "gemma3-12b": gemma3_12b,
+    "gemma4-e2b": gemma4_e2b,
     "gpt-oss-20b": gpt_oss_20b,
     "llama-8b-4bit": llama_8b_4bit,
     "qwen3-30b-a3b, 24 layers": qwen3_30b_a3b,

@@ -28,7 +28,7 @@ from semantic.adapters.mlx.kv_cache.paged.attention import (
 )
 from semantic.adapters.mlx.kv_cache.paged.batch_metadata import BatchMetadata
 from semantic.adapters.mlx.kv_cache.paged.dialect import CUDA, METAL
-from semantic.adapters.mlx.kv_cache.paged.kernels import PagedKernels, tile_of
+from semantic.adapters.mlx.kv_cache.paged.kernels import PagedKernels, computable
 from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool, PageRef
 from semantic.adapters.mlx.kv_cache.paged.page_table import PagedSequence, PageTable
@@ -89,7 +89,7 @@ def attention_for(which: str) -> AttentionFor:
         return lambda _: PortableAttention()
     if which == KERNELS:
         return find_kernels
-    return lambda kind: PagedKernels(kind, LIKE_METAL) if tile_of(kind, LIKE_METAL) else None
+    return lambda kind: PagedKernels(kind, LIKE_METAL) if computable(kind, LIKE_METAL) else None
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,20 @@ class Case:
     window: int | None = None
     sinks: bool = False
     dtype: mx.Dtype = mx.bfloat16
+    v_dim: int | None = None
+    """Width of values, if it is another; of rope keys, if keys are latents."""
+    latent: bool = False
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        return self.dim, self.v_dim or self.dim
 
     @property
     def kind(self) -> PageKind:
         ring = None
         if self.window is not None:
             ring = LayerSpec(LayerKind.SLIDING_WINDOW, window=self.window).max_blocks
-        shape = LayerShape(self.kv_heads, self.dim, self.dim, self.dtype)
+        shape = LayerShape(self.kv_heads, *self.widths, self.dtype)
         return PageKind(tuple(range(N_LAYERS)), shape, self.window, ring)
 
     def attention(self, which: str) -> PagedAttention:
@@ -121,7 +128,9 @@ class Case:
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("mlx.core.")
         window = "" if self.window is None else f" window {self.window}"
-        return f"{dtype} {self.kv_heads}x{self.group}x{self.dim}{window}{' sinks' * self.sinks}"
+        v_dim = "" if self.v_dim is None else f"+{self.v_dim}"
+        more = f"{' sinks' * self.sinks}{' latent' * self.latent}"
+        return f"{dtype} {self.kv_heads}x{self.group}x{self.dim}{v_dim}{window}{more}"
 
 
 # Each is a kernel of its own: as few as have every head size, group, window and type among them.
@@ -141,6 +150,13 @@ CASES = [
     Case(80, 2, 5, window=300, dtype=mx.float32),
     Case(96, 2, 8, sinks=True, dtype=mx.float32),
     Case(256, 1, 1, dtype=mx.float32),
+    Case(512, 2, 4),
+    Case(512, 1, 3, window=300, dtype=mx.float32),
+    Case(192, 2, 3, v_dim=128, sinks=True),
+    Case(96, 1, 4, v_dim=192, window=300, dtype=mx.float32),
+    Case(512, 1, 16, v_dim=64, latent=True),
+    Case(512, 1, 5, v_dim=64, latent=True, dtype=mx.float16),
+    Case(256, 1, 3, v_dim=64, latent=True, dtype=mx.float32),
 ]
 
 
@@ -162,8 +178,8 @@ class Batch:
         random.Random(seed).shuffle(free)  # no sequence's columns lie in order
         self.tables = [self._chain(length, free) for length in lengths]
         self.others = free
-        self.keys = [self._past(seed + 2 * i, n) for i, n in enumerate(lengths)]
-        self.values = [self._past(seed + 2 * i + 1, n) for i, n in enumerate(lengths)]
+        self.keys = [self._past(seed + 2 * i, n, 0) for i, n in enumerate(lengths)]
+        self.values = [self._past(seed + 2 * i + 1, n, 1) for i, n in enumerate(lengths)]
         for row in range(len(lengths)):
             self._write_past(row)
         mx.eval(self.pages.data)
@@ -176,8 +192,8 @@ class Batch:
         needed = PageTable(self.pages).pages_for(length + STEPS)
         return PageTable(self.pages, [free.pop() for _ in range(needed)])
 
-    def _past(self, seed: int, n: int) -> mx.array:
-        shape = (N_LAYERS, self.case.kv_heads, n, self.case.dim)
+    def _past(self, seed: int, n: int, which: int) -> mx.array:
+        shape = (N_LAYERS, self.case.kv_heads, n, self.case.widths[which])
         return drawn(seed, *shape, dtype=self.case.dtype)
 
     def _write_past(self, row: int) -> None:
@@ -188,8 +204,11 @@ class Batch:
             if a < b:
                 column = self.column(row, block)
                 slots = slice(a - block * BLOCK_TOKENS, b - block * BLOCK_TOKENS)
-                self.pages.data[column, :, 0, :, slots] = self.keys[row][:, :, a:b]
-                self.pages.data[column, :, 1, :, slots] = self.values[row][:, :, a:b]
+                keys, values = self.kind.keys_and_values(self.pages.data[column])
+                keys[:, :, slots] = self.keys[row][:, :, a:b]
+                values[:, :, slots] = self.values[row][:, :, a:b]
+                parts = [part.reshape(N_LAYERS, -1) for part in (keys, values)]
+                self.pages.data[column] = mx.concatenate(parts, axis=1)
 
     def column(self, row: int, block: int) -> int:
         ring = self.kind.ring
@@ -208,47 +227,73 @@ class Batch:
         case, rows = self.case, len(self.lengths)
         heads = case.kv_heads * case.group
         # As models make them: parts of one projection, heads behind tokens.
-        fused = drawn(
-            100 + step * N_LAYERS + layer,
-            *(rows, 1, heads + 2 * case.kv_heads, case.dim),
-            dtype=case.dtype,
-        )
-        q, k, v = (
-            part.swapaxes(1, 2) for part in mx.split(fused, [heads, heads + case.kv_heads], axis=2)
-        )
+        seed = 100 + step * N_LAYERS + layer
+        n_heads = [heads, case.kv_heads, case.kv_heads]
+        if case.widths[0] == case.widths[1]:
+            fused = drawn(seed, *(rows, 1, sum(n_heads), case.dim), dtype=case.dtype)
+            parts = list(mx.split(fused, [heads, heads + case.kv_heads], axis=2))
+        else:
+            widths = (case.dim, *case.widths)
+            parts = [
+                drawn(seed + 1000 * i, rows, 1, n, width, dtype=case.dtype)
+                for i, (n, width) in enumerate(zip(n_heads, widths, strict=True))
+            ]
+        q, k, v = (part.swapaxes(1, 2) for part in parts)
         scale = 1.3 * case.dim**-0.5
+        rope = None
+        if case.latent:
+            rope = drawn(seed + 5000, rows, heads, 1, case.widths[1], dtype=case.dtype) * scale
         inputs = DecodeStep(
-            q, k, v, self.metadata, step, 0, layer, scale, sinks, self.last.get(layer)
+            q, k, v, self.metadata, step, 0, layer, scale, sinks, self.last.get(layer), rope=rope
         )
         out = attention.attend(inputs)
         self.last[layer] = out
         if evaluate:
             mx.eval(out)
-        assert out.shape == q.shape
+        assert out.shape == (*q.shape[:3], case.widths[not case.latent])
         assert out.dtype == case.dtype
         for row in range(rows):
             at = self.lengths[row] + step
             for past, new in ((self.keys, k), (self.values, v)):
                 if past[row].shape[2] == at:  # room for the token in all layers
-                    more = mx.zeros((N_LAYERS, case.kv_heads, 1, case.dim), case.dtype)
+                    more = mx.zeros((N_LAYERS, case.kv_heads, 1, new.shape[3]), case.dtype)
                     past[row] = mx.concatenate([past[row], more], axis=2)
                 past[row][layer, :, at] = new[row, :, 0]
         expected = mx.stack(
-            [self._expected(row, step, layer, q[row, :, 0], scale, sinks) for row in range(rows)]
+            [
+                self._expected(
+                    row,
+                    step,
+                    layer,
+                    q[row, :, 0].astype(mx.float32) * scale,
+                    None if rope is None else rope[row, :, 0],
+                    sinks,
+                )
+                for row in range(rows)
+            ]
         )
         return out[:, :, 0], expected
 
     def _expected(
-        self, row: int, step: int, layer: int, q: mx.array, scale: float, sinks: mx.array | None
+        self,
+        row: int,
+        step: int,
+        layer: int,
+        q: mx.array,
+        rope: mx.array | None,
+        sinks: mx.array | None,
     ) -> mx.array:
         """By hand in float32, without matrix products, whose precision is the device's."""
         position = self.lengths[row] + step
         window = self.case.window
         first = 0 if window is None else max(0, position - window + 1)
-        groups = q.astype(mx.float32).reshape(self.case.kv_heads, self.case.group, 1, -1)
         k = self.keys[row][layer, :, None, first : position + 1].astype(mx.float32)
         v = self.values[row][layer, :, None, first : position + 1].astype(mx.float32)
-        scores = (groups * k).sum(-1) * scale  # (kv_heads, group, tokens)
+        if rope is not None:
+            q = mx.concatenate([q, rope.astype(mx.float32)], axis=-1)
+            k, v = mx.concatenate([k, v], axis=-1), k
+        groups = q.reshape(self.case.kv_heads, self.case.group, 1, -1)
+        scores = (groups * k).sum(-1)  # (kv_heads, group, tokens)
         top = scores.max(-1, keepdims=True)
         if sinks is not None:
             sink = sinks.astype(mx.float32).reshape(self.case.kv_heads, self.case.group, 1)
@@ -258,15 +303,14 @@ class Batch:
         if sinks is not None:
             total = total + mx.exp(sink - top)
         out = ((shares / total)[..., None] * v).sum(2)
-        return out.reshape(-1, self.case.dim)
+        return out.reshape(q.shape[0], -1)
 
     def require_in_pages(self, step: int, layer: int) -> None:
         """The tokens of a step are in their pages, and slots that were not written to are NaN."""
         for row, length in enumerate(self.lengths):
             at = length + step
-            slot = self.pages.data[
-                self.column(row, at // BLOCK_TOKENS), layer, :, :, at % BLOCK_TOKENS
-            ]
+            page = self.pages.data[self.column(row, at // BLOCK_TOKENS), layer]
+            slot = [heads[:, at % BLOCK_TOKENS] for heads in self.kind.keys_and_values(page)]
             assert mx.array_equal(slot[0], self.keys[row][layer, :, at]), (
                 f"{self.case}, {length} tokens, step {step}: key differs in its page"
             )
@@ -328,7 +372,7 @@ def test_attention_is_that_computed_by_hand(case: Case, which: str) -> None:
             batch.require_in_pages(step, layer)
 
 
-@pytest.mark.parametrize("case", [CASES[1], CASES[4], CASES[8]], ids=str)
+@pytest.mark.parametrize("case", [*(CASES[i] for i in (1, 4, 8, 17, 19))], ids=str)
 @pytest.mark.parametrize("lengths", [(4999,), (300, 4999), (700,) * 40], ids=["1", "2", "40"])
 def test_the_same_input_gives_the_same_bits(
     case: Case, lengths: tuple[int, ...], which: str
@@ -386,8 +430,8 @@ def chunked(case: Case, which: str, chunks: Sequence[int], n_layers: int = N_LAY
     total = sum(chunks)
     # Heads behind tokens, as models make them.
     keys, values = (
-        drawn(seed, 1, total, case.kv_heads, case.dim, dtype=case.dtype).swapaxes(1, 2)
-        for seed in (1, 2)
+        drawn(1 + i, 1, total, case.kv_heads, width, dtype=case.dtype).swapaxes(1, 2)
+        for i, width in enumerate(case.widths)
     )
     done: dict[int, mx.array] = {}
     at = 0
@@ -428,8 +472,9 @@ def require_held(
         column = table.pages[block if ring is None else block % ring]
         slots = slice(a - block * BLOCK_TOKENS, b - block * BLOCK_TOKENS)
         for layer in range(n_layers):
-            for kind, whole in enumerate(written):
-                got = table.pool.data[column, layer, kind, :, slots]
+            found = table.pool.kind.keys_and_values(table.pool.data[column, layer])
+            for heads, whole in zip(found, written, strict=True):
+                got = heads[:, slots]
                 assert mx.array_equal(got, whole[0, :, a:b]), f"{what}: tokens {a} to {b} differ"
 
 
@@ -438,7 +483,10 @@ CHUNKS = [(1, 1, 254, 1, 255, 256), (700, 3, 600), (257, 1, 255, 1300), (30, 226
 
 @pytest.mark.parametrize(
     "case",
-    [CASES[0], CASES[2], CASES[3], CASES[7], CASES[8], CASES[10], CASES[12]],
+    [
+        *(CASES[0], CASES[2], CASES[3], CASES[7], CASES[8], CASES[10], CASES[12]),
+        *(CASES[15], CASES[17], CASES[18], CASES[19]),
+    ],
     ids=str,
 )
 def test_chunks_are_put_into_pages_and_gathered_exactly(case: Case, which: str) -> None:
@@ -454,7 +502,8 @@ def test_chunks_computed_together_come_one_behind_the_other(case: Case, which: s
     table = PageTable(pages)
     table.reserve(1200)
     keys, values = (
-        drawn(seed, 1, case.kv_heads, 1200, case.dim, dtype=case.dtype) for seed in (1, 2)
+        drawn(1 + i, 1, case.kv_heads, 1200, width, dtype=case.dtype)
+        for i, width in enumerate(case.widths)
     )
     mx.eval(keys, values)
     found: list[tuple[range, mx.array, mx.array]] = []
@@ -475,7 +524,7 @@ def test_chunks_computed_together_come_one_behind_the_other(case: Case, which: s
 # Whole columns
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[8], CASES[12]], ids=str)
+@pytest.mark.parametrize("case", [*(CASES[i] for i in (0, 2, 8, 12, 17))], ids=str)
 def test_whole_columns_are_stored_where_they_should_be(case: Case, which: str) -> None:
     attention, pages = case.attention(which), PagePool(case.kind)
     pages.grow(7)

@@ -71,5 +71,3 @@ def test_what_is_slower_or_not_in_pages_misses_the_criterion() -> None:
     ]
     for wrong in wrong_ones:
         assert not gpu_models.judge([right, wrong]).passed
-    for without in gpu_models.WITHOUT_PAGES:
-        assert gpu_models.judge([{**right, "form": "ragged or padded", "model": without}]).passed

@@ -11,7 +11,7 @@ from semantic.adapters.mlx.kv_cache import probe
 from semantic.adapters.mlx.kv_cache.paged.attention import DecodeStep, PortableAttention
 from semantic.adapters.mlx.kv_cache.paged.kinds import page_kinds
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
-from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, attention_use
+from semantic.adapters.mlx.kv_cache.probe import AttentionUse, LogitsProbe, attention_use
 from semantic.adapters.mlx.kv_cache.spec_reader import read_shapes, read_spec
 from tests.support.tiny_models import tiny_model
 
@@ -117,13 +117,17 @@ def test_mlx_lms_batch_is_not_run_where_pages_differ_little(
     assert one.accepts(pages("llama bf16", [PortableAttention()]))
 
 
-@pytest.mark.parametrize(("architecture", "sinks"), [("gpt_oss", True), ("gemma3", False)])
+@pytest.mark.parametrize(
+    ("architecture", "sinks", "latent"),
+    [("gpt_oss", True, False), ("gemma3", False, False), ("deepseek_v3", False, True)],
+)
 def test_how_a_model_calls_attention_is_read_without_computing(
-    architecture: str, sinks: bool
+    architecture: str, sinks: bool, latent: bool
 ) -> None:
     model = tiny_model(architecture)
     spec, shapes = read_spec(model), read_shapes(model)
     assert spec is not None
     kinds = page_kinds(spec, shapes)
     assert kinds is not None
-    assert [tuple(use) for use in attention_use(model, spec, kinds)] == [(4, {sinks})] * 2
+    expected = AttentionUse(4, frozenset({sinks}), latent)
+    assert attention_use(model, spec, kinds) == [expected] * len(kinds)

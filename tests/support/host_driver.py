@@ -42,12 +42,14 @@ class HostDriver:
         self.gate.wait()
         self._note("to_host")
         for i in range(rows.n):
-            ctypes.memmove(host + i * rows.width, device + i * rows.pitch, rows.width)
+            at = device + rows.at + i * rows.pitch
+            ctypes.memmove(host + i * rows.width, at, rows.width)
 
     def to_device(self, device: int, host: int, rows: Rows) -> None:
         self._note("to_device")
         for i in range(rows.n):
-            ctypes.memmove(device + i * rows.pitch, host + i * rows.width, rows.width)
+            at = device + rows.at + i * rows.pitch
+            ctypes.memmove(at, host + i * rows.width, rows.width)
 
     def _note(self, call: str) -> None:
         self.calls[call] += 1

@@ -43,9 +43,14 @@ def _accepts_once(probe: LogitsProbe, layers: ContiguousLayers | PagedLayers) ->
 
 
 def _computes_once(
-    kind: PageKind, attention: PagedAttention, n_heads: int, sinks: frozenset[bool]
+    kind: PageKind,
+    attention: PagedAttention,
+    n_heads: int,
+    sinks: frozenset[bool],
+    *,
+    latent: bool,
 ) -> bool:
-    key = (type(attention), kind, n_heads, sinks)
-    if key not in _passed and computes_attention(kind, attention, n_heads, sinks):
+    key = (type(attention), kind, n_heads, sinks, latent)
+    if key not in _passed and computes_attention(kind, attention, n_heads, sinks, latent=latent):
         _passed[key] = kind
     return key in _passed

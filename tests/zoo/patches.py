@@ -417,9 +417,3 @@ WITHOUT: Final[Mapping[str, str]] = {
     "prism_hadamard_qwen35": "a packed form of Qwen3.5's weights, made by a tool of its own",
 }
 """Models that mlx-lm cannot compute here, with the reason; a test holds it true."""
-
-PUBLISHED_HEADS: Final[Mapping[str, tuple[int, ...]]] = {
-    "gemma4": (256, 512),
-    "gemma4_text": (256, 512),
-}
-"""Head sizes of published models, where the tiny ones would fit into pages and these do not."""

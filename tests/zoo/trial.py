@@ -25,7 +25,6 @@ from semantic import BlockPool, BlockPoolBatchEngine, CompletedGeneration
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.kv_cache.forms import choose_pages
 from semantic.adapters.mlx.kv_cache.paged.attention import PortableAttention
-from semantic.adapters.mlx.kv_cache.paged.kernels import HEAD_DIMS
 from semantic.adapters.mlx.kv_cache.probe import LogitsProbe
 from semantic.adapters.mlx.kv_cache.spec_reader import read_shapes
 from semantic.adapters.stores.memory import MemoryStore
@@ -40,7 +39,6 @@ from tests.support.reference import generate, is_greedy, logit_gap
 from tests.support.rig import FixedBudget
 from tests.zoo.configurations import VOCAB
 from tests.zoo.folder import write_folder
-from tests.zoo.patches import PUBLISHED_HEADS
 from tests.zoo.records import Result
 
 MIB: Final = 1 << 20
@@ -316,8 +314,7 @@ def describe(app: App, result: Result) -> None:
     result.form = _form(model)
     spec, shapes = app.spec, read_shapes(model.model)
     form = choose_pages(LogitsProbe(model.model), spec, shapes, lambda _: PortableAttention())
-    published = PUBLISHED_HEADS.get(result.row, ())
-    result.pages = form is not None and set(published) <= set(HEAD_DIMS)
+    result.pages = form is not None
 
 
 def _form(model: MLXBackend) -> str:

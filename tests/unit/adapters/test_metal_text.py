@@ -20,7 +20,7 @@ from semantic.adapters.mlx.kv_cache.paged import kernel_source, kernels
 from semantic.adapters.mlx.kv_cache.paged.attention import DecodeStep, PrefillChunk
 from semantic.adapters.mlx.kv_cache.paged.batch_metadata import BatchMetadata
 from semantic.adapters.mlx.kv_cache.paged.dialect import METAL
-from semantic.adapters.mlx.kv_cache.paged.kernels import HEAD_DIMS, PagedKernels, tile_of
+from semantic.adapters.mlx.kv_cache.paged.kernels import HEAD_DIMS, PagedKernels, computable
 from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool
 from semantic.adapters.mlx.kv_cache.paged.page_table import PagedSequence, PageTable
@@ -135,9 +135,18 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
     return made
 
 
-def kind_of(dim: int, kv_heads: int, dtype: mx.Dtype, window: int | None) -> PageKind:
+WIDTHS = [*((dim, dim) for dim in HEAD_DIMS), (192, 128), (128, 192), (96, 64)]
+"""Of keys and values."""
+
+TOO_LARGE = [((512, 512), mx.float32), ((512, 64), mx.float32)]
+"""What a thread group on Metal has no room for."""
+
+
+def kind_of(
+    widths: tuple[int, int], kv_heads: int, dtype: mx.Dtype, window: int | None
+) -> PageKind:
     ring = None if window is None else 3
-    return PageKind((0, 1), LayerShape(kv_heads, dim, dim, dtype), window, ring)
+    return PageKind((0, 1), LayerShape(kv_heads, *widths, dtype), window, ring)
 
 
 def sequence_in(pages: PagePool, n_tokens: int) -> PagedSequence:
@@ -146,46 +155,73 @@ def sequence_in(pages: PagePool, n_tokens: int) -> PagedSequence:
     return PagedSequence([table])
 
 
-def attend(kind: PageKind, group: int, lengths: tuple[int, ...], *, with_sinks: bool) -> None:
+def attend(
+    kind: PageKind,
+    group: int,
+    lengths: tuple[int, ...],
+    *,
+    with_sinks: bool,
+    latent: bool = False,
+) -> None:
     """One step of sequences with so many tokens, through the kernels for Metal."""
-    heads, dim, dtype = kind.shape.kv_heads, kind.shape.k_head_dim, kind.shape.dtype
+    shape = kind.shape
     metal, pages = PagedKernels(kind, METAL), PagePool(kind)
     sequences = tuple(sequence_in(pages, length + 1) for length in lengths)
-    q, k = (mx.zeros((len(lengths), n, 1, dim), dtype) for n in (heads * group, heads))
-    sinks = mx.zeros((heads * group,), dtype) if with_sinks else None
+    n, n_heads = len(lengths), shape.kv_heads * group
+    q = mx.zeros((n, n_heads, 1, shape.k_head_dim), shape.dtype)
+    k, v = (
+        mx.zeros((n, shape.kv_heads, 1, width), shape.dtype)
+        for width in (shape.k_head_dim, shape.v_head_dim)
+    )
+    rope = mx.zeros((n, n_heads, 1, shape.v_head_dim), shape.dtype) if latent else None
+    sinks = mx.zeros((n_heads,), shape.dtype) if with_sinks else None
     metadata = BatchMetadata(sequences, lengths)
-    out = metal.attend(DecodeStep(q, k, k, metadata, 0, 0, 1, 1.0, sinks, None))
-    assert out.shape == q.shape
+    out = metal.attend(DecodeStep(q, k, v, metadata, 0, 0, 1, 1.0, sinks, None, rope=rope))
+    assert out.shape == (n, n_heads, 1, shape.k_head_dim if latent else shape.v_head_dim)
 
 
-@pytest.mark.parametrize("dim", HEAD_DIMS)
+@pytest.mark.parametrize("widths", WIDTHS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_attention_compiles(compiler: Compiler, dim: int, dtype: mx.Dtype) -> None:
+def test_attention_compiles(compiler: Compiler, widths: tuple[int, int], dtype: mx.Dtype) -> None:
     for (kv_heads, group), window, with_sinks, lengths in itertools.product(
         [(1, 1), (2, 3), (1, 8), (8, 4)], [None, 300], [False, True], [(5,), (700, 3, 300, 0)]
     ):
-        kind = kind_of(dim, kv_heads, dtype, window)
-        if not tile_of(kind, METAL):
-            assert (dim, dtype) == (256, mx.float32)
+        kind = kind_of(widths, kv_heads, dtype, window)
+        if not computable(kind, METAL):
+            assert (widths, dtype) in TOO_LARGE
             pytest.skip("a thread group on Metal has no room for a tile")
         attend(kind, group, lengths, with_sinks=with_sinks)
     assert not compiler.errors, "\n".join(sorted(set(compiler.errors)))
     assert compiler.n_launches == 64
 
 
-@pytest.mark.parametrize("dim", HEAD_DIMS)
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
+@pytest.mark.parametrize("widths", [(512, 64), (256, 64)], ids=str)
+def test_attention_to_latents_compiles(
+    compiler: Compiler, widths: tuple[int, int], dtype: mx.Dtype
+) -> None:
+    for group, lengths in itertools.product([1, 16, 20], [(5,), (700, 3, 300, 0)]):
+        attend(kind_of(widths, 1, dtype, None), group, lengths, with_sinks=False, latent=True)
+    assert not compiler.errors, "\n".join(sorted(set(compiler.errors)))
+    assert compiler.n_launches == 12
+
+
+@pytest.mark.parametrize("widths", [*WIDTHS, (512, 64)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("window", [None, 300])
 def test_chunks_and_columns_compile(
-    compiler: Compiler, dim: int, dtype: mx.Dtype, window: int | None
+    compiler: Compiler, widths: tuple[int, int], dtype: mx.Dtype, window: int | None
 ) -> None:
-    kind = kind_of(dim, 2, dtype, window)
+    kind = kind_of(widths, 2, dtype, window)
+    if not computable(kind, METAL):
+        assert (widths, dtype) in TOO_LARGE
+        pytest.skip("a thread group on Metal has no room for a tile")
     metal, pages = PagedKernels(kind, METAL), PagePool(kind)
     for length in (600, 5000):  # few columns and many
         (table,) = sequence_in(pages, length).tables
-        chunk = mx.zeros((1, 2, 40, dim), dtype)
+        k, v = (mx.zeros((1, 2, 40, width), dtype) for width in widths)
         for at, gather_from in ((0, 0), (length - 40, length - 300)):
-            metal.append(PrefillChunk(chunk, chunk, table, at, gather_from, 0, None))
+            metal.append(PrefillChunk(k, v, table, at, gather_from, 0, None))
     for n_pages in (1, 9):
         columns = list(range(n_pages))
         metal.store(pages, columns, mx.zeros((n_pages, *kind.page_shape), dtype))
@@ -208,5 +244,5 @@ def test_what_does_not_compile_is_found(
 ) -> None:
     assert kernel_source.ATTEND.count(right) == 1, right
     monkeypatch.setattr(kernel_source, "ATTEND", kernel_source.ATTEND.replace(right, wrong))
-    attend(kind_of(64, 2, mx.float16, None), 2, (300, 5), with_sinks=False)
+    attend(kind_of((64, 64), 2, mx.float16, None), 2, (300, 5), with_sinks=False)
     assert compiler.errors

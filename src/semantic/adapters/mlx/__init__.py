@@ -38,5 +38,8 @@ if sys.platform == "linux":
     # MLX's CUDA backend ends a CUDA graph when the arrays that its kernels read exceed this limit.
     # Each layer reads the whole page pool: a graph per layer would cost more than the layer.
     os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", str(1 << 30))
+    # It caches CUDA graphs by their topology, and counts the misses of the process's whole life:
+    # beyond twice the cache's size every miss is an error, however rare misses are.
+    os.environ.setdefault("MLX_ENABLE_CACHE_THRASHING_CHECK", "0")
 
 BLAS_STATUS = load_openblas()

@@ -30,7 +30,7 @@ from semantic.adapters.mlx.kv_cache.contiguous.ragged_array import (
 )
 from semantic.adapters.mlx.kv_cache.contiguous.row_by_row import choose_row_by_row
 from semantic.adapters.mlx.kv_cache.contiguous.slots import Parts, SlottedArray
-from semantic.adapters.mlx.kv_cache.paged.cache import PagedKeys
+from semantic.adapters.mlx.kv_cache.paged.cache import PagedKeys, RopeScores
 from semantic.domain.value_objects import BLOCK_TOKENS
 
 HOOKED_NAME = "scaled_dot_product_attention"
@@ -45,14 +45,15 @@ def scaled_dot_product_attention(
     values: mx.array | PagedKeys,
     cache: object,
     scale: float,
-    mask: Mask,
+    mask: Mask | RopeScores,
     sinks: mx.array | None = None,
 ) -> mx.array:
     """mlx-lm's attention, also for our handles; see `mx.fast.scaled_dot_product_attention`."""
     if _watchers.note is not None:
         _watchers.note(cache, mask)
     if isinstance(keys, PagedKeys):
-        return keys.batch.attend(queries, keys, scale, sinks)
+        rope = mask.queries if isinstance(mask, RopeScores) else None
+        return keys.batch.attend(queries, keys, scale, sinks, rope)
     if not isinstance(keys, RaggedKeys) or not isinstance(values, RaggedArray):
         return _mlx_lm_attention(
             queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks

@@ -32,7 +32,7 @@ from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention, Porta
 from semantic.adapters.mlx.kv_cache.paged.block_memory import HostPages, PagedMemory
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
 from semantic.adapters.mlx.kv_cache.paged.dialect import METAL, dialect_here
-from semantic.adapters.mlx.kv_cache.paged.kernels import HEAD_DIMS, PagedKernels, tile_of
+from semantic.adapters.mlx.kv_cache.paged.kernels import PagedKernels, computable
 from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind, page_kinds
 from semantic.adapters.mlx.kv_cache.paged.layers import (
     CUDA_COSTS,
@@ -156,9 +156,7 @@ def find_kernels(kind: PageKind) -> PagedAttention | None:
     dialect = dialect_here()
     if os.environ.get(OFF_VARIABLE) == "off":
         return None
-    if dialect is None or kind.shape.dtype not in dialect.types:
-        return None
-    if kind.shape.k_head_dim not in HEAD_DIMS or not tile_of(kind, dialect):
+    if dialect is None or not computable(kind, dialect):
         return None
     return PagedKernels(kind, dialect)
 
@@ -179,9 +177,9 @@ def choose_pages(
     uses = attention_use(probe.model, spec, kinds)
     for one, use in zip(found, uses, strict=True):
         if isinstance(one, PagedKernels):
-            one.prepare(use.n_heads, use.sinks)
+            one.prepare(use.n_heads, use.sinks, latent=use.latent)
     if not all(
-        computes_attention(kind, one, use.n_heads, use.sinks)
+        computes_attention(kind, one, use.n_heads, use.sinks, latent=use.latent)
         for kind, one, use in zip(kinds, found, uses, strict=True)
     ):
         return None
@@ -191,7 +189,7 @@ def choose_pages(
     dialect = dialect_here()
     costs = {None: PORTABLE_COSTS, METAL: METAL_COSTS}.get(dialect, CUDA_COSTS)
     if all(
-        isinstance(one, PagedKernels) and one.reads_together(use.n_heads)
+        isinstance(one, PagedKernels) and one.reads_together(use.n_heads) and not use.latent
         for one, use in zip(found, uses, strict=True)
     ):
         costs = TOGETHER_COSTS

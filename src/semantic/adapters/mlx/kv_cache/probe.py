@@ -219,11 +219,12 @@ class _Padded:
 class AttentionUse(NamedTuple):
     """How a kind's layers call attention: number of query heads, and with sinks, without or both.
 
-    No query heads if attention was never called.
+    No query heads if attention was never called. `latent`: keys are latents; see `DecodeStep.rope`.
     """
 
     n_heads: int
     sinks: frozenset[bool]
+    latent: bool
 
 
 def attention_use(
@@ -236,7 +237,7 @@ def attention_use(
     caches = layers.empty(BLOCK_TOKENS)
     with contextlib.suppress(*_NOT_AN_ARRAY):
         model(mx.zeros((1, 1), dtype=mx.int32), cache=[merge([cache]) for cache in caches])
-    return [AttentionUse(recorder.n_heads, frozenset(recorder.sinks)) for recorder in recorders]
+    return [AttentionUse(one.n_heads, frozenset(one.sinks), one.latent) for one in recorders]
 
 
 class _Recorder(PortableAttention):
@@ -245,11 +246,14 @@ class _Recorder(PortableAttention):
     def __init__(self) -> None:
         self.n_heads = 0
         self.sinks: set[bool] = set()
+        self.latent = False
 
     def attend(self, step: DecodeStep) -> mx.array:
         self.n_heads = step.q.shape[1]
         self.sinks.add(step.sinks is not None)
-        return plain(step.q)
+        self.latent |= step.rope is not None
+        width = (step.k if self.latent else step.v).shape[3]
+        return mx.zeros((*step.q.shape[:3], width), plain(step.q).dtype)
 
 
 def _ids(tokens: Sequence[Sequence[int]]) -> mx.array:

@@ -129,12 +129,12 @@ class CudaDriver:
             self._call(
                 "cuMemcpyDtoHAsync_v2",
                 ctypes.c_void_p(host),
-                ctypes.c_uint64(device),
+                ctypes.c_uint64(device + rows.at),
                 ctypes.c_size_t(rows.nbytes),
                 stream,
             )
         else:
-            copy = _Copy2D(srcMemoryType=_DEVICE, srcDevice=device, srcPitch=rows.pitch,
+            copy = _Copy2D(srcMemoryType=_DEVICE, srcDevice=device + rows.at, srcPitch=rows.pitch,
                            dstMemoryType=_HOST, dstHost=host, dstPitch=rows.width,
                            WidthInBytes=rows.width, Height=rows.n)  # fmt: skip
             self._call("cuMemcpy2DAsync_v2", ctypes.byref(copy), stream)
@@ -146,14 +146,14 @@ class CudaDriver:
         if rows.width == rows.pitch:
             self._call(
                 "cuMemcpyHtoDAsync_v2",
-                ctypes.c_uint64(device),
+                ctypes.c_uint64(device + rows.at),
                 ctypes.c_void_p(host),
                 ctypes.c_size_t(rows.nbytes),
                 stream,
             )
         else:
             copy = _Copy2D(srcMemoryType=_HOST, srcHost=host, srcPitch=rows.width,
-                           dstMemoryType=_DEVICE, dstDevice=device, dstPitch=rows.pitch,
+                           dstMemoryType=_DEVICE, dstDevice=device + rows.at, dstPitch=rows.pitch,
                            WidthInBytes=rows.width, Height=rows.n)  # fmt: skip
             self._call("cuMemcpy2DAsync_v2", ctypes.byref(copy), stream)
         self._call("cuStreamSynchronize", stream)

@@ -14,11 +14,15 @@ import mlx.core as mx
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """`n` rows of `width` bytes: adjacent on the host, `pitch` bytes apart on the device."""
+    """`n` rows of `width` bytes: adjacent on the host, `pitch` bytes apart on the device.
+
+    On the device the first is `at` bytes behind the place's beginning.
+    """
 
     n: int
     width: int
     pitch: int
+    at: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -49,11 +53,11 @@ class CopyDriver(Protocol):
         ...
 
     def to_host(self, host: int, device: int, rows: Rows) -> None:
-        """Copy rows from the device to host memory, of `allocate` or any other."""
+        """Copy rows of a place on the device to host memory, of `allocate` or any other."""
         ...
 
     def to_device(self, device: int, host: int, rows: Rows) -> None:
-        """Copy rows from host memory, of `allocate` or any other, to the device."""
+        """Copy rows from host memory, of `allocate` or any other, to a place on the device."""
         ...
 
 

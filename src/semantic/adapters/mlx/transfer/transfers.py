@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import functools
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -64,27 +65,34 @@ class Transfers:
         """Begin to allocate `n` pieces of host memory, so that the first copies need not."""
         self._threads.submit(self._prepare, n_bytes, n)
 
-    def fetch(self, place: Place, rows: Rows) -> ArrivingBody:
+    def fetch(self, place: Place, rows: Sequence[Rows]) -> ArrivingBody:
         """Begin to copy rows from the device; ends `place` when they are here."""
-        return ArrivingBody(rows.nbytes, self._threads.submit(self._fetch, place, rows))
+        n_bytes = sum(one.nbytes for one in rows)
+        return ArrivingBody(n_bytes, self._threads.submit(self._fetch, place, rows, n_bytes))
 
-    def send(self, data: bytes | memoryview, place: Place, rows: Rows) -> None:
+    def send(self, data: bytes | memoryview, place: Place, rows: Sequence[Rows]) -> None:
         """Copy rows to the device, or nothing if the place is lost; returns when they are there."""
         with place.address() as device:
             if device is not None:
-                self.driver.to_device(device, address_of(data), rows)
+                host = address_of(data)
+                for one in rows:
+                    self.driver.to_device(device, host, one)
+                    host += one.nbytes
 
     def _prepare(self, n_bytes: int, n: int) -> None:
         held = [self.memory.take(n_bytes) for _ in range(n)]
         held.clear()
 
-    def _fetch(self, place: Place, rows: Rows) -> memoryview:
+    def _fetch(self, place: Place, rows: Sequence[Rows], n_bytes: int) -> memoryview:
         try:
-            body = self.memory.take(rows.nbytes)
+            body = self.memory.take(n_bytes)
             with place.address() as device:
                 if device is None:
                     raise RuntimeError("the device's memory was given up")
-                self.driver.to_host(address_of(body), device, rows)
+                host = address_of(body)
+                for one in rows:
+                    self.driver.to_host(host, device, one)
+                    host += one.nbytes
         finally:
             place.end()
         return body

@@ -33,7 +33,7 @@ class RaggedArray(mx.array):
         return cast(Callable[[type], Self], mx.array.__new__)(cls)
 
     def __init__(self, rows: Sequence[mx.array | None], dtype: mx.Dtype) -> None:
-        super().__init__(_nothing(dtype))
+        super().__init__(nothing_of(dtype))
         self.rows = tuple(rows)
 
     @property
@@ -102,7 +102,8 @@ def rows_of(x: mx.array) -> list[mx.array]:
     return list(mx.split(x, x.shape[0])) if x.shape[0] > 1 else [x]
 
 
-def _nothing(dtype: mx.Dtype) -> mx.array:
+def nothing_of(dtype: mx.Dtype) -> mx.array:
+    """An array of no elements, which no model's array broadcasts with."""
     found = _NONE.get(dtype)
     if found is None:
         found = _NONE[dtype] = mx.zeros((0, 7, 0, 11, 0, 13), dtype)

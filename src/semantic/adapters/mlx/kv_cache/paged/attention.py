@@ -22,10 +22,11 @@ class DecodeStep(NamedTuple):
     """One layer of a decode step: one new token per sequence of a batch.
 
     `q` is (rows, heads, 1, head_dim), `k` and `v` (rows, kv_heads, 1, head_dim), arrays or heads of
-    one. `number`
-    counts steps since `metadata` was made, `kind` is the number of the layer's kind, `layer` the
-    layer's number in its kind. `after` is the result of
-    the step before, whose tokens must be visible; None if there was none. With `write_first` rows
+    one. With `rope`, (rows, heads, 1, v_head_dim), keys are latents and values their rope keys: a
+    score is that of `q` and a latent, scaled, plus that of `rope` and a rope key, and the result is
+    a sum of latents. `number` counts steps since `metadata` was made, `kind` is the number of the
+    layer's kind, `layer` the layer's number in its kind. `after` is the result of the step before,
+    whose tokens must be visible; None if there was none. With `write_first` rows
     may be of one sequence: every new token is written before any row attends to it. Rows after
     those of the metadata's sequences are padding, with any result.
     """
@@ -41,6 +42,7 @@ class DecodeStep(NamedTuple):
     sinks: mx.array | None
     after: mx.array | None
     write_first: bool = False
+    rope: mx.array | None = None
 
     @property
     def pool(self) -> PagePool:
@@ -78,7 +80,10 @@ class PagedAttention(Protocol):
     """Computes over the pages of one kind of layers."""
 
     def attend(self, step: DecodeStep) -> mx.array:
-        """Write each new token to its page and return its attention, shaped like `step.q`."""
+        """Write each new token to its page and return its attention, (rows, heads, 1, width).
+
+        The width is that of the values, or of the latents.
+        """
         ...
 
     def append(self, chunk: PrefillChunk) -> Appended:
@@ -86,7 +91,7 @@ class PagedAttention(Protocol):
         ...
 
     def store(self, pool: PagePool, pages: list[int], data: mx.array) -> mx.array:
-        """Write whole pages, (n, layers, 2, kv_heads, 256, head_dim), at these indices.
+        """Write whole pages, (n, *PageKind.page_shape), at these indices.
 
         Returns the array to evaluate.
         """
@@ -111,14 +116,18 @@ class PortableAttention:
             _write(pool, row, layer, row.position, k[i], v[i])
         for i, row in enumerate(rows):
             keys, values = _read(pool, row, layer, row.first, row.position + 1)
+            scores = None
+            if step.rope is not None:
+                scores = step.rope[i : i + 1] @ values.swapaxes(-1, -2)
+                values = keys
             results.append(
                 mx.fast.scaled_dot_product_attention(
-                    q[i : i + 1], keys, values, scale=step.scale, sinks=step.sinks
+                    q[i : i + 1], keys, values, scale=step.scale, mask=scores, sinks=step.sinks
                 )
             )
         n_padding = q.shape[0] - len(rows)
         if n_padding:
-            results.append(mx.zeros((n_padding, *q.shape[1:]), q.dtype))
+            results.append(mx.zeros((n_padding, *results[0].shape[1:]), q.dtype))
         return mx.concatenate(results)
 
     def append(self, chunk: PrefillChunk) -> Appended:
@@ -154,9 +163,13 @@ def _write(pool: PagePool, row: RowPages, layer: int, at: int, k: mx.array, v: m
     for piece in cut_at_blocks(at, at + k.shape[1]):
         page = row.page(piece.start // BLOCK_TOKENS)
         slot = piece.start % BLOCK_TOKENS
-        for which, tokens in enumerate((k, v)):
-            cut = tokens[:, piece.start - at : piece.stop - at]
-            pool.data[page, layer, which, :, slot : slot + len(piece)] = cut
+        first = 0
+        for tokens, size in zip((k, v), pool.kind.head_sizes, strict=True):
+            width = tokens.shape[2]
+            for head in tokens[:, piece.start - at : piece.stop - at]:
+                start = first + slot * width
+                pool.data[page, layer, start : start + head.size] = head.reshape(-1)
+                first += size
 
 
 def _read(
@@ -165,17 +178,16 @@ def _read(
     """Keys and values of positions `first` to `stop`, (1, kv_heads, n, head_dim) each."""
     shape = pool.kind.shape
     if first >= stop:
-        nothing = mx.zeros((1, shape.kv_heads, 0, shape.k_head_dim), shape.dtype)
-        return nothing, nothing
-    pieces = [
-        pool.data[
-            row.page(piece.start // BLOCK_TOKENS),
-            layer,
-            :,
-            :,
-            piece.start % BLOCK_TOKENS : (piece.stop - 1) % BLOCK_TOKENS + 1,
-        ]
-        for piece in cut_at_blocks(first, stop)
-    ]
-    both = mx.concatenate(pieces, axis=2)
-    return both[0][None], both[1][None]
+        keys, values = (
+            mx.zeros((1, shape.kv_heads, 0, width), shape.dtype)
+            for width in (shape.k_head_dim, shape.v_head_dim)
+        )
+        return keys, values
+    pieces: tuple[list[mx.array], list[mx.array]] = ([], [])
+    for piece in cut_at_blocks(first, stop):
+        tokens = slice(piece.start % BLOCK_TOKENS, (piece.stop - 1) % BLOCK_TOKENS + 1)
+        page = pool.data[row.page(piece.start // BLOCK_TOKENS), layer]
+        for mine, heads in zip(pieces, pool.kind.keys_and_values(page), strict=True):
+            mine.append(heads[:, tokens])
+    keys, values = (mx.concatenate(mine, axis=1)[None] for mine in pieces)
+    return keys, values

@@ -187,7 +187,7 @@ class _Reader:
 
     def __init__(self, caches: Sequence[PagedCache]) -> None:
         self._caches = caches
-        self._read: dict[tuple[int, range], memoryview] = {}
+        self._read: dict[tuple[int, range], tuple[memoryview, memoryview]] = {}
 
     def __call__(self, layer: int, tokens: range) -> tuple[list[memoryview], list[memoryview]]:
         """See `block_codec.ReadTokens`."""
@@ -199,18 +199,26 @@ class _Reader:
         key = cache.layer.kind, tokens
         if key not in self._read:
             self._read[key] = _tokens_of(cache, tokens)
-        raw = self._read[key]
-        half = len(raw) // len(cache.table.pool.kind.layers) // 2
-        at = cache.layer.number * 2 * half
-        return [raw[at : at + half]], [raw[at + half : at + 2 * half]]
+        n_layers, number = len(cache.table.pool.kind.layers), cache.layer.number
+        keys, values = (
+            [raw[number * len(raw) // n_layers : (number + 1) * len(raw) // n_layers]]
+            for raw in self._read[key]
+        )
+        return keys, values
 
 
-def _tokens_of(cache: PagedCache, tokens: range) -> memoryview:
-    """Tokens of all layers of a kind, (layers, 2, kv_heads, n, head_dim)."""
+def _tokens_of(cache: PagedCache, tokens: range) -> tuple[memoryview, memoryview]:
+    """Keys and values of all layers of a kind, (layers, kv_heads, n, head_dim) each."""
     table = cache.table
-    pieces = []
+    kind = table.pool.kind
+    pieces: tuple[list[mx.array], list[mx.array]] = ([], [])
     for piece in cut_at_blocks(tokens.start, tokens.stop):
         block, slot = divmod(piece.start, BLOCK_TOKENS)
-        page = table.refs[table.pool.kind.turn(block)].index
-        pieces.append(table.pool.data[page][:, :, :, slot : slot + len(piece)])
-    return ordered_bytes_of(pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=3))
+        page = table.pool.data[table.refs[kind.turn(block)].index]
+        for mine, heads in zip(pieces, kind.keys_and_values(page), strict=True):
+            mine.append(heads[:, :, slot : slot + len(piece)])
+    keys, values = (
+        ordered_bytes_of(mine[0] if len(mine) == 1 else mx.concatenate(mine, axis=2))
+        for mine in pieces
+    )
+    return keys, values

@@ -6,13 +6,15 @@ only our attention can read. Joins and leaves are list operations. Knows no bloc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self, cast
 
 import mlx.core as mx
 
-from semantic.adapters.mlx.arrays import Heads
+from semantic.adapters.mlx.arrays import Heads, plain
 from semantic.adapters.mlx.kv_cache.contiguous.cache import Mask, causal_mask
+from semantic.adapters.mlx.kv_cache.contiguous.ragged_array import nothing_of
 from semantic.adapters.mlx.kv_cache.paged.attention import DecodeStep, PagedAttention, PrefillChunk
 from semantic.adapters.mlx.kv_cache.paged.batch_metadata import BatchMetadata, MetadataCache
 from semantic.adapters.mlx.kv_cache.paged.page_table import PagedSequence, PageTable
@@ -192,14 +194,22 @@ class PagedBatch:
         return handle, handle
 
     def attend(
-        self, q: mx.array | Heads, keys: PagedKeys, scale: float, sinks: mx.array | None
+        self,
+        q: mx.array | Heads,
+        keys: PagedKeys,
+        scale: float,
+        sinks: mx.array | None,
+        rope: mx.array | None = None,
     ) -> mx.array:
-        """Attention of a handle's tokens, which are written to their pages."""
+        """Attention of a handle's tokens, which are written to their pages.
+
+        With `rope` to latents; see `DecodeStep.rope`.
+        """
         layer = self._layer
         self._last = layer.attention.attend(
             DecodeStep(
                 q, keys.k, keys.v, self._metadata, keys.step, layer.kind, layer.number,
-                scale, sinks, self._last, self._write_first,
+                scale, sinks, self._last, self._write_first, rope,
             )
         )  # fmt: skip
         return self._last
@@ -257,3 +267,33 @@ class PagedKeys:
     k: mx.array | Heads
     v: mx.array | Heads
     step: int
+
+    def swapaxes(self, axis1: int, axis2: int) -> RopeKeys:  # noqa: ARG002
+        """What MLA multiplies its rope queries with."""
+        return RopeKeys(plain(self.v).dtype)
+
+
+class RopeKeys(mx.array):
+    """The rope keys of a batch, (rows, 1, head_dim, tokens), without elements.
+
+    A product with them is left to attention. A subclass of MLX's array, since its operators accept
+    nothing else; see `RaggedArray`.
+    """
+
+    def __new__(cls, dtype: mx.Dtype) -> Self:  # noqa: ARG004
+        """`dtype` is that of the keys."""
+        return cast(Callable[[type], Self], mx.array.__new__)(cls)
+
+    def __init__(self, dtype: mx.Dtype) -> None:
+        super().__init__(nothing_of(dtype))
+
+    def __rmatmul__(self, left: mx.array) -> RopeScores:  # type: ignore[misc]  # no array
+        return RopeScores(left)
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScores:
+    """What MLA adds to its scores: the product of `queries`, (rows, heads, 1, dim), scaled, and the
+    rope keys, which attention computes."""
+
+    queries: mx.array

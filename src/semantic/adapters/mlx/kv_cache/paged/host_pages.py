@@ -19,12 +19,19 @@ from semantic.domain.value_objects import BLOCK_TOKENS
 KEYS, VALUES = 0, 1
 
 
+def token_bytes(kind: PageKind) -> tuple[int, int]:
+    """Bytes of one head's key of a token, and of its value."""
+    shape = kind.shape
+    return shape.k_head_dim * shape.dtype.size, shape.v_head_dim * shape.dtype.size
+
+
 class HostPage:
     """The bytes of one page."""
 
     def __init__(self, kind: PageKind) -> None:
-        _, _, self._heads, _, dim = kind.page_shape
-        self._token_bytes = dim * kind.shape.dtype.size
+        self._heads = kind.shape.kv_heads
+        self._token_bytes = token_bytes(kind)
+        self._layer_bytes = kind.page_bytes // len(kind.layers)
         self._view = memoryview(bytearray(kind.page_bytes))
 
     def raw(self) -> memoryview:
@@ -33,8 +40,11 @@ class HostPage:
 
     def head(self, layer: int, which: int, head: int) -> memoryview:
         """The bytes of 256 tokens of one head; `which` is KEYS or VALUES."""
-        size = BLOCK_TOKENS * self._token_bytes
-        at = ((layer * 2 + which) * self._heads + head) * size
+        size = BLOCK_TOKENS * self._token_bytes[which]
+        first = layer * self._layer_bytes
+        if which == VALUES:
+            first += self._heads * BLOCK_TOKENS * self._token_bytes[KEYS]
+        at = first + head * size
         return self._view[at : at + size]
 
     def heads(self, layer: int) -> Iterator[memoryview]:
@@ -46,7 +56,7 @@ class HostPage:
     def put(self, layer: int, which: int, slot: int, tokens: memoryview) -> None:
         """Write tokens of all heads, (kv_heads, n, head_dim), from `slot` on."""
         per_head = len(tokens) // self._heads
-        at = slot * self._token_bytes
+        at = slot * self._token_bytes[which]
         for head in range(self._heads):
             data = tokens[head * per_head : (head + 1) * per_head]
             self.head(layer, which, head)[at : at + per_head] = data
@@ -62,13 +72,13 @@ class HostRing:
     def put(self, layer: int, tokens: range, keys: Bytes, values: Bytes) -> None:
         """Write the keys and values, (kv_heads, n, head_dim), of positions `tokens`."""
         shape = self._kind.shape
-        token_bytes = shape.k_head_dim * shape.dtype.size
         for piece in cut_at_blocks(tokens.start, tokens.stop):
             page = self._page(piece.start // BLOCK_TOKENS)
             for which, raw in ((KEYS, memoryview(keys)), (VALUES, memoryview(values))):
-                per_head = len(tokens) * token_bytes
-                first = (piece.start - tokens.start) * token_bytes
-                size = len(piece) * token_bytes
+                of_token = token_bytes(self._kind)[which]
+                per_head = len(tokens) * of_token
+                first = (piece.start - tokens.start) * of_token
+                size = len(piece) * of_token
                 starts = range(first, shape.kv_heads * per_head, per_head)
                 cut = memoryview(b"".join(raw[at : at + size] for at in starts))
                 page.put(layer, which, piece.start % BLOCK_TOKENS, cut)
@@ -76,10 +86,9 @@ class HostRing:
     def put_block(self, block: int, staged: HostPage, n_tokens: int) -> None:
         """Write the first `n_tokens` of a block, of all layers."""
         page = self._page(block)
-        shape = self._kind.shape
-        size = n_tokens * shape.k_head_dim * shape.dtype.size
         for layer in range(len(self._kind.layers)):
             for to, data in zip(page.heads(layer), staged.heads(layer), strict=True):
+                size = len(to) // BLOCK_TOKENS * n_tokens
                 to[:size] = data[:size]
 
     def _page(self, block: int) -> HostPage:

@@ -18,7 +18,7 @@ THREADS = 128
 AXES = 3
 """Axes of whose strides a kernel may know: rows, heads and tokens."""
 
-_NUMBERS = "q k v pages sinks data out all_k all_v"
+_NUMBERS = "q rope k v pages sinks data out all_k all_v"
 _INTEGERS = "plan positions layer page_table bounds targets indices pairs spans counters done"
 TYPES = {
     **dict.fromkeys(_NUMBERS.split(), "T"),
@@ -28,28 +28,43 @@ TYPES = {
 }
 """C types of the kernels' inputs and outputs."""
 
-# A thread group computes GT query heads of one KV head; its four warps alternate in tiles of TILE
-# tokens. A warp reads keys with 8 lanes per token and values with NV lanes, 16 bytes per lane.
-_SIZES = """
+# A page has keys of DK numbers and values of DV. Where keys are LATENT, values are their rope keys:
+# a query is multiplied with both as one, and what is summed are the keys.
+_PAGE = """
   constexpr int VEC = 16 / sizeof(T);
-  constexpr int NV = D / VEC;
+  constexpr int KV = DK / VEC, VV = DV / VEC;  // vectors of a key and of a value
+  constexpr size_t ALL_KEYS = (size_t)256 * H * DK;
+  constexpr size_t LAYER_SIZE = ALL_KEYS + (size_t)256 * H * DV;
+  constexpr size_t PAGE_SIZE = LAYER_SIZE * LAYERS;
+"""
+
+# A thread group computes GT query heads of one KV head; its warps alternate in tiles of TILE
+# tokens. A warp reads keys with 8 lanes per token and values with NV lanes, 16 bytes per lane.
+_SIZES = (
+    _PAGE
+    + """
+  constexpr int NK = LATENT ? KV + VV : KV;  // vectors that a query is multiplied with
+  constexpr int NV = LATENT ? KV : VV;       // vectors that are summed
+  constexpr int D = NV * VEC;
   constexpr int PARTS = (G + GT - 1) / GT;
   constexpr float NONE = -1e30f;
   constexpr float LOG2E = 1.4426950408889634f;
   const int head = gy / PARTS;
   const int g0 = (gy % PARTS) * GT;
 """
+)
 
 ATTEND = (
     _SIZES
     + """
-  constexpr int WARPS = 4;
-  constexpr int K_LANE = (NV + 7) / 8;                // vectors of a key per lane
+  constexpr int K_LANE = (NK + 7) / 8;                // vectors of a key per lane
   constexpr int K_TURNS = TILE / 4;                   // tokens of a tile per 8 lanes
   constexpr int V_TOGETHER = NV < 32 ? 32 / NV : 1;   // values that a warp reads at once
   constexpr int V_LANE = (NV + 31) / 32;              // vectors of a value per lane
   constexpr int V_TURNS = (TILE + V_TOGETHER - 1) / V_TOGETHER;
-  constexpr int IN_TILE = TILE * NV;                  // vectors of the keys of a tile
+  constexpr int KEYS_IN_TILE = TILE * NK;
+  constexpr int IN_TILE = KEYS_IN_TILE + (LATENT ? 0 : TILE * NV);  // vectors
+  constexpr int V_PITCH = LATENT ? NK : NV;
 
   const DEV int* item = plan + gx * 8;
   const int row = item[0], start = item[1], stop = item[2];
@@ -59,9 +74,8 @@ ATTEND = (
   const int begin = WINDOW > 0 ? max(start, pos - WINDOW + 1) : start;
   const int end = min(stop, pos + 1);
   const int heads = H * G;
-  const size_t head_size = (size_t)256 * D;
-  const size_t page_size = head_size * (2 * H) * LAYERS;
-  const size_t in_page = head_size * ((size_t)(2 * H) * layer[0] + head);
+  const size_t keys_at = LAYER_SIZE * layer[0] + (size_t)256 * DK * head;
+  const size_t values_at = LAYER_SIZE * layer[0] + ALL_KEYS + (size_t)256 * DV * head;
   const float scale = FLOAT_OF(layer[1]) * LOG2E;
   const DEV T* new_k = k + (size_t)row * k_strides[0] + (size_t)head * k_strides[1];
   const DEV T* new_v = v + (size_t)row * v_strides[0] + (size_t)head * v_strides[1];
@@ -70,22 +84,24 @@ ATTEND = (
   SHM float warp_top[WARPS][GT], warp_sum[WARPS][GT];
 
   const int warp = tid >> 5, lane = tid & 31, lane8 = lane & 7;
-  NEAR uint4* mine = space + warp * (STAGES * 2 * IN_TILE);
+  NEAR uint4* mine = space + warp * (STAGES * IN_TILE);
 
 #define FETCH(tile, stage)                                                                   \\
   if ((tile) < end) {                                                                        \\
-    const DEV T* page = pages + page_table[((tile) >> 8) - (start >> 8)] * page_size         \\
-      + in_page + (size_t)((tile) & 255) * D;                                              \\
-    for (int x = lane; x < IN_TILE; x += 32) {                                               \\
-      const int t = (tile) + x / NV;                                                         \\
-      const bool real = t >= begin && t < end;                                               \\
-      const bool is_new = t == pos;                                                          \\
-      const DEV uint4* from_k = is_new ? (const DEV uint4*)new_k + x % NV                    \\
-        : (const DEV uint4*)page + x;                                                        \\
-      const DEV uint4* from_v = is_new ? (const DEV uint4*)new_v + x % NV                    \\
-        : (const DEV uint4*)(page + head_size * H) + x;                                      \\
-      COPY16(mine + (stage) * (2 * IN_TILE) + x, from_k, real);                              \\
-      COPY16(mine + (stage) * (2 * IN_TILE) + IN_TILE + x, from_v, real);                    \\
+    const DEV T* page = pages + page_table[((tile) >> 8) - (start >> 8)] * PAGE_SIZE;        \\
+    const DEV uint4* page_k = (const DEV uint4*)(page + keys_at) + ((tile) & 255) * KV;      \\
+    const DEV uint4* page_v = (const DEV uint4*)(page + values_at) + ((tile) & 255) * VV;    \\
+    NEAR uint4* to = mine + (stage) * IN_TILE;                                               \\
+    for (int x = lane; x < TILE * KV; x += 32) {                                             \\
+      const int t = (tile) + x / KV;                                                         \\
+      const DEV uint4* from = t == pos ? (const DEV uint4*)new_k + x % KV : page_k + x;      \\
+      COPY16(to + (LATENT ? x / KV * NK + x % KV : x), from, t >= begin && t < end);         \\
+    }                                                                                        \\
+    for (int x = lane; x < TILE * VV; x += 32) {                                             \\
+      const int t = (tile) + x / VV;                                                         \\
+      const DEV uint4* from = t == pos ? (const DEV uint4*)new_v + x % VV : page_v + x;      \\
+      COPY16(to + (LATENT ? x / VV * NK + KV + x % VV : KEYS_IN_TILE + x), from,             \\
+             t >= begin && t < end);                                                         \\
     }                                                                                        \\
   }                                                                                          \\
   COPIES_END;
@@ -103,16 +119,20 @@ ATTEND = (
       #pragma unroll
       for (int i = 0; i < VEC; i++) {
         const int at = (c * 8 + lane8) * VEC + i;
-        query[g][c * VEC + i] = real && at < D ? (float)from[at] * scale : 0.0f;
+        query[g][c * VEC + i] = real && at < DK ? (float)from[at] * scale : 0.0f;
+#if LATENT
+        if (real && at >= DK && at < DK + DV)
+          query[g][c * VEC + i] = LOG2E * (float)rope[(size_t)row * rope_strides[0]
+            + (size_t)(head * G + g0 + g) * rope_strides[1] + at - DK];
+#endif
       }
   }
   if (end == pos + 1 && begin <= pos && g0 == 0) {  // this item holds the new token
-    DEV T* page = (DEV T*)pages + page_table[(pos >> 8) - (start >> 8)] * page_size + in_page;
-    DEV T* to_k = page + (size_t)(pos & 255) * D;
-    for (int d = tid; d < D; d += 128) {
-      to_k[d] = new_k[d];
-      to_k[head_size * H + d] = new_v[d];
-    }
+    DEV T* page = (DEV T*)pages + page_table[(pos >> 8) - (start >> 8)] * PAGE_SIZE;
+    DEV T* to_k = page + keys_at + (size_t)(pos & 255) * DK;
+    DEV T* to_v = page + values_at + (size_t)(pos & 255) * DV;
+    for (int d = tid; d < DK; d += WARPS * 32) to_k[d] = new_k[d];
+    for (int d = tid; d < DV; d += WARPS * 32) to_v[d] = new_v[d];
   }
 
   const int v_group = NV < 32 ? lane / NV : 0, v_lane = NV < 32 ? lane % NV : lane;
@@ -130,8 +150,8 @@ ATTEND = (
     if (STAGES == 2) { FETCH(tile + WARPS * TILE, stage ^ 1) }
     COPIES_WAIT(STAGES - 1);
     WARP_BARRIER;
-    const NEAR uint4* keys = mine + stage * (2 * IN_TILE);
-    const NEAR uint4* values = keys + IN_TILE;
+    const NEAR uint4* keys = mine + stage * IN_TILE;
+    const NEAR uint4* values = keys + (LATENT ? 0 : KEYS_IN_TILE);
     float dot[K_TURNS][GT];
     #pragma unroll
     for (int j = 0; j < K_TURNS; j++) {
@@ -140,8 +160,8 @@ ATTEND = (
       for (int g = 0; g < GT; g++) dot[j][g] = 0.0f;
       #pragma unroll
       for (int c = 0; c < K_LANE; c++) {
-        if (NV % 8 == 0 || c * 8 + lane8 < NV) {
-          const uint4 raw = keys[t * NV + c * 8 + lane8];
+        if (NK % 8 == 0 || c * 8 + lane8 < NK) {
+          const uint4 raw = keys[t * NK + c * 8 + lane8];
           const LOC T* key = (const LOC T*)&raw;
           #pragma unroll
           for (int i = 0; i < VEC; i++) {
@@ -195,7 +215,8 @@ ATTEND = (
         for (int g = 0; g < GT; g++) p[g] = share_of[warp][t][g];
         #pragma unroll
         for (int c = 0; c < V_LANE; c++) {
-          const uint4 raw = values[t * NV + c * 32 + v_lane];
+          if (NV > 32 && NV % 32 != 0 && c * 32 + v_lane >= NV) continue;
+          const uint4 raw = values[t * V_PITCH + c * 32 + v_lane];
           const LOC T* value = (const LOC T*)&raw;
           #pragma unroll
           for (int i = 0; i < VEC; i++) {
@@ -226,10 +247,11 @@ ATTEND = (
       for (int c = 0; c < V_LANE; c++)
         #pragma unroll
         for (int i = 0; i < VEC; i++)
-          joined[((warp * V_TOGETHER + v_group) * GT + g) * D + (c * 32 + v_lane) * VEC + i]
-            = acc[g][c * VEC + i];
+          if (NV <= 32 || NV % 32 == 0 || c * 32 + v_lane < NV)
+            joined[((warp * V_TOGETHER + v_group) * GT + g) * D + (c * 32 + v_lane) * VEC + i]
+              = acc[g][c * VEC + i];
   BARRIER;
-  for (int x = tid; x < GT * D; x += 128) {
+  for (int x = tid; x < GT * D; x += WARPS * 32) {
     const int g = x / D, d = x % D;
     const int query_head = head * G + g0 + g;
     if (g0 + g >= G) continue;
@@ -294,7 +316,7 @@ COMBINE_START = (
 
 COMBINE = """
   SHM float share[GT][128], whole[GT];  // per item; a row has at most 128
-  for (int g = tid >> 5; g < GT; g += 4) {
+  for (int g = tid >> 5; g < GT; g += WARPS) {
     const int query_head = head * G + min(g0 + g, G - 1);
     float tops[4], sums[4], high = NONE, all = 0.0f;
     #pragma unroll
@@ -324,7 +346,7 @@ COMBINE = """
   }
   BARRIER;
   #pragma unroll
-  for (int x = tid; x < GT * D; x += 128) {
+  for (int x = tid; x < GT * D; x += WARPS * 32) {
     const int g = x / D, d = x % D;
     const int query_head = head * G + g0 + g;
     if (g0 + g < G) {
@@ -338,60 +360,63 @@ COMBINE = """
 """
 
 # One new token per row to its page: one thread per 16 bytes of keys and of values.
-WRITE_ROWS = """
-  constexpr int VEC = 16 / sizeof(T);
-  constexpr int NV = D / VEC;
-  const int x = gx * 128 + tid, row = x / NV, lane = x % NV, head = gy;
-  const size_t head_size = (size_t)256 * D;
+WRITE_ROWS = (
+    _PAGE
+    + """
+  constexpr int NX = KV > VV ? KV : VV;
+  const int x = gx * 128 + tid, row = x / NX, lane = x % NX, head = gy;
   if (x == 0 && head == 0) done[0] = 1;
   if (row >= targets_shape[0]) return;
-  DEV T* page = (DEV T*)pages + head_size * ((size_t)(2 * H) * layer[0] + head)
-    + targets[row] * (head_size * (2 * H) * LAYERS) + (size_t)(positions[row] & 255) * D;
-  ((DEV uint4*)page)[lane]
-    = ((const DEV uint4*)(k + row * k_strides[0] + head * k_strides[1]))[lane];
-  ((DEV uint4*)(page + head_size * H))[lane]
-    = ((const DEV uint4*)(v + row * v_strides[0] + head * v_strides[1]))[lane];
+  const int slot = positions[row] & 255;
+  DEV T* page = (DEV T*)pages + targets[row] * PAGE_SIZE + LAYER_SIZE * layer[0];
+  if (lane < KV)
+    ((DEV uint4*)(page + (size_t)(256 * head + slot) * DK))[lane]
+      = ((const DEV uint4*)(k + row * k_strides[0] + head * k_strides[1]))[lane];
+  if (lane < VV)
+    ((DEV uint4*)(page + ALL_KEYS + (size_t)(256 * head + slot) * DV))[lane]
+      = ((const DEV uint4*)(v + row * v_strides[0] + head * v_strides[1]))[lane];
 """
+)
 
 # bounds: position of the first new token, number of new tokens, first position to keep in the
 # pages, first position to gather, position after the last token to write. One thread per 16 bytes
 # of keys and of values.
-APPEND = """
-  constexpr int VEC = 16 / sizeof(T);
-  constexpr int NV = D / VEC;
+APPEND = (
+    _PAGE
+    + """
+  constexpr int NX = KV > VV ? KV : VV;
   const int at = bounds[0], n = bounds[1], keep_from = bounds[2], gather_from = bounds[3];
   const int write_to = bounds[4];
   const int x = gx * 128 + tid;
-  const int t = (GATHER ? gather_from : at) + x / NV, lane = x % NV, head = gy;
-  const size_t head_size = (size_t)256 * D;
+  const int t = (GATHER ? gather_from : at) + x / NX, lane = x % NX, head = gy;
   if (x == 0 && head == 0) done[0] = at + n;
   if (t >= at + n) return;
   const int block = min(t, write_to - 1) >> 8;  // padding has no page
-  DEV T* page = (DEV T*)pages + head_size * ((size_t)(2 * H) * layer[0] + head)
-    + page_table[RING ? block % page_table_shape[0] : block] * (head_size * (2 * H) * LAYERS)
-    + (size_t)(t & 255) * D;
-  DEV uint4* page_k = (DEV uint4*)page;
-  DEV uint4* page_v = (DEV uint4*)(page + head_size * H);
-  uint4 key, value;
-  if (t >= at) {
-    const size_t new_t = t - at;
-    key = ((const DEV uint4*)(k + head * k_strides[1] + new_t * k_strides[2]))[lane];
-    value = ((const DEV uint4*)(v + head * v_strides[1] + new_t * v_strides[2]))[lane];
-    if (WRITE && t >= keep_from && t < write_to) { page_k[lane] = key; page_v[lane] = value; }
-  } else {
-    key = page_k[lane];
-    value = page_v[lane];
+  DEV T* page = (DEV T*)pages + LAYER_SIZE * layer[0]
+    + page_table[RING ? block % page_table_shape[0] : block] * PAGE_SIZE;
+  DEV uint4* page_k = (DEV uint4*)(page + (size_t)(256 * head + (t & 255)) * DK);
+  DEV uint4* page_v = (DEV uint4*)(page + ALL_KEYS + (size_t)(256 * head + (t & 255)) * DV);
+  const size_t new_t = t - at;  // if it is new
+  const DEV uint4* from_k = (const DEV uint4*)(k + head * k_strides[1] + new_t * k_strides[2]);
+  const DEV uint4* from_v = (const DEV uint4*)(v + head * v_strides[1] + new_t * v_strides[2]);
+  const bool is_new = t >= at, kept = WRITE && is_new && t >= keep_from && t < write_to;
+  const size_t to = (size_t)head * (at + n - gather_from) + (t - gather_from);
+  if (lane < KV) {
+    const uint4 key = is_new ? from_k[lane] : page_k[lane];
+    if (kept) page_k[lane] = key;
+    if (GATHER) ((DEV uint4*)all_k)[to * KV + lane] = key;
   }
-  if (GATHER) {
-    const size_t to = ((size_t)head * (at + n - gather_from) + (t - gather_from)) * NV + lane;
-    ((DEV uint4*)all_k)[to] = key;
-    ((DEV uint4*)all_v)[to] = value;
+  if (lane < VV) {
+    const uint4 value = is_new ? from_v[lane] : page_v[lane];
+    if (kept) page_v[lane] = value;
+    if (GATHER) ((DEV uint4*)all_v)[to * VV + lane] = value;
   }
 """
+)
 
 # Whole pages, from a contiguous array to the pool: 16 bytes per thread.
 STORE = """
-  const size_t vectors = (size_t)2 * H * LAYERS * 256 * D * sizeof(T) / 16;
+  const size_t vectors = (size_t)H * LAYERS * 256 * (DK + DV) * sizeof(T) / 16;
   const size_t x = (size_t)gx * 128 + tid;
   if (x == 0 && gy == 0) done[0] = 1;
   if (x < vectors)
@@ -400,7 +425,7 @@ STORE = """
 
 # Whole pages, from other pages of the pool.
 COPY = """
-  const size_t vectors = (size_t)2 * H * LAYERS * 256 * D * sizeof(T) / 16;
+  const size_t vectors = (size_t)H * LAYERS * 256 * (DK + DV) * sizeof(T) / 16;
   const size_t x = (size_t)gx * 128 + tid;
   if (x == 0 && gy == 0) done[0] = 1;
   if (x < vectors) {

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Collection
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -22,14 +23,16 @@ from semantic.adapters.mlx.kv_cache.paged.dialect import Dialect, Kernel
 from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool
 
-HEAD_DIMS = (64, 80, 96, 128, 256)
+HEAD_DIMS = (64, 80, 96, 128, 192, 256, 512)
+"""Widths of keys and of values that there are kernels for."""
 
 _MOST_ROWS = 4096
-"""Maximum rows of a batch, with 4 thread groups per KV head each, that there are counters for."""
-_WIDE = 128
+"""Maximum rows of a batch that there are counters for."""
+_WIDE, _WIDEST = 128, 256
 _FEW_HEADS, _MANY_HEADS = 2, 4
-"""Query heads per thread group for a head_dim above _WIDE, and for others."""
-_MOST_TILE, _WARPS = 16, 4
+"""Query heads per thread group for keys above _WIDE, and for others; above _WIDEST, where threads
+have fewer registers, one."""
+_MOST_TILE, _ROWS_WARPS = 16, 4
 _GROUPS_AT_ONCE = 396
 """Thread groups that run at once on a large GPU: three per multiprocessor of 132."""
 _MATRIX_TYPES = (mx.bfloat16, mx.float16)
@@ -37,21 +40,48 @@ _MATRIX_TYPES = (mx.bfloat16, mx.float16)
 _ATTEND_INPUTS = ("q", "k", "v", "pages", "plan", "positions", "layer", "after")
 
 
-def tile_of(kind: PageKind, dialect: Dialect) -> int:
-    """Tokens that a warp reads at a time, a power of two; 0 if not even four fit shared memory."""
-    token_bytes = kind.shape.k_head_dim * kind.shape.dtype.size
-    fitting = dialect.space // (2 * _WARPS * dialect.stages * token_bytes)
-    tile = min(_MOST_TILE, 1 << max(fitting, 1).bit_length() - 1)
-    return tile if tile >= _WARPS else 0
+class Tiling(NamedTuple):
+    """Warps of a thread group, and tokens that each reads at a time, a power of two."""
+
+    warps: int
+    tile: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a thread group."""
+        return 32 * self.warps
+
+
+def tiling_of(kind: PageKind, dialect: Dialect) -> Tiling | None:
+    """The tiling that fits shared memory; None if not even two warps with four tokens do."""
+    shape = kind.shape
+    token_bytes = (shape.k_head_dim + shape.v_head_dim) * shape.dtype.size
+    for warps in (4, 2):
+        fitting = dialect.space // (warps * dialect.stages * token_bytes)
+        if fitting >= 4:  # a warp multiplies four keys at a time  # noqa: PLR2004
+            return Tiling(warps, min(_MOST_TILE, 1 << fitting.bit_length() - 1))
+    return None
+
+
+def computable(kind: PageKind, dialect: Dialect) -> bool:
+    """Whether there are kernels for pages of this kind."""
+    shape = kind.shape
+    widths = shape.k_head_dim, shape.v_head_dim
+    known = shape.dtype in dialect.types and all(width in HEAD_DIMS for width in widths)
+    return known and tiling_of(kind, dialect) is not None
 
 
 class PagedKernels:
     """Implements `PagedAttention` for one kind of layers."""
 
     def __init__(self, kind: PageKind, dialect: Dialect) -> None:
-        """`kind` must have a head_dim of HEAD_DIMS and a `tile_of` above 0."""
+        """Raises ValueError unless `kind` is `computable`."""
+        tiling = tiling_of(kind, dialect)
+        if tiling is None or not computable(kind, dialect):
+            raise ValueError(f"there are no kernels for {kind.shape}")
         self._kind = kind
         self._dialect = dialect
+        self._threads = tiling.threads
         self._counters = mx.zeros((_MOST_ROWS * 4 * kind.shape.kv_heads,), mx.int32)
         self._nothing = mx.zeros((1,), mx.int32)
         # Evaluated now: they are inputs of every step.
@@ -63,16 +93,21 @@ class PagedKernels:
         """Whether the rows of a sequence read its keys together, for so many query heads."""
         shape = self._kind.shape
         queries = n_heads // shape.kv_heads
-        fits = shape.dtype in _MATRIX_TYPES and queries <= _group_queries(shape.k_head_dim)
-        return self._dialect.is_cuda and fits
+        widest = max(shape.k_head_dim, shape.v_head_dim)
+        fits = widest <= _WIDEST and queries <= _group_queries(widest)
+        return self._dialect.is_cuda and shape.dtype in _MATRIX_TYPES and fits
 
-    def prepare(self, n_heads: int, sinks: Collection[bool]) -> None:
+    def prepare(self, n_heads: int, sinks: Collection[bool], *, latent: bool = False) -> None:
         """Begin to compile what `attend` and `append` need for so many query heads."""
         if not n_heads or n_heads % self._kind.shape.kv_heads:
             return
+        n_groups = self._kind.shape.kv_heads * self._parts(n_heads, latent=latent)
+        if _MOST_ROWS * n_groups > self._counters.size:
+            self._counters = mx.zeros((_MOST_ROWS * n_groups,), mx.int32)
+            mx.eval(self._counters)
         for with_sinks in sinks:
-            self._attention(n_heads, with_sinks)
-            if self.reads_together(n_heads):
+            self._attention(n_heads, with_sinks, latent)
+            if self.reads_together(n_heads) and not latent:
                 self._row_attention(n_heads, with_sinks)
         self._write_rows_kernel()
         for gather, write in ((False, True), (True, True)):
@@ -80,13 +115,14 @@ class PagedKernels:
 
     def attend(self, step: DecodeStep) -> mx.array:
         """See `PagedAttention.attend`."""
-        if step.write_first and self.reads_together(step.q.shape[1]):
+        latent = step.rope is not None
+        if step.write_first and not latent and self.reads_together(step.q.shape[1]):
             return self._attend_together(step)
         q, sinks = step.q, step.sinks
         after = self._write_rows(step) if step.write_first else step.after
-        rows, n_heads, _, dim = q.shape
-        kv_heads = self._kind.shape.kv_heads
-        parts = self._parts(n_heads)
+        rows, n_heads, _, _ = q.shape
+        kv_heads, dim = self._kind.shape.kv_heads, self._width(latent=latent)
+        parts = self._parts(n_heads, latent=latent)
         if rows * kv_heads * parts > self._counters.size:
             raise ValueError(f"{rows} sequences are more than a step can combine")
         plan = step.metadata.plan(
@@ -96,14 +132,14 @@ class PagedKernels:
         inputs = [
             q, step.k, step.v, step.pool.data, plan.plan, step.metadata.positions(step.number),
             self._layer(step.layer, step.scale), self._nothing if after is None else after,
-            *of_heads,
+            *of_heads, *([] if step.rope is None else [step.rope]),
         ]  # fmt: skip
         n = plan.n_items
         shapes = [(n, n_heads, dim), (n, n_heads, 2), (rows, n_heads, 1, dim)]
         dtypes = [mx.float32, mx.float32, q.dtype]
-        group = (source.THREADS, 1, 1)
-        attend, combine = self._attention(n_heads, sinks is not None)
-        grid = (source.THREADS * n, kv_heads * parts, 1)
+        group = (self._threads, 1, 1)
+        attend, combine = self._attention(n_heads, sinks is not None, latent)
+        grid = (self._threads * n, kv_heads * parts, 1)
         if combine is None:
             return attend(
                 inputs=[*inputs, self._counters], grid=grid, threadgroup=group,
@@ -116,7 +152,7 @@ class PagedKernels:
         return combine(
             inputs=[partial, weight, plan.spans, *of_heads],
             # Padding rows have no results to combine.
-            grid=(source.THREADS * len(step.metadata.lengths), kv_heads * parts, 1),
+            grid=(self._threads * len(step.metadata.lengths), kv_heads * parts, 1),
             threadgroup=group, output_shapes=shapes[2:], output_dtypes=dtypes[2:],
         )[0]  # fmt: skip
 
@@ -124,10 +160,11 @@ class PagedKernels:
         """Attention of rows of which runs are of one sequence, each run reading the keys once."""
         q, sinks = step.q, step.sinks
         after = self._write_rows(step)
-        rows, n_heads, _, dim = q.shape
-        shape = self._kind.shape
+        rows, n_heads, _, _ = q.shape
+        shape, dim = self._kind.shape, self._width()
         attend, combine = self._row_attention(n_heads, sinks is not None)
-        most_rows = _group_queries(dim) * shape.kv_heads // n_heads
+        widest = max(shape.k_head_dim, dim)
+        most_rows = _group_queries(widest) * shape.kv_heads // n_heads
         plan = step.metadata.row_plan(
             step.kind, most_rows, max(1, _GROUPS_AT_ONCE // shape.kv_heads)
         )
@@ -146,11 +183,11 @@ class PagedKernels:
         return combine(
             inputs=[partial, weight, plan.spans, *of_heads],
             grid=(
-                source.THREADS * len(step.metadata.lengths),
+                self._threads * len(step.metadata.lengths),
                 shape.kv_heads * self._parts(n_heads),
                 1,
             ),
-            threadgroup=(source.THREADS, 1, 1),
+            threadgroup=(self._threads, 1, 1),
             output_shapes=[(rows, n_heads, 1, dim)],
             output_dtypes=[q.dtype],
         )[0]
@@ -184,9 +221,9 @@ class PagedKernels:
     def _write_rows(self, step: DecodeStep) -> mx.array:
         """Write the new token of each row to its page; returns the array to wait for."""
         k, metadata = step.k, step.metadata
-        rows, heads, _, dim = k.shape
+        rows, heads, _, _ = k.shape
         kernel = self._write_rows_kernel()
-        groups = -(-rows * (dim * k.dtype.size // 16) // source.THREADS)
+        groups = -(-rows * self._vectors // source.THREADS)
         (done,) = kernel(
             inputs=[
                 k, step.v, step.pool.data, metadata.targets(step.kind),
@@ -242,13 +279,17 @@ class PagedKernels:
     ) -> Appended:
         """One launch of the kernel, after `after`; gathers if `first` is before the chunk."""
         k, v, at = chunk.k, chunk.v, chunk.at
-        _, heads, n, dim = k.shape
+        _, heads, n, _ = k.shape
+        shape = self._kind.shape
         write_to = at + n - chunk.padding
         keep_from = self._kind.first_kept(at, write_to)
         gather = first < at
         kernel = self._append_kernel(gather=gather, write=write)
-        groups = -(-(at + n - first) * (dim * k.dtype.size // 16) // source.THREADS)
-        gathered = (1, heads, at + n - first, dim) if gather else (1,)
+        groups = -(-(at + n - first) * self._vectors // source.THREADS)
+        gathered = [
+            (1, heads, at + n - first, width) if gather else (1,)
+            for width in (shape.k_head_dim, shape.v_head_dim)
+        ]
         all_k, all_v, done = kernel(
             inputs=[
                 k, v, chunk.table.pool.data, chunk.table.array(),
@@ -257,35 +298,52 @@ class PagedKernels:
             ],
             grid=(source.THREADS * groups, heads, 1),
             threadgroup=(source.THREADS, 1, 1),
-            output_shapes=[gathered, gathered, (1,)],
+            output_shapes=[*gathered, (1,)],
             output_dtypes=[k.dtype, k.dtype, mx.int32],
         )  # fmt: skip
         return Appended(all_k, all_v, done)
 
-    def _attention(self, n_heads: int, sinks: bool) -> tuple[Kernel, Kernel | None]:
+    @property
+    def _vectors(self) -> int:
+        """Threads that write a token of a head: one per 16 bytes of the wider of key and value."""
+        shape = self._kind.shape
+        return max(shape.k_head_dim, shape.v_head_dim) * shape.dtype.size // 16
+
+    def _width(self, *, latent: bool = False) -> int:
+        """Numbers of a head's result."""
+        shape = self._kind.shape
+        return shape.k_head_dim if latent else shape.v_head_dim
+
+    def _attention(self, n_heads: int, sinks: bool, latent: bool) -> tuple[Kernel, Kernel | None]:
         """The kernels for `n_heads` query heads: one, or a second that combines."""
-        return _built_attention(self._kind, self._dialect, n_heads, self._together(n_heads), sinks)
+        together = self._together(n_heads, latent=latent)
+        variant = _Variant(n_heads, together, sinks, latent)
+        return _built_attention(self._kind, self._dialect, variant)
 
     def _row_attention(self, n_heads: int, sinks: bool) -> tuple[Kernel, Kernel]:
-        return _built_row_attention(
-            self._kind, self._dialect, n_heads, self._together(n_heads), sinks
-        )
+        variant = _Variant(n_heads, self._together(n_heads), sinks)
+        return _built_row_attention(self._kind, self._dialect, variant)
 
     def _constants(self, dtype: mx.Dtype) -> tuple[tuple[str, int | mx.Dtype], ...]:
         shape = self._kind.shape
         return (
-            ("T", dtype), ("D", shape.k_head_dim), ("H", shape.kv_heads),
-            ("LAYERS", len(self._kind.layers)),
+            ("T", dtype), ("DK", shape.k_head_dim), ("DV", shape.v_head_dim),
+            ("H", shape.kv_heads), ("LAYERS", len(self._kind.layers)),
         )  # fmt: skip
 
-    def _parts(self, n_heads: int) -> int:
+    def _parts(self, n_heads: int, *, latent: bool = False) -> int:
         """Number of thread groups that share the query heads of a KV head."""
-        return -(-(n_heads // self._kind.shape.kv_heads) // self._together(n_heads))
-
-    def _together(self, n_heads: int) -> int:
-        """Query heads per thread group: they read the keys once, but each takes registers."""
         group = n_heads // self._kind.shape.kv_heads
-        most = _FEW_HEADS if self._kind.shape.k_head_dim > _WIDE else _MANY_HEADS
+        return -(-group // self._together(n_heads, latent=latent))
+
+    def _together(self, n_heads: int, *, latent: bool = False) -> int:
+        """Query heads per thread group: they read the keys once, but each takes registers."""
+        shape = self._kind.shape
+        group = n_heads // shape.kv_heads
+        width = shape.k_head_dim + (shape.v_head_dim if latent else 0)
+        most = _FEW_HEADS if width > _WIDE else _MANY_HEADS
+        if width > _WIDEST and not self._dialect.is_cuda:
+            most = 1
         return -(-group // -(-group // most))
 
     def _bounds(self, bounds: tuple[int, int, int, int, int]) -> mx.array:
@@ -316,18 +374,28 @@ def _built(
     return dialect.build(name, constants, inputs, outputs, body)
 
 
+class _Variant(NamedTuple):
+    """Of a kind's attention: query heads, those of a thread group, sinks and latent keys."""
+
+    n_heads: int
+    together: int
+    sinks: bool
+    latent: bool = False
+
+
 @functools.cache
 def _built_attention(
-    kind: PageKind, dialect: Dialect, n_heads: int, together: int, sinks: bool
+    kind: PageKind, dialect: Dialect, variant: _Variant
 ) -> tuple[Kernel, Kernel | None]:
     shape = kind.shape
-    constants = _attention_constants(kind, dialect, n_heads, together, sinks=sinks)
-    tile_bytes = tile_of(kind, dialect) * shape.k_head_dim * shape.dtype.size
-    row_bytes = together * shape.k_head_dim * 4
-    at_once = max(1, 512 // (shape.k_head_dim * shape.dtype.size))
-    space = max(_WARPS * dialect.stages * 2 * tile_bytes, _WARPS * at_once * row_bytes)
+    constants = _attention_constants(kind, dialect, variant)
+    warps, tile = _tiling(kind, dialect)
+    token_bytes = (shape.k_head_dim + shape.v_head_dim) * shape.dtype.size
+    width = shape.k_head_dim if variant.latent else shape.v_head_dim
+    at_once = max(1, 512 // (width * shape.dtype.size))
+    space = warps * max(dialect.stages * tile * token_bytes, at_once * variant.together * width * 4)
     partial = ("partial", "weight")
-    of_heads = ("sinks",) if sinks else ()
+    of_heads = (*(("sinks",) if variant.sinks else ()), *(("rope",) if variant.latent else ()))
     inputs = (*_ATTEND_INPUTS, *of_heads)
     if dialect.fused:
         body = source.ATTEND + source.DIRECT + source.ATTEND_END + source.LAST_ONE + source.COMBINE
@@ -342,21 +410,21 @@ def _built_attention(
 
 @functools.cache
 def _built_row_attention(
-    kind: PageKind, dialect: Dialect, n_heads: int, together: int, sinks: bool
+    kind: PageKind, dialect: Dialect, variant: _Variant
 ) -> tuple[Kernel, Kernel]:
     """The kernels for runs of rows of one sequence, and for their partial results."""
     shape = kind.shape
-    dim = shape.k_head_dim
-    constants = _attention_constants(kind, dialect, n_heads, together, sinks=sinks)
-    mine = (*constants, ("MT", _multiple(dim)), ("HALF", int(shape.dtype == mx.float16)))
-    pitch = dim * shape.dtype.size + 16
+    widest = max(shape.k_head_dim, shape.v_head_dim)
+    constants = _attention_constants(kind, dialect, variant)
+    mine = (*constants, ("MT", _multiple(widest)), ("HALF", int(shape.dtype == mx.float16)))
+    key, value = (dim * shape.dtype.size + 16 for dim in (shape.k_head_dim, shape.v_head_dim))
     attend = dialect.build(
         "attend_rows",
         mine,
         ("q", "pages", "plan", "positions", "layer", "after"),
         ("partial", "weight"),
         rows_source.MATRICES + rows_source.ATTEND_ROWS,
-        (_group_queries(dim) + 2 * 2 * rows_source.KEYS) * pitch,
+        _group_queries(widest) * key + 2 * rows_source.KEYS * (key + value),
     )
     return attend, _built_combine(dialect, constants)
 
@@ -369,15 +437,24 @@ def _built_combine(dialect: Dialect, constants: tuple[tuple[str, int | mx.Dtype]
 
 
 def _attention_constants(
-    kind: PageKind, dialect: Dialect, n_heads: int, together: int, *, sinks: bool
+    kind: PageKind, dialect: Dialect, variant: _Variant
 ) -> tuple[tuple[str, int | mx.Dtype], ...]:
     shape = kind.shape
+    warps, tile = _tiling(kind, dialect)
     return (
-        ("T", shape.dtype), ("D", shape.k_head_dim), ("H", shape.kv_heads),
-        ("G", n_heads // shape.kv_heads), ("GT", together), ("TILE", tile_of(kind, dialect)),
-        ("STAGES", dialect.stages), ("LAYERS", len(kind.layers)), ("WINDOW", kind.window or 0),
-        ("SINKS", int(sinks)),
+        ("T", shape.dtype), ("DK", shape.k_head_dim), ("DV", shape.v_head_dim),
+        ("H", shape.kv_heads), ("G", variant.n_heads // shape.kv_heads), ("GT", variant.together),
+        ("WARPS", warps), ("TILE", tile), ("STAGES", dialect.stages), ("LAYERS", len(kind.layers)),
+        ("WINDOW", kind.window or 0), ("SINKS", int(variant.sinks)),
+        ("LATENT", int(variant.latent)),
     )  # fmt: skip
+
+
+def _tiling(kind: PageKind, dialect: Dialect) -> Tiling:
+    tiling = tiling_of(kind, dialect)
+    if tiling is None:
+        raise AssertionError(f"kernels were made for {kind.shape}, which does not fit")
+    return tiling
 
 
 def _multiple(head_dim: int) -> int:
@@ -387,4 +464,4 @@ def _multiple(head_dim: int) -> int:
 
 def _group_queries(head_dim: int) -> int:
     """Queries of a thread group: rows times query heads per KV head."""
-    return _WARPS * rows_source.WARP_QUERIES * _multiple(head_dim)
+    return _ROWS_WARPS * rows_source.WARP_QUERIES * _multiple(head_dim)

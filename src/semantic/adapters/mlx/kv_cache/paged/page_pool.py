@@ -90,7 +90,7 @@ class Loan:
 
 
 class PagePool:
-    """Pages of one kind, (pages, layers, 2, kv_heads, 256, head_dim).
+    """Pages of one kind, (pages, *PageKind.page_shape).
 
     Any thread may drop a reference; everything else is for the thread that runs MLX.
     """

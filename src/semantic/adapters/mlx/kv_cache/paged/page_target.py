@@ -5,6 +5,9 @@ Knows where a body's bytes are in a page; neither stores nor sequences.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from semantic.adapters.mlx.kv_cache.paged.host_pages import token_bytes
 from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
 from semantic.adapters.mlx.kv_cache.paged.page_pool import Loan
 from semantic.adapters.mlx.transfer.driver import Rows
@@ -13,13 +16,20 @@ from semantic.domain.errors import BackendError
 from semantic.domain.value_objects import BLOCK_TOKENS
 
 
-def page_rows(kind: PageKind, n_tokens: int) -> Rows:
+def page_rows(kind: PageKind, n_tokens: int) -> Sequence[Rows]:
     """The first tokens of every head of every layer in a page: the rows of a body."""
-    layers, two, heads, tokens, dim = kind.page_shape
-    token_bytes = dim * kind.shape.dtype.size
-    if n_tokens == tokens:
-        return Rows(1, kind.page_bytes, kind.page_bytes)
-    return Rows(layers * two * heads, n_tokens * token_bytes, tokens * token_bytes)
+    if n_tokens == BLOCK_TOKENS:
+        return [Rows(1, kind.page_bytes, kind.page_bytes)]
+    heads, n_layers = kind.shape.kv_heads, len(kind.layers)
+    keys, values = token_bytes(kind)
+    if keys == values:
+        return [Rows(n_layers * 2 * heads, n_tokens * keys, BLOCK_TOKENS * keys)]
+    rows: list[Rows] = []
+    at = 0
+    for width in (keys, values) * n_layers:
+        rows.append(Rows(heads, n_tokens * width, BLOCK_TOKENS * width, at))
+        at += heads * BLOCK_TOKENS * width
+    return rows
 
 
 class PageTarget:
@@ -55,7 +65,7 @@ class PageTarget:
 
     def _send(self, data: bytes | memoryview, n_tokens: int) -> None:
         rows = page_rows(self._kind, n_tokens)
-        if rows.nbytes > len(data):
+        if sum(one.nbytes for one in rows) > len(data):
             raise BackendError(f"a body of {len(data)} bytes has no {n_tokens} tokens")
         try:
             self._transfers.send(data, self._page, rows)

@@ -13,15 +13,17 @@ KEYS = 32
 WARP_QUERIES = 16
 """Queries of one matrix instruction; a warp has MT times as many, a thread group four warps."""
 
-# A row of a tile is NV vectors of 16 bytes, PITCH from one to the next: odd, so that eight rows lie
-# in different banks. `mma` multiplies 16 x 16 by 16 x 8 numbers; a lane holds two rows of a result.
+# A row of a tile is NK or NV vectors of 16 bytes, and one more to the next: odd, so that eight
+# rows lie in different banks. `mma` multiplies 16 x 16 by 16 x 8 numbers; a lane holds two rows of
+# a result.
 ATTEND_ROWS = """
   constexpr int VEC = 16 / sizeof(T);
-  constexpr int NV = D / VEC;
-  constexpr int PITCH = NV + 1;
+  constexpr int NK = DK / VEC, NV = DV / VEC;
+  constexpr int D = DV;
+  constexpr int PITCH = NK + 1, V_PITCH = NV + 1;
   constexpr int N = 32;
   constexpr int M = 64 * MT;
-  constexpr int IN_TILE = N * PITCH;
+  constexpr int IN_TILE = N * (PITCH + V_PITCH);
   constexpr float NONE = -1e30f;
   constexpr float LOG2E = 1.4426950408889634f;
   const int head = gy;
@@ -33,38 +35,42 @@ ATTEND_ROWS = """
   const int begin = WINDOW > 0 ? max(start, pos - WINDOW + 1) : start;
   const int end = min(stop, pos + n_rows);
   const int heads = H * G, n_queries = n_rows * G;
-  const size_t head_size = (size_t)256 * D;
-  const size_t page_size = head_size * (2 * H) * LAYERS;
-  const size_t in_page = head_size * ((size_t)(2 * H) * layer[0] + head);
+  const size_t layer_size = (size_t)256 * H * (DK + DV);
+  const size_t page_size = layer_size * LAYERS;
+  const size_t keys_at = layer_size * layer[0] + (size_t)256 * DK * head;
+  const size_t values_at = layer_size * layer[0] + (size_t)256 * (H * DK + DV * head);
   const float scale = FLOAT_OF(layer[1]) * LOG2E;
   const int warp = tid >> 5, lane = tid & 31;
   uint4* queries = space;            // [M][PITCH]
-  uint4* tiles = space + M * PITCH;  // [stage][keys, values][N][PITCH]
+  uint4* tiles = space + M * PITCH;  // [stage]: keys, [N][PITCH], then values, [N][V_PITCH]
 
 #define FETCH(tile, stage)                                                                   \\
   if ((tile) < end) {                                                                        \\
-    const T* page = pages + page_table[((tile) >> 8) - (start >> 8)] * page_size             \\
-      + in_page + (size_t)((tile) & 255) * D;                                                \\
+    const T* page = pages + page_table[((tile) >> 8) - (start >> 8)] * page_size;            \\
+    const uint4* page_k = (const uint4*)(page + keys_at) + ((tile) & 255) * NK;              \\
+    const uint4* page_v = (const uint4*)(page + values_at) + ((tile) & 255) * NV;            \\
+    uint4* to = tiles + (stage) * IN_TILE;                                                   \\
+    for (int x = tid; x < N * NK; x += 128) {                                                \\
+      const int t = (tile) + x / NK;                                                         \\
+      COPY16(to + x / NK * PITCH + x % NK, page_k + x, t >= begin && t < end);               \\
+    }                                                                                        \\
     for (int x = tid; x < N * NV; x += 128) {                                                \\
       const int t = (tile) + x / NV;                                                         \\
-      const bool real = t >= begin && t < end;                                               \\
-      uint4* to = tiles + (stage) * (2 * IN_TILE) + x / NV * PITCH + x % NV;                    \\
-      COPY16(to, (const uint4*)page + x, real);                                              \\
-      COPY16(to + IN_TILE, (const uint4*)(page + head_size * H) + x, real);                     \\
+      COPY16(to + N * PITCH + x / NV * V_PITCH + x % NV, page_v + x, t >= begin && t < end); \\
     }                                                                                        \\
   }                                                                                          \\
   COPIES_END;
 
   int tile = begin - begin % N;
   FETCH(tile, 0)
-  for (int x = tid; x < M * NV; x += 128) {
-    const int m = x / NV;
+  for (int x = tid; x < M * NK; x += 128) {
+    const int m = x / NK;
     uint4 vector = make_uint4(0, 0, 0, 0);
     if (m < n_queries) {
       const T* from = q + (row + m / G) * q_strides[0] + (head * G + m % G) * q_strides[1];
-      vector = ((const uint4*)from)[x % NV];
+      vector = ((const uint4*)from)[x % NK];
     }
-    queries[m * PITCH + x % NV] = vector;
+    queries[m * PITCH + x % NK] = vector;
   }
 
   float acc[MT][NV][4], top[MT][2], sum[MT][2];
@@ -81,7 +87,7 @@ ATTEND_ROWS = """
   const bool busy = mine < n_queries;
   const unsigned q_at = SHARED_AT(queries + (mine + (lane & 15)) * PITCH + (lane >> 4));
   const int k_lane = ((lane & 7) + ((lane >> 4) << 3)) * PITCH + ((lane >> 3) & 1);
-  const int v_lane = (lane & 15) * PITCH + (lane >> 4);
+  const int v_lane = (lane & 15) * V_PITCH + (lane >> 4);
 
   int stage = 0;
   for (; tile < end; tile += N, stage ^= 1) {
@@ -89,8 +95,8 @@ ATTEND_ROWS = """
     COPIES_WAIT(1);
     BARRIER;
     if (busy) {
-      const unsigned k_at = SHARED_AT(tiles + stage * (2 * IN_TILE) + k_lane);
-      const unsigned v_at = SHARED_AT(tiles + stage * (2 * IN_TILE) + IN_TILE + v_lane);
+      const unsigned k_at = SHARED_AT(tiles + stage * IN_TILE + k_lane);
+      const unsigned v_at = SHARED_AT(tiles + stage * IN_TILE + N * PITCH + v_lane);
       float score[MT][N / 8][4];
       #pragma unroll
       for (int m = 0; m < MT; m++)
@@ -99,7 +105,7 @@ ATTEND_ROWS = """
           #pragma unroll
           for (int i = 0; i < 4; i++) score[m][n][i] = 0.0f;
       #pragma unroll
-      for (int d = 0; d < NV; d += 2) {
+      for (int d = 0; d < NK; d += 2) {
         unsigned a[MT][4], b[4];
         #pragma unroll
         for (int m = 0; m < MT; m++) LOAD_MATRIX(a[m], q_at + (m * 16 * PITCH + d) * 16)
@@ -161,7 +167,7 @@ ATTEND_ROWS = """
         }
         #pragma unroll
         for (int d = 0; d < NV; d += 2) {
-          LOAD_TRANSPOSED(b, v_at + (n * 8 * PITCH + d) * 16)
+          LOAD_TRANSPOSED(b, v_at + (n * 8 * V_PITCH + d) * 16)
           #pragma unroll
           for (int m = 0; m < MT; m++) {
             MULTIPLY(acc[m][d], a[m], b[0], b[1])

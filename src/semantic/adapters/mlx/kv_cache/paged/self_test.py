@@ -36,16 +36,19 @@ def computes_attention(
     attention: PagedAttention,
     n_heads: int,
     sinks: Collection[bool] = (False, True),
+    *,
+    latent: bool = False,
 ) -> bool:
     """Whether `attention` is right for `n_heads` query heads over pages of this kind.
 
-    `sinks` says how layers call it: with sinks, without, or both.
+    `sinks` and `latent` say how layers call it: with sinks, without, or both; with rope keys.
     """
     if not n_heads or n_heads % kind.shape.kv_heads:
         return False
     try:
         return _moves_pages(kind, attention) and all(
-            _is_right(kind, attention, n_heads, sinks=with_sinks) for with_sinks in sinks
+            _is_right(kind, attention, n_heads, sinks=with_sinks, latent=latent)
+            for with_sinks in sinks
         )
     except _REFUSED:
         return False
@@ -66,7 +69,9 @@ def _moves_pages(kind: PageKind, attention: PagedAttention) -> bool:
     return all(bool(mx.array_equal(*pair).item()) for pair in zip(found, expected, strict=True))
 
 
-def _is_right(kind: PageKind, attention: PagedAttention, n_heads: int, *, sinks: bool) -> bool:
+def _is_right(
+    kind: PageKind, attention: PagedAttention, n_heads: int, *, sinks: bool, latent: bool
+) -> bool:
     shape = kind.shape
     layer = len(kind.layers) - 1
     key = mx.random.key(0)
@@ -82,14 +87,14 @@ def _is_right(kind: PageKind, attention: PagedAttention, n_heads: int, *, sinks:
     for i, (table, length) in enumerate(zip(tables, _LENGTHS, strict=True)):
         k, v = (
             mx.random.normal(
-                (1, shape.kv_heads, length, shape.k_head_dim), key=mx.random.key(3 + 2 * i + which)
+                (1, shape.kv_heads, length, width), key=mx.random.key(3 + 2 * i + which)
             ).astype(shape.dtype)
-            for which in (0, 1)
+            for which, width in enumerate((shape.k_head_dim, shape.v_head_dim))
         )
         tokens.append((k, v))
         if length > 1 and not _appends(attention, table, layer, k[:, :, :-1], v[:, :, :-1]):
             return False
-    q = mx.random.normal((len(_LENGTHS), n_heads, 1, shape.k_head_dim), key=key).astype(shape.dtype)
+    q, rope = _queries(kind, len(_LENGTHS), n_heads, latent=latent)
     sink = mx.random.normal((n_heads,), key=key).astype(shape.dtype) if sinks else None
     metadata = BatchMetadata(
         tuple(PagedSequence([table]) for table in tables),
@@ -97,15 +102,37 @@ def _is_right(kind: PageKind, attention: PagedAttention, n_heads: int, *, sinks:
     )
     new_k, new_v = (mx.concatenate([one[which][:, :, -1:] for one in tokens]) for which in (0, 1))
     scale = shape.k_head_dim**-0.5
-    found = attention.attend(DecodeStep(q, new_k, new_v, metadata, 0, 0, layer, scale, sink, None))
+    step = DecodeStep(q, new_k, new_v, metadata, 0, 0, layer, scale, sink, None, rope=rope)
+    found = attention.attend(step)
     right = all(
         _close(
             _row(found, i),
-            _attention(_row(q, i) * scale, k.squeeze(0), v.squeeze(0), kind.window, sink),
+            _attention(
+                _row(q, i) * scale,
+                k.squeeze(0),
+                v.squeeze(0),
+                kind.window,
+                sink,
+                None if rope is None else _row(rope, i),
+            ),
         )
         for i, (k, v) in enumerate(tokens)
     )
-    return right and _rows_see_each_other(attention, tables[-1], layer, *tokens[-1], sink, n_heads)
+    return right and _rows_see_each_other(
+        attention, tables[-1], layer, *tokens[-1], sink, n_heads, latent=latent
+    )
+
+
+def _queries(
+    kind: PageKind, rows: int, n_heads: int, *, latent: bool
+) -> tuple[mx.array, mx.array | None]:
+    """Random queries, (rows, heads, 1, k_head_dim), and for latent keys those of rope keys."""
+    shape = kind.shape
+    q, rope = (
+        mx.random.normal((rows, n_heads, 1, width), key=mx.random.key(seed)).astype(shape.dtype)
+        for seed, width in ((0, shape.k_head_dim), (2, shape.v_head_dim))
+    )
+    return q, rope * shape.v_head_dim**-0.5 if latent else None
 
 
 def _rows_see_each_other(
@@ -116,6 +143,8 @@ def _rows_see_each_other(
     v: mx.array,
     sinks: mx.array | None,
     n_heads: int,
+    *,
+    latent: bool,
 ) -> bool:
     """Whether the last tokens of one sequence, as rows of a batch, attend to one another."""
     kind, length = table.pool.kind, k.shape[2]
@@ -124,15 +153,17 @@ def _rows_see_each_other(
         n = min(n, kind.ring * BLOCK_TOKENS - kind.window + 1)
     metadata = BatchMetadata((PagedSequence([table]),) * n, tuple(range(length - n, length)))
     new_k, new_v = (mx.contiguous(one[0, :, -n:].swapaxes(0, 1))[:, :, None] for one in (k, v))
-    shape = (n, n_heads, 1, k.shape[3])
-    q = mx.random.normal(shape, key=mx.random.key(2)).astype(k.dtype)
+    q, rope = _queries(kind, n, n_heads, latent=latent)
     scale = k.shape[3] ** -0.5
-    step = DecodeStep(q, new_k, new_v, metadata, 0, 0, layer, scale, sinks, None, write_first=True)
+    step = DecodeStep(
+        q, new_k, new_v, metadata, 0, 0, layer, scale, sinks, None, write_first=True, rope=rope
+    )
     found = attention.attend(step)
     right: list[bool] = []
     for i in {0, n // 2, n - 1}:
         keys, values = (one[0, :, : length - n + 1 + i] for one in (k, v))
-        expected = _attention(_row(q, i) * scale, keys, values, kind.window, sinks)
+        its_rope = None if rope is None else _row(rope, i)
+        expected = _attention(_row(q, i) * scale, keys, values, kind.window, sinks, its_rope)
         right.append(_close(_row(found, i), expected))
     return all(right)
 
@@ -163,9 +194,16 @@ def _appends(
 
 
 def _attention(
-    q: mx.array, k: mx.array, v: mx.array, window: int | None, sinks: mx.array | None
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    window: int | None,
+    sinks: mx.array | None,
+    rope: mx.array | None,
 ) -> mx.array:
     """Attention of one token, (heads, 1, head_dim), to its window of (kv_heads, n, head_dim)."""
+    if rope is not None:
+        q, k, v = mx.concatenate([q, rope], axis=-1), mx.concatenate([k, v], axis=-1), k
     first = 0 if window is None else max(0, k.shape[1] - window)
     group = q.shape[0] // k.shape[0]
     k, v = (mx.repeat(one[:, first:].astype(mx.float32), group, axis=0) for one in (k, v))
