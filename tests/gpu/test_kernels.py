@@ -16,7 +16,7 @@ from typing import cast
 import mlx.core as mx
 import pytest
 from mlx.nn.layers.base import Module
-from mlx_lm.models import gemma3_text, llama
+from mlx_lm.models import deepseek_v3, gemma3_text, llama
 
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.kv_cache.forms import AttentionFor, find_kernels
@@ -586,6 +586,35 @@ def small_gemma3() -> Module:
     return model
 
 
+def small_latent() -> Module:
+    """Latents of 128 and rope keys of 64."""
+    model = deepseek_v3.Model(
+        deepseek_v3.ModelArgs(
+            vocab_size=VOCAB,
+            hidden_size=64,
+            intermediate_size=64,
+            moe_intermediate_size=32,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            kv_lora_rank=128,
+            q_lora_rank=32,
+            qk_rope_head_dim=64,
+            qk_nope_head_dim=32,
+            v_head_dim=32,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            n_shared_experts=1,
+            n_group=1,
+            topk_group=1,
+            first_k_dense_replace=3,
+            max_position_embeddings=4096,
+        )
+    )
+    randomize(model)
+    return model
+
+
 def prompt_of(number: int, length: int) -> list[int]:
     """A prompt that begins like no other number's."""
     return [(number * 31 + i * i * 7 + i * 3) % VOCAB for i in range(length)]
@@ -632,7 +661,7 @@ TIE = 1e-3
 """Two tokens whose logits differ by less, relative to the largest, are equally good."""
 
 
-@pytest.mark.parametrize("build", [small_llama, small_gemma3])
+@pytest.mark.parametrize("build", [small_llama, small_gemma3, small_latent])
 def test_a_batch_in_pages_says_what_one_in_buffers_says(build: object, which: str) -> None:
     assert callable(build)
     model = build()
@@ -655,7 +684,7 @@ def test_a_batch_in_pages_says_what_one_in_buffers_says(build: object, which: st
         )
 
 
-@pytest.mark.parametrize("build", [small_llama, small_gemma3])
+@pytest.mark.parametrize("build", [small_llama, small_gemma3, small_latent])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=["float32", "bfloat16"])
 def test_what_was_preempted_goes_on_with_the_same_bits(
     build: object, dtype: mx.Dtype, which: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import mlx.core as mx
@@ -15,6 +16,7 @@ from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.adapters.mlx.transfer.cuda import CudaDriver, copies_rightly
 from semantic.adapters.mlx.transfer.transfers import transfers_here
 from semantic.domain.block_hash import Part
+from tests.gpu.test_kernels import small_latent
 from tests.support.bodies import exported, fill
 from tests.support.tiny_models import VOCAB, randomize
 
@@ -54,8 +56,10 @@ def test_the_driver_passes_its_test() -> None:
     assert transfers_here() is not None
 
 
-def test_bodies_are_those_that_mlx_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = wrap_model(model(), "tiny")
+@pytest.mark.parametrize("build", [model, small_latent])
+def test_bodies_are_those_that_mlx_gives(build: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = cast(Callable[[], Module], build)
+    backend = wrap_model(made(), "tiny")
     assert backend.in_pages
     bodies = saved(backend)
     sequence = backend.open(1024)
@@ -63,4 +67,4 @@ def test_bodies_are_those_that_mlx_gives(monkeypatch: pytest.MonkeyPatch) -> Non
     backend.loaded(sequence, LENGTH)
     assert [exported(backend, sequence, Part.FULL, *r) for r in RANGES] == bodies
     monkeypatch.setattr(forms, "transfers_for", lambda _: None)
-    assert saved(wrap_model(model(), "tiny")) == bodies
+    assert saved(wrap_model(made(), "tiny")) == bodies

@@ -23,6 +23,7 @@ from semantic.adapters.mlx.kv_cache import attention_hook
 from semantic.adapters.mlx.kv_cache.contiguous import row_by_row
 from semantic.adapters.mlx.kv_cache.contiguous.cache import RaggedBatch, SequenceCache
 from semantic.adapters.mlx.kv_cache.contiguous.ragged_array import ROW_BY_ROW, RaggedArray
+from semantic.adapters.mlx.kv_cache.paged.cache import RopeKeys, RopeScores
 from tests.support.text_tokenizer import text_tokenizer
 from tests.support.tiny_models import VOCAB, tiny_model
 
@@ -164,6 +165,15 @@ def test_an_operator_of_a_subclass_of_an_array_is_asked_before_mlxs() -> None:
     # Functions see an array that they cannot broadcast with, and fail.
     with pytest.raises(ValueError, match="broadcast"):
         mx.add(ragged, mx.ones((2, 1, 5, 4)))
+
+
+def test_the_product_with_rope_keys_in_pages_is_left_to_attention() -> None:
+    queries = mx.ones((2, 2, 1, 4))
+    product = queries @ RopeKeys(mx.float32)
+    assert isinstance(product, RopeScores)
+    assert product.queries is queries
+    with pytest.raises(TypeError):
+        mx.softmax(cast(mx.array, product))
 
 
 def test_latent_attention_computes_with_what_its_cache_returns_as_ours_allows() -> None:

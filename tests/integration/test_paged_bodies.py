@@ -26,10 +26,12 @@ BY_WINDOW = {
     "gemma3 bf16": (300,),
     "gpt_oss": (128,),
     "windows": (40, 300),
+    "deepseek_v3": (),  # latents and rope keys, of two widths
 }
 every_architecture = pytest.mark.parametrize("architecture", list(BY_WINDOW))
 every_kind = pytest.mark.parametrize(
-    "architecture", ["llama", "gemma3 bf16", "gpt_oss", "windows", *more("llama bf16", "gemma3")]
+    "architecture",
+    [*("llama", "gemma3 bf16", "gpt_oss", "windows", "deepseek_v3"), *more("llama bf16", "gemma3")],
 )
 
 
@@ -37,7 +39,7 @@ def lengths_of(architecture: str) -> list[int]:
     """Around the edges of blocks and windows, and long enough for each ring to go round."""
     windows = BY_WINDOW[architecture]
     edges = {256, *windows, *(256 + window for window in windows)}
-    if not THOROUGH and architecture.endswith("bf16"):
+    if not THOROUGH and (architecture.endswith("bf16") or architecture == "deepseek_v3"):
         return [1, 257, 1030]
     offsets = (-1, 0, 1) if THOROUGH else (0, 1)
     return [1, *sorted({edge + i for edge in edges for i in offsets}), 1030]

@@ -40,13 +40,19 @@ def driver() -> HostDriver:
     return HostDriver()
 
 
-@pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch, driver: HostDriver) -> MLXBackend:
+def with_copies(
+    architecture: str, monkeypatch: pytest.MonkeyPatch, driver: HostDriver
+) -> MLXBackend:
     """A model in pages that are copied by `driver`."""
     transfers = Transfers(driver)
     monkeypatch.setattr(forms, "_PREPARED_PAGES", 0)
     monkeypatch.setattr(forms, "transfers_for", lambda _: transfers)
-    return tiny_backend("llama in pages", "tiny")
+    return tiny_backend(f"{architecture} in pages", "tiny")
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch, driver: HostDriver) -> MLXBackend:
+    return with_copies("llama", monkeypatch, driver)
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +86,20 @@ def test_exported_bodies_are_those_that_mlx_gives(model: MLXBackend, plain: MLXB
         assert exported(model, ours, Part.FULL, start, stop) == exported(
             plain, theirs, Part.FULL, start, stop
         )
+
+
+def test_keys_and_values_of_two_widths_are_copied_both_ways(
+    monkeypatch: pytest.MonkeyPatch, driver: HostDriver
+) -> None:
+    plain = tiny_backend("deepseek_v3 in pages", "tiny")
+    model = with_copies("deepseek_v3", monkeypatch, driver)
+    expected = [exported(plain, prefilled(plain), Part.FULL, *r) for r in RANGES]
+    assert [exported(model, prefilled(model), Part.FULL, *r) for r in RANGES] == expected
+    there = model.open(1024)
+    fill(model.loading(there, Part.FULL, 0, LENGTH), expected)
+    model.loaded(there, LENGTH, None)
+    assert driver.calls["to_device"]
+    assert [exported(model, there, Part.FULL, *r) for r in RANGES] == expected
 
 
 def test_bodies_are_copied_on_other_threads(model: MLXBackend, driver: HostDriver) -> None:

@@ -14,9 +14,9 @@ from tests.support.tiny_models import tiny_model
 
 SUFFIX = " in pages"
 
-_NAMES = ("llama", "gemma3", "gpt_oss", "windows") if THOROUGH else ("gemma3",)
+_NAMES = ("llama", "gemma3", "gpt_oss", "windows", "deepseek_v3") if THOROUGH else ("gemma3",)
 IN_PAGES = tuple(name + SUFFIX for name in _NAMES)
-"""All kinds of layers: full attention alone, with windows, with sinks, with several windows."""
+"""All kinds of layers: full attention alone, windows, sinks, several windows, latents."""
 
 
 def tiny_backend(

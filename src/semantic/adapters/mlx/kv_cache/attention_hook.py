@@ -96,7 +96,7 @@ def _fast_attention(
     queries: mx.array, keys: mx.array, values: mx.array, **named: object
 ) -> mx.array:
     """`mx.fast.scaled_dot_product_attention`, also for our handles."""
-    if isinstance(keys, RaggedKeys):
+    if isinstance(keys, RaggedKeys | PagedKeys):
         return scaled_dot_product_attention(queries, keys, values, None, **named)  # type: ignore[arg-type]
     return _mlx_attention(queries, keys, values, **named)
 
