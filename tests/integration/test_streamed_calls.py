@@ -30,6 +30,7 @@ from semantic.domain.answer import (
 )
 from semantic.domain.chat import Chat, Message, Tool
 from semantic.domain.errors import ToolCallError
+from semantic.ports.chat import CallTags
 from semantic.ports.serving import Ask
 from tests.support.chat_templates import FORMATS, chat_format
 from tests.support.fake_serving import FakeServing, Script
@@ -164,7 +165,7 @@ def test_every_character_of_a_text_is_passed_on_once_it_is_certain(name: str) ->
 def test_the_spelling_of_every_format_in_tags_is_known(name: str) -> None:
     spelling = format_of(name).call_spelling
     assert spelling is not None
-    assert spelling.tags is not None
+    assert isinstance(spelling.arguments, CallTags)
 
 
 # --- as the parser reads it -------------------------------------------------------------------
@@ -221,6 +222,79 @@ def test_the_pieces_add_up_to_what_the_parser_reads_of_the_whole(
         assert call.arguments == expected.arguments
 
 
+# --- lists ------------------------------------------------------------------------------------
+
+LISTED = {
+    "gemma4": ("call:write{{{}}}", ":", '<|"|>'),
+    "function_gemma": ("call:write{{{}}}", ":", "<escape>"),
+    "pythonic": ("[write({})]", "=", '"'),
+}
+plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+strings = st.lists(st.sampled_from(VALUES) | st.text(max_size=6), max_size=3).map("".join)
+nested = st.recursive(
+    plain | st.text(alphabet="ab ,", max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.just("k"), inner),
+    max_leaves=4,
+)
+
+
+def listed(name: str, value: object) -> str:
+    """`value` as the format writes it."""
+    quote = LISTED[name][2]
+    match value:
+        case str() if quote == '"':
+            return json.dumps(value, ensure_ascii=len(value) % 2 == 0)
+        case str():
+            return f"{quote}{value}{quote}"
+        case list():
+            return f"[{','.join(listed(name, item) for item in value)}]"
+        case dict() if name == "pythonic":
+            return repr(value)
+        case dict():
+            return f"{{{','.join(f'{key}:{listed(name, item)}' for key, item in value.items())}}}"
+        case _:
+            return repr(value) if name == "pythonic" else json.dumps(value)
+
+
+@given(
+    st.sampled_from(list(LISTED)),
+    st.dictionaries(st.sampled_from(["text", "n", "list"]), strings | plain | nested),
+    st.sampled_from([",", ", "]),
+    cuts,
+)
+@settings(max_examples=examples(600, thorough=20_000))
+def test_the_pieces_of_a_list_add_up_to_what_was_written(
+    name: str, written: dict[str, object], comma: str, places: list[int]
+) -> None:
+    form, separator, quote = LISTED[name]
+    if name == "function_gemma":
+        written = {key: each for key, each in written.items() if not isinstance(each, list | dict)}
+    comma = comma if name == "pythonic" else ","
+    if any(quote in each or "<|" in each for each in written.values() if isinstance(each, str)):
+        return
+    members = comma.join(f"{key}{separator}{listed(name, each)}" for key, each in written.items())
+    body = form.format(members)
+    expected = json.dumps(written, ensure_ascii=False)
+    gave, reason = pieces_of(name, cut(marked(name, body), places))
+    [call] = message_of(gave).tool_calls
+    assert (call.name, reason) == ("write", "tool_calls")
+    assert call.arguments == expected
+    if name != "function_gemma" or "}" not in members:  # it ends calls there, within strings too
+        assert [call.arguments for call in format_of(name).read_calls(body, TOOLS)] == [expected]
+
+
+@pytest.mark.parametrize("name", list(LISTED))
+def test_a_string_in_a_list_is_passed_on_as_it_is_written(name: str) -> None:
+    form, separator, _ = LISTED[name]
+    text = marked(name, form.format(f"n{separator}3,text{separator}{listed(name, FILE)}"))
+    gave, reason = pieces_of(name, list(text))
+    assert reason == "tool_calls"
+    [call] = message_of(gave).tool_calls
+    assert call.arguments == json.dumps({"n": 3, "text": FILE}, ensure_ascii=False)
+    grown = [pieces for pieces in gave if any(isinstance(each, ToolCallDelta) for each in pieces)]
+    assert len(grown) > len(FILE)
+
+
 SOUP = [
     "So. ", "\n", "<think>", "</think>", '{"name": "write", "arguments": {"text": "x', '"}}',
     "write",
@@ -229,7 +303,14 @@ SOUP = [
 
 def soup(name: str) -> list[str]:
     """What hostile answers in a format are made of."""
-    written, marks = WRITTEN[name], format_of(name).call_marks
+    marks = format_of(name).call_marks
+    if name in LISTED:
+        form, separator, quote = LISTED[name]
+        start, end = form.format("\0").split("\0")
+        members = [f"text{separator}{quote}x y{quote}", f"n{separator}3", f"text{separator}{quote}"]
+        parts = [marks.start, marks.end, start, end, quote, ",", "\\", "\\u", *members, *SOUP]
+        return [*parts, *(part[: len(part) // 2] for part in parts), *VALUES[:24]]
+    written = WRITTEN[name]
     tags = [
         tag
         for key in ("text", "n", "unknown")
@@ -241,7 +322,7 @@ def soup(name: str) -> list[str]:
     return [*parts, *(part[: len(part) // 2] for part in parts), *VALUES[:24]]
 
 
-@given(st.data(), st.sampled_from(STREAMED), cuts, st.booleans(), st.booleans())
+@given(st.data(), st.sampled_from([*STREAMED, *LISTED]), cuts, st.booleans(), st.booleans())
 @settings(max_examples=examples(1000, thorough=20_000))
 def test_any_pieces_of_any_answer_give_the_same(
     data: st.DataObject, name: str, places: list[int], many: bool, opens: bool
@@ -398,13 +479,17 @@ def spoken() -> Iterator[tuple[FakeServing, str]]:
         yield serving, server.url
 
 
-@pytest.mark.parametrize("name", ["qwen3_coder", "glm47", "minimax_m2", "muse_spark"])
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm47", "minimax_m2", "gemma4"])
 def test_every_wire_streams_arguments_as_they_are_written(
     name: str, spoken: tuple[FakeServing, str]
 ) -> None:
     serving, url = spoken
-    given_arguments = [("text", FILE), ("n", "3"), ("list", '["é", 1]'), ("unknown", "x\ny")]
-    body = WRITTEN[name].body("write", given_arguments)
+    if name in LISTED:
+        form, _, _ = LISTED[name]
+        body = form.format(f"text:{listed(name, FILE)},n:3,list:{listed(name, ['é', 1])}")
+    else:
+        given_arguments = [("text", FILE), ("n", "3"), ("list", '["é", 1]'), ("unknown", "x\ny")]
+        body = WRITTEN[name].body("write", given_arguments)
     [expected] = format_of(name).read_calls(body, TOOLS)
 
     def script(ask: Ask) -> Script:

@@ -80,12 +80,33 @@ class CallTags:
 
 
 @dataclass(frozen=True, slots=True)
+class CallList:
+    """How arguments are written one after the other, with commas between them.
+
+    An argument is a key that `key` matches, in its group "key", `separator` and a value; `close`
+    follows the last one. A string is between two of the same of `quotes`; with `escapes` it has
+    Python's. Commas between brackets, `opening` and `closing` in the same order, are a value's. No
+    value depends on its key. A call by itself is between `before` and `after`.
+    """
+
+    key: re.Pattern[str]
+    separator: str
+    quotes: tuple[str, ...]
+    close: str
+    opening: str = ""
+    closing: str = ""
+    escapes: bool = False
+    before: str = ""
+    after: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class CallSpelling:
-    """How a model writes a call, if not as JSON. Without `tags` nothing is certain of its arguments
-    before its end."""
+    """How a model writes a call, if not as JSON. `in_list`: only within a list of calls."""
 
     head: CallHead
-    tags: CallTags | None = None
+    arguments: CallTags | CallList
+    in_list: bool = False
 
 
 class ChatFormat(Protocol):

@@ -23,7 +23,7 @@ from semantic.domain.answer import (
 )
 from semantic.domain.chat import AnswerFormat, Chat, Message, Tool, ToolChoice
 from semantic.domain.value_objects import TokenLogprob
-from semantic.ports.chat import Marks
+from semantic.ports.chat import Marks, WrittenCall
 from tests.support.fake_chat_format import FakeChatFormat
 
 THINK = Marks("<think>", "</think>")
@@ -234,10 +234,14 @@ def test_arguments_are_emitted_as_they_are_written() -> None:
     assert not any(map(joined, gave[ends + 1 :]))
 
 
+def not_read(text: str, name: str | None = None) -> list[WrittenCall]:
+    raise AssertionError(f"{name}: {text}")
+
+
 @pytest.mark.parametrize("before", ["", "{", '{"name":', '{"name": "look",', "go", '{"name": "go'])
 def test_what_precedes_arguments_without_an_end_is_not_read_with_each_token(before: str) -> None:
     marks = Marks("<tool_call>", "</tool_call>")
-    calls = StreamedCalls(CallSyntax(marks, frozenset({"look"}), None, lambda *_: []))
+    calls = StreamedCalls(CallSyntax(marks, frozenset({"look"}), None, not_read))
     endless = "o" if before.endswith("go") else " "
     assert calls.push(before + 200 * endless if endless == " " else before) == []
     assert calls.is_known is None

@@ -221,7 +221,7 @@ def _syntax(chat_format: ChatFormat, chat: Chat) -> CallSyntax:
     """How calls are written in an answer to `chat`."""
     by_name = {tool.name: tool for tool in reversed(chat.tools)}
 
-    def read(text: str, name: str | None) -> list[WrittenCall]:
+    def read(text: str, name: str | None = None) -> list[WrittenCall]:
         if name is None:
             return chat_format.read_calls(text, chat.tools)
         return chat_format.read_calls(text, (by_name[name],) if name in by_name else ())

@@ -56,7 +56,7 @@ class CallText:
         calls = self._streamed
         self._certain += calls.push(text)
         if calls.is_known is False or calls.is_strange:
-            self._whole = _WholeCalls(self._syntax, calls.name, follows=calls.is_strange)
+            self._whole = _WholeCalls(self._syntax, follows=calls.is_strange)
             self._whole.push(calls.rest)
 
     def certain(self) -> list[CallPart]:
@@ -84,7 +84,7 @@ class CallText:
             if calls.is_known:
                 rest = calls.rest if calls.is_ended else ""
                 return self._done(ReadCall(rest=rest, unfinished=calls.is_unfinished))
-            self._whole = _WholeCalls(self._syntax, None, follows=False)
+            self._whole = _WholeCalls(self._syntax, follows=False)
             self._whole.push(calls.rest)
         return self._done(self._whole.finish(cut=cut, stopped=stopped))
 
@@ -101,11 +101,9 @@ class _WholeCalls:
     next end mark, unless another call follows: then it was complete and is invalid.
     """
 
-    def __init__(self, syntax: CallSyntax, name: str | None, *, follows: bool) -> None:
-        """`name`: of the first call, if it is known; `follows`: the text follows a call that has
-        been passed on."""
+    def __init__(self, syntax: CallSyntax, *, follows: bool) -> None:
+        """`follows`: the text follows a call that has been passed on."""
         self._syntax = syntax
-        self._name = name
         self._follows = follows
         self._searched: list[str] = []  # the text in which no further end mark begins
         self._rest = ""
@@ -138,9 +136,7 @@ class _WholeCalls:
             return replace(self._wrong, rest=self._rest)
         text = "".join(self._searched) + self._rest
         if cut:
-            calls = () if self._name is None else (WrittenCall(self._name, ""),)
-            read = ReadCall(text, calls, closed=False, unfinished=True)
-            return read if calls or self._follows else None
+            return ReadCall(text, closed=False, unfinished=True) if self._follows else None
         found = replace(self._parse(text), closed=False)
         return None if stopped and found.problem is not None else found
 
@@ -159,7 +155,7 @@ class _WholeCalls:
 
     def _parse(self, text: str) -> ReadCall:
         try:
-            return ReadCall(text, tuple(self._syntax.read(text, None)))
+            return ReadCall(text, tuple(self._syntax.read(text)))
         except ToolCallError as error:
             is_call = text.startswith(LIST_START)
             if self._follows and not is_call:

@@ -7,9 +7,9 @@ written.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Final, Protocol
 
 from semantic.application.chat.answer_text import first_mark
 from semantic.application.chat.call_heads import (
@@ -22,7 +22,9 @@ from semantic.application.chat.call_heads import (
     find_step,
     is_name,
 )
+from semantic.application.chat.listed_arguments import ListedArguments
 from semantic.application.chat.object_text import ObjectText
+from semantic.application.chat.spelled_arguments import SpelledArguments
 from semantic.application.chat.tagged_arguments import TaggedArguments
 from semantic.ports.chat import CallHead, CallSpelling, CallTags, Marks, WrittenCall
 
@@ -35,23 +37,31 @@ class CallPart:
     arguments: str
 
 
+class ReadCalls(Protocol):
+    """Parses the calls in a text; with a `name` only that tool gives the types of arguments."""
+
+    def __call__(self, text: str, name: str | None = None) -> list[WrittenCall]:
+        """Raises ToolCallError if there is none."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
     """How the calls of one chat are written: between `marks`, in JSON or in the model's `spelling`.
 
-    `tools` are the names of those that are offered. `read` parses the calls in a text, and raises
-    ToolCallError. With a name only that tool gives the types of arguments.
+    `tools` are the names of those that are offered.
     """
 
     marks: Marks
     tools: frozenset[str]
     spelling: CallSpelling | None
-    read: Callable[[str, str | None], list[WrittenCall]]
+    read: ReadCalls
 
-    @property
-    def heads(self) -> tuple[CallHead, ...]:
-        """What may begin a call."""
-        return JSON_HEADS if self.spelling is None else (*JSON_HEADS, self.spelling.head)
+    def heads(self, *, in_list: bool) -> tuple[CallHead, ...]:
+        """What may begin a call; `in_list`: in a list of calls."""
+        known = (OBJECT_HEAD,) if in_list else JSON_HEADS
+        spelling = self.spelling
+        return known if spelling is None or spelling.in_list != in_list else (*known, spelling.head)
 
     def is_called(self, name: str) -> bool:
         """Whether `name` may be a tool's."""
@@ -59,6 +69,7 @@ class CallSyntax:
 
 
 LIST_START: Final = "["
+_Arguments = ObjectText | SpelledArguments
 _BETWEEN: Final = ("}", "]", "<|tool_call_end|>", "<|close|>json<|sep|>", "<|close|>call<|sep|>")
 """What ends a call, of which any number may follow its arguments."""
 
@@ -67,10 +78,10 @@ class StreamedCalls:
     """The calls in the text after a start mark, which is pushed in any pieces.
 
     `is_known` is None until it is known whether the first call is one whose arguments can be read
-    as they are written. Once it is False nothing more is read, and `name` is that of the first call
-    if that is known. `is_ended`: the last call has ended, at its end mark if that is there.
-    `is_strange`: something follows the first call that is none of the known forms. `rest` is the
-    text that is not read: all of it, that behind the end mark, or what is strange.
+    as they are written. Once it is False nothing more is read. `is_ended`: the last call has ended,
+    at its end mark if that is there. `is_strange`: something follows the first call that is none of
+    the known forms. `rest` is the text that is not read: all of it, that behind the end mark, or
+    what is strange.
     """
 
     def __init__(self, syntax: CallSyntax) -> None:
@@ -78,7 +89,6 @@ class StreamedCalls:
         self.is_ended = False
         self.is_strange = False
         self.is_unfinished = False
-        self.name: str | None = None
         self._syntax = syntax
         self._end_marks = (syntax.marks.end,) if syntax.marks.end else ()
         self._text = ""  # not read yet, from `_at` on
@@ -87,7 +97,7 @@ class StreamedCalls:
         self._head: CallHead | None = None
         self._written: list[CallPart] = []
         # Of the open arguments:
-        self._arguments: ObjectText | TaggedArguments | None = None
+        self._arguments: _Arguments | None = None
         self._n_pushed = 0
         self._held = ""  # certain but for end marks
         self._source: list[str] = []  # what was read and is not released
@@ -143,32 +153,32 @@ class StreamedCalls:
         found = self._found()
         if found.read == "some":
             return False
-        tags = self._tags_of(found)
-        is_read = tags is not None or found.head in JSON_HEADS
         name = found.name
-        is_call = name is not None and self._syntax.is_called(name)
-        if found.read == "all" and name is not None and is_call and is_read:
-            self._begin(found, name, tags)
+        if found.read == "all" and name is not None and self._syntax.is_called(name):
+            self._begin(found, name)
             return True
-        self.name = name if is_call else None
         self.is_strange = self.is_known is True
         self.is_known = self.is_strange
         return False
 
-    def _tags_of(self, found: FoundHead) -> CallTags | None:
-        spelling = self._syntax.spelling
-        return spelling.tags if spelling is not None and found.head is spelling.head else None
-
-    def _begin(self, found: FoundHead, name: str, tags: CallTags | None) -> None:
+    def _begin(self, found: FoundHead, name: str) -> None:
         head, self._at = self._text[self._at : found.end], found.end
         self.is_known = True
         self._head = found.head
-        self._arguments = ObjectText()
-        if tags is not None:
-            read = self._syntax.read
-            self._arguments = TaggedArguments(tags, head, lambda text: read(text, name))
+        self._arguments = self._reader_of(found.head, head, name)
         self._n_pushed = self._n_ended = 0
         self._written.append(CallPart(name, ""))
+
+    def _reader_of(self, head: CallHead, written: str, name: str) -> _Arguments:
+        """What reads the arguments after `head`, which was `written` with that name."""
+        spelling = self._syntax.spelling
+        if spelling is None or head is not spelling.head:
+            return ObjectText()
+        form = spelling.arguments
+        read = partial(self._syntax.read, name=name)
+        if isinstance(form, CallTags):
+            return TaggedArguments(form, written, read)
+        return ListedArguments(form, written.lstrip().removeprefix(LIST_START), read)
 
     def _skip_end(self) -> bool | None:
         """Skip what ends a call; None if another call may begin here."""
@@ -203,13 +213,8 @@ class StreamedCalls:
             if self._text.startswith(LIST_START, at):
                 self._is_list = True
                 at += 1
-        if not self._is_list:
-            heads = self._syntax.heads if self._head is None else (self._head,)
-            return find_head(heads, self._text, at)
-        found, spelling = find_head((OBJECT_HEAD,), self._text, at), self._syntax.spelling
-        if found.read == "none" and spelling is not None:
-            return find_head((spelling.head,), self._text, self._at)
-        return found
+        heads = self._syntax.heads(in_list=self._is_list)
+        return find_head(heads if self._head is None else (self._head,), self._text, at)
 
     # Arguments
 
@@ -233,8 +238,8 @@ class StreamedCalls:
             self._close()
             return True
         self._is_at_mark = mark is not None
-        if self._is_at_mark and isinstance(read, TaggedArguments) and read.is_between:
-            self._end_tagged(read)
+        if self._is_at_mark and isinstance(read, SpelledArguments) and read.is_between:
+            self._end_between(read)
         elif self._is_at_mark and self._first_mark is None:
             self._first_mark = self._n_source
             self._ending = self._ending_of(read, at_mark=True)
@@ -249,13 +254,13 @@ class StreamedCalls:
             self._end_arguments(self._n_source)
         return follows == "none"
 
-    def _push(self, read: ObjectText | TaggedArguments, end: int) -> None:
+    def _push(self, read: _Arguments, end: int) -> None:
         """Let `read` have the text up to `end`, and release what is certain."""
         text, self._at = self._text[self._at : end], end
         self._keep(text)
         self._n_pushed += len(text)
         self._held += read.push(text)
-        if isinstance(read, TaggedArguments) and read.n_ended > self._n_ended:
+        if isinstance(read, SpelledArguments) and read.n_ended > self._n_ended:
             self._n_ended, self._first_mark = read.n_ended, None
         if self._first_mark is None or read.is_closed:
             self._release()
@@ -272,10 +277,10 @@ class StreamedCalls:
                 self._end_arguments(self._n_source)
         return False
 
-    def _end_open(self, read: ObjectText | TaggedArguments, *, cut: bool, stopped: bool) -> None:
+    def _end_open(self, read: _Arguments, *, cut: bool, stopped: bool) -> None:
         """End arguments that are open when the answer ends."""
-        if isinstance(read, TaggedArguments) and read.may_end(cut=cut, stopped=stopped):
-            self._end_tagged(read)
+        if isinstance(read, SpelledArguments) and read.may_end(cut=cut, stopped=stopped):
+            self._end_between(read)
             return
         self.is_unfinished = cut or stopped
         if read.is_broken or not self.is_unfinished:
@@ -289,10 +294,10 @@ class StreamedCalls:
             self._release()
 
     @staticmethod
-    def _ending_of(read: ObjectText | TaggedArguments, *, at_mark: bool) -> str:
-        return read.ending(at_mark=at_mark) if isinstance(read, TaggedArguments) else ""
+    def _ending_of(read: _Arguments, *, at_mark: bool) -> str:
+        return read.ending(at_mark=at_mark) if isinstance(read, SpelledArguments) else ""
 
-    def _end_tagged(self, read: TaggedArguments) -> None:
+    def _end_between(self, read: SpelledArguments) -> None:
         """End arguments at an end mark, or the answer's end, that is not within one."""
         self._held += read.close()
         self._release()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final, Literal
 
 from semantic.application.chat.answer_text import first_mark
+from semantic.application.chat.spelled_arguments import SpelledArguments
 from semantic.domain.errors import ToolCallError
 from semantic.ports.chat import CallTags, WrittenCall
 
@@ -27,36 +28,21 @@ _N_BEFORE_VALUE: Final = 2
 _State = Literal["between", "key", "value", "tail"]
 
 
-class TaggedArguments:
+class TaggedArguments(SpelledArguments):
     """The arguments of one call in tags, pushed in any pieces.
 
-    What `push` returns adds up to JSON: what `json.dumps` makes of the object that `read` finds in
-    the whole call, but for a key that is repeated, which is repeated in the JSON too. An argument
-    that is its text is returned as it is written, without what may be its end or white space that
-    is no part of it; another one when it is complete. One that `read` refuses, such as a word for a
-    number, is its text.
-
-    `n_ended`: how many arguments have ended; `n_taken`: how many characters of the source the
-    closed arguments have. `is_broken`: an
-    argument cannot be read at all. After either nothing more is returned.
+    A value that is its text is returned without what may be its end or white space that is no part
+    of it.
     """
 
     def __init__(self, tags: CallTags, head: str, read: Callable[[str], list[WrittenCall]]) -> None:
         """`head` is what was written before the arguments, so that `read` can be given a call of
         one argument. It raises ToolCallError."""
-        self.is_closed = False
-        self.is_broken = False
-        self.n_taken = 0
-        self.n_ended = 0
+        super().__init__()
         self._tags = tags
         self._head = head
         self._read = read
         self._state: _State = "between"
-        self._text = ""  # not read yet
-        self._at = 0
-        self._n_read = 0  # characters of the source before `_text`
-        self._certain = ["{"]
-        self._has_members = False
         self._are_texts: dict[str, bool] = {}
         self._argument: list[str] = []  # the open one as it was written, while that may be needed
         self._key: str | None = None
@@ -71,43 +57,23 @@ class TaggedArguments:
 
     @property
     def is_between(self) -> bool:
-        """Whether no argument is open."""
+        """See `SpelledArguments.is_between`."""
         return self._state == "between" and not self.is_broken
 
     def may_end(self, *, cut: bool, stopped: bool) -> bool:
-        """Whether an answer that ends here, `cut` or before a stop string (`stopped`), ends the
-        arguments."""
+        """See `SpelledArguments.may_end`."""
         return self.is_between and not cut and not (stopped and self._tags.call_end)
 
-    def push(self, text: str) -> str:
-        """The JSON that is certain with more of the source."""
-        self._text += text
-        while not self.is_closed and not self.is_broken and self._steps[self._state]():
-            pass
-        self._n_read += self._at
-        self._text, self._at = self._text[self._at :], 0
-        return self._taken()
-
-    def close(self) -> str:
-        """The JSON that ends the arguments where none is open."""
-        self.is_closed = True
-        self._certain.append("}")
-        return self._taken()
-
     def ending(self, *, at_mark: bool) -> str:
-        """The JSON that ends the arguments here if the model forgot to end the last one: nothing
-        but the end of the call follows its value. Empty if it may not have. `at_mark`: the end mark
-        of the calls follows."""
+        """See `SpelledArguments.ending`: only what ends the call follows the value."""
         is_at_end = at_mark and not self._tags.call_end and not self._text
         if self._state == "tail" or (self._state == "value" and is_at_end):
             end = self._end_of_argument()
             return "" if end is None else end + "}"
         return ""
 
-    def _taken(self) -> str:
-        certain = "".join(self._certain)
-        self._certain.clear()
-        return certain
+    def _step(self) -> bool:
+        return self._steps[self._state]()
 
     # Between arguments
 
@@ -120,9 +86,7 @@ class TaggedArguments:
             return False
         self._at += len(mark)
         if mark == self._tags.call_end:
-            self.n_taken = self._n_read + self._at
-            self._certain.append("}")
-            self.is_closed = True
+            self._end()
             return False
         self._state, self._argument = "key", [mark]
         return True
@@ -216,9 +180,6 @@ class TaggedArguments:
             value = "".join(self._argument[_N_BEFORE_VALUE:])
             members = self._member(_trimmed(self._tags, value))
         return None if members is None else self._joined(members)
-
-    def _joined(self, members: str) -> str:
-        return f", {members}" if members and self._has_members else members
 
     def _member(self, value: str) -> str:
         return json.dumps({self._key: value}, ensure_ascii=False)[1:-1]

@@ -10,12 +10,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from semantic.domain.errors import ToolCallError
-from semantic.ports.chat import CallHead, CallSpelling, CallTags, WrittenCall
+from semantic.ports.chat import CallHead, CallList, CallSpelling, CallTags, WrittenCall
 
 _QUOTED = re.compile(r"""(?P<quote>["']?)(?P<name>[^\s"'<>]+)(?P=quote)""")
 _STARTS_QUOTED = re.compile(r"""["']?[^\s"'<>]*["']?""")
 _KEY = re.compile(r"""\s*(?P<quote>["']?)(?P<key>[^\s"'<>]+)(?P=quote)\s*""")
 _NAME, _STARTS_NAME = re.compile(r"(?P<name>[\w.:/-]+)"), re.compile(r"[\w.:/-]*")
+_CALL_HEAD = CallHead(
+    ("call:",),
+    re.compile(r"(?P<name>[\w-]+)"),
+    re.compile(r"[\w-]*"),
+    (("{",),),
+)
+_LISTED_KEY = re.compile(r"""(?P<quote>["']?)(?P<key>[\w.-]+)(?P=quote)""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,29 +124,41 @@ _EXAMPLES = (
             ),
         ),
     ),
-    *(
-        _Example(
-            f"call:probe{{a:{quote}x{quote}}}",
-            CallSpelling(
-                CallHead(
-                    ("call:",),
-                    re.compile(r"(?P<name>[\w-]+)"),
-                    re.compile(r"[\w-]*"),
-                    (("{",),),
-                )
-            ),
-        )
-        for quote in ('<|"|>', "<escape>")
+    _Example(
+        'call:probe{a:<|"|>x<|"|>}',
+        CallSpelling(
+            _CALL_HEAD,
+            CallList(_LISTED_KEY, ":", ('<|"|>',), "}", opening="{[", closing="}]"),
+        ),
+    ),
+    _Example(
+        "call:probe{a:<escape>x<escape>}",
+        CallSpelling(
+            _CALL_HEAD,
+            CallList(_LISTED_KEY, ":", ("<escape>",), "}", opening="[", closing="]"),
+        ),
     ),
     _Example(
         '[probe(a="x")]',
         CallSpelling(
             CallHead(
-                ("[",),
+                (),
                 re.compile(r"(?P<name>[\w.]+)"),
                 re.compile(r"[\w.]*"),
                 (("(",),),
-            )
+            ),
+            CallList(
+                re.compile(r"(?P<key>[\w.-]+)"),
+                "=",
+                ('"', "'"),
+                ")",
+                opening="([{",
+                closing=")]}",
+                escapes=True,
+                before="[",
+                after="]",
+            ),
+            in_list=True,
         ),
     ),
 )

@@ -1,7 +1,9 @@
-"""Arguments in tags become JSON while they are written, and equal what is read of the whole."""
+"""Arguments that are not in JSON become JSON while they are written, and equal what is read of the
+whole."""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import sys
@@ -14,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semantic.application.chat.call_text import CallText
+from semantic.application.chat.listed_arguments import ListedArguments
 from semantic.application.chat.streamed_calls import CallSyntax
 from semantic.application.chat.tagged_arguments import TaggedArguments
 from semantic.domain.errors import ToolCallError
-from semantic.ports.chat import CallHead, CallSpelling, CallTags, Marks, WrittenCall
+from semantic.ports.chat import CallHead, CallList, CallSpelling, CallTags, Marks, WrittenCall
 
 TAGS = CallTags("<arg ", re.compile(r"(?P<key>\w+)"), ">", "</arg>", "</call>", trims="line")
 HEAD = CallHead(("<call ",), re.compile(r"(?P<name>\w+)"), re.compile(r"\w*"), ((">",),))
@@ -102,6 +105,78 @@ def test_any_pieces_give_the_same(parts: list[str]) -> None:
     assert arguments_of(["", *parts]) == arguments_of(["", *source]) == arguments_of([source])
 
 
+# --- lists ------------------------------------------------------------------------------------
+
+LIST = CallList(
+    re.compile(r"(?P<key>\w+)"),
+    "=",
+    ('"', "'"),
+    ")",
+    opening="([{",
+    closing=")]}",
+    escapes=True,
+    before="[",
+    after="]",
+)
+LIST_HEAD = CallHead((), re.compile(r"(?P<name>\w+)"), re.compile(r"\w*"), (("(",),))
+
+
+def read_list(text: str, name: str | None = None) -> list[WrittenCall]:
+    """Calls as Python's."""
+    del name
+    try:
+        [call] = ast.parse(text, mode="eval").body.elts  # type: ignore[attr-defined]
+        values = {each.arg: ast.literal_eval(each.value) for each in call.keywords}
+        return [WrittenCall(call.func.id, json.dumps(values, ensure_ascii=False))]
+    except (SyntaxError, ValueError, AttributeError, TypeError) as error:
+        raise ToolCallError("no call") from error
+
+
+def list_of(pieces: Sequence[str]) -> str:
+    reading = ListedArguments(LIST, "go(", read_list)
+    return "".join(map(reading.push, pieces))
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments"),
+    [
+        ("", "{"),
+        (")", "{}"),
+        (' a = "one, (two" , b=[1, ")"])', '{"a": "one, (two", "b": [1, ")"]}'),
+        (r'a="\n\t\"\x41\u00e9\d\\")', r'{"a": "\n\t\"Aé\\d\\"}'),
+        (r'a="x\101\U0001f600\N{BULLET}")', '{"a": "xA😀•"}'),
+        ('a="",b=3,)', '{"a": "", "b": 3}'),
+        ('a="x" "y")', '{"a": "xy"}'),
+        ("a='it\"s')", '{"a": "it\\"s"}'),
+        ("a=Oslo now)", '{"a": "Oslo now"}'),
+        ('a="x", a="y")', '{"a": "x", "a": "y"}'),
+        ('a="x\ny")', '{"a": "x\\ny"}'),
+        ('a="x', '{"a": "x'),
+        ('a="x"', '{"a": "x'),
+        ("a=3", "{"),
+        ('a="x"y)', '{"a": "x'),
+        ('"x")', "{"),
+        ("=3)", "{"),
+        (300 * "k" + "=3)", "{"),
+    ],
+)
+def test_what_may_be_written_in_a_list(source: str, arguments: str) -> None:
+    for pieces in (["", source], ["", *source]):
+        assert list_of(pieces) == arguments
+
+
+LISTED_PARTS = [
+    'a="', "b=3", "c=[", "]", '"', "'", ",", ")", "(", "=", "\\", "\\n", "\\u", "\\ud83d", "00e9",
+    "x", "\\x4", "\n", " ", "{", "}", "a=", "é",
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(LISTED_PARTS) | st.text(max_size=3), max_size=12))
+def test_any_pieces_of_a_list_give_the_same(parts: list[str]) -> None:
+    source = "".join(parts)
+    assert list_of(["", *parts]) == list_of(["", *source]) == list_of([source])
+
+
 # --- linear -----------------------------------------------------------------------------------
 
 
@@ -124,15 +199,18 @@ def counting() -> Iterator[list[int]]:
         sys.setprofile(None)
 
 
-def work(body: str) -> int:
+IN_TAGS, IN_LIST = CallSpelling(HEAD, TAGS), CallSpelling(LIST_HEAD, LIST, in_list=True)
+
+
+def work(body: str, spelling: CallSpelling = IN_TAGS) -> int:
     n_parsed = 0
 
-    def parse(text: str, name: str | None) -> list[WrittenCall]:
+    def parse(text: str, name: str | None = None) -> list[WrittenCall]:
         nonlocal n_parsed
-        n_parsed += len(text)
-        return read(text, name)
+        n_parsed += len(text) + len(name or "")
+        return read(text) if spelling is IN_TAGS else read_list(text)
 
-    call = CallText(CallSyntax(MARKS, frozenset({"go"}), CallSpelling(HEAD, TAGS), parse))
+    call = CallText(CallSyntax(MARKS, frozenset({"go"}), spelling, parse))
     pieces = [body[at : at + 4] for at in range(0, len(body), 4)]
     with counting() as counted:
         for piece in pieces:
@@ -161,3 +239,22 @@ def work(body: str) -> int:
 def test_the_work_grows_with_the_answer_and_not_faster(before: str, repeated: str) -> None:
     once, twice = work(before + 100 * repeated), work(before + 200 * repeated)
     assert twice < 2.5 * once
+
+
+@pytest.mark.parametrize(
+    ("before", "repeated"),
+    [
+        ('[go(a="', "a b"),
+        ('[go(a="', "\\n"),
+        ('[go(a="', "</calls>"),
+        ('[go(a="', '",a="'),
+        ("[go(a=", "[</calls>"),
+        ("[go(a=", "1,b=2,a="),
+        ("[go(a=", "',a='"),
+        ("[go(", 5 * "["),
+        ("[go(", 5 * " "),
+    ],
+)
+def test_the_work_for_a_list_grows_no_faster(before: str, repeated: str) -> None:
+    once = work(before + 100 * repeated, IN_LIST)
+    assert work(before + 200 * repeated, IN_LIST) < 2.5 * once
