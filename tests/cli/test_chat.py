@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -15,28 +16,45 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from semantic.bootstrap import Settings, build_engine
+from semantic.adapters.mlx.backend import MLXBackend
+from semantic.bootstrap import Settings
 from semantic.cli import chat
-from semantic.cli.chat import ChatSession
-from semantic.cli.conversation import Conversation
-from semantic.domain.errors import BackendError, InvalidRequestError, PoolExhaustedError
+from semantic.cli.chat import joined
+from semantic.cli.dialogue import answer_writer
+from semantic.cli.dialogue.answer_writer import MarkdownWriter, complete_blocks
+from semantic.cli.dialogue.chat_session import ChatSession
+from semantic.domain.errors import (
+    BackendError,
+    ContextOverflowError,
+    InvalidRequestError,
+    OperatorError,
+)
 from semantic.domain.value_objects import SamplingParams
+from semantic.library.engine import Engine
 from tests.cli.stocked import changed
-from tests.cli.support import Ran, command_line, environment, fake_app, process, semantic
-from tests.support.fake_backend import FakeBackend
+from tests.cli.support import Ran, command_line, environment, process, semantic
 
 USAGE = re.compile(
-    r"(?P<agent>\w+): (?P<blocks>\d+) blocks, (?P<bytes>.+)\n"
+    r"(?P<agent>[\w-]+): (?P<tokens>\d+) tokens in (?P<blocks>\d+) blocks, (?P<bytes>.+)\n"
     r"last turn: (?P<prompt>\d+) prompt tokens, (?P<cached>\d+) cached, "
     r"(?P<new>\d+) prefilled; (?P<generated>\d+) generated\n"
     r"TTFT .+, then .+ tokens/s\n"
 )
 
 
-def fake_talk(pool_blocks: int = 100) -> tuple[ChatSession, FakeBackend]:
-    app, model = fake_app(pool_blocks)
-    return ChatSession(app, "a", Conversation(app.tokenizer), 8, SamplingParams()), model
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine(Settings(pool_blocks=200), max_context=512) as loaded:
+        yield loaded
+
+
+def session(engine: Engine, agent: str) -> ChatSession:
+    """A new conversation of greedy answers."""
+    talk = ChatSession(engine, agent, 500, SamplingParams())
+    talk.begin(None, new=True)
+    return talk
 
 
 # From a pipe
@@ -56,12 +74,13 @@ def test_a_turn_prefills_only_what_is_new() -> None:
     # All of the turn before, its end token included: the model's own tokens, not a new encoding.
     assert int(after["cached"]) == int(before["prompt"]) + int(before["generated"])
     assert int(after["new"]) < 12
-    assert int(after["blocks"]) == 5
+    assert int(after["tokens"]) == int(after["prompt"]) + int(after["generated"])
+    assert int(after["blocks"]) == 1
 
 
 def test_reset_forgets_the_conversation_and_its_cache() -> None:
     ran = semantic("chat", stdin="My name is Kai.\n/reset\n/usage\nWhat is my name?\n")
-    assert "agent: 0 blocks, 0 bytes\nno turn yet\n" in ran.out
+    assert "agent: 0 tokens in 0 blocks, 0 bytes\nno turn yet\n" in ran.out
     assert ran.out.endswith("You have not told me your name.\n")
 
 
@@ -82,10 +101,17 @@ def test_from_a_pipe_the_first_turn_that_fails_is_the_last() -> None:
     assert ran.err == "error: unknown command '/nonsense'; /help lists them\n"
 
 
-def test_a_conversation_that_outgrows_the_pool_is_a_matter_of_capacity() -> None:
+def test_a_conversation_that_outgrows_the_pool_is_refused() -> None:
     ran = semantic("chat", "--pool-blocks", "4", stdin="Hello!\n")
-    assert (ran.code, ran.out) == (3, "")
-    assert ran.err.startswith("error: Cannot allocate ")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("error: this model's context is 0 tokens; ")
+
+
+def test_a_line_that_ends_with_a_backslash_continues() -> None:
+    ran = semantic("chat", stdin="My name is Kai.\\\n\\\nWhat is my name?\n")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.startswith("Your name is Kai.\n")
+    assert [*joined(["a\\", "b", "", "c\\"])] == ["a\nb", "", "c\n"]
 
 
 def test_the_options_are_checked_before_the_first_turn() -> None:
@@ -192,41 +218,134 @@ def test_why_compares_the_next_turn_with_what_is_there() -> None:
     assert re.search(r"At position \d+ the agent had token \d+ \('.+'\), the prompt has", raw)
 
 
-# What a line does, on a model that fails on demand
+# What a line does
 
 
-def test_a_turn_that_failed_never_happened(capsys: pytest.CaptureFixture[str]) -> None:
-    talk, model = fake_talk()
-    model.fail_next("prefill")
-    with pytest.raises(BackendError):
-        talk.handle("one")
-    talk.handle("two")
-    other, _ = fake_talk()
+def test_a_turn_that_failed_never_happened(
+    engine: Engine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("device lost")
+
+    talk = session(engine, "unlucky")
+    with monkeypatch.context() as failing:
+        failing.setattr(MLXBackend, "prefill", broken)
+        with pytest.raises(BackendError):
+            talk.handle("My name is Kai.")
     capsys.readouterr()
-    other.handle("two")
-    expected = capsys.readouterr().out
-    talk.handle("/reset")
-    talk.handle("two")
-    assert capsys.readouterr().out == expected
+    talk.handle("What is my name?")
+    assert capsys.readouterr().out == "You have not told me your name.\n"
 
 
-def test_every_turn_but_the_first_is_cached(capsys: pytest.CaptureFixture[str]) -> None:
-    talk, model = fake_talk()
-    for turn in range(4):
-        before = model.prefilled_tokens
-        talk.handle(f"turn {turn}")
-        assert model.prefilled_tokens - before < 60
-    assert "/usage" in (talk.handle("/help"), capsys.readouterr().out)[1]
+def test_errors_leave_the_conversation_usable(
+    engine: Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk = session(engine, "wrong")
+    with pytest.raises(ContextOverflowError):
+        talk.handle("My name is Kai. " * 300)
+    for command, words in (
+        ("/what now", "unknown command '/what now'; /help lists them"),
+        ("/fork", "expected the new agent's NAME after /fork"),
+        ("/fork twin", "there is no turn to fork yet"),
+        ("/save", "expected a FILE after /save"),
+        ("/exit now", "unknown command '/exit now'"),
+    ):
+        with pytest.raises(InvalidRequestError, match=words):
+            talk.handle(command)
+    talk.handle("/why")
+    talk.handle("/help")
+    assert talk.handle("What is 3 plus 4?")
+    out = capsys.readouterr().out
+    assert out.startswith("no turn yet\n/system [TEXT]")
+    assert out.endswith("3 plus 4 is 7.\n")
 
 
-def test_errors_leave_the_conversation_usable(capsys: pytest.CaptureFixture[str]) -> None:
-    talk, _ = fake_talk(pool_blocks=1)
-    with pytest.raises(PoolExhaustedError):
-        talk.handle("x" * 300)
-    with pytest.raises(InvalidRequestError):
-        talk.handle("/what")
-    assert talk.handle("short")
-    assert capsys.readouterr().out
+def test_a_fork_goes_on_and_its_parent_stays(
+    engine: Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk = session(engine, "kai")
+    for line in ("My name is Kai.", "/fork kai-2", "What is my name?", "/usage"):
+        talk.handle(line)
+    out = capsys.readouterr().out
+    assert out.startswith("Nice to meet you, Kai.\ngoing on as kai-2\nYour name is Kai.\n")
+    assert (usage := USAGE.search(out)) is not None
+    assert usage["agent"] == "kai-2"
+    assert int(usage["new"]) < 12
+    assert len(engine.agent("kai").history()) == 2
+    with pytest.raises(InvalidRequestError, match="there is an agent 'kai' already"):
+        talk.handle("/fork kai")
+
+
+def test_why_names_the_system_message_that_changed(
+    engine: Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk = session(engine, "zoe")
+    for line in ("/system", "What is 3 plus 4?", "/system The user's name is Zoe.", "/system"):
+        talk.handle(line)
+    talk.handle("What is my name?")
+    talk.handle("/why")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:4] == [
+        "no system message", "3 plus 4 is 7.", "The user's name is Zoe.", "Your name is Zoe."
+    ]  # fmt: skip
+    assert lines[4].startswith("zoe's last prompt: ")
+    assert lines[-1].endswith("The system message was added.")
+
+
+def test_a_conversation_is_saved_to_a_new_file(engine: Engine, tmp_path: Path) -> None:
+    talk = session(engine, "saved")
+    talk.handle("My name is Kai.")
+    for name in ("talk.json", "talk.md"):
+        talk.handle(f"/save {tmp_path / name}")
+        with pytest.raises(InvalidRequestError, match="exists; expected a new file"):
+            talk.handle(f"/save {tmp_path / name}")
+    assert json.loads((tmp_path / "talk.json").read_text()) == [
+        {"role": "user", "content": "My name is Kai."},
+        {"role": "assistant", "content": "Nice to meet you, Kai."},
+    ]
+    expected = "**user**\n\nMy name is Kai.\n\n**assistant**\n\nNice to meet you, Kai.\n"
+    assert (tmp_path / "talk.md").read_text() == expected
+    with pytest.raises(OperatorError, match=r"cannot write .*: No such file or directory"):
+        talk.handle(f"/save {tmp_path / 'no' / 'talk.md'}")
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("", 0), ("a", 0), ("a\n", 0), ("a\n\n", 3), ("a\n \nb", 4), ("a\n\nb\n\nc", 6),
+        ("```\na\n\nb", 0), ("```\na\n\nb\n```\n\n", 14), ("```\n~~~\n\n", 0),
+    ],
+)  # fmt: skip
+def test_a_block_of_markdown_ends_at_an_empty_line(text: str, whole: int) -> None:
+    assert complete_blocks(text) == (text[:whole], text[whole:])
+
+
+def test_markdown_is_rendered_block_by_block_and_controls_are_shown() -> None:
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True, width=40, height=10, _environ={})
+    with MarkdownWriter(console) as writer:
+        writer.thought("Let me think.\x1b[2J")
+        for piece in (
+            "# Head",
+            "ing\n\n",
+            "* one\n* two\n\n```\nco",
+            "de\n```\n",
+            "\x1b]0;x\x07 end",
+        ):
+            writer.text(piece)
+        writer.end(" [cancelled]")
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.getvalue())
+    for expected in (
+        "Let me think.\\x1b[2J",
+        "Heading",
+        " • two",
+        "code",
+        "\\x1b]0;x\\x07 end",
+        "[cancelled]",
+    ):
+        assert expected in text
+    assert "\x1b]0" not in shown.getvalue()
+    assert shown.getvalue().count("\x1b[?25l") == shown.getvalue().count("\x1b[?25h")
 
 
 # At a terminal
@@ -280,10 +399,9 @@ def terminal(*arguments: str, kind: str = "dumb") -> Iterator[Terminal]:
 
 
 def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    app = build_engine(Settings())
-    talk = ChatSession(app, "kai", Conversation(app.tokenizer), 500, SamplingParams())
+    talk = session(engine, "cut")
     typed = iter(["My name is Kai.", "Count to 99.", "/what", "What is my name?", "/usage"])
 
     def write(text: str) -> None:
@@ -298,7 +416,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(
         except StopIteration:
             raise EOFError from None
 
-    monkeypatch.setattr(chat, "write", write)
+    monkeypatch.setattr(answer_writer, "write", write)
     monkeypatch.setattr("builtins.input", read)
     chat._converse(talk)
     shown = capsys.readouterr()
@@ -307,7 +425,6 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(
     usage = USAGE.search(shown.out)
     assert usage is not None
     assert int(usage["new"]) < 15
-    app.engine.check_integrity()
 
 
 def test_ctrl_c_at_a_terminal_goes_to_the_answer() -> None:
@@ -334,6 +451,21 @@ def test_ctrl_c_at_the_prompt_leaves_when_it_is_meant() -> None:
         screen.wait_for("> ")
         screen.interrupt_reading()
         assert screen.process.wait(30) == 130
+
+
+def test_pasted_lines_are_one_message_and_its_answer_is_markdown() -> None:
+    with terminal("chat", kind="xterm") as screen:
+        screen.wait_for("> ")
+        screen.type("\x1b[200~My name is Kai.\nWhat is my name?\x1b[201~\n")
+        screen.wait_for("Your name is Kai.")
+        screen.wait_for("> ")
+        screen.type("What is \\\n")
+        screen.wait_for("... ")
+        screen.type("3 plus 4?\n")
+        screen.wait_for("is 7.")
+        screen.wait_for("> ")
+        screen.type("/exit\n")
+        assert screen.process.wait(30) == 0
 
 
 def test_loading_is_shown_to_a_person_only() -> None:

@@ -349,6 +349,16 @@ def test_wrong_input_says_what_was_expected_and_changes_nothing(
         agent.info()
 
 
+def test_tokens_and_tiers_are_counted(engine: semantic.Engine) -> None:
+    answer = engine.chat("counted", "What is 3 plus 4?")
+    assert engine.count_tokens("What is 3 plus 4?") == answer.prompt_tokens
+    assert engine.count_tokens([{"role": "system", "content": "a"}, answer.message]) > 2
+    with pytest.raises(InvalidRequestError, match="expected a text or a list of messages"):
+        engine.count_tokens([])
+    (memory,) = engine.stores()
+    assert memory.n_agents >= 1
+
+
 def test_more_than_the_context_is_refused(engine: semantic.Engine) -> None:
     with pytest.raises(ContextOverflowError, match="this model's context is 2048 tokens"):
         engine.chat("long", "My name is Ada. " * 1000)

@@ -56,10 +56,14 @@ class ProgressBar:
 
         Raises what `build_engine` raises otherwise.
         """
-        self._show(f"loading {settings.model}", 0, None)
+        self.show(f"loading {settings.model}")
         app = build_engine(settings, print_store_unavailable)
-        self._show("ready", 0, None)
+        self.show("ready")
         return app
+
+    def show(self, words: str) -> None:
+        """What is being done, of a size that is not known."""
+        self._show(_plain(words), 0, None)
 
     def expect(self, uid: str, prompt_tokens: int) -> None:
         """Add a request to the total: all tokens of its prompt but the last are prefilled."""
@@ -70,10 +74,17 @@ class ProgressBar:
         if self._progress is None:
             return
         if isinstance(event, PrefillEvent):
-            self._done[event.uid] = event.done
-            self._total[event.uid] = event.total
+            self.prefill(event.uid, event.done, event.total)
         elif isinstance(event, TokenEvent):
             self._generated += 1
+            self._show_prefill()
+
+    def prefill(self, uid: str, done: int, total: int) -> None:
+        """`done` of `total` tokens of a request's prompt are computed."""
+        self._done[uid], self._total[uid] = done, total
+        self._show_prefill()
+
+    def _show_prefill(self) -> None:
         words = f"prefill, {self._generated} tokens generated"
         self._show(words, sum(self._done.values()), sum(self._total.values()))
 

@@ -19,11 +19,13 @@ from semantic.application.engine.admission import QueueLimits
 from semantic.application.serving import Serving
 from semantic.bootstrap import DEFAULT_MODEL, OnStoreUnavailable, Settings, model_of
 from semantic.domain.block_hash import LOCAL_TENANT
+from semantic.domain.chat import Chat, Message
 from semantic.domain.errors import BackendError, InvalidRequestError
+from semantic.domain.stored import StoreStats
 from semantic.library.agent_files import read_archive
 from semantic.library.answers import Answer, AsyncAnswerStream
 from semantic.library.async_agent import AsyncAgent
-from semantic.library.chat_options import ChatOptions, Messages, Request
+from semantic.library.chat_options import ChatOptions, Messages, Request, conversation
 from semantic.ports.agents import AgentSummary
 from semantic.ports.serving import ServedModel
 from semantic.serve import ServeSettings, load_serving
@@ -166,6 +168,16 @@ class AsyncEngine:
             raise failed[0]
         return [one for one in answers if isinstance(one, Answer)]
 
+    async def count_tokens(self, messages: Messages) -> int:
+        """Tokens of the prompt of a message (a text) or a whole conversation (messages).
+
+        Raises InvalidRequestError for wrong messages, and if the model has no chat template.
+        """
+        asked = (
+            (Message("user", messages),) if isinstance(messages, str) else conversation(messages)
+        )
+        return len(await self._serving.tokenize(Chat(asked)))
+
     # Agents
 
     def agent(self, name: str, *, system: str | None = None) -> AsyncAgent:
@@ -183,6 +195,10 @@ class AsyncEngine:
     async def agents(self) -> Sequence[AgentSummary]:
         """All agents that have a turn, those with a request first, then the last used."""
         return await self._serving.agents.list(LOCAL_TENANT)
+
+    def stores(self) -> Sequence[StoreStats]:
+        """Size and counts of each tier of the store."""
+        return self._serving.agents.stores()
 
     async def import_agent(self, path: str | Path, name: str | None = None) -> AsyncAgent:
         """The agent of a file of `AsyncAgent.export`, under `name` or its own.

@@ -17,6 +17,7 @@ from semantic.bootstrap import DEFAULT_MODEL, OnStoreUnavailable, Settings
 from semantic.domain.answer import AnswerEvent
 from semantic.domain.chat import Message
 from semantic.domain.errors import BackendError
+from semantic.domain.stored import StoreStats
 from semantic.library.answers import Answer, AsyncAnswerStream
 from semantic.library.async_agent import AsyncAgent
 from semantic.library.async_engine import AsyncEngine
@@ -141,6 +142,13 @@ class Engine:
         """
         return self._loop.run(self._engine.run_batch(requests, **options))
 
+    def count_tokens(self, messages: Messages) -> int:
+        """Tokens of the prompt of a message (a text) or a whole conversation (messages).
+
+        Raises InvalidRequestError for wrong messages, and if the model has no chat template.
+        """
+        return self._loop.run(self._engine.count_tokens(messages))
+
     def agent(self, name: str, *, system: str | None = None) -> Agent:
         """The agent of that name: known, saved in the store, or new. Computes nothing.
 
@@ -152,6 +160,10 @@ class Engine:
     def agents(self) -> Sequence[AgentSummary]:
         """All agents that have a turn, those with a request first, then the last used."""
         return self._loop.run(self._engine.agents())
+
+    def stores(self) -> Sequence[StoreStats]:
+        """Size and counts of each tier of the store."""
+        return self._engine.stores()
 
     def import_agent(self, path: str | Path, name: str | None = None) -> Agent:
         """The agent of a file of `Agent.export`, under `name` or its own.

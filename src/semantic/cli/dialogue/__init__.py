@@ -1,0 +1,1 @@
+"""A conversation at a terminal or from a pipe."""

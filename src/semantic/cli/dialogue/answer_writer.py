@@ -1,0 +1,176 @@
+"""An answer on stdout as it is generated: plain, or as Markdown where a terminal can show it.
+
+Knows text; neither agents nor events.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Protocol, Self
+
+from semantic.cli.terminal import write
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+
+_FENCE: Final = re.compile(r" {0,3}(```|~~~)")
+
+
+class AnswerWriter(Protocol):
+    """Writes one answer. The end of a `with` block leaves the terminal as it was, also after an
+    error."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+    def thought(self, text: str) -> None:
+        """More of the reasoning before the answer."""
+        ...
+
+    def text(self, text: str) -> None:
+        """More of the answer."""
+        ...
+
+    def end(self, mark: str) -> None:
+        """The answer has ended; `mark` is written behind it."""
+        ...
+
+
+class PlainWriter:
+    """The answer's text alone, as the model wrote it."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+    def thought(self, text: str) -> None:
+        """See `AnswerWriter.thought`."""
+
+    def text(self, text: str) -> None:
+        """See `AnswerWriter.text`."""
+        write(text)
+
+    def end(self, mark: str) -> None:
+        """See `AnswerWriter.end`."""
+        write(f"{mark}\n")
+
+
+class MarkdownWriter:
+    """Each paragraph, list or block of code is rendered when it is complete; until then its text is
+    shown as it comes. Reasoning is dim. Control characters of the model are shown, not obeyed."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._open = ""
+        self._thoughts = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._hide()
+
+    def thought(self, text: str) -> None:
+        """See `AnswerWriter.thought`."""
+        self._thoughts += _harmless(text)
+        self._show(self._thoughts, "dim")
+
+    def text(self, text: str) -> None:
+        """See `AnswerWriter.text`."""
+        self._end_thoughts()
+        self._open += _harmless(text)
+        whole, self._open = complete_blocks(self._open)
+        if whole:
+            self._print(whole)
+        self._show(self._open, "")
+
+    def end(self, mark: str) -> None:
+        """See `AnswerWriter.end`."""
+        self._end_thoughts()
+        self._print(self._open)
+        self._open = ""
+        if mark:
+            self._console.print(mark.strip(), markup=False, highlight=False)
+
+    def _end_thoughts(self) -> None:
+        if self._thoughts:
+            self._hide()
+            self._console.print(self._thoughts, style="dim", markup=False, highlight=False)
+            self._thoughts = ""
+
+    def _print(self, text: str) -> None:
+        from rich.markdown import Markdown
+
+        self._hide()
+        if text.strip():
+            self._console.print(Markdown(text, hyperlinks=False))
+
+    def _show(self, text: str, style: str) -> None:
+        """Show what is not complete at the bottom, as much of its end as there is room for."""
+        from rich.live import Live
+        from rich.text import Text
+
+        if not text:
+            return
+        if self._live is None:
+            self._live = Live(console=self._console, transient=True, auto_refresh=False)
+            self._live.start()
+        room = max(1, self._console.height // 2)
+        lines = Text(text, style=style).wrap(self._console, self._console.width)[-room:]
+        self._live.update(Text("\n").join(lines), refresh=True)
+
+    def _hide(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def complete_blocks(text: str) -> tuple[str, str]:
+    """The blocks of Markdown in `text` that nothing more can belong to, and the rest.
+
+    A block ends at an empty line, outside of code between fences.
+    """
+    fence, end, start = "", 0, 0
+    for line in text.splitlines(keepends=True):
+        start += len(line)
+        found = _FENCE.match(line)
+        if found is not None and fence in ("", found[1]):
+            fence = "" if fence else found[1]
+        elif not line.strip() and line.endswith("\n") and not fence:
+            end = start
+    return text[:end], text[end:]
+
+
+def answer_writer() -> AnswerWriter:
+    """What writes an answer to stdout: as Markdown on a terminal that can move its cursor."""
+    if not sys.stdout.isatty():
+        return PlainWriter()
+    from rich.console import Console
+
+    console = Console()
+    return PlainWriter() if console.is_dumb_terminal else MarkdownWriter(console)
+
+
+def _harmless(text: str) -> str:
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
