@@ -18,7 +18,10 @@ Json = Mapping[str, object]
 
 _KINDS: Final = {str: "text", int: "number", float: "number", Path: "path"}
 _GROUPS: Final = (
-    ("OpenAI's interfaces", ("/v1/chat", "/v1/completions", "/v1/responses", "/v1/models")),
+    (
+        "OpenAI's interfaces",
+        ("/v1/chat", "/v1/completions", "/v1/responses", "/v1/models", "/v1/embeddings"),
+    ),
     ("Anthropic's interface", ("/v1/messages",)),
     (
         "Ollama's interface",
@@ -29,6 +32,7 @@ _GROUPS: Final = (
             "/api/show",
             "/api/ps",
             "/api/version",
+            "/api/embed",
             "/api/pull",
         ),
     ),

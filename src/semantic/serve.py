@@ -24,9 +24,11 @@ from semantic.application.chat.grammar_checks import GrammarChecks, Verdicts
 from semantic.application.chat.preparation import Preparation
 from semantic.application.chat.replay import Replay
 from semantic.application.chat.turn_cache import BorrowedTurns
+from semantic.application.embeddings import Embeddings
 from semantic.application.engine.admission import QueueLimits
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.application.engine.engine_thread import EngineThread
+from semantic.application.engine.step_loop import StepLoop
 from semantic.application.serving import Serving
 from semantic.bootstrap import (
     App,
@@ -49,7 +51,8 @@ from semantic.domain.grammar import Grammar
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import BLOCK_TOKENS, SamplingParams
 from semantic.ports.agents import TenantId
-from semantic.ports.serving import ServedModel
+from semantic.ports.embedding import Embedder, EmbeddingModel
+from semantic.ports.serving import ModelDetails, ServedModel
 from semantic.ports.slices import Slices
 from semantic.ports.turns import TurnsPort
 
@@ -102,9 +105,10 @@ async def load_serving(
     settings: ServeSettings,
     on_store_unavailable: OnStoreUnavailable | None = None,
     shared: Shared | None = None,
+    loop: StepLoop | None = None,
 ) -> Serving:
     """Load the model on the engine's thread; returns when requests can be served. With `shared` it
-    is one of several, around a store that stays open.
+    is one of several, around a store that stays open. `loop` is a thread that others use too.
 
     Raises as `bootstrap.build_engine` and `Serving.publish`, and InvalidRequestError for a
     `max_context` that is too large.
@@ -127,7 +131,7 @@ async def load_serving(
         return apps[-1].engine
 
     if shared is None:
-        thread = EngineThread(build, rebuild, settings.limits)
+        thread = EngineThread(build, rebuild, settings.limits, loop=loop)
     else:
         in_slices = partial(build_one_of, shared)
         thread = EngineThread(
@@ -147,6 +151,33 @@ async def load_serving(
             threading.Thread(target=thread.stop, kwargs={"drain": False}, daemon=True).start()
         raise
     return serving
+
+
+async def load_embeddings(model: str, names: tuple[str, ...], loop: StepLoop) -> Embeddings:
+    """Load an embedding model on the thread of `loop`, where it computes between the steps of
+    engines. Requests may use `names`, its own name, its path and `DEFAULT_NAME`.
+
+    Raises as `load_embedder`.
+    """
+
+    def load() -> tuple[Embedder, ModelDetails]:
+        from semantic.adapters.mlx.embedding.load_embedder import load_embedder
+        from semantic.adapters.mlx.model.provider import find_folder
+
+        return load_embedder(find_folder(model))
+
+    embedder, details = await asyncio.wrap_future(loop.call(load))
+    aliases = {model_name(model), model, DEFAULT_NAME} - {*names}
+    known = EmbeddingModel(
+        names,
+        embedder.dimensions,
+        embedder.max_tokens,
+        int(time.time()),
+        frozenset(aliases),
+        details,
+    )
+    workers = ThreadPoolExecutor(1, thread_name_prefix="prepare")
+    return Embeddings(known, embedder, loop.call, workers)
 
 
 def context_limit(pool: BlockPool, of_model: int | None, requested: int | None) -> int:

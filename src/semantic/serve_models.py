@@ -59,7 +59,8 @@ class ModelsSettings:
 
     The first `loaded` of them are loaded at the start, as far as they fit together; the others when
     they are asked for. `kept` are names of models that stay. Weights, pools and the store's memory
-    take at most `max_bytes`, by default three quarters of the memory. `ttl`: seconds without a
+    take at most `max_bytes`, by default three quarters of the memory, less `reserved_bytes` of what
+    runs beside them. `ttl`: seconds without a
     request after which a model is unloaded; None for never.
     """
 
@@ -67,23 +68,27 @@ class ModelsSettings:
     loaded: int = 1
     kept: Sequence[str] = ()
     max_bytes: int | None = None
+    reserved_bytes: int = 0
     ttl: float | None = None
     max_waiting: int = 256
 
 
 async def load_models(
-    settings: ModelsSettings, on_store_unavailable: OnStoreUnavailable | None = None
+    settings: ModelsSettings,
+    on_store_unavailable: OnStoreUnavailable | None = None,
+    loop: StepLoop | None = None,
 ) -> ManagedModels:
-    """Open what the models share and load the first; others are loaded in the background.
+    """Open what the models share and load the first; others are loaded in the background. `loop` is
+    a thread that others use too.
 
     Raises as `serve.load_serving`, and InvalidRequestError for two models of one name, a kept one
     that is none of them, and one that does not fit into the budget.
     """
-    loop = StepLoop()
+    loop = loop or StepLoop()
     first = settings.models[0].engine
 
     def open_all() -> tuple[Shared, int]:
-        budget = _budget(settings.max_bytes)
+        budget = _budget(settings.max_bytes) - settings.reserved_bytes
         tier = first.memory_bytes or _tier_bytes(budget)
         engine = replace(first, memory_bytes=tier)
         return open_shared(engine, loop, logger.warning, on_store_unavailable), budget - tier

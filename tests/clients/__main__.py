@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,10 +24,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tests.clients import talk
 from tests.clients.clients import CLIENTS, HERE, Client
 from tests.clients.conftest import PACKAGES_VARIABLE, SERVER_VARIABLE, URL_VARIABLE
 from tests.clients.environments import EnvironmentFailedError, packages_of, pin, python_of
-from tests.support.serve_process import OURS, ROOT, ServerFailedError, served
+from tests.support.embedding_model import write_embedding_model
+from tests.support.serve_process import (
+    OURS,
+    ROOT,
+    ServeProcess,
+    ServerFailedError,
+    served,
+)
 
 _MINUTES: Final = 10
 """A client that takes longer hangs."""
@@ -71,7 +79,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _check(chosen: Sequence[Client], console: Console) -> int:
     try:
-        with _home() as home, served(home / "store", environment=OURS | _plain(home)) as server:
+        with _home() as home, _server(home) as server:
             results = [_checked(client, server.url, console) for client in chosen]
             good = all(result.is_good for result in results)
             if not good:
@@ -81,6 +89,13 @@ def _check(chosen: Sequence[Client], console: Console) -> int:
         console.print(f"the server failed:\n{error}", markup=False)
         return 1
     return 0 if good else 1
+
+
+def _server(home: Path) -> AbstractContextManager[ServeProcess]:
+    """The server that all checks talk to: the model inside the package, and one for vectors."""
+    vectors = write_embedding_model(home / talk.EMBEDDING_MODEL)
+    flags = ("--embedding-model", str(vectors))
+    return served(home / "store", *flags, environment=OURS | _plain(home))
 
 
 def _tells_of_a_bug(line: str) -> bool:

@@ -6,7 +6,7 @@ const path = require("node:path");
 
 const [, , folder, url, provider, wanted] = process.argv;
 const load = createRequire(path.join(folder, "package.json"));
-const { generateObject, generateText, stepCountIs, streamObject, streamText, tool } = load("ai");
+const { embedMany, generateObject, generateText, stepCountIs, streamObject, streamText, tool } = load("ai");
 const { createOpenAICompatible } = load("@ai-sdk/openai-compatible");
 const { createOpenAI } = load("@ai-sdk/openai");
 const { createAnthropic } = load("@ai-sdk/anthropic");
@@ -24,6 +24,14 @@ const models = {
   anthropic: (name) => createAnthropic(settings)(name),
 };
 // [/models]
+
+// [embeddings]
+const embedders = {
+  compatible: (name) =>
+    createOpenAICompatible({ name: "local", ...settings }).textEmbeddingModel(name),
+  chat: (name) => createOpenAI(settings).textEmbeddingModel(name),
+};
+// [/embeddings]
 
 const model = models[provider]("semantic-tiny");
 const common = { model, maxRetries: 0, maxOutputTokens: 600 };
@@ -81,6 +89,11 @@ const cases = {
     });
     const kinds = (await collected(reply.fullStream)).map((part) => part.type);
     return { heard, kinds: [...new Set(kinds)], finishReason: await reply.finishReason };
+  },
+  async embeddings() {
+    const values = ["Oslo is in Norway.", "Rome is in Italy."];
+    const model = embedders[provider]("tiny-vectors");
+    return { vectors: (await embedMany({ model, values, maxRetries: 0 })).embeddings };
   },
   async error() {
     try {

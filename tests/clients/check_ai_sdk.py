@@ -94,3 +94,10 @@ def test_an_error_has_a_status(ask: Ask) -> None:
     found = ask("error")
     assert found["status"] == 404
     assert "nobody" in str(found["message"])
+
+
+@pytest.mark.parametrize("provider", ["compatible", "chat"], indirect=True)
+def test_embeddings(ask: Ask) -> None:
+    vectors = ask("embeddings")["vectors"]
+    assert isinstance(vectors, list)
+    assert talk.are_vectors(vectors)

@@ -14,7 +14,7 @@ from langchain_core.messages import (  # type: ignore[import-not-found]
     ToolMessage,
 )
 from langchain_core.tools import StructuredTool  # type: ignore[import-not-found]
-from langchain_openai import ChatOpenAI  # type: ignore[import-not-found]
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings  # type: ignore[import-not-found]
 from pydantic import BaseModel
 
 from tests.clients import talk
@@ -38,6 +38,16 @@ WEATHER = StructuredTool.from_function(weather)
 def model(url: str) -> ChatOpenAI:
     return ChatOpenAI(
         model=talk.MODEL, base_url=f"{url}/v1", api_key="none", max_retries=0, max_tokens=300
+    )
+
+
+@pytest.fixture
+def embedder(url: str) -> OpenAIEmbeddings:
+    return OpenAIEmbeddings(
+        model=talk.EMBEDDING_MODEL,
+        base_url=f"{url}/v1",
+        api_key="none",
+        check_embedding_ctx_length=False,
     )
 
 
@@ -98,6 +108,12 @@ def test_tool_loop(model: ChatOpenAI) -> None:
     answer = model.bind_tools([WEATHER]).invoke([*messages, found])
     assert answer.content
     assert not answer.tool_calls
+
+
+def test_embeddings(embedder: OpenAIEmbeddings) -> None:
+    found = embedder.embed_documents(list(talk.EMBEDDED))
+    assert talk.are_vectors(found)
+    assert embedder.embed_query(talk.EMBEDDED[0]) == pytest.approx(found[0], abs=1e-5)
 
 
 def test_errors_are_those_of_the_sdk(model: ChatOpenAI) -> None:

@@ -13,7 +13,7 @@ from langchain_core.messages import (  # type: ignore[import-not-found]
     ToolMessage,
 )
 from langchain_core.tools import StructuredTool  # type: ignore[import-not-found]
-from langchain_ollama import ChatOllama, OllamaLLM  # type: ignore[import-not-found]
+from langchain_ollama import ChatOllama, OllamaEmbeddings, OllamaLLM  # type: ignore[import-not-found]
 from pydantic import BaseModel
 
 from tests.clients import talk
@@ -91,10 +91,17 @@ def test_thinking_is_refused_by_no_model(model: ChatOllama) -> None:
     assert model.invoke(talk.HELLO, reasoning=False).content == talk.HELLO_ANSWER
 
 
+def test_embeddings(url: str) -> None:
+    model = OllamaEmbeddings(model=talk.EMBEDDING_MODEL, base_url=url)
+    found = model.embed_documents(list(talk.EMBEDDED))
+    assert talk.are_vectors(found)
+    assert model.embed_query(talk.EMBEDDED[0]) == pytest.approx(found[0], abs=1e-5)
+
+
 def test_errors_are_those_of_the_client(model: ChatOllama) -> None:
     with pytest.raises(ollama.ResponseError, match="mirostat"):
         model.invoke(talk.HELLO, options={"mirostat": 1})
-    with pytest.raises(ollama.ResponseError, match="not found"):
+    with pytest.raises(ollama.ResponseError, match="no model"):
         model.invoke(talk.HELLO, model="nobody")
     with pytest.raises(ollama.ResponseError, match="context"):
         model.invoke(talk.TOO_LONG)

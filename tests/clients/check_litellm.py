@@ -191,3 +191,12 @@ class TestOllamasWire:
         """The prefix `ollama`, on /api/generate."""
         reply = litellm.completion(f"ollama/{talk.MODEL}", [user(talk.HELLO)], **wire.access)
         assert talk.HELLO_ANSWER in reply.choices[0].message.content
+
+
+@pytest.mark.parametrize("name", ["ollama", "openai"])
+def test_embeddings(url: str, name: str) -> None:
+    base = url if name == "ollama" else f"{url}/v1"
+    reply = litellm.embedding(
+        f"{name}/{talk.EMBEDDING_MODEL}", list(talk.EMBEDDED), api_base=base, api_key="none"
+    )
+    assert talk.are_vectors([one["embedding"] for one in reply.data])

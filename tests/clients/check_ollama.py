@@ -104,7 +104,8 @@ def test_log_probabilities(client: ollama.Client) -> None:
 def test_models(client: ollama.Client) -> None:
     names = [model.model for model in client.list().models]
     assert f"{talk.MODEL}:latest" in names
-    [running] = client.ps().models
+    running, vectors = client.ps().models
+    assert vectors.model == f"{talk.EMBEDDING_MODEL}:latest"
     assert running.size > 0
     assert running.context_length == 8192
     shown = client.show(f"{talk.MODEL}:latest")
@@ -113,9 +114,19 @@ def test_models(client: ollama.Client) -> None:
     assert client.pull(talk.MODEL).status == "success"
 
 
+def test_embeddings(client: ollama.Client) -> None:
+    reply = client.embed(talk.EMBEDDING_MODEL, talk.EMBEDDED)
+    assert talk.are_vectors(reply.embeddings)
+    assert reply.prompt_eval_count > len(talk.EMBEDDED)
+    alone = client.embed(talk.EMBEDDING_MODEL, talk.EMBEDDED[0], dimensions=8)
+    assert [len(one) for one in alone.embeddings] == [8]
+    older = client.embeddings(talk.EMBEDDING_MODEL, talk.EMBEDDED[0])
+    assert older.embedding == pytest.approx(list(reply.embeddings[0]), abs=1e-5)
+
+
 def test_errors_are_told_apart(client: ollama.Client) -> None:
     for call, status, problem in (
-        (lambda: client.chat("nobody", [user("Hi")]), 404, "not found"),
+        (lambda: client.chat("nobody", [user("Hi")]), 404, "no model"),
         (lambda: client.chat(talk.MODEL, [user(talk.TOO_LONG)]), 400, "context"),
         (lambda: client.chat(talk.MODEL, [user("Hi")], options={"mirostat": 2}), 400, "mirostat"),
         (lambda: client.generate(talk.MODEL, "def f(", suffix="end"), 400, "suffix"),

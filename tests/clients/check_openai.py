@@ -234,6 +234,17 @@ def test_completions(client: openai.OpenAI) -> None:
     assert reply.choices[0].text == talk.HELLO_ANSWER
 
 
+def test_embeddings(client: openai.OpenAI) -> None:
+    """The SDK asks for base 64 by itself."""
+    reply = client.embeddings.create(model=talk.EMBEDDING_MODEL, input=list(talk.EMBEDDED))
+    assert talk.are_vectors([one.embedding for one in reply.data])
+    assert reply.usage.prompt_tokens > len(talk.EMBEDDED)
+    asked = client.embeddings.create(
+        model=talk.EMBEDDING_MODEL, input=talk.EMBEDDED[0], encoding_format="float", dimensions=8
+    )
+    assert len(asked.data[0].embedding) == 8
+
+
 def test_models(client: openai.OpenAI) -> None:
     assert talk.MODEL in [model.id for model in client.models.list()]
     assert client.models.retrieve(talk.MODEL).id == talk.MODEL

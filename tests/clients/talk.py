@@ -10,6 +10,11 @@ from typing import Final, Literal
 
 MODEL: Final = "semantic-tiny"
 
+EMBEDDING_MODEL: Final = "tiny-vectors"
+"""A model with random weights: its vectors tell texts apart, and mean nothing."""
+EMBEDDED: Final = ("Oslo is in Norway.", "Rome is in Italy.")
+DIMENSIONS: Final = 32
+
 HELLO: Final = "My name is Ada and I live in Oslo."
 HELLO_ANSWER: Final = "Nice to meet you, Ada."
 NAME: Final = "What is my name?"
@@ -41,6 +46,7 @@ ROOM_FOR_JSON: Final = 600
 TOO_LONG: Final = "word " * 9000
 """More tokens than the model's context has."""
 
+_ROUNDING: Final = 1e-4
 _IDLE_SECONDS: Final = 10.0
 
 
@@ -53,6 +59,17 @@ def counting(first: int) -> tuple[str, str]:
 def reading(about: str) -> str:
     """Some five hundred tokens to read, unlike what is read about something else."""
     return "Read this: " + " ".join(f"The {about} has page {i}." for i in range(1, 60))
+
+
+def are_vectors(found: Sequence[Sequence[float]]) -> bool:
+    """Whether these are vectors of `EMBEDDED`: of its length, of length 1, and apart."""
+    lengths = [sum(one * one for one in vector) for vector in found]
+    apart = sum(one * two for one, two in zip(*found, strict=True))
+    return (
+        [len(vector) for vector in found] == [DIMENSIONS] * len(EMBEDDED)
+        and all(abs(length - 1) < _ROUNDING for length in lengths)
+        and apart < 1 - _ROUNDING
+    )
 
 
 def grows(prompts: Sequence[int], cached: Sequence[int]) -> bool:

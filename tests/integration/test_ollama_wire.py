@@ -11,13 +11,22 @@ import pytest
 from starlette.testclient import TestClient
 
 from semantic.adapters.http.app import create_app
+from semantic.application.engine.step_loop import StepLoop
 from semantic.application.serving import Serving
 from semantic.bootstrap import Settings
-from semantic.domain.answer import AnswerEnd, AnswerEvent, ToolCallDelta, ToolCallStarted
+from semantic.domain.answer import (
+    AnswerEnd,
+    AnswerEvent,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStarted,
+)
 from semantic.domain.chat import Chat, Message, Tool, ToolCall, ToolChoice
 from semantic.domain.value_objects import SamplingParams
+from semantic.ports.embedding import Embedded
 from semantic.ports.serving import Ask
-from semantic.serve import ServeSettings, load_serving
+from semantic.serve import ServeSettings, load_embeddings, load_serving
+from tests.support.embedding_model import WIDTH, write_embedding_model
 
 Json = dict[str, object]
 
@@ -26,8 +35,18 @@ CALLED = Chat((Message("user", "Look!"),), (LOOK,), ToolChoice("required", "look
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Serving]:
-    found = asyncio.run(load_serving(ServeSettings(Settings(pool_blocks=400), max_context=512)))
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    vectors = write_embedding_model(tmp_path_factory.mktemp("models") / "vectors")
+
+    async def load() -> Serving:
+        loop = StepLoop()
+        embedding = await load_embeddings(str(vectors), ("vectors",), loop)
+        settings = ServeSettings(Settings(pool_blocks=400), max_context=512)
+        found = await load_serving(settings, loop=loop)
+        found.embedding = embedding
+        return found
+
+    found = asyncio.run(load())
     yield found
     asyncio.run(found.close())
 
@@ -58,14 +77,37 @@ def test_a_numbered_call_is_found_again_by_its_place(served: Serving) -> None:
     assert again.id == "call_1"
 
 
+def test_vectors_are_computed_while_an_answer_is(served: Serving) -> None:
+    """Both models share one thread; each has the results that it has alone."""
+    embedding = served.embedding
+    assert embedding is not None
+    assert (embedding.model.names, embedding.model.dimensions) == (("vectors",), WIDTH)
+    story = Chat((Message("user", "Tell me a story"),))
+
+    async def together() -> tuple[list[AnswerEvent], Embedded]:
+        return await asyncio.gather(
+            answered(served, story), embedding.embed(("Oslo", "A ship " * 300), keep=False)
+        )
+
+    events, found = asyncio.run(together())
+    assert _text(events) == _text(asyncio.run(answered(served, story)))
+    assert found == asyncio.run(embedding.embed(("Oslo", "A ship " * 300)))
+
+
+def _text(events: list[AnswerEvent]) -> str:
+    return "".join(event.text for event in events if isinstance(event, TextDelta))
+
+
 def test_what_the_embedded_model_is(served: Serving) -> None:
-    client = TestClient(create_app(served), "http://127.0.0.1:8000")
-    [model, _] = client.get("/api/tags").json()["models"]
+    app = create_app(served)
+    app.state.context.embedding = served.embedding
+    client = TestClient(app, "http://127.0.0.1:8000")
+    model, _, _ = client.get("/api/tags").json()["models"]
     assert model["name"] == "semantic-tiny:latest"
     assert model["details"]["parameter_size"] == "3.7M"
     assert model["details"]["quantization_level"] == "f16"
     assert len(model["digest"]) == 64
-    [running] = client.get("/api/ps").json()["models"]
+    running, _ = client.get("/api/ps").json()["models"]
     assert model["size"] < running["size"]  # on a CPU the weights are fp32
     shown = client.post("/api/show", json={"model": "semantic-tiny"}).json()
     info = cast(Json, shown["model_info"])

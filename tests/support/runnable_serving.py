@@ -20,6 +20,7 @@ from semantic.ports.agents import (
     Tenant,
     TenantId,
 )
+from semantic.ports.embedding import EmbeddingPort
 from semantic.ports.models import ModelsPort
 from tests.support.fake_serving import FakeServing
 
@@ -103,6 +104,7 @@ class RunnableFake(FakeServing):
     closed: bool = False
     agents: AgentsPort = field(default_factory=NoAgents)
     models: ModelsPort | None = None
+    embedding: EmbeddingPort | None = None
 
     def figures(self) -> Figures:
         """See `RunnableServing.figures`."""

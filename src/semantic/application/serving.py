@@ -46,6 +46,7 @@ from semantic.domain.value_objects import (
     TokenEvent,
 )
 from semantic.ports.chat import ChatFormat
+from semantic.ports.embedding import EmbeddingPort
 from semantic.ports.inbound import EngineEvent
 from semantic.ports.models import ModelsPort
 from semantic.ports.outbound import Tokenizer
@@ -91,6 +92,8 @@ class Serving:
         self._names = names
         self.agents = agents
         self._workers = workers
+        self.embedding: EmbeddingPort | None = None
+        """The embedding model beside this one."""
         self._arrivals: Arrivals | None = None
 
     @property

@@ -326,6 +326,13 @@ class ServeOptions:
             rich_help_panel=_ENGINE,
         ),
     ] = None
+    embedding_model: Annotated[
+        str | None,
+        typer.Option(
+            help="A second model, for embeddings: a folder, a hub id (org/name) or an alias.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
     max_model_len: Annotated[
         int | None,
         typer.Option(

@@ -31,6 +31,7 @@ from semantic.domain.errors import InvalidRequestError, SemanticError, StoreErro
 if TYPE_CHECKING:
     from semantic.adapters.http.lifecycle import Load
     from semantic.adapters.http.settings import ServerSettings
+    from semantic.application.engine.step_loop import StepLoop
     from semantic.application.models.model_manager import RunnableServing
     from semantic.bootstrap import OnStoreUnavailable
     from semantic.ports.responses import ResponsesPort
@@ -117,12 +118,32 @@ async def load_model(
 ) -> RunnableServing:
     """The models that `settings` name, ready for requests. Raises as `serve.load_serving` and
     `serve_models.load_models`."""
+    from semantic.application.engine.step_loop import StepLoop
+    from semantic.serve import load_embeddings
+
+    loop, embedding = StepLoop(), None
+    if settings.embedding_model is not None:
+        model = model_of(settings.embedding_model)
+        names = _own_names(model, settings.embedding_model)
+        # First, so that pools are made from the memory that it leaves.
+        embedding = await load_embeddings(model, names, loop)
+    store_unavailable = store_unavailable or notify_store_unavailable
+    details = None if embedding is None else embedding.model.details
+    reserved = 0 if details is None else details.memory_bytes
+    serving = await _load_answering(settings, store_unavailable, loop, reserved)
+    serving.embedding = embedding
+    return serving
+
+
+async def _load_answering(
+    settings: ServerSettings, store_unavailable: OnStoreUnavailable, loop: StepLoop, reserved: int
+) -> RunnableServing:
+    """The models that answer, beside others on the thread of `loop` that take `reserved` bytes."""
     from semantic.serve import load_serving
 
-    store_unavailable = store_unavailable or notify_store_unavailable
     first = _serve_settings(settings)
     if not settings.has_managed_models:
-        return await load_serving(first, store_unavailable)
+        return await load_serving(first, store_unavailable, loop=loop)
     from semantic.serve_models import ModelsSettings, load_models
 
     others = (*settings.more_models, *settings.allowed_models)
@@ -135,8 +156,10 @@ async def load_model(
             max_bytes=gib("models_gb", settings.models_gb),
             ttl=settings.model_ttl,
             max_waiting=settings.max_waiting,
+            reserved_bytes=reserved,
         ),
         store_unavailable,
+        loop,
     )
 
 

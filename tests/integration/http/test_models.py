@@ -8,6 +8,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import cast
 
 import pytest
 from pydantic import SecretStr
@@ -21,6 +23,8 @@ from semantic.domain.errors import BackendError
 from tests.support.fake_models import FakeLoader, fake_models
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import Reply, RunningServer, running, until
+
+Json = dict[str, object]
 
 NAMES = ("org/qwen", "llama")
 KEY, OPERATOR = "key-of-a-tenant", "key-of-an-operator"
@@ -203,3 +207,42 @@ def test_a_server_that_stops_while_a_model_is_loaded_ends() -> None:
     asked.join(20)
     assert not asked.is_alive()
     assert one.loader.events[-1] == "close"
+
+
+CHAT = {"messages": MESSAGES, "stream": False}
+
+
+def test_ollamas_wire_loads_keeps_and_unloads() -> None:
+    with several() as one:
+        kept = {"model": "llama:latest", "keep_alive": "1h", **CHAT}
+        assert one.ask("POST", "/api/chat", kept).json["model"] == "llama:latest"
+        assert one.loader.loads == {"llama": 1}
+        [running] = cast(list[Json], one.ask("GET", "/api/ps").json["models"])
+        assert running["name"] == "llama:latest"
+        left = datetime.fromisoformat(str(running["expires_at"])) - datetime.now(UTC)
+        assert timedelta(minutes=30) < left <= timedelta(hours=1)
+        load = one.ask("POST", "/api/generate", {"model": "org/qwen", "stream": False})
+        assert load.json["done_reason"] == "load"
+        assert (one.state("org/qwen"), one.state("llama")) == ("loaded", "unloaded")
+        unload = {"model": "org/qwen:latest", "stream": False, "keep_alive": 0}
+        assert one.ask("POST", "/api/generate", unload).json["done_reason"] == "unload"
+        assert one.state("org/qwen") == "unloaded"
+        assert one.ask("GET", "/api/ps").json == {"models": []}
+        wrong = one.ask("POST", "/api/chat", {"model": "lama", **CHAT})
+        assert (wrong.status, "did you mean llama?" in str(wrong.json["error"])) == (404, True)
+        shown = one.ask("POST", "/api/show", {"model": "llama"}).json
+        assert shown["capabilities"] == ["completion", "tools"]
+        names = [
+            row["name"] for row in cast(list[Json], one.ask("GET", "/api/tags").json["models"])
+        ]
+        assert names == ["org/qwen:latest", "default:latest", "llama:latest"]
+
+
+def test_a_tenant_does_not_decide_how_long_a_model_stays() -> None:
+    settings = ServerSettings(api_keys=(SecretStr(KEY),))
+    with several(settings) as one:
+        body = {"model": "llama", "keep_alive": 0, "stream": False}
+        assert one.ask("POST", "/api/chat", {**body, **CHAT}, KEY).status == 200
+        assert one.ask("POST", "/api/generate", body, KEY).json["done_reason"] == "load"
+        [running] = cast(list[Json], one.ask("GET", "/api/ps", key=KEY).json["models"])
+        assert str(running["expires_at"]).startswith("9999")

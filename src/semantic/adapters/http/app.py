@@ -27,6 +27,7 @@ from semantic.adapters.http.middleware import (
     RequestLimitsMiddleware,
     ShutdownMiddleware,
 )
+from semantic.adapters.http.openai import embeddings
 from semantic.adapters.http.openai import responses as openai_responses
 from semantic.adapters.http.openapi import (
     AnthropicError,
@@ -119,7 +120,9 @@ def _middleware(settings: ServerSettings, model: str) -> Sequence[Middleware]:
 
 
 def _add_routes(app: FastAPI) -> None:
-    for module in (health, models, openai, openai_responses, agents, requests, overview):
+    for module in (
+        *(health, models, openai, openai_responses, embeddings, agents, requests, overview),
+    ):
         app.include_router(module.router, responses=documented(OpenAIError))
     app.include_router(assets.router)
     app.include_router(anthropic.router, responses=documented(AnthropicError))

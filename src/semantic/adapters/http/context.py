@@ -20,6 +20,7 @@ from semantic.application.engine.engine_state import Figures
 from semantic.application.models.model_names import unknown_model
 from semantic.domain.errors import ModelNotFoundError, OverloadedError
 from semantic.ports.agents import AgentsPort
+from semantic.ports.embedding import EmbeddingPort
 from semantic.ports.models import ModelsPort
 from semantic.ports.serving import ServingPort
 
@@ -30,7 +31,7 @@ MODEL_QUERY: Final = "model"
 @dataclass(slots=True)
 class ServerContext:
     """The state of one server. `serving` and `agents` are None until the model is loaded; `models`
-    also on a server of a single one.
+    also on a server of a single one, `embedding` also without an embedding model.
 
     `observers` are notified of every answer. `figures` returns the engine's current figures and may
     be called from any thread. `version` is the program's. `watch` is what the page shows.
@@ -39,6 +40,7 @@ class ServerContext:
     serving: ServingPort | None = None
     agents: AgentsPort | None = None
     models: ModelsPort | None = None
+    embedding: EmbeddingPort | None = None
     settings: ServerSettings = field(default_factory=ServerSettings)
     observers: list[Observer] = field(default_factory=list)
     figures: Callable[[], Figures] | None = None
@@ -77,6 +79,19 @@ def serving_of(request: Request, name: object = None) -> ServingPort:
     recorder = context.watch.recorder.of(getattr(request.state, "tenant", ""))
     observers = [*context.observers, recorder, log_entry_of(request.scope)]
     return InstrumentedServing(serving, observers)
+
+
+def embedding_of(request: Request) -> EmbeddingPort:
+    """The embedding model. Raises OverloadedError while the server loads, and ModelNotFoundError if
+    it has none."""
+    context = context_of(request)
+    if context.serving is None:
+        raise OverloadedError("the model is being loaded", retry_after=RETRY_SECONDS)
+    if context.embedding is None:
+        raise ModelNotFoundError(
+            "this server has no embedding model: start it with --embedding-model"
+        )
+    return context.embedding
 
 
 def agents_of(request: Request) -> AgentsPort:

@@ -77,6 +77,7 @@ class Lifecycle:
         self._context.figures = serving.figures
         self._context.agents = serving.agents
         self._context.models = serving.models
+        self._context.embedding = serving.embedding
         self._context.serving = serving
         self._ready(serving)
 
@@ -88,7 +89,8 @@ class Lifecycle:
             self._failed()
 
     async def _close(self) -> None:
-        self._context.serving = self._context.agents = self._context.models = None
+        context = self._context
+        context.serving = context.agents = context.models = context.embedding = None
         if self._serving is None:
             return
         try:

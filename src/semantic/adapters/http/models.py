@@ -21,13 +21,17 @@ from semantic.adapters.http.openai.chat.request import conversation_of
 from semantic.adapters.http.openai.requests import check_model
 from semantic.adapters.http.request_body import read_as, read_json, validated
 from semantic.adapters.http.streaming import until_disconnect
-from semantic.domain.errors import InvalidRequestError
+from semantic.application.models.model_names import unknown_model
+from semantic.domain.errors import InvalidRequestError, ModelNotFoundError
+from semantic.ports.embedding import EmbeddingModel
 from semantic.ports.models import ModelsPort, ModelState, ModelStatus
 from semantic.ports.serving import ServedModel
 
 router: Final = APIRouter()
 
 _OWNER: Final = "semantic"
+
+AnyModel = ServedModel | EmbeddingModel
 
 
 class Model(BaseModel):
@@ -77,17 +81,13 @@ class Models(BaseModel):
 async def list_models(
     request: Request, limit: Annotated[int, Query(ge=1, le=1000)] = 1000
 ) -> Models:
-    """The names that requests may use, the first model's own id first."""
-    served = serving_of(request).model
-    models = context_of(request).models
-    if models is None:
-        found = [_model(name, served) for name in served.names]
-    else:
-        found = [
-            _model(name, one.served, one, shows_load=_sees_load(request))
-            for one in models.statuses()
-            for name in one.served.names
-        ]
+    """The names that requests may use, the first model's own id first, those of the embedding model
+    last."""
+    found = [
+        _model(name, served, status, shows_load=_sees_load(request))
+        for served, status in listed_models(request)
+        for name in served.names
+    ]
     listed = found[:limit]
     return Models(
         data=listed,
@@ -100,11 +100,34 @@ async def list_models(
 @router.get("/v1/models/{model_id:path}", tags=["models"], response_model_exclude_none=True)
 async def show_model(request: Request, model_id: str) -> Model:
     """One of the names."""
-    served = serving_of(request, model_id).model
-    check_model(model_id, served)
-    models = context_of(request).models
-    status = None if models is None else models.status(model_id)
+    served, status = model_called(request, model_id)
     return _model(model_id, served, status, shows_load=_sees_load(request))
+
+
+def listed_models(request: Request) -> list[tuple[AnyModel, ModelStatus | None]]:
+    """All models, the embedding model last, with the states of several."""
+    context = context_of(request)
+    first = serving_of(request).model
+    rows: list[tuple[AnyModel, ModelStatus | None]] = [(first, None)]
+    if context.models is not None:
+        rows = [(one.served, one) for one in context.models.statuses()]
+    embedding = context.embedding
+    return rows if embedding is None else [*rows, (embedding.model, None)]
+
+
+def model_called(request: Request, name: str) -> tuple[AnyModel, ModelStatus | None]:
+    """The first model that accepts `name`, with its state if it is one of several. Raises
+    ModelNotFoundError."""
+    rows = listed_models(request)
+    for served, status in rows:
+        if served.accepts(name):
+            return served, status
+    raise ModelNotFoundError(unknown_model(name, [one for row in rows for one in row[0].names]))
+
+
+def context_length(served: AnyModel) -> int:
+    """The tokens of the longest prompt and answer, or of the longest text."""
+    return served.context_tokens if isinstance(served, ServedModel) else served.max_tokens
 
 
 @router.post("/v1/models/{model_id:path}/load", tags=["models"], response_model_exclude_none=True)
@@ -145,16 +168,17 @@ def _sees_load(request: Request) -> bool:
 
 
 def _model(
-    name: str, served: ServedModel, status: ModelStatus | None = None, *, shows_load: bool = False
+    name: str, served: AnyModel, status: ModelStatus | None = None, *, shows_load: bool = False
 ) -> Model:
+    tokens = context_length(served)
     model = Model(
         id=name,
         display_name=name,
         created=served.created,
         created_at=datetime.fromtimestamp(served.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        max_model_len=served.context_tokens,
-        context_length=served.context_tokens,
-        max_input_tokens=served.context_tokens,
+        max_model_len=tokens,
+        context_length=tokens,
+        max_input_tokens=tokens,
     )
     if status is not None:
         model.state, model.memory_bytes = status.state, status.n_bytes
@@ -164,15 +188,12 @@ def _model(
     return model
 
 
-_LOADED: Final[ModelState] = "loaded"
-
-
 class LmStudioModel(BaseModel):
     """A name that requests may use, as LM Studio's REST API v0 lists it."""
 
     id: str
     object: Literal["model"] = "model"
-    type: Literal["llm"] = "llm"
+    type: Literal["llm", "embeddings"]
     publisher: str
     arch: str
     compatibility_type: Literal["mlx"] = "mlx"
@@ -180,7 +201,7 @@ class LmStudioModel(BaseModel):
     state: Literal["loaded", "not-loaded"]
     max_context_length: int
     loaded_context_length: int
-    capabilities: list[Literal["tool_use"]] = ["tool_use"]
+    capabilities: list[Literal["tool_use"]]
 
 
 class LmStudioModels(BaseModel):
@@ -193,37 +214,37 @@ class LmStudioModels(BaseModel):
 @router.get("/api/v0/models", tags=["models"])
 async def list_as_lm_studio(request: Request) -> LmStudioModels:
     """The names that requests may use, as LM Studio lists its models."""
-    first = serving_of(request).model
-    models = context_of(request).models
-    rows = (
-        [(first, _LOADED)] if models is None else [(m.served, m.state) for m in models.statuses()]
-    )
-    data = [_as_lm_studio(name, model, state) for model, state in rows for name in model.names]
+    rows = listed_models(request)
+    data = [_as_lm_studio(name, served, status) for served, status in rows for name in served.names]
     return LmStudioModels(data=data)
 
 
 @router.get("/api/v0/models/{model_id:path}", tags=["models"])
 async def show_as_lm_studio(request: Request, model_id: str) -> LmStudioModel:
     """One of the names, as LM Studio shows a model."""
-    served = serving_of(request, model_id).model
-    check_model(model_id, served)
-    models = context_of(request).models
-    state = _LOADED if models is None else models.status(model_id).state
-    return _as_lm_studio(model_id, served, state)
+    return _as_lm_studio(model_id, *model_called(request, model_id))
 
 
-def _as_lm_studio(name: str, served: ServedModel, state: ModelState) -> LmStudioModel:
+def is_loaded(status: ModelStatus | None) -> bool:
+    """Whether a model with this state is loaded: without one it always is."""
+    return status is None or status.state == "loaded"
+
+
+def _as_lm_studio(name: str, served: AnyModel, status: ModelStatus | None) -> LmStudioModel:
+    answers = isinstance(served, ServedModel)
     details = served.details
     publisher, slash, _ = name.partition("/")
     trained = None if details is None else details.trained_tokens
     return LmStudioModel(
         id=name,
+        type="llm" if answers else "embeddings",
         publisher=publisher if slash else _OWNER,
         arch="" if details is None else details.architecture,
         quantization="" if details is None else details.stored_as,
-        state="loaded" if state == _LOADED else "not-loaded",
-        max_context_length=trained or served.context_tokens,
-        loaded_context_length=served.context_tokens,
+        state="loaded" if is_loaded(status) else "not-loaded",
+        max_context_length=trained or context_length(served),
+        loaded_context_length=context_length(served),
+        capabilities=["tool_use"] if answers else [],
     )
 
 

@@ -64,6 +64,7 @@ class ServerSettings(BaseSettings):
     models_gb: Gib | None = None
     model_ttl: Annotated[float, Ge(0), Le(1e9)] | None = None
     served_model_name: Texts = ()
+    embedding_model: str | None = None
     max_model_len: Count | None = None
     pool_gb: Gib | None = None
     pool_blocks: Count | None = None

@@ -19,6 +19,7 @@ from semantic.application.models.residency import Change, Residency, Ticket
 from semantic.domain.errors import ModelNotFoundError, OverloadedError, SemanticError
 from semantic.domain.stored import StoreStats, Tier
 from semantic.ports.agents import AgentsPort
+from semantic.ports.embedding import EmbeddingPort
 from semantic.ports.models import ModelsPort, ModelStatus
 from semantic.ports.outbound import Clock
 from semantic.ports.serving import ServedModel, ServingPort
@@ -29,7 +30,10 @@ _RETRY_AFTER = 5
 
 
 class RunnableServing(ServingPort, Protocol):
-    """A served model that accepts requests until it is closed."""
+    """A served model that accepts requests until it is closed. `embedding` is the embedding model
+    beside it, if there is one."""
+
+    embedding: EmbeddingPort | None
 
     @property
     def agents(self) -> AgentsPort:

@@ -24,6 +24,7 @@ from semantic.ports.agents import (
     Tenant,
     TenantId,
 )
+from semantic.ports.embedding import EmbeddingPort
 from semantic.ports.models import ModelsPort, ModelStatus
 from semantic.ports.serving import Ask, Prompt, ServedModel, ServingPort
 
@@ -162,6 +163,7 @@ class ManagedModels(OnDemandServing):
         super().__init__(manager, manager.id_of(None))
         self._id_of = id_of
         self.agents: AgentsPort = self.agents_of()
+        self.embedding: EmbeddingPort | None = None
 
     @property
     def models(self) -> ModelsPort:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from semantic.adapters.http.ollama import generation, models
+from semantic.adapters.http.ollama import embedding, generation, models
 
-ROUTERS = (generation.router, models.router)
+ROUTERS = (generation.router, embedding.router, models.router)
 
 __all__ = ["ROUTERS"]

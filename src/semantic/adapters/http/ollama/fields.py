@@ -106,6 +106,24 @@ PULL_FIELDS: Final[dict[str, Field]] = {
     "stream": SUPPORTED,
 }
 
+EMBED_FIELDS: Final[dict[str, Field]] = {
+    "dimensions": SUPPORTED,
+    "input": SUPPORTED,
+    "keep_alive": SUPPORTED,
+    "model": SUPPORTED,
+    "options": SUPPORTED,
+    "semantic": SUPPORTED,
+    "truncate": SUPPORTED,
+}
+
+EMBEDDINGS_FIELDS: Final[dict[str, Field]] = {
+    "keep_alive": SUPPORTED,
+    "model": SUPPORTED,
+    "options": SUPPORTED,
+    "prompt": SUPPORTED,
+    "semantic": SUPPORTED,
+}
+
 _OPTION: Final = "send it in options"
 
 OTHER_WIRES: Final[dict[str, Field]] = {

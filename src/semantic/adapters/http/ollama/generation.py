@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
@@ -12,14 +13,15 @@ from anyio import to_thread
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from semantic.adapters.http.context import serving_of
+from semantic.adapters.http.context import context_of, serving_of, settings_of
 from semantic.adapters.http.errors import WireError, ollama_error, problem_of, request_id_of
 from semantic.adapters.http.identity import agent_of, identity_of, keep_of, tenant_of
-from semantic.adapters.http.ollama.reply import ReplyWriter, Route
+from semantic.adapters.http.ollama.reply import LoadReason, ReplyWriter, Route
 from semantic.adapters.http.ollama.request import (
     OllamaRequest,
     chat_request,
     generate_request,
+    untagged,
 )
 from semantic.adapters.http.openai.fields import Json
 from semantic.adapters.http.openai.requests import Caller
@@ -77,7 +79,8 @@ async def generate(request: Request) -> Response:
 async def _respond(request: Request, route: Route, parse: Parse) -> Response:
     began = time.perf_counter_ns()
     body = await read_json(request)
-    serving = serving_of(request)
+    name = untagged(body.get("model"))
+    serving = serving_of(request, name)
     caller = Caller(
         agent_of(request, body),
         tenant_of(request),
@@ -86,10 +89,13 @@ async def _respond(request: Request, route: Route, parse: Parse) -> Response:
     )
     # In a worker thread: bodies may be large.
     parsed = await to_thread.run_sync(parse, body, serving.model, caller)
+    if parsed.keep_alive is not None:
+        _keep(request, name, parsed.keep_alive)
     messages = parsed.messages
     writer = ReplyWriter(route, parsed.model, time.perf_counter_ns, began, messages=messages)
     if parsed.ask is None:
-        return _loaded(writer, stream=parsed.stream)
+        reason = await until_disconnect(request, _loaded(request, name, parsed.keep_alive))
+        return _without_answer(writer.loaded(reason), stream=parsed.stream)
     events = await start_stream(request, serving.answer(parsed.ask))
     if not parsed.stream:
         return JSONResponse(await until_disconnect(request, _whole(events, writer, serving)))
@@ -97,11 +103,33 @@ async def _respond(request: Request, route: Route, parse: Parse) -> Response:
     return event_stream(request, lines, lambda: json_line(writer.idle()), NDJSON)
 
 
-def _loaded(writer: ReplyWriter, *, stream: bool) -> Response:
-    """The reply to a request that only loads the model, which is done."""
-    if stream:
-        return Response(json_line(writer.loaded()), media_type=NDJSON)
-    return JSONResponse(writer.loaded())
+def _keep(request: Request, name: str, seconds: float) -> None:
+    """Unload the model, if it is one of several, after so many seconds without a request.
+
+    On a server with keys models are all tenants': how long they stay is a setting.
+    """
+    models = context_of(request).models
+    if models is not None and not settings_of(request).api_keys:
+        models.keep(name, None if math.isinf(seconds) else seconds)
+
+
+async def _loaded(request: Request, name: str, keep_alive: float | None) -> LoadReason:
+    """Load the model that a request without a prompt names, or unload it with a `keep_alive` of 0.
+
+    One that a server has alone stays loaded.
+    """
+    models = context_of(request).models
+    if models is None:
+        return "load"
+    if keep_alive == 0 and not settings_of(request).api_keys:
+        await models.unload(name)
+        return "unload"
+    await models.load(name)
+    return "load"
+
+
+def _without_answer(reply: Json, *, stream: bool) -> Response:
+    return Response(json_line(reply), media_type=NDJSON) if stream else JSONResponse(reply)
 
 
 async def _whole(

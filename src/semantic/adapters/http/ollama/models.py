@@ -7,6 +7,7 @@ known of a model is left out.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -15,17 +16,24 @@ from typing import Final
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from semantic.adapters.http.context import serving_of
 from semantic.adapters.http.errors import WireError
+from semantic.adapters.http.models import (
+    AnyModel,
+    context_length,
+    is_loaded,
+    listed_models,
+    model_called,
+)
 from semantic.adapters.http.ollama.fields import MODEL_FIELDS, PULL_FIELDS
 from semantic.adapters.http.ollama.options import read_flag
-from semantic.adapters.http.ollama.request import LATEST, check_name
+from semantic.adapters.http.ollama.request import LATEST, untagged
 from semantic.adapters.http.openai.fields import Json, warnings
 from semantic.adapters.http.request_body import read_json
 from semantic.adapters.http.request_fields.table import Field, fields_of
 from semantic.adapters.http.streaming import NDJSON, json_line
 from semantic.domain.errors import ModelNotFoundError
 from semantic.domain.value_objects import SamplingParams
+from semantic.ports.models import ModelStatus
 from semantic.ports.serving import ModelDetails, ServedModel
 
 router: Final = APIRouter(tags=["Ollama"])
@@ -40,7 +48,7 @@ _PARAMETERS: Final = ("temperature", "top_p", "top_k", "min_p")
 _UNITS: Final = ((10**9, "B"), (10**6, "M"), (10**3, "K"))
 
 
-def _described(reply: str, *, streams: bool = False) -> dict[str, object]:
+def described(reply: str, *, streams: bool = False) -> dict[str, object]:
     """The OpenAPI description of a route whose body names a model."""
     schema = {
         "type": "object",
@@ -66,55 +74,59 @@ async def version() -> dict[str, str]:
 @router.get("/api/tags")
 async def tags(request: Request) -> dict[str, list[dict[str, object]]]:
     """The names that requests may use, as Ollama lists its models."""
-    served = serving_of(request).model
-    return {"models": [_listed(name, served) for name in served.names]}
+    rows = listed_models(request)
+    return {"models": [_listed(name, served) for served, _ in rows for name in served.names]}
 
 
 @router.get("/api/ps")
 async def ps(request: Request) -> dict[str, list[dict[str, object]]]:
-    """The loaded model, as Ollama lists those that run."""
-    served = serving_of(request).model
+    """The loaded models, as Ollama lists those that run."""
+    rows = listed_models(request)
+    return {"models": [_running(one, status) for one, status in rows if is_loaded(status)]}
+
+
+def _running(served: AnyModel, status: ModelStatus | None) -> Json:
     found = _listed(served.id, served)
+    seconds = None if status is None else status.expires_in
     details = served.details
     memory = 0 if details is None else details.memory_bytes
     found |= {
         "size": memory,
         "size_vram": memory if details is not None and details.on_gpu else 0,
-        "context_length": served.context_tokens,
-        "expires_at": _NEVER,
+        "context_length": context_length(served),
+        "expires_at": _NEVER if seconds is None else _time(time.time() + seconds),
     }
     del found["modified_at"]
-    return {"models": [found]}
+    return found
 
 
-@router.post("/api/show", openapi_extra=_described("What is known of the model."))
+@router.post("/api/show", openapi_extra=described("What is known of the model."))
 async def show(request: Request) -> Response:
     """What is known of a model, as Ollama shows it."""
     body = await read_json(request)
-    served = serving_of(request).model
-    name = _name(body, MODEL_FIELDS)
-    check_name(name, served)
+    served = _accepting(_name(body, MODEL_FIELDS), request)
     details = served.details
+    parameters = _parameters(served.sampling) if isinstance(served, ServedModel) else ()
     found: Json = {
         "modelfile": f"FROM {served.id}\n",
-        "parameters": "\n".join(_parameters(served.sampling)),
+        "parameters": "\n".join(parameters),
         "template": "" if details is None else details.template,
         "details": _details(details),
         "model_info": dict(_model_info(served)),
-        "capabilities": list(_capabilities(details)),
+        "capabilities": list(_capabilities(served)),
         "modified_at": _time(served.created if details is None else details.modified),
     }
     return JSONResponse(found)
 
 
-@router.post("/api/pull", openapi_extra=_described("That the model is there.", streams=True))
+@router.post("/api/pull", openapi_extra=described("That the model is there.", streams=True))
 async def pull(request: Request) -> Response:
     """That a served model is there. Nothing is fetched: that is `semantic models pull`."""
     body = await read_json(request)
     name = _name(body, PULL_FIELDS)
     stream = read_flag(body, "stream", default=True)
     try:
-        check_name(name, serving_of(request).model)
+        _accepting(name, request)
     except ModelNotFoundError as error:
         raise WireError(
             HTTPStatus.FORBIDDEN,
@@ -131,7 +143,12 @@ def _name(body: Mapping[str, object], table: Mapping[str, Field]) -> object:
     return known.get("model") or known.get("name")
 
 
-def _listed(name: str, served: ServedModel) -> Json:
+def _accepting(name: object, request: Request) -> AnyModel:
+    """The model of that name, with or without a tag. Raises FieldError and ModelNotFoundError."""
+    return model_called(request, untagged(name))[0]
+
+
+def _listed(name: str, served: AnyModel) -> Json:
     tagged = name if ":" in name else name + LATEST
     details = served.details
     return {
@@ -156,24 +173,29 @@ def _details(details: ModelDetails | None) -> Json:
     }
 
 
-def _model_info(served: ServedModel) -> Iterator[tuple[str, object]]:
+def _model_info(served: AnyModel) -> Iterator[tuple[str, object]]:
     """Ollama's facts, under the names that clients look for; the context is what is served."""
     details = served.details
-    if details is None:
+    if details is None:  # of several models one that was not loaded yet
         return
     arch = details.architecture
     yield "general.architecture", arch
     yield "general.basename", served.id
     yield "general.parameter_count", details.parameters
-    yield f"{arch}.context_length", served.context_tokens
+    yield f"{arch}.context_length", context_length(served)
     if details.width is not None:
         yield f"{arch}.embedding_length", details.width
     if details.layers is not None:
         yield f"{arch}.block_count", details.layers
-    yield f"{arch}.vocab_size", served.vocab_size
+    if isinstance(served, ServedModel):
+        yield f"{arch}.vocab_size", served.vocab_size
 
 
-def _capabilities(details: ModelDetails | None) -> Iterator[str]:
+def _capabilities(served: AnyModel) -> Iterator[str]:
+    if not isinstance(served, ServedModel):
+        yield "embedding"
+        return
+    details = served.details
     yield "completion"
     if details is None or details.template:
         yield "tools"

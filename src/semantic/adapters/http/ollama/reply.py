@@ -34,6 +34,7 @@ _RAW: Final = "raw_arguments"
 """The argument that has what the model wrote where that is no object."""
 
 Route = Literal["chat", "generate"]
+LoadReason = Literal["load", "unload"]
 
 
 @dataclass(slots=True)
@@ -135,9 +136,9 @@ class ReplyWriter:
             found["logprobs"] = self._logprobs
         return found
 
-    def loaded(self) -> Json:
-        """The reply to a request without a prompt: the model is loaded."""
-        return {**self._head(), **self._content(""), "done_reason": "load", "done": True}
+    def loaded(self, reason: LoadReason) -> Json:
+        """The reply to a request without a prompt: what became of the model."""
+        return {**self._head(), **self._content(""), "done_reason": reason, "done": True}
 
     def idle(self) -> Json:
         """A part without content, which keeps the connection alive."""

@@ -26,11 +26,10 @@ from semantic.adapters.http.ollama.options import (
     read_think,
 )
 from semantic.adapters.http.openai.fields import text_at, warnings
-from semantic.adapters.http.openai.requests import Caller
+from semantic.adapters.http.openai.requests import Caller, check_model
 from semantic.adapters.http.request_fields.table import Field, fields_of
 from semantic.application.chat.call_grammar import answer_grammar
 from semantic.domain.chat import Chat, Message
-from semantic.domain.errors import ModelNotFoundError
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask, Prompt, ServedModel
 
@@ -141,15 +140,12 @@ def _known(
     body: Mapping[str, object], table: Mapping[str, Field], model: ServedModel
 ) -> dict[str, object]:
     known = fields_of(body, table, OTHER_WIRES, warnings)
-    check_name(known.get("model"), model)
+    check_model(untagged(known.get("model")), model)
     return known
 
 
-def check_name(name: object, model: ServedModel) -> None:
-    """Raise FieldError for what is no name, and ModelNotFoundError, listing the served names,
-    unless it is one of them, with or without the tag `LATEST`."""
+def untagged(name: object) -> str:
+    """The name of a model without the tag `LATEST`. Raises FieldError for what is no name."""
     if not isinstance(name, str) or not name:
         raise FieldError("model: expected a model's name", param="model")
-    if not (model.accepts(name) or model.accepts(name.removesuffix(LATEST))):
-        known = ", ".join(model.names)
-        raise ModelNotFoundError(f"model {name[:200]!r} not found; this server has: {known}")
+    return name.removesuffix(LATEST)

@@ -116,6 +116,15 @@ COMPLETION_FIELDS: Final[dict[str, Field]] = {
     "suffix": refused("this model completes at the end only", ""),
 }
 
+EMBEDDING_FIELDS: Final[dict[str, Field]] = {
+    "dimensions": SUPPORTED,
+    "encoding_format": SUPPORTED,
+    "input": SUPPORTED,
+    "model": SUPPORTED,
+    "semantic": SUPPORTED,
+    "user": IGNORED,
+}
+
 STRUCTURED_FIELDS: Final[dict[str, Field]] = {
     "choice": SUPPORTED,
     "disable_additional_properties": refused("a schema is enforced as it is", False),

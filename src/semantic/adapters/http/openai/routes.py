@@ -25,13 +25,13 @@ router: Final = APIRouter(tags=["openai"])
 P = TypeVar("P")
 
 
-def described(required: str) -> dict[str, object]:
+def described(required: str, *, streams: bool = True) -> dict[str, object]:
     """The OpenAPI description of a route; its body requires `model` and the field `required`."""
-    properties = {
-        "model": {"type": "string"},
-        required: {},
-        "stream": {"type": "boolean"},
-    }
+    properties: dict[str, object] = {"model": {"type": "string"}, required: {}}
+    content: dict[str, object] = {"application/json": {"schema": {"type": "object"}}}
+    if streams:
+        properties["stream"] = {"type": "boolean"}
+        content["text/event-stream"] = {"schema": {"type": "string"}}
     body = {
         "type": "object",
         "description": "As OpenAI documents it; fields that are not supported are a 400.",
@@ -42,11 +42,8 @@ def described(required: str) -> dict[str, object]:
         "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
         "responses": {
             "200": {
-                "description": "The reply, or a stream of its chunks.",
-                "content": {
-                    "application/json": {"schema": {"type": "object"}},
-                    "text/event-stream": {"schema": {"type": "string"}},
-                },
+                "description": f"The reply{', or a stream of its chunks' if streams else ''}.",
+                "content": content,
             }
         },
     }

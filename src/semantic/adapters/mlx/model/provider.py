@@ -117,34 +117,7 @@ class MLXModelProvider:
     def load_in_slices(self, model_id: str) -> Slices[tuple[MLXBackend, MLXTokenizer]]:
         """See `ModelProviderPort.load_in_slices`."""
         folder = find_folder(model_id)
-        newer = "a newer one may, or another conversion of the model"
-        with _Reading("the model", folder, f" (mlx-lm {version('mlx-lm')}; {newer})"):
-            before = file_states(folder)
-            with ThreadPoolExecutor(2, thread_name_prefix="fingerprint") as beside:
-                naming: Future[object] = beside.submit(fingerprint, folder)
-                first_kernels.wait()
-                model, config = cast(
-                    "tuple[Module, Mapping[str, object]]", load_weights(folder, lazy=True)
-                )
-                yield None
-                ends = config.get("eos_token_id")
-                reading = beside.submit(load_wrapped_tokenizer, folder, eos_token_ids=ends)
-                if on_cpu():
-                    model.set_dtype(mx.float32)
-                for weights in _slices(model):
-                    mx.eval(weights)
-                    yield None
-                yield reading
-                tokenizer = cast(HuggingFaceTokenizer, reading.result())
-                yield naming
-                name = str(naming.result())
-            after = file_states(folder)
-        if changed := {name for name, _ in before.items() ^ after.items()}:
-            raise ModelNotFoundError(
-                f"cannot load the model in {folder}: {', '.join(sorted(changed))} changed while it "
-                "was loaded; load it when its files are complete"
-            )
-        wrapped = MLXTokenizer(tokenizer)
+        model, wrapped, name = yield from reading_model(folder)
         try:
             backend = yield from wrapping(model, name, wrapped)
         except SemanticError:
@@ -162,6 +135,41 @@ class MLXModelProvider:
     def extract_spec(self, model: BatchBackend) -> ModelCacheSpec:
         """See `ModelProviderPort.extract_spec`."""
         return model.cache_spec()
+
+
+def reading_model(folder: Path) -> Slices[tuple[Module, MLXTokenizer, str]]:
+    """The model in `folder` as mlx-lm loads it, its tokenizer and its fingerprint, in slices.
+
+    On a CPU the weights are converted to fp32. Raises ModelNotFoundError.
+    """
+    newer = "a newer one may, or another conversion of the model"
+    with _Reading("the model", folder, f" (mlx-lm {version('mlx-lm')}; {newer})"):
+        before = file_states(folder)
+        with ThreadPoolExecutor(2, thread_name_prefix="fingerprint") as beside:
+            naming: Future[object] = beside.submit(fingerprint, folder)
+            first_kernels.wait()
+            model, config = cast(
+                "tuple[Module, Mapping[str, object]]", load_weights(folder, lazy=True)
+            )
+            yield None
+            ends = config.get("eos_token_id")
+            reading = beside.submit(load_wrapped_tokenizer, folder, eos_token_ids=ends)
+            if on_cpu():
+                model.set_dtype(mx.float32)
+            for weights in _slices(model):
+                mx.eval(weights)
+                yield None
+            yield reading
+            tokenizer = cast(HuggingFaceTokenizer, reading.result())
+            yield naming
+            name = str(naming.result())
+        after = file_states(folder)
+    if changed := {name for name, _ in before.items() ^ after.items()}:
+        raise ModelNotFoundError(
+            f"cannot load the model in {folder}: {', '.join(sorted(changed))} changed while it "
+            "was loaded; load it when its files are complete"
+        )
+    return model, MLXTokenizer(tokenizer), name
 
 
 def wrap_model(

@@ -1,0 +1,1 @@
+"""Embedding models: loading, and the vectors of batches of texts."""

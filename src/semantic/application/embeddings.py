@@ -1,0 +1,209 @@
+"""Embeddings: batches texts, computes each once, and takes turns with the answers of the engine.
+
+Vectors are cached by the content of a text, apart for each tenant. One chunk of one batch is
+computed between two steps of the engine, and requests take turns by chunk. Knows tokens and
+vectors; no arrays of a framework, and no wire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from array import array
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Protocol, TypeVar
+
+from semantic.application.engine.calls import guarded
+from semantic.domain.block_hash import pack_tokens
+from semantic.domain.digest import digest
+from semantic.domain.errors import (
+    ContextOverflowError,
+    InvalidRequestError,
+    OverloadedError,
+)
+from semantic.domain.fair_lru import FairLru
+from semantic.ports.embedding import Embedded, Embedder, EmbeddingModel, EmbeddingRun, Vector
+
+T = TypeVar("T")
+
+_BATCH_TOKENS = 4096
+"""Tokens of one batch, with those that pad shorter texts."""
+_BATCH_TEXTS = 64
+_PART_CHARACTERS = 1 << 16
+"""Characters that a worker tokenizes at once, or one text."""
+_CACHE_BYTES = 64 << 20
+_ENTRY_BYTES = 200
+"""Bytes of a cached vector beside its numbers."""
+_MOST_WAITING = 256
+"""Requests at once; more are refused."""
+_RETRY_AFTER = 1
+
+Tokens = tuple[int, ...]
+Key = bytes
+
+
+class Calls(Protocol):
+    """Runs functions on the thread that computes."""
+
+    def __call__(self, function: Callable[[], T]) -> Future[T]:
+        """The result of `function`, which is called between two steps."""
+        ...
+
+
+class Embeddings:
+    """Implements `EmbeddingPort` with one model."""
+
+    def __init__(
+        self, model: EmbeddingModel, embedder: Embedder, call: Calls, workers: Executor
+    ) -> None:
+        """`call` reaches the thread that computes; `workers` run what needs no model."""
+        self._model = model
+        self._embedder = embedder
+        self._call = call
+        self._workers = workers
+        self._cache: FairLru[Key, Vector] = FairLru(_CACHE_BYTES)
+        self._turn = asyncio.Lock()
+        self._waiting = 0
+
+    @property
+    def model(self) -> EmbeddingModel:
+        """See `EmbeddingPort.model`."""
+        return self._model
+
+    async def embed(
+        self,
+        texts: Sequence[str],
+        tenant: str = "",
+        *,
+        dimensions: int | None = None,
+        truncate: bool = False,
+        keep: bool = True,
+    ) -> Embedded:
+        """See `EmbeddingPort.embed`."""
+        most = self._embedder.dimensions
+        if dimensions is not None and not 1 <= dimensions <= most:
+            raise InvalidRequestError(f"dimensions: expected 1 to {most}, got {dimensions}")
+        async with self._entered():
+            encoded = await self._encoded(texts, truncate=truncate)
+            keys = [self._key(tokens) for tokens in encoded]
+            known = {key: self._cache.get(tenant, key) for key in keys}
+            found = {key: vector for key, vector in known.items() if vector is not None}
+            rows = zip(keys, encoded, strict=True)
+            missing = {key: tokens for key, tokens in rows if key not in found}
+            for batch in batches(missing.items()):
+                computed = await self._computed(batch)
+                found |= computed
+                if keep:
+                    self._remember(computed, tenant)
+        vectors = [found[key] for key in keys]
+        if dimensions is not None and dimensions < most:
+            vectors = [first_dimensions(one, dimensions) for one in vectors]
+        n_computed = sum(map(len, missing.values()))
+        return Embedded(tuple(vectors), sum(map(len, encoded)), n_computed)
+
+    @asynccontextmanager
+    async def _entered(self) -> AsyncIterator[None]:
+        if self._waiting >= _MOST_WAITING:
+            raise OverloadedError(
+                f"{_MOST_WAITING} requests for embeddings wait", retry_after=_RETRY_AFTER
+            )
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+
+    async def _encoded(self, texts: Sequence[str], *, truncate: bool) -> list[Tokens]:
+        """The tokens of `texts`; in parts, so that others have the workers in between."""
+        loop = asyncio.get_running_loop()
+        found: list[Tokens] = []
+        for part in parts(texts):
+            work = partial(self._part, len(found), part, truncate=truncate)
+            found += await loop.run_in_executor(self._workers, guarded, work)
+        return found
+
+    def _part(self, first: int, texts: Sequence[str], *, truncate: bool) -> list[Tokens]:
+        numbered = enumerate(texts, first)
+        return [self._tokens(number, text, truncate=truncate) for number, text in numbered]
+
+    def _tokens(self, number: int, text: str, *, truncate: bool) -> Tokens:
+        if not text:
+            raise InvalidRequestError(f"input[{number}]: expected a text that is not empty")
+        most = self._embedder.max_tokens
+        is_long = len(text) > self._embedder.max_characters
+        if is_long and truncate:
+            text = text[: self._embedder.max_characters]
+        tokens = () if is_long and not truncate else self._embedder.encode(text)
+        if tokens and len(tokens) <= most:
+            return tokens
+        if truncate:
+            return self._embedder.shortened(tokens)
+        n_tokens = len(tokens) or most + 1
+        raise ContextOverflowError(
+            f"input[{number}]: expected at most {most} tokens, got {n_tokens} or more",
+            prompt_tokens=n_tokens,
+            limit=most,
+            is_chat=False,
+        )
+
+    def _key(self, tokens: Tokens) -> Key:
+        model = self._embedder.model_id.encode()
+        return digest("embedding-v1", model, pack_tokens(tokens))
+
+    async def _computed(self, batch: Sequence[tuple[Key, Tokens]]) -> dict[Key, Vector]:
+        """The vectors of a batch."""
+        rows = [tokens for _, tokens in batch]
+        run: EmbeddingRun = await self._on_thread(lambda: self._embedder.start(rows))
+        vectors = None
+        while vectors is None:
+            vectors = await self._on_thread(run.step)
+        return dict(zip((key for key, _ in batch), vectors, strict=True))
+
+    def _remember(self, vectors: Mapping[Key, Vector], tenant: str) -> None:
+        for key, vector in vectors.items():
+            n_bytes = len(vector) * vector.itemsize + _ENTRY_BYTES
+            self._cache.put(tenant, key, vector, n_bytes)
+
+    async def _on_thread(self, function: Callable[[], T]) -> T:
+        """The result of `function`; one at a time, in the order in which they are asked for."""
+        async with self._turn:
+            return await asyncio.wrap_future(self._call(function))
+
+
+def batches(rows: Iterable[tuple[Key, Tokens]]) -> Iterator[list[tuple[Key, Tokens]]]:
+    """`rows` in batches of texts of similar length: at most `_BATCH_TEXTS`, and `_BATCH_TOKENS`
+    with what pads them unless it is one text alone."""
+    batch: list[tuple[Key, Tokens]] = []
+    for row in sorted(rows, key=lambda one: len(one[1])):
+        longest = len(row[1])  # the rows ascend
+        full = len(batch) == _BATCH_TEXTS or longest * (len(batch) + 1) > _BATCH_TOKENS
+        if batch and full:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def parts(texts: Sequence[str]) -> Iterator[list[str]]:
+    """`texts` in parts of `_PART_CHARACTERS`, or of one text."""
+    part: list[str] = []
+    n_characters = 0
+    for text in texts:
+        if part and n_characters + len(text) > _PART_CHARACTERS:
+            yield part
+            part, n_characters = [], 0
+        part.append(text)
+        n_characters += len(text)
+    if part:
+        yield part
+
+
+def first_dimensions(vector: Vector, n: int) -> Vector:
+    """The first `n` numbers of `vector`, made of length 1."""
+    first = vector[:n]
+    length = math.sqrt(math.fsum(one * one for one in first)) or 1.0
+    return array("f", (one / length for one in first))

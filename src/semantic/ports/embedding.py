@@ -1,0 +1,126 @@
+"""Embeddings: what wires ask for, and what a backend computes.
+
+A wire translates texts and vectors; `Embeddings` batches and caches; a backend computes one chunk
+at a time, so that answers that are being generated are not delayed.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from semantic.ports.serving import ModelDetails
+
+Vector: TypeAlias = "array[float]"
+"""Numbers of 32 bits, of length 1 together."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingModel:
+    """The embedding model of a server. `names` are those that are listed, its own id first;
+    `aliases` are accepted too.
+
+    `dimensions` is the length of its vectors, `max_tokens` that of the longest text. `created` is
+    Unix time in seconds.
+    """
+
+    names: tuple[str, ...]
+    dimensions: int
+    max_tokens: int
+    created: int
+    aliases: frozenset[str] = frozenset()
+    details: ModelDetails | None = None
+
+    def accepts(self, name: str) -> bool:
+        """Whether requests may call the model `name`."""
+        return name in self.names or name in self.aliases
+
+    @property
+    def id(self) -> str:
+        return self.names[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """The vectors of some texts in their order, and how many tokens these have.
+
+    `computed` of them were not in the cache.
+    """
+
+    vectors: tuple[Vector, ...]
+    tokens: int
+    computed: int
+
+
+class EmbeddingPort(Protocol):
+    """An embedding model. Any number of tasks of one event loop may call it concurrently."""
+
+    @property
+    def model(self) -> EmbeddingModel:
+        """The model."""
+        ...
+
+    async def embed(
+        self,
+        texts: Sequence[str],
+        tenant: str = "",
+        *,
+        dimensions: int | None = None,
+        truncate: bool = False,
+        keep: bool = True,
+    ) -> Embedded:
+        """The vectors of `texts`, of the first `dimensions` each, made of length 1 again.
+
+        With `truncate` a text that is too long loses its end. Without `keep` nothing is added to
+        the cache. Raises InvalidRequestError for an empty text and for more dimensions than there
+        are, ContextOverflowError for a text that is too long, and OverloadedError if too many
+        requests wait.
+        """
+        ...
+
+
+class EmbeddingRun(Protocol):
+    """The computation of one batch. Called by the thread that computes."""
+
+    def step(self) -> tuple[Vector, ...] | None:
+        """Compute one chunk; the vectors of all rows with the last one. Raises BackendError."""
+        ...
+
+
+class Embedder(Protocol):
+    """A loaded embedding model."""
+
+    @property
+    def dimensions(self) -> int:
+        """The length of its vectors."""
+        ...
+
+    @property
+    def max_tokens(self) -> int:
+        """The length of the longest text."""
+        ...
+
+    @property
+    def model_id(self) -> str:
+        """Changes with everything that may change a vector."""
+        ...
+
+    @property
+    def max_characters(self) -> int:
+        """A text of more characters has more than `max_tokens` tokens."""
+        ...
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """The tokens of `text` with those that the model wants around it. Any thread may call
+        it."""
+        ...
+
+    def shortened(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """`tokens` of a text without its end: at most `max_tokens`, with those around it."""
+        ...
+
+    def start(self, batch: Sequence[tuple[int, ...]]) -> EmbeddingRun:
+        """Begin to compute texts of tokens. Called by the thread that computes."""
+        ...
