@@ -30,6 +30,7 @@ from semantic.cli.agent_lookup import (
 )
 from semantic.cli.edge import print_notice
 from semantic.cli.options import AsJson, StoreOptions
+from semantic.cli.progress import work_bar
 from semantic.cli.remote.archives import (
     RemoteOptions,
     export_archive,
@@ -203,7 +204,9 @@ def export(
     with open_store(store) as disk:
         agent = find_agent(disk, name, model_id, tenant)
         # Where the model's folder is says nothing elsewhere, and names who exports.
-        written = export_agent(disk, replace(agent, model=model_name(agent.model)), file)
+        shown = replace(agent, model=model_name(agent.model))
+        with work_bar(f"exporting {name}") as on_progress:
+            written = export_agent(disk, shown, file, on_progress)
     stored = written.n_blocks - written.missing_blocks
     text = (
         f"{show_name(name)}: {stored} of {written.n_blocks} blocks, {show_bytes(written.n_bytes)}, "
@@ -257,8 +260,9 @@ def import_(
         return
     if tenant is not None:
         raise InvalidRequestError("expected --tenant with --server only")
-    with open_store(store, create=True) as disk:
-        read = import_agent(disk, file, tenant=LOCAL_TENANT, name=name)
+    words = f"importing {file.name}"
+    with open_store(store, create=True) as disk, work_bar(words) as on_progress:
+        read = import_agent(disk, file, tenant=LOCAL_TENANT, name=name, on_progress=on_progress)
     agent = read.manifest
     text = (
         f"{show_name(agent.agent_id)}: {len(agent.token_ids)} tokens, "

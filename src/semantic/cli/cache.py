@@ -12,6 +12,7 @@ import typer
 from semantic.cli.agent_lookup import open_store
 from semantic.cli.edge import EXIT_CHECK_FAILED
 from semantic.cli.options import AsJson, StoreOptions
+from semantic.cli.progress import work_bar
 from semantic.cli.report import show_bytes, show_name, store_json, store_lines, to_line
 from semantic.domain.errors import InvalidRequestError
 
@@ -48,8 +49,12 @@ def check(
     A damaged file never causes a wrong answer: its block is computed again.
     """
     subset = _parse_subset(_WHOLE if read_data_subset is None else read_data_subset)
-    with open_store(store) as disk:
-        report = disk.check(read_data=read_data or read_data_subset is not None, subset=subset)
+    with open_store(store) as disk, work_bar("checking files") as on_progress:
+        report = disk.check(
+            read_data=read_data or read_data_subset is not None,
+            subset=subset,
+            on_progress=on_progress,
+        )
     if as_json:
         typer.echo(to_line({**asdict(report), "passed": report.is_clean}))
     else:
@@ -66,15 +71,16 @@ def gc(
     as_json: AsJson = False,
 ) -> None:
     """Delete unreferenced blocks, unfinished and damaged files, and blocks beyond --disk-gb."""
-    with open_store(store) as disk:
-        report = disk.gc(dry_run=dry_run)
+    with open_store(store) as disk, work_bar("deleting blocks") as on_progress:
+        report = disk.gc(dry_run=dry_run, on_progress=on_progress)
     typer.echo(to_line(asdict(report)) if as_json else "\n".join(_collected(report)))
 
 
 def rebuild_index(store: StoreOptions, as_json: AsJson = False) -> None:
     """Rebuild the index from the files, which are authoritative."""
     with open_store(store) as disk:
-        disk.rebuild_index()
+        with work_bar("reading files"):
+            disk.rebuild_index()
         tiers = disk.stats()
     if as_json:
         typer.echo(to_line({"tiers": store_json(tiers)}))

@@ -1,6 +1,6 @@
-"""Progress of loading, prefill and downloads as bars on stderr, on a terminal only.
+"""Progress of what takes long as bars on stderr, on a terminal only: one line each, which fits it.
 
-Knows the engine's events and the server's observer; not what is loaded or answered.
+Knows the engine's events and the server's observer; not what is loaded, answered or stored.
 """
 
 from __future__ import annotations
@@ -15,14 +15,19 @@ from typing import TYPE_CHECKING, Self
 from semantic.bootstrap import App, Settings, build_engine
 from semantic.cli.edge import print_notice
 from semantic.domain.errors import StoreError
+from semantic.domain.stored import OnProgress
 from semantic.domain.value_objects import PrefillEvent, TokenEvent
 from semantic.ports.inbound import EngineEvent
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress, ProgressColumn, TaskID
 
     from semantic.adapters.http.metrics import AnswerRecord
 
+_WIDE, _NARROW = 100, 50
+"""Columns of a terminal: from the one on bars have their whole length, below the other no rates."""
+_BAR, _SHORT_BAR = 40, 12
 _NAME_CHARACTERS = 40
 """Characters of an agent's name in front of its bar."""
 
@@ -39,7 +44,7 @@ class ProgressBar:
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
-            self._progress = _new_progress()
+            self._progress = _new_progress(_token_speed)
             self._progress.start()
         return self
 
@@ -88,6 +93,10 @@ class ProgressBar:
         words = f"prefill, {self._generated} tokens generated"
         self._show(words, sum(self._done.values()), sum(self._total.values()))
 
+    def advance(self, words: str, done: int, total: int) -> None:
+        """`done` of `total` are done of what `words` say."""
+        self._show(_plain(words), done, total)
+
     def hide_from_stdout(self) -> None:
         """Remove the bar if answers are about to be written to the same terminal."""
         if sys.stdout.isatty():
@@ -126,7 +135,9 @@ class ServerProgress:
             if not self._bars:
                 self._progress.start()
             name = self._agents.get(uid, "")
-            self._bars[uid] = self._progress.add_task(f"prefill {_plain(name)}", total=total)
+            # What is cached is no speed: the first tokens are where the bar begins.
+            words = f"prefill {_plain(name[:_NAME_CHARACTERS])}"
+            self._bars[uid] = self._progress.add_task(words, total=total, completed=done)
         self._progress.update(self._bars[uid], completed=done, total=total)
 
     def first_token(self, uid: str) -> None:
@@ -148,17 +159,25 @@ class ServerProgress:
 
 def server_progress() -> ServerProgress | None:
     """A server's bars; None unless stderr is a terminal."""
-    return ServerProgress(_new_progress()) if sys.stderr.isatty() else None
+    return ServerProgress(_new_progress(_token_speed)) if sys.stderr.isatty() else None
+
+
+@contextmanager
+def work_bar(words: str) -> Iterator[OnProgress]:
+    """A bar for the block, which says `words`; yields what advances it. Without a call it shows
+    that there is work."""
+    with ProgressBar() as progress:
+        progress.show(words)
+        yield partial(progress.advance, words)
 
 
 @contextmanager
 def download_bar(name: str, n_bytes: int) -> Iterator[Callable[[int], None]]:
     """A bar of `n_bytes` with speed and time left; yields what advances it, from any thread."""
-    from rich.progress import DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import DownloadColumn, TransferSpeedColumn
 
-    more = (DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
-    progress = _new_progress(*more)
-    task = progress.add_task(_plain(name), total=n_bytes)
+    progress = _new_progress(lambda: DownloadColumn(binary_units=True), TransferSpeedColumn)
+    task = progress.add_task(_plain(name[:_NAME_CHARACTERS]), total=n_bytes)
     with progress if sys.stderr.isatty() else nullcontext():
         yield partial(progress.advance, task)
 
@@ -168,22 +187,53 @@ def print_store_unavailable(error: StoreError) -> None:
     print_notice(f"the disk store is off: {error}; caches are kept in memory only")
 
 
-def _new_progress(*more: ProgressColumn) -> Progress:
-    """Bars on stderr that are erased when they stop, with `more` columns behind them."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
+def _new_progress(*more: Callable[[], ProgressColumn], console: Console | None = None) -> Progress:
+    """Bars on stderr that are erased when they stop, with `more` columns before the time left.
 
+    A bar is one line: on a narrow terminal its words are cut, and on a very narrow one it has no
+    more columns.
+    """
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        SpinnerColumn,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+    from rich.table import Column
+
+    console = Console(stderr=True) if console is None else console
+    wide = console.width >= _WIDE
+    words = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    rest = [*(make() for make in more), TimeRemainingColumn(compact=True)]
     return Progress(
         SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
+        TextColumn("{task.description}", table_column=words),
+        BarColumn(_BAR if wide else _SHORT_BAR),
         TaskProgressColumn(),
-        *more,
-        console=Console(stderr=True),
+        *(rest if console.width >= _NARROW else ()),
+        console=console,
         transient=True,
+        expand=not wide,
     )
 
 
-def _plain(name: str) -> str:
-    """A client's text without control characters and rich's markup."""
-    return "".join(c for c in name[:_NAME_CHARACTERS] if c.isprintable()).replace("[", "(")
+def _token_speed() -> ProgressColumn:
+    """Tokens per second of a task that counts tokens, once they are known."""
+    from rich.progress import ProgressColumn, Task
+    from rich.text import Text
+
+    class TokenSpeed(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            speed = task.finished_speed or task.speed
+            words = "" if speed is None else f"{speed:,.0f} tok/s"
+            return Text(words, style="progress.data.speed", no_wrap=True)
+
+    return TokenSpeed()
+
+
+def _plain(words: str) -> str:
+    """A client's or a user's text without control characters and rich's markup."""
+    return "".join(c for c in words if c.isprintable()).replace("[", "(")

@@ -5,7 +5,7 @@ Bodies are plain bytes here. Knows neither how they are stored nor how a backend
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isnan
@@ -106,6 +106,14 @@ class Found:
 
     n_bytes: int
     tier: Tier
+
+
+OnProgress = Callable[[int, int], None]
+"""Called with how much of a long work is done, and how much it is, in one unit."""
+
+
+def no_progress(done: int, total: int) -> None:
+    """An `OnProgress` that shows nothing."""
 
 
 Place = tuple[int, bytes]

@@ -31,7 +31,13 @@ from semantic.adapters.exchange.document import (
 )
 from semantic.domain.block_hash import BlockKey, BlockLink, Part, Scope, tenant_tag
 from semantic.domain.errors import CapacityError, InvalidRequestError, StoreError
-from semantic.domain.stored import BlockHeader, Manifest, StoredBlock
+from semantic.domain.stored import (
+    BlockHeader,
+    Manifest,
+    OnProgress,
+    StoredBlock,
+    no_progress,
+)
 from semantic.domain.value_objects import BLOCK_TOKENS
 from semantic.ports.store import CacheStorePort
 
@@ -77,8 +83,13 @@ class Exported:
     """Blocks without any stored body; they are computed again after an import."""
 
 
-def export_agent(store: CacheStorePort, manifest: Manifest, given: Path) -> Exported:
-    """Write an agent and its stored bodies to two new files.
+def export_agent(
+    store: CacheStorePort,
+    manifest: Manifest,
+    given: Path,
+    on_progress: OnProgress = no_progress,
+) -> Exported:
+    """Write an agent and its stored bodies to two new files; `on_progress` counts bytes of bodies.
 
     Raises InvalidRequestError when one of them exists or cannot be written, or when a body cannot
     be read; neither file remains then.
@@ -87,6 +98,7 @@ def export_agent(store: CacheStorePort, manifest: Manifest, given: Path) -> Expo
     if os.path.lexists(files.document):
         raise _taken(files.document)
     planned = stored_bodies(store, manifest)
+    progress = _Progress(on_progress, sum(entry.n_bytes for _, entry in planned))
     with ExitStack() as undo:
         with create_file(files.bodies) as file:
             file.write(container_header([entry for _, entry in planned]))
@@ -95,6 +107,7 @@ def export_agent(store: CacheStorePort, manifest: Manifest, given: Path) -> Expo
                 body = _read_body(store, header, entry)
                 file.write(body)
                 bodies.append((header, replace(entry, checksum=checksum(body))))
+                progress.add(entry.n_bytes)
             document = document_of(manifest, bodies)
             # Inside: if one of the two fails, the other does not stay.
             with create_file(files.document) as described:
@@ -164,11 +177,17 @@ class Imported:
 
 
 def import_agent(
-    store: CacheStorePort, given: Path, *, tenant: str = "", name: str | None = None
+    store: CacheStorePort,
+    given: Path,
+    *,
+    tenant: str = "",
+    name: str | None = None,
+    on_progress: OnProgress = no_progress,
 ) -> Imported:
     """Put an exported agent into `store`, under `name` or its own.
 
-    One body is in memory at a time. Raises InvalidRequestError, before anything is put, when a file
+    One body is in memory at a time. `on_progress` counts bytes, those that are verified and those
+    that are put. Raises InvalidRequestError, before anything is put, when a file
     is missing, damaged, malformed or of a newer version, or when the name is taken; CapacityError
     when its blocks exceed the store's quota; StoreError when the agent cannot be saved.
     """
@@ -178,13 +197,29 @@ def import_agent(
     manifest = replace(manifest, model=_model_here(store, document))
     _require_free_name(store, manifest)
     _require_room(store, document)
+    progress = _Progress(on_progress, 2 * document.n_bytes)
     with open_file(files.bodies) as file:
         try:
-            require_intact(file, document)
+            require_intact(file, document, progress.add)
         except InvalidRequestError as error:
             raise InvalidRequestError(f"{files.bodies}: {error}") from error
-        put_agent(store, manifest, document, file)
+        sizes = (entry.n_bytes for entry in document.bodies)
+        put_agent(store, manifest, document, file, lambda: progress.add(next(sizes)))
     return Imported(manifest, len(document.bodies), document.n_bytes)
+
+
+class _Progress:
+    """Counts bytes for an `OnProgress`."""
+
+    def __init__(self, on_progress: OnProgress, total: int) -> None:
+        self._on_progress = on_progress
+        self._total = total
+        self._done = 0
+
+    def add(self, n_bytes: int) -> None:
+        """`n_bytes` more are done."""
+        self._done += n_bytes
+        self._on_progress(self._done, self._total)
 
 
 def manifest_of(document: AgentDocument, tenant: bytes, name: str | None) -> Manifest:
@@ -289,14 +324,18 @@ def _require_room(store: CacheStorePort, document: AgentDocument) -> None:
         )
 
 
-def require_intact(file: BinaryIO, document: AgentDocument) -> None:
-    """Check the whole container without holding a body. Raises InvalidRequestError."""
+def require_intact(
+    file: BinaryIO, document: AgentDocument, on_bytes: Callable[[int], None] = lambda _: None
+) -> None:
+    """Check the whole container without holding a body; `on_bytes` is called with the size of each
+    body that is sound. Raises InvalidRequestError."""
     _to_first_body(file, document)
     for entry in document.bodies:
         found = xxhash.xxh3_128()
         for at in range(0, entry.n_bytes, _PIECE_BYTES):
             found.update(file.read(min(_PIECE_BYTES, entry.n_bytes - at)))
         _require_checksum(entry, found.hexdigest())
+        on_bytes(entry.n_bytes)
 
 
 def _bodies(file: BinaryIO, document: AgentDocument) -> Iterator[tuple[BodyEntry, bytes]]:

@@ -243,12 +243,14 @@ PROGRESS_INTERVAL: Final = 5.0
 
 
 class ProgressLog(Observer):
-    """Logs `prefill 12288/60000` every few seconds. The bar on a terminal is the CLI's."""
+    """Logs `prefill 12288/60000` every few seconds, with the tokens computed in a second and the
+    seconds that are left at this speed. The bar on a terminal is the CLI's."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last: dict[str, float] = {}
         self._agents: dict[str, str] = {}
+        self._begun: dict[str, tuple[float, int]] = {}
 
     def accepted(self, uid: str, agent: str, prompt_tokens: int) -> None:
         """See `Observer.accepted`."""
@@ -258,13 +260,20 @@ class ProgressLog(Observer):
 
     def prefilled(self, uid: str, done: int, total: int) -> None:
         """See `Observer.prefilled`."""
+        if uid not in self._last:
+            return
         now = self._clock()
-        if uid in self._last and now - self._last[uid] >= PROGRESS_INTERVAL:
+        began, cached = self._begun.setdefault(uid, (now, done))
+        if now - self._last[uid] >= PROGRESS_INTERVAL:
             self._last[uid] = now
-            log_event(f"prefill {done}/{total}", {"agent": self._agents[uid]})
+            rate = (done - cached) / (now - began) if now > began else 0.0
+            left = (total - done) / rate if rate > 0 else None
+            fields = {"tok_s": rate or None, "left_s": left}
+            log_event(f"prefill {done}/{total}", {"agent": self._agents[uid], **fields})
 
     def finished(self, uid: str | None, record: AnswerRecord) -> None:
         """See `Observer.finished`."""
         del record
         self._last.pop(uid or "", None)
         self._agents.pop(uid or "", None)
+        self._begun.pop(uid or "", None)

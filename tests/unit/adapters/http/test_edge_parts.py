@@ -180,7 +180,12 @@ def test_a_long_prefill_is_told_every_few_seconds(caplog: pytest.LogCaptureFixtu
         progress.prefilled("u", done, 99)
     progress.finished("u", AnswerRecord())
     progress.prefilled("u", 99, 99)
+    assert vars(progress)["_begun"] == {}
     assert [record.message for record in caplog.records] == ["prefill 30/99", "prefill 70/99"]
+    speed = 10 / (PROGRESS_INTERVAL / 4)
+    fields = [vars(record)[LOG_FIELDS] for record in caplog.records]
+    assert [one["tok_s"] for one in fields] == pytest.approx([speed, speed])
+    assert [one["left_s"] for one in fields] == pytest.approx([69 / speed, 29 / speed])
 
 
 def test_lines_are_one_line_whatever_a_name_holds() -> None:

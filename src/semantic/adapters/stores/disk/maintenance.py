@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from semantic.adapters.stores.disk import block_rows
@@ -23,6 +24,7 @@ from semantic.adapters.stores.disk.open_store import OpenStore
 from semantic.adapters.stores.disk.schema import whole
 from semantic.domain.block_hash import BlockKey
 from semantic.domain.errors import InvalidRequestError, StoreError
+from semantic.domain.stored import OnProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +74,10 @@ class _DryRunError(Exception):
     """Rolls back the transaction of a dry run."""
 
 
-def check(store: OpenStore, *, read_data: bool, subset: tuple[int, int]) -> CheckReport:
-    """See `DiskStore.check`."""
+def check(
+    store: OpenStore, *, read_data: bool, subset: tuple[int, int], on_file: Callable[[], None]
+) -> CheckReport:
+    """See `DiskStore.check`; `on_file` is called after each file."""
     part, parts = subset
     if not 1 <= part <= parts:
         raise InvalidRequestError(
@@ -85,28 +89,31 @@ def check(store: OpenStore, *, read_data: bool, subset: tuple[int, int]) -> Chec
             for listed in store.entries.listed(kind):
                 if _share(listed, parts) == part - 1:
                     checking.check(listed)
+                    on_file()
     except OSError as error:
         raise StoreError(f"the store cannot be read: {error}") from error
     return checking.report()
 
 
-def collect(store: OpenStore, *, dry_run: bool) -> CollectReport:
+def collect(store: OpenStore, *, dry_run: bool, on_progress: OnProgress) -> CollectReport:
     """See `DiskStore.gc`."""
     try:
         with store.write_lock, store.folder.locked():
-            return store.with_recovery(lambda: _collect(store, dry_run=dry_run))
+            return store.with_recovery(
+                lambda: _collect(store, dry_run=dry_run, on_progress=on_progress)
+            )
     except OSError as error:
         raise StoreError(f"the store cannot be cleaned: {error}") from error
 
 
-def _collect(store: OpenStore, *, dry_run: bool) -> CollectReport:
+def _collect(store: OpenStore, *, dry_run: bool, on_progress: OnProgress) -> CollectReport:
     unfinished = store.folder.leftovers()
     if not dry_run:
         store.folder.reap()
     reports = []
     try:
         with store.index.writing() as db:
-            reports.append(_delete(store, db, unfinished, dry_run=dry_run))
+            reports.append(_delete(store, db, unfinished, on_progress, dry_run=dry_run))
             _roll_back_if(dry_run=dry_run)
     except _DryRunError:
         pass
@@ -114,7 +121,12 @@ def _collect(store: OpenStore, *, dry_run: bool) -> CollectReport:
 
 
 def _delete(
-    store: OpenStore, db: sqlite3.Connection, unfinished: int, *, dry_run: bool
+    store: OpenStore,
+    db: sqlite3.Connection,
+    unfinished: int,
+    on_progress: OnProgress,
+    *,
+    dry_run: bool,
 ) -> CollectReport:
     entries, quota = store.entries, store.quota
     before = quota.used(db)
@@ -127,10 +139,11 @@ def _delete(
         entries.delete_quarantined(name)
     db.execute("DELETE FROM others WHERE name LIKE 'bad/%'")
     unneeded = block_rows.unneeded(db)
-    for victim in unneeded:
+    for number, victim in enumerate(unneeded, 1):
         if not dry_run:
             entries.delete(block_entry(victim.key))
         block_rows.drop(db, victim.key)
+        on_progress(number, len(unneeded))
     n_left = _count_blocks(db)
     quota.evict_until_fits(db, 0, delete=not dry_run)
     return CollectReport(

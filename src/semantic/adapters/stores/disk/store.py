@@ -18,6 +18,7 @@ import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
@@ -48,11 +49,13 @@ from semantic.domain.stored import (
     BlockRead,
     Found,
     Manifest,
+    OnProgress,
     Pinned,
     Place,
     StoredBlock,
     StoreStats,
     Tier,
+    no_progress,
 )
 
 T = TypeVar("T")
@@ -265,19 +268,34 @@ class DiskStore:
 
     # Maintenance
 
-    def check(self, *, read_data: bool = False, subset: tuple[int, int] = (1, 1)) -> CheckReport:
+    def check(
+        self,
+        *,
+        read_data: bool = False,
+        subset: tuple[int, int] = (1, 1),
+        on_progress: OnProgress = no_progress,
+    ) -> CheckReport:
         """Verify all files, changing none: the headers, and with `read_data` every byte.
 
-        `subset` (n, m) checks the n-th of m equal shares. Raises InvalidRequestError when there
+        `subset` (n, m) checks the n-th of m equal shares. `on_progress` counts files, about as many
+        as the index has. Raises InvalidRequestError when there
         is no such share, and StoreError when the folder cannot be read.
         """
-        return maintenance.check(self._store, read_data=read_data, subset=subset)
+        known, done = sum(one.n_blocks + one.n_agents for one in self.stats()), count(1)
+        total = known // max(1, subset[1])
 
-    def gc(self, *, dry_run: bool) -> CollectReport:
+        def on_file() -> None:
+            number = next(done)
+            on_progress(number, max(number, total))
+
+        return maintenance.check(self._store, read_data=read_data, subset=subset, on_file=on_file)
+
+    def gc(self, *, dry_run: bool, on_progress: OnProgress = no_progress) -> CollectReport:
         """Delete blocks without an agent, unfinished and quarantined files, and what exceeds the
-        quota; with `dry_run` only report it. Raises StoreError when that fails.
+        quota; with `dry_run` only report it. `on_progress` counts blocks without an agent. Raises
+        StoreError when that fails.
         """
-        return maintenance.collect(self._store, dry_run=dry_run)
+        return maintenance.collect(self._store, dry_run=dry_run, on_progress=on_progress)
 
     def rebuild_index(self) -> None:
         """Derive the index from the files again. Raises StoreError when that fails."""
