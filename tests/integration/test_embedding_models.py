@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mlx_lm.utils import load
 
-from semantic.adapters.mlx.embedding import decoder
+from semantic.adapters.mlx.embedding import decoder, encoder
 from semantic.adapters.mlx.embedding.decoder import states_of
 from semantic.adapters.mlx.embedding.load_embedder import load_embedder
 from semantic.domain.errors import ModelNotFoundError, UnsupportedModelError
@@ -132,9 +132,19 @@ def test_a_declared_length_is_the_limit(tmp_path: Path) -> None:
 
 def test_a_model_that_mlx_lm_has_not_is_refused_by_name(tmp_path: Path) -> None:
     folder = write_embedding_model(tmp_path / "vectors")
-    (folder / "config.json").write_text('{"model_type": "bert"}', encoding="utf-8")
-    with pytest.raises(ModelNotFoundError, match="bert"):
+    (folder / "config.json").write_text('{"model_type": "of_another"}', encoding="utf-8")
+    with pytest.raises(ModelNotFoundError, match="of_another"):
         load_embedder(folder)
+
+
+@pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
+def test_an_encoder_says_what_to_install(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoder, "find_spec", lambda _: None)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}), encoding="utf-8")
+    with pytest.raises(UnsupportedModelError, match=r"install .*semantic-engine\[embeddings\]"):
+        load_embedder(tmp_path)
 
 
 def test_states_that_the_logits_are_not_made_of_are_refused(folder: Path) -> None:

@@ -27,6 +27,12 @@ def what_to_install() -> str:
     return f"Type: {install} {DISTRIBUTION}"
 
 
+def extra_to_install(extra: str) -> str:
+    """One sentence: the command that installs what the package's `extra` is for."""
+    install = _installer(Path(sys.prefix), has_pip=find_spec("pip") is not None)
+    return f"Type: {install} '{DISTRIBUTION}[{extra}]'"
+
+
 def _installer(environment: Path, *, has_pip: bool) -> str:
     """The command that installs into the Python environment in the folder `environment`."""
     for receipt, command in _RECEIPTS.items():

@@ -7,7 +7,6 @@ whose logits are not those of the states that it would take is refused.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Sequence
 from typing import Final, cast
 
@@ -15,9 +14,9 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
-from semantic.adapters.mlx.embedding.pooling import Pooling
+from semantic.adapters.mlx.embedding.pooling import Pooling, pool, vectors_of
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
-from semantic.domain.errors import NotFiniteError, UnsupportedModelError
+from semantic.domain.errors import UnsupportedModelError
 from semantic.ports.embedding import Vector
 
 CHUNK_TOKENS: Final = 512
@@ -94,24 +93,11 @@ class DecoderRun:
         ids = mx.array([row[self._begin : end] for row in self._ids])
         states = self._states(ids, cache=self._caches)
         positions = mx.arange(self._begin, end)[None, :]
-        taken = mx.sum(states.astype(mx.float32) * self._weights(positions)[:, :, None], axis=1)
+        taken = pool(states, positions, self._lengths, self._pooling)
         self._sum = taken if self._sum is None else self._sum + taken
         mx.eval(self._sum, [getattr(cache, "state", []) for cache in self._caches])
         self._begin = end
-        return None if end < self._longest else _vectors(self._sum)
-
-    def _weights(self, positions: mx.array) -> mx.array:
-        """What each position of each row counts in its vector: (rows, columns), before its length
-        is made 1."""
-        lengths = self._lengths[:, None]
-        match self._pooling:
-            case "last":
-                taken = positions == lengths - 1
-            case "first":
-                taken = (positions == 0) & (lengths > 0)
-            case "mean":
-                taken = positions < lengths
-        return taken.astype(mx.float32)
+        return None if end < self._longest else vectors_of(self._sum)
 
 
 def states_of(model: Module) -> States:
@@ -133,12 +119,3 @@ def states_of(model: Module) -> States:
             f"{type(model).__module__} computes its logits from other states than its last ones"
         )
     return inner
-
-
-def _vectors(sums: mx.array) -> tuple[Vector, ...]:
-    """Rows of length 1. Raises NotFiniteError."""
-    norms = mx.linalg.norm(sums, axis=-1, keepdims=True)
-    rows = sums / mx.maximum(norms, 1e-12)
-    if not mx.all(mx.isfinite(rows)).item():
-        raise NotFiniteError
-    return tuple(array("f", row) for row in cast("list[list[float]]", rows.tolist()))

@@ -7,10 +7,14 @@ and arrays; no model.
 from __future__ import annotations
 
 import json
+from array import array
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
-from semantic.domain.errors import UnsupportedModelError
+import mlx.core as mx
+
+from semantic.domain.errors import NotFiniteError, UnsupportedModelError
+from semantic.ports.embedding import Vector
 
 Pooling = Literal["last", "mean", "first"]
 
@@ -49,6 +53,32 @@ def read_pooling(folder: Path, default: Pooling) -> Pooling:
         known = ", ".join(_DECLARED)
         raise UnsupportedModelError(f"{folder / _FILE}: expected one of {known}, got {modes}")
     return _DECLARED[modes[0]]
+
+
+def pool(states: mx.array, positions: mx.array, lengths: mx.array, pooling: Pooling) -> mx.array:
+    """The states that count in each row's vector, added up: (rows, width).
+
+    `states` (rows, columns, width) are those at `positions` (1, columns) of rows with `lengths`
+    (rows,); what pads a row does not count.
+    """
+    ends = lengths[:, None]
+    match pooling:
+        case "last":
+            taken = positions == ends - 1
+        case "first":
+            taken = (positions == 0) & (ends > 0)
+        case "mean":
+            taken = positions < ends
+    return mx.sum(states.astype(mx.float32) * taken.astype(mx.float32)[:, :, None], axis=1)
+
+
+def vectors_of(sums: mx.array) -> tuple[Vector, ...]:
+    """The rows of `sums` (rows, width), made of length 1. Raises NotFiniteError."""
+    norms = mx.linalg.norm(sums, axis=-1, keepdims=True)
+    rows = sums / mx.maximum(norms, 1e-12)
+    if not mx.all(mx.isfinite(rows)).item():
+        raise NotFiniteError
+    return tuple(array("f", row) for row in cast("list[list[float]]", rows.tolist()))
 
 
 def read_length(folder: Path) -> int | None:

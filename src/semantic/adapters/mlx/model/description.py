@@ -71,7 +71,7 @@ def describe(folder: Path, file_bytes: int | None = None) -> ModelDescription:
     Raises ModelNotFoundError for a folder without a readable configuration, and
     UnsupportedModelError for one that mlx-lm or the engine has no model for.
     """
-    config = _read_config(folder)
+    config = read_config(folder)
     try:
         weights = _read_headers(folder)
         dtype = _dtype(config, weights)
@@ -100,7 +100,8 @@ def _vocabulary(config: Mapping[str, object]) -> int:
     return found if isinstance(found, int) and 0 < found < _MAX_VOCABULARY else _MAX_VOCABULARY
 
 
-def _read_config(folder: Path) -> dict[str, object]:
+def read_config(folder: Path) -> dict[str, object]:
+    """The configuration in `folder`. Raises as `describe`."""
     path = folder / _CONFIG
     try:
         if path.stat().st_size > _MAX_CONFIG_BYTES:
