@@ -31,6 +31,7 @@ from experiments.harness.result import Verdict
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.kv_cache import forms, probe
 from semantic.domain.errors import UnsupportedModelError
+from semantic.ports.slices import Slices
 from tests.support.tiny_models import tiny_model
 
 QUESTION = "How fast does a GPU decode with other architectures, beside mlx-lm?"
@@ -229,7 +230,8 @@ def watched() -> Iterator[dict[str, Json]]:
         return mine
 
     for (owner, name), call in zip(replaced, before, strict=True):
-        setattr(owner, name, _summed(call, name.strip("_"), seconds))
+        summed = _summed_slices if owner is probe else _summed
+        setattr(owner, name, summed(call, name.strip("_"), seconds))
     setattr(probe.LogitsProbe, "_differences", noted)  # noqa: B010
     try:
         yield seen
@@ -250,6 +252,21 @@ def _summed(
         begin = time.perf_counter()
         try:
             return call(*given, **named)
+        finally:
+            seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - begin
+
+    return timed
+
+
+def _summed_slices(
+    call: Callable[..., object], name: str, seconds: dict[str, float]
+) -> Callable[..., object]:
+    """`_summed` for work in slices."""
+
+    def timed(*given: object, **named: object) -> Slices[object]:
+        begin = time.perf_counter()
+        try:
+            return (yield from cast("Slices[object]", call(*given, **named)))
         finally:
             seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - begin
 

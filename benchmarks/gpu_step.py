@@ -38,6 +38,7 @@ from semantic.adapters.mlx.model.joined import JOINED, join
 from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.adapters.mlx.model.short_steps import shorten
 from semantic.domain.value_objects import SamplingParams, SequenceId
+from semantic.ports.slices import at_once
 from tests.support.tiny_models import VOCAB, tiny_model
 
 QUESTION = "Which form of a model's step decodes fastest?"
@@ -140,7 +141,7 @@ def differences(model: Module, variants: Mapping[str, Module]) -> dict[str, Json
     return {
         name: [
             round(one, 5)
-            for one in alone._differences(probe._batched(variant, padded))  # noqa: SLF001
+            for one in alone._differences(at_once(probe._batched(variant, padded)))  # noqa: SLF001
         ]
         for name, variant in variants.items()
     }

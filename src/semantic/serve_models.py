@@ -10,13 +10,13 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from semantic.application.engine.admission import limit_bytes
 from semantic.application.engine.step_loop import StepLoop
 from semantic.application.models.model_manager import ModelManager, RunnableServing
 from semantic.application.models.on_demand import ManagedModels
-from semantic.application.models.residency import Residency
+from semantic.application.models.residency import Patience, Residency
 from semantic.bootstrap import (
     OnStoreUnavailable,
     Settings,
@@ -71,6 +71,7 @@ class ModelsSettings:
     reserved_bytes: int = 0
     ttl: float | None = None
     max_waiting: int = 256
+    patience: Patience = field(default_factory=Patience)
 
 
 async def load_models(
@@ -121,7 +122,7 @@ def _residency(
     """The policy, with all models. Raises InvalidRequestError as `load_models`."""
     _require_different(known)
     kept = {_named(name, known).id for name in settings.kept}
-    residency = Residency(capacity)
+    residency = Residency(capacity, settings.patience)
     for one in known:
         residency.add(one.id, n_bytes[one.id], ttl=settings.ttl, pinned=one.id in kept)
     return residency

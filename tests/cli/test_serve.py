@@ -9,10 +9,11 @@ import re
 import signal
 import socket
 import subprocess
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from semantic.cli.options import ServeOptions
 from semantic.cli.progress import ServerProgress
 from tests.cli.support import command_line, environment, semantic
 from tests.support.lanes import more
+from tests.support.model_folder import write_model
 
 SMALL = ("--pool-blocks", "400", "--port", "0")
 _SECONDS = 60.0
@@ -213,3 +215,44 @@ def _complete(url: str, headers: dict[str, str] | None = None) -> dict[str, Any]
     with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
         found: dict[str, Any] = json.load(answer)
     return found
+
+
+def test_several_models_are_one_setting(tmp_path: Path) -> None:
+    ran = semantic("config", "show", "--model", "a", "--model", "b", "--json")
+    assert json.loads(ran.out)["model"] == {"value": ["a", "b"], "origin": "flag"}
+    file = tmp_path / "config.toml"
+    file.write_text('model = ["a", "b"]\nkept_models = ["b"]\nmodels_gb = 2\n')
+    shown = json.loads(semantic("config", "show", "--config", str(file), "--json").out)
+    assert shown["model"]["value"] == ["a", "b"]
+    assert shown["kept_models"]["value"] == ["b"]
+
+
+def test_several_models_swap_in_a_process_and_a_signal_during_a_load_ends_it(
+    tmp_path: Path,
+) -> None:
+    folders = [write_model(tmp_path / name, name) for name in ("glm47", "mistral")]
+    names = [argument for one in folders for argument in ("--model", str(one))]
+    budget = ("--pool-gb", "0.01", "--ram-gb", "0.0625", "--models-gb", "0.075")
+
+    def complete(url: str, name: str) -> object:
+        body = json.dumps({"model": name, "prompt": "hi", "max_tokens": 2}).encode()
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{url}/v1/completions", body, headers)
+        with urllib.request.urlopen(request, timeout=_SECONDS) as response:
+            return json.load(response)["model"]
+
+    def complete_or_end(url: str) -> None:
+        with suppress(OSError):  # the server ends before it answers
+            complete(url, "glm47")
+
+    with _server(*names, *budget, "--no-store") as (process, url):
+        asked = ("mistral", "glm47", "mistral")
+        assert [complete(url, name) for name in asked] == list(asked)
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=_SECONDS) as response:
+            states = {one["id"]: one["state"] for one in json.load(response)["data"]}
+        assert states == {"glm47": "unloaded", "default": "unloaded", "mistral": "loaded"}
+        asking = threading.Thread(target=complete_or_end, args=(url,))
+        asking.start()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(_SECONDS) == 0
+        asking.join(_SECONDS)

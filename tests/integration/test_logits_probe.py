@@ -13,6 +13,7 @@ from semantic.adapters.mlx.kv_cache.paged.kinds import page_kinds
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
 from semantic.adapters.mlx.kv_cache.probe import AttentionUse, LogitsProbe, attention_use
 from semantic.adapters.mlx.kv_cache.spec_reader import read_shapes, read_spec
+from semantic.ports.slices import Slices
 from tests.support.tiny_models import tiny_model
 
 NEAR, FAR = 0.08, 1.0
@@ -42,10 +43,12 @@ def differing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def differ(
         *, pages: Sequence[float], mlx_lm: Sequence[float], dtype: mx.Dtype = mx.bfloat16
     ) -> None:
-        def solo(_: object) -> list[mx.array]:
+        def solo(_: object) -> Slices[list[mx.array]]:
+            yield None
             return [mx.ones((2, 8), dtype) for _ in range(3)]
 
-        def batched(_: object, layers: object) -> list[mx.array]:
+        def batched(_: object, layers: object) -> Slices[list[mx.array]]:
+            yield None
             by = mlx_lm if isinstance(layers, probe._Padded) else pages
             rows = mx.array(list(by)).reshape(3, 2, 1)
             return list(mx.ones((3, 2, 8)) * (1 + rows))

@@ -103,7 +103,13 @@ class Serving:
 
     async def close(self) -> None:
         """Cancel what runs, save every agent, and end all threads."""
-        await asyncio.get_running_loop().run_in_executor(None, self.end)
+        # The executor may refer to its call for a moment longer: not to this, nor to its model.
+        here = [self.end]
+
+        def end() -> None:
+            here.pop()()
+
+        await asyncio.get_running_loop().run_in_executor(None, end)
 
     def end(self) -> None:
         """`close` for a thread without an event loop; waits."""

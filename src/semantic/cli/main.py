@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from types import ModuleType
-from typing import Annotated, cast
+from typing import Annotated, cast, get_type_hints
 
 import typer
 
@@ -22,7 +22,7 @@ from semantic.cli.demo.command import demo
 from semantic.cli.doctor import doctor
 from semantic.cli.launch import LAUNCH_COMMANDS
 from semantic.cli.models.commands import MODEL_COMMANDS
-from semantic.cli.options import EngineOptions, command
+from semantic.cli.options import EngineOptions, ServeOptions, command
 from semantic.cli.remote.top import TOP_COMMANDS
 from semantic.cli.run import run
 from semantic.cli.serve import CONFIG_COMMANDS, serve
@@ -79,8 +79,21 @@ def group(
     """
     del version
     given = {name: value for name, value in asdict(engine).items() if _is_given(ctx, name)}
-    below = {name: dict.fromkeys(commands, given) for name, (_, commands) in GROUPS.items()}
-    ctx.default_map = {**dict.fromkeys(COMMANDS, given), **below}
+    below = {name: _defaults(commands, given) for name, (_, commands) in GROUPS.items()}
+    ctx.default_map = {**_defaults(COMMANDS, given), **below}
+
+
+def _defaults(
+    commands: Mapping[str, Callable[..., None]], given: Mapping[str, object]
+) -> dict[str, object]:
+    """The options `given` before a command, for each; a server's may name several models."""
+    if "model" not in given:
+        return dict.fromkeys(commands, given)
+    of_server = {**given, "model": [given["model"]]}
+    return {
+        name: of_server if ServeOptions in get_type_hints(function).values() else given
+        for name, function in commands.items()
+    }
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:

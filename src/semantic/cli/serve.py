@@ -146,12 +146,12 @@ async def _load_answering(
         return await load_serving(first, store_unavailable, loop=loop)
     from semantic.serve_models import ModelsSettings, load_models
 
-    others = (*settings.more_models, *settings.allowed_models)
+    others = (*settings.model[1:], *settings.allowed_models)
     found = [first, *(_of_model(first, one) for one in others)]
     return await load_models(
         ModelsSettings(
             found,
-            loaded=1 + len(settings.more_models),
+            loaded=len(settings.model),
             kept=settings.kept_models,
             max_bytes=gib("models_gb", settings.models_gb),
             ttl=settings.model_ttl,
@@ -204,14 +204,14 @@ async def _load_and_remember(
 def remember(settings: ServerSettings) -> None:
     """Make the names that were given aliases of the model; a notice if they cannot be written."""
     try:
-        remember_served(settings.model, settings.served_model_name)
+        remember_served(settings.model[0], settings.served_model_name)
     except SemanticError as error:
         _print_line(f"--served-model-name is not remembered: {error}")
 
 
 def served_names(settings: ServerSettings) -> tuple[str, ...]:
     """The names of the model for requests: as given, else its own and the alias that named it."""
-    return settings.served_model_name or _own_names(model_of(settings.model), settings.model)
+    return settings.served_model_name or _own_names(model_of(settings.model[0]), settings.model[0])
 
 
 def _own_names(model: str, given: str) -> tuple[str, ...]:
@@ -222,7 +222,7 @@ def _own_names(model: str, given: str) -> tuple[str, ...]:
 def engine_settings(settings: ServerSettings) -> Settings:
     """The engine's part of a server's settings, an alias replaced by its model."""
     return Settings(
-        model_of(settings.model),
+        model_of(settings.model[0]),
         pool_bytes=gib("pool_gb", settings.pool_gb),
         pool_blocks=settings.pool_blocks,
         use_disk=not settings.no_store,
@@ -268,7 +268,7 @@ def run_server(
     )
     server = make_server(app, settings, on_stop=lambda: _print_line("stopping"))
     lifecycle.on_failure(server.stop)
-    _print_line(f"http://{where} answers probes; loading {settings.model}")
+    _print_line(f"http://{where} answers probes; loading {settings.model[0]}")
     server.run(sockets=[bound])
     if lifecycle.failure is not None:
         raise lifecycle.failure

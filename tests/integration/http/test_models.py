@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import cast
 
 import pytest
 from pydantic import SecretStr
 
-from semantic.adapters.http.app import create_app
-from semantic.adapters.http.context import ServerContext
-from semantic.adapters.http.lifecycle import Lifecycle
 from semantic.adapters.http.settings import ServerSettings
-from semantic.application.models.model_manager import RunnableServing
 from semantic.domain.errors import BackendError
-from tests.support.fake_models import FakeLoader, fake_models
 from tests.support.fake_serving import FakeServing
-from tests.support.http_server import Reply, RunningServer, running, until
+from tests.support.http_server import running, until
+from tests.support.model_server import KEY, OPERATOR, several
 
 Json = dict[str, object]
 
-NAMES = ("org/qwen", "llama")
-KEY, OPERATOR = "key-of-a-tenant", "key-of-an-operator"
 MESSAGES = [{"role": "user", "content": "hi"}]
 WIRES: dict[str, dict[str, object]] = {
     "/v1/chat/completions": {"messages": MESSAGES},
@@ -37,52 +27,10 @@ WIRES: dict[str, dict[str, object]] = {
 }
 
 
-@dataclass
-class Several:
-    """A server of several models, and what loads them."""
-
-    server: RunningServer
-    loader: FakeLoader
-    loop: asyncio.AbstractEventLoop
-
-    def ask(self, method: str, path: str, body: object = None, key: str | None = None) -> Reply:
-        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        return self.server.ask(method, path, body, headers)
-
-    def state(self, name: str) -> object:
-        return self.ask("GET", f"/v1/models/{name}").json["state"]
-
-    def open(self) -> None:
-        """Let loads end."""
-        self.loop.call_soon_threadsafe(self.loader.open.set)
-
-
-@contextmanager
-def several(settings: ServerSettings | None = None, *, opened: bool = True) -> Iterator[Several]:
-    loader = FakeLoader()
-    loops: list[asyncio.AbstractEventLoop] = []
-
-    async def load() -> RunnableServing:
-        loops.append(asyncio.get_running_loop())
-        if opened:
-            loader.open.set()
-        return fake_models(loader, *NAMES)[1]
-
-    context = ServerContext()
-    app = create_app(context=context, lifecycle=Lifecycle(context, load), settings=settings)
-    with running(app=app, settings=settings) as server:
-        until(lambda: server.ask("GET", "/health").status == 200 and context.serving is not None)
-        yield Several(server, loader, loops[0])
-
-
 def test_all_models_are_listed_with_their_state() -> None:
     with several() as one:
-        assert (
-            one.ask(
-                "POST", "/v1/chat/completions", {"model": "llama", **WIRES["/v1/chat/completions"]}
-            ).status
-            == 200
-        )
+        chat = {"model": "llama", "messages": MESSAGES}
+        assert one.ask("POST", "/v1/chat/completions", chat).status == 200
         listed = one.ask("GET", "/v1/models").json["data"]
         assert isinstance(listed, list)
         found = {row["id"]: row["state"] for row in listed}

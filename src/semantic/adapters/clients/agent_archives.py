@@ -5,7 +5,6 @@ Knows the two routes and how they refuse; not what is in an archive.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,22 +12,21 @@ from http import HTTPStatus
 from typing import Final
 from urllib.parse import quote, urlencode
 
-from semantic.adapters.clients.server_connection import Reply, Upload, get, read_key, send
-from semantic.domain.errors import (
-    CapacityError,
-    InvalidRequestError,
-    OperatorError,
-    SemanticError,
+from semantic.adapters.clients.server_connection import (
+    Reply,
+    Upload,
+    get,
+    json_object,
+    key_for,
+    refusal,
+    send,
 )
+from semantic.domain.errors import OperatorError
 
 _EXPORT: Final = "/v1/agents/{}/export"
 _IMPORT: Final = "/v1/agents/import"
 _TAR: Final = "application/x-tar"
-_CHEAP: Final = "/v1/models"
-"""A path that is refused without a key if imports are."""
 _PIECE_BYTES: Final = 1 << 20
-_MOST_JSON: Final = 1 << 20
-_MOST_CHARACTERS: Final = 500
 _STORE_SECONDS: Final = 600.0
 """For a server to check and store an archive that it has received."""
 
@@ -52,7 +50,7 @@ def exported(url: str, key_variable: str, agent: str, tenant: str | None) -> Ite
     with get(url, path, key_variable) as reply:
         length = reply.response.getheader("content-length", "")
         if reply.status != HTTPStatus.OK:
-            raise _refusal(reply, "the export")
+            raise refusal(reply, "the export")
         if reply.response.getheader("content-type") != _TAR or not length.isdecimal():
             raise OperatorError(f"what answers at {reply.base} is no server of ours")
         yield Archive(int(length), _pieces(reply, int(length)))
@@ -69,14 +67,12 @@ def import_archive(
 
     `name` None leaves the agent its own. Raises as `exported`.
     """
-    with send(url, _CHEAP) as reply:
-        is_open = reply.status != HTTPStatus.UNAUTHORIZED
-        key = None if is_open else read_key(reply.base, key_variable)
+    key = key_for(url, key_variable)
     upload = Upload(*archive, _STORE_SECONDS)
     with send(url, _IMPORT + _query(name=name, tenant=tenant), key, upload) as reply:
         if reply.status != HTTPStatus.OK:
-            raise _refusal(reply, "the import")
-        agent = _object(reply)
+            raise refusal(reply, "the import")
+        agent = json_object(reply)
         match agent:
             case {"id": str(own), "tokens": int(tokens)}:
                 return own, tokens
@@ -99,26 +95,3 @@ def _pieces(reply: Reply, n_bytes: int) -> Iterator[bytes]:
             )
         n_left -= len(piece)
         yield piece
-
-
-def _refusal(reply: Reply, what: str) -> SemanticError:
-    """The error that the command ends with, in the words of the server."""
-    match _object(reply):
-        case {"error": {"message": str(said)}}:
-            plain = "".join(c if c.isprintable() else " " for c in said[:_MOST_CHARACTERS])
-        case _:
-            plain = f"status {reply.status}"
-    message = f"{reply.base} refuses {what}: {plain}"
-    if reply.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
-        return OperatorError(message)
-    if reply.status in {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}:
-        return CapacityError(message)
-    is_ours = HTTPStatus.BAD_REQUEST <= reply.status < HTTPStatus.INTERNAL_SERVER_ERROR
-    return InvalidRequestError(message) if is_ours else OperatorError(message)
-
-
-def _object(reply: Reply) -> object:
-    try:
-        return json.loads(reply.read(_MOST_JSON))
-    except (ValueError, RecursionError):
-        return None

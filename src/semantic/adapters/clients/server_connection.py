@@ -5,6 +5,7 @@ Without proxies and redirects: a key is sent to the named host alone. Knows no r
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -14,10 +15,19 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
-from semantic.domain.errors import InvalidRequestError, OperatorError
+from semantic.domain.errors import (
+    CapacityError,
+    InvalidRequestError,
+    OperatorError,
+    SemanticError,
+)
 
 _EXAMPLE: Final = "http://127.0.0.1:8000"
 
+_CHEAP: Final = "/v1/models"
+"""A path that is refused without a key if others are."""
+_MOST_JSON: Final = 1 << 20
+_MOST_CHARACTERS: Final = 500
 _TIMEOUT: Final = 30.0
 """Seconds in which a server sends something."""
 
@@ -102,6 +112,13 @@ def send(
             yield Reply(base, response)
 
 
+def key_for(url: str, variable: str) -> str | None:
+    """The key for POSTs: None if the server needs none. Raises as `get`."""
+    with send(url, _CHEAP) as reply:
+        is_open = reply.status != HTTPStatus.UNAUTHORIZED
+        return None if is_open else read_key(reply.base, variable)
+
+
 def read_address(url: str) -> SplitResult:
     """A server's address. Raises InvalidRequestError if it is malformed."""
     try:
@@ -128,6 +145,30 @@ def read_key(base: str, variable: str) -> str:
             "(--key-variable names another)"
         )
     return key
+
+
+def refusal(reply: Reply, what: str) -> SemanticError:
+    """The error of a command for a response that is no success, in the words of the server."""
+    match json_object(reply):
+        case {"error": {"message": str(said)}}:
+            plain = "".join(c if c.isprintable() else " " for c in said[:_MOST_CHARACTERS])
+        case _:
+            plain = f"status {reply.status}"
+    message = f"{reply.base} refuses {what}: {plain}"
+    if reply.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+        return OperatorError(message)
+    if reply.status in {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}:
+        return CapacityError(message)
+    is_ours = HTTPStatus.BAD_REQUEST <= reply.status < HTTPStatus.INTERNAL_SERVER_ERROR
+    return InvalidRequestError(message) if is_ours else OperatorError(message)
+
+
+def json_object(reply: Reply) -> object:
+    """The response as JSON; None if it is none."""
+    try:
+        return json.loads(reply.read(_MOST_JSON))
+    except (ValueError, RecursionError):
+        return None
 
 
 def _exchange(

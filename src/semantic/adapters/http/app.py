@@ -73,7 +73,7 @@ def create_app(
     settings = settings or ServerSettings()
     context = context or ServerContext(serving)
     context.settings = settings
-    name = (*settings.served_model_name, settings.model)[0]
+    name = (*settings.served_model_name, *settings.model)[0]
     metrics = Metrics(name, lambda: context.figures() if context.figures else None)
     context.observers += [metrics, progress or ProgressLog()]
     app = FastAPI(

@@ -14,8 +14,14 @@ from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
 import platformdirs
-from annotated_types import Ge, Gt, Le
-from pydantic import SecretStr, ValidationError, field_validator, model_validator
+from annotated_types import Ge, Gt, Le, Len
+from pydantic import (
+    SecretStr,
+    ValidationError,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -57,8 +63,7 @@ class ServerSettings(BaseSettings):
     operator_key_file: Path | None = None
     public_prefix: Paths = ()
 
-    model: str = "semantic-tiny"
-    more_models: Texts = ()
+    model: Annotated[tuple[str, ...], NoDecode, Len(min_length=1)] = ("semantic-tiny",)
     allowed_models: Texts = ()
     kept_models: Texts = ()
     models_gb: Gib | None = None
@@ -116,7 +121,6 @@ class ServerSettings(BaseSettings):
         "operator_keys",
         "public_prefix",
         "served_model_name",
-        "more_models",
         "allowed_models",
         "kept_models",
         mode="before",
@@ -128,14 +132,15 @@ class ServerSettings(BaseSettings):
             return tuple(part.strip() for part in given.split(",") if part.strip())
         return given
 
-    @model_validator(mode="before")
+    @field_validator("model", mode="before")
     @classmethod
-    def _split_models(cls, values: object) -> object:
-        """Of several models the first is the one of requests that name none."""
-        if not isinstance(values, dict) or not isinstance(values.get("model"), list | tuple):
-            return values
-        first, *others = values["model"] or ("",)
-        return {**values, "model": first, "more_models": (*others, *values.get("more_models", ()))}
+    def _several_models(cls, given: object) -> object:
+        """A text is one model: a folder's name may have commas."""
+        return (given,) if isinstance(given, str) else given
+
+    @field_serializer("model")
+    def _one_model(self, models: tuple[str, ...]) -> object:
+        return models[0] if len(models) == 1 else models
 
     @field_validator("api_keys", "operator_keys", mode="before")
     @classmethod
@@ -163,7 +168,7 @@ class ServerSettings(BaseSettings):
     @property
     def has_managed_models(self) -> bool:
         """Whether models are loaded and unloaded while the server runs."""
-        several = self.more_models or self.allowed_models or self.kept_models
+        several = self.model[1:] or self.allowed_models or self.kept_models
         return bool(several) or self.models_gb is not None or self.model_ttl is not None
 
     @property
@@ -252,8 +257,6 @@ def load_settings(flags: Mapping[str, object], file: Path | None = None) -> Load
         settings = ServerSettings.model_validate(values)
     except ValidationError as error:
         raise InvalidRequestError(_first_problem(error, origins)) from error
-    if settings.more_models and origins["more_models"] == "default":
-        origins["more_models"] = origins["model"]
     for name, file_name in KEY_FILES.items():
         path_of_keys: Path | None = getattr(settings, file_name)
         if path_of_keys is not None:

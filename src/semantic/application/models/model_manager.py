@@ -195,10 +195,9 @@ class ModelManager:
     async def unload(self, name: str) -> ModelStatus:
         """See `ModelsPort.unload`."""
         own = self.id_of(name)
-        unit = self._units.get(own)
         self._residency.unload(own)
         self._changed.set()
-        while unit is not None and self._units.get(own) is unit:
+        if self._residency.state(own) in {"loaded", "unloading"}:
             await asyncio.shield(self._arrival(f"end of {own}"))
         return self.status(own)
 

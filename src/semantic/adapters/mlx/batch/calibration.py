@@ -32,6 +32,7 @@ from semantic.domain.value_objects import (
     SamplingParams,
     SequenceId,
 )
+from semantic.ports.slices import at_once
 
 BATCHES = (1, 2, 4, 8)
 """Batch sizes to measure."""
@@ -163,7 +164,7 @@ def padding_works(model: Module) -> bool:
     """
     probe = LogitsProbe(model)
     with probe.narrowed() as narrow:
-        if narrow is not None and not narrow.accepts_padding():
+        if narrow is not None and at_once(narrow.computing()) and not narrow.accepts_padding():
             return False
     return probe.accepts_padding()
 

@@ -48,6 +48,7 @@ from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape, trace
 from semantic.adapters.mlx.transfer.transfers import Transfers, transfers_here
 from semantic.domain.entities import AgentBlocks, KVBlock
 from semantic.domain.value_objects import LayerKind, ModelCacheSpec
+from semantic.ports.slices import Slices, at_once
 
 OFF_VARIABLE = "SEMANTIC_PAGES"
 """Environment variable that disables pages when it is "off"."""
@@ -168,6 +169,16 @@ def choose_pages(
     attention: AttentionFor,
 ) -> CacheForm | None:
     """The paged form, or None if a layer cannot use pages or a test gives wrong results."""
+    return at_once(choosing_pages(probe, spec, shapes, attention))
+
+
+def choosing_pages(
+    probe: LogitsProbe,
+    spec: ModelCacheSpec,
+    shapes: Sequence[LayerShape | None],
+    attention: AttentionFor,
+) -> Slices[CacheForm | None]:
+    """`choose_pages`, a forward pass or the tests of kernels at a time."""
     kinds = page_kinds(spec, shapes)
     if kinds is None or is_row_by_row(probe.model):
         return None  # a batch in pages has no rows of its own
@@ -183,7 +194,8 @@ def choose_pages(
         for kind, one, use in zip(kinds, found, uses, strict=True)
     ):
         return None
-    if not _accepts_pages(probe, spec, kinds, found):
+    yield None
+    if not (yield from _comparing_pages(probe, spec, kinds, found)):
         return None
     # A Mac's memory is shared with every other program: none is taken before it is needed.
     dialect = dialect_here()
@@ -204,28 +216,31 @@ def choose_pages(
     )
 
 
-def _accepts_pages(
+def _comparing_pages(
     probe: LogitsProbe,
     spec: ModelCacheSpec,
     kinds: Sequence[PageKind],
     found: Sequence[PagedAttention],
-) -> bool:
+) -> Slices[bool]:
     """Whether the model's logits are right with pages, also beyond its windows."""
     tested = False
     with probe.narrowed() as narrow:
         small = None if narrow is None else read_spec(probe.model)
-        if narrow is not None and small is not None:
+        if narrow is not None and small is not None and (yield from narrow.computing()):
             # Kernels are made for a window and were tested: others would only cost time to make.
             theirs = page_kinds(small, read_shapes(probe.model)) or ()
             tested = tuple(theirs) == tuple(kinds)
             attention = found if tested else [PortableAttention() for _ in theirs]
             states = states_of(probe.model, small)
-            if not theirs or not narrow.accepts(
-                PagedLayers(small, theirs, attention, states=states)
-            ):
+            if not theirs:
+                return False
+            layers = PagedLayers(small, theirs, attention, states=states)
+            if not (yield from narrow.comparing(layers)):
                 return False
     states = states_of(probe.model, spec)
-    return tested or probe.accepts(PagedLayers(spec, kinds, found, states=states))
+    if tested:
+        return True
+    return (yield from probe.comparing(PagedLayers(spec, kinds, found, states=states)))
 
 
 def transfers_for(attention: Sequence[PagedAttention]) -> Transfers | None:

@@ -29,6 +29,7 @@ from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec
+from semantic.ports.slices import Slices, at_once
 
 _Prompts = tuple[tuple[int, ...], ...]
 
@@ -91,13 +92,20 @@ class LogitsProbe:
         attention_hook.install(model)
         self.model = model
         self._decoding = decoding or model
+        self._alone: list[mx.array] | None = None
 
     def accepts(self, layers: _Layers) -> bool:
         """Whether a batch with these caches computes the right logits."""
+        return at_once(self.comparing(layers))
+
+    def comparing(self, layers: _Layers) -> Slices[bool]:
+        """`accepts`, a forward pass at a time."""
         try:
-            found = _batched(self._decoding, layers)
+            found = yield from _batched(self._decoding, layers)
         except _NOT_AN_ARRAY:
             return False
+        if self._alone is None:
+            self._alone = yield from _solo(self.model)
         differences = self._differences(found)
         if self._exact:
             return all(one <= _EXACT for one in differences)
@@ -119,25 +127,24 @@ class LogitsProbe:
 
     @contextlib.contextmanager
     def narrowed(self) -> Iterator[LogitsProbe | None]:
-        """A probe of the model with small windows, chunks and budgets meanwhile.
-
-        None if it has none, or cannot be computed with them.
-        """
+        """A probe of the model with small windows, chunks and budgets meanwhile; None if it has
+        none. It may not be computable with them."""
         with narrowed(self.model, self._decoding) as changed:
-            probe = self.anew()
-            yield probe if changed and probe.computes else None
+            yield self.anew() if changed else None
 
-    @property
-    def computes(self) -> bool:
-        """Whether the model can be computed at all, alone."""
+    def computing(self) -> Slices[bool]:
+        """Whether the model can be computed at all, alone; a forward pass at a time."""
         try:
-            return bool(self._solo)
+            self._alone = yield from _solo(self.model)
         except _NOT_AN_ARRAY:
             return False
+        return True
 
-    @functools.cached_property
+    @property
     def _solo(self) -> list[mx.array]:
-        return _solo(self.model)
+        if self._alone is None:
+            self._alone = at_once(_solo(self.model))
+        return self._alone
 
     @property
     def _exact(self) -> bool:
@@ -151,7 +158,9 @@ class LogitsProbe:
     def _yardstick(self) -> float:
         """The largest difference that is rounding in this model; 0 if mlx-lm's batch is wrong."""
         try:
-            return _most_rounded(self._differences(_batched(self.model, _Padded(self.model))))
+            return _most_rounded(
+                self._differences(at_once(_batched(self.model, _Padded(self.model))))
+            )
         except _NOT_AN_ARRAY:
             return 0.0
 
@@ -161,8 +170,8 @@ class LogitsProbe:
         _, one, other = _PROMPTS
         alike = one, other[: len(one)]
         try:
-            found = _batched(self.model, _Padded(self.model), alike)
-            return _most_rounded(_differences(found, _solo(self.model, alike)))
+            found = at_once(_batched(self.model, _Padded(self.model), alike))
+            return _most_rounded(_differences(found, at_once(_solo(self.model, alike))))
         except _NOT_AN_ARRAY:
             return 0.0
 
@@ -178,32 +187,42 @@ def choose_layers(
     All layers together if that works, else each layer that works alone. None if a batch is wrong
     even with mlx-lm's own caches: sequences must be computed one after the other.
     """
+    return at_once(choosing_layers(probe, spec, shapes))
+
+
+def choosing_layers(
+    probe: LogitsProbe, spec: ModelCacheSpec, shapes: Sequence[LayerShape | None]
+) -> Slices[tuple[bool, ...] | None]:
+    """`choose_layers`, a forward pass at a time."""
     with probe.narrowed() as narrow:
-        if narrow is not None and (small := read_spec(probe.model)) is not None:
+        small = None if narrow is None else read_spec(probe.model)
+        if narrow is not None and small is not None and (yield from narrow.computing()):
             theirs = read_shapes(probe.model)
             usable = [own and one for own, one in zip(shapes, theirs, strict=True)]
-            return _choose(narrow, small, usable)
-    return _choose(probe, spec, shapes)
+            return (yield from _choosing(narrow, small, usable))
+    return (yield from _choosing(probe, spec, shapes))
 
 
-def _choose(
+def _choosing(
     probe: LogitsProbe, spec: ModelCacheSpec, shapes: Sequence[LayerShape | None]
-) -> tuple[bool, ...] | None:
+) -> Slices[tuple[bool, ...] | None]:
     """See `choose_layers`."""
     model = probe.model
 
-    def works(ragged: Sequence[bool]) -> bool:
-        return probe.accepts(ContiguousLayers(model, spec, shapes, ragged))
+    def works(ragged: Sequence[bool]) -> Slices[bool]:
+        return probe.comparing(ContiguousLayers(model, spec, shapes, ragged))
 
     everything = (True,) * spec.n_layers
-    if works(everything):
+    if (yield from works(everything)):
         return everything
-    alone = tuple(
-        shape is not None and works([i == layer for i in range(spec.n_layers)])
-        for layer, shape in enumerate(shapes)
-    )
-    nothing = (False,) * spec.n_layers
-    return next((ragged for ragged in (alone, nothing) if works(ragged)), None)
+    alone: list[bool] = []
+    for layer, shape in enumerate(shapes):
+        only = [i == layer for i in range(spec.n_layers)]
+        alone.append(shape is not None and (yield from works(only)))
+    for ragged in (tuple(alone), (False,) * spec.n_layers):
+        if (yield from works(ragged)):
+            return ragged
+    return None
 
 
 class _Padded:
@@ -262,24 +281,29 @@ def _ids(tokens: Sequence[Sequence[int]]) -> mx.array:
     )  # as sampled tokens are: a GPU compiles one gather
 
 
-def _solo(model: Module, prompts: _Prompts = _PROMPTS) -> list[mx.array]:
+def _solo(model: Module, prompts: _Prompts = _PROMPTS) -> Slices[list[mx.array]]:
     """Logits (2, vocab) of each step, each sequence alone, with mlx-lm's own caches."""
     by_sequence: list[list[mx.array]] = []
     for row, prompt in enumerate(prompts):
         caches = make_prompt_cache(model)
-        logits = [model(_ids([prompt]), cache=caches)[:, -1]]
-        logits += [model(_ids([[step[row]]]), cache=caches)[:, -1] for step in _STEPS]
-        mx.eval(logits)
+        logits: list[mx.array] = []
+        for tokens in (list(prompt), *([step[row]] for step in _STEPS)):
+            logits.append(model(_ids([tokens]), cache=caches)[:, -1])
+            mx.eval(logits[-1])
+            yield None
         by_sequence.append(logits[1:])
     return [mx.concatenate(list(step)) for step in zip(*by_sequence, strict=True)]
 
 
-def _batched(model: Module, layers: _Layers, prompts: _Prompts = _PROMPTS) -> list[mx.array]:
+def _batched(
+    model: Module, layers: _Layers, prompts: _Prompts = _PROMPTS
+) -> Slices[list[mx.array]]:
     """`_solo` with both sequences in one batch."""
     sequences = [layers.empty(BLOCK_TOKENS) for _ in prompts]
     for caches, prompt in zip(sequences, prompts, strict=True):
         model(_ids([prompt]), cache=caches)
         mx.eval([cache.state for cache in caches])
+        yield None
     ragged = getattr(layers, "ragged", (False,) * len(sequences[0]))
     batch = [
         merge(layer) if ours else cast(_Merges, layer[0]).merge(layer)
@@ -291,8 +315,11 @@ def _batched(model: Module, layers: _Layers, prompts: _Prompts = _PROMPTS) -> li
         pad(layer, size)
     padding = [0] * (size - n_rows)
     steps = [_ids([[*step[:n_rows], *padding]]).T for step in _STEPS]
-    logits = [model(step, cache=batch)[:n_rows, -1] for step in steps]
-    mx.eval(logits)
+    logits: list[mx.array] = []
+    for step in steps:
+        logits.append(model(step, cache=batch)[:n_rows, -1])
+        mx.eval(logits[-1])
+        yield None
     return logits
 
 

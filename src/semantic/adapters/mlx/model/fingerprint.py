@@ -24,6 +24,7 @@ _WHOLE = frozenset({".json", ".jinja", ".model", ".tiktoken", ".txt", ".py"})
 _WEIGHTS = frozenset({".safetensors"})
 _MORE_TEMPLATES = "additional_chat_templates/*.jinja"
 
+_KIND = "sha256:"
 _CHUNK = 16 << 20
 _WORTH_CACHING = 64 << 20
 _THREADS = max(4, min(16, os.cpu_count() or 1))
@@ -41,7 +42,12 @@ def fingerprint(folder: Path, cache: DigestCache | None = None) -> str:
         name = path.relative_to(folder).as_posix().encode()
         fields += [name, _digest_file(path, cache)]
     cache.save()
-    return f"sha256:{digest('model-v1', *fields).hex()}"
+    return f"{_KIND}{digest('model-v1', *fields).hex()}"
+
+
+def is_fingerprint(model_id: str) -> bool:
+    """Whether a model id is that of files, not a name that was made up."""
+    return model_id.startswith(_KIND)
 
 
 def file_states(folder: Path) -> dict[str, FileState]:

@@ -29,15 +29,15 @@ from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache.forms import (
     AttentionFor,
     CacheForm,
-    choose_pages,
+    choosing_pages,
     contiguous_form,
     find_kernels,
 )
 from semantic.adapters.mlx.kv_cache.model_spec import read_shapes, read_spec
-from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, choose_layers
+from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, choosing_layers
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.adapters.mlx.model import first_kernels
-from semantic.adapters.mlx.model.fingerprint import file_states, fingerprint
+from semantic.adapters.mlx.model.fingerprint import file_states, fingerprint, is_fingerprint
 from semantic.adapters.mlx.model.short_steps import shorten_here
 from semantic.adapters.mlx.model.warm_up import warming_up
 from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
@@ -63,6 +63,10 @@ _HTTP_ERROR = cast("type[Exception]", HfHubHTTPError.__bases__[0])
 
 _CONTEXT_FIELD = "max_position_embeddings"
 _GENERATION_CONFIG = "generation_config.json"
+
+CHOSEN_LAYERS: dict[str, tuple[bool, ...] | None] = {}
+"""Layers that can use our caches, by fingerprint: the same test gives the same answer, and takes
+most of the time in which a model is loaded again."""
 
 _SLICE_BYTES = 64 << 20
 """Weights that are read between two steps of other models: in some ten milliseconds from an SSD."""
@@ -218,10 +222,9 @@ def wrapping(
     shapes = read_shapes(model)
     used, form = model, None
     if attention is not None:
-        used, form = _in_pages(model, decoding(model), spec, shapes, attention)
-        yield None
+        used, form = yield from _in_pages(model, decoding(model), spec, shapes, attention)
     if form is None:
-        ragged = choose_layers(LogitsProbe(model), spec, shapes)
+        ragged = yield from _chosen_layers(model, model_id, spec, shapes)
         nothing = (False,) * spec.n_layers
         together = ragged is not None
         form = contiguous_form(model, spec, shapes, ragged or nothing, together=together)
@@ -235,6 +238,21 @@ def wrapping(
     yield None
     chosen = choose_batching(model, spec, form.layers, calibration)
     return MLXBackend(used, model_id, spec, form, size, grammars, chosen)
+
+
+def _chosen_layers(
+    model: Module,
+    model_id: str | None,
+    spec: ModelCacheSpec,
+    shapes: Sequence[LayerShape | None],
+) -> Slices[tuple[bool, ...] | None]:
+    """`choosing_layers`, once in a process for each fingerprint."""
+    if model_id in CHOSEN_LAYERS:
+        return CHOSEN_LAYERS[model_id]
+    found = yield from choosing_layers(LogitsProbe(model), spec, shapes)
+    if model_id is not None and is_fingerprint(model_id):
+        CHOSEN_LAYERS[model_id] = found
+    return found
 
 
 def _weights_of(model: Module) -> list[mx.array]:
@@ -261,10 +279,10 @@ def _in_pages(
     spec: ModelCacheSpec,
     shapes: Sequence[LayerShape | None],
     attention: AttentionFor,
-) -> tuple[Module, CacheForm | None]:
+) -> Slices[tuple[Module, CacheForm | None]]:
     """The paged form and the model that it is right with: `decoding`, or as mlx-lm wrote it."""
     for used in (decoding,) if decoding is model else (decoding, model):
-        form = choose_pages(LogitsProbe(model, used), spec, shapes, attention)
+        form = yield from choosing_pages(LogitsProbe(model, used), spec, shapes, attention)
         if form is not None:
             return used, form
     return model, None
