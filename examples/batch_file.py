@@ -8,40 +8,25 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
-from semantic.bootstrap import Settings, build_engine
+import semantic
 
 
-@dataclass(frozen=True)
-class Line:
-    """One request of the file."""
-
-    agent: str
-    prompt: str
-    max_tokens: int = 32
+def request(line: str) -> semantic.Request:
+    """The request of one line."""
+    fields = json.loads(line)
+    most = fields.get("max_tokens", 32)
+    return semantic.Request(fields["agent"], fields["prompt"], {"max_tokens": most})
 
 
 def main(file: str) -> None:
     """Answer all lines of the file."""
-    lines = [Line(**json.loads(text)) for text in Path(file).read_text().splitlines() if text]
-    app = build_engine(Settings())
-    with closing(app.engine):
-        uids = [
-            app.engine.submit(
-                line.agent,
-                app.tokenizer.render_chat([{"role": "user", "content": line.prompt}]),
-                max_tokens=line.max_tokens,
-            )
-            for line in lines
-        ]
-        answers = {done.uid: done for done in app.engine.step()}
-    for uid in uids:
-        done = answers[uid]
-        answer = {"agent": done.agent_id, "text": done.text, "reason": done.finish_reason}
-        print(json.dumps({**answer, "prompt": done.prompt_tokens, "cached": done.cached_tokens}))
+    requests = [request(line) for line in Path(file).read_text().splitlines() if line]
+    with semantic.Engine() as engine:
+        for one in engine.run_batch(requests):
+            answer = {"agent": one.agent, "text": one.text, "reason": one.finish_reason}
+            print(json.dumps({**answer, "prompt": one.prompt_tokens, "cached": one.cached_tokens}))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,8 @@ Run: python examples/fork_per_hypothesis.py [MODEL].
 from __future__ import annotations
 
 import sys
-from contextlib import closing
 
-from semantic.bootstrap import Settings, build_engine
+import semantic
 
 CASE = (
     "My name is Ada and I live in Oslo. I have a parrot. My hobby is chess. "
@@ -24,26 +23,16 @@ HYPOTHESES = {
 
 def main(model: str = "semantic-tiny") -> None:
     """Fork the case once for each hypothesis and print what each fork answers."""
-    app = build_engine(Settings(model))
-    engine, render = app.engine, app.tokenizer.render_chat
-    with closing(engine):
-        case = [{"role": "user", "content": CASE}]
-        engine.submit("case", render(case), max_tokens=32)
-        (read,) = engine.step()
-        case.append({"role": "assistant", "content": read.text})
+    with semantic.Engine(model) as engine:
+        read = engine.chat("case", CASE, max_tokens=32)
         print(f"case: {read.text!r} ({read.prompt_tokens} prompt tokens computed)")
-
-        chats = {name: list(case) for name in HYPOTHESES}
         for name in HYPOTHESES:
-            engine.fork("case", name)
+            engine.agent("case").fork(name)
         for step in (0, 1):
-            for name, words in HYPOTHESES.items():
-                chats[name].append({"role": "user", "content": words[step]})
-                engine.submit(name, render(chats[name]), max_tokens=32)
-            for done in engine.step():
-                chats[done.agent_id].append({"role": "assistant", "content": done.text})
-                share = f"{done.cached_tokens} of {done.prompt_tokens} prompt tokens were cached"
-                print(f"{done.agent_id}: {done.text!r} ({share})")
+            asked = [(name, words[step]) for name, words in HYPOTHESES.items()]
+            for one in engine.run_batch(asked, max_tokens=32):
+                share = f"{one.cached_tokens} of {one.prompt_tokens} prompt tokens were cached"
+                print(f"{one.agent}: {one.text!r} ({share})")
 
 
 if __name__ == "__main__":

@@ -11,44 +11,32 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import closing
-from pathlib import Path
 
-from semantic.bootstrap import App, Settings, build_engine
+import semantic
 
 FIRST = "My name is Ada. " + " ".join(f"Shelf {i} has a lamp." for i in range(60))
 SECOND = "What is my name?"
 
 
-def open_app(folder: str) -> App:
-    """An engine whose caches outlive the process."""
-    return build_engine(Settings(use_disk=True, store=Path(folder)))
-
-
-def answer(app: App, text: str) -> None:
-    """One turn of the agent, after the tokens of its manifest."""
-    saved = app.engine.manifest("ada")
-    past = saved.token_ids if saved else ()
-    turn = app.tokenizer.render_chat([{"role": "user", "content": text}])
-    app.engine.submit("ada", (*past, *turn), max_tokens=16)
-    for done in app.engine.step():
-        share = f"{done.cached_tokens} of {done.prompt_tokens} prompt tokens were cached"
-        source = done.match.source if done.match else "none"
-        print(f"{os.getpid()}: {done.text!r} ({share}, from {source})", flush=True)
+def answer(engine: semantic.Engine, text: str) -> None:
+    """One turn of the agent."""
+    one = engine.chat("ada", text, max_tokens=16)
+    share = f"{one.cached_tokens} of {one.prompt_tokens} prompt tokens were cached"
+    source = one.usage.match.source if one.usage.match else "none"
+    print(f"{os.getpid()}: {one.text!r} ({share}, from {source})", flush=True)
 
 
 def main(folder: str | None = None) -> None:
     """With `folder`: the first process, which is killed. Else the second, which starts it."""
     if folder is not None:
-        app = open_app(folder)
-        answer(app, FIRST)
-        app.engine.flush()
+        engine = semantic.Engine(store=folder)
+        answer(engine, FIRST)
+        engine.flush()
         os.kill(os.getpid(), signal.SIGKILL)
     with tempfile.TemporaryDirectory() as new:
         subprocess.run((sys.executable, __file__, new), check=False)
-        app = open_app(new)
-        with closing(app.engine):
-            answer(app, SECOND)
+        with semantic.Engine(store=new) as engine:
+            answer(engine, SECOND)
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ def test_a_structured_answer_is_the_same_from_the_cache(run: Run, server: Runnin
 
 def test_an_agent_moves_to_another_store(run: Run) -> None:
     printed = run("pin_and_export")
-    assert "ada is now pinned" in printed
+    assert "pinned: True; " in printed
     assert "ada-moved: 'Your name is Ada.' (602 of 610 prompt tokens were cached)" in printed
 
 

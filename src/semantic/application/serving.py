@@ -120,6 +120,10 @@ class Serving:
         self._workers.shutdown(cancel_futures=True)
         self._replay.close()
 
+    async def flush(self) -> None:
+        """Return when every agent saved so far is as durable as the store can make it."""
+        await asyncio.wrap_future(self._thread.call(lambda engine: engine.flush()))
+
     def figures(self) -> Figures:
         """Figures of this moment. Thread-safe."""
         return Figures(self._thread.figures, self.agents.stores())

@@ -78,6 +78,11 @@ class AsyncEngine:
             self._loaded = await load_serving(self._settings, self._on_store_unavailable)
             atexit.register(self._loaded.end)  # of a program that forgets to close it
 
+    async def flush(self) -> None:
+        """Return when every agent is on disk as of its last turn, as far as there is a store: what
+        kills the process then takes nothing of it. `close` does this too."""
+        await self._serving.flush()
+
     async def close(self) -> None:
         """Cancel what runs, save every agent, and end all threads. A second call does nothing."""
         loaded, self._loaded = self._loaded, None

@@ -71,6 +71,11 @@ class Engine:
             if not self._engine.is_loaded:
                 self._loop.close()
 
+    def flush(self) -> None:
+        """Return when every agent is on disk as of its last turn, as far as there is a store: what
+        kills the process then takes nothing of it. `close` does this too."""
+        self._loop.run(self._engine.flush())
+
     def close(self) -> None:
         """Cancel what runs, save every agent, and end all threads. A second call does nothing."""
         if self._engine.is_loaded:
