@@ -303,6 +303,16 @@ def test_arguments_that_turn_out_to_be_no_json_are_as_they_were_written(
     assert reason == "tool_calls"
 
 
+def test_what_follows_arguments_that_are_never_closed_is_read() -> None:
+    text = '<tool_call>{"name": "go", "arguments": {"a": "b</tool_call> So. '
+    for pieces in ([text + CALL + " x"], list(text + CALL + " x")):
+        called_text = called(0, "go", '{"a": "b')
+        assert read(reader(), pieces) == (
+            [*called_text, TextDelta("So."), *called(1), TextDelta(" x")],
+            "tool_calls",
+        )
+
+
 # --- one call only ----------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ content of a tool call is parsed by the model's `ChatFormat`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from typing import Final, Literal
 
 from semantic.application.chat.answer_text import MarkFinder, TokenText, Trimmer
 from semantic.application.chat.call_text import CallText, ReadCall
@@ -26,6 +26,9 @@ from semantic.domain.value_objects import CompletedGeneration, TokenEvent, Token
 from semantic.ports.chat import ChatFormat, WrittenCall
 
 _Part = Literal["text", "thought", "call"]
+
+_MOST_OPEN: Final = 8
+"""Calls that are never closed, after whose end marks an answer's end is read anew."""
 
 
 class AnswerReader:
@@ -142,13 +145,18 @@ class AnswerReader:
 
     def _rest(self, *, cut: bool, stopped: bool) -> Iterator[AnswerPiece]:
         """The remaining text when the answer ends."""
-        if self._part == "call":
+        for _ in range(_MOST_OPEN):
+            if self._part != "call" or self._done:
+                break
             self._call.push(self._found.take_all().text)
             read = self._call.finish(cut=cut, stopped=stopped)
             yield from self._written(self._call.certain())
-            if read is not None:
-                self._is_unfinished = read.unfinished
-                yield from self._end_call(read)
+            if read is None:
+                return
+            self._is_unfinished = read.unfinished
+            yield from self._end_call(read)
+            yield from self._advance()
+        if self._part == "call" or self._done:
             return
         held = self._found.take_all()
         if not cut:
