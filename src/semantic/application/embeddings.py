@@ -43,6 +43,7 @@ _RETRY_AFTER = 1
 
 Tokens = tuple[int, ...]
 Key = bytes
+Row = tuple[Key, Tokens]
 
 
 class Calls(Protocol):
@@ -87,22 +88,20 @@ class Embeddings:
         if dimensions is not None and not 1 <= dimensions <= most:
             raise InvalidRequestError(f"dimensions: expected 1 to {most}, got {dimensions}")
         async with self._entered():
-            encoded = await self._encoded(texts, truncate=truncate)
-            keys = [self._key(tokens) for tokens in encoded]
-            known = {key: self._cache.get(tenant, key) for key in keys}
+            rows = await self._encoded(texts, truncate=truncate)
+            known = {key: self._cache.get(tenant, key) for key, _ in rows}
             found = {key: vector for key, vector in known.items() if vector is not None}
-            rows = zip(keys, encoded, strict=True)
             missing = {key: tokens for key, tokens in rows if key not in found}
             for batch in batches(missing.items()):
                 computed = await self._computed(batch)
                 found |= computed
                 if keep:
                     self._remember(computed, tenant)
-        vectors = [found[key] for key in keys]
+        vectors = [found[key] for key, _ in rows]
         if dimensions is not None and dimensions < most:
             vectors = [first_dimensions(one, dimensions) for one in vectors]
         n_computed = sum(map(len, missing.values()))
-        return Embedded(tuple(vectors), sum(map(len, encoded)), n_computed)
+        return Embedded(tuple(vectors), sum(len(tokens) for _, tokens in rows), n_computed)
 
     @asynccontextmanager
     async def _entered(self) -> AsyncIterator[None]:
@@ -116,18 +115,20 @@ class Embeddings:
         finally:
             self._waiting -= 1
 
-    async def _encoded(self, texts: Sequence[str], *, truncate: bool) -> list[Tokens]:
-        """The tokens of `texts`; in parts, so that others have the workers in between."""
+    async def _encoded(self, texts: Sequence[str], *, truncate: bool) -> list[Row]:
+        """The tokens of `texts` and their keys; in parts, so that others have the workers in
+        between."""
         loop = asyncio.get_running_loop()
-        found: list[Tokens] = []
+        found: list[Row] = []
         for part in parts(texts):
             work = partial(self._part, len(found), part, truncate=truncate)
             found += await loop.run_in_executor(self._workers, guarded, work)
         return found
 
-    def _part(self, first: int, texts: Sequence[str], *, truncate: bool) -> list[Tokens]:
+    def _part(self, first: int, texts: Sequence[str], *, truncate: bool) -> list[Row]:
         numbered = enumerate(texts, first)
-        return [self._tokens(number, text, truncate=truncate) for number, text in numbered]
+        encoded = [self._tokens(number, text, truncate=truncate) for number, text in numbered]
+        return [(self._key(tokens), tokens) for tokens in encoded]
 
     def _tokens(self, number: int, text: str, *, truncate: bool) -> Tokens:
         if not text:
@@ -153,7 +154,7 @@ class Embeddings:
         model = self._embedder.model_id.encode()
         return digest("embedding-v1", model, pack_tokens(tokens))
 
-    async def _computed(self, batch: Sequence[tuple[Key, Tokens]]) -> dict[Key, Vector]:
+    async def _computed(self, batch: Sequence[Row]) -> dict[Key, Vector]:
         """The vectors of a batch."""
         rows = [tokens for _, tokens in batch]
         run: EmbeddingRun = await self._on_thread(lambda: self._embedder.start(rows))
@@ -173,10 +174,10 @@ class Embeddings:
             return await asyncio.wrap_future(self._call(function))
 
 
-def batches(rows: Iterable[tuple[Key, Tokens]]) -> Iterator[list[tuple[Key, Tokens]]]:
+def batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
     """`rows` in batches of texts of similar length: at most `_BATCH_TEXTS`, and `_BATCH_TOKENS`
     with what pads them unless it is one text alone."""
-    batch: list[tuple[Key, Tokens]] = []
+    batch: list[Row] = []
     for row in sorted(rows, key=lambda one: len(one[1])):
         longest = len(row[1])  # the rows ascend
         full = len(batch) == _BATCH_TEXTS or longest * (len(batch) + 1) > _BATCH_TOKENS

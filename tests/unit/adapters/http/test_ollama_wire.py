@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 from semantic.adapters.http.app import create_app
 from semantic.adapters.http.errors import FieldError
 from semantic.adapters.http.ollama import fields as tables
+from semantic.adapters.http.ollama.conversation import ConversationReader
 from semantic.adapters.http.ollama.models import in_short
 from semantic.adapters.http.ollama.options import read_keep_alive
 from semantic.adapters.http.ollama.reply import ReplyWriter
@@ -350,6 +351,17 @@ def test_calls_are_numbered_and_results_find_theirs() -> None:
         Message("tool", "1", tool_call_id="call_1", name="hear"),
     )
     assert asked[1:] == [asked[0], asked[0]]
+
+
+def test_many_results_find_their_calls() -> None:
+    """As many as a body may have: a search of all for each would take minutes."""
+    n = 20_000
+    call: Json = {"function": {"name": "look", "arguments": {}}}
+    turns = [{"role": "assistant", "tool_calls": [call] * n}]
+    turns += [{"role": "tool", "content": "", "tool_name": "look"}] * n
+    messages = ConversationReader().read(turns)
+    assert [one.tool_call_id for one in messages[1:]] == [f"call_{i}" for i in range(n)]
+    assert ConversationReader().read([{"role": "tool", "content": "x"}])[0].tool_call_id is None
 
 
 def test_a_request_without_messages_loads_the_model() -> None:

@@ -8,8 +8,8 @@ id, else with its name, else the next without a result. Knows nothing of a model
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, Literal
 
 from semantic.adapters.http.errors import FieldError
@@ -22,12 +22,37 @@ from semantic.domain.chat import Message, Tool, ToolCall, numbered_call
 _ROLES: Final = ("system", "user", "assistant", "tool")
 
 
-@dataclass(slots=True)
-class _Open:
-    """A call without a result yet: as it is numbered here, and the client's own id of it."""
+class _OpenCalls:
+    """The calls of one message that have no result yet. Each lookup takes the same time, however
+    many there are."""
 
-    call: ToolCall
-    given: object
+    def __init__(self) -> None:
+        self._open: dict[str, ToolCall] = {}  # by the ids that they have here
+        self._ids: dict[str, str] = {}  # those, by the client's own
+        self._named: dict[str, deque[str]] = {}
+
+    def add(self, call: ToolCall, given_id: object) -> None:
+        """Add the next call, which the client sent with `given_id`."""
+        self._open[call.id] = call
+        self._named.setdefault(call.name, deque()).append(call.id)
+        if isinstance(given_id, str):
+            self._ids[given_id] = call.id
+
+    def take(self, given_id: object, name: str | None) -> ToolCall | None:
+        """The call that a result belongs to: the one with its id, else the next of its name, else
+        of any; None if there is none."""
+        if isinstance(given_id, str):
+            found = self._open.pop(self._ids.get(given_id, given_id), None)
+            if found is not None:
+                return found
+        if name is None:
+            return self._open.pop(next(iter(self._open)), None) if self._open else None
+        named = self._named.get(name, deque())
+        while named:
+            found = self._open.pop(named.popleft(), None)
+            if found is not None:
+                return found
+        return None
 
 
 class ConversationReader:
@@ -35,7 +60,7 @@ class ConversationReader:
 
     def __init__(self) -> None:
         self._calls = 0
-        self._open: list[_Open] = []
+        self._open = _OpenCalls()
 
     def read(self, value: object) -> tuple[Message, ...]:
         """The field `messages`; None is an empty list. Raises FieldError for the first that is
@@ -45,7 +70,9 @@ class ConversationReader:
 
     def _message(self, path: str, value: object) -> Message:
         given = object_at(path, value)
-        message = fields_of(given, MESSAGE_FIELDS, {}, warnings, f"{path}.")
+        # Others have no effect, and are not looked at: there may be many messages.
+        known = {name: value for name, value in given.items() if name in MESSAGE_FIELDS}
+        message = fields_of(known, MESSAGE_FIELDS, {}, warnings, f"{path}.")
         content = text_at(f"{path}.content", message.get("content", ""))
         match message.get("role"):
             case "system" | "user" as role:
@@ -61,7 +88,7 @@ class ConversationReader:
                 raise FieldError(f"{at}: expected one of {', '.join(_ROLES)}", param=at)
 
     def _read_calls(self, path: str, value: object) -> tuple[ToolCall, ...]:
-        self._open = []
+        self._open = _OpenCalls()
         return tuple(self._call(f"{path}[{i}]", one) for i, one in enumerate(list_at(path, value)))
 
     def _call(self, path: str, value: object) -> ToolCall:
@@ -78,25 +105,16 @@ class ConversationReader:
             json.dumps(arguments, ensure_ascii=False),
         )
         self._calls += 1
-        self._open.append(_Open(call, given.get("id")))
+        self._open.add(call, given.get("id"))
         return call
 
     def _result(self, path: str, message: Mapping[str, object], content: str) -> Message:
-        call_id, name = message.get("tool_call_id"), message.get("tool_name")
+        name = message.get("tool_name")
         tool = None if name is None else text_at(f"{path}.tool_name", name)
-        found = self._find(call_id, tool)
-        if found is None:
+        call = self._open.take(message.get("tool_call_id"), tool)
+        if call is None:
             return Message("tool", content, name=tool)
-        self._open.remove(found)
-        return Message("tool", content, tool_call_id=found.call.id, name=tool or found.call.name)
-
-    def _find(self, call_id: object, name: str | None) -> _Open | None:
-        """The call that a result belongs to."""
-        for one in self._open:
-            if call_id is not None and call_id in (one.given, one.call.id):
-                return one
-        named = (one for one in self._open if name is None or one.call.name == name)
-        return next(named, None)
+        return Message("tool", content, tool_call_id=call.id, name=tool or call.name)
 
 
 def _plain(role: str) -> Literal["system", "user"]:
