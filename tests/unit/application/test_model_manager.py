@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import aclosing
 
 import pytest
 
@@ -13,6 +14,8 @@ from semantic.domain.errors import BackendError, ModelNotFoundError, OverloadedE
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask, ServingPort
 from tests.support.fake_models import FakeLoader, fake_models
+
+ASK = Ask(Chat((Message("user", "hello"),)), SamplingParams(), 9)
 
 Scenario = Callable[[FakeLoader], Coroutine[object, object, None]]
 
@@ -31,8 +34,7 @@ def run(scenario: Scenario) -> FakeLoader:
 
 async def ask(serving: ServingPort) -> str:
     """The finish reason of an answer."""
-    asked = Ask(Chat((Message("user", "hello"),)), SamplingParams(), 9)
-    events = [event async for event in serving.answer(asked)]
+    events = [event async for event in serving.answer(ASK)]
     assert isinstance(events[-1], AnswerEnd)
     return events[-1].reason
 
@@ -192,6 +194,27 @@ def test_an_unload_waits_for_the_requests_that_use_the_model() -> None:
         loader.held.set()
         assert await running == "stop"
         assert (await unloading).state == "unloaded"
+        await manager.close()
+
+    run(scenario)
+
+
+def test_an_answer_reads_tokens_of_its_model_while_another_one_waits_for_its_end() -> None:
+    async def scenario(loader: FakeLoader) -> None:
+        loader.open.set()
+        manager, models = fake_models(loader, "a", "b")
+        serving = models.serving_of("a")
+        async with aclosing(serving.answer(ASK)) as events:
+            await anext(events)
+            others = []
+            for one in "ba":
+                others.append(asyncio.create_task(ask(models.serving_of(one))))
+                await settled()
+            assert [models.status(one).waiting for one in "ab"] == [1, 1]
+            assert await serving.token_texts([104, 105]) == ("h", "i")
+            assert await serving.detokenize([104]) == "h"
+            assert models.status("a").running == 1
+        assert await asyncio.gather(*others) == ["stop", "stop"]
         await manager.close()
 
     run(scenario)

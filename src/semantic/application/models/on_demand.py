@@ -5,12 +5,19 @@ Each call has the model loaded from its start to its end. Knows the manager; not
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Sequence,
+)
+from contextlib import aclosing, asynccontextmanager
 from typing import TypeVar
 
 from semantic.application.engine.engine_state import Figures
-from semantic.application.models.model_manager import ModelManager
+from semantic.application.models.model_manager import ModelManager, RunnableServing
 from semantic.domain.answer import AnswerEvent
 from semantic.ports.agents import (
     EVERY_AGENT,
@@ -37,6 +44,7 @@ class OnDemandServing:
     def __init__(self, manager: ModelManager, name: str) -> None:
         self._manager = manager
         self._name = name
+        self._answers = 0
 
     @property
     def model(self) -> ServedModel:
@@ -49,25 +57,43 @@ class OnDemandServing:
             self._manager.use(self._name) as unit,
             aclosing(unit.answer(ask)) as events,
         ):
-            async for event in events:
-                yield event
+            self._answers += 1
+            try:
+                async for event in events:
+                    yield event
+            finally:
+                self._answers -= 1
 
     async def tokenize(
         self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
     ) -> tuple[int, ...]:
         """See `ServingPort.tokenize`."""
-        async with self._manager.use(self._name) as unit:
+        async with self._used() as unit:
             return await unit.tokenize(prompt, add_special_tokens=add_special_tokens, tenant=tenant)
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
         """See `ServingPort.detokenize`."""
-        async with self._manager.use(self._name) as unit:
+        async with self._used() as unit:
             return await unit.detokenize(tokens)
 
     async def token_texts(self, tokens: Sequence[int]) -> tuple[str, ...]:
         """See `ServingPort.token_texts`."""
-        async with self._manager.use(self._name) as unit:
+        async with self._used() as unit:
             return await unit.token_texts(tokens)
+
+    @asynccontextmanager
+    async def _used(self) -> AsyncIterator[RunnableServing]:
+        """The model for a call that an answer here may need: such a one must not wait for a change
+        that waits for the answer's end."""
+        if not self._answers:
+            async with self._manager.use(self._name) as unit:
+                yield unit
+            return
+        release = self._manager.hold(self._name)
+        try:
+            yield self._manager.loaded()[self._name]
+        finally:
+            release()
 
 
 class OnDemandAgents:

@@ -44,6 +44,8 @@ async def texts_of(
     for one in logprobs:
         if one is not None:
             ids |= {one.token, *(token for token, _ in one.top)}
+    if not ids:
+        return {}
     ordered = sorted(ids)
     return dict(zip(ordered, await serving.token_texts(ordered), strict=True))
 
