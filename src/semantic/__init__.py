@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from semantic.application.engine.batch_engine import BlockPoolBatchEngine
     from semantic.bootstrap import load
-    from semantic.domain.chat import Message, Tool
+    from semantic.domain.chat import Message, Tool, ToolChoice
     from semantic.domain.entities import AgentBlocks, KVBlock
     from semantic.domain.errors import SemanticError
     from semantic.domain.services import BlockPool
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from semantic.library.answers import Answer, AsyncAnswerStream
     from semantic.library.async_agent import AsyncAgent
     from semantic.library.async_engine import AsyncEngine
-    from semantic.library.chat_options import Request
+    from semantic.library.chat_options import ChatOptions, Request
     from semantic.library.engine import Agent, AnswerStream, Engine
 
 __version__ = "0.1.0"
@@ -40,6 +40,7 @@ __all__ = [
     "AsyncEngine",
     "BlockPool",
     "BlockPoolBatchEngine",
+    "ChatOptions",
     "CompletedGeneration",
     "Engine",
     "KVBlock",
@@ -49,6 +50,7 @@ __all__ = [
     "SamplingParams",
     "SemanticError",
     "Tool",
+    "ToolChoice",
     "load",
 ]
 
@@ -62,6 +64,7 @@ _MODULES = {
     "AsyncEngine": "library.async_engine",
     "BlockPool": "domain.services",
     "BlockPoolBatchEngine": "application.engine.batch_engine",
+    "ChatOptions": "library.chat_options",
     "CompletedGeneration": "domain.value_objects",
     "Engine": "library.engine",
     "KVBlock": "domain.entities",
@@ -71,6 +74,7 @@ _MODULES = {
     "SamplingParams": "domain.value_objects",
     "SemanticError": "domain.errors",
     "Tool": "domain.chat",
+    "ToolChoice": "domain.chat",
     "load": "bootstrap",
 }
 """Where each public name is."""

@@ -173,6 +173,23 @@ def test_options_reach_the_answer(engine: semantic.Engine) -> None:
     )
 
 
+def test_a_tool_is_called_and_its_result_continues_the_conversation(
+    engine: semantic.Engine,
+) -> None:
+    tool = semantic.Tool("weather", "Weather of a city", SCHEMA, strict=True)
+    agent = engine.agent("caller")
+    options: ChatOptions = {"tools": [tool], "max_tokens": 300, "parallel_tool_calls": False}
+    must: ChatOptions = {**options, "tool_choice": semantic.ToolChoice("required")}
+    answer = agent.chat("What is the weather?", **must)
+    (call,) = answer.tool_calls
+    assert (answer.finish_reason, call.name, answer.text) == ("tool_calls", "weather", "")
+    assert json.loads(call.arguments)["city"] in ("Oslo", "Rome")
+    result = semantic.Message("tool", "sunny", tool_call_id=call.id)
+    again = agent.chat([*agent.history(), result], **options)
+    assert again.cached_tokens > answer.prompt_tokens  # the call as well
+    assert [one.role for one in agent.history()] == ["user", "assistant", "tool", "assistant"]
+
+
 def test_a_batch_is_answered_in_its_order(engine: semantic.Engine) -> None:
     asked: list[tuple[str, Messages] | semantic.Request] = [
         (f"batch-{x}", f"What is {x} plus 4?") for x in range(3, 8)

@@ -25,7 +25,8 @@ class ChatOptions(TypedDict, total=False):
 
     Sampling: `temperature` (0 is greedy), `top_p`, `top_k`, `min_p`, `seed`, `stop` (texts that
     end the answer); or all of it as `sampling`. `max_tokens` limits the answer, by default at the
-    end of the context. `tools` may be called as `tool_choice` says. `schema` is a JSON schema that
+    end of the context. `tools` may be called as `tool_choice` says, several in one answer unless
+    `parallel_tool_calls` is False. `schema` is a JSON schema that
     the answer follows. `thinking_tokens` limits reasoning; 0 is none. Without `keep` the agent
     stays as it was before. `template_options` go to the chat template.
     """
@@ -40,6 +41,7 @@ class ChatOptions(TypedDict, total=False):
     sampling: SamplingParams
     tools: Sequence[Tool]
     tool_choice: ToolChoice
+    parallel_tool_calls: bool
     schema: Mapping[str, object]
     thinking_tokens: int
     keep: bool
@@ -97,6 +99,7 @@ def ask_for(
         tuple(messages),
         tuple(options.get("tools", ())),
         options.get("tool_choice", ToolChoice()),
+        options.get("parallel_tool_calls", True),
         answer_format=None if schema is None else AnswerFormat(schema),
         template_options=options.get("template_options", {}),
     )

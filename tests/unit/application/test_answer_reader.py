@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semantic.application.chat.answer_reader import AnswerReader
+from semantic.application.chat.answer_reader import AnswerReader, message_in
 from semantic.application.chat.streamed_calls import CallSyntax, StreamedCalls
 from semantic.domain.answer import (
     AnswerPiece,
@@ -48,6 +48,14 @@ def reader(
         opens_thought=opens,
         new_id=lambda: f"call_{next(numbers)}",
     )
+
+
+def test_a_whole_answer_is_a_message() -> None:
+    text = f"<think>hm</think>Hello.{CALL}"
+    message = message_in(reader(), text)
+    assert (message.reasoning, message.content) == ("hm", "Hello.")
+    assert [call.name for call in message.tool_calls] == ["look"]
+    assert message_in(reader(Chat(ASKED), opens=True), "hm</think>yes").reasoning == "hm"
 
 
 Ended = tuple[list[AnswerPiece], AnswerReason]
