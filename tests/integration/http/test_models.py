@@ -103,6 +103,21 @@ def test_a_model_that_cannot_be_loaded_is_an_error_of_the_server_that_tells_no_m
         )
 
 
+def test_metrics_are_those_of_each_model() -> None:
+    with several() as one:
+        for _ in range(2):
+            one.ask("POST", "/v1/completions", {"model": "llama", "prompt": "hi"})
+        one.ask("POST", "/v1/completions", {"model": "org/qwen", "prompt": "hi"})
+        lines = one.ask("GET", "/metrics").body.decode().splitlines()
+        done = [line for line in lines if line.startswith("vllm:request_success_total")]
+        assert sorted(line.split("{")[1] for line in done) == [
+            'finished_reason="stop",model_name="llama"} 2.0',
+            'finished_reason="stop",model_name="org/qwen"} 1.0',
+        ]
+        assert 'semantic_pool_max_bytes{model_name="org/qwen"} 100.0' in lines
+        assert not any('semantic_pool_max_bytes{model_name="llama"}' in line for line in lines)
+
+
 def test_an_operator_loads_and_unloads() -> None:
     with several() as one:
         loaded = one.ask("POST", "/v1/models/org/qwen/load")

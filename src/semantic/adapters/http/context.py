@@ -78,7 +78,8 @@ def serving_of(request: Request, name: object = None) -> ServingPort:
         serving = context.models.serving_of(name)
     recorder = context.watch.recorder.of(getattr(request.state, "tenant", ""))
     observers = [*context.observers, recorder, log_entry_of(request.scope)]
-    return InstrumentedServing(serving, observers)
+    model = "" if context.models is None else serving.model.id
+    return InstrumentedServing(serving, observers, model=model)
 
 
 def embedding_of(request: Request) -> EmbeddingPort:

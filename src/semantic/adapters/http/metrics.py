@@ -8,7 +8,7 @@ where the meaning is the same, `semantic_*` otherwise.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -34,7 +34,7 @@ from semantic.ports.serving import Ask, Prompt, ServedModel, ServingPort
 
 @dataclass(slots=True)
 class AnswerRecord:
-    """Measurements of one answer; times in seconds since its request.
+    """Measurements of one answer; times in seconds since its request. `model` is that of several.
 
     `ttft` is the time to the first piece, `gaps` are the times between pieces. `finish` is the
     finish reason, "cancelled" on a disconnect, "refused" if the request was rejected.
@@ -50,6 +50,7 @@ class AnswerRecord:
     finish: str = "cancelled"
     error: str | None = None
     unread_calls: int = 0
+    model: str = ""
 
     @property
     def prefill(self) -> float:
@@ -104,7 +105,11 @@ class InstrumentedServing:
         serving: ServingPort,
         observers: Sequence[Observer],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        model: str = "",
     ) -> None:
+        """`model`: the id of one of several."""
+        self._of = model
         self._serving = serving
         self._observers = observers
         self._clock = clock
@@ -116,7 +121,7 @@ class InstrumentedServing:
 
     async def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
         """See `ServingPort.answer`."""
-        timer = _AnswerTimer(self._observers, self._clock)
+        timer = _AnswerTimer(self._observers, self._clock, self._of)
         try:
             async with aclosing(self._serving.answer(ask)) as events:
                 async for event in events:
@@ -148,10 +153,12 @@ class InstrumentedServing:
 class _AnswerTimer:
     """Measures one answer."""
 
-    def __init__(self, observers: Sequence[Observer], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, observers: Sequence[Observer], clock: Callable[[], float], model: str
+    ) -> None:
         self._observers = observers
         self._clock = clock
-        self._record = AnswerRecord()
+        self._record = AnswerRecord(model=model)
         self._started = clock()
         self._last = self._started
         self._uid: str | None = None
@@ -206,7 +213,7 @@ _RESTORED: Final = ("memory", "disk")
 
 
 class Metrics(Observer):
-    """Prometheus metrics of one model."""
+    """Prometheus metrics, by model where there are several; else all are those of `model`."""
 
     def __init__(self, model: str, figures: Callable[[], Figures | None]) -> None:
         self.registry = CollectorRegistry()
@@ -271,7 +278,7 @@ class Metrics(Observer):
         self._waiting.discard(uid or "")
         self._running.discard(uid or "")
         good = record.finish in ("stop", "length", "tool_calls")
-        (self._success if good else self._failed).labels(self._model, record.finish).inc()
+        (self._success if good else self._failed).labels(self._of(record), record.finish).inc()
         if uid is not None:
             self._count_tokens(record)
             self._count_times(record)
@@ -280,25 +287,28 @@ class Metrics(Observer):
         self._waiting.discard(uid)
         self._running.add(uid)
 
+    def _of(self, record: AnswerRecord) -> str:
+        return record.model or self._model
+
     def _count_tokens(self, record: AnswerRecord) -> None:
-        usage = record.usage
-        self._prompt.labels(self._model).inc(usage.prompt)
+        usage, model = record.usage, self._of(record)
+        self._prompt.labels(model).inc(usage.prompt)
         if record.finish != "cancelled":  # otherwise the cached tokens are unknown
-            self._queries.labels(self._model).inc(usage.prompt)
-            self._hits.labels(self._model).inc(usage.cached)
-        self._generated.labels(self._model).inc(usage.completion)
-        self._sizes["request_prompt_tokens"].labels(self._model).observe(usage.prompt)
-        self._sizes["request_generation_tokens"].labels(self._model).observe(usage.completion)
+            self._queries.labels(model).inc(usage.prompt)
+            self._hits.labels(model).inc(usage.cached)
+        self._generated.labels(model).inc(usage.completion)
+        self._sizes["request_prompt_tokens"].labels(model).observe(usage.prompt)
+        self._sizes["request_generation_tokens"].labels(model).observe(usage.completion)
         if record.match is not None:
             self._prefill.add(record.match.computed_tokens, record.match.seconds)
             if record.match.source in _RESTORED:
-                self._restores.labels(self._model, record.match.source).inc()
-                self._restored.labels(self._model, record.match.source).inc(usage.cached)
-        self._saved.labels(self._model).inc(usage.cached * self._prefill.seconds_per_token)
+                self._restores.labels(model, record.match.source).inc()
+                self._restored.labels(model, record.match.source).inc(usage.cached)
+        self._saved.labels(model).inc(usage.cached * self._prefill.seconds_per_token)
 
     def _count_times(self, record: AnswerRecord) -> None:
         def observe(name: str, seconds: float) -> None:
-            self._times[name].labels(self._model).observe(seconds)
+            self._times[name].labels(self._of(record)).observe(seconds)
 
         observe("e2e_request_latency", record.total)
         if record.ttft is None:
@@ -367,40 +377,65 @@ class _EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         figures = self._figures()
-        running, waiting = len(self._running), len(self._waiting)
-        if figures is not None:
-            running = figures.engine.running
-            waiting = figures.engine.inbox + figures.engine.waiting
+        engines = self._by_model(figures)
+        running = {name: float(one.running) for name, one in engines.items()}
+        waiting = {name: float(one.inbox + one.waiting) for name, one in engines.items()}
+        if figures is None:
+            running, waiting = (
+                {self._model: float(len(some))} for some in (self._running, self._waiting)
+            )
         yield self._gauge("vllm:num_requests_running", "Requests being computed.", running)
         yield self._gauge("vllm:num_requests_waiting", "Requests in the queue.", waiting)
         if figures is not None:
-            yield from self._of_engine(figures.engine)
+            yield from self._of_engines(engines)
             yield from self._of_stores(figures)
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: registration must not read the engine."""
         yield from ()
 
-    def _of_engine(self, engine: EngineFigures) -> Iterator[Metric]:
-        used, most = engine.pool_used_bytes, engine.pool_bytes
+    def _by_model(self, figures: Figures | None) -> Mapping[str, EngineFigures]:
+        if figures is None:
+            return {}
+        return figures.models or {self._model: figures.engine}
+
+    def _of_engines(self, engines: Mapping[str, EngineFigures]) -> Iterator[Metric]:
+        def of(value: Callable[[EngineFigures], float]) -> dict[str, float]:
+            return {name: value(one) for name, one in engines.items()}
+
         yield self._gauge(
-            "vllm:kv_cache_usage_perc", "Share of the pool in use, 1 is all.", used / (most or 1)
+            "vllm:kv_cache_usage_perc",
+            "Share of the pool in use, 1 is all.",
+            of(lambda one: one.pool_used_bytes / (one.pool_bytes or 1)),
         )
-        yield self._gauge("semantic_pool_used_bytes", "Bytes of the pool in use.", used)
-        yield self._gauge("semantic_pool_max_bytes", "Bytes that the pool may use.", most)
-        yield self._count(
-            "vllm:num_preemptions", "Requests that were preempted.", engine.preemptions
+        yield self._gauge(
+            "semantic_pool_used_bytes",
+            "Bytes of the pool in use.",
+            of(lambda one: one.pool_used_bytes),
+        )
+        yield self._gauge(
+            "semantic_pool_max_bytes",
+            "Bytes that the pool may use.",
+            of(lambda one: one.pool_bytes),
         )
         yield self._count(
-            "semantic_engine_rebuilds", "Engines rebuilt after a failure.", engine.rebuilds
+            "vllm:num_preemptions",
+            "Requests that were preempted.",
+            of(lambda one: one.preemptions),
+        )
+        yield self._count(
+            "semantic_engine_rebuilds",
+            "Engines rebuilt after a failure.",
+            of(lambda one: one.rebuilds),
         )
         restored = CounterMetricFamily(
             "semantic_restored_bytes",
             "Bytes of keys and values read from a tier of the store.",
             labels=(_MODEL, "tier"),
         )
-        for tier, n_bytes in engine.restored_bytes.items():
-            restored.add_metric((self._model, tier), n_bytes)
+        for name, engine in engines.items():
+            for tier, n_bytes in engine.restored_bytes.items():
+                restored.add_metric((name, tier), n_bytes)
         yield restored
 
     def _of_stores(self, figures: Figures) -> Iterator[Metric]:
@@ -420,14 +455,18 @@ class _EngineCollector(Collector):
                 events.add_metric((stats.tier, event), count)
         yield from (blocks, used, most, events)
 
-    def _gauge(self, name: str, documentation: str, value: float) -> GaugeMetricFamily:
+    @staticmethod
+    def _gauge(name: str, documentation: str, values: Mapping[str, float]) -> GaugeMetricFamily:
         family = GaugeMetricFamily(name, documentation, labels=(_MODEL,))
-        family.add_metric((self._model,), value)
+        for model, value in values.items():
+            family.add_metric((model,), value)
         return family
 
-    def _count(self, name: str, documentation: str, value: float) -> CounterMetricFamily:
+    @staticmethod
+    def _count(name: str, documentation: str, values: Mapping[str, float]) -> CounterMetricFamily:
         family = CounterMetricFamily(name, documentation, labels=(_MODEL,))
-        family.add_metric((self._model,), value)
+        for model, value in values.items():
+            family.add_metric((model,), value)
         return family
 
 

@@ -57,7 +57,9 @@ class EngineFigures:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Figures of the engine, and statistics of each tier of its store."""
+    """Figures of the engine, and statistics of each tier of its store. With several models `engine`
+    is all of their engines together, and `models` has that of each that is loaded."""
 
     engine: EngineFigures
     stores: tuple[StoreStats, ...] = ()
+    models: Mapping[str, EngineFigures] = field(default_factory=dict)

@@ -205,8 +205,8 @@ class ModelManager:
 
     def figures(self) -> Figures:
         """Those of all loaded models together, and of the store. Thread-safe."""
-        found = [unit.figures().engine for unit in tuple(self._units.values())]
-        return Figures(_total(found), self._loader.stores())
+        found = {name: unit.figures().engine for name, unit in tuple(self._units.items())}
+        return Figures(_total(tuple(found.values())), self._loader.stores(), found)
 
     async def close(self) -> None:
         """Give up loading, close every model, then what they share. Raises SemanticError."""
