@@ -298,6 +298,7 @@ def test_systemd_itself_finds_no_mistake(tmp_path: Path) -> None:
 # --- the flags --------------------------------------------------------------------------------
 
 VALUES: dict[str, object] = {
+    "embedding_model": "org/vectors",
     "host": "::1", "api_keys": ["a"], "operator_keys": ["b"], "allowed_hosts": ["a", "b"],
     "allowed_origins": ["http://a"], "served_model_name": ["-a", "b c"],
     "model": ["org/name", "b"], "allowed_models": ["c"], "kept_models": ["b"],
@@ -326,8 +327,9 @@ def test_every_flag_of_the_server_is_passed_through() -> None:
 def test_paths_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
-    options = ServeOptions(model=["model"], store=Path("store"))
+    options = ServeOptions(model=["model"], embedding_model="model", store=Path("store"))
     assert list(flags(options, Path("c.toml"))) == [
-        f"--model={tmp_path}/model", f"--store={tmp_path}/store", f"--config={tmp_path}/c.toml",
+        f"--model={tmp_path}/model", f"--embedding-model={tmp_path}/model",
+        f"--store={tmp_path}/store", f"--config={tmp_path}/c.toml",
     ]  # fmt: skip
     assert list(flags(ServeOptions(model=["org/name"]), None)) == ["--model=org/name"]

@@ -142,7 +142,7 @@ def _flag(name: str, hint: object) -> str:
     return declared if isinstance(declared, str) else f"--{name.replace('_', '-')}"
 
 
-_MODELS = frozenset({"model", "allowed_models", "kept_models"})
+_MODELS = frozenset({"model", "allowed_models", "embedding_model", "kept_models"})
 
 
 def _absolute(name: str, value: object) -> object:

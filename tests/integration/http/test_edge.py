@@ -219,6 +219,8 @@ def test_a_conversation_is_counted_as_a_request_of_the_same_caller_has_it() -> N
         ("openai.routes.chat_request", "/v1/chat/completions", {"model": "fake"}),
         ("openai.routes.completion_request", "/v1/completions", {"model": "fake"}),
         ("openai.responses.routes.response_request", "/v1/responses", {"model": "fake"}),
+        ("ollama.generation.chat_request", "/api/chat", {"model": "fake"}),
+        ("ollama.generation.generate_request", "/api/generate", {"model": "fake"}),
     ],
 )
 def test_bodies_are_validated_beside_the_event_loop(
@@ -279,7 +281,9 @@ def test_a_key_opens_and_names_the_tenant(locked: RunningServer, headers: dict[s
 def test_a_wrong_key_is_refused_in_the_wires_shape(
     locked: RunningServer, headers: dict[str, str]
 ) -> None:
-    for path, kind in (("/v1/chat/completions", "error"), ("/v1/messages", "type")):
+    for path, kind in (
+        *(("/v1/chat/completions", "error"), ("/v1/messages", "type"), ("/api/chat", "error")),
+    ):
         reply = locked.ask("POST", path, {}, headers)
         assert reply.status == 401
         assert next(iter(reply.json)) == kind
@@ -404,7 +408,7 @@ def test_metrics_are_about_all_tenants_and_for_operators_only(locked: RunningSer
 def test_an_operators_key_has_no_tenant_and_gets_no_answer(locked: RunningServer) -> None:
     key = {"authorization": f"Bearer {OPERATOR}"}
     body = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
-    for path in ("/v1/chat/completions", "/v1/messages"):
+    for path in ("/v1/chat/completions", "/v1/messages", "/api/chat"):
         assert locked.ask("POST", path, body, headers=key).status == 403, path
     assert locked.ask("GET", "/tenant", headers=key).status == 403
     assert locked.ask("GET", "/v1/models", headers=key).status == 200

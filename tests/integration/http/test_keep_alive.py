@@ -108,6 +108,23 @@ def test_a_stream_lives_before_and_during_a_long_prefill(
     until(lambda: bool(slow.asked) and not slow.cancelled)
 
 
+def test_a_stream_of_lines_lives_by_parts_without_content(
+    server: RunningServer, slow: SlowServing
+) -> None:
+    """Ollama's clients read each line as a part: there are no comments between them."""
+    body = {"model": "fake", "messages": MESSAGES["messages"]}
+    with _asked(server, "/api/chat", body) as connection:
+        came = _until(connection, b"", b'"done": false', 3)
+        assert b"application/x-ndjson" in came
+        slow.taken_in.set()
+        slow.prefilled.set()
+        came = _until(connection, came, b'"done": true')
+    lines = [line for line in came.splitlines() if line.startswith(b'{"model"')]
+    texts = [json.loads(line)["message"]["content"] for line in lines]
+    assert "".join(texts) == "Hi"
+    assert texts[:3] == ["", "", ""]
+
+
 @pytest.mark.parametrize(("path", "body", "alive"), WIRES)
 def test_what_is_refused_late_is_an_event_of_the_stream(
     server: RunningServer, slow: SlowServing, path: str, body: dict[str, object], alive: bytes

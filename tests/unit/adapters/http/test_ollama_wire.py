@@ -121,7 +121,7 @@ def test_a_stream_is_the_default_and_its_last_part_has_the_counts() -> None:
     assert message(last) == {"role": "assistant", "content": ""}
     assert (last["done"], last["done_reason"]) == (True, "stop")
     assert (last["prompt_eval_count"], last["eval_count"]) == (5, 6)
-    assert last["semantic"] == {"cached_tokens": 3, "lost": None}
+    assert last["semantic"] == {"cached_tokens": 3, "cache_write_tokens": 2, "lost": None}
 
 
 def test_a_reply_is_the_sum_of_a_stream() -> None:

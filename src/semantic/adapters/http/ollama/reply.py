@@ -202,7 +202,7 @@ class ReplyWriter:
 def _usage(usage: Usage) -> Json:
     """Counts of tokens. Cached ones are counted in the prompt, and apart in our own member."""
     own = usage_extension(usage.match)["semantic"]
-    cached = {"cached_tokens": usage.cached}
+    cached = {"cached_tokens": usage.cached, "cache_write_tokens": usage.written}
     return {
         "prompt_eval_count": usage.prompt,
         "eval_count": usage.completion,
