@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -46,7 +47,7 @@ from semantic.bootstrap import (
 )
 from semantic.domain.block_hash import namespace_of, tenant_id, tenant_tag
 from semantic.domain.chat import Chat
-from semantic.domain.errors import InvalidRequestError, SemanticError
+from semantic.domain.errors import InvalidRequestError
 from semantic.domain.grammar import Grammar
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import BLOCK_TOKENS, SamplingParams
@@ -137,20 +138,25 @@ async def load_serving(
         thread = EngineThread(
             in_slices, rebuild, settings.limits, loop=shared.loop, keep_store=True
         )
-    thread.start()
-    try:
+    async with AsyncExitStack() as undo:
+        undo.push_async_callback(_give_up, thread, in_slices=shared is not None)
+        thread.start()
         await asyncio.wrap_future(thread.ready)
         turns = None if shared is None else BorrowedTurns(shared.turns)
         serving = await asyncio.to_thread(_build_serving, thread, apps[-1], settings, turns)
+        undo.push_async_callback(serving.close)
         public += [await serving.publish(chat) for chat in settings.public]
-    except (asyncio.CancelledError, SemanticError):
-        if shared is not None:
-            await asyncio.to_thread(thread.stop, drain=False)  # between two slices
-        else:
-            # Loading at once cannot be cancelled: the thread stops when the model is loaded.
-            threading.Thread(target=thread.stop, kwargs={"drain": False}, daemon=True).start()
-        raise
+        undo.pop_all()
     return serving
+
+
+async def _give_up(thread: EngineThread, *, in_slices: bool) -> None:
+    """Stop a thread whose engine is not wanted any more."""
+    if in_slices:
+        await asyncio.to_thread(thread.stop, drain=False)  # between two slices
+    else:
+        # Loading at once cannot be cancelled: the thread stops when the model is loaded.
+        threading.Thread(target=thread.stop, kwargs={"drain": False}, daemon=True).start()
 
 
 async def load_embeddings(model: str, names: tuple[str, ...], loop: StepLoop) -> Embeddings:

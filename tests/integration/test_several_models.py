@@ -10,6 +10,7 @@ from typing import TypeVar
 import mlx.core as mx
 import pytest
 
+from semantic.adapters.mlx.model import details
 from semantic.application.models.on_demand import ManagedModels
 from semantic.bootstrap import Settings
 from semantic.domain.answer import AnswerEnd, TextDelta, Usage
@@ -151,6 +152,27 @@ def test_a_model_that_is_unloaded_gives_its_memory_back(folders: tuple[Path, ...
     used = run(work)
     weights = min((folder / "model.safetensors").stat().st_size for folder in folders)
     assert max(used) - min(used) < weights / 2, used
+
+
+def test_a_model_whose_folder_goes_while_it_is_loaded_leaves_no_engine_behind(
+    folders: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object, **__: object) -> None:
+        raise FileNotFoundError("the folder is gone")
+
+    async def work() -> list[int]:
+        models = await load_models(two_of(folders, fit=3))
+        monkeypatch.setattr(details, "read_details", gone)
+        used = []
+        for _ in range(3):
+            with pytest.raises(FileNotFoundError):
+                await models.load(NAMES[1])
+            used.append(mx.get_active_memory())
+        await models.close()
+        return used
+
+    used = run(work)
+    assert max(used) - used[0] < (folders[1] / "model.safetensors").stat().st_size / 2, used
 
 
 def test_a_server_that_stops_while_it_loads_ends_and_its_store_has_every_agent(

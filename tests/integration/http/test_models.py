@@ -11,7 +11,12 @@ import pytest
 from pydantic import SecretStr
 
 from semantic.adapters.http.settings import ServerSettings
-from semantic.domain.errors import BackendError
+from semantic.domain.errors import (
+    BackendError,
+    ContextOverflowError,
+    ModelNotFoundError,
+    SemanticError,
+)
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import running, until
 from tests.support.model_server import KEY, OPERATOR, several
@@ -92,9 +97,20 @@ def test_a_client_that_leaves_while_a_model_is_loaded_is_forgotten() -> None:
         until(lambda: one.state("llama") == "loaded")
 
 
-def test_a_model_that_cannot_be_loaded_is_an_error_of_the_server_that_tells_no_more() -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        BackendError("/secret/folder"),
+        ModelNotFoundError("cannot load the model in /secret/folder"),
+        ContextOverflowError("a secret prefix is too long", prompt_tokens=9, limit=8),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_model_that_cannot_be_loaded_is_an_error_of_the_server_that_tells_no_more(
+    error: SemanticError,
+) -> None:
     with several() as one:
-        one.loader.failures["llama"] = BackendError("/secret/folder")
+        one.loader.failures["llama"] = error
         reply = one.ask("POST", "/v1/completions", {"model": "llama", "prompt": "hi"})
         assert reply.status == 500
         assert "secret" not in reply.body.decode()

@@ -16,7 +16,13 @@ from typing import Protocol
 from semantic.application.engine.engine_state import EngineFigures, EngineState, Figures
 from semantic.application.models.model_names import unknown_model
 from semantic.application.models.residency import Change, Residency, Ticket
-from semantic.domain.errors import ModelNotFoundError, OverloadedError, SemanticError
+from semantic.domain.errors import (
+    BackendError,
+    ModelNotFoundError,
+    OverloadedError,
+    RequestError,
+    SemanticError,
+)
 from semantic.domain.stored import StoreStats, Tier
 from semantic.ports.agents import AgentsPort
 from semantic.ports.embedding import EmbeddingPort
@@ -136,7 +142,7 @@ class ModelManager:
     @asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[RunnableServing]:
         """The model with this id, loaded; it stays so until the end. Raises what loading it raises,
-        and OverloadedError if too many wait."""
+        BackendError where that blames a request, and OverloadedError if too many wait."""
         ticket = await self._opened(name)
         self._residency.leave(ticket)
         release = self.hold(name)
@@ -289,7 +295,7 @@ class ModelManager:
             self._residency.failed(change.name)
             await self._loader.free()
             if arrival is not None:
-                _fail(arrival, error)
+                _fail(arrival, BackendError(doing) if isinstance(error, RequestError) else error)
 
     async def _load(self, name: str) -> None:
         started = self._clock()
