@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -96,6 +97,9 @@ class Settings:
     The store has a memory tier of `memory_bytes` (`default_memory_tier_bytes`) and, with
     `use_disk`, a disk tier of `disk_bytes` (`default_disk_bytes`) in the folder `store`
     (`default_store_folder`).
+
+    `process_bytes` is the memory that the process may have: of a server see `guarded_loop`, and of
+    it the defaults are parts.
     """
 
     model: str = DEFAULT_MODEL
@@ -106,6 +110,7 @@ class Settings:
     disk_bytes: int | None = None
     memory_bytes: int | None = None
     max_batch: int = 32
+    process_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,8 +329,7 @@ def make_pool(settings: Settings, spec: ModelCacheSpec) -> BlockPool:
 
     max_bytes = settings.pool_bytes
     if max_bytes is None and settings.pool_blocks is None:
-        device = read_device()
-        max_bytes = default_pool_bytes(device.memory_bytes, device.used_bytes)
+        max_bytes = default_pool_bytes(memory_of(settings), read_device().used_bytes)
     return BlockPool(spec, settings.pool_blocks, max_bytes=max_bytes)
 
 
@@ -345,7 +349,7 @@ def open_store(settings: Settings) -> CacheStorePort:
 
     memory_bytes = settings.memory_bytes
     if memory_bytes is None:
-        memory_bytes = default_memory_tier_bytes(read_device().memory_bytes)
+        memory_bytes = default_memory_tier_bytes(memory_of(settings))
     if not settings.use_disk:
         return MemoryStore(memory_bytes)
     disk = open_disk(settings)
@@ -492,6 +496,48 @@ def find_model(model: str) -> Path:
 
     with _suggesting(model):
         return find_folder(model)
+
+
+def memory_of(settings: Settings) -> int:
+    """Bytes of memory that the process may have: what is set, at most the device's."""
+    memory = read_device().memory_bytes
+    return memory if settings.process_bytes is None else min(memory, settings.process_bytes)
+
+
+def guarded_loop(settings: Settings, report: Callable[[str], None]) -> StepLoop:
+    """The loop of a server; with `process_bytes` caches are given up to stay below it."""
+    from semantic.application.engine.memory_guard import Memory, MemoryGuard
+    from semantic.application.engine.step_loop import StepLoop
+
+    if settings.process_bytes is None:
+        return StepLoop()
+    from semantic.adapters.mlx.device import give_memory_back, memory_in_use
+
+    memory = Memory(memory_in_use, give_memory_back)
+    guard = MemoryGuard(settings.process_bytes, memory, clock=time.monotonic, report=report)
+    return StepLoop(guard=guard)
+
+
+def give_up_under_pressure(loop: StepLoop, store: CacheStorePort) -> None:
+    """Let the guard of `loop` give up the memory tier of `store`, then idle caches.
+
+    Raises InvalidRequestError if what is in use now leaves no room.
+    """
+    from semantic.adapters.stores.memory import MemoryStore
+    from semantic.adapters.stores.tiered import TieredStore
+
+    guard = loop.guard
+    if guard is None:
+        return
+    if not guard.fits():
+        raise InvalidRequestError(
+            f"{guard.max_bytes} bytes of memory: expected more than the process has without "
+            "a request"
+        )
+    tier = store.warm if isinstance(store, TieredStore) else store
+    if isinstance(tier, MemoryStore):
+        guard.add("the memory tier", tier.release)
+    guard.add("idle caches", loop.evict_idle)
 
 
 def free_memory() -> None:

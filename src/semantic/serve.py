@@ -39,6 +39,8 @@ from semantic.bootstrap import (
     build_engine,
     build_in_slices,
     durable_tier,
+    give_up_under_pressure,
+    guarded_loop,
     model_name,
     model_path,
     open_turns,
@@ -132,6 +134,7 @@ async def load_serving(
         return apps[-1].engine
 
     if shared is None:
+        loop = loop or guarded_loop(settings.engine, logger.info)
         thread = EngineThread(build, rebuild, settings.limits, loop=loop)
     else:
         in_slices = partial(build_one_of, shared)
@@ -142,6 +145,8 @@ async def load_serving(
         undo.push_async_callback(_give_up, thread, in_slices=shared is not None)
         thread.start()
         await asyncio.wrap_future(thread.ready)
+        if loop is not None:
+            give_up_under_pressure(loop, apps[-1].store)
         turns = None if shared is None else BorrowedTurns(shared.turns)
         serving = await asyncio.to_thread(_build_serving, thread, apps[-1], settings, turns)
         undo.push_async_callback(serving.close)

@@ -26,9 +26,11 @@ from semantic.bootstrap import (
     describe_model,
     find_model,
     free_memory,
+    give_up_under_pressure,
+    guarded_loop,
     make_pool,
+    memory_of,
     open_shared,
-    read_device,
 )
 from semantic.domain.block_hash import tenant_id, tenant_tag
 from semantic.domain.errors import InvalidRequestError
@@ -85,16 +87,17 @@ async def load_models(
     Raises as `serve.load_serving`, and InvalidRequestError for two models of one name, a kept one
     that is none of them, and one that does not fit into the budget.
     """
-    loop = loop or StepLoop()
     first = settings.models[0].engine
+    loop = loop or guarded_loop(first, logger.info)
 
     def open_all() -> tuple[Shared, int]:
-        budget = _budget(settings.max_bytes) - settings.reserved_bytes
+        budget = (settings.max_bytes or _budget(first)) - settings.reserved_bytes
         tier = first.memory_bytes or _tier_bytes(budget)
         engine = replace(first, memory_bytes=tier)
         return open_shared(engine, loop, logger.warning, on_store_unavailable), budget - tier
 
     shared, capacity = await asyncio.wrap_future(loop.call(open_all))
+    give_up_under_pressure(loop, shared.store)
     loader = _Loader(shared)
     async with AsyncExitStack() as undo:
         undo.push_async_callback(loader.close)
@@ -128,9 +131,9 @@ def _residency(
     return residency
 
 
-def _budget(max_bytes: int | None) -> int:
+def _budget(engine: Settings) -> int:
     part, whole = _SHARE
-    return max_bytes or read_device().memory_bytes * part // whole
+    return memory_of(engine) * part // whole
 
 
 def _tier_bytes(budget: int) -> int:

@@ -385,6 +385,10 @@ class FakeBackend:
     def best_chunk(self) -> int:
         return self._best_chunk
 
+    @property
+    def returns_memory(self) -> bool:
+        return True
+
     def cache_spec(self) -> ModelCacheSpec:
         return self._spec
 

@@ -361,6 +361,16 @@ class ServeOptions:
     no_store: Annotated[bool | None, _NO_STORE] = None
     disk_gb: DiskGb = None
     ram_gb: RamGb = None
+    memory_gb: Annotated[
+        float | None,
+        typer.Option(
+            help="GiB of memory that the process may have, as the system counts it. Near that, "
+            "caches are given up, and last requests are refused with a 503. Default: no limit "
+            "besides those of the parts.",
+            show_default=False,
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
     temperature: Annotated[
         float | None,
         typer.Option(

@@ -6,6 +6,7 @@ Reads settings, opens the socket and runs the server. Knows no wire.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +17,7 @@ from semantic import __version__
 from semantic.bootstrap import (
     Settings,
     default_store_folder,
+    guarded_loop,
     model_name,
     model_of,
     open_responses,
@@ -118,10 +120,10 @@ async def load_model(
 ) -> RunnableServing:
     """The models that `settings` name, ready for requests. Raises as `serve.load_serving` and
     `serve_models.load_models`."""
-    from semantic.application.engine.step_loop import StepLoop
     from semantic.serve import load_embeddings
 
-    loop, embedding = StepLoop(), None
+    report = logging.getLogger("semantic.server").info
+    loop, embedding = guarded_loop(engine_settings(settings), report), None
     if settings.embedding_model is not None:
         model = model_of(settings.embedding_model)
         names = _own_names(model, settings.embedding_model)
@@ -230,6 +232,7 @@ def engine_settings(settings: ServerSettings) -> Settings:
         disk_bytes=gib("disk_gb", settings.disk_gb),
         memory_bytes=gib("ram_gb", settings.ram_gb),
         max_batch=settings.max_batch,
+        process_bytes=gib("memory_gb", settings.memory_gb),
     )
 
 

@@ -113,6 +113,11 @@ class BatchBackend(Protocol):
         """Tokens per `prefill` call beyond which the time per token does not fall."""
         ...
 
+    @property
+    def returns_memory(self) -> bool:
+        """Whether memory of blocks that are freed is returned, or kept for other blocks."""
+        ...
+
     def cache_spec(self) -> ModelCacheSpec:
         """What the model caches per sequence."""
         ...

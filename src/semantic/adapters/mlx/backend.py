@@ -156,6 +156,11 @@ class MLXBackend:
         return isinstance(self._layers, PagedLayers)
 
     @property
+    def returns_memory(self) -> bool:
+        """See `BatchBackend.returns_memory`. A pool of pages does not shrink."""
+        return not self.in_pages
+
+    @property
     def calibration(self) -> Calibration | None:
         """The measurements that decide how batches decode; None if there was no choice."""
         return self._calibration

@@ -5,8 +5,12 @@ Knows no model: loaded weights show only as bytes in use.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import os
+import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,6 +24,14 @@ _CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
 """Files with a container's memory limit on Linux (cgroup v2, v1)."""
+
+
+_STATUS = Path("/proc/self/status")
+_COUNTED = re.compile(r"^(RssAnon|RssShmem):\s+(\d+) kB$", re.MULTILINE)
+"""Lines of `_STATUS` with resident memory that is no file's."""
+
+# Of macOS' <libproc.h> and <sys/resource.h>: rusage_info_v2, and where ri_phys_footprint is in it.
+_RUSAGE, _RUSAGE_BYTES, _FOOTPRINT_AT = 2, 512, 72
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +65,26 @@ def read_device() -> Device:
     )
 
 
+def memory_in_use() -> int:
+    """Bytes of memory that the process has, as the system counts them; with CUDA those that MLX has
+    on the device besides.
+
+    Pages of files, which the system may drop at any time, do not count.
+    """
+    own = _footprint() if sys.platform == "darwin" else _anonymous_bytes()
+    if not mx.cuda.is_available() or on_cpu():
+        return own
+    return own + mx.get_active_memory() + mx.get_cache_memory()
+
+
+def give_memory_back() -> None:
+    """Return to the system what was freed and is only kept to be used again."""
+    mx.clear_cache()
+    if sys.platform == "linux":
+        with contextlib.suppress(AttributeError):  # another C library than glibc
+            ctypes.CDLL(None).malloc_trim(0)
+
+
 def free_memory() -> None:
     """Free arrays in cycles of objects, and the buffers that MLX keeps of arrays that are gone."""
     gc.collect()
@@ -63,6 +95,24 @@ def physical_memory() -> int:
     """Bytes of memory that this process may use: the machine's, or its container's limit."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([total, *(limit for path in _CGROUP_LIMITS if (limit := _read_limit(path)))])
+
+
+def _anonymous_bytes() -> int:
+    """Resident memory of this process on Linux that is no file's."""
+    found = dict(_COUNTED.findall(_STATUS.read_text(encoding="ascii")))
+    return 1024 * sum(map(int, found.values()))
+
+
+def _footprint() -> int:
+    """The physical footprint of this process on macOS, by which the system judges its memory.
+
+    Raises OSError when the system does not say it.
+    """
+    usage = ctypes.create_string_buffer(_RUSAGE_BYTES)
+    failed = ctypes.CDLL(None, use_errno=True).proc_pid_rusage(os.getpid(), _RUSAGE, usage)
+    if failed:
+        raise OSError(ctypes.get_errno(), "proc_pid_rusage failed")
+    return int.from_bytes(usage.raw[_FOOTPRINT_AT : _FOOTPRINT_AT + 8], "little")
 
 
 def _read_limit(path: Path) -> int | None:

@@ -299,6 +299,18 @@ class MemoryStore:
                 )
             ]
 
+    def release(self, n_bytes: int) -> bool:
+        """Evict so many bytes, the largest tenants' least recently used first; whether any was.
+
+        Pinned entries stay.
+        """
+        with self._lock:
+            order = self._in_order_of_eviction(b"", 0, frozenset(), pins_hold=True)
+            victims, _ = self._first(order, n_bytes)
+            for victim in victims:
+                self._evict(victim)
+        return bool(victims)
+
     def flush(self) -> None:
         """See `CacheStorePort.flush`. Does nothing."""
 
@@ -355,18 +367,25 @@ class MemoryStore:
             kept += max(min(then, one.n_bytes), one.pinned_bytes if pins_hold else 0)
         if kept + n_bytes > self._max_bytes:
             return False
-        victims: dict[_Entry, None] = {}
-        for victim in self._in_order_of_eviction(tenant, then, spared, pins_hold=pins_hold):
-            if victim not in victims:
-                victims[victim] = None
-                excess -= self._size(victim)
-            if excess <= 0:
-                break
-        if excess > 0:
+        order = self._in_order_of_eviction(tenant, then, spared, pins_hold=pins_hold)
+        victims, n_found = self._first(order, excess)
+        if n_found < excess:
             return False
         for victim in victims:
             self._evict(victim)
         return True
+
+    def _first(self, order: Iterable[_Entry], n_bytes: int) -> tuple[dict[_Entry, None], int]:
+        """The first different entries that have `n_bytes`, or all, and what they have."""
+        found: dict[_Entry, None] = {}
+        total = 0
+        for entry in order:
+            if entry not in found:
+                found[entry] = None
+                total += self._size(entry)
+            if total >= n_bytes:
+                break
+        return found, total
 
     def _in_order_of_eviction(
         self,

@@ -44,6 +44,11 @@ class TieredStore:
         self._cold = cold
 
     @property
+    def warm(self) -> CacheStorePort:
+        """The fast tier."""
+        return self._warm
+
+    @property
     def cold(self) -> CacheStorePort:
         """The durable tier."""
         return self._cold

@@ -86,6 +86,7 @@ class BlockPoolBatchEngine:
         if max_batch < 1:
             raise InvalidRequestError(f"max_batch must be at least 1, got {max_batch}")
         model.set_aside(pool.capacity_bytes)
+        self._model = model
         budget = budget or PrefillBudget(largest=model.best_chunk)
         self._prefixes = None
         if store is not None:
@@ -237,6 +238,18 @@ class BlockPoolBatchEngine:
     def restored_bytes(self) -> Counter[Tier]:
         """Bytes read from each tier of the store, since the start."""
         return Counter() if self._prefixes is None else self._prefixes.restored_bytes
+
+    def evict_idle(self, n_bytes: int) -> bool:
+        """Evict idle caches of so many bytes, if that returns memory to the system; whether any
+        was. With a store they are restored from it."""
+        if not self._model.returns_memory:
+            return False
+        with self._lock:
+            least = self._pool.used_bytes - n_bytes
+            evicted = False
+            while self._pool.used_bytes > least and self._idle.evict():
+                evicted = True
+        return evicted
 
     def forget(self, agent_id: str, *, tenant: str = "") -> bool:
         """Drop an agent's idle cache and its manifest; False if it has neither.

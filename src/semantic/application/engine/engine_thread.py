@@ -36,7 +36,9 @@ from semantic.ports.slices import Slices
 T = TypeVar("T")
 
 _RETRY_AFTER = 5
-"""Seconds; sent with a refusal while the model is being loaded or the process ends."""
+"""Seconds; sent with a refusal while the model is being loaded, memory is short or the process
+ends."""
+_NO_MEMORY = "the process has all the memory that it may have; requests must end first"
 
 _SUBMISSIONS_PER_STEP, _ACCEPT_SECONDS = 16, 0.02
 """Accepting one includes a lookup in the store, and waits for the threads that prepare others: a
@@ -153,13 +155,15 @@ class EngineThread:
     def submit(self, submission: Submission, listener: Listener) -> RequestHandle:
         """Queue `submission`; the engine validates it before its next step (see `accepted`).
 
-        Raises OverloadedError when the queue is full, the model is being loaded or the thread is
-        stopping, and BackendError when the engine has failed for good.
+        Raises OverloadedError when the queue is full, memory is short, the model is being loaded or
+        the thread is stopping, and BackendError when the engine has failed for good.
         """
         handle = RequestHandle(submission, listener)
         with self._changed:
             if not self._state.accepts_submissions or self._admission is None:
                 raise self._refusal()
+            if self._loop.is_out_of_memory:
+                raise OverloadedError(_NO_MEMORY, retry_after=_RETRY_AFTER)
             self._admission.enter(handle, submission.max_total_tokens, submission.tenant)
             self._inbox.append(handle)
             self._changed.notify_all()
@@ -229,6 +233,9 @@ class EngineThread:
         self._shut_down(has_more if isinstance(has_more, Failure) else None)
         self._engine = self._admission = self._building = None
         return False
+
+    def evict_idle(self, n_bytes: int) -> bool:
+        return self._engine is not None and self._engine.evict_idle(n_bytes)
 
     def _advance(self) -> bool:
         """One slice of building or one step; False when the engine must stop."""

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from typing import Generic, Protocol, TypeVar
 
 from semantic.application.engine.calls import EngineCall, engine_call
+from semantic.application.engine.memory_guard import MemoryGuard
 from semantic.ports.outbound import Clock
 
 K = TypeVar("K")
@@ -37,6 +38,10 @@ class Lane(Protocol):
         """One slice of work; False when there is no more to come. Never raises."""
         ...
 
+    def evict_idle(self, n_bytes: int) -> bool:
+        """Evict idle caches of so many bytes from memory; False if none was."""
+        ...
+
 
 class StepLoop:
     """Runs lanes in one thread, which starts with the first lane and never ends.
@@ -45,7 +50,9 @@ class StepLoop:
     process that exits in that moment would abort.
     """
 
-    def __init__(self, clock: Clock = time.monotonic) -> None:
+    def __init__(self, clock: Clock = time.monotonic, guard: MemoryGuard | None = None) -> None:
+        """`guard` is checked after each turn."""
+        self.guard = guard
         # Guards what any thread may write: the lanes, and what each lane is asked to do. Never held
         # during a turn.
         self.changed = threading.Condition()
@@ -76,6 +83,20 @@ class StepLoop:
         with self.changed:
             return any(one is not lane and one.is_ready for one in self._lanes)
 
+    @property
+    def is_out_of_memory(self) -> bool:
+        """Whether new requests must wait for running ones to free memory. With the condition
+        held."""
+        if self.guard is None or not self.guard.is_exceeded:
+            return False
+        return any(lane.is_ready for lane in self._lanes)
+
+    def evict_idle(self, n_bytes: int) -> bool:
+        """See `Lane.evict_idle`; of the first lane that has any. For the loop's thread."""
+        with self.changed:
+            lanes = list(self._lanes)
+        return any(lane.evict_idle(n_bytes) for lane in lanes)
+
     def _main(self) -> None:
         while True:
             self._turn()
@@ -89,6 +110,8 @@ class StepLoop:
         started = self._clock()
         has_more = lane.turn()
         self._turns.account(lane, (self._clock() - started) / ready[lane])
+        if self.guard is not None:
+            self.guard.check()
         if not has_more:
             with self.changed:
                 self._lanes.remove(lane)
@@ -136,4 +159,7 @@ class _Call:
 
     def turn(self) -> bool:
         self._call.run(None)
+        return False
+
+    def evict_idle(self, n_bytes: int) -> bool:  # noqa: ARG002
         return False

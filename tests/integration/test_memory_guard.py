@@ -1,0 +1,129 @@
+"""The process stays within its memory, as the system counts it, and answers as without a limit."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models import llama
+
+from semantic import BlockPool, BlockPoolBatchEngine
+from semantic.adapters.mlx.device import give_memory_back, memory_in_use
+from semantic.adapters.mlx.model.provider import wrap_model
+from semantic.adapters.stores.memory import MemoryStore
+from semantic.application.engine.engine_thread import EngineThread
+from semantic.application.engine.memory_guard import Memory, MemoryGuard
+from semantic.application.engine.step_loop import StepLoop
+from semantic.application.engine.submission import Submission
+from semantic.domain.value_objects import CompletedGeneration
+from semantic.ports.inbound import EngineEvent
+from tests.support.char_tokenizer import CharTokenizer
+from tests.support.tiny_models import VOCAB, randomize
+
+MIB = 1 << 20
+CACHES = 400 * MIB
+"""The budgets of pool and memory tier, each."""
+MORE = 160 * MIB
+"""What the process may have beside what it has after the start: a fraction of both."""
+AGENTS, TOKENS = 14, 600
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+def wide_llama() -> llama.Model:
+    """Little to compute, and 16 KiB of keys and values a token."""
+    model = llama.Model(
+        llama.ModelArgs(
+            model_type="llama",
+            hidden_size=32,
+            num_hidden_layers=2,
+            intermediate_size=32,
+            num_attention_heads=8,
+            num_key_value_heads=8,
+            head_dim=128,
+            rms_norm_eps=1e-5,
+            vocab_size=VOCAB,
+        )
+    )
+    randomize(model)
+    mx.eval(model.parameters())
+    return model
+
+
+class Answers:
+    """What all agents say, in two rounds; the second continues the first."""
+
+    def __init__(self, thread: EngineThread) -> None:
+        self._thread = thread
+        self.said: list[tuple[int, ...]] = []
+        self.cached: list[int] = []
+
+    def ask(self, number: int, prompt: list[int]) -> list[int]:
+        ended: Future[CompletedGeneration] = Future()
+
+        def listen(events: Sequence[EngineEvent]) -> None:
+            for event in events:
+                if isinstance(event, CompletedGeneration):
+                    ended.set_result(event)
+
+        self._thread.submit(Submission(f"agent-{number}", prompt, 4), listen)
+        done = ended.result(60)
+        assert done.error is None
+        self.said.append(tuple(done.tokens))
+        self.cached.append(done.cached_tokens)
+        return [*prompt, *done.tokens]
+
+    def all(self) -> None:
+        prompts = [[(n * 31 + i * i * 7) % VOCAB for i in range(TOKENS)] for n in range(AGENTS)]
+        held = [self.ask(n, prompt) for n, prompt in enumerate(prompts)]
+        for n, prompt in enumerate(held):
+            self.ask(n, [*prompt, 5, 9, 2])
+
+
+def run(model: llama.Model, guard: MemoryGuard | None) -> Answers:
+    backend = wrap_model(model, "wide")
+    spec = backend.cache_spec()
+    store = MemoryStore(CACHES)
+
+    def build() -> BlockPoolBatchEngine:
+        pool: BlockPool = BlockPool(spec, max_bytes=CACHES)
+        return BlockPoolBatchEngine(backend, CharTokenizer(), pool, spec, store=store)
+
+    loop = StepLoop(guard=guard)
+    thread = EngineThread(build, loop=loop)
+    thread.start()
+    thread.ready.result(60)
+    if guard is not None:
+        guard.add("the memory tier", store.release)
+        guard.add("idle caches", loop.evict_idle)
+    answers = Answers(thread)
+    answers.all()
+    thread.stop()
+    return answers
+
+
+def test_caches_give_way_before_the_limit_and_no_token_changes() -> None:
+    model = wide_llama()
+    give_memory_back()
+    limit = memory_in_use() + MORE
+    measured: list[int] = []
+
+    def in_use() -> int:
+        measured.append(memory_in_use())
+        return measured[-1]
+
+    lines: list[str] = []
+    memory = Memory(in_use, give_memory_back)
+    # Each turn measures: the test is over in fewer quarters of a second than turns.
+    clock = partial(next, iter(range(1 << 30)))
+    bounded = run(model, MemoryGuard(limit, memory, clock=clock, report=lines.append))
+    assert max(measured) <= limit, "more than the process may have"
+    assert lines
+    free = run(model, None)
+    assert bounded.said == free.said
+    assert min(free.cached[AGENTS:]) >= TOKENS, "without a limit all are reused"
+    assert sum(bounded.cached) < sum(free.cached), "the limit was none: the caches fit into it"
