@@ -529,10 +529,10 @@ def give_up_under_pressure(loop: StepLoop, store: CacheStorePort) -> None:
     guard = loop.guard
     if guard is None:
         return
-    if not guard.fits():
+    if (used := guard.lacks_room()) is not None:
         raise InvalidRequestError(
-            f"{guard.max_bytes} bytes of memory: expected more than the process has without "
-            "a request"
+            f"--memory-gb {guard.max_bytes / _GIB:.3g}: expected clearly more than the "
+            f"{used / _GIB:.3g} that the process has without a request"
         )
     tier = store.warm if isinstance(store, TieredStore) else store
     if isinstance(tier, MemoryStore):

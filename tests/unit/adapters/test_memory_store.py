@@ -210,3 +210,24 @@ def test_closing_lets_go_of_all() -> None:
     store.close()
     [tier] = store.stats()
     assert (tier.n_blocks, tier.n_bytes, tier.n_agents) == (0, 0, 0)
+
+
+def test_release_evicts_the_least_recently_used_and_no_more_than_asked_for() -> None:
+    store = MemoryStore(20 * BLOCK)
+    for seed in (1, 2):
+        assert all(store.put(one) for one in blocks(chain(768, seed)))
+    assert store.release(1)
+    assert (there(store, 768, 1), there(store, 768, 2)) == ([0, 1], [0, 1, 2])
+    assert store.release(4 * BLOCK)
+    assert (there(store, 768, 1), there(store, 768, 2)) == ([], [0])
+    assert store.release(100 * BLOCK)
+    assert store.stats()[0].n_bytes == 0
+    assert not store.release(1)
+
+
+def test_release_leaves_what_is_pinned() -> None:
+    store = MemoryStore(20 * BLOCK)
+    assert all(store.put(one) for one in blocks(chain(512)))
+    assert store.save(manifest("a", 512, pinned=True))
+    assert not store.release(20 * BLOCK)
+    assert there(store, 512) == [0, 1]

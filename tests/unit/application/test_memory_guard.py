@@ -86,7 +86,7 @@ def test_what_running_requests_have_is_left_and_exceeds_the_limit_until_they_end
     guard.check()
     assert (process.running, process.tier, process.idle) == (1550, 0, 0)
     assert guard.is_exceeded
-    assert not guard.fits()
+    assert guard.lacks_room() == 1550
     process.running = 1000
     guard.check()
     assert guard.is_exceeded, "it is not measured so soon again"

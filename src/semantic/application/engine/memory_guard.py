@@ -62,9 +62,10 @@ class MemoryGuard:
         """`name` is given up after all that were added before."""
         self._order.append((name, free))
 
-    def fits(self) -> bool:
-        """Whether what is in use now leaves room."""
-        return self._memory.in_use() <= self.max_bytes - self._part
+    def lacks_room(self) -> int | None:
+        """What is in use now, if that leaves no room; else None."""
+        used = self._memory.in_use()
+        return used if used > self.max_bytes - self._part else None
 
     def check(self) -> None:
         """Measure, if it is time, and give up as much as needed of each cache, in order."""
