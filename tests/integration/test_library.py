@@ -437,9 +437,10 @@ def test_a_closed_engine_refuses() -> None:
     stream = agent.chat("Count from 1 to 99.", stream=True)
     engine.close()
     engine.close()
-    for ask in (lambda: agent.chat("Hello!"), lambda: engine.chat("ada", "Hello!"), stream.close):
+    for ask in (lambda: agent.chat("Hello!"), lambda: engine.chat("ada", "Hello!")):
         with pytest.raises(BackendError, match=r"the engine is (closed|not loaded)"):
             ask()
+    stream.close()
 
 
 def test_a_program_that_closes_nothing_ends(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ class AsyncAnswerStream:
         await self._cancel()
 
     async def close(self) -> None:
-        """Cancel what is left and read no more."""
+        """Cancel what is left and read no more. Does nothing once the engine is closed."""
         await self._events.aclose()
 
     async def __aenter__(self) -> Self:

@@ -324,8 +324,9 @@ class AnswerStream:
         self._loop.begin(self._stream.cancel())
 
     def close(self) -> None:
-        """Cancel what is left and read no more."""
-        self._loop.run(self._stream.close())
+        """Cancel what is left and read no more. Does nothing once the engine is closed."""
+        if not self._loop.is_closed:
+            self._loop.run(self._stream.close())
 
     def __enter__(self) -> Self:
         return self
@@ -346,6 +347,11 @@ class _LoopThread:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="library", daemon=True)
         self._thread.start()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has ended."""
+        return self._loop.is_closed()
 
     def run(self, work: Coroutine[object, object, T]) -> T:
         """The result of `work`, which is cancelled if waiting for it is interrupted.
