@@ -43,7 +43,7 @@ REGION: Final = re.compile(
 _LANGUAGES: Final = {".py": "python", ".cjs": "js", ".yaml": "yaml", ".json": "json"}
 _CONTEXT: Final = 131_072
 """Tokens; the context of the server in settings that name one."""
-_TESTED_MODELS: Final = ("one-sentence", talk.MODEL)
+_TESTED_MODELS: Final = ("one-sentence", talk.MODEL, talk.EMBEDDING_MODEL)
 
 
 class PageError(Exception):
