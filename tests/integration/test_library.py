@@ -439,7 +439,7 @@ def test_a_closed_engine_refuses() -> None:
     engine.close()
     for ask in (lambda: agent.chat("Hello!"), lambda: engine.chat("ada", "Hello!")):
         with pytest.raises(BackendError, match=r"the engine is (closed|not loaded)"):
-            ask()
+            ask()  # type: ignore[no-untyped-call]
     stream.close()
 
 
