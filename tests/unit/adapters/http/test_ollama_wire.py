@@ -291,6 +291,7 @@ def test_a_prompt_above_num_ctx_is_refused() -> None:
         ({"think": "hard"}, "think: "),
         ({"stream": "yes"}, "stream: expected true or false"),
         ({"keep_alive": "soon"}, "keep_alive: "),
+        ({"options": {"repeat_penalty": 0}}, "options.repeat_penalty must be between"),
         ({"top_logprobs": 21}, "top_logprobs: "),
         ({"semantic": {"kept": True}}, "semantic.kept"),
     ],
@@ -379,6 +380,7 @@ def test_a_request_without_messages_loads_the_model() -> None:
     [
         (None, None), (0, 0), (300, 300), (-1, math.inf), ("-1", math.inf), ("-1m", math.inf),
         ("5m", 300), ("1h30m", 5400), ("1.5h", 5400), ("250ms", 0.25), ("24", 24), ("0", 0),
+        (10**400, math.inf), ("9" * 64, math.inf), ("999999999h", math.inf), (10**9, 10**9),
     ],
 )  # fmt: skip
 def test_keep_alive_is_a_duration(given: object, seconds: float | None) -> None:

@@ -36,6 +36,8 @@ _SECONDS: Final = {
 _STEP: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)", re.ASCII)
 _LONGEST_DURATION: Final = 64
 """Characters of a duration."""
+_LONGEST_STAY: Final = 1e9
+"""Seconds, as of --model-ttl; the end of a longer one may be no date."""
 
 _EFFORTS: Final = ("low", "medium", "high", "max")
 
@@ -81,13 +83,18 @@ def read_options(value: object, model: ServedModel) -> Options:
         numbers = validated(_numbers(), known)
         sampling = sampling_of(_renamed(numbers), stop, model)
     except FieldError as error:
-        path = f"{_OPTIONS}.{error.param}"
-        raise FieldError(f"{_OPTIONS}.{error}", param=path) from error
+        path = f"{_OPTIONS}.{_own(error.param or '')}"
+        raise FieldError(f"{_OPTIONS}.{_own(str(error))}", param=path) from error
     return Options(
         _with_window(sampling, numbers, model),
         _max_tokens(numbers, model),
         _context(numbers),
     )
+
+
+def _own(text: str) -> str:
+    """A text that begins with a field of OpenAI's wires, with the name of `options` for it."""
+    return text.replace("repetition_penalty", "repeat_penalty", 1)
 
 
 def _renamed(numbers: _Numbers) -> CompletionBody:
@@ -134,7 +141,7 @@ def _context(numbers: _Numbers) -> int | None:
 def read_keep_alive(value: object) -> float | None:
     """The field `keep_alive` in seconds: for how long the model stays loaded after the request.
 
-    None without one, infinity for a negative one. Raises FieldError.
+    None without one, infinity for a negative one and for decades. Raises FieldError.
     """
     if value is None:
         return None
@@ -144,7 +151,7 @@ def read_keep_alive(value: object) -> float | None:
             f"keep_alive: expected seconds or a duration like 5m or 1h30m, got {value!r:.80}",
             param="keep_alive",
         )
-    return math.inf if seconds < 0 else float(seconds)
+    return float(seconds) if 0 <= seconds <= _LONGEST_STAY else math.inf
 
 
 def _duration(text: str) -> float | None:
