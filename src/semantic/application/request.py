@@ -12,6 +12,7 @@ from enum import Enum
 
 from semantic.application.thinking_meter import ThinkingMeter
 from semantic.domain.entities import AgentBlocks, KVBlock
+from semantic.domain.identity import NO_HINTS, Hints
 from semantic.domain.match import MatchEnd
 from semantic.domain.stop_strings import StopStrings
 from semantic.domain.stored import Manifest
@@ -89,6 +90,8 @@ class Request:
     note: str = ""
     keep: bool = True
     """Whether what it computes stays for later requests: in its agent's cache and in the store."""
+    hints: Hints = NO_HINTS
+    """What its agent says of itself."""
     arrived: float = 0.0
     """By the engine's clock, in seconds."""
 

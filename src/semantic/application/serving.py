@@ -157,6 +157,7 @@ class Serving:
                 ask.tenant,
                 self._names.note(agent, prepared, ask),
                 keep=ask.keep,
+                hints=ask.hints,
             )
             events = EventQueue(self._arrivals_here())
             handle = self._thread.submit(submission, events.put)

@@ -1,14 +1,17 @@
-"""Identity: the session and the agent that a client's request names in passing.
+"""What a request says of its sender: Identity, the session and the agent that a client names in
+passing, and Hints.
 
-Used for names, pins and statistics. It never decides which cache is read: blocks are found by the
-content of the prompt.
+Used for names, pins, statistics and order. It never decides which cache is read: blocks are found
+by the content of the prompt.
 """
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import Final, TypeGuard
+
+from semantic.domain.errors import InvalidRequestError
 
 MAX_TAG_LENGTH = 128
 """Characters of a session, agent or client tag."""
@@ -17,6 +20,9 @@ _MAX_PART_LENGTH = 100
 """Characters of a tag within a name; a longer one is replaced by a digest."""
 _DIGEST_DIGITS = 32
 _ESCAPES = str.maketrans({"%": "%25", "/": "%2F", "~": "%7E"})
+LONGEST_ABSENCE: Final = 86_400.0
+"""Seconds: the most that `Hints.back_in` may be."""
+
 _NO_CLIENT = "session"
 _NUMBER = "~"
 
@@ -74,3 +80,29 @@ def _part(tag: str) -> str:
         return escaped
     whole = hashlib.sha256(tag.encode("utf-8", "surrogatepass"))
     return f"%x{whole.hexdigest()[:_DIGEST_DIGITS]}"  # no escaped tag contains "%x"
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """All optional. `done`: the agent needs nothing after this answer. `back_in`: in how many
+    seconds after it the agent sends its next request; None if it does not say.
+
+    Raises InvalidRequestError for a `back_in` below 0 or above LONGEST_ABSENCE, and for one of an
+    agent that is done.
+    """
+
+    done: bool = False
+    back_in: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.back_in is None:
+            return
+        if not 0 <= self.back_in <= LONGEST_ABSENCE:
+            raise InvalidRequestError(
+                f"back_in: expected seconds from 0 to {LONGEST_ABSENCE:.0f}, got {self.back_in}"
+            )
+        if self.done:
+            raise InvalidRequestError("back_in: expected none of an agent that is done")
+
+
+NO_HINTS: Final = Hints()

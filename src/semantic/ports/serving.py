@@ -11,7 +11,7 @@ from typing import Protocol
 
 from semantic.domain.answer import AnswerEvent
 from semantic.domain.chat import Chat
-from semantic.domain.identity import Identity
+from semantic.domain.identity import NO_HINTS, Hints, Identity
 from semantic.domain.value_objects import SamplingParams
 
 Prompt = Chat | str | tuple[int, ...]
@@ -29,7 +29,7 @@ class Ask:
     after its end: it may read what is cached, and adds nothing to it. `context_tokens` limits
     prompt and answer together below what the model allows. With `numbered_calls` the ids of the
     answer's calls are `numbered_call` of their place in the conversation, else random. `note` is
-    one line of text that is saved with the agent.
+    one line of text that is saved with the agent. `hints` are what the agent says of itself.
     """
 
     prompt: Prompt
@@ -43,6 +43,7 @@ class Ask:
     context_tokens: int | None = None
     numbered_calls: bool = False
     note: str = ""
+    hints: Hints = NO_HINTS
 
 
 @dataclass(frozen=True, slots=True)

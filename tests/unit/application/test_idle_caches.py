@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from semantic.application.cache.idle_caches import IdleCaches
 from semantic.domain.entities import AgentBlocks
+from semantic.domain.identity import NO_HINTS, Hints
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import CacheKey, ModelCacheSpec
 from tests.support.fake_backend import FULL
+from tests.support.fake_clock import FakeClock
 from tests.support.lanes import examples
 
 Store = IdleCaches
@@ -20,9 +22,9 @@ Pool = BlockPool
 class Shelf:
     """A store, the pool its caches lie in, and a way to make caches."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: FakeClock | None = None) -> None:
         self.pool = Pool(ModelCacheSpec((FULL,)), 100)
-        self.store = Store(self.pool)
+        self.store = Store(self.pool, clock or FakeClock())
 
     def cache(self, agent: str, *tokens: int) -> AgentBlocks:
         blocks = AgentBlocks(agent, token_ids=tokens, model_id="m")
@@ -177,3 +179,73 @@ def test_a_store_is_a_dictionary_in_order_of_use(todo: list[tuple[str, str]]) ->
         assert shelf.agents() == list(expected)
         assert shelf.pool.used_blocks == 2 * len(expected)
         shelf.pool.check_integrity()
+
+
+# What agents say of themselves
+
+
+def told(clock: FakeClock, **hints: Hints) -> Shelf:
+    """Caches in the order of `hints`, one second apart."""
+    shelf = Shelf(clock)
+    for agent, said in hints.items():
+        shelf.put(agent, 1)
+        shelf.store.heed(key(agent), said)
+        clock.advance(1)
+    return shelf
+
+
+def evicted(shelf: Shelf) -> list[str]:
+    """All agents, in the order in which their caches are evicted."""
+    order = []
+    while before := shelf.agents():
+        shelf.store.evict()
+        order += [agent for agent in before if agent not in shelf.agents()]
+        shelf.pool.check_integrity()
+    return order
+
+
+def test_the_cache_of_an_agent_that_is_done_goes_first() -> None:
+    shelf = told(FakeClock(), a=NO_HINTS, b=NO_HINTS, c=Hints(done=True), d=Hints(done=True))
+    assert evicted(shelf) == ["c", "d", "a", "b"]
+
+
+def test_an_agent_that_will_be_back_is_evicted_after_the_others_until_then() -> None:
+    clock = FakeClock()
+    hints = {"a": Hints(back_in=10), "b": NO_HINTS, "c": NO_HINTS}
+    assert evicted(told(clock, **hints)) == ["b", "c", "a"]
+    shelf = told(clock, **hints)
+    clock.advance(60)
+    shelf.put("d", 1)
+    assert evicted(shelf) == ["b", "c", "a", "d"]  # used, as it were, after 10 s
+
+
+def test_where_all_will_be_back_the_last_to_return_goes_first() -> None:
+    shelf = told(FakeClock(), a=Hints(back_in=9), b=Hints(back_in=90), c=Hints(back_in=20))
+    assert evicted(shelf) == ["b", "c", "a"]
+
+
+def test_an_agent_that_is_away_for_long_is_as_any_other() -> None:
+    assert evicted(told(FakeClock(), a=Hints(back_in=301), b=NO_HINTS)) == ["a", "b"]
+    assert evicted(told(FakeClock(), a=Hints(back_in=300), b=NO_HINTS)) == ["b", "a"]
+
+
+def test_a_hint_ends_with_the_agents_next_request() -> None:
+    shelf = told(FakeClock(), a=Hints(done=True), b=NO_HINTS)
+    shelf.put("a", 1, 2)
+    assert evicted(shelf) == ["b", "a"]
+
+
+def test_a_hint_of_an_agent_without_a_cache_changes_nothing(shelf: Shelf) -> None:
+    shelf.store.heed(key("a"), Hints(done=True))
+    shelf.put("b", 1)
+    shelf.store.heed(key("a"), Hints(back_in=5))
+    assert evicted(shelf) == ["b"]
+
+
+def test_a_tenant_cannot_keep_its_caches_at_the_cost_of_another(shelf: Shelf) -> None:
+    for tenant, agent, n_tokens in (("x", "x1", 300), ("x", "x2", 300), ("y", "y1", 400)):
+        own = CacheKey("m", agent, tenant)
+        shelf.store.put(own, shelf.cache(agent, *range(n_tokens)))
+        shelf.store.heed(own, Hints(back_in=60) if tenant == "x" else Hints(done=True))
+    # The tenant with most loses first, whatever it said; then it has less than the other.
+    assert evicted(shelf) == ["x1", "y1", "x2"]

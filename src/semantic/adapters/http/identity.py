@@ -1,5 +1,5 @@
 """The sender of a request: its tenant, its agent, and the client session that it identifies itself
-with; and whether anything of the request is to be kept.
+with.
 
 Sessions are read from headers and fields that clients send unconfigured; each client has its own,
 and the first reader that recognizes one wins. They are tags only: a value that is too long, not
@@ -26,9 +26,6 @@ AIPERF: Final = "aiperf"
 
 AGENT_HEADER: Final = "x-agent-id"
 _AGENT_FIELD: Final = "agent_id"
-_KEEP_HEADER: Final = "x-semantic-keep"
-_OWN_FIELD: Final = "semantic"
-_KEEP: Final = "keep"
 _LONGEST_AGENT: Final = 256
 
 Json = Mapping[str, object]
@@ -91,32 +88,6 @@ def agent_of(request: Request, body: Mapping[str, object]) -> str | None:
             f"{param}: expected 1 to {_LONGEST_AGENT} printable characters", param=param
         )
     return given
-
-
-def keep_of(request: Request, body: Mapping[str, object]) -> bool:
-    """Whether anything of the request may stay after its end: False if either the header
-    X-Semantic-Keep or the field `semantic.keep` is false.
-
-    Raises FieldError for another value than true or false, and for another member of `semantic`,
-    which a misspelt one would be.
-    """
-    header = request.headers.get(_KEEP_HEADER, "true").lower()
-    if header not in {"true", "false"}:
-        raise FieldError("X-Semantic-Keep: expected true or false", param="X-Semantic-Keep")
-    own = body.get(_OWN_FIELD)
-    if own is None:
-        return header == "true"
-    if not isinstance(own, dict):
-        raise FieldError(f"{_OWN_FIELD}: expected an object", param=_OWN_FIELD)
-    for name in own:
-        if name != _KEEP:
-            path = f"{_OWN_FIELD}.{name[:_LONGEST_AGENT]}"
-            raise FieldError(f"{path}: there is no such field; expected {_KEEP}", param=path)
-    keep = own.get(_KEEP)
-    if not isinstance(keep, bool | None):
-        path = f"{_OWN_FIELD}.{_KEEP}"
-        raise FieldError(f"{path}: expected true or false", param=path)
-    return header == "true" and keep is not False
 
 
 def identity_of(request: Request, body: Mapping[str, object]) -> Identity | None:

@@ -1,6 +1,6 @@
 """BlockAllocator: allocates, grows, shares and frees the blocks of requests.
 
-Evicts idle caches, least recently used first, when the pool is full; preempting a running request
+Evicts idle caches, in their order, when the pool is full; preempting a running request
 is the scheduler's decision. Knows the pool, the idle caches and which blocks belong to which
 request; not when a request runs or what its blocks contain.
 """
@@ -188,6 +188,10 @@ class BlockAllocator:
         request.capacity = 0
         self._idle.put(self.key(request.agent_id, request.tenant), blocks)
 
+    def heed(self, request: Request) -> None:
+        """Order its agent's idle cache, if there is one, by the hints of an ended request."""
+        self._idle.heed(self.key(request.agent_id, request.tenant), request.hints)
+
     def _budget(self) -> str:
         parts = []
         if self._pool.total_blocks is not None:
@@ -273,7 +277,7 @@ class BlockAllocator:
         return [max(0, want - len(have)) for want, have in zip(wanted, blocks, strict=True)]
 
     def _make_room(self, counts: list[int]) -> bool:
-        """Evict idle caches, least recently used first, until `counts` fit.
+        """Evict idle caches, in their order, until `counts` fit.
 
         Evicts none if even evicting all would not be enough.
         """

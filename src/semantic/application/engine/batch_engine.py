@@ -98,7 +98,7 @@ class BlockPoolBatchEngine:
                 clock=clock,
             )
         self._pool = pool
-        self._idle = IdleCaches(pool)
+        self._idle = IdleCaches(pool, clock)
         self._allocator = BlockAllocator(pool, spec, self._idle, model.model_id, self._prefixes)
         self._scheduler = Scheduler(self._allocator, budget, clock, max_batch)
         self._sequences = Sequences(model, self._allocator, self._prefixes)
@@ -443,6 +443,7 @@ class BlockPoolBatchEngine:
                 self._allocator.keep(request, blocks)
             else:
                 self._allocator.give_back(request)
+            self._allocator.heed(request)
             return self._complete(request, reason, blocks=blocks)
 
     def _fail(self, request: Request, reason: str) -> CompletedGeneration:

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from semantic.domain.entities import AgentBlocks
+from semantic.domain.identity import NO_HINTS, Hints
 from semantic.domain.value_objects import CompletedGeneration, SamplingParams, TokenEvent
 from semantic.ports.inbound import EngineEvent
 
@@ -32,6 +33,7 @@ class Submission:
     cache: AgentBlocks | None = None
     append: bool = False
     keep: bool = True
+    hints: Hints = NO_HINTS
 
     @property
     def max_total_tokens(self) -> int:

@@ -76,6 +76,7 @@ class RequestValidator:
             tenant=submission.tenant,
             note=submission.note,
             keep=submission.keep,
+            hints=submission.hints,
             reuse=cached,
         )
 

@@ -26,9 +26,10 @@ from semantic.adapters.http.errors import (
     problem_of,
     request_id_of,
 )
-from semantic.adapters.http.identity import agent_of, identity_of, keep_of, tenant_of
+from semantic.adapters.http.identity import agent_of, identity_of, tenant_of
 from semantic.adapters.http.logs import WarnOnce
 from semantic.adapters.http.request_body import read_json
+from semantic.adapters.http.request_fields.own_field import hints_of, keep_of
 from semantic.adapters.http.streaming import (
     StartedStream,
     event_stream,
@@ -93,6 +94,7 @@ async def create_message(request: Request) -> Response:
         identity_of(request, body),
         parsed.thinking_tokens,
         keep_of(request, body),
+        hints=hints_of(request, body),
     )
     stream = await start_stream(request, serving.answer(ask))
     style = ResponseStyle(parsed.max_tokens, parsed.omit_thinking, parsed.report_context_edits)

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from semantic.adapters.http.context import context_of, serving_of, settings_of
 from semantic.adapters.http.errors import WireError, ollama_error, problem_of, request_id_of
-from semantic.adapters.http.identity import agent_of, identity_of, keep_of, tenant_of
+from semantic.adapters.http.identity import agent_of, identity_of, tenant_of
 from semantic.adapters.http.ollama.reply import LoadReason, ReplyWriter, Route
 from semantic.adapters.http.ollama.request import (
     OllamaRequest,
@@ -27,6 +27,7 @@ from semantic.adapters.http.openai.fields import Json
 from semantic.adapters.http.openai.requests import Caller
 from semantic.adapters.http.openai.token_logprobs import ChatTokenLogprob, chat_logprobs
 from semantic.adapters.http.request_body import read_json
+from semantic.adapters.http.request_fields.own_field import hints_of, keep_of
 from semantic.adapters.http.streaming import (
     NDJSON,
     StartedStream,
@@ -86,6 +87,7 @@ async def _respond(request: Request, route: Route, parse: Parse) -> Response:
         tenant_of(request),
         identity=identity_of(request, body),
         keep=keep_of(request, body),
+        hints=hints_of(request, body),
     )
     # In a worker thread: bodies may be large.
     parsed = await to_thread.run_sync(parse, body, serving.model, caller)

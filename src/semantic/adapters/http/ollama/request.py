@@ -112,6 +112,7 @@ def _request(
             caller.keep,
             options.context_tokens,
             numbered_calls=True,
+            hints=caller.hints,
         )
     return OllamaRequest(
         text_at("model", known["model"]),

@@ -24,7 +24,7 @@ from semantic.application.chat.call_grammar import choice_grammar, regex_grammar
 from semantic.application.models.model_names import unknown_model
 from semantic.domain.chat import AnswerFormat
 from semantic.domain.errors import ModelNotFoundError
-from semantic.domain.identity import Identity
+from semantic.domain.identity import NO_HINTS, Hints, Identity
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask, Prompt, ServedModel
 
@@ -50,7 +50,7 @@ class Caller:
     """The origin of a request: its agent's name, if it has one, its tenant and client identity.
 
     With `force_usage` streams end with a chunk of usage even if it is not requested. Without `keep`
-    nothing of the request stays after its end.
+    nothing of the request stays after its end. `hints` are what the agent says of itself.
     """
 
     agent: str | None = None
@@ -58,6 +58,7 @@ class Caller:
     force_usage: bool = False
     identity: Identity | None = None
     keep: bool = True
+    hints: Hints = NO_HINTS
 
 
 def check_model(name: str, model: ServedModel) -> None:
@@ -106,6 +107,7 @@ def choices_of(
             identity=caller.identity,
             thinking_tokens=thinking_tokens,
             keep=caller.keep,
+            hints=caller.hints,
         )
         for number, prompt in enumerate(prompts)
         for choice in range(n)

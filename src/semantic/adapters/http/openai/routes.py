@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from semantic.adapters.http.context import serving_of, settings_of
-from semantic.adapters.http.identity import agent_of, identity_of, keep_of, tenant_of
+from semantic.adapters.http.identity import agent_of, identity_of, tenant_of
 from semantic.adapters.http.openai.chat.reply import CHAT_REPLY, chat_deltas
 from semantic.adapters.http.openai.chat.request import chat_request
 from semantic.adapters.http.openai.completions.reply import COMPLETION_REPLY, completion_deltas
@@ -18,6 +18,7 @@ from semantic.adapters.http.openai.completions.request import completion_request
 from semantic.adapters.http.openai.replies import Reply, merged_events
 from semantic.adapters.http.openai.requests import Caller
 from semantic.adapters.http.request_body import read_json
+from semantic.adapters.http.request_fields.own_field import hints_of, keep_of
 from semantic.ports.serving import ServedModel
 
 router: Final = APIRouter(tags=["openai"])
@@ -84,5 +85,6 @@ async def _parsed(
         settings_of(request).force_usage,
         identity_of(request, body),
         keep_of(request, body),
+        hints=hints_of(request, body),
     )
     return await to_thread.run_sync(parse, body, model, caller)

@@ -140,6 +140,7 @@ def response_request(
         caller.identity,
         thinking_tokens,
         caller.keep,
+        hints=caller.hints,
     )
     return ResponseRequest(
         ask,

@@ -12,13 +12,14 @@ from starlette.responses import JSONResponse, Response
 
 from semantic.adapters.http.context import serving_of
 from semantic.adapters.http.errors import FieldError, WireError
-from semantic.adapters.http.identity import agent_of, identity_of, keep_of, tenant_of
+from semantic.adapters.http.identity import agent_of, identity_of, tenant_of
 from semantic.adapters.http.openai.requests import Caller
 from semantic.adapters.http.openai.responses import stored
 from semantic.adapters.http.openai.responses.reply import ResponseReply
 from semantic.adapters.http.openai.responses.request import response_request
 from semantic.adapters.http.openai.routes import described
 from semantic.adapters.http.request_body import read_json
+from semantic.adapters.http.request_fields.own_field import hints_of, keep_of
 from semantic.adapters.http.streaming import event_stream, start_stream, until_disconnect
 
 router: Final = APIRouter(tags=["openai"])
@@ -51,6 +52,7 @@ async def create_response(request: Request) -> Response:
         tenant_of(request),
         identity=identity_of(request, body),
         keep=keep_of(request, body),
+        hints=hints_of(request, body),
     )
     # In a worker thread: bodies may be large, and previous responses may be on disk.
     with stored.store_errors():
