@@ -205,7 +205,9 @@ def working_set(found: Sequence[Visit]) -> int:
 class Replay:
     """Visits through a pool and the engine's idle caches; `now` is their clock."""
 
-    def __init__(self, n_tokens: int, teller: Teller, longest_expected: float | None) -> None:
+    def __init__(
+        self, n_tokens: int, teller: Teller, longest_expected: float | None = None
+    ) -> None:
         self.now = 0.0
         self.pool = BlockPool(SPEC, -(-n_tokens // BLOCK_TOKENS))
         most = {} if longest_expected is None else {"longest_expected": longest_expected}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
+from semantic.application.engine.submission import Submission
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.errors import (
     CacheReconstructionError,
@@ -15,6 +16,7 @@ from semantic.domain.errors import (
     PoolExhaustedError,
     SemanticError,
 )
+from semantic.domain.identity import Hints
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import (
     ModelCacheSpec,
@@ -474,6 +476,28 @@ def test_the_idle_cache_used_longest_ago_is_dropped_first() -> None:
     dropped = caches["b"]
     assert dropped is not None
     assert dropped.retired
+
+
+def test_idle_caches_are_dropped_in_the_order_that_their_agents_hint() -> None:
+    of = world(columns=4)
+    told = {"a": Hints(back_in=60), "b": Hints(), "c": Hints(done=True), "d": Hints()}
+    for agent, hints in told.items():
+        of.engine.enqueue(Submission(agent, text_of(0, 100), 4, hints=hints))
+        of.finish()
+    for n, left in ((5, "abde"), (6, "adef"), (7, "aefg")):
+        of.run(left[-1], text_of(n, 100))
+        assert "".join(key.agent_id for key in of.store.lru_order()) == left
+
+
+def test_a_hint_of_a_request_that_is_not_kept_concerns_what_its_agent_has() -> None:
+    of = world(columns=3)
+    of.run("a", text_of(0, 100))
+    of.run("b", text_of(0, 100))
+    of.engine.enqueue(Submission("b", text_of(0, 90), 4, keep=False, hints=Hints(done=True)))
+    of.finish()
+    of.run("c", text_of(5, 100))
+    of.run("d", text_of(6, 100))
+    assert [key.agent_id for key in of.store.lru_order()] == ["a", "c", "d"]
 
 
 # Pressure
