@@ -16,7 +16,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from semantic.adapters.http.context import embedding_of
-from semantic.adapters.http.identity import keep_of, tenant_of
+from semantic.adapters.http.identity import tenant_of
 from semantic.adapters.http.ollama.fields import EMBED_FIELDS, EMBEDDINGS_FIELDS
 from semantic.adapters.http.ollama.models import described
 from semantic.adapters.http.ollama.options import read_flag, read_keep_alive
@@ -35,6 +35,7 @@ from semantic.adapters.http.openai.fields import (
     warnings,
 )
 from semantic.adapters.http.request_body import read_json
+from semantic.adapters.http.request_fields.own_field import keep_of
 from semantic.adapters.http.request_fields.table import Field, fields_of
 from semantic.adapters.http.streaming import until_disconnect
 from semantic.ports.embedding import Embedded, EmbeddingModel

@@ -21,7 +21,7 @@ from starlette.responses import Response
 
 from semantic.adapters.http.context import embedding_of
 from semantic.adapters.http.errors import FieldError
-from semantic.adapters.http.identity import keep_of, tenant_of
+from semantic.adapters.http.identity import tenant_of
 from semantic.adapters.http.openai.fields import (
     EMBEDDING_FIELDS,
     Json,
@@ -33,6 +33,7 @@ from semantic.adapters.http.openai.fields import (
 )
 from semantic.adapters.http.openai.routes import described
 from semantic.adapters.http.request_body import read_json
+from semantic.adapters.http.request_fields.own_field import keep_of
 from semantic.adapters.http.streaming import until_disconnect
 from semantic.domain.errors import ModelNotFoundError
 from semantic.ports.embedding import Embedded, EmbeddingModel, Vector
