@@ -106,6 +106,11 @@ class RunnableFake(FakeServing):
     models: ModelsPort | None = None
     embedding: EmbeddingPort | None = None
 
+    @property
+    def has_failed(self) -> bool:
+        """See `RunnableServing.has_failed`."""
+        return self.state is EngineState.FAILED
+
     def figures(self) -> Figures:
         """See `RunnableServing.figures`."""
         stats = StoreStats(Tier.DISK, 3, 300, 1000, counts={"hits": 2, "damaged": 1, "dropped": 4})

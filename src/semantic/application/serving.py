@@ -21,7 +21,7 @@ from semantic.application.chat.preparation import Preparation, Prepared
 from semantic.application.chat.replay import Replay
 from semantic.application.chat.transcript import messages_in
 from semantic.application.engine.calls import guarded
-from semantic.application.engine.engine_state import Figures
+from semantic.application.engine.engine_state import EngineState, Figures
 from semantic.application.engine.engine_thread import EngineThread
 from semantic.application.engine.submission import RequestHandle, Submission
 from semantic.domain.answer import (
@@ -123,6 +123,11 @@ class Serving:
     async def flush(self) -> None:
         """Return when every agent saved so far is as durable as the store can make it."""
         await asyncio.wrap_future(self._thread.call(lambda engine: engine.flush()))
+
+    @property
+    def has_failed(self) -> bool:
+        """See `RunnableServing.has_failed`."""
+        return self._thread.state is EngineState.FAILED
 
     def figures(self) -> Figures:
         """Figures of this moment. Thread-safe."""

@@ -8,12 +8,13 @@ from contextlib import aclosing
 
 import pytest
 
+from semantic.application.engine.engine_state import EngineState
 from semantic.domain.answer import AnswerEnd
 from semantic.domain.chat import Chat, Message
 from semantic.domain.errors import BackendError, ModelNotFoundError, OverloadedError
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask, ServingPort
-from tests.support.fake_models import FakeLoader, fake_models
+from tests.support.fake_models import FakeLoader, FakeUnit, fake_models
 
 ASK = Ask(Chat((Message("user", "hello"),)), SamplingParams(), 9)
 
@@ -119,6 +120,21 @@ def test_a_defect_of_one_model_leaves_the_others() -> None:
         await manager.close()
 
     run(scenario)
+
+
+def test_a_model_whose_engine_has_failed_is_loaded_again() -> None:
+    async def scenario(loader: FakeLoader) -> None:
+        loader.open.set()
+        manager, models = fake_models(loader, "a")
+        assert await ask(models.serving_of()) == "stop"
+        unit = manager.loaded()["a"]
+        assert isinstance(unit, FakeUnit)
+        unit.state = EngineState.FAILED
+        assert [await ask(models.serving_of()) for _ in range(2)] == ["stop", "stop"]
+        assert unit.closed
+        await manager.close()
+
+    assert run(scenario).loads == {"a": 2}
 
 
 def test_a_full_queue_refuses() -> None:

@@ -51,6 +51,11 @@ class RunnableServing(ServingPort, Protocol):
         ...
 
     @property
+    def has_failed(self) -> bool:
+        """Whether its engine failed and could not be rebuilt: it answers nothing more."""
+        ...
+
+    @property
     def models(self) -> ModelsPort | None:
         """All models of the server; None if this is the only one, and always loaded."""
         ...
@@ -155,8 +160,12 @@ class ModelManager:
         """Use a model that is open or in use until the function that is returned is called."""
         self._residency.begin(name, self._clock())
 
+        unit = self._units[name]
+
         def release() -> None:
             self._residency.end(name, self._clock())
+            if unit.has_failed and self._units.get(name) is unit:
+                self._residency.unload(name)  # the next request loads it again
             self._changed.set()
 
         return release

@@ -201,6 +201,11 @@ class ManagedModels(OnDemandServing):
         """How many times a model was loaded."""
         return self._manager.loads
 
+    @property
+    def has_failed(self) -> bool:
+        """See `RunnableServing.has_failed`: a model that failed is loaded again."""
+        return False
+
     def figures(self) -> Figures:
         """See `RunnableServing.figures`."""
         return self._manager.figures()
