@@ -6,11 +6,12 @@ the served model; no thread and no transport.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager, suppress
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, Unpack, overload
+from typing import Final, Literal, Unpack, overload
 
 from semantic.application.agents.directory import require_id
 from semantic.application.cache.match_words import explain
@@ -37,6 +38,9 @@ from semantic.library.chat_options import (
     conversation,
 )
 from semantic.ports.agents import AgentDetail
+
+_TURNS_TO_CLOSE: Final = 32
+"""Turns of the loop; the generators of a stream need about five."""
 
 
 class AsyncAgent:
@@ -194,7 +198,7 @@ class AsyncAgent:
 
         Raises InvalidRequestError while it is answering.
         """
-        self._require_idle()
+        await self._require_idle()
         with suppress(AgentNotFoundError):
             await self._serving.agents.forget(self.name, LOCAL_TENANT)
         if self._messages is not None:
@@ -222,7 +226,7 @@ class AsyncAgent:
     ) -> AsyncGenerator[AnswerEvent, None]:
         """The events of an answer; the conversation changes when they end, or are closed."""
         keep = options.get("keep", True)
-        with self._answering(keep=keep):
+        async with self._answering(keep=keep):
             asked = await self._asked(messages)
             ask = ask_for(self.name, asked, options, self._serving.model.sampling)
             ask = replace(ask, note=transcript_of(asked), tenant=LOCAL_TENANT)
@@ -240,24 +244,29 @@ class AsyncAgent:
             return conversation(messages)
         return (*await self.history(), Message("user", messages))
 
-    @contextmanager
-    def _answering(self, *, keep: bool) -> Iterator[None]:
+    @asynccontextmanager
+    async def _answering(self, *, keep: bool) -> AsyncGenerator[None, None]:
         """One turn at a time, but for those that are not kept."""
         if not keep:
             yield
             return
-        self._require_idle()
+        await self._require_idle()
         self._is_answering = True
         try:
             yield
         finally:
             self._is_answering = False
 
-    def _require_idle(self) -> None:
-        if self._is_answering:
-            raise InvalidRequestError(
-                f"agent {self.name!r} is answering: read its answer or close its stream first"
-            )
+    async def _require_idle(self) -> None:
+        """Raise InvalidRequestError while the agent is answering; a stream that was dropped without
+        being closed is closed by the loop in some of its turns."""
+        for _ in range(_TURNS_TO_CLOSE):
+            if not self._is_answering:
+                return
+            await asyncio.sleep(0)
+        raise InvalidRequestError(
+            f"agent {self.name!r} is answering: read its answer or close its stream first"
+        )
 
     async def _cancel(self, turn: _Turn) -> None:
         await self._serving.agents.cancel(turn.uid, LOCAL_TENANT)
