@@ -22,6 +22,8 @@ _DIGEST_DIGITS = 32
 _ESCAPES = str.maketrans({"%": "%25", "/": "%2F", "~": "%7E"})
 LONGEST_ABSENCE: Final = 86_400.0
 """Seconds: the most that `Hints.back_in` may be."""
+MOST_PRIORITY: Final = 8
+"""The highest `Hints.priority`; the lowest is its negative."""
 
 _NO_CLIENT = "session"
 _NUMBER = "~"
@@ -85,16 +87,22 @@ def _part(tag: str) -> str:
 @dataclass(frozen=True, slots=True)
 class Hints:
     """All optional. `done`: the agent needs nothing after this answer. `back_in`: in how many
-    seconds after it the agent sends its next request; None if it does not say.
+    seconds after it the agent sends its next request; None if it does not say. `priority`: those of
+    its tenant's requests with a higher one precede it.
 
-    Raises InvalidRequestError for a `back_in` below 0 or above LONGEST_ABSENCE, and for one of an
-    agent that is done.
+    Raises InvalidRequestError for a `back_in` below 0 or above LONGEST_ABSENCE, for one of an agent
+    that is done, and for a `priority` beyond MOST_PRIORITY.
     """
 
     done: bool = False
     back_in: float | None = None
+    priority: int = 0
 
     def __post_init__(self) -> None:
+        if abs(self.priority) > MOST_PRIORITY:
+            raise InvalidRequestError(
+                f"priority: expected {-MOST_PRIORITY} to {MOST_PRIORITY}, got {self.priority}"
+            )
         if self.back_in is None:
             return
         if not 0 <= self.back_in <= LONGEST_ABSENCE:

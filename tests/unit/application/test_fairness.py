@@ -14,12 +14,15 @@ from hypothesis import strategies as st
 from semantic.application.detokenizer import StreamingDetokenizer
 from semantic.application.engine.fair_queue import FairQueue
 from semantic.application.request import Request
+from semantic.domain.identity import Hints
 from semantic.domain.value_objects import SamplingParams, TokenEvent
 from tests.support.lanes import more
 from tests.unit.application.world import World, completions, expected, text_of, world
 
 
-def request(number: int, agent: str = "a", tenant: str = "", size: int = 1) -> Request:
+def request(
+    number: int, agent: str = "a", tenant: str = "", size: int = 1, priority: int = 0
+) -> Request:
     """A request that just came; `size` is the length of its prompt."""
     return Request(
         uid=f"request-{number}",
@@ -31,6 +34,7 @@ def request(number: int, agent: str = "a", tenant: str = "", size: int = 1) -> R
         eos_token_ids=frozenset(),
         detokenizer=StreamingDetokenizer(str),
         tenant=tenant,
+        hints=Hints(priority=priority),
     )
 
 
@@ -99,6 +103,36 @@ def test_tenants_take_turns_where_nobody_runs_when_the_next_one_is_chosen() -> N
     queue = queue_of(*many, *(request(i, "ann", "few") for i in (4, 5, 6)))
     chosen = [one.tenant for _ in range(6) if (one := taken(queue, []))]
     assert chosen == ["many", "few"] * 3
+
+
+def test_a_higher_priority_goes_first_of_a_tenants_agents() -> None:
+    low, usual, high = (request(i, f"agent {i}", priority=p) for i, p in enumerate((-1, 0, 1)))
+    assert order(queue_of(low, usual, high, request(3, "agent 3"))) == [2, 1, 3, 0]
+
+
+def test_a_higher_priority_goes_first_of_an_agents_requests() -> None:
+    queue = queue_of(request(0), request(1, priority=1), request(2, priority=1), request(3))
+    assert order(queue) == [1, 2, 0, 3]
+
+
+def test_a_tenant_gains_nothing_over_others_by_priority() -> None:
+    high = [request(i, f"agent {i}", "high", priority=8) for i in (1, 2, 3)]
+    low = [request(i, f"agent {i}", "low", priority=-8) for i in (0, 4, 5)]
+    assert order(queue_of(*high, *low)) == [0, 1, 4, 2, 5, 3]
+    chosen = queue_of(*high, *low)
+    assert [one.number for _ in range(6) if (one := taken(chosen, []))] == [0, 1, 4, 2, 5, 3]
+
+
+def test_a_stream_of_a_higher_priority_does_not_starve_a_lower_one() -> None:
+    queue = queue_of(request(0, "low"))
+    for n in range(1, 300):
+        queue.push(request(n, f"agent {n}", priority=1))
+        one = taken(queue, [])
+        assert one is not None
+        if one.agent_id == "low":
+            assert n > 256
+            return
+    raise AssertionError("low was never served")
 
 
 def test_agents_of_one_name_of_two_tenants_are_two() -> None:

@@ -9,10 +9,13 @@ from semantic.application.engine.scheduler import (
     preemption_victim,
 )
 from semantic.application.request import Request
+from semantic.domain.identity import Hints
 from semantic.domain.value_objects import SamplingParams
 
 
-def request(number: int, left: int, agent: str = "a", tenant: str = "") -> Request:
+def request(
+    number: int, left: int, agent: str = "a", tenant: str = "", priority: int = 0
+) -> Request:
     """A request with `left` tokens to prefill."""
     return Request(
         uid=f"request-{number}",
@@ -24,6 +27,7 @@ def request(number: int, left: int, agent: str = "a", tenant: str = "") -> Reque
         eos_token_ids=frozenset(),
         detokenizer=StreamingDetokenizer(str),
         tenant=tenant,
+        hints=Hints(priority=priority),
     )
 
 
@@ -123,6 +127,24 @@ def test_a_short_prompt_is_not_behind_what_its_tenants_others_had() -> None:
         give(turns, flood, 100)
     ann = request(9, 100, "ann", "t")
     assert give(turns, [ann, *flood], 100) is ann
+
+
+def test_of_a_tenants_prompts_the_highest_priority_goes_first_but_for_every_fourth_chunk() -> None:
+    requests = [request(0, 30), request(1, 900, "b", priority=1), request(2, 20, "c", priority=-1)]
+    assert turns_without_progress(requests, 8) == [1, 1, 1, 0, 1, 1, 1, 2]
+
+
+def test_a_tenant_gains_no_chunk_of_another_by_priority() -> None:
+    urgent, short = request(0, 900, "a", "x", priority=8), request(1, 30, "b", "x")
+    requests = [urgent, short, request(2, 500, "c", "y")]
+    assert turns_without_progress(requests, 3) == [2, 2, 2]
+
+
+def test_a_prompt_has_the_priority_of_one_that_waits_for_it() -> None:
+    leader, other = request(0, 900), request(1, 30, "b", priority=1)
+    for tenant, first in (("", leader), ("other", other)):
+        behind = [(request(2, 40, "c", tenant, priority=2), leader)]
+        assert PrefillOrder().next([leader, other], behind) is first
 
 
 def test_agents_of_the_same_name_of_two_tenants_are_two() -> None:

@@ -19,17 +19,22 @@ _MAX_PASSED = 8
 """Requests that may be admitted past one that was first and did not fit; then none."""
 _MAX_TRIED = 8
 """Requests tried per admission: each try searches the idle caches."""
+_PER_PRIORITY = 256
+"""Admissions that a level of priority is worth: more than a queue usually holds, so that a higher
+one goes first, and so many only, so that a lower one does not wait for ever."""
 
 
 _PREEMPTED, _PASSED, _IN_ORDER = range(3)
 
 
-_Entry: TypeAlias = tuple[int, int, str]
-"""An agent in its tenant's order: when it was served last or arrived, the number of its first
-request, its name. No two have the same number."""
+_Entry: TypeAlias = tuple[int, int, int, str]
+"""An agent in its tenant's order: its turn, which is when it was served last or arrived less what
+its first request's priority is worth; the same without priority; the number of that request; its
+name. No two have the same number."""
 _TenantEntry: TypeAlias = tuple[int, int, int, str]
 """A tenant in the order of tenants: when it was served last or arrived, the same of its first
-agent, the number of that one's first request, the tenant's name."""
+agent, the number of that one's first request, the tenant's name. No priority: it gains nothing
+over other tenants."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,14 +50,24 @@ class _Place:
     rank: int
     passed: int = 0
 
+    @property
+    def lead(self) -> int:
+        """How many admissions its priority is worth."""
+        return _PER_PRIORITY * self.request.hints.priority
+
+    @property
+    def turn(self) -> tuple[int, int]:
+        """Its order among its agent's requests."""
+        return self.arrived - self.lead, self.request.number
+
 
 @dataclass(slots=True)
 class _Agent:
-    """`places` of an agent, by number, of those that are in order; `n_waiting` counts all."""
+    """`places` of an agent, by turn, of those that are in order; `n_waiting` counts all."""
 
     served: int = 0
     n_waiting: int = 0
-    places: list[tuple[int, _Place]] = field(default_factory=list)
+    places: list[_Place] = field(default_factory=list)
     entry: _Entry | None = None
 
 
@@ -81,10 +96,12 @@ class FairQueue:
     1. preempted requests, in order of arrival, so that everything begun is finished;
     2. requests passed too often because they did not fit;
     3. by tenant: fewest running requests, then least recently served; within a tenant by agent:
-       fewest running requests, then least recently served; of one agent in order of arrival.
+       fewest running requests, then priority, then least recently served; of one agent by
+       priority, then in order of arrival.
 
     A request of 1 or 2 that does not fit is never passed. A new tenant or agent counts as served
-    just before it arrived, so that a stream of new ones cannot starve the others.
+    just before it arrived, so that a stream of new ones cannot starve the others; nor can a stream
+    of higher priority, which goes first for some hundred admissions.
 
     A call compares by the running requests and the logarithm of the waiting ones.
     """
@@ -166,13 +183,14 @@ class FairQueue:
             order = self._tenants[name].order
             yield self._first_of(name, order[at][-1])
             if at + 1 < len(order):
-                served, number, _ = order[at + 1]
+                _, served, number, _ = order[at + 1]
                 heapq.heappush(begun, ((since, served, number, name), at + 1))
 
     def _of_busy_tenant(
         self, name: str, n_running: int, agents: Counter[tuple[str, str]]
     ) -> Iterator[tuple[int, int, int, int, int, str, str]]:
-        """The agents of a tenant with running requests, with their places in the order of all."""
+        """The agents of a tenant with running requests, in its order, with what decides between
+        them and those of other tenants."""
         tenant = self._tenants.get(name)
         if tenant is None:
             return
@@ -184,11 +202,11 @@ class FairQueue:
             and (agent := tenant.agents.get(own_name)) is not None
             and agent.entry is not None
         )
-        for n, served, number, agent_id in chain(idle, sorted(busy)):
+        for n, _, served, number, agent_id in chain(idle, sorted(busy)):
             yield n_running, tenant.since, n, served, number, name, agent_id
 
     def _first_of(self, tenant: str, agent: str) -> _Place:
-        return self._tenants[tenant].agents[agent].places[0][1]
+        return self._tenants[tenant].agents[agent].places[0]
 
     # Changes
 
@@ -224,7 +242,7 @@ class FairQueue:
             insort(self._early, (place.rank, request.number, place), key=_without_place)
         else:
             agent = self._tenants[request.tenant].agents[request.agent_id]
-            insort(agent.places, (request.number, place), key=_number)
+            insort(agent.places, place, key=_turn)
 
     def _step_out(self, place: _Place) -> None:
         request = place.request
@@ -233,7 +251,7 @@ class FairQueue:
             del self._early[bisect_left(self._early, at, key=_without_place)]
         else:
             places = self._tenants[request.tenant].agents[request.agent_id].places
-            del places[bisect_left(places, request.number, key=_number)]
+            del places[bisect_left(places, place.turn, key=_turn)]
 
     def _sort(self, request: Request) -> None:
         """Sort the request's agent and tenant into the orders, after a change of their places."""
@@ -243,14 +261,16 @@ class FairQueue:
             del tenant.order[bisect_left(tenant.order, agent.entry)]
         agent.entry = None
         if agent.places:
-            number, place = agent.places[0]
-            agent.entry = max(agent.served, place.arrived), number, request.agent_id
+            place = agent.places[0]
+            served = max(agent.served, place.arrived)
+            turn = served - place.lead
+            agent.entry = turn, served, place.request.number, request.agent_id
             insort(tenant.order, agent.entry)
         if tenant.entry is not None:
             del self._order[bisect_left(self._order, tenant.entry)]
         tenant.entry = None
         if tenant.order:
-            served, number, _ = tenant.order[0]
+            _, served, number, _ = tenant.order[0]
             tenant.entry = tenant.since, served, number, name
             insort(self._order, tenant.entry)
 
@@ -259,5 +279,5 @@ def _without_place(one: tuple[int, int, _Place]) -> tuple[int, int]:
     return one[:2]
 
 
-def _number(one: tuple[int, _Place]) -> int:
-    return one[0]
+def _turn(place: _Place) -> tuple[int, int]:
+    return place.turn

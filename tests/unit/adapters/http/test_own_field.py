@@ -45,6 +45,7 @@ def test_nothing_has_to_be_said() -> None:
 def test_a_member_stands_in_the_body_or_in_a_header() -> None:
     assert said({"done": True}) == said(x_semantic_done="true") == Hints(done=True)
     assert said({"back_in": 2.5}) == said(x_semantic_back_in="2.5") == Hints(back_in=2.5)
+    assert said({"priority": -8}) == said(x_semantic_priority="-8") == Hints(priority=-8)
     assert said({"back_in": 0}) == Hints(back_in=0)
 
 
@@ -60,6 +61,7 @@ def test_a_request_is_kept_unless_one_of_both_says_no() -> None:
     assert not keep_of(request(x_semantic_keep="False"), yes)
 
 
+LEVELS = "expected an integer from -8 to 8"
 SECONDS = "expected a number of seconds from 0 to 86400"
 
 
@@ -73,8 +75,15 @@ SECONDS = "expected a number of seconds from 0 to 86400"
         ({"back_in": -1}, f"semantic.back_in: {SECONDS}"),
         ({"back_in": float("nan")}, f"semantic.back_in: {SECONDS}"),
         ({"back_in": 10**400}, f"semantic.back_in: {SECONDS}"),
+        ({"priority": "high"}, f"semantic.priority: {LEVELS}"),
+        ({"priority": 9}, f"semantic.priority: {LEVELS}"),
+        ({"priority": 0.5}, f"semantic.priority: {LEVELS}"),
+        ({"priority": False}, f"semantic.priority: {LEVELS}"),
         ({"done": True, "back_in": 5}, "semantic.back_in: expected nothing beside semantic.done"),
-        ({"don": True}, "semantic.don: there is no such field; expected keep, done or back_in"),
+        (
+            {"don": True},
+            "semantic.don: there is no such field; expected keep, done, back_in or priority",
+        ),
     ],
 )
 def test_a_wrong_member_is_named_with_what_was_expected(own: object, message: str) -> None:
@@ -84,7 +93,8 @@ def test_a_wrong_member_is_named_with_what_was_expected(own: object, message: st
 
 
 @pytest.mark.parametrize(
-    ("header", "text"), [("done", "yes"), ("back_in", "soon"), ("back_in", "inf")]
+    ("header", "text"),
+    [("done", "yes"), ("back_in", "soon"), ("back_in", "inf"), ("priority", "-9")],
 )
 def test_a_wrong_header_is_named(header: str, text: str) -> None:
     with pytest.raises(FieldError, match=f"^X-Semantic-{header.title().replace('_', '-')}: exp"):
@@ -105,9 +115,9 @@ def server(serving: FakeServing) -> Iterator[RunningServer]:
 @pytest.mark.parametrize("path", WIRES)
 def test_every_wire_passes_hints_on(server: RunningServer, serving: FakeServing, path: str) -> None:
     body = {"model": "default", **WIRES[path]}
-    reply = server.ask("POST", path, body | {"semantic": {"back_in": 30}})
+    reply = server.ask("POST", path, body | {"semantic": {"back_in": 30, "priority": 2}})
     assert reply.status == 200, reply.body
-    assert serving.asked[-1].hints == Hints(back_in=30)
+    assert serving.asked[-1].hints == Hints(back_in=30, priority=2)
     assert server.ask("POST", path, body, {"x-semantic-done": "true"}).status == 200
     assert serving.asked[-1].hints == Hints(done=True)
     n_asked = len(serving.asked)

@@ -7,16 +7,17 @@ not what the engine does with them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import nan
 from typing import Final
 
 from fastapi import Request
 
 from semantic.adapters.http.errors import FieldError
-from semantic.domain.identity import LONGEST_ABSENCE, Hints
+from semantic.domain.identity import LONGEST_ABSENCE, MOST_PRIORITY, Hints
 
 _OWN_FIELD: Final = "semantic"
-_KEEP, _DONE, _BACK_IN = "keep", "done", "back_in"
-_MEMBERS: Final = (_KEEP, _DONE, _BACK_IN)
+_KEEP, _DONE, _BACK_IN, _PRIORITY = "keep", "done", "back_in", "priority"
+_MEMBERS: Final = (_KEEP, _DONE, _BACK_IN, _PRIORITY)
 _HEADERS: Final = {name: f"X-Semantic-{name.title().replace('_', '-')}" for name in _MEMBERS}
 _FLAGS: Final = {"true": True, "false": False}
 _LONGEST_NAME: Final = 80
@@ -44,7 +45,7 @@ def hints_of(request: Request, body: Mapping[str, object]) -> Hints:
     if done and back_in is not None:
         path = f"{_OWN_FIELD}.{_BACK_IN}"
         raise FieldError(f"{path}: expected nothing beside {_OWN_FIELD}.{_DONE}", param=path)
-    return Hints(done, back_in)
+    return Hints(done, back_in, _priority(request, own))
 
 
 def _own(body: Mapping[str, object]) -> Mapping[str, object]:
@@ -77,22 +78,37 @@ def _header_flag(request: Request, name: str) -> bool | None:
 
 
 def _seconds(request: Request, own: Mapping[str, object]) -> float | None:
-    value, label = own.get(_BACK_IN), f"{_OWN_FIELD}.{_BACK_IN}"
-    if value is None and (text := request.headers.get(_HEADERS[_BACK_IN])) is not None:
-        value, label = _number(text), _HEADERS[_BACK_IN]
-    elif value is None:
-        return None
-    number = value if isinstance(value, int | float) and not isinstance(value, bool) else -1
-    if 0 <= number <= LONGEST_ABSENCE:
-        return float(number)
+    value, label = _number(request, own, _BACK_IN)
+    if value is None or 0 <= value <= LONGEST_ABSENCE:
+        return None if value is None else float(value)
     raise FieldError(
         f"{label}: expected a number of seconds from 0 to {LONGEST_ABSENCE:.0f}", param=label
     )
 
 
-def _number(text: str) -> float | None:
-    """The number in a header; None for any other text."""
+def _priority(request: Request, own: Mapping[str, object]) -> int:
+    value, label = _number(request, own, _PRIORITY)
+    if value is None or value in range(-MOST_PRIORITY, MOST_PRIORITY + 1):
+        return int(value or 0)
+    raise FieldError(
+        f"{label}: expected an integer from {-MOST_PRIORITY} to {MOST_PRIORITY}", param=label
+    )
+
+
+def _number(request: Request, own: Mapping[str, object], name: str) -> tuple[float | None, str]:
+    """A member and where it stands; None without one, not a number for anything else."""
+    value, label = own.get(name), f"{_OWN_FIELD}.{name}"
+    if value is None:
+        label = _HEADERS[name]
+        value = request.headers.get(label)
+        return (None if value is None else _parsed(value)), label
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value, label
+    return nan, label
+
+
+def _parsed(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        return None
+        return nan
