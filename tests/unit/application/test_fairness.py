@@ -214,8 +214,11 @@ def test_who_waits_no_more_has_no_turn() -> None:
 def test_nothing_is_remembered_of_those_who_wait_for_nothing() -> None:
     queue = queue_of()
     for n in range(100):
-        queue.push(request(n, f"agent {n}", f"tenant {n % 7}"))
-        taken(queue, [])
+        queue.push(request(n, f"agent {n % 30}", f"tenant {n % 7}", priority=n % 3 - 1))
+        if n % 2:
+            taken(queue, [])
+    while taken(queue, []):
+        pass
     assert (queue._places, queue._tenants, queue._order, queue._early) == ({}, {}, [], [])
 
 
