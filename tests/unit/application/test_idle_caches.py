@@ -249,3 +249,34 @@ def test_a_tenant_cannot_keep_its_caches_at_the_cost_of_another(shelf: Shelf) ->
         shelf.store.heed(own, Hints(back_in=60) if tenant == "x" else Hints(done=True))
     # The tenant with most loses first, whatever it said; then it has less than the other.
     assert evicted(shelf) == ["x1", "y1", "x2"]
+
+
+said = st.sampled_from([NO_HINTS, Hints(done=True), *(Hints(back_in=n) for n in (0, 3, 9, 400))])
+visits = st.tuples(st.sampled_from("abcdef"), said, st.integers(0, 4))
+
+
+@settings(max_examples=examples(50, thorough=500))
+@given(todo=st.lists(visits, max_size=20), wait=st.integers(0, 12))
+def test_the_order_is_that_of_sorting_all_by_what_was_said(
+    todo: list[tuple[str, Hints, int]], wait: int
+) -> None:
+    clock = FakeClock()
+    shelf = Shelf(clock)
+    last: dict[str, tuple[float, int, Hints]] = {}
+    for number, (agent, hints, seconds) in enumerate(todo):
+        shelf.put(agent, 1)
+        shelf.store.heed(key(agent), hints)
+        last[agent] = clock.now, number, hints
+        clock.advance(seconds)
+    clock.advance(wait)
+
+    def place(agent: str) -> tuple[int, float, int]:
+        at, number, hints = last[agent]
+        if hints.done:
+            return 0, at, number
+        if hints.back_in is None or hints.back_in > 300:
+            return 1, at, number
+        back = at + hints.back_in
+        return (1, back, number) if back <= clock.now else (2, -back, number)
+
+    assert evicted(shelf) == sorted(last, key=place)

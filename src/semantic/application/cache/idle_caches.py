@@ -18,7 +18,7 @@ from semantic.ports.outbound import Clock
 
 _LONGEST_EXPECTED = 300.0
 """Seconds. An agent that is away for longer is as any other: in `benchmarks.absence` wrong hints do
-harm where they are believed for longer, and right ones gain little more."""
+more harm where they are believed for longer, and right ones gain nothing more."""
 
 _DONE, _IDLE, _EXPECTED = range(3)
 
