@@ -442,6 +442,31 @@ def test_a_closed_engine_refuses() -> None:
     stream.close()
 
 
+def test_threads_may_close_an_engine_together_while_another_one_asks() -> None:
+    engine = semantic.Engine(Settings(pool_blocks=40))
+    ended: list[BaseException | None] = []
+
+    def run(work: Callable[[], object]) -> None:
+        try:
+            work()
+        except BackendError as error:
+            ended.append(error)
+        else:
+            ended.append(None)
+
+    begun = iter(engine.chat("ada", "Count from 1 to 99.", stream=True))
+    next(begun)
+    asked = [lambda: engine.chat("bob", "Count from 1 to 99."), lambda: list(begun)]
+    works: list[Callable[[], object]] = [*asked, *[engine.close] * 3]
+    threads = [threading.Thread(target=run, args=(work,), daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(ended) == len(threads), "a thread waits for ever, or has another error"
+    assert ended.count(None) >= 3
+
+
 def test_a_program_that_closes_nothing_ends(tmp_path: Path) -> None:
     code = (
         "import semantic, sys; engine = semantic.Engine(store=sys.argv[1]); "
@@ -455,6 +480,23 @@ def test_a_program_that_closes_nothing_ends(tmp_path: Path) -> None:
 
 
 # On an event loop
+
+
+def test_an_engine_that_is_started_twice_at_once_is_loaded_once() -> None:
+    def engines() -> int:
+        return [one.name for one in threading.enumerate()].count("engine")
+
+    async def start() -> None:
+        engine = semantic.AsyncEngine(Settings(pool_blocks=40))
+        before = engines()
+        starts = [asyncio.create_task(engine.start()) for _ in range(2)]
+        await asyncio.sleep(0)
+        await engine.close()
+        await asyncio.gather(*starts)
+        assert not engine.is_loaded
+        assert engines() - before == 1
+
+    asyncio.run(start())
 
 
 def test_tasks_of_one_loop_ask_together() -> None:

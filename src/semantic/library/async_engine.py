@@ -65,6 +65,7 @@ class AsyncEngine:
         self._on_store_unavailable = on_store_unavailable
         self._loaded: Serving | None = None
         self._agents: dict[str, AsyncAgent] = {}
+        self._changing = asyncio.Lock()
 
     # Life
 
@@ -74,9 +75,10 @@ class AsyncEngine:
         Raises ModelNotFoundError, UnsupportedModelError, StoreError, and OperatorError when MLX is
         not usable.
         """
-        if self._loaded is None:
-            self._loaded = await load_serving(self._settings, self._on_store_unavailable)
-            atexit.register(self._loaded.end)  # of a program that forgets to close it
+        async with self._changing:
+            if self._loaded is None:
+                self._loaded = await load_serving(self._settings, self._on_store_unavailable)
+                atexit.register(self._loaded.end)  # of a program that forgets to close it
 
     async def flush(self) -> None:
         """Return when every agent is on disk as of its last turn, as far as there is a store: what
@@ -84,12 +86,14 @@ class AsyncEngine:
         await self._serving.flush()
 
     async def close(self) -> None:
-        """Cancel what runs, save every agent, and end all threads. A second call does nothing."""
-        loaded, self._loaded = self._loaded, None
-        self._agents.clear()
-        if loaded is not None:
-            atexit.unregister(loaded.end)
-            await loaded.close()
+        """Cancel what runs, save every agent, and end all threads. A second call does nothing, or
+        waits for the first."""
+        async with self._changing:
+            loaded, self._loaded = self._loaded, None
+            self._agents.clear()
+            if loaded is not None:
+                atexit.unregister(loaded.end)
+                await loaded.close()
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self, TypeVar, Unpack, overload
@@ -26,6 +27,8 @@ from semantic.ports.agents import AgentDetail, AgentSummary
 from semantic.ports.serving import ServedModel
 
 T = TypeVar("T")
+
+_CLOSED = "the engine is closed"
 
 
 class Engine:
@@ -65,6 +68,7 @@ class Engine:
             on_store_unavailable=on_store_unavailable,
         )
         self._loop = _LoopThread()
+        self._closing = threading.Lock()
         try:
             self._loop.run(self._engine.start())
         finally:
@@ -77,10 +81,12 @@ class Engine:
         self._loop.run(self._engine.flush())
 
     def close(self) -> None:
-        """Cancel what runs, save every agent, and end all threads. A second call does nothing."""
-        if self._engine.is_loaded:
-            self._loop.run(self._engine.close())
-            self._loop.close()
+        """Cancel what runs, save every agent, and end all threads. A second call does nothing, or
+        waits for the first."""
+        with self._closing:
+            if self._engine.is_loaded:
+                self._loop.run(self._engine.close())
+                self._loop.close()
 
     def __enter__(self) -> Self:
         return self
@@ -347,35 +353,56 @@ class _LoopThread:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="library", daemon=True)
         self._thread.start()
+        self._lock = threading.Lock()
+        self._is_closed = False
 
     @property
     def is_closed(self) -> bool:
-        """Whether it has ended."""
-        return self._loop.is_closed()
+        """Whether it accepts no more work."""
+        return self._is_closed
 
     def run(self, work: Coroutine[object, object, T]) -> T:
         """The result of `work`, which is cancelled if waiting for it is interrupted.
 
-        Raises BackendError if the loop is closed.
+        Raises BackendError if the loop is closed, also before `work` has ended.
         """
-        if self._loop.is_closed():
-            work.close()
-            raise BackendError("the engine is closed")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self._begun(work)
         try:
             return future.result()
+        except CancelledError:
+            if self._is_closed:
+                raise BackendError(_CLOSED) from None
+            raise
         finally:
             future.cancel()
 
     def begin(self, work: Coroutine[object, object, None]) -> None:
-        """Start `work`, and wait for nothing."""
-        asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Start `work`, and wait for nothing. Raises BackendError if the loop is closed."""
+        self._begun(work)
 
     def close(self) -> None:
-        """End the loop and its thread."""
+        """Cancel what is left, and end the loop and its thread. Call once."""
+        with self._lock:
+            self._is_closed = True
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    def _begun(self, work: Coroutine[object, object, T]) -> Future[T]:
+        with self._lock:  # what begins before `close` is cancelled by it
+            if not self._is_closed:
+                return asyncio.run_coroutine_threadsafe(work, self._loop)
+        work.close()
+        raise BackendError(_CLOSED)
+
+
+async def _cancel_others() -> None:
+    """Cancel all tasks of the running loop but this one, and wait for their ends."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for one in others:
+        one.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 class _Items(Iterator[T]):
