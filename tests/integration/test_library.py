@@ -27,6 +27,7 @@ from semantic.domain.errors import (
     InvalidRequestError,
     ModelNotFoundError,
     OperatorError,
+    SemanticError,
 )
 from semantic.domain.match import MatchEnd
 from semantic.library.chat_options import ChatOptions, Messages
@@ -449,7 +450,7 @@ def test_threads_may_close_an_engine_together_while_another_one_asks() -> None:
     def run(work: Callable[[], object]) -> None:
         try:
             work()
-        except BackendError as error:
+        except SemanticError as error:
             ended.append(error)
         else:
             ended.append(None)

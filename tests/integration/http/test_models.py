@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from datetime import UTC, datetime, timedelta
 from typing import cast
@@ -10,6 +11,7 @@ from typing import cast
 import pytest
 from pydantic import SecretStr
 
+from semantic.adapters.http.logs import LOG_FIELDS
 from semantic.adapters.http.settings import ServerSettings
 from semantic.domain.errors import (
     BackendError,
@@ -117,6 +119,15 @@ def test_a_model_that_cannot_be_loaded_is_an_error_of_the_server_that_tells_no_m
         assert (
             one.ask("POST", "/v1/completions", {"model": "default", "prompt": "hi"}).status == 200
         )
+
+
+def test_the_log_names_the_model_that_answered(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "semantic.server")
+    with several() as one:
+        for name in ("llama", "org/qwen"):
+            one.ask("POST", "/v1/completions", {"model": name, "prompt": "hi"})
+    found = [getattr(record, LOG_FIELDS, {}) for record in caplog.records]
+    assert [fields["model"] for fields in found if "finish" in fields] == ["llama", "org/qwen"]
 
 
 def test_metrics_are_those_of_each_model() -> None:

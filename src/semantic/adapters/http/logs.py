@@ -158,7 +158,9 @@ class RequestLogEntry(Observer):
         errors = [record.error for record in self._records if record.error]
         misses = [miss for record in self._records if (miss := lost_tokens(record.match))]
         worst = max(misses, key=lambda miss: miss.tokens, default=None)
+        model = self._records[0].model  # of one of several
         return {
+            **({"model": model} if model else {}),
             "agent": self._records[0].agent,
             "prompt": sum(usage.prompt for usage in usages),
             "cached": sum(usage.cached for usage in usages),
