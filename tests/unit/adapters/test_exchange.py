@@ -25,7 +25,7 @@ from semantic.adapters.exchange.document import (
     read_document,
     write_document,
 )
-from semantic.adapters.exchange.transfer import AgentFiles, export_agent, import_agent
+from semantic.adapters.exchange.transfer import AgentFiles, create_file, export_agent, import_agent
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.domain.block_hash import Part, Scope, namespace_of, tenant_tag
 from semantic.domain.errors import CapacityError, InvalidRequestError
@@ -363,6 +363,12 @@ def test_a_body_that_cannot_be_read_leaves_no_files(
     monkeypatch.setattr(store, "read", lambda _: None)
     with pytest.raises(InvalidRequestError, match=r"body 000000\.full cannot be read any more"):
         export_agent(store, manifest, tmp_path / "x")
+    assert listing(tmp_path) == []
+
+
+def test_what_fails_beside_a_file_is_not_blamed_on_it(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match=r"^no such agent$"), create_file(tmp_path / "x"):
+        raise InvalidRequestError("no such agent")
     assert listing(tmp_path) == []
 
 

@@ -30,7 +30,7 @@ from semantic.adapters.exchange.document import (
     write_document,
 )
 from semantic.domain.block_hash import BlockKey, BlockLink, Part, Scope, tenant_tag
-from semantic.domain.errors import CapacityError, InvalidRequestError, StoreError
+from semantic.domain.errors import CapacityError, InvalidRequestError, SemanticError, StoreError
 from semantic.domain.stored import (
     BlockHeader,
     Manifest,
@@ -389,6 +389,8 @@ def create_file(path: Path) -> Iterator[BinaryIO]:
                     _link(descriptor, path)
         except FileExistsError as error:
             raise _taken(path) from error
+        except SemanticError:  # of the block, not of the file
+            raise
         except (OSError, ValueError) as error:
             raise InvalidRequestError(f"cannot write {path}: {_reason(error)}") from error
         undo.pop_all()
