@@ -29,7 +29,7 @@ from tests.support.http_server import Reply, RunningServer, running, until
 from tests.support.runnable_serving import RunnableFake
 
 QUICK = ServerSettings(send_timeout=0.5, idle_timeout=1, stop_timeout=60)
-LARGE = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
+LARGE = b"GET /page/agents.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def test_a_rest_that_is_never_read_does_not_hold_an_idle_connection_for_ever() -> None:
