@@ -50,6 +50,26 @@ def test_an_empty_folder_becomes_a_store(root: Path) -> None:
     assert said == {"format": 1, "secret": digest("store-secret-v1", secret).hex()}
 
 
+class SlowToList(FileSystem):
+    """Before the folder is listed, another process makes it a store."""
+
+    def __init__(self) -> None:
+        self.is_made = False
+
+    def names(self, folder: Where | int) -> list[str]:
+        if not self.is_made:
+            self.is_made = True
+            with opened(Path(str(folder))):
+                pass
+        return super().names(folder)
+
+
+def test_a_folder_that_becomes_a_store_meanwhile_is_one(root: Path) -> None:
+    root.mkdir()
+    with closing(DiskStore.open(root, PLENTY, files=SlowToList())) as store, opened(root) as other:
+        assert store.secret == other.secret
+
+
 def test_a_link_is_refused(root: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     root.symlink_to(tmp_path / "elsewhere")

@@ -376,7 +376,8 @@ def _require_usable(root: Path, files: FileSystem) -> None:
         _require_folder(root, files)
     if read_format(root, files) is None:
         foreign = {n for n in files.names(root) if n not in _BEFORE_FORMAT and n[0] != "."}
-        if foreign:
+        # Read again: another process may have made it a store in between.
+        if foreign and read_format(root, files) is None:
             raise StoreError(
                 f"{root} is not a store: it has no FORMAT but holds {min(foreign)!r}; "
                 f"expected a store or an empty folder"
