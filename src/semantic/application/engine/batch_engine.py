@@ -189,12 +189,17 @@ class BlockPoolBatchEngine:
     @property
     def has_work(self) -> bool:
         """Whether a request is waiting or running."""
-        return len(self._scheduler) > 0
+        return self.n_requests > 0
 
     def share_thread(self, others_work: Callable[[], bool], numbers: Iterator[int]) -> None:
         """Other engines step on this thread: while `others_work`, chunks are short. Requests of all
         are numbered by `numbers`, which grow."""
         self._others_work, self._numbers = others_work, numbers
+
+    @property
+    def n_requests(self) -> int:
+        """How many requests have not ended."""
+        return len(self._scheduler)
 
     @property
     def requests(self) -> tuple[Request, ...]:

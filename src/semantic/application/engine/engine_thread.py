@@ -224,7 +224,7 @@ class EngineThread:
 
     @property
     def n_requests(self) -> int | None:
-        return None if self._engine is None else len(self._inbox) + len(self._engine.requests)
+        return None if self._engine is None else len(self._inbox) + self._engine.n_requests
 
     def turn(self) -> bool:
         has_more = attempt(self._advance)

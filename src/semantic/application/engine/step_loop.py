@@ -22,7 +22,8 @@ T = TypeVar("T")
 
 
 class Lane(Protocol):
-    """What takes turns on the loop's thread. Called with the loop's condition held, but `turn`."""
+    """What takes turns on the loop's thread. Its properties are read with the loop's condition
+    held, its methods called without."""
 
     @property
     def is_ready(self) -> bool:
