@@ -201,7 +201,7 @@ def choosing_pages(
     dialect = dialect_here()
     costs = {None: PORTABLE_COSTS, METAL: METAL_COSTS}.get(dialect, CUDA_COSTS)
     if all(
-        isinstance(one, PagedKernels) and one.reads_together(use.n_heads) and not use.latent
+        isinstance(one, PagedKernels) and one.reads_together(use.n_heads, latent=use.latent)
         for one, use in zip(found, uses, strict=True)
     ):
         costs = TOGETHER_COSTS

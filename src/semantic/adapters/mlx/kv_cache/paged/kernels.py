@@ -22,6 +22,7 @@ from semantic.adapters.mlx.kv_cache.paged.attention import Appended, DecodeStep,
 from semantic.adapters.mlx.kv_cache.paged.dialect import Dialect, Kernel
 from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool
+from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 
 HEAD_DIMS = (64, 80, 96, 128, 192, 256, 512)
 """Widths of keys and of values that there are kernels for."""
@@ -76,12 +77,11 @@ class PagedKernels:
 
     def __init__(self, kind: PageKind, dialect: Dialect) -> None:
         """Raises ValueError unless `kind` is `computable`."""
-        tiling = tiling_of(kind, dialect)
-        if tiling is None or not computable(kind, dialect):
+        if not computable(kind, dialect):
             raise ValueError(f"there are no kernels for {kind.shape}")
         self._kind = kind
         self._dialect = dialect
-        self._threads = tiling.threads
+        self._threads = _tiling(kind, dialect).threads
         self._counters = mx.zeros((_MOST_ROWS * 4 * kind.shape.kv_heads,), mx.int32)
         self._nothing = mx.zeros((1,), mx.int32)
         # Evaluated now: they are inputs of every step.
@@ -89,12 +89,11 @@ class PagedKernels:
         self._layers: dict[tuple[int, float], mx.array] = {}
         self._last_bounds = (0, 0, 0, 0, 0), self._nothing
 
-    def reads_together(self, n_heads: int) -> bool:
+    def reads_together(self, n_heads: int, *, latent: bool = False) -> bool:
         """Whether the rows of a sequence read its keys together, for so many query heads."""
         shape = self._kind.shape
-        queries = n_heads // shape.kv_heads
-        widest = max(shape.k_head_dim, shape.v_head_dim)
-        fits = widest <= _WIDEST and queries <= _group_queries(widest)
+        queries, widest = n_heads // shape.kv_heads, _widest(shape)
+        fits = not latent and widest <= _WIDEST and queries <= _group_queries(widest)
         return self._dialect.is_cuda and shape.dtype in _MATRIX_TYPES and fits
 
     def prepare(self, n_heads: int, sinks: Collection[bool], *, latent: bool = False) -> None:
@@ -107,7 +106,7 @@ class PagedKernels:
             mx.eval(self._counters)
         for with_sinks in sinks:
             self._attention(n_heads, with_sinks, latent)
-            if self.reads_together(n_heads) and not latent:
+            if self.reads_together(n_heads, latent=latent):
                 self._row_attention(n_heads, with_sinks)
         self._write_rows_kernel()
         for gather, write in ((False, True), (True, True)):
@@ -116,12 +115,12 @@ class PagedKernels:
     def attend(self, step: DecodeStep) -> mx.array:
         """See `PagedAttention.attend`."""
         latent = step.rope is not None
-        if step.write_first and not latent and self.reads_together(step.q.shape[1]):
+        if step.write_first and self.reads_together(step.q.shape[1], latent=latent):
             return self._attend_together(step)
         q, sinks = step.q, step.sinks
         after = self._write_rows(step) if step.write_first else step.after
         rows, n_heads, _, _ = q.shape
-        kv_heads, dim = self._kind.shape.kv_heads, self._width(latent=latent)
+        kv_heads, dim = self._kind.shape.kv_heads, _result_width(self._kind.shape, latent=latent)
         parts = self._parts(n_heads, latent=latent)
         if rows * kv_heads * parts > self._counters.size:
             raise ValueError(f"{rows} sequences are more than a step can combine")
@@ -161,10 +160,10 @@ class PagedKernels:
         q, sinks = step.q, step.sinks
         after = self._write_rows(step)
         rows, n_heads, _, _ = q.shape
-        shape, dim = self._kind.shape, self._width()
+        shape = self._kind.shape
+        dim = _result_width(shape)
         attend, combine = self._row_attention(n_heads, sinks is not None)
-        widest = max(shape.k_head_dim, dim)
-        most_rows = _group_queries(widest) * shape.kv_heads // n_heads
+        most_rows = _group_queries(_widest(shape)) * shape.kv_heads // n_heads
         plan = step.metadata.row_plan(
             step.kind, most_rows, max(1, _GROUPS_AT_ONCE // shape.kv_heads)
         )
@@ -307,12 +306,7 @@ class PagedKernels:
     def _vectors(self) -> int:
         """Threads that write a token of a head: one per 16 bytes of the wider of key and value."""
         shape = self._kind.shape
-        return max(shape.k_head_dim, shape.v_head_dim) * shape.dtype.size // 16
-
-    def _width(self, *, latent: bool = False) -> int:
-        """Numbers of a head's result."""
-        shape = self._kind.shape
-        return shape.k_head_dim if latent else shape.v_head_dim
+        return _widest(shape) * shape.dtype.size // 16
 
     def _attention(self, n_heads: int, sinks: bool, latent: bool) -> tuple[Kernel, Kernel | None]:
         """The kernels for `n_heads` query heads: one, or a second that combines."""
@@ -391,7 +385,7 @@ def _built_attention(
     constants = _attention_constants(kind, dialect, variant)
     warps, tile = _tiling(kind, dialect)
     token_bytes = (shape.k_head_dim + shape.v_head_dim) * shape.dtype.size
-    width = shape.k_head_dim if variant.latent else shape.v_head_dim
+    width = _result_width(shape, latent=variant.latent)
     at_once = max(1, 512 // (width * shape.dtype.size))
     space = warps * max(dialect.stages * tile * token_bytes, at_once * variant.together * width * 4)
     partial = ("partial", "weight")
@@ -414,7 +408,7 @@ def _built_row_attention(
 ) -> tuple[Kernel, Kernel]:
     """The kernels for runs of rows of one sequence, and for their partial results."""
     shape = kind.shape
-    widest = max(shape.k_head_dim, shape.v_head_dim)
+    widest = _widest(shape)
     constants = _attention_constants(kind, dialect, variant)
     mine = (*constants, ("MT", _multiple(widest)), ("HALF", int(shape.dtype == mx.float16)))
     key, value = (dim * shape.dtype.size + 16 for dim in (shape.k_head_dim, shape.v_head_dim))
@@ -455,6 +449,16 @@ def _tiling(kind: PageKind, dialect: Dialect) -> Tiling:
     if tiling is None:
         raise AssertionError(f"kernels were made for {kind.shape}, which does not fit")
     return tiling
+
+
+def _widest(shape: LayerShape) -> int:
+    """Numbers of a head's key or value, whichever is wider."""
+    return max(shape.k_head_dim, shape.v_head_dim)
+
+
+def _result_width(shape: LayerShape, *, latent: bool = False) -> int:
+    """Numbers of a head's result: a sum of values, or of latents."""
+    return shape.k_head_dim if latent else shape.v_head_dim
 
 
 def _multiple(head_dim: int) -> int:

@@ -22,7 +22,7 @@ def page_rows(kind: PageKind, n_tokens: int) -> Sequence[Rows]:
         return [Rows(1, kind.page_bytes, kind.page_bytes)]
     heads, n_layers = kind.shape.kv_heads, len(kind.layers)
     keys, values = token_bytes(kind)
-    if keys == values:
+    if keys == values:  # the same rows as below, in one copy
         return [Rows(n_layers * 2 * heads, n_tokens * keys, BLOCK_TOKENS * keys)]
     rows: list[Rows] = []
     at = 0
