@@ -18,6 +18,7 @@ from semantic.adapters.clients.server_connection import (
     get,
     json_object,
     key_for,
+    not_ours,
     refusal,
     send,
 )
@@ -52,7 +53,7 @@ def exported(url: str, key_variable: str, agent: str, tenant: str | None) -> Ite
         if reply.status != HTTPStatus.OK:
             raise refusal(reply, "the export")
         if reply.response.getheader("content-type") != _TAR or not length.isdecimal():
-            raise OperatorError(f"what answers at {reply.base} is no server of ours")
+            raise not_ours(reply.base)
         yield Archive(int(length), _pieces(reply, int(length)))
 
 
@@ -76,7 +77,7 @@ def import_archive(
         match agent:
             case {"id": str(own), "tokens": int(tokens)}:
                 return own, tokens
-        raise OperatorError(f"what answers at {reply.base} is no server of ours")
+        raise not_ours(reply.base)
 
 
 def _query(**given: str | None) -> str:

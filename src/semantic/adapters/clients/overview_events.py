@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Final
 
-from semantic.adapters.clients.server_connection import Reply, get
+from semantic.adapters.clients.server_connection import Reply, get, not_ours
 from semantic.domain.errors import OperatorError
 
 _PATH: Final = "/v1/overview"
@@ -58,5 +58,5 @@ def _document(data: bytes, base: str) -> Document:
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
-        raise OperatorError(f"what answers at {base} is no server of ours: expected an overview")
+        raise not_ours(base, "an overview")
     return document

@@ -13,6 +13,7 @@ from http import HTTPStatus
 from typing import Final
 
 from semantic.adapters.clients.server_connection import (
+    not_ours,
     read_address,
     read_key,
     send,
@@ -96,10 +97,8 @@ def _read_models(base: str, key_variable: str | None, response: _Response) -> Ma
         raise OperatorError(f"{base} does not accept {denied}")
     contexts = _contexts(response.body) if response.status == HTTPStatus.OK else {}
     if not contexts:
-        raise OperatorError(
-            f"what answers at {base} is no server of ours: expected {_PATH} to name models with "
-            f"max_model_len, got status {response.status}"
-        )
+        names = f"{_PATH} to name models with max_model_len, got status {response.status}"
+        raise not_ours(base, names)
     return contexts
 
 

@@ -147,6 +147,12 @@ def read_key(base: str, variable: str) -> str:
     return key
 
 
+def not_ours(base: str, expected: str = "") -> OperatorError:
+    """The error about an answer that no server of ours gives, and perhaps what was `expected`."""
+    more = f": expected {expected}" if expected else ""
+    return OperatorError(f"what answers at {base} is no server of ours{more}")
+
+
 def refusal(reply: Reply, what: str) -> SemanticError:
     """The error of a command for a response that is no success, in the words of the server."""
     match json_object(reply):

@@ -16,10 +16,10 @@ from semantic.adapters.clients.server_connection import (
     get,
     json_object,
     key_for,
+    not_ours,
     refusal,
     send,
 )
-from semantic.domain.errors import OperatorError
 
 _PATH: Final = "/v1/models"
 _LOAD_SECONDS: Final = 3600.0
@@ -36,7 +36,7 @@ def list_models(url: str, key_variable: str) -> Sequence[Row]:
         match found:
             case {"data": [*rows]} if all(isinstance(row, dict) and "id" in row for row in rows):
                 return rows
-        raise OperatorError(f"what answers at {reply.base} is no server of ours")
+        raise not_ours(reply.base)
 
 
 def change_model(url: str, key_variable: str, name: str, action: Literal["load", "unload"]) -> Row:
@@ -47,7 +47,7 @@ def change_model(url: str, key_variable: str, name: str, action: Literal["load",
     with send(url, path, key, Upload((), 0, _LOAD_SECONDS)) as reply:
         found = _found(reply)
         if not isinstance(found, dict) or "state" not in found:
-            raise OperatorError(f"what answers at {reply.base} is no server of ours")
+            raise not_ours(reply.base)
         return found
 
 
