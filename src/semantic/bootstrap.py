@@ -47,6 +47,8 @@ DEFAULT_MODEL = "semantic-tiny"
 
 STORE_VARIABLE = "SEMANTIC_STORE"
 """Environment variable with the store's folder."""
+FLEET_VARIABLE = "SEMANTIC_FLEET_SECRET_FILE"
+"""Environment variable with the path of the file of the fleet's secret."""
 RESPONSES_FILE = "responses.db"
 """In the store's folder."""
 TURNS_FILE = "turns.db"
@@ -100,6 +102,10 @@ class Settings:
 
     `process_bytes` is the memory that the process may have: of a server see `guarded_loop`, and of
     it the defaults are parts.
+
+    `any_chip` shares blocks with other kinds of chips: see `fingerprint`. `fleet_secret` is the
+    file with the secret of tenants' tags, by default that in $SEMANTIC_FLEET_SECRET_FILE; without
+    one every store has its own secret.
     """
 
     model: str = DEFAULT_MODEL
@@ -111,6 +117,8 @@ class Settings:
     memory_bytes: int | None = None
     max_batch: int = 32
     process_bytes: int | None = None
+    any_chip: bool = False
+    fleet_secret: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +155,7 @@ def build_engine(settings: Settings, on_store_unavailable: OnStoreUnavailable | 
     Raises as `load`, InvalidRequestError for a pool without a block, and StoreError when the disk
     tier cannot be opened and there is no `on_store_unavailable`.
     """
-    return assemble(settings, _provider(for_weights=True), on_store_unavailable)
+    return assemble(settings, _provider(settings), on_store_unavailable)
 
 
 def assemble(
@@ -176,7 +184,7 @@ def assemble_in_slices(
 
 def build_in_slices(settings: Settings, shared: Shared) -> Slices[App]:
     """`build_engine` for one of several models. Raises as `load`."""
-    return (yield from assemble_in_slices(settings, _provider(for_weights=True), shared))
+    return (yield from assemble_in_slices(settings, _provider(settings), shared))
 
 
 def open_shared(
@@ -351,7 +359,7 @@ def open_store(settings: Settings) -> CacheStorePort:
     if memory_bytes is None:
         memory_bytes = default_memory_tier_bytes(memory_of(settings))
     if not settings.use_disk:
-        return MemoryStore(memory_bytes)
+        return MemoryStore(memory_bytes, secret=fleet_secret(settings))
     disk = open_disk(settings)
     memory = MemoryStore(memory_bytes, secret=disk.secret)
     queue_bytes = max(_MIN_QUEUE_BYTES, memory_bytes // _QUEUE_FRACTION)
@@ -372,11 +380,26 @@ def open_disk(settings: Settings) -> DiskStore:
     """The disk tier of `settings`. Raises StoreError when its folder cannot be used."""
     from semantic.adapters.stores.disk.store import DiskStore
 
-    folder = store_folder(settings)
+    folder, secret = store_folder(settings), fleet_secret(settings)
     if settings.disk_bytes is not None:
-        return DiskStore.open(folder, settings.disk_bytes)
+        return DiskStore.open(folder, settings.disk_bytes, secret=secret)
     free = _free_bytes(folder)
-    return DiskStore.open(folder, lambda used: default_disk_bytes(free, used + _INDEX_GROWTH_BYTES))
+
+    def quota(used: int) -> int:
+        return default_disk_bytes(free, used + _INDEX_GROWTH_BYTES)
+
+    return DiskStore.open(folder, quota, secret=secret)
+
+
+def fleet_secret(settings: Settings) -> bytes | None:
+    """The secret that the stores of a fleet have in common; None without one.
+
+    Raises InvalidRequestError for a file that cannot be used.
+    """
+    from semantic.adapters.stores.fleet_secret import read_fleet_secret
+
+    given = settings.fleet_secret or os.environ.get(FLEET_VARIABLE)
+    return read_fleet_secret(Path(given)) if given else None
 
 
 def open_responses(settings: Settings, warn: Callable[[str], None]) -> Responses:
@@ -458,14 +481,16 @@ def default_memory_tier_bytes(memory: int) -> int:
     return max(_MIN_MEMORY_TIER_BYTES, memory // _MEMORY_TIER_FRACTION)
 
 
-def load(model_id: str = DEFAULT_MODEL) -> tuple[MLXBackend, MLXTokenizer]:
+def load(
+    model_id: str = DEFAULT_MODEL, *, any_chip: bool = False
+) -> tuple[MLXBackend, MLXTokenizer]:
     """A model and its tokenizer, from a folder, a hub id, an alias or the embedded model.
 
     Raises ModelNotFoundError or UnsupportedModelError, and OperatorError when MLX is not usable.
     """
     model = model_of(model_id)
     with _suggesting(model):
-        return _provider(for_weights=True).load_model(model)
+        return _provider(Settings(any_chip=any_chip)).load_model(model)
 
 
 def load_tokenizer(model_id: str) -> MLXTokenizer:
@@ -562,6 +587,13 @@ def blas_status() -> BlasStatus:
     return BLAS_STATUS
 
 
+def blas_kernel() -> str:
+    """The kernel of CPU computations; see `adapters.mlx.blas_kernel`."""
+    from semantic.adapters.mlx import blas_kernel
+
+    return blas_kernel()
+
+
 def read_bare_model(model: object) -> ModelCacheSpec | None:
     """The spec of a framework's own model object; None for any other object."""
     from semantic.adapters.mlx.kv_cache.model_spec import read_spec
@@ -577,9 +609,10 @@ def register_readers() -> None:
         ModelCacheSpec.readers.append(read_bare_model)
 
 
-def _provider(*, for_weights: bool = False) -> MLXModelProvider:
+def _provider(settings: Settings | None = None) -> MLXModelProvider:
+    """What loads models; `settings` are those of a model whose weights are to be loaded."""
     try:
-        if for_weights:
+        if settings is not None:
             from semantic.adapters.mlx.model import first_kernels
 
             first_kernels.begin()  # first: the other imports take as long
@@ -588,7 +621,7 @@ def _provider(*, for_weights: bool = False) -> MLXModelProvider:
         from semantic.adapters.mlx.missing import what_to_install
 
         raise OperatorError(f"MLX cannot be loaded: {error}. {what_to_install()}") from error
-    return MLXModelProvider()
+    return MLXModelProvider(any_chip=settings is not None and settings.any_chip)
 
 
 def _free_bytes(folder: Path) -> int:

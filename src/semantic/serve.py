@@ -65,6 +65,10 @@ _ONE_BY_ONE = (
     "this model gives other answers in a batch than alone: running requests are computed one after "
     "the other in each step"
 )
+_ANY_CHIP = (
+    "share_across_chips: blocks that other kinds of chips computed are used, and differ in their "
+    "last bits: an answer may differ from one that is computed here alone"
+)
 _REUSABLE = "this model computes other keys if a prompt is divided elsewhere: %d tokens are reused"
 
 DEFAULT_NAME = "default"
@@ -249,6 +253,8 @@ def _build_serving(
     )
     namespace = namespace_of(app.model.model_id, app.model.layout().name)
     logger.info(chat_format.history)
+    if app.settings.any_chip:
+        logger.warning(_ANY_CHIP)
     if not app.model.together:
         logger.warning(_ONE_BY_ONE)
     if app.spec.reusable_tokens is not None:

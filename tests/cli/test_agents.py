@@ -461,7 +461,7 @@ def test_why_says_where_a_prompt_parted_and_what_that_cost(ada: Manifest) -> Non
         "prompt_tokens": 900, "reused_tokens": 512, "end": "diverged", "source": "disk",
         "differs_at": 512, "expected": 17, "got": 23, "seconds": 1.5, "computed_tokens": 388,
         "expected_text": None, "got_text": None, "reason": "It is not what the agent had before.",
-        "lost": None,
+        "lost": None, "any_chip": False,
     }  # fmt: skip
 
 

@@ -26,8 +26,8 @@ from tests.support.tiny_models import tiny_model
 from tests.support.unusual_models import unusual_model
 
 NAMES = [
-    "semantic", "python", "platform", "mlx", "mlx-lm", "device", "blas", "store", "embedded model",
-    "model", "ragged caches", "caches", "pool",
+    "semantic", "python", "platform", "mlx", "mlx-lm", "device", "blas", "identity", "store",
+    "embedded model", "model", "ragged caches", "caches", "pool",
 ]  # fmt: skip
 GIB = 1 << 30
 
@@ -149,7 +149,7 @@ def test_the_form_of_the_caches_is_told() -> None:
 def test_what_was_measured_is_shown_for_each_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = Calibration((StepTimes(1, 4.0, 4.4), StepTimes(8, 31.00049, 20.123456)))
     backend = wrap_model(tiny_model("llama"), attention=None, calibration=lambda *_: measured)
-    monkeypatch.setattr(doctor, "load", lambda _: (backend, None))
+    monkeypatch.setattr(doctor, "load", lambda *_, **__: (backend, None))
     said = semantic("doctor").out.splitlines()
     at = next(i for i, line in enumerate(said) if "chosen by batch size" in line)
     assert [line.strip() for line in said[at + 1 : at + 3]] == [
@@ -210,3 +210,12 @@ def test_the_device_says_what_it_is() -> None:
     found = device.read_device()
     assert found.kind in {"CPU", "Metal", "CUDA"}
     assert found.memory_bytes > 0
+
+
+def test_blocks_of_other_chips_are_warned_of() -> None:
+    [own, any_chip] = [
+        doctor.check_identity(Settings(any_chip=any_chip)) for any_chip in (False, True)
+    ]
+    assert (own.verdict, any_chip.verdict) == ("ok", "warning")
+    assert own.detail in any_chip.detail
+    assert own.detail.endswith("secret: the store's own")

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
+from semantic.adapters.mlx import blas_kernel
+from semantic.adapters.mlx.device import Device
 from semantic.adapters.mlx.model import digest_cache
 from semantic.adapters.mlx.model import fingerprint as fingerprints
 from semantic.adapters.mlx.model.digest_cache import DigestCache, FileState, cache_folder
-from semantic.adapters.mlx.model.fingerprint import fingerprint, numerics
+from semantic.adapters.mlx.model.fingerprint import (
+    fingerprint,
+    is_fingerprint,
+    numerics,
+)
+from semantic.domain.block_hash import ANY_CHIP
 
 _WEIGHTS = "model.safetensors"
 _BIG = 18 << 20
@@ -226,3 +236,33 @@ def test_other_numerics_are_another_model(folder: Path, monkeypatch: pytest.Monk
     assert "blas=" in numerics()
     monkeypatch.setattr("platform.machine", lambda: "another")
     assert fingerprint(folder) != before
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("read_device", Device("CPU", "AMD EPYC", 1, 1, "zen 9")), ("blas_kernel", "OpenBLAS 9 Zen")],
+)
+def test_another_chip_or_kernel_is_another_model_unless_that_is_allowed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, other: object
+) -> None:
+    before, shared = fingerprint(folder), fingerprint(folder, any_chip=True)
+    assert shared != before
+    assert shared.startswith(ANY_CHIP)
+    assert is_fingerprint(shared)
+    monkeypatch.setattr(fingerprints, name, lambda: other)
+    assert fingerprint(folder) != before
+    assert fingerprint(folder, any_chip=True) == shared
+
+
+def test_the_kernel_is_that_of_the_library_that_computes() -> None:
+    """A process in which OpenBLAS takes another kernel names that one."""
+    if blas_kernel() == "own":
+        pytest.skip("needs OpenBLAS")
+    program = "from semantic.adapters.mlx import blas_kernel; print(blas_kernel())"
+    environment = {**os.environ, "OPENBLAS_CORETYPE": "Prescott"}
+    found = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, check=True, text=True
+    )
+    release, core = found.stdout.strip().rsplit(" ", 1)
+    assert blas_kernel().startswith(f"{release} ")
+    assert core == "Prescott" or platform.machine() != "x86_64"

@@ -71,6 +71,8 @@ class Reuse:
     """Why the reused prefix is not longer."""
     source: str = "none"
     """Where the prefix was read from: "pool", a tier's name, or "none"."""
+    any_chip: bool = False
+    """Whether the store may have blocks that another kind of chip computed."""
 
 
 @dataclass(slots=True, eq=False)

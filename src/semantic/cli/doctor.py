@@ -15,8 +15,10 @@ from semantic import __version__
 from semantic.bootstrap import (
     DEFAULT_MODEL,
     Settings,
+    blas_kernel,
     blas_status,
     build_engine,
+    fleet_secret,
     load,
     make_pool,
     open_disk,
@@ -28,7 +30,7 @@ from semantic.cli.driving import Driver
 from semantic.cli.edge import EXIT_CHECK_FAILED
 from semantic.cli.options import AsJson, EngineOptions
 from semantic.cli.report import Json, show_bytes, show_seconds, to_line
-from semantic.domain.errors import SemanticError, StoreError
+from semantic.domain.errors import InvalidRequestError, SemanticError, StoreError
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import ModelCacheSpec
 
@@ -96,6 +98,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     except SemanticError as error:
         yield Finding("device", "failed", str(error))
         return
+    yield check_identity(settings)
     yield check_store(settings)
     yield check_embedded_model()
     yield from check_model(settings)
@@ -145,6 +148,23 @@ def check_blas() -> Finding:
     return Finding("blas", "ok", status)
 
 
+def check_identity(settings: Settings) -> Finding:
+    """What blocks are found by beside a model's files: whose they are, and where they are equal."""
+    try:
+        owner = "the store's own" if fleet_secret(settings) is None else "the fleet's"
+    except InvalidRequestError as error:
+        return Finding("identity", "failed", str(error))
+    chip = f"{read_device().chip}, {blas_kernel()}; secret: {owner}"
+    if not settings.any_chip:
+        return Finding("identity", "ok", chip)
+    return Finding(
+        "identity",
+        "warning",
+        f"any chip (here {chip})",
+        "blocks of other kinds of chips differ in their last bits, and answers may",
+    )
+
+
 def check_store(settings: Settings) -> Finding:
     """Whether the store on disk can be used, and how much of its quota is used."""
     if not settings.use_disk:
@@ -179,7 +199,7 @@ def check_embedded_model() -> Finding:
 def check_model(settings: Settings) -> Iterator[Finding]:
     """Whether the requested model loads, and how its layers are cached."""
     try:
-        model, _ = load(settings.model)
+        model, _ = load(settings.model, any_chip=settings.any_chip)
         spec = model.cache_spec()
         pool: BlockPool = make_pool(settings, spec)
     except SemanticError as error:

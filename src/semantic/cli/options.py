@@ -101,6 +101,21 @@ _NO_STORE = typer.Option(
     help="Store nothing on disk: caches are lost when the program ends.",
     rich_help_panel=_STORE,
 )
+_ANY_CHIP = typer.Option(
+    "--share-across-chips",
+    help="Use blocks that other kinds of chips or BLAS kernels computed, which differ in their "
+    "last bits: answers may differ from those of one machine alone.",
+    rich_help_panel=_STORE,
+)
+FleetSecretFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="A file with at least 32 random bytes, the same for every replica of a fleet: "
+        "tenants' names in stores are derived from it. Default: each store has its own.",
+        show_default=False,
+        rich_help_panel=_STORE,
+    ),
+]
 ServerUrl = Annotated[
     str, typer.Option(help="The server's address; `semantic serve` prints it when it is ready.")
 ]
@@ -135,6 +150,8 @@ class EngineOptions:
     no_store: Annotated[bool, _NO_STORE] = False
     disk_gb: DiskGb = None
     ram_gb: RamGb = None
+    share_across_chips: Annotated[bool, _ANY_CHIP] = False
+    fleet_secret_file: FleetSecretFile = None
 
     def settings(self) -> Settings:
         """As bootstrap takes them, an alias replaced by its model.
@@ -151,6 +168,8 @@ class EngineOptions:
             store=self.store,
             disk_bytes=gib("--disk-gb", self.disk_gb),
             memory_bytes=gib("--ram-gb", self.ram_gb),
+            any_chip=self.share_across_chips,
+            fleet_secret=self.fleet_secret_file,
         )
 
 
@@ -361,6 +380,8 @@ class ServeOptions:
     no_store: Annotated[bool | None, _NO_STORE] = None
     disk_gb: DiskGb = None
     ram_gb: RamGb = None
+    share_across_chips: Annotated[bool | None, _ANY_CHIP] = None
+    fleet_secret_file: FleetSecretFile = None
     memory_gb: Annotated[
         float | None,
         typer.Option(

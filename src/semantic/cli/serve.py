@@ -233,6 +233,8 @@ def engine_settings(settings: ServerSettings) -> Settings:
         memory_bytes=gib("ram_gb", settings.ram_gb),
         max_batch=settings.max_batch,
         process_bytes=gib("memory_gb", settings.memory_gb),
+        any_chip=settings.share_across_chips,
+        fleet_secret=settings.fleet_secret_file,
     )
 
 

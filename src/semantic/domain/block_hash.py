@@ -31,6 +31,10 @@ _LAYOUT_VERSION = b"1"
 """Increment when the meaning of a body's bytes changes: older blocks are then not found."""
 
 
+ANY_CHIP = "any-chip:"
+"""Begins the id of a model whose blocks are shared by chips that may round differently."""
+
+
 class Part(StrEnum):
     """Which part of a block's cache a stored body holds. The values are part of the file format."""
 

@@ -49,6 +49,8 @@ class MatchReport:
     `differs_at` is the first position at which the prompt differs from the agent's cached tokens;
     None if it extends them. `expected` and `got` are the token ids there. `seconds` is the prefill
     time of the rest. `lost` are cached tokens that were computed again; None if there are none.
+    `any_chip`: reused tokens may have been computed on another kind of chip, which the operator
+    allowed.
     """
 
     prompt_tokens: int
@@ -61,6 +63,7 @@ class MatchReport:
     got: int | None = None
     seconds: float = 0.0
     lost: CacheMiss | None = None
+    any_chip: bool = False
 
     @property
     def computed_tokens(self) -> int:

@@ -36,9 +36,15 @@ class LostTokens(BaseModel):
 
 
 def usage_extension(match: MatchReport | None) -> dict[str, object]:
-    """The `semantic` member to merge into a wire's usage object."""
+    """The `semantic` member to merge into a wire's usage object.
+
+    `any_chip` is there only when it is true: see `MatchReport`.
+    """
     lost = lost_tokens(match)
-    return {"semantic": {"lost": None if lost is None else lost.model_dump(mode="json")}}
+    own: dict[str, object] = {"lost": None if lost is None else lost.model_dump(mode="json")}
+    if match is not None and match.any_chip:
+        own["any_chip"] = True
+    return {"semantic": own}
 
 
 def lost_tokens(match: MatchReport | None) -> LostTokens | None:

@@ -77,6 +77,8 @@ class ServerSettings(BaseSettings):
     no_store: bool = False
     disk_gb: Gib | None = None
     ram_gb: Gib | None = None
+    share_across_chips: bool = False
+    fleet_secret_file: Path | None = None
     memory_gb: Gib | None = None
     max_batch: Count = 32
     max_waiting: Count = 256

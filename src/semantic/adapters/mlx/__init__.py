@@ -17,6 +17,9 @@ BlasStatus = Literal["openblas", "missing", "too late", "not needed"]
 _OPENBLAS = "libopenblas.so.0"
 
 
+_LOADED: list[ctypes.CDLL] = []
+
+
 def load_openblas() -> BlasStatus:
     """Load OpenBLAS on Linux, so that MLX's CPU backend uses it.
 
@@ -28,10 +31,22 @@ def load_openblas() -> BlasStatus:
     if "mlx.core" in sys.modules:
         return "too late"
     try:
-        ctypes.CDLL(_OPENBLAS, mode=ctypes.RTLD_GLOBAL)
+        _LOADED.append(ctypes.CDLL(_OPENBLAS, mode=ctypes.RTLD_GLOBAL))
     except OSError:
         return "missing"
     return "openblas"
+
+
+def blas_kernel() -> str:
+    """The release and the core type of the OpenBLAS that was loaded, which decide how its sums are
+    rounded, as "OpenBLAS 0.3.21 Haswell"; "own" without one. Its number of threads does not count:
+    each sum is made by one thread."""
+    if not _LOADED:
+        return "own"
+    config, core = _LOADED[0].openblas_get_config, _LOADED[0].openblas_get_corename
+    config.restype = core.restype = ctypes.c_char_p
+    release = b" ".join(config().split()[:2])
+    return f"{release.decode()} {core().decode()}"
 
 
 if sys.platform == "linux":

@@ -42,6 +42,13 @@ class Device:
     name: str
     memory_bytes: int
     used_bytes: int
+    architecture: str = ""
+    """MLX's name of the generation, as "applegpu_g16s", by which it chooses kernels."""
+
+    @property
+    def chip(self) -> str:
+        """Its name and generation: chips that differ in either may round differently."""
+        return f"{self.name} {self.architecture}".strip()
 
 
 def on_cpu() -> bool:
@@ -62,6 +69,7 @@ def read_device() -> Device:
         name=str(info.get("device_name", "unknown")),
         memory_bytes=int(own) or physical_memory(),
         used_bytes=mx.get_active_memory(),
+        architecture=str(info.get("architecture", "")),
     )
 
 

@@ -30,6 +30,7 @@ def match_report(request: Request) -> MatchReport:
         got=prompt[shared] if differs else None,
         seconds=request.prefill_seconds,
         lost=_cache_miss(request, shared, differs=differs),
+        any_chip=reuse.any_chip and request.cached_tokens > 0,
     )
 
 

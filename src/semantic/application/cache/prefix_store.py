@@ -21,6 +21,7 @@ from semantic.application.cache.prefix_lookup import PrefixLookup, StoredPrefix,
 from semantic.application.cache.shared_prefill import SharedPrefill
 from semantic.application.request import Phase, Request
 from semantic.domain.block_hash import (
+    ANY_CHIP,
     PUBLIC_TENANT,
     BlockHash,
     BlockKey,
@@ -103,6 +104,7 @@ class PrefixStore:
         self._lookup = PrefixLookup(store, self._layout)
         self._loader = Loader(model, store, clock)
         self.break_even = BreakEven(prefill_rate)
+        self._any_chip = model.model_id.startswith(ANY_CHIP)
         self._namespace = namespace_of(model.model_id, self._layout.name)
         self._model_name = model_name
         self._now = now
@@ -163,7 +165,7 @@ class PrefixStore:
 
     def find(self, request: Request) -> StoredPrefix | None:
         """The stored prefix of a waiting request, looked up once while it waits."""
-        state = self._state(request)
+        state, request.reuse.any_chip = self._state(request), self._any_chip
         if not state.searched:
             state.searched = True
             prefix = self._search(request, start=0)

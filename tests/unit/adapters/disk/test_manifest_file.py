@@ -79,7 +79,7 @@ def test_a_file_from_before_losses_were_told_is_read() -> None:
     filed = FiledManifest(replace(FILED.manifest, match=match), 5)
     data = encode_manifest(filed)
     fields = json.loads(data[48:-12])
-    del fields["match"]["lost"], fields["salt"]
+    del fields["match"]["lost"], fields["match"]["any_chip"], fields["salt"]
     text = json.dumps(fields).encode()
     rest = struct.pack("<QQ", len(text), 3) + text + data[-12:]
     older = struct.pack("<8sII16s", b"SEMAGENT", 1, 0, xxhash.xxh3_128_digest(rest)) + rest

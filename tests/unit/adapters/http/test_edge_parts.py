@@ -14,6 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 from typing_extensions import TypedDict
 
 from semantic.adapters.http import request_body
+from semantic.adapters.http.cache_miss_report import usage_extension
 from semantic.adapters.http.errors import FieldError, TooLargeError
 from semantic.adapters.http.logs import (
     LOG_FIELDS,
@@ -354,3 +355,10 @@ def test_the_log_says_which_key_is_which_tenant_and_not_the_key(
     said = [record.getMessage() for record in caplog.records]
     assert said == [f"API key {i + 1} of 2 is tenant {ids[i]}" for i in range(2)]
     assert len({*ids, *names, *(name[:16] for name in names)}) == 6
+
+
+def test_usage_says_when_other_chips_may_have_computed_what_was_reused() -> None:
+    match = MatchReport(9, 8, MatchEnd.MISSING, "disk")
+    assert usage_extension(match) == {"semantic": {"lost": None}}
+    relaxed = usage_extension(replace(match, any_chip=True))
+    assert relaxed == {"semantic": {"lost": None, "any_chip": True}}

@@ -14,9 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 
-from semantic.adapters.mlx import BLAS_STATUS
+from semantic.adapters.mlx import BLAS_STATUS, blas_kernel
 from semantic.adapters.mlx.device import read_device
 from semantic.adapters.mlx.model.digest_cache import DigestCache, FileState
+from semantic.domain.block_hash import ANY_CHIP
 from semantic.domain.digest import digest
 
 _WHOLE = frozenset({".json", ".jinja", ".model", ".tiktoken", ".txt", ".py"})
@@ -31,23 +32,26 @@ _THREADS = max(4, min(16, os.cpu_count() or 1))
 """SHA-256 releases the interpreter lock, so several threads read and hash in parallel."""
 
 
-def fingerprint(folder: Path, cache: DigestCache | None = None) -> str:
+def fingerprint(folder: Path, cache: DigestCache | None = None, *, any_chip: bool = False) -> str:
     """The model id of the model in `folder`. Raises OSError if a file cannot be read.
 
-    Digests of large weight files are cached in `cache`, by default the user's own.
+    Digests of large weight files are cached in `cache`, by default the user's own. With `any_chip`
+    machines that differ in chip or BLAS kernel alone give the model one id, which says so: their
+    keys and values differ in the last bits.
     """
     cache = DigestCache() if cache is None else cache
-    fields = [numerics().encode()]
+    fields = [numerics(any_chip=any_chip).encode()]
     for path in sorted(_files_of(folder)):
         name = path.relative_to(folder).as_posix().encode()
         fields += [name, _digest_file(path, cache)]
     cache.save()
-    return f"{_KIND}{digest('model-v1', *fields).hex()}"
+    kind = f"{ANY_CHIP}{_KIND}" if any_chip else _KIND
+    return f"{kind}{digest('model-v1', *fields).hex()}"
 
 
 def is_fingerprint(model_id: str) -> bool:
     """Whether a model id is that of files, not a name that was made up."""
-    return model_id.startswith(_KIND)
+    return model_id.removeprefix(ANY_CHIP).startswith(_KIND)
 
 
 def file_states(folder: Path) -> dict[str, FileState]:
@@ -59,9 +63,11 @@ def file_states(folder: Path) -> dict[str, FileState]:
     return {path.relative_to(folder).as_posix(): FileState.of(path) for path in _files_of(folder)}
 
 
-def numerics() -> str:
-    """What determines rounding here: libraries, device, architecture, weight type, BLAS."""
-    kind = read_device().kind
+def numerics(*, any_chip: bool = False) -> str:
+    """What determines rounding here: libraries, device, chip, architecture, weight type, BLAS and
+    its kernel; with `any_chip` without chip and kernel."""
+    device = read_device()
+    kind = device.kind
     parts = {
         "mlx": version("mlx"),
         "mlx-lm": version("mlx-lm"),
@@ -70,6 +76,9 @@ def numerics() -> str:
         "weights": "fp32" if kind == "CPU" else "as stored",
         "blas": BLAS_STATUS if kind == "CPU" else "none",
     }
+    if not any_chip:
+        parts["chip"] = device.chip
+        parts["kernel"] = blas_kernel() if kind == "CPU" else "none"
     return " ".join(f"{name}={value}" for name, value in parts.items())
 
 

@@ -109,7 +109,11 @@ class _Reading:
 
 
 class MLXModelProvider:
-    """Implements `ModelProviderPort`."""
+    """Implements `ModelProviderPort`. With `any_chip` ids of models say nothing of this machine's
+    chip: see `fingerprint`."""
+
+    def __init__(self, *, any_chip: bool = False) -> None:
+        self._any_chip = any_chip
 
     def load_model(self, model_id: str = EMBEDDED_MODEL) -> tuple[MLXBackend, MLXTokenizer]:
         """See `ModelProviderPort.load_model`.
@@ -121,7 +125,7 @@ class MLXModelProvider:
     def load_in_slices(self, model_id: str) -> Slices[tuple[MLXBackend, MLXTokenizer]]:
         """See `ModelProviderPort.load_in_slices`."""
         folder = find_folder(model_id)
-        model, wrapped, name = yield from reading_model(folder)
+        model, wrapped, name = yield from reading_model(folder, any_chip=self._any_chip)
         try:
             backend = yield from wrapping(model, name, wrapped)
         except SemanticError:
@@ -141,7 +145,9 @@ class MLXModelProvider:
         return model.cache_spec()
 
 
-def reading_model(folder: Path) -> Slices[tuple[Module, MLXTokenizer, str]]:
+def reading_model(
+    folder: Path, *, any_chip: bool = False
+) -> Slices[tuple[Module, MLXTokenizer, str]]:
     """The model in `folder` as mlx-lm loads it, its tokenizer and its fingerprint, in slices.
 
     On a CPU the weights are converted to fp32. Raises ModelNotFoundError.
@@ -150,7 +156,7 @@ def reading_model(folder: Path) -> Slices[tuple[Module, MLXTokenizer, str]]:
     with _Reading("the model", folder, f" (mlx-lm {version('mlx-lm')}; {newer})"):
         before = file_states(folder)
         with ThreadPoolExecutor(2, thread_name_prefix="fingerprint") as beside:
-            naming: Future[object] = beside.submit(fingerprint, folder)
+            naming: Future[object] = beside.submit(fingerprint, folder, any_chip=any_chip)
             first_kernels.wait()
             model, config = cast(
                 "tuple[Module, Mapping[str, object]]", load_weights(folder, lazy=True)

@@ -190,6 +190,7 @@ def _parse_match(fields: _Fields) -> MatchReport:
         got=fields.whole_or_none("got"),
         seconds=fields.number("seconds"),
         lost=None if lost is None else _parse_lost(_Fields(lost)),
+        any_chip=fields.flag_since("any_chip", before=False),
     )
 
 
@@ -263,6 +264,10 @@ class _Fields:
         if not isinstance(value, bool):
             raise TypeError(name)
         return value
+
+    def flag_since(self, name: str, *, before: bool) -> bool:
+        """A flag that files of older versions lack: then `before`."""
+        return self.flag(name) if name in self._fields else before
 
     def number(self, name: str) -> float:
         value = self._fields[name]

@@ -47,7 +47,15 @@ class OpenStore:
     `write_lock` is held while a file is written: one at a time in this process.
     """
 
-    def __init__(self, root: Path, max_bytes: Limit, files: FileSystem, *, durable: bool) -> None:
+    def __init__(
+        self,
+        root: Path,
+        max_bytes: Limit,
+        files: FileSystem,
+        *,
+        durable: bool,
+        secret: bytes | None = None,
+    ) -> None:
         """Raises StoreError when the folder cannot be used, before anything in it is changed."""
         if isinstance(max_bytes, int) and max_bytes < 1:
             raise InvalidRequestError(f"max_bytes must be at least 1, got {max_bytes}")
@@ -55,13 +63,14 @@ class OpenStore:
         self.counts = Counts()
         self.write_lock = threading.RLock()
         self.folder = open_folder(root, files)
+        self.secret = self.folder.secret if secret is None else secret
         self.entries = Entries(root, files)
         self.reader = BlockReader(self.entries)
         self.index = Index(self.folder)
         self._seal = Seal(self.folder)
         self._opened = False
         known = max_bytes if isinstance(max_bytes, int) else 1  # opening evicts nothing
-        public = tenant_tag(self.folder.secret, PUBLIC_TENANT)
+        public = tenant_tag(self.secret, PUBLIC_TENANT)
         self.quota = Quota(self.index, self.entries, self.counts, known, public=public)
         try:
             self._open_when_free()

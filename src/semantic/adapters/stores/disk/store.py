@@ -95,17 +95,21 @@ class DiskStore:
         *,
         files: FileSystem | None = None,
         durable: bool = True,
+        secret: bytes | None = None,
     ) -> DiskStore:
         """The store in `folder`, created when missing. Deletes nothing, even over the quota.
 
         `max_bytes` is the quota, or makes it of the bytes that the folder takes already.
 
         With `durable` a saved agent survives power loss; without it only the end of the process,
-        and a torn file is a miss. Raises StoreError, with nothing changed, when the folder is not
-        a store, not safe, of a newer format or not writable, and InvalidRequestError for a quota
-        below 1.
+        and a torn file is a miss. A `secret` takes the place of the folder's own, which stays: what
+        was stored with another one is not found.
+
+        Raises StoreError, with nothing changed, when the folder is not a store, not safe, of a
+        newer format or not writable, and InvalidRequestError for a quota below 1.
         """
-        return cls(OpenStore(folder, max_bytes, files or FileSystem(), durable=durable))
+        files = files or FileSystem()
+        return cls(OpenStore(folder, max_bytes, files, durable=durable, secret=secret))
 
     @staticmethod
     def inspect(folder: Path) -> FolderView | None:
@@ -133,7 +137,7 @@ class DiskStore:
 
     @property
     def secret(self) -> bytes:
-        return self._store.folder.secret
+        return self._store.secret
 
     # Blocks
 
