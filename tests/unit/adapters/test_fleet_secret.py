@@ -87,7 +87,7 @@ def test_stores_with_one_secret_give_a_tenant_one_name(
 
 
 def test_a_new_secret_finds_nothing_and_the_old_one_finds_all_again(tmp_path: Path) -> None:
-    """Rotation is cold: what was stored stays until it is evicted, and is nobody else's."""
+    """Rotation is cold: what was stored stays until it is evicted, and no other tenant finds it."""
 
     def scope_with(secret: bytes) -> Scope:
         return Scope(b"n" * 32, tenant_tag(secret, "tenant"))
