@@ -86,6 +86,11 @@ class ServerProcess:
         """Whether there is no process."""
         return self._process is None or self._process.poll() is not None
 
+    @property
+    def pid(self) -> int | None:
+        """The id of the process; None before it was started."""
+        return None if self._process is None else self._process.pid
+
     def resident_bytes(self) -> int:
         """Memory of the process that is resident now; 0 of one that has ended."""
         if self._process is None:

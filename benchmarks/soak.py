@@ -13,7 +13,7 @@ import random
 import statistics
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPConnection, HTTPException
@@ -74,9 +74,23 @@ class Question:
 
 
 class Soak:
-    """Clients of one server, and samples of its process."""
+    """Clients of one server, and samples of its process.
 
-    def __init__(self, server: ServerProcess, minutes: float) -> None:
+    `asking` makes the request of a number, `sample` what is recorded after each hundred.
+    """
+
+    def __init__(
+        self,
+        server: ServerProcess,
+        minutes: float,
+        asking: Callable[[random.Random, int], Question] | None = None,
+        sample: Callable[[], Row] | None = None,
+        *,
+        clients: int = CLIENTS,
+    ) -> None:
+        self._clients = clients
+        self._asking = asking or question
+        self._sample = sample or (lambda: dict(server.footprint()))
         self.samples: list[Row] = []
         self.failures: list[str] = []
         self.asked = 0
@@ -86,7 +100,7 @@ class Soak:
 
     def run(self) -> None:
         """Ask until the time is over."""
-        clients = [threading.Thread(target=partial(self._talk, n)) for n in range(CLIENTS)]
+        clients = [threading.Thread(target=partial(self._talk, n)) for n in range(self._clients)]
         for client in clients:
             client.start()
         for client in clients:
@@ -99,8 +113,8 @@ class Soak:
                 self.asked += 1
                 asked = self.asked
                 if asked % _EVERY == 0:
-                    self.samples.append({"requests": asked, **self._server.footprint()})
-            problem = self._ask(question(draw, asked))
+                    self.samples.append({"requests": asked, **self._sample()})
+            problem = self._ask(self._asking(draw, asked))
             if problem is not None:
                 self.failures.append(problem)
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from semantic.application.models.model_names import most_similar
 from semantic.domain.errors import (
+    CapacityError,
     InvalidRequestError,
     ModelNotFoundError,
     OperatorError,
@@ -62,7 +63,15 @@ _GIB = 1 << 30
 
 # Defaults, in bytes or as 1/N of the memory or of the free disk space.
 
-# Block pool: the weights, the activations of a step and other programs need the rest.
+# All memory of the process, of what the system says that it may have: some is for files, and for
+# what other programs take later.
+_PROCESS_SHARE = 9, 10
+# Of that, what nothing is planned for: what a step takes, and what the guard keeps free.
+_UNPLANNED_FRACTION = 8
+# The interpreter, libraries, turns, responses and other small parts.
+_BASE_BYTES = 384 * _MIB
+
+# Block pool: the weights, the activations of a step and other parts need the rest.
 _POOL_FRACTION = 4
 _MIN_POOL_BYTES = 64 * _MIB
 
@@ -342,11 +351,18 @@ def make_pool(settings: Settings, spec: ModelCacheSpec) -> BlockPool:
 
 
 def default_pool_bytes(memory: int, weights: int) -> int:
-    """The pool's limit on a device of `memory` bytes of which `weights` are used.
+    """The pool's limit in a process that may have `memory` bytes, of which `weights` are used.
 
-    A quarter of the memory, at most what the weights leave, at least 64 MiB.
+    A quarter of the memory, at most what the weights, the memory tier and what is not planned
+    leave, at least 64 MiB.
     """
-    return max(_MIN_POOL_BYTES, min(memory // _POOL_FRACTION, memory - weights))
+    left = planned_bytes(memory) - default_memory_tier_bytes(memory) - weights
+    return max(_MIN_POOL_BYTES, min(memory // _POOL_FRACTION, left))
+
+
+def planned_bytes(memory: int) -> int:
+    """What weights, pools and memory tier may take together in a process of `memory` bytes."""
+    return memory - memory // _UNPLANNED_FRACTION - _BASE_BYTES
 
 
 def open_store(settings: Settings) -> CacheStorePort:
@@ -525,22 +541,83 @@ def find_model(model: str) -> Path:
 
 def memory_of(settings: Settings) -> int:
     """Bytes of memory that the process may have: what is set, at most the device's."""
-    memory = read_device().memory_bytes
-    return memory if settings.process_bytes is None else min(memory, settings.process_bytes)
+    device = read_device()
+    if settings.process_bytes is None:
+        return default_process_bytes(device)
+    return min(device.memory_bytes, settings.process_bytes)
 
 
-def guarded_loop(settings: Settings, report: Callable[[str], None]) -> StepLoop:
-    """The loop of a server; with `process_bytes` caches are given up to stay below it."""
+def default_process_bytes(device: Device, weights: int = 0) -> int:
+    """The memory that the process promises to keep to: nine tenths of what the system says that it
+    may have on `device`, and more, up to all memory, if `weights` need that."""
+    part, whole = _PROCESS_SHARE
+    share = device.free_bytes * part // whole
+    return min(device.memory_bytes, max(share, least_process_bytes(weights)))
+
+
+def least_process_bytes(weights: int) -> int:
+    """The least memory in which a model of so many bytes is of use."""
+    least = _BASE_BYTES + weights + _MIN_POOL_BYTES
+    unplanned, tier = _UNPLANNED_FRACTION, _MEMORY_TIER_FRACTION
+    with_part = least * unplanned * tier // (unplanned * tier - unplanned - tier)
+    with_least_tier = (least + _MIN_MEMORY_TIER_BYTES) * unplanned // (unplanned - 1)
+    return max(with_part, with_least_tier) + unplanned * tier  # divisions round down
+
+
+def promised(
+    settings: Settings, others: Sequence[str] = (), embedding: str | None = None
+) -> Settings:
+    """`settings` with the memory that the process may have, if none is set; on MLX's thread.
+
+    `others` are models of which one at a time must fit, as that of `settings`, beside `embedding`.
+    Raises as `load`, and CapacityError, before any weights are read, if that does not fit.
+    """
+    device, (beside, *answering) = (
+        read_device(),
+        map(_weights_of, (embedding, settings.model, *others)),
+    )
+    weights = beside + max(answering)
+    promise = settings.process_bytes
+    if promise is None:
+        promise = default_process_bytes(device, weights)
+    most = promise - promise // _UNPLANNED_FRACTION
+    if weights > most:
+        raise CapacityError(
+            f"the weights of {settings.model} have {weights / _GIB:.3g} GiB: expected at most "
+            f"{most / _GIB:.3g} of the {promise / _GIB:.3g} GiB that the process may have, of "
+            f"{device.memory_bytes / _GIB:.3g} GiB of memory"
+        )
+    return replace(settings, process_bytes=promise)
+
+
+def _weights_of(model: str | None) -> int:
+    """Bytes of a model's weights when they are loaded."""
+    if model is None:
+        return 0
+    from semantic.adapters.mlx.model.description import weights_bytes
+
+    return weights_bytes(find_model(model))
+
+
+def guard_memory(loop: StepLoop, settings: Settings, report: Callable[[str], None]) -> None:
+    """Have caches be given up so that the process stays below its `process_bytes`, if it is set."""
     from semantic.application.engine.memory_guard import Memory, MemoryGuard
-    from semantic.application.engine.step_loop import StepLoop
 
     if settings.process_bytes is None:
-        return StepLoop()
+        return
     from semantic.adapters.mlx.device import give_memory_back, memory_in_use
 
     memory = Memory(memory_in_use, give_memory_back)
-    guard = MemoryGuard(settings.process_bytes, memory, clock=time.monotonic, report=report)
-    return StepLoop(guard=guard)
+    loop.guard = MemoryGuard(settings.process_bytes, memory, clock=time.monotonic, report=report)
+
+
+def guarded_loop(settings: Settings, report: Callable[[str], None]) -> StepLoop:
+    """A loop with `guard_memory`."""
+    from semantic.application.engine.step_loop import StepLoop
+
+    loop = StepLoop()
+    guard_memory(loop, settings, report)
+    return loop
 
 
 def give_up_under_pressure(loop: StepLoop, store: CacheStorePort) -> None:

@@ -31,6 +31,7 @@ from semantic.bootstrap import (
     make_pool,
     memory_of,
     open_shared,
+    planned_bytes,
 )
 from semantic.domain.block_hash import tenant_id, tenant_tag
 from semantic.domain.errors import InvalidRequestError
@@ -48,8 +49,6 @@ from semantic.serve import (
 
 logger = logging.getLogger("semantic.server")
 
-_SHARE = 3, 4
-"""Of the memory, for all models: other programs need the rest."""
 _TIER_FRACTION = 8
 """The memory tier of the store takes at most one part in so many of the budget."""
 _MIN_TIER_BYTES = 64 << 20
@@ -61,8 +60,8 @@ class ModelsSettings:
 
     The first `loaded` of them are loaded at the start, as far as they fit together; the others when
     they are asked for. `kept` are names of models that stay. Weights, pools and the store's memory
-    take at most `max_bytes`, by default three quarters of the memory, less `reserved_bytes` of what
-    runs beside them. `ttl`: seconds without a
+    take at most `max_bytes`, by default what the process may have of memory for them,
+    less `reserved_bytes` of what runs beside them. `ttl`: seconds without a
     request after which a model is unloaded; None for never.
     """
 
@@ -91,7 +90,7 @@ async def load_models(
     loop = loop or guarded_loop(first, logger.info)
 
     def open_all() -> tuple[Shared, int]:
-        budget = (settings.max_bytes or _budget(first)) - settings.reserved_bytes
+        budget = (settings.max_bytes or planned_bytes(memory_of(first))) - settings.reserved_bytes
         tier = first.memory_bytes or _tier_bytes(budget)
         engine = replace(first, memory_bytes=tier)
         return open_shared(engine, loop, logger.warning, on_store_unavailable), budget - tier
@@ -129,11 +128,6 @@ def _residency(
     for one in known:
         residency.add(one.id, n_bytes[one.id], ttl=settings.ttl, pinned=one.id in kept)
     return residency
-
-
-def _budget(engine: Settings) -> int:
-    part, whole = _SHARE
-    return memory_of(engine) * part // whole
 
 
 def _tier_bytes(budget: int) -> int:

@@ -17,17 +17,27 @@ from semantic import bootstrap
 from semantic.adapters.mlx import device
 from semantic.adapters.mlx.batch.calibration import Calibration, StepTimes
 from semantic.adapters.mlx.model.provider import wrap_model
-from semantic.bootstrap import Settings, assemble, default_pool_bytes
+from semantic.bootstrap import (
+    Settings,
+    assemble,
+    default_memory_tier_bytes,
+    default_pool_bytes,
+    default_process_bytes,
+    planned_bytes,
+    promised,
+)
 from semantic.cli import doctor
 from semantic.cli.doctor import SUPPORTED, check_blas, check_version
+from semantic.domain.errors import CapacityError
 from tests.cli.support import ROOT, FakeProvider, process, semantic
 from tests.support.in_pages import tiny_backend
+from tests.support.model_folder import small_model
 from tests.support.tiny_models import tiny_model
 from tests.support.unusual_models import unusual_model
 
 NAMES = [
-    "semantic", "python", "platform", "mlx", "mlx-lm", "device", "blas", "identity", "store",
-    "embedded model", "model", "ragged caches", "caches", "pool",
+    "semantic", "python", "platform", "mlx", "mlx-lm", "device", "memory", "blas", "identity",
+    "store", "embedded model", "model", "ragged caches", "caches", "pool",
 ]  # fmt: skip
 GIB = 1 << 30
 
@@ -169,12 +179,44 @@ def test_what_was_measured_is_shown_for_each_batch_size(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("memory", "weights", "expected"),
-    [(16 * GIB, GIB, 4 * GIB), (16 * GIB, 14 * GIB, 2 * GIB), (GIB, 2 * GIB, 64 << 20)],
+    [
+        (16 * GIB, GIB, 4 * GIB),
+        (16 * GIB, 11 * GIB, planned_bytes(16 * GIB) - 12 * GIB),
+        (GIB, 2 * GIB, 64 << 20),
+    ],
 )
 def test_the_pool_gets_a_quarter_at_most_what_is_left_and_never_nothing(
     memory: int, weights: int, expected: int
 ) -> None:
     assert default_pool_bytes(memory, weights) == expected
+
+
+@pytest.mark.parametrize("weights", [0, GIB // 2, 9 * GIB])
+@pytest.mark.parametrize("free", [GIB, 8 * GIB, 16 * GIB])
+def test_weights_pool_and_tier_are_within_what_the_process_may_have(
+    free: int, weights: int
+) -> None:
+    found = device.Device("CPU", "test", 16 * GIB, used_bytes=0, free_bytes=free)
+    memory = default_process_bytes(found, weights)
+    assert free * 9 // 10 <= memory <= 16 * GIB
+    parts = weights + default_pool_bytes(memory, weights) + default_memory_tier_bytes(memory)
+    assert parts <= planned_bytes(memory)
+
+
+def test_a_model_that_does_not_fit_is_refused_with_figures_before_its_weights_are_read(
+    tmp_path: Path,
+) -> None:
+    folder = small_model(tmp_path / "model")
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    with pytest.raises(
+        CapacityError, match=r"the weights of .*model have .* GiB: expected at most"
+    ):
+        promised(Settings(str(folder), process_bytes=weights))
+    given = promised(Settings(str(folder), process_bytes=2 * weights + GIB))
+    assert given.process_bytes == 2 * weights + GIB
+    chosen = promised(Settings(str(folder))).process_bytes
+    assert chosen is not None
+    assert chosen <= device.read_device().memory_bytes
 
 
 def test_a_limit_that_was_given_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,27 +231,16 @@ def test_a_limit_that_was_given_is_the_only_one(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_without_a_limit_the_device_gives_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = device.Device("CPU", "test", memory_bytes=8 * GIB, used_bytes=GIB)
+    found = device.Device("CPU", "test", memory_bytes=9 * GIB, used_bytes=GIB, free_bytes=8 * GIB)
     monkeypatch.setattr(bootstrap, "read_device", lambda: found)
-    assert assemble(Settings(), FakeProvider()).pool.max_bytes == 2 * GIB
-
-
-def test_a_container_may_use_less_than_the_machine_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limit, unlimited = tmp_path / "limit", tmp_path / "max"
-    limit.write_text("1000000\n", encoding="ascii")
-    unlimited.write_text("max\n", encoding="ascii")
-    monkeypatch.setattr(device, "_CGROUP_LIMITS", (unlimited, tmp_path / "none"))
-    everything = device.physical_memory()
-    monkeypatch.setattr(device, "_CGROUP_LIMITS", (unlimited, limit))
-    assert device.physical_memory() == 1_000_000 < everything
+    pool = assemble(Settings(memory_bytes=1 << 20), FakeProvider()).pool
+    assert pool.max_bytes == 8 * GIB * 9 // 10 // 4
 
 
 def test_the_device_says_what_it_is() -> None:
     found = device.read_device()
     assert found.kind in {"CPU", "Metal", "CUDA"}
-    assert found.memory_bytes > 0
+    assert 0 < found.free_bytes <= found.memory_bytes
 
 
 def test_blocks_of_other_chips_are_warned_of() -> None:

@@ -240,7 +240,10 @@ def test_other_numerics_are_another_model(folder: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("name", "other"),
-    [("read_device", Device("CPU", "AMD EPYC", 1, 1, "zen 9")), ("blas_kernel", "OpenBLAS 9 Zen")],
+    [
+        ("read_device", Device("CPU", "AMD EPYC", 1, 1, 1, "zen 9")),
+        ("blas_kernel", "OpenBLAS 9 Zen"),
+    ],
 )
 def test_another_chip_or_kernel_is_another_model_unless_that_is_allowed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, other: object

@@ -20,8 +20,9 @@ def small_model(folder: Path) -> Path:
     return folder if folder.exists() else write_model(folder, "qwen3_coder")
 
 
-def write_model(folder: Path, name: str) -> Path:
-    """Write a model with the chat format `name` to `folder`; deterministic."""
+def write_model(folder: Path, name: str, **sizes: int) -> Path:
+    """Write a model with the chat format `name` to `folder`; deterministic. `sizes` are fields of
+    its configuration."""
     folder.mkdir()
     tokenizer = load_format(FORMATS[name], folder)
     config = {
@@ -37,6 +38,7 @@ def write_model(folder: Path, name: str) -> Path:
         "tie_word_embeddings": True,
         "max_position_embeddings": _CONTEXT,
         "eos_token_id": min(tokenizer.eos_token_ids),
+        **sizes,
     }
     model = llama.Model(llama.ModelArgs.from_dict(config))
     randomize(model)

@@ -18,6 +18,7 @@ from semantic.bootstrap import (
     blas_kernel,
     blas_status,
     build_engine,
+    default_process_bytes,
     fleet_secret,
     load,
     make_pool,
@@ -94,6 +95,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield from (check_version(package) for package in SUPPORTED)
     try:
         yield check_device()
+        yield check_memory()
         yield check_blas()
     except SemanticError as error:
         yield Finding("device", "failed", str(error))
@@ -125,6 +127,14 @@ def check_device() -> Finding:
     return Finding(
         "device", "ok", f"{device.kind}, {device.name}, {show_bytes(device.memory_bytes)} of memory"
     )
+
+
+def check_memory() -> Finding:
+    """What the process may have, by default. Raises OperatorError when MLX is not usable."""
+    device = read_device()
+    promise = show_bytes(default_process_bytes(device))
+    free = show_bytes(device.free_bytes)
+    return Finding("memory", "ok", f"{promise} for a server's process, of {free} that are free")
 
 
 def check_blas() -> Finding:

@@ -63,7 +63,7 @@ RamGb = Annotated[
     float | None,
     typer.Option(
         help="GiB of memory for blocks saved or read recently, in addition to the pool. "
-        "Default: a sixteenth of the memory.",
+        "Default: a sixteenth of the process' memory.",
         show_default=False,
         rich_help_panel=_STORE,
     ),
@@ -71,7 +71,7 @@ RamGb = Annotated[
 PoolGb = Annotated[
     float | None,
     typer.Option(
-        help="GiB for all agents' caches. Default: a quarter of the memory, "
+        help="GiB for all agents' caches. Default: a quarter of the process' memory, "
         "at most what the weights leave.",
         show_default=False,
         rich_help_panel=_ENGINE,
@@ -323,7 +323,7 @@ class ServeOptions:
         float | None,
         typer.Option(
             help="GiB for all loaded models: weights, pools and the store's memory. Default: "
-            "three quarters of the memory.",
+            "seven eighths of the process' memory, less what other parts need.",
             show_default=False,
             rich_help_panel=_ENGINE,
         ),
@@ -386,8 +386,8 @@ class ServeOptions:
         float | None,
         typer.Option(
             help="GiB of memory that the process may have, as the system counts it. Near that, "
-            "caches are given up, and last requests are refused with a 503. Default: no limit "
-            "besides those of the parts.",
+            "caches are given up, and last requests are refused with a 503. Default: nine tenths "
+            "of what is free at the start, more if the weights need it.",
             show_default=False,
             rich_help_panel=_ENGINE,
         ),

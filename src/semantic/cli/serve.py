@@ -5,6 +5,7 @@ Reads settings, opens the socket and runs the server. Knows no wire.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable
@@ -16,19 +17,22 @@ from typing import TYPE_CHECKING
 from semantic import __version__
 from semantic.bootstrap import (
     Settings,
+    default_process_bytes,
     default_store_folder,
-    guarded_loop,
+    guard_memory,
     model_name,
     model_of,
     open_responses,
+    promised,
+    read_device,
     remember_served,
 )
 from semantic.cli.edge import print_notice
 from semantic.cli.options import AsJson, ConfigFile, ServeOptions, gib
 from semantic.cli.progress import print_store_unavailable, server_progress
-from semantic.cli.report import columns
+from semantic.cli.report import columns, show_bytes
 from semantic.cli.terminal import write
-from semantic.domain.errors import InvalidRequestError, SemanticError, StoreError
+from semantic.domain.errors import InvalidRequestError, OperatorError, SemanticError, StoreError
 
 if TYPE_CHECKING:
     from semantic.adapters.http.lifecycle import Load
@@ -39,6 +43,8 @@ if TYPE_CHECKING:
     from semantic.ports.responses import ResponsesPort
     from semantic.ports.serving import ServingPort
     from semantic.serve import ServeSettings
+
+_GIB = 1 << 30
 
 
 def serve(options: ServeOptions, config: ConfigFile = None) -> None:
@@ -78,7 +84,7 @@ def show(options: ServeOptions, config: ConfigFile = None, as_json: AsJson = Fal
     origin = "flag" if config else f"default{there}"
     rows: dict[str, tuple[object, str]] = {"config": (str(loaded.file), origin)}
     for name, value in values.items():
-        later = _CHOSEN_LATER.get(name) if value is None else None
+        later = _CHOSEN_LATER.get(name) if value is None or name == "memory_gb" else None
         origin = loaded.origins[name]
         rows[name] = value, f"{origin}, {later}" if later and origin == "default" else origin
     if as_json:
@@ -93,6 +99,7 @@ _FROM_MODEL = "from the model's own configuration"
 _CHOSEN_LATER = {
     "disk_gb": "from the free space",
     "ram_gb": "from the memory",
+    "memory_gb": "nine tenths of what is free, more if the weights need it",
     "pool_gb": "from the memory that the weights leave",
     "max_model_len": "from the model and the pool",
     **dict.fromkeys(("temperature", "top_p", "top_k", "min_p"), _FROM_MODEL),
@@ -109,6 +116,9 @@ def _chosen(settings: ServerSettings) -> dict[str, object]:
     if settings.store is None and not settings.no_store:
         with suppress(StoreError):  # there is no home folder: the disk tier is off
             chosen["store"] = str(default_store_folder())
+    if settings.memory_gb is None:
+        with suppress(OperatorError):  # MLX is not usable: the start says why
+            chosen["memory_gb"] = round(default_process_bytes(read_device()) / _GIB, 2)
     return chosen
 
 
@@ -120,10 +130,14 @@ async def load_model(
 ) -> RunnableServing:
     """The models that `settings` name, ready for requests. Raises as `serve.load_serving` and
     `serve_models.load_models`."""
+    from semantic.application.engine.step_loop import StepLoop
     from semantic.serve import load_embeddings
 
-    report = logging.getLogger("semantic.server").info
-    loop, embedding = guarded_loop(engine_settings(settings), report), None
+    loop, embedding = StepLoop(), None
+    engine = await asyncio.wrap_future(loop.call(partial(promised_of, settings)))
+    guard_memory(loop, engine, logging.getLogger("semantic.server").info)
+    promise = show_bytes(engine.process_bytes or 0)
+    _print_line(f"memory: at most {promise} for this process; --memory-gb sets it")
     if settings.embedding_model is not None:
         model = model_of(settings.embedding_model)
         names = _own_names(model, settings.embedding_model)
@@ -132,18 +146,32 @@ async def load_model(
     store_unavailable = store_unavailable or notify_store_unavailable
     details = None if embedding is None else embedding.model.details
     reserved = 0 if details is None else details.memory_bytes
-    serving = await _load_answering(settings, store_unavailable, loop, reserved)
+    first = _serve_settings(settings, engine)
+    serving = await _load_answering(settings, first, store_unavailable, loop, reserved)
     serving.embedding = embedding
     return serving
 
 
+def promised_of(settings: ServerSettings) -> Settings:
+    """The engine's part of `settings`, with the memory that the process may have. Raises as
+    `bootstrap.promised`."""
+    others = map(model_of, (*settings.model[1:], *settings.allowed_models))
+    embedding = settings.embedding_model
+    return promised(
+        engine_settings(settings), tuple(others), None if embedding is None else model_of(embedding)
+    )
+
+
 async def _load_answering(
-    settings: ServerSettings, store_unavailable: OnStoreUnavailable, loop: StepLoop, reserved: int
+    settings: ServerSettings,
+    first: ServeSettings,
+    store_unavailable: OnStoreUnavailable,
+    loop: StepLoop,
+    reserved: int,
 ) -> RunnableServing:
     """The models that answer, beside others on the thread of `loop` that take `reserved` bytes."""
     from semantic.serve import load_serving
 
-    first = _serve_settings(settings)
     if not settings.has_managed_models:
         return await load_serving(first, store_unavailable, loop=loop)
     from semantic.serve_models import ModelsSettings, load_models
@@ -172,15 +200,15 @@ def _of_model(first: ServeSettings, name: str) -> ServeSettings:
     return replace(first, engine=engine, names=_own_names(model, name))
 
 
-def _serve_settings(settings: ServerSettings) -> ServeSettings:
-    """What the server's settings say of its first model, and of requests."""
+def _serve_settings(settings: ServerSettings, engine: Settings) -> ServeSettings:
+    """What the server's settings say of its first model, that of `engine`, and of requests."""
     from semantic.adapters.http.lifecycle import read_public_prefix
     from semantic.adapters.http.middleware import tenant_name
     from semantic.application.engine.admission import QueueLimits
     from semantic.serve import ServeSettings
 
     return ServeSettings(
-        engine_settings(settings),
+        engine,
         names=served_names(settings),
         max_context=settings.max_model_len,
         temperature=settings.temperature,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from semantic.bootstrap import (
     DEFAULT_MODEL,
     default_pool_bytes,
+    default_process_bytes,
     describe_model,
     model_of,
     model_path,
@@ -237,7 +238,7 @@ def _described(
 
 
 def _capacity(spec: ModelCacheSpec, weights: int, pool_bytes: int | None) -> Capacity:
-    memory = read_device().memory_bytes
+    memory = default_process_bytes(read_device(), weights)
     pool = default_pool_bytes(memory, weights) if pool_bytes is None else pool_bytes
     fits = weights + pool <= memory
     growing = [layer.bytes_per_block for layer in spec.layers if layer.max_blocks is None]

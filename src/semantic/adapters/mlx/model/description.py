@@ -95,6 +95,15 @@ def describe(folder: Path, file_bytes: int | None = None) -> ModelDescription:
     )
 
 
+def weights_bytes(folder: Path) -> int:
+    """Bytes of the weights in `folder` when they are loaded; only headers are read. 0 where there
+    are none, or none that can be read: loading says why."""
+    try:
+        return _bytes_of(_read_headers(folder))
+    except (*LOAD_ERRORS, OSError):
+        return 0
+
+
 def _vocabulary(config: Mapping[str, object]) -> int:
     found = _text_value(config, "vocab_size")
     return found if isinstance(found, int) and 0 < found < _MAX_VOCABULARY else _MAX_VOCABULARY
