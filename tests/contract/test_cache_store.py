@@ -24,7 +24,7 @@ from semantic.adapters.stores.memory import MemoryStore
 from semantic.adapters.stores.tiered import TieredStore
 from semantic.domain.block_hash import BlockHash, BlockKey, BlockLink, Part, Scope, begins_like
 from semantic.domain.prefix import common_prefix
-from semantic.domain.stored import BlockHeader, BlockLayout, Manifest, StoredBlock
+from semantic.domain.stored import BlockHeader, BlockLayout, Manifest, StoredBlock, Tier
 from semantic.ports.store import CacheStorePort
 from tests.support.lanes import examples
 from tests.support.store_blocks import (
@@ -252,6 +252,16 @@ def test_the_parts_of_a_block_are_kept_apart(store: CacheStorePort) -> None:
     }
     assert store.read(header(link, Part.WINDOW)) is None
     assert store.read(header(link, Part.CHECKPOINT)) == block(link, Part.CHECKPOINT).body
+
+
+def test_prefetching_changes_no_byte(store: CacheStorePort) -> None:
+    given = [*blocks(chain(300)), block(chain(300)[-1], Part.CHECKPOINT)]
+    put_all(store, given)
+    store.flush()
+    memory = [one for one in store.stats() if one.tier is Tier.MEMORY]
+    assert all(store.prefetch(one.header) == bool(memory) for one in given)
+    assert [store.read(one.header) for one in given] == [one.body for one in given]
+    assert not store.prefetch(header(chain(256, seed=9)[0]))
 
 
 def test_what_is_lacking_is_what_was_not_put(store: CacheStorePort) -> None:

@@ -95,6 +95,12 @@ class CacheStorePort(Protocol):
         """The body, verified as in `read_into`, or None."""
         ...
 
+    def prefetch(self, header: BlockHeader) -> bool:
+        """Copy a body that is only on disk to memory, verified, within the quota; whether it is in
+        memory then. A hint, which counts as a use: a store without two tiers copies nothing.
+        """
+        ...
+
     def touch(self, keys: Sequence[BlockKey]) -> None:
         """Record a use of `keys`, a chain in order; its root is evicted last."""
         ...

@@ -11,7 +11,7 @@ from semantic.adapters.stores.memory import MemoryStore
 from semantic.adapters.stores.tiered import TieredStore
 from semantic.domain.block_hash import BlockKey, Part, Scope
 from semantic.domain.errors import InvalidRequestError
-from semantic.domain.stored import Found, Manifest, Place, Tier
+from semantic.domain.stored import BlockHeader, Found, Manifest, Place, Tier
 from tests.support.store_blocks import (
     SCOPE,
     Room,
@@ -32,6 +32,9 @@ class OnDisk(MemoryStore):
 
     def find(self, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
         return {key: Found(one.n_bytes, Tier.DISK) for key, one in super().find(keys).items()}
+
+    def prefetch(self, header: BlockHeader) -> bool:  # noqa: ARG002
+        return False
 
 
 class World:
@@ -92,6 +95,45 @@ def test_each_block_is_read_where_it_is_and_not_copied() -> None:
     assert world.store.read(first.header) == first.body
     assert world.warm.stats()[0].n_blocks == 1
     assert world.cold.stats()[0].counts["hits"] == 3
+
+
+@pytest.mark.parametrize("part", Part)
+def test_what_is_prefetched_is_warm_and_the_same(part: Part) -> None:
+    world = World()
+    given = blocks(chain(300), part)
+    for one in given:
+        world.cold.put(one)
+        assert world.store.prefetch(one.header)
+        assert world.store.prefetch(one.header), "and again, without reading it"
+        assert world.warm.read(one.header) == one.body
+    assert world.cold.stats()[0].counts["hits"] == 2
+    assert world.store.find(keys(chain(300), part)) == world.warm.find(keys(chain(300), part))
+
+
+def test_what_is_prefetched_takes_the_place_of_what_was_used_longest_ago() -> None:
+    links = [chain(256, seed)[0] for seed in range(4)]
+    first, second, third, fourth = (block(link) for link in links)
+    world = World(warm_bytes=3 * 20_000)
+    for one in (first, second, third):
+        world.store.put(one)
+    world.cold.put(fourth)
+    assert world.store.prefetch(first.header)
+    assert world.store.prefetch(fourth.header)
+    assert [world.warm.read(one.header) is None for one in (first, second, third, fourth)] == [
+        False,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_what_does_not_fit_or_is_nowhere_is_not_prefetched() -> None:
+    given = block(chain(256)[0])
+    world = World(warm_bytes=1)
+    assert not world.store.prefetch(given.header)
+    world.cold.put(given)
+    assert not world.store.prefetch(given.header)
+    assert world.store.read(given.header) == given.body
 
 
 def test_what_the_cold_one_dropped_is_to_be_put_again() -> None:

@@ -229,6 +229,12 @@ class BackgroundStore:
         self._count_hits(1)
         return bytes(data)
 
+    def prefetch(self, header: BlockHeader) -> bool:
+        """See `CacheStorePort.prefetch`. Not queued; what is queued is in memory."""
+        with self._changed:
+            is_queued = header.key in self._blocks
+        return is_queued or self._inner.prefetch(header)
+
     def touch(self, keys: Sequence[BlockKey]) -> None:
         """See `CacheStorePort.touch`. Dropped when `MAX_TOUCHES` are queued."""
         with self._changed:

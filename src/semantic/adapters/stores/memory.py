@@ -215,6 +215,11 @@ class MemoryStore:
         self._count_reads([found is not None])
         return None if found is None else bytes(found)
 
+    def prefetch(self, header: BlockHeader) -> bool:
+        with self._lock:
+            self._mark_used([header.key])
+            return header.key in self._blocks
+
     def touch(self, keys: Sequence[BlockKey]) -> None:
         with self._lock:
             self._mark_used(keys)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import heapq
 import hmac
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from mmap import mmap
 
 from semantic.application.agents.listing import walk
 from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope
@@ -17,6 +19,7 @@ from semantic.domain.stored import (
     AgentName,
     BlockHeader,
     BlockRead,
+    Body,
     Found,
     Manifest,
     Pinned,
@@ -24,6 +27,7 @@ from semantic.domain.stored import (
     StoredBlock,
     StoreStats,
 )
+from semantic.domain.value_objects import BLOCK_TOKENS
 from semantic.ports.store import CacheStorePort
 
 
@@ -99,6 +103,14 @@ class TieredStore:
         body = self._warm.read(header)
         return self._cold.read(header) if body is None else body
 
+    def prefetch(self, header: BlockHeader) -> bool:
+        """See `CacheStorePort.prefetch`. Reads a body of `cold` and puts it into `warm`."""
+        if self._warm.prefetch(header) or self._cold.prefetch(header):
+            return True
+        found = self._cold.find([header.key]).get(header.key)
+        body = None if found is None else self._body(header, found.n_bytes)
+        return body is not None and self._warm.put(StoredBlock(header, body))
+
     def touch(self, keys: Sequence[BlockKey]) -> None:
         self._warm.touch(keys)
         self._cold.touch(keys)
@@ -171,6 +183,28 @@ class TieredStore:
             self._warm.close()
         finally:
             self._cold.close()
+
+    def _body(self, header: BlockHeader, n_bytes: int) -> Body | None:
+        """A verified body of `cold`, in memory that nothing had to clear or copy: that would hold
+        up the thread that steps the engine."""
+        if header.part is Part.CHECKPOINT or not n_bytes:
+            return self._cold.read(header)
+        room = memoryview(mmap(-1, n_bytes // len(header.link.tokens) * BLOCK_TOKENS))
+        [read] = self._cold.read_into([BlockRead(header, [room])])
+        return _Prefetched(room[:n_bytes]) if read else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefetched:
+    """A body that has been read. See `DeferredBody`."""
+
+    body: memoryview
+
+    def __len__(self) -> int:
+        return len(self.body)
+
+    def wait(self) -> memoryview:
+        return self.body
 
 
 def _distinct(found: Iterable[Sequence[BlockHeader]]) -> list[BlockHeader]:

@@ -188,10 +188,6 @@ class BlockAllocator:
         request.capacity = 0
         self._idle.put(self.key(request.agent_id, request.tenant), blocks)
 
-    def heed(self, request: Request) -> None:
-        """Order its agent's idle cache, if there is one, by the hints of an ended request."""
-        self._idle.heed(self.key(request.agent_id, request.tenant), request.hints)
-
     def _budget(self) -> str:
         parts = []
         if self._pool.total_blocks is not None:

@@ -145,6 +145,8 @@ class Loader:
         self._store = store
         self._clock = clock
         self._threads: Executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="load")
+        self._loads = 0  # in progress, guarded by `_ended`
+        self._ended = threading.Condition()
 
     def begin(self, prefix: StoredPrefix, sequence: SequenceId) -> Load:
         """Start to read `prefix` into `sequence`, which holds the tokens before `prefix.start`.
@@ -159,7 +161,10 @@ class Loader:
         size = max(_FEWEST_IN_GROUP, _GROUP_BYTES * len(targets) // max(1, prefix.n_bytes))
         groups = [targets[at : at + size] for at in range(0, len(targets), size)]
         given_up = threading.Event()
+        with self._ended:
+            self._loads += 1
         future = self._threads.submit(self._read, groups, prefix.checkpoint, given_up)
+        future.add_done_callback(self._count_down)
         return Load(prefix, sequence, self._clock() - started, future, given_up)
 
     def finish(self, load: Load) -> Loaded:
@@ -195,9 +200,19 @@ class Loader:
         """Return when one of `loads` is done, or after `seconds`."""
         wait([load.future for load in loads], seconds, return_when="FIRST_COMPLETED")
 
+    def wait_until_idle(self, seconds: float) -> bool:
+        """Return when no load is in progress, or after `seconds`; whether none is. Thread-safe."""
+        with self._ended:
+            return self._ended.wait_for(lambda: not self._loads, seconds)
+
     def close(self) -> None:
         """End the threads after the reads in progress."""
         self._threads.shutdown()
+
+    def _count_down(self, _: object) -> None:
+        with self._ended:
+            self._loads -= 1
+            self._ended.notify_all()
 
     def _targets(
         self,

@@ -60,6 +60,8 @@ class _State:
     """What the request has read from the store."""
     scope: Scope | None = None
     """What its blocks are hashed and looked up in."""
+    is_ahead: bool = False
+    """Whether `prefix` is read ahead: what is in which tier changes."""
     unread: int = 0
     """Tokens of a prefix that could not be read: a shorter one, or other bodies, are looked for."""
 
@@ -189,6 +191,9 @@ class PrefixStore:
         """
         state = self._state(request)
         prefix, state.prefix = state.prefix, None
+        if prefix is not None and state.is_ahead:
+            found = self._store.find([header.key for header in prefix.headers])
+            prefix, state.is_ahead = replace(prefix, found=found), False
         return prefix is not None and self._begin(request, prefix)
 
     def load_next_blocks(self, request: Request) -> bool:
@@ -261,6 +266,40 @@ class PrefixStore:
             if not load.prefix.is_public:
                 state.read += load.prefix.headers
             self._store.touch([header.key for header in load.prefix.headers])
+
+    # Reading ahead: but for `find_ahead`, called by the thread that does it
+
+    @property
+    def ahead_bytes(self) -> int:
+        """See `Prefixes.ahead_bytes`: half of the memory tier."""
+        tiers = (one.max_bytes for one in self._store.stats() if one.tier is Tier.MEMORY)
+        return sum(tiers) // 2
+
+    def find_ahead(self, request: Request) -> StoredPrefix | None:
+        """What `find` returns of a waiting request, if some of it is on disk; under the engine's
+        lock."""
+        prefix = self.find(request)
+        if prefix is None or not prefix.bytes_in(Tier.DISK):
+            return None
+        self._state(request).is_ahead = True
+        return prefix
+
+    def stored_prefix(self, agent_id: str, tenant: str) -> StoredPrefix | None:
+        """See `Prefixes.stored_prefix`."""
+        manifest = self.manifest(agent_id, tenant)
+        if manifest is None:
+            return None
+        tokens = manifest.token_ids[: self._spec.reusable(len(manifest.token_ids))]
+        links = [link for link in manifest.scope.chain(tokens) if link.is_full]
+        return self._lookup.find(manifest.scope, links, tokens)
+
+    def prefetch(self, header: BlockHeader) -> bool:
+        """See `CacheStorePort.prefetch`."""
+        return self._store.prefetch(header)
+
+    def wait_until_loaded(self, seconds: float) -> bool:
+        """See `Prefixes.wait_until_loaded`."""
+        return self._loader.wait_until_idle(seconds)
 
     # Saving
 

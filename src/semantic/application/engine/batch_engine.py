@@ -17,6 +17,7 @@ from semantic.application.cache.block_allocator import BlockAllocator
 from semantic.application.cache.idle_caches import IdleCaches
 from semantic.application.cache.match_report import match_report
 from semantic.application.cache.prefix_store import PrefixStore
+from semantic.application.cache.read_ahead import ReadAhead
 from semantic.application.engine.prefill_budget import PrefillBudget
 from semantic.application.engine.scheduler import Chunk, Scheduler, Step
 from semantic.application.engine.sequences import Sequences
@@ -25,9 +26,11 @@ from semantic.application.engine.validation import RequestValidator
 from semantic.application.request import Phase, Request
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.errors import NOT_FINITE, BackendError, InvalidRequestError
+from semantic.domain.identity import Hints
 from semantic.domain.services import BlockPool
 from semantic.domain.stored import Manifest, Tier
 from semantic.domain.value_objects import (
+    CacheKey,
     CompletedGeneration,
     FinishReason,
     ModelCacheSpec,
@@ -89,6 +92,8 @@ class BlockPoolBatchEngine:
         self._model = model
         budget = budget or PrefillBudget(largest=model.best_chunk)
         self._prefixes = None
+        self._ahead: ReadAhead | None = None
+        self._idle = IdleCaches(pool, clock)
         if store is not None:
             self._prefixes = PrefixStore(
                 model,
@@ -97,8 +102,8 @@ class BlockPoolBatchEngine:
                 model_name=model_name,
                 clock=clock,
             )
+            self._ahead = ReadAhead(self._prefixes, lambda key: self._idle.get(key) is not None)
         self._pool = pool
-        self._idle = IdleCaches(pool, clock)
         self._allocator = BlockAllocator(pool, spec, self._idle, model.model_id, self._prefixes)
         self._scheduler = Scheduler(self._allocator, budget, clock, max_batch)
         self._sequences = Sequences(model, self._allocator, self._prefixes)
@@ -145,7 +150,14 @@ class BlockPoolBatchEngine:
             if self._prefixes is not None:
                 self._prefixes.shared.add(request)
             self._scheduler.admit()
+            self._read_ahead(request)
             return request.uid
+
+    def expect(self, agent_id: str, seconds: float, *, tenant: str = "") -> None:
+        """The agent sends its next request in so many seconds: until then its idle cache is evicted
+        after others, and read ahead if it is not in the pool."""
+        with self._lock:
+            self._heed(self._allocator.key(agent_id, tenant), Hints(back_in=seconds))
 
     def seconds_of(self, request: Request) -> float:
         """How long the engine has had `request`."""
@@ -286,6 +298,8 @@ class BlockPoolBatchEngine:
 
     def close(self, *, keep_store: bool = False) -> None:
         """End the engine; flush and close the store, unless another engine continues with it."""
+        if self._ahead is not None:
+            self._ahead.close()
         if self._prefixes is not None:
             self._prefixes.close(keep_store=keep_store)
 
@@ -294,6 +308,23 @@ class BlockPoolBatchEngine:
         with self._lock:
             self._pool.check_integrity()
             self._allocator.check_integrity(self._scheduler)
+
+    def _heed(self, key: CacheKey, hints: Hints) -> None:
+        self._idle.heed(key, hints)
+        if self._ahead is not None and hints.back_in is not None:
+            self._ahead.expect(key, hints.back_in)
+
+    def _read_ahead(self, request: Request) -> None:
+        """Its agent is back; what it will be restored from is read while it waits."""
+        if self._ahead is None or self._prefixes is None:
+            return
+        key = self._allocator.key(request.agent_id, request.tenant)
+        self._ahead.arrived(key)
+        if request.phase is not Phase.WAITING or self._idle.get(key) is not None:
+            return
+        prefix = self._prefixes.find_ahead(request)
+        if prefix is not None:
+            self._ahead.waits(key, prefix)
 
     # The parts of a step, in their order
 
@@ -313,6 +344,8 @@ class BlockPoolBatchEngine:
         events: list[EngineEvent] = []
         for request in self._scheduler.in_phase(Phase.PREFILL):
             if request.sequence is None:
+                if self._ahead is not None:
+                    self._ahead.arrived(self._allocator.key(request.agent_id, request.tenant))
                 try:
                     self._sequences.open(request)
                 except BackendError as error:
@@ -448,7 +481,7 @@ class BlockPoolBatchEngine:
                 self._allocator.keep(request, blocks)
             else:
                 self._allocator.give_back(request)
-            self._allocator.heed(request)
+            self._heed(self._allocator.key(request.agent_id, request.tenant), request.hints)
             return self._complete(request, reason, blocks=blocks)
 
     def _fail(self, request: Request, reason: str) -> CompletedGeneration:

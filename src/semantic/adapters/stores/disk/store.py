@@ -177,6 +177,10 @@ class DiskStore:
     def read(self, header: BlockHeader) -> bytes | None:
         return self._verified(header.key, lambda: self._store.reader.body(header))
 
+    def prefetch(self, header: BlockHeader) -> bool:  # noqa: ARG002
+        """See `CacheStorePort.prefetch`. Always False."""
+        return False
+
     def touch(self, keys: Sequence[BlockKey]) -> None:
         self._change(lambda: self._touch(keys), failed=None)
 

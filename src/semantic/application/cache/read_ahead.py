@@ -1,0 +1,177 @@
+"""ReadAhead: brings stored prefixes from disk into memory shortly before they are needed.
+
+In a thread of its own, one body after the other. Knows when agents are expected and which requests
+wait; neither what is in the pool nor how a body is read.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from semantic.application.cache.prefix_lookup import StoredPrefix
+from semantic.domain.stored import BlockHeader
+from semantic.domain.value_objects import CacheKey
+from semantic.ports.outbound import Clock
+
+LEAD = 3.0
+"""Seconds before an agent is expected: in `benchmarks.returns` longer ones read what is evicted
+again before it is used, and shorter ones end too late for long histories."""
+_LATE = 60.0
+"""Seconds after which what was read for an agent that is not back no longer counts."""
+_MOST_EXPECTED = 1000
+_PATIENCE = 0.05
+"""Seconds to wait for the loads of requests before asking whether the agent is still expected."""
+
+
+class Prefixes(Protocol):
+    """Where prefixes are read. All methods but `wait_for_loads` are called without a lock."""
+
+    @property
+    def ahead_bytes(self) -> int:
+        """Bytes of memory that may be filled ahead of need."""
+        ...
+
+    def stored_prefix(self, agent_id: str, tenant: str) -> StoredPrefix | None:
+        """What is stored of the agent's last turn, or None."""
+        ...
+
+    def prefetch(self, header: BlockHeader) -> bool:
+        """See `CacheStorePort.prefetch`."""
+        ...
+
+    def wait_until_loaded(self, seconds: float) -> bool:
+        """Return when no request's prefix is being read, or after `seconds`; whether none is."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Job:
+    """A prefix to read at `due`; that of the agent's last turn if it is None."""
+
+    due: float
+    prefix: StoredPrefix | None = None
+
+
+class ReadAhead:
+    """Reads for one engine. Thread-safe; the thread starts with the first agent that is expected.
+
+    Requests that load go first. All that is read and not used yet takes at most
+    `Prefixes.ahead_bytes`; an agent whose cache is in the pool costs nothing.
+    """
+
+    def __init__(
+        self,
+        prefixes: Prefixes,
+        in_pool: Callable[[CacheKey], bool],
+        clock: Clock = time.monotonic,
+    ) -> None:
+        """`in_pool` says whether an agent's cache is in the pool; any thread may call it."""
+        self._prefixes = prefixes
+        self._in_pool = in_pool
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._jobs: dict[CacheKey, _Job] = {}
+        self._reading: CacheKey | None = None
+        self._held: dict[CacheKey, tuple[float, int]] = {}  # until when, and bytes
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def expect(self, key: CacheKey, seconds: float) -> None:
+        """The agent will send its next request in so many seconds."""
+        self._add(key, _Job(self._clock() + max(0.0, seconds - LEAD)))
+
+    def waits(self, key: CacheKey, prefix: StoredPrefix) -> None:
+        """A request of the agent waits for blocks; it will be restored from `prefix`."""
+        self._add(key, _Job(self._clock(), prefix))
+
+    def arrived(self, key: CacheKey) -> None:
+        """The agent is back, or its request waits no more: nothing is read for it any longer."""
+        with self._changed:
+            self._jobs.pop(key, None)
+            self._held.pop(key, None)
+            if self._reading == key:
+                self._reading = None
+
+    def close(self) -> None:
+        """End the thread, after the body that it reads."""
+        with self._changed:
+            self._closed = True
+            self._jobs.clear()
+            self._reading = None
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def read_due(self) -> float | None:
+        """Read what is due; seconds until the next is, None if nothing is expected."""
+        while (found := self._take()) is not None:
+            self._read(*found)
+        with self._changed:
+            due = min((job.due for job in self._jobs.values()), default=None)
+        return None if due is None else max(0.0, due - self._clock())
+
+    def _add(self, key: CacheKey, job: _Job) -> None:
+        with self._changed:
+            if self._closed:
+                return
+            self._jobs[key] = job
+            if len(self._jobs) > _MOST_EXPECTED:
+                del self._jobs[max(self._jobs, key=lambda one: self._jobs[one].due)]
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="read ahead", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while not self._closed:
+            seconds = self.read_due()
+            with self._changed:
+                self._changed.wait_for(self._is_due, seconds)
+
+    def _is_due(self) -> bool:
+        now = self._clock()
+        return self._closed or any(job.due <= now for job in self._jobs.values())
+
+    def _take(self) -> tuple[CacheKey, _Job] | None:
+        """The job that is due first, if one is."""
+        with self._changed:
+            key = min(self._jobs, key=lambda one: self._jobs[one].due, default=None)
+            if key is None or self._jobs[key].due > self._clock():
+                return None
+            self._reading = key
+            return key, self._jobs.pop(key)
+
+    def _read(self, key: CacheKey, job: _Job) -> None:
+        if self._in_pool(key):
+            return
+        prefix = job.prefix or self._prefixes.stored_prefix(key.agent_id, key.tenant)
+        if prefix is None:
+            return
+        most, n_bytes = self._left(key), 0
+        for header in prefix.headers:
+            found = prefix.found.get(header.key)
+            n_bytes += 0 if found is None else found.n_bytes
+            if n_bytes > most or not self._may_read(key) or not self._prefixes.prefetch(header):
+                return
+            with self._changed:
+                if self._reading == key:
+                    self._held[key] = job.due + LEAD + _LATE, n_bytes
+
+    def _left(self, key: CacheKey) -> int:
+        """Bytes that may be read for an agent beside what others have not used yet."""
+        now, most = self._clock(), self._prefixes.ahead_bytes  # not under the lock: it may be slow
+        with self._changed:
+            others = ((one, *held) for one, held in self._held.items() if one != key)
+            self._held = {one: (until, n) for one, until, n in others if until > now}
+            return most - sum(n for _, n in self._held.values())
+
+    def _may_read(self, key: CacheKey) -> bool:
+        """Wait for the loads of requests; False if the agent is no longer expected."""
+        while self._reading == key:
+            if self._prefixes.wait_until_loaded(_PATIENCE):
+                return True
+        return False
