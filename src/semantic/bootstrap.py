@@ -107,7 +107,8 @@ class Settings:
 
     The store has a memory tier of `memory_bytes` (`default_memory_tier_bytes`) and, with
     `use_disk`, a disk tier of `disk_bytes` (`default_disk_bytes`) in the folder `store`
-    (`default_store_folder`).
+    (`default_store_folder`). Once `disk_bytes_a_day` are written only ends of turns are; its drive
+    is rated for `disk_rated_bytes`.
 
     `process_bytes` is the memory that the process may have: of a server see `guarded_loop`, and of
     it the defaults are parts.
@@ -123,6 +124,8 @@ class Settings:
     use_disk: bool = False
     store: Path | None = None
     disk_bytes: int | None = None
+    disk_bytes_a_day: int | None = None
+    disk_rated_bytes: int | None = None
     memory_bytes: int | None = None
     max_batch: int = 32
     process_bytes: int | None = None
@@ -395,16 +398,18 @@ def durable_tier(store: CacheStorePort) -> CacheStorePort:
 def open_disk(settings: Settings) -> DiskStore:
     """The disk tier of `settings`. Raises StoreError when its folder cannot be used."""
     from semantic.adapters.stores.disk.store import DiskStore
+    from semantic.adapters.stores.disk.wear import WriteLimits
 
     folder, secret = store_folder(settings), fleet_secret(settings)
+    writes = WriteLimits(settings.disk_bytes_a_day, settings.disk_rated_bytes)
     if settings.disk_bytes is not None:
-        return DiskStore.open(folder, settings.disk_bytes, secret=secret)
+        return DiskStore.open(folder, settings.disk_bytes, secret=secret, writes=writes)
     free = _free_bytes(folder)
 
     def quota(used: int) -> int:
         return default_disk_bytes(free, used + _INDEX_GROWTH_BYTES)
 
-    return DiskStore.open(folder, quota, secret=secret)
+    return DiskStore.open(folder, quota, secret=secret, writes=writes)
 
 
 def fleet_secret(settings: Settings) -> bytes | None:

@@ -66,11 +66,34 @@ def stocked() -> None:
 def test_stats_say_what_there_is() -> None:
     tier = only(asked("stats"), "tiers")
     assert set(tier) == {
-        "tier", "agents", "blocks", "bytes", "max_bytes", "pinned_bytes", "counts"
+        "tier", "agents", "blocks", "bytes", "max_bytes", "pinned_bytes", "counts", "written"
     }  # fmt: skip
     assert (tier["tier"], tier["agents"], tier["blocks"]) == ("disk", 2, 6)
     assert 0 < int(str(tier["bytes"])) < int(str(tier["max_bytes"]))
     assert cache("stats").out.startswith("store, disk: agents 2, blocks 6, ")
+
+
+@pytest.mark.usefixtures("stocked")
+def test_stats_say_what_was_written_and_its_share_of_the_drives_life() -> None:
+    written = only(asked("stats", "--disk-rated-tbw", "1e-6"), "tiers")["written"]
+    assert isinstance(written, dict)
+    total = written["total"]
+    assert total == written["today"] > 6 * 4096
+    assert written["share"] == pytest.approx(total / 1e6)
+    assert "the drive's rated life: unknown" in cache("stats").out
+    assert f"rated life: {total / 1e6:.2%}" in cache("stats", "--disk-rated-tbw", "1e-6").out
+    path = default_store_folder() / "written.json"
+    days = {f"2020-01-{day:02}": day << 10 for day in range(1, 9)}
+    path.write_text(json.dumps({"since": "2020-01-01", "total": 36 << 10, "days": days}))
+    lines = cache("stats").out.splitlines()
+    assert "0 bytes today, 36.0 KiB since 2020-01-01" in lines[-2]
+    assert lines[-1].startswith("  before: 3.0 KiB on 2020-01-03, ")
+    assert lines[-1].endswith("8.0 KiB on 2020-01-08")
+
+
+def test_a_drive_is_rated_for_something() -> None:
+    ran = cache("stats", "--disk-rated-tbw", "0")
+    assert (ran.code, ran.err.count("--disk-rated-tbw must be above 0, got 0.0")) == (2, 1)
 
 
 @pytest.mark.usefixtures("stocked")

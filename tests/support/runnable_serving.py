@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from semantic.application.engine.engine_state import EngineFigures, EngineState, Figures
 from semantic.domain.errors import AgentNotFoundError
-from semantic.domain.stored import StoreStats, Tier
+from semantic.domain.stored import StoreStats, Tier, Wear
 from semantic.ports.agents import (
     EVERY_AGENT,
     AgentArchive,
@@ -113,7 +113,9 @@ class RunnableFake(FakeServing):
 
     def figures(self) -> Figures:
         """See `RunnableServing.figures`."""
-        stats = StoreStats(Tier.DISK, 3, 300, 1000, counts={"hits": 2, "damaged": 1, "dropped": 4})
+        wear = Wear("2026-01-02", "2026-01-01", 70, {"2026-01-01": 20, "2026-01-02": 50}, 50, 1000)
+        counts = {"hits": 2, "damaged": 1, "dropped": 4}
+        stats = StoreStats(Tier.DISK, 3, 300, 1000, counts=counts, wear=wear)
         engine = EngineFigures(self.state, running=1, pool_used_bytes=25, pool_bytes=100)
         return Figures(engine, (stats,))
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from semantic.cli.agent_lookup import open_store
 from semantic.cli.edge import EXIT_CHECK_FAILED
-from semantic.cli.options import AsJson, StoreOptions
+from semantic.cli.options import AsJson, DiskRatedTbw, StoreOptions, terabytes
 from semantic.cli.progress import work_bar
 from semantic.cli.report import show_bytes, show_name, store_json, store_lines, to_line
 from semantic.domain.errors import InvalidRequestError
@@ -22,10 +22,18 @@ if TYPE_CHECKING:
 _WHOLE = "1/1"
 
 
-def stats(store: StoreOptions, as_json: AsJson = False) -> None:
-    """Print the number of agents and blocks in the store, and their size."""
+def stats(
+    store: StoreOptions, disk_rated_tbw: DiskRatedTbw = None, as_json: AsJson = False
+) -> None:
+    """Print the number of agents and blocks in the store, their size, and the bytes written."""
+    rated = terabytes(disk_rated_tbw)
+    if rated is not None and rated < 1:
+        raise InvalidRequestError(f"--disk-rated-tbw must be above 0, got {disk_rated_tbw}")
     with open_store(store) as disk:
-        tiers = disk.stats()
+        tiers = [
+            replace(one, wear=None if one.wear is None else replace(one.wear, rated=rated))
+            for one in disk.stats()
+        ]
     typer.echo(to_line({"tiers": store_json(tiers)}) if as_json else "\n".join(store_lines(tiers)))
 
 

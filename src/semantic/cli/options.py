@@ -59,6 +59,15 @@ DiskGb = Annotated[
 ]
 
 
+DiskRatedTbw = Annotated[
+    float | None,
+    typer.Option(
+        help="Terabytes that the store's drive is rated to write in its life (TBW), as its maker "
+        "says: shows which part the store has used. Default: unknown.",
+        show_default=False,
+        rich_help_panel=_STORE,
+    ),
+]
 RamGb = Annotated[
     float | None,
     typer.Option(
@@ -193,6 +202,11 @@ def gib(option: str, given: float | None) -> int | None:
     if not 1 <= n_bytes < float("inf"):
         raise InvalidRequestError(f"{option} must be above 0, got {given}")
     return int(n_bytes)
+
+
+def terabytes(given: float | None) -> int | None:
+    """`given` terabytes, of 10^12 bytes as drives are rated, in bytes."""
+    return None if given is None else int(given * 10**12)
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +393,16 @@ class ServeOptions:
     store: StoreFolder = None
     no_store: Annotated[bool | None, _NO_STORE] = None
     disk_gb: DiskGb = None
+    disk_writes_gb_per_day: Annotated[
+        float | None,
+        typer.Option(
+            help="GiB that the store may write to disk a day; then only ends of turns are written "
+            "until midnight. Default: no limit.",
+            show_default=False,
+            rich_help_panel=_STORE,
+        ),
+    ] = None
+    disk_rated_tbw: DiskRatedTbw = None
     ram_gb: RamGb = None
     share_across_chips: Annotated[bool | None, _ANY_CHIP] = None
     fleet_secret_file: FleetSecretFile = None

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from semantic.cli.driving import Timing
 from semantic.domain.match import MatchReport
-from semantic.domain.stored import StoreStats
+from semantic.domain.stored import StoreStats, Wear
 from semantic.domain.value_objects import CompletedGeneration, PoolView
 
 Json = dict[str, object]
@@ -20,6 +20,8 @@ _SPANS = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
 _NAME_CHARACTERS = 60
 _UNLIMITED = 1 << 20
 """Columns of a terminal; more than any table has."""
+_DAYS_SHOWN = 6
+"""Days before today in a list of what was written."""
 
 
 def show_bytes(n_bytes: float) -> str:
@@ -111,9 +113,14 @@ def store_json(tiers: Sequence[StoreStats]) -> list[Json]:
             "max_bytes": stats.max_bytes,
             "pinned_bytes": stats.pinned_bytes,
             "counts": dict(stats.counts),
+            "written": None if stats.wear is None else _wear_json(stats.wear),
         }
         for stats in tiers
     ]
+
+
+def _wear_json(wear: Wear) -> Json:
+    return {**asdict(wear), "today": wear.today, "share": wear.share, "held_back": wear.holds_back}
 
 
 def store_lines(tiers: Sequence[StoreStats]) -> Iterator[str]:
@@ -127,6 +134,22 @@ def store_lines(tiers: Sequence[StoreStats]) -> Iterator[str]:
         counts = [f"{name} {count}" for name, count in stats.counts.items() if count]
         if counts:
             yield f"  since it was opened: {', '.join(counts)}"
+        if stats.wear is not None:
+            yield from _wear_lines(stats.wear)
+
+
+def _wear_lines(wear: Wear) -> Iterator[str]:
+    share = "unknown" if wear.share is None else f"{wear.share:.2%}"
+    yield (
+        f"  written: {show_bytes(wear.today)} today, {show_bytes(wear.total)} since {wear.since}; "
+        f"share of the drive's rated life: {share}"
+    )
+    earlier = [one for one in wear.days if one != wear.day][-_DAYS_SHOWN:]
+    if earlier:
+        days = ", ".join(f"{show_bytes(wear.days[one])} on {one}" for one in earlier)
+        yield f"  before: {days}"
+    if wear.holds_back:
+        yield f"  the limit of {show_bytes(wear.max_a_day or 0)} a day is reached"
 
 
 def to_line(document: Json) -> str:

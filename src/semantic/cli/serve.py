@@ -28,7 +28,7 @@ from semantic.bootstrap import (
     remember_served,
 )
 from semantic.cli.edge import print_notice
-from semantic.cli.options import AsJson, ConfigFile, ServeOptions, gib
+from semantic.cli.options import AsJson, ConfigFile, ServeOptions, gib, terabytes
 from semantic.cli.progress import print_store_unavailable, server_progress
 from semantic.cli.report import columns, show_bytes
 from semantic.cli.terminal import write
@@ -98,6 +98,8 @@ def show(options: ServeOptions, config: ConfigFile = None, as_json: AsJson = Fal
 _FROM_MODEL = "from the model's own configuration"
 _CHOSEN_LATER = {
     "disk_gb": "from the free space",
+    "disk_writes_gb_per_day": "no limit",
+    "disk_rated_tbw": "unknown",
     "ram_gb": "from the memory",
     "memory_gb": "nine tenths of what is free, more if the weights need it",
     "pool_gb": "from the memory that the weights leave",
@@ -258,6 +260,8 @@ def engine_settings(settings: ServerSettings) -> Settings:
         use_disk=not settings.no_store,
         store=settings.store,
         disk_bytes=gib("disk_gb", settings.disk_gb),
+        disk_bytes_a_day=gib("disk_writes_gb_per_day", settings.disk_writes_gb_per_day),
+        disk_rated_bytes=terabytes(settings.disk_rated_tbw),
         memory_bytes=gib("ram_gb", settings.ram_gb),
         max_batch=settings.max_batch,
         process_bytes=gib("memory_gb", settings.memory_gb),

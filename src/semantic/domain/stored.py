@@ -69,10 +69,12 @@ Body = bytes | DeferredBody
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """A body and its header."""
+    """A body and its header. An `interim` one belongs to a request that has not ended: a store that
+    holds back writes does not write it to disk."""
 
     header: BlockHeader
     body: Body
+    interim: bool = False
 
     def data(self) -> bytes | memoryview:
         """The bytes of the body, never changed; waits for them. Raises OSError."""
@@ -182,11 +184,44 @@ class Pinned:
 
 
 @dataclass(frozen=True, slots=True)
+class Wear:
+    """Bytes that a store has written to its drive, all processes together.
+
+    `total` of them since the day `since`; `days` has the last days on which anything was written,
+    oldest first. Days are local dates as "2026-01-31", `day` is today's. `max_a_day` is a day's
+    limit, `rated` what the drive is made for; None without one.
+    """
+
+    day: str
+    since: str
+    total: int
+    days: Mapping[str, int]
+    max_a_day: int | None = None
+    rated: int | None = None
+
+    @property
+    def today(self) -> int:
+        """Bytes of today."""
+        return self.days.get(self.day, 0)
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether the limit of today is reached."""
+        return self.max_a_day is not None and self.today >= self.max_a_day
+
+    @property
+    def share(self) -> float | None:
+        """The part of the drive's rated life that this store has used; None if that is unknown."""
+        return None if self.rated is None else self.total / self.rated
+
+
+@dataclass(frozen=True, slots=True)
 class StoreStats:
     """One tier's contents, and counts of events since it was opened.
 
     `counts` has at least "hits", "misses", "written", "dropped", "evicted" and "damaged" (blocks)
     and "write_errors"; a kind of damage or error has its own count, as "damaged: body checksum".
+    `wear` is that of the drive, None of a tier in memory.
     """
 
     tier: Tier
@@ -196,3 +231,4 @@ class StoreStats:
     n_agents: int = 0
     pinned_bytes: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
+    wear: Wear | None = None

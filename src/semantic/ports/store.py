@@ -34,6 +34,11 @@ class CacheStorePort(Protocol):
         """32 random bytes from which tenants' tags are derived; constant over the store's life."""
         ...
 
+    @property
+    def holds_back(self) -> bool:
+        """Whether interim blocks are not written to disk now: the day's limit is reached."""
+        ...
+
     # Blocks
 
     def put(self, block: StoredBlock) -> bool:
@@ -43,7 +48,7 @@ class CacheStorePort(Protocol):
         quota holds at any time; least recently used blocks are evicted for it, of a chain the tail
         first. They are those of the tenant that has most, as long as that has more than this one:
         of several none loses an equal part of the quota to others, and none keeps more by pins.
-        `block` is shared, never changed.
+        `block` is shared, never changed. While `holds_back`, an interim one stays in memory alone.
         """
         ...
 

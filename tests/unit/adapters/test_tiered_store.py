@@ -213,3 +213,19 @@ def test_the_cold_store_is_closed_even_when_the_warm_one_cannot_be(
     with pytest.raises(ZeroDivisionError):
         world.store.close()
     assert world.cold.stats()[0].n_blocks == 0
+
+
+def test_interim_blocks_stay_in_memory_while_writes_are_held_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    of_a_request, of_a_turn, later = blocks(chain(700))
+    monkeypatch.setattr(OnDisk, "holds_back", property(lambda _: True))
+    assert world.store.holds_back
+    assert world.store.put(replace(of_a_request, interim=True))
+    assert world.store.put(of_a_turn)
+    monkeypatch.undo()
+    assert world.store.put(replace(later, interim=True))
+    tiers = {key.hash: one.tier for key, one in world.cold.find(keys(chain(700))).items()}
+    assert tiers.keys() == {of_a_turn.header.key.hash, later.header.key.hash}
+    assert len(world.warm.find(keys(chain(700)))) == 3

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 
 from semantic.adapters.stores.memory import MemoryStore
+from semantic.adapters.stores.tiered import TieredStore
 from semantic.application.cache.loading import BreakEven
 from semantic.application.cache.prefix_store import PrefixStore
 from semantic.application.request import Phase
@@ -604,3 +606,60 @@ def test_blocks_of_others_without_a_place_to_begin_are_no_harm(
     of = world(layers)
     answer(of, "ann", text_of(0, 600))
     answer(of, "bob", (*text_of(0, 300), 5, 6))
+
+
+class Limited(MemoryStore):
+    """A disk whose limit of a day is reached, until the test says otherwise."""
+
+    is_reached = True
+
+    @property
+    def holds_back(self) -> bool:
+        return self.is_reached
+
+    @property
+    def holds(self) -> Counter[Part]:
+        """Which bodies are on it."""
+        return Counter(key.part for key in self._blocks)
+
+
+def limited(layers: Sequence[LayerSpec]) -> tuple[World, Limited]:
+    """An engine above such a disk, with ample memory before it."""
+    disk = Limited(AMPLE)
+    tiers = TieredStore(MemoryStore(AMPLE, secret=disk.secret), disk)
+    return World(ModelCacheSpec(tuple(layers)), 400, largest_chunk=256, prefix_store=tiers), disk
+
+
+@every_spec
+def test_at_the_limit_of_a_day_only_ends_of_turns_are_on_disk(
+    layers: tuple[LayerSpec, ...],
+) -> None:
+    of, disk = limited(layers)
+    uid = of.engine.submit("ann", text_of(1, 900), max_tokens=8)
+    for _ in range(3):
+        of.engine.step_once()
+    of.engine.cancel(uid)
+    of.finish()
+    assert not disk.holds, "a request without an answer wrote"
+    prompt = text_of(1, 1500)
+    done = answer(of, "ann", prompt)
+    assert disk.holds[Part.FULL] in {0, 6}, "the whole chain of the turn, what memory had included"
+    assert disk.holds[Part.CHECKPOINT] in {0, 1}, "none but that of the end"
+    again = answer(world(layers, disk), "ann", (*prompt, *done.tokens, 5))
+    assert again.cached_tokens == 1508
+
+
+@every_spec
+def test_what_was_held_back_is_written_by_the_next_turn(layers: tuple[LayerSpec, ...]) -> None:
+    """Also by a turn that finds it in the pool, on the next day."""
+    of, disk = limited(layers)
+    prompt = text_of(1, 900)
+    uid = of.engine.submit("ann", prompt, max_tokens=8)
+    for _ in range(3):
+        of.engine.step_once()
+    of.engine.cancel(uid)
+    of.finish()
+    disk.is_reached = False
+    done = answer(of, "ben", prompt)
+    longer = answer(world(layers, disk), "ben", (*prompt, *done.tokens, 5))
+    assert longer.cached_tokens == 908

@@ -29,6 +29,7 @@ from semantic.domain.answer import (
 )
 from semantic.domain.errors import SemanticError
 from semantic.domain.match import MatchReport
+from semantic.domain.stored import Wear
 from semantic.ports.serving import Ask, Prompt, ServedModel, ServingPort
 
 
@@ -454,6 +455,9 @@ class _EngineCollector(Collector):
             for event, count in stats.counts.items():
                 events.add_metric((stats.tier, event), count)
         yield from (blocks, used, most, events)
+        for stats in figures.stores:
+            if stats.wear is not None:
+                yield from _of_wear(stats.wear)
 
     @staticmethod
     def _gauge(name: str, documentation: str, values: Mapping[str, float]) -> GaugeMetricFamily:
@@ -468,6 +472,32 @@ class _EngineCollector(Collector):
         for model, value in values.items():
             family.add_metric((model,), value)
         return family
+
+
+def _of_wear(wear: Wear) -> Iterator[Metric]:
+    yield CounterMetricFamily(
+        "semantic_disk_written_bytes",
+        "Bytes that the store has written in its life, by all its processes.",
+        value=wear.total,
+    )
+    yield GaugeMetricFamily(
+        "semantic_disk_written_today_bytes", "Bytes written since midnight.", value=wear.today
+    )
+    yield GaugeMetricFamily(
+        "semantic_disk_writes_held_back",
+        "1 while the limit of a day is reached and only ends of turns are written.",
+        value=wear.holds_back,
+    )
+    if wear.max_a_day is not None:
+        yield GaugeMetricFamily(
+            "semantic_disk_written_max_bytes", "Limit of a day.", value=wear.max_a_day
+        )
+    if wear.share is not None:
+        yield GaugeMetricFamily(
+            "semantic_disk_rated_share",
+            "Part of the drive's rated writes that the store has used.",
+            value=wear.share,
+        )
 
 
 def _tiers(name: str, documentation: str) -> GaugeMetricFamily:

@@ -76,6 +76,8 @@ class ServerSettings(BaseSettings):
     store: Path | None = None
     no_store: bool = False
     disk_gb: Gib | None = None
+    disk_writes_gb_per_day: Gib | None = None
+    disk_rated_tbw: Annotated[float, Gt(0), Le(1e6)] | None = None
     ram_gb: Gib | None = None
     share_across_chips: bool = False
     fleet_secret_file: Path | None = None

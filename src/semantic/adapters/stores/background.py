@@ -142,6 +142,10 @@ class BackgroundStore:
     def secret(self) -> bytes:
         return self._inner.secret
 
+    @property
+    def holds_back(self) -> bool:
+        return self._inner.holds_back
+
     # Blocks
 
     def put(self, block: StoredBlock) -> bool:

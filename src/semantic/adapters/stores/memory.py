@@ -146,6 +146,11 @@ class MemoryStore:
     def secret(self) -> bytes:
         return self._secret
 
+    @property
+    def holds_back(self) -> bool:
+        """See `CacheStorePort.holds_back`. Never: nothing is written."""
+        return False
+
     # Blocks
 
     def put(self, block: StoredBlock) -> bool:

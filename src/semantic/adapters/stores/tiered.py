@@ -61,12 +61,18 @@ class TieredStore:
     def secret(self) -> bytes:
         return self._cold.secret
 
+    @property
+    def holds_back(self) -> bool:
+        return self._cold.holds_back
+
     # Blocks
 
     def put(self, block: StoredBlock) -> bool:
         """See `CacheStorePort.put`. True when either tier accepts it."""
-        warm, cold = self._warm.put(block), self._cold.put(block)
-        return warm or cold
+        warm = self._warm.put(block)
+        if block.interim and self._cold.holds_back:
+            return warm
+        return self._cold.put(block) or warm
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
         self._warm.drop(keys)

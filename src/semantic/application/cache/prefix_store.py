@@ -34,7 +34,7 @@ from semantic.domain.block_hash import (
 from semantic.domain.errors import BackendError, CacheReconstructionError
 from semantic.domain.match import MatchEnd
 from semantic.domain.prefix import common_prefix
-from semantic.domain.stored import BlockHeader, Body, Manifest, StoredBlock, Tier
+from semantic.domain.stored import BlockHeader, Manifest, StoredBlock, Tier
 from semantic.domain.value_objects import BLOCK_TOKENS, SequenceId
 from semantic.ports.outbound import BatchBackend, Clock
 from semantic.ports.store import CacheStorePort
@@ -120,6 +120,7 @@ class PrefixStore:
             best_chunk=model.best_chunk,
         )
         self._public: list[tuple[int, ...]] = []
+        self._has_gaps = False  # whether interim blocks may be missing on disk
         self.restored_bytes: Counter[Tier] = Counter()  # since the start, complete loads only
 
     def resumes(self, request: Request) -> bool:
@@ -311,22 +312,22 @@ class PrefixStore:
         n_full = self._spec.reusable(request.computed) // BLOCK_TOKENS
         links = state.full_links(self._scope_of(request), request.tokens)
         if n_full > state.stored_blocks:
-            self._put_full(request, sequence, links[state.stored_blocks : n_full])
+            self._put_full(request, sequence, links[state.stored_blocks : n_full], interim=True)
             state.stored_blocks = n_full
         if self.shared.takes_checkpoint(request):
-            self._save_to(request, sequence, request.computed)
+            self._save_to(request, sequence, request.computed, interim=True)
             self._search_again(request)
 
-    def save_blocks(self, request: Request) -> int:
+    def save_blocks(self, request: Request, *, interim: bool) -> int:
         """Save everything that an open sequence holds; returns how many tokens that is.
 
-        The sequence must not be decoding.
+        The sequence must not be decoding. Not `interim` at the end of a turn.
         """
         sequence = request.sequence
         if sequence is None:
             return 0
         length = self._model.length(sequence)
-        self._save_to(request, sequence, length)
+        self._save_to(request, sequence, length, interim=interim)
         self._search_again(request)
         return length
 
@@ -488,27 +489,32 @@ class PrefixStore:
             else:
                 self.shared.look_again(other)
 
-    def _save_to(self, request: Request, sequence: SequenceId, length: int) -> None:
+    def _save_to(
+        self, request: Request, sequence: SequenceId, length: int, *, interim: bool
+    ) -> None:
         """Save the first `length` tokens, which are all that the sequence holds."""
         state = self._state(request)
         reusable = self._spec.reusable(length)
         links = state.all_links(self._scope_of(request), request.tokens[:reusable])
-        new = links[state.stored_blocks :]
-        if self._put_full(request, sequence, new) and reusable == length:
-            self._put_checkpoint(request, sequence, links)
+        new = links if self._has_gaps and not interim else links[state.stored_blocks :]
+        if self._put_full(request, sequence, new, interim=interim) and reusable == length:
+            self._put_checkpoint(request, sequence, links, interim=interim)
             self.shared.took_checkpoint(request, length)
 
-    def _put_full(self, request: Request, sequence: SequenceId, links: Sequence[BlockLink]) -> bool:
+    def _put_full(
+        self, request: Request, sequence: SequenceId, links: Sequence[BlockLink], *, interim: bool
+    ) -> bool:
         """Save FULL bodies; False when the store refuses one: later ones would be unreachable."""
+        self._has_gaps |= self._store.holds_back
         lacking = self._store.lacking([link.key(Part.FULL) for link in links])
         return all(
-            self._put(request, sequence, link, Part.FULL)
+            self._put(request, sequence, link, Part.FULL, interim=interim)
             for link in links
             if link.key(Part.FULL) in lacking
         )
 
     def _put_checkpoint(
-        self, request: Request, sequence: SequenceId, links: Sequence[BlockLink]
+        self, request: Request, sequence: SequenceId, links: Sequence[BlockLink], *, interim: bool
     ) -> None:
         """Save what a sequence needs to resume after `links`: window bodies and a checkpoint."""
         if not self._layout.needs_checkpoint or not links:
@@ -519,18 +525,28 @@ class PrefixStore:
         for link in window:
             if link.key(Part.WINDOW) not in lacking:
                 continue
-            if not self._put(request, sequence, link, Part.WINDOW):
+            if not self._put(request, sequence, link, Part.WINDOW, interim=interim):
                 return
         if last.key in lacking:
-            self._put_body(request, last, self._model.export_checkpoint(sequence))
+            body = self._model.export_checkpoint(sequence)
+            self._put_body(request, StoredBlock(last, body, interim))
 
-    def _put(self, request: Request, sequence: SequenceId, link: BlockLink, part: Part) -> bool:
+    def _put(
+        self,
+        request: Request,
+        sequence: SequenceId,
+        link: BlockLink,
+        part: Part,
+        *,
+        interim: bool,
+    ) -> bool:
         body = self._model.export_block(sequence, part, link.start, link.stop)
-        return self._put_body(request, BlockHeader(link, part, self._layout.name), body)
+        header = BlockHeader(link, part, self._layout.name)
+        return self._put_body(request, StoredBlock(header, body, interim))
 
-    def _put_body(self, request: Request, header: BlockHeader, body: Body) -> bool:
-        self._state(request).put.append(header.key)
-        return self._store.put(StoredBlock(header, body))
+    def _put_body(self, request: Request, block: StoredBlock) -> bool:
+        self._state(request).put.append(block.header.key)
+        return self._store.put(block)
 
     def _is_finite(self, header: BlockHeader) -> bool:
         """Whether a stored body holds finite values only, or cannot be read."""

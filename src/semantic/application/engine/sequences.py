@@ -194,7 +194,7 @@ class Sequences:
         if not request.keep:
             self.close(request)
             return None
-        saved = self._save(request)
+        saved = self._save(request, ends_turn=bool(request.generated))
         if saved is None:
             self.discard(request)
             return None
@@ -330,7 +330,7 @@ class Sequences:
         except BackendError:
             return  # not saved; the request continues
 
-    def _save(self, request: Request) -> int | None:
+    def _save(self, request: Request, *, ends_turn: bool = False) -> int | None:
         """Save what the sequence holds to the store; how many tokens, 0 if it cannot be saved.
 
         None, with nothing saved, if it is known to hold values that are not finite.
@@ -342,7 +342,7 @@ class Sequences:
             sampled = self._model.pause(request.sequence)
             if sampled is not None and not sampled.finite:
                 return None
-            return 0 if prefixes is None else prefixes.save_blocks(request)
+            return 0 if prefixes is None else prefixes.save_blocks(request, interim=not ends_turn)
         except BackendError:
             return 0
 
@@ -357,7 +357,7 @@ class Sequences:
             sampled = self._model.pause(request.sequence)
             if sampled is None or not sampled.finite or request.may_end_with(sampled):
                 return None
-            prefixes.save_blocks(request)
+            prefixes.save_blocks(request, interim=True)
         except BackendError:
             return None
         return sampled

@@ -146,6 +146,11 @@ def test_metrics_tell_what_was_restored_and_what_it_saved() -> None:
         'vllm:num_requests_running{model_name="m"} 1.0',
         'semantic_store_events_total{event="damaged",tier="disk"} 1.0',
         'semantic_store_events_total{event="dropped",tier="disk"} 4.0',
+        "semantic_disk_written_bytes_total 70.0",
+        "semantic_disk_written_today_bytes 50.0",
+        "semantic_disk_written_max_bytes 50.0",
+        "semantic_disk_writes_held_back 1.0",
+        "semantic_disk_rated_share 0.07",
         'vllm:request_prefill_time_seconds_sum{model_name="m"} 4.0',
         'vllm:inter_token_latency_seconds_count{model_name="m"} 1.0',
     ):

@@ -287,6 +287,15 @@ def test_an_overview_of_a_server_without_keys(server: RunningServer, served: Age
     changes = found["changes"]
     assert changes["state"] == "ready"
     assert changes["samples"][-1]["tiers"] == {"pool": [25, 100], "disk": [300, 1000]}
+    assert changes["written"] == {
+        "today": 50,
+        "total": 70,
+        "since": "2026-01-01",
+        "days": {"2026-01-01": 20, "2026-01-02": 50},
+        "max_a_day": 50,
+        "held_back": True,
+        "rated_share": 0.07,
+    }
     (ada,) = changes["requests"]
     assert (ada["agent"], ada["state"], ada["tokens_per_second"]) == ("ada", "prefill", None)
     (eve,) = changes["spans"]
@@ -316,6 +325,7 @@ def test_a_tenant_sees_its_own_and_an_operator_all(
     assert (other["changes"]["spans"], other["role"]) == ([], "tenant")
     for one in (own, other):  # they are about all tenants
         assert (one["changes"]["samples"], one["tenants"]) == (None, None)
+        assert one["changes"]["written"] is None
         assert "tenant" not in {
             key for row in one["changes"]["requests"] for key in row if row[key]
         }

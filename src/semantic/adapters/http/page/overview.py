@@ -20,6 +20,7 @@ from semantic.adapters.http.identity import is_operator, tenant_of
 from semantic.adapters.http.requests import Running, running
 from semantic.adapters.http.streaming import event_stream, sse_event
 from semantic.application.engine.engine_state import EngineState
+from semantic.domain.stored import Wear
 
 router: Final = APIRouter(prefix="/v1/overview", tags=["Agents"])
 
@@ -61,6 +62,23 @@ class BudgetSample(BaseModel):
     preemptions: int
 
 
+class Written(BaseModel):
+    """Bytes that the store has written to its drive, by all its processes."""
+
+    today: int
+    total: int
+    since: Annotated[str, Field(description="The day of the first: 2026-01-31.")]
+    days: Annotated[dict[str, int], Field(description="The last days with writes, oldest first.")]
+    max_a_day: Annotated[int | None, Field(description="The limit of a day; null without one.")]
+    held_back: Annotated[
+        bool, Field(description="The limit is reached: only ends of turns are written.")
+    ]
+    rated_share: Annotated[
+        float | None,
+        Field(description="Of what the drive is rated to write; null if that is not set."),
+    ]
+
+
 class LiveRow(Running):
     """A request that runs or waits."""
 
@@ -97,6 +115,9 @@ class Changes(BaseModel):
     samples: Annotated[
         list[BudgetSample] | None, Field(description="null: they are about all tenants.")
     ]
+    written: Annotated[
+        Written | None, Field(description="null without a disk, and as `samples`.")
+    ] = None
 
 
 class Overview(BaseModel):
@@ -179,6 +200,7 @@ class _Viewer:
             more_requests=max(0, len(live) - MOST_REQUESTS),
             spans=[self._span(one) for one in spans],
             samples=self._samples(),
+            written=self._written(),
         )
 
     def _state(self) -> str:
@@ -186,6 +208,13 @@ class _Viewer:
             return EngineState.LOADING
         samples = self._context.watch.samples
         return samples[-1].figures.engine.state if samples else EngineState.READY
+
+    def _written(self) -> Written | None:
+        samples = self._context.watch.samples
+        if not samples or (self._has_keys and not self._operator):
+            return None
+        found = [tier.wear for tier in samples[-1].figures.stores if tier.wear is not None]
+        return _written(found[0]) if found else None
 
     def _samples(self) -> list[BudgetSample] | None:
         if self._has_keys and not self._operator:
@@ -220,6 +249,18 @@ def _saved(one: Savings) -> Saved:
         prompt_tokens=one.prompt_tokens,
         cached_tokens=one.cached_tokens,
         seconds=one.seconds,
+    )
+
+
+def _written(wear: Wear) -> Written:
+    return Written(
+        today=wear.today,
+        total=wear.total,
+        since=wear.since,
+        days=dict(wear.days),
+        max_a_day=wear.max_a_day,
+        held_back=wear.holds_back,
+        rated_share=wear.share,
     )
 
 

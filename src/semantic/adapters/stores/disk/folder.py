@@ -22,7 +22,7 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +89,7 @@ class Folder:
         self._mutex = threading.RLock()
         self._depth = 0
         self._numbers = itertools.count()
+        self.on_written: Callable[[int], None] = lambda _: None
 
     def start(self) -> None:
         """Create what is missing and begin a session. Raises OSError or StoreError."""
@@ -101,7 +102,7 @@ class Folder:
             if stamp is None:
                 self._make_secret()
                 stamp = Stamp(FORMAT, _digest_of(_read_secret(self.root, self.files)))
-                self._create("FORMAT", stamp.encoded())
+                self.replace("FORMAT", stamp.encoded())
                 sync_folder(self.files, self.root)
             self.secret = _read_secret(self.root, self.files, stamp.secret_digest)
             for name in _FOLDERS:
@@ -163,6 +164,17 @@ class Folder:
             write_whole(self.files, fd, rest)
             if sync:
                 self.files.sync_all(fd)
+        self.on_written(len(data) + len(rest))
+
+    def replace(self, name: str, data: bytes, *, sync: bool = True) -> None:
+        """Write a file of the folder atomically: under another name, with `sync` durable, then
+        renamed."""
+        new = self.root / f"{name}.new"
+        with suppress(FileNotFoundError):
+            self.files.unlink(new)
+        self.create(new, data, sync=sync)
+        with opened(self.files, self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) as root:
+            self.files.rename(new, name, to=root)
 
     def sessions(self) -> dict[str, bool]:
         """Session names, and whether their process is alive. The lock must be held."""
@@ -226,16 +238,7 @@ class Folder:
         try:
             self.files.lstat(self.root / "secret")
         except FileNotFoundError:
-            self._create("secret", secrets.token_bytes(SECRET_BYTES))
-
-    def _create(self, name: str, data: bytes) -> None:
-        """Create a durable file atomically: under another name, then renamed."""
-        new = self.root / f"{name}.new"
-        with suppress(FileNotFoundError):
-            self.files.unlink(new)
-        self.create(new, data, sync=True)
-        with opened(self.files, self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) as root:
-            self.files.rename(new, name, to=root)
+            self.replace("secret", secrets.token_bytes(SECRET_BYTES))
 
     def _take_lock(self, seconds: float) -> None:
         if self._lock_fd is None:
@@ -301,7 +304,7 @@ def read_format(root: Path, files: FileSystem) -> int | None:
 
 def _read_stamp(root: Path, files: FileSystem) -> Stamp | None:
     try:
-        data = _read_small(root / "FORMAT", files, _MAX_FORMAT_BYTES)
+        data = read_small(root / "FORMAT", files, _MAX_FORMAT_BYTES)
     except FileNotFoundError:
         return None
     try:
@@ -341,7 +344,7 @@ def _read_secret(root: Path, files: FileSystem, expected: bytes | None = None) -
     Raises StoreError when it is damaged: no agent can be found without it.
     """
     try:
-        secret = _read_small(root / "secret", files, SECRET_BYTES + 1)
+        secret = read_small(root / "secret", files, SECRET_BYTES + 1)
     except FileNotFoundError:
         secret = b""
     if len(secret) != SECRET_BYTES or not any(secret):
@@ -359,7 +362,8 @@ def _read_secret(root: Path, files: FileSystem, expected: bytes | None = None) -
     return secret
 
 
-def _read_small(path: Path, files: FileSystem, most: int) -> bytes:
+def read_small(path: Path, files: FileSystem, most: int) -> bytes:
+    """The first `most` bytes of a file. Raises OSError, and StoreError for no plain file."""
     with opened(files, path, READ_FLAGS) as fd:
         if not is_plain(files.fstat(fd)):
             raise StoreError(f"{path} is not a plain file of this user's; nothing was changed")

@@ -24,6 +24,7 @@ from semantic.adapters.stores.disk.quota import Quota
 from semantic.adapters.stores.disk.recovery import Recovery, quarantine
 from semantic.adapters.stores.disk.schema import IndexBrokenError, number
 from semantic.adapters.stores.disk.seal import SEALED_FROM, Seal
+from semantic.adapters.stores.disk.wear import WriteLedger, WriteLimits
 from semantic.domain.block_hash import PUBLIC_TENANT, tenant_tag
 from semantic.domain.errors import InvalidRequestError, StoreError
 
@@ -55,6 +56,7 @@ class OpenStore:
         *,
         durable: bool,
         secret: bytes | None = None,
+        writes: WriteLimits,
     ) -> None:
         """Raises StoreError when the folder cannot be used, before anything in it is changed."""
         if isinstance(max_bytes, int) and max_bytes < 1:
@@ -64,6 +66,7 @@ class OpenStore:
         self.write_lock = threading.RLock()
         self.folder = open_folder(root, files)
         self.secret = self.folder.secret if secret is None else secret
+        self.written = WriteLedger(self.folder, writes, durable=durable)
         self.entries = Entries(root, files)
         self.reader = BlockReader(self.entries)
         self.index = Index(self.folder)
@@ -160,6 +163,7 @@ class OpenStore:
     def close(self) -> None:
         """Release everything and delete this process's unfinished files."""
         self.reader.close()
+        self.written.settle()
         is_large = False
         with suppress(OSError, IndexBrokenError), self.index.writing() as db:
             db.execute("DELETE FROM reservations WHERE session = ?", (self.folder.session,))

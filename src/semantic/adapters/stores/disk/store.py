@@ -41,6 +41,7 @@ from semantic.adapters.stores.disk.folder import read_format
 from semantic.adapters.stores.disk.maintenance import CheckReport, CollectReport
 from semantic.adapters.stores.disk.open_store import Limit, OpenStore
 from semantic.adapters.stores.disk.schema import IndexBrokenError
+from semantic.adapters.stores.disk.wear import WriteLimits
 from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope
 from semantic.domain.errors import StoreError
 from semantic.domain.stored import (
@@ -60,6 +61,7 @@ from semantic.domain.stored import (
 
 T = TypeVar("T")
 
+NO_LIMITS = WriteLimits()
 _UNREADABLE = {errno.EACCES, errno.EPERM, errno.EIO}
 """A file that always fails so would be a miss for ever: quarantined, it can be written again."""
 
@@ -96,6 +98,7 @@ class DiskStore:
         files: FileSystem | None = None,
         durable: bool = True,
         secret: bytes | None = None,
+        writes: WriteLimits = NO_LIMITS,
     ) -> DiskStore:
         """The store in `folder`, created when missing. Deletes nothing, even over the quota.
 
@@ -103,13 +106,14 @@ class DiskStore:
 
         With `durable` a saved agent survives power loss; without it only the end of the process,
         and a torn file is a miss. A `secret` takes the place of the folder's own, which stays: what
-        was stored with another one is not found.
+        was stored with another one is not found. `writes` limits what is written a day.
 
         Raises StoreError, with nothing changed, when the folder is not a store, not safe, of a
         newer format or not writable, and InvalidRequestError for a quota below 1.
         """
         files = files or FileSystem()
-        return cls(OpenStore(folder, max_bytes, files, durable=durable, secret=secret))
+        opened = OpenStore(folder, max_bytes, files, durable=durable, secret=secret, writes=writes)
+        return cls(opened)
 
     @staticmethod
     def inspect(folder: Path) -> FolderView | None:
@@ -139,11 +143,17 @@ class DiskStore:
     def secret(self) -> bytes:
         return self._store.secret
 
+    @property
+    def holds_back(self) -> bool:
+        return self._store.written.holds_back
+
     # Blocks
 
     def put(self, block: StoredBlock) -> bool:
         with self._store.write_lock:
-            return self._change(lambda: self._blocks.put(block), failed=False)
+            is_stored = self._change(lambda: self._blocks.put(block), failed=False)
+        self._store.written.settle_if_due()
+        return is_stored
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
         with self._store.write_lock:
@@ -258,6 +268,7 @@ class DiskStore:
                 n_agents=n_agents,
                 pinned_bytes=pinned,
                 counts=self._counts.snapshot(),
+                wear=self._store.written.wear(),
             )
         ]
 

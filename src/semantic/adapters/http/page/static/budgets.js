@@ -9,6 +9,13 @@ const SHORTEST = 60;
 const WIDTH = 600; // of the drawing
 const HEIGHT = 40;
 
+function wear({ today, total, since, max_a_day: most, held_back: held, rated_share: share }) {
+  const limit = most ? ` of ${bytes(most)} a day` : "";
+  const rated = share === null ? "" : `, ${(100 * share).toFixed(2)} % of the drive's rated life`;
+  const note = held ? " The limit is reached: until midnight only ends of turns are written." : "";
+  return `Written to disk: ${bytes(today)} today${limit}, ${bytes(total)} since ${since}${rated}.${note}`;
+}
+
 // A step line: between two samples nothing has changed.
 function line(samples, tier, now) {
   const seconds = Math.min(LONGEST, Math.max(SHORTEST, now - samples[0].at));
@@ -59,6 +66,7 @@ class Budgets extends HTMLElement {
       ...tiers.map((tier) => this.#budget(tier, samples, last.tiers[tier])),
       el("p", { class: "soft" }, `${last.running} running, ${last.waiting} waiting, ` +
         `${count(last.preemptions)} preempted since the start. Of the last ten minutes at most.`),
+      state.changes.written ? el("p", { class: "soft" }, wear(state.changes.written)) : "",
     );
   }
 
