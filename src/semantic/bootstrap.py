@@ -7,6 +7,7 @@ a command that only prints its help not even the engine. What HTTP needs besides
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import time
@@ -55,6 +56,10 @@ RESPONSES_FILE = "responses.db"
 TURNS_FILE = "turns.db"
 """In the store's folder."""
 
+_ADAPTER_MARK = "+"
+"""Between the names of a model and of its adapter."""
+_ADAPTER_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
+
 _HUB_CACHE = "models--"
 """Before a hub id's name in the hub's cache."""
 
@@ -99,8 +104,35 @@ _TURNS_MEMORY_BYTES = 64 * _MIB
 
 
 @dataclass(frozen=True, slots=True)
+class NamedAdapter:
+    """An adapter in `folder`, by the name that its model has behind that of its base."""
+
+    name: str
+    folder: Path
+
+    def named(self, base: str) -> str:
+        """The name of the model that is `base` under the adapter."""
+        return f"{base}{_ADAPTER_MARK}{self.name}"
+
+
+def parse_adapter(given: str) -> tuple[str | None, NamedAdapter]:
+    """An adapter as `[[BASE+]NAME=]PATH`: the name of its base, if there is one, and the adapter,
+    by default named after its folder. Raises InvalidRequestError."""
+    named, mark, path = given.partition("=")
+    if not mark:
+        named, path = model_path(given).name, given
+    base, _, name = named.rpartition(_ADAPTER_MARK)
+    if not path or not _ADAPTER_NAME.fullmatch(name):
+        raise InvalidRequestError(
+            f"--adapter {given[:200]}: expected NAME=PATH, a name of letters, digits, dots, "
+            "underscores and hyphens, and the folder of an adapter"
+        )
+    return base or None, NamedAdapter(name, Path(path).expanduser())
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
-    """What to build.
+    """What to build: `model`, or what it is under an `adapter`.
 
     The pool is limited by `pool_bytes` and `pool_blocks`; without either by `default_pool_bytes`.
     At most `max_batch` requests decode in one step.
@@ -131,6 +163,16 @@ class Settings:
     process_bytes: int | None = None
     any_chip: bool = False
     fleet_secret: Path | None = None
+    adapter: NamedAdapter | None = None
+
+    @property
+    def label(self) -> str:
+        """What agents are saved with as their model; `load_tokenizer` takes it."""
+        return self.model if self.adapter is None else self.adapter.named(self.model)
+
+    @property
+    def adapter_folder(self) -> Path | None:
+        return None if self.adapter is None else self.adapter.folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +190,12 @@ class App:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the models of one server have in common: the thread, the open store and its turns.
-    `settings` are those of the store, as it could be opened."""
+    """What the models of one server have in common: the thread, the open store and its turns, and
+    the weights of those that `provider` loads from the same files. `settings` are those of the
+    store, as it could be opened."""
 
     loop: StepLoop
+    provider: ModelProviderPort
     store: CacheStorePort
     turns: TurnCache
     settings: Settings
@@ -177,26 +221,23 @@ def assemble(
 ) -> App:
     """`build_engine` with a model from `provider`."""
     with _suggesting(settings.model):
-        model, tokenizer = provider.load_model(settings.model)
+        model, tokenizer = provider.load_model(settings.model, settings.adapter_folder)
     spec = provider.extract_spec(model)
     pool: BlockPool = make_pool(settings, spec)
     store, settings = _open_or_report(settings, on_store_unavailable)
     return _new_app(model, tokenizer, pool, store, settings)
 
 
-def assemble_in_slices(
-    settings: Settings, provider: ModelProviderPort, shared: Shared
-) -> Slices[App]:
-    """`assemble` for one of several models: in slices, around a store that is open."""
+def build_in_slices(settings: Settings, shared: Shared) -> Slices[App]:
+    """`build_engine` for one of several models: in slices, around a store that is open. Raises as
+    `load`."""
+    provider = shared.provider
     with _suggesting(settings.model):
-        model, tokenizer = yield from provider.load_in_slices(settings.model)
+        model, tokenizer = yield from provider.load_in_slices(
+            settings.model, settings.adapter_folder
+        )
     pool: BlockPool = make_pool(settings, provider.extract_spec(model))
     return _new_app(model, tokenizer, pool, shared.store, settings)
-
-
-def build_in_slices(settings: Settings, shared: Shared) -> Slices[App]:
-    """`build_engine` for one of several models. Raises as `load`."""
-    return (yield from assemble_in_slices(settings, _provider(settings), shared))
 
 
 def open_shared(
@@ -207,7 +248,8 @@ def open_shared(
 ) -> Shared:
     """What several models share; call it on the thread of `loop`. Raises as `build_engine`."""
     store, settings = _open_or_report(settings, on_store_unavailable)
-    return Shared(loop, store, open_turns(settings, warn), settings)
+    provider = _provider(settings)
+    return Shared(loop, provider, store, open_turns(settings, warn), settings)
 
 
 def _open_or_report(
@@ -261,7 +303,7 @@ def _new_app(
         pool.spec,
         store=store,
         max_batch=settings.max_batch,
-        model_name=settings.model,
+        model_name=settings.label,
     )
     return App(engine, model, tokenizer, pool, pool.spec, store, settings)
 
@@ -515,16 +557,21 @@ def load(
 
 
 def load_tokenizer(model_id: str) -> MLXTokenizer:
-    """A model's tokenizer without its weights. Raises as `load`."""
+    """A model's tokenizer without its weights; under an adapter it is that of its base. Raises as
+    `load`."""
     _provider()
     from semantic.adapters.mlx.model.provider import load_tokenizer
 
-    model = model_of(model_id)
+    base, mark, adapter = model_id.rpartition(_ADAPTER_MARK)
+    is_label = mark and "/" not in adapter and not model_path(model_id).is_dir()
+    model = model_of(base if is_label else model_id)
     with _suggesting(model):
         return load_tokenizer(model)
 
 
-def describe_model(folder: Path, weights_bytes: int | None = None) -> ModelDescription:
+def describe_model(
+    folder: Path, weights_bytes: int | None = None, adapter: Path | None = None
+) -> ModelDescription:
     """What the model in `folder` takes, without its weights; see `description.describe`.
 
     Raises as that, and OperatorError when MLX is not usable.
@@ -532,7 +579,7 @@ def describe_model(folder: Path, weights_bytes: int | None = None) -> ModelDescr
     _provider()
     from semantic.adapters.mlx.model.description import describe
 
-    return describe(folder, weights_bytes)
+    return describe(folder, weights_bytes, adapter)
 
 
 def find_model(model: str) -> Path:

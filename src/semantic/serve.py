@@ -86,7 +86,9 @@ class ServeSettings:
     """What to serve, and the defaults of requests.
 
     `names` are the model's names, by default `model_name(engine.model)`; that and the path are
-    accepted too, and `DEFAULT_NAME` if it `is_first` of several. `max_context` limits prompt and
+    accepted too, and `DEFAULT_NAME` if it `is_first` of several. Of a model under an adapter
+    only `names` and `aliases` are, and `parent` is the id of the model whose weights it shares.
+    `max_context` limits prompt and
     answer together, in tokens; by default the limit is the model's own or what the pool holds,
     whichever is less. Sampling parameters that are None are those recommended by the model's
     makers. `max_tokens` is an answer's limit in requests without one; None: up to the end of the
@@ -96,6 +98,8 @@ class ServeSettings:
 
     engine: Settings = field(default_factory=Settings)
     names: tuple[str, ...] = ()
+    aliases: frozenset[str] = frozenset()
+    parent: str | None = None
     is_first: bool = True
     max_context: int | None = None
     temperature: float | None = None
@@ -249,7 +253,14 @@ def _build_serving(
         thinks=chat_format.thought_marks is not None,
     )
     served = ServedModel(
-        names, limit, app.model.vocab_size, int(time.time()), sampling, aliases, details
+        names,
+        limit,
+        app.model.vocab_size,
+        int(time.time()),
+        sampling,
+        aliases,
+        details,
+        settings.parent,
     )
     namespace = namespace_of(app.model.model_id, app.model.layout().name)
     logger.info(chat_format.history)
@@ -310,8 +321,8 @@ def _transfers(
         namespace_of(app.model.model_id, layout.name),
         layout,
         unfinished_folder(app.settings),
-        model=app.settings.model,
-        model_name=model_name(app.settings.model),
+        model=app.settings.label,
+        model_name=model_name(app.settings.label),
     )
     ids = {TenantId(tenant_id(store.secret, tenant_tag(store.secret, one))): one for one in tenants}
     return AgentTransfers(thread, directory, archives, ids)
@@ -319,6 +330,8 @@ def _transfers(
 
 def served_names(settings: ServeSettings) -> tuple[tuple[str, ...], frozenset[str]]:
     """The model's names, and what is accepted besides: its own name, and its folder's path."""
+    if settings.engine.adapter is not None:
+        return settings.names, settings.aliases - {*settings.names}
     given = settings.engine.model
     own = model_name(given)
     names = dict.fromkeys(settings.names or (own,))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
@@ -16,7 +16,7 @@ from semantic.application.engine.admission import limit_bytes
 from semantic.application.engine.step_loop import StepLoop
 from semantic.application.models.model_manager import ModelManager, RunnableServing
 from semantic.application.models.on_demand import ManagedModels
-from semantic.application.models.residency import Patience, Residency
+from semantic.application.models.residency import Patience, Residency, Weights
 from semantic.bootstrap import (
     OnStoreUnavailable,
     Settings,
@@ -101,7 +101,7 @@ async def load_models(
     async with AsyncExitStack() as undo:
         undo.push_async_callback(loader.close)
         known = [await loader.add(one, capacity) for one in settings.models]
-        residency = _residency(settings, known, loader.n_bytes, capacity)
+        residency = _residency(settings, known, loader, capacity)
         manager = ModelManager(known, residency, loader, max_waiting=settings.max_waiting)
         undo.pop_all()
     secret = shared.store.secret
@@ -118,7 +118,7 @@ async def load_models(
 def _residency(
     settings: ModelsSettings,
     known: Sequence[ServedModel],
-    n_bytes: Mapping[str, int],
+    loader: _Loader,
     capacity: int,
 ) -> Residency:
     """The policy, with all models. Raises InvalidRequestError as `load_models`."""
@@ -126,7 +126,13 @@ def _residency(
     kept = {_named(name, known).id for name in settings.kept}
     residency = Residency(capacity, settings.patience)
     for one in known:
-        residency.add(one.id, n_bytes[one.id], ttl=settings.ttl, pinned=one.id in kept)
+        residency.add(
+            one.id,
+            loader.known[one.id].n_bytes,
+            weights=loader.known[one.id].weights,
+            ttl=settings.ttl,
+            pinned=one.id in kept,
+        )
     return residency
 
 
@@ -135,27 +141,37 @@ def _tier_bytes(budget: int) -> int:
     return min(default_memory_tier_bytes(budget), max(_MIN_TIER_BYTES, budget // _TIER_FRACTION))
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A model that can be loaded, and takes `n_bytes` besides its weights then."""
+
+    settings: ServeSettings
+    n_bytes: int
+    weights: Weights
+
+
 class _Loader:
     """Implements `ModelLoader` around a store that is open."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self._settings: dict[str, ServeSettings] = {}
-        self.n_bytes: dict[str, int] = {}
-        """What each model takes while it is loaded."""
+        self.known: dict[str, _Known] = {}
+        """All models, by their ids."""
 
     async def add(self, settings: ServeSettings, capacity: int) -> ServedModel:
         """A model of which `capacity` bytes may be used; its weights are not read.
 
         One of the hub that is not here is downloaded. Raises as loading it does.
         """
-        is_first = not self._settings
+        is_first = not self.known
         folder = await asyncio.to_thread(find_model, settings.engine.model)
 
-        def describe() -> tuple[ServeSettings, ServedModel, int]:
-            found = describe_model(folder)
+        def describe() -> tuple[ServedModel, _Known]:
+            found = describe_model(folder, adapter=settings.engine.adapter_folder)
+            own = 0 if found.adapter is None else found.adapter.n_bytes
+            weights = Weights(str(folder.resolve()), found.weights_bytes)
             engine = _with_pool(
-                settings.engine, self._shared.settings, capacity, found.weights_bytes
+                settings.engine, self._shared.settings, capacity, weights.n_bytes + own
             )
             pool = make_pool(engine, found.spec)
             most = context_limit(pool, found.context_tokens, None)
@@ -169,16 +185,17 @@ class _Loader:
                 int(time.time()),
                 sampling_of(chosen, folder),
                 aliases=aliases,
+                parent=settings.parent,
             )
-            return chosen, served, found.weights_bytes + limit_bytes(pool)
+            return served, _Known(chosen, own + limit_bytes(pool), weights)
 
-        chosen, served, n_bytes = await asyncio.wrap_future(self._shared.loop.call(describe))
-        self._settings[served.id], self.n_bytes[served.id] = chosen, n_bytes
+        served, known = await asyncio.wrap_future(self._shared.loop.call(describe))
+        self.known[served.id] = known
         return served
 
     async def load(self, name: str) -> RunnableServing:
         """See `ModelLoader.load`."""
-        return await load_serving(self._settings[name], shared=self._shared)
+        return await load_serving(self.known[name].settings, shared=self._shared)
 
     async def free(self) -> None:
         """See `ModelLoader.free`."""

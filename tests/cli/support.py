@@ -76,13 +76,17 @@ class FakeProvider:
         self.tokenizer = ByteTokenizer()
         self.model = FakeBackend(ModelCacheSpec((FULL,)), vocab_size=self.tokenizer.vocab_size)
 
-    def load_model(self, model_id: str) -> tuple[BatchBackend, Tokenizer]:
-        del model_id  # there is only one
+    def load_model(
+        self, model_id: str, adapter: Path | None = None
+    ) -> tuple[BatchBackend, Tokenizer]:
+        del model_id, adapter  # there is only one
         return self.model, self.tokenizer
 
-    def load_in_slices(self, model_id: str) -> Slices[tuple[BatchBackend, Tokenizer]]:
+    def load_in_slices(
+        self, model_id: str, adapter: Path | None = None
+    ) -> Slices[tuple[BatchBackend, Tokenizer]]:
         yield None
-        return self.load_model(model_id)
+        return self.load_model(model_id, adapter)
 
     def extract_spec(self, model: BatchBackend) -> ModelCacheSpec:
         return model.cache_spec()

@@ -18,11 +18,14 @@ from semantic.adapters.mlx import device
 from semantic.adapters.mlx.batch.calibration import Calibration, StepTimes
 from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.bootstrap import (
+    DEFAULT_MODEL,
+    NamedAdapter,
     Settings,
     assemble,
     default_memory_tier_bytes,
     default_pool_bytes,
     default_process_bytes,
+    find_model,
     planned_bytes,
     promised,
 )
@@ -30,8 +33,9 @@ from semantic.cli import doctor
 from semantic.cli.doctor import SUPPORTED, check_blas, check_version
 from semantic.domain.errors import CapacityError
 from tests.cli.support import ROOT, FakeProvider, process, semantic
+from tests.support.adapter_folder import write_adapter
 from tests.support.in_pages import tiny_backend
-from tests.support.model_folder import small_model
+from tests.support.model_folder import small_model, write_model
 from tests.support.tiny_models import tiny_model
 from tests.support.unusual_models import unusual_model
 
@@ -62,6 +66,16 @@ def test_json_lists_every_finding() -> None:
     assert all(set(finding) == fields for finding in document["findings"])
     assert document["passed"] is True
     assert document["findings"][-1]["detail"].startswith("40 blocks; ")
+
+
+def test_an_adapter_is_checked_against_the_model(tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "sql", find_model(DEFAULT_MODEL))
+    found = doctor.check_adapter(DEFAULT_MODEL, NamedAdapter("sql", folder))
+    assert (found.verdict, found.name) == ("ok", "adapter")
+    assert found.detail.startswith("semantic-tiny+sql, LoRA of rank 4, ")
+    other = write_model(tmp_path / "other", "qwen3_coder")
+    wrong = doctor.check_adapter(str(other), NamedAdapter("sql", folder))
+    assert (wrong.verdict, "is not one of this model" in wrong.detail) == ("failed", True)
 
 
 def test_a_model_that_does_not_load_is_a_finding_and_no_success() -> None:

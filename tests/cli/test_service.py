@@ -302,7 +302,9 @@ VALUES: dict[str, object] = {
     "host": "::1", "api_keys": ["a"], "operator_keys": ["b"], "allowed_hosts": ["a", "b"],
     "allowed_origins": ["http://a"], "served_model_name": ["-a", "b c"],
     "model": ["org/name", "b"], "allowed_models": ["c"], "kept_models": ["b"],
+    "adapters": ["x=/y"],
     "log_format": "json", "log_level": "debug", "no_store": True, "force_usage": True,
+    "share_across_chips": True,
     **dict.fromkeys(("api_key_file", "operator_key_file", "store"), Path("/a b")),
     "public_prefix": [Path("/a"), Path("/b")],
 }  # fmt: skip
@@ -333,3 +335,7 @@ def test_paths_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         f"--store={tmp_path}/store", f"--config={tmp_path}/c.toml",
     ]  # fmt: skip
     assert list(flags(ServeOptions(model=["org/name"]), None)) == ["--model=org/name"]
+    adapters = ServeOptions(adapters=["x=one", "b+y=/two", "three"])
+    assert list(flags(adapters, None)) == [
+        f"--adapter=x={tmp_path}/one", "--adapter=b+y=/two", f"--adapter={tmp_path}/three",
+    ]  # fmt: skip

@@ -13,12 +13,12 @@ import pytest
 from semantic.adapters.mlx.model import details
 from semantic.application.models.on_demand import ManagedModels
 from semantic.bootstrap import Settings
-from semantic.domain.answer import AnswerEnd, TextDelta, Usage
+from semantic.domain.answer import Usage
 from semantic.domain.errors import InvalidRequestError, ModelNotFoundError, OverloadedError
-from semantic.domain.value_objects import SamplingParams
-from semantic.ports.serving import Ask, ServingPort
+from semantic.ports.serving import ServingPort
 from semantic.serve import ServeSettings, load_serving
 from semantic.serve_models import ModelsSettings, load_models
+from tests.support import asked
 from tests.support.model_folder import write_model
 
 T = TypeVar("T")
@@ -59,15 +59,7 @@ def run(work: Callable[[], Coroutine[None, None, T]]) -> T:
 async def ask(
     serving: ServingPort, agent: str, prompt: tuple[int, ...], n: int = TOKENS
 ) -> tuple[str, Usage]:
-    """The text of a greedy answer, and its usage."""
-    text = ""
-    async for event in serving.answer(Ask(prompt, SamplingParams(ignore_eos=True), n, agent)):
-        if isinstance(event, TextDelta):
-            text += event.text
-        if isinstance(event, AnswerEnd):
-            assert event.error is None, event.error
-            return text, event.usage
-    pytest.fail("the answer has no end")
+    return await asked.ask(serving, agent, prompt, n)
 
 
 def prompt_of(agent: int, turn: int) -> tuple[int, ...]:

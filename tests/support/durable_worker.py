@@ -40,13 +40,17 @@ class Loaded:
         self._provider = MLXModelProvider()
         self._model = self._provider.load_model()
 
-    def load_model(self, model_id: str) -> tuple[MLXBackend, MLXTokenizer]:
-        del model_id
+    def load_model(
+        self, model_id: str, adapter: Path | None = None
+    ) -> tuple[MLXBackend, MLXTokenizer]:
+        del model_id, adapter
         return self._model
 
-    def load_in_slices(self, model_id: str) -> Slices[tuple[MLXBackend, MLXTokenizer]]:
+    def load_in_slices(
+        self, model_id: str, adapter: Path | None = None
+    ) -> Slices[tuple[MLXBackend, MLXTokenizer]]:
         yield None
-        return self.load_model(model_id)
+        return self.load_model(model_id, adapter)
 
     def extract_spec(self, model: BatchBackend) -> ModelCacheSpec:
         return self._provider.extract_spec(model)

@@ -7,29 +7,34 @@ import platform
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from semantic import __version__
 from semantic.bootstrap import (
     DEFAULT_MODEL,
+    NamedAdapter,
     Settings,
     blas_kernel,
     blas_status,
     build_engine,
     default_process_bytes,
+    describe_model,
+    find_model,
     fleet_secret,
     load,
     make_pool,
+    model_name,
     open_disk,
+    parse_adapter,
     read_device,
     store_folder,
 )
 from semantic.cli.conversation import message
 from semantic.cli.driving import Driver
 from semantic.cli.edge import EXIT_CHECK_FAILED
-from semantic.cli.options import AsJson, EngineOptions
+from semantic.cli.options import ADAPTERS, AsJson, EngineOptions
 from semantic.cli.report import Json, show_bytes, show_seconds, to_line
 from semantic.domain.errors import InvalidRequestError, SemanticError, StoreError
 from semantic.domain.services import BlockPool
@@ -74,10 +79,17 @@ class Finding:
     figures: tuple[StepFigures, ...] = ()
 
 
-def doctor(engine: EngineOptions, as_json: AsJson = False) -> None:
+def doctor(
+    engine: EngineOptions,
+    adapters: Annotated[list[str] | None, ADAPTERS] = None,
+    as_json: AsJson = False,
+) -> None:
     """Check this machine and whether everything works; exits with 1 when not."""
+    given = [parse_adapter(one)[1] for one in adapters or ()]
+    settings = engine.settings()
     findings = []
-    for finding in examine(engine.settings()):
+    checks = (check_adapter(settings.model, one) for one in given)
+    for finding in itertools.chain(examine(settings), checks):
         findings.append(finding)
         if not as_json:
             typer.echo("\n".join(_lines(finding)))
@@ -227,6 +239,18 @@ def check_model(settings: Settings) -> Iterator[Finding]:
             "longer prompts are computed again from there, so that answers are exact",
         )
     yield Finding("pool", "ok", _budget(pool, spec))
+
+
+def check_adapter(model: str, adapter: NamedAdapter) -> Finding:
+    """Whether an adapter is one of the requested model, and what it takes beside that."""
+    try:
+        found = describe_model(find_model(model), adapter=adapter.folder).adapter
+    except SemanticError as error:
+        return Finding("adapter", "failed", str(error))
+    if found is None:
+        return Finding("adapter", "failed", f"{adapter.folder} is no adapter")
+    name, size = adapter.named(model_name(model)), show_bytes(found.n_bytes)
+    return Finding("adapter", "ok", f"{name}, {found.words}, {size} beside the model's weights")
 
 
 def check_caches(model: MLXBackend) -> Finding:

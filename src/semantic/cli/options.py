@@ -105,6 +105,15 @@ _MODELS = typer.Option(
     autocompletion=complete_models,
     rich_help_panel=_ENGINE,
 )
+ADAPTERS = typer.Option(
+    "--adapter",
+    "--adapter-path",
+    "--lora-modules",
+    metavar="[NAME=]PATH",
+    help="A folder with an adapter that mlx-lm trained, served as BASE+NAME on the weights of its "
+    "base; of several models BASE+NAME=PATH. May be repeated.",
+    rich_help_panel=_ENGINE,
+)
 _NO_STORE = typer.Option(
     "--no-store",
     help="Store nothing on disk: caches are lost when the program ends.",
@@ -325,6 +334,7 @@ class ServeOptions:
             rich_help_panel=_ENGINE,
         ),
     ] = None
+    adapters: Annotated[list[str] | None, ADAPTERS] = None
     kept_models: Annotated[
         list[str] | None,
         typer.Option(

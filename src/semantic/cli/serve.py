@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -23,6 +24,7 @@ from semantic.bootstrap import (
     model_name,
     model_of,
     open_responses,
+    parse_adapter,
     promised,
     read_device,
     remember_served,
@@ -179,11 +181,12 @@ async def _load_answering(
     from semantic.serve_models import ModelsSettings, load_models
 
     others = (*settings.model[1:], *settings.allowed_models)
-    found = [first, *(_of_model(first, one) for one in others)]
+    models = [first, *(_of_model(first, one) for one in others)]
+    groups = _with_adapters(models, settings.adapters)
     return await load_models(
         ModelsSettings(
-            found,
-            loaded=len(settings.model),
+            [one for group in groups for one in group],
+            loaded=sum(map(len, groups[: len(settings.model)])),
             kept=settings.kept_models,
             max_bytes=gib("models_gb", settings.models_gb),
             ttl=settings.model_ttl,
@@ -200,6 +203,40 @@ def _of_model(first: ServeSettings, name: str) -> ServeSettings:
     model = model_of(name)
     engine = replace(first.engine, model=model)
     return replace(first, engine=engine, names=_own_names(model, name))
+
+
+def _with_adapters(
+    models: Sequence[ServeSettings], given: Sequence[str]
+) -> list[list[ServeSettings]]:
+    """Each model, and behind it what it is under each of its adapters. Raises
+    InvalidRequestError."""
+    adapters = [parse_adapter(one) for one in given]
+    alone = Counter(adapter.name for _, adapter in adapters)
+    groups = [[one] for one in models]
+    for text, (base, adapter) in zip(given, adapters, strict=True):
+        number = _base_of(text, base, models)
+        model = models[number]
+        names = tuple(map(adapter.named, model.names))
+        groups[number].append(
+            replace(
+                model,
+                engine=replace(model.engine, adapter=adapter),
+                names=names,
+                aliases=frozenset((adapter.name,) if alone[adapter.name] == 1 else ()),
+                parent=model.names[0],
+            )
+        )
+    return groups
+
+
+def _base_of(given: str, base: str | None, models: Sequence[ServeSettings]) -> int:
+    """The number of the model that an adapter is for. Raises InvalidRequestError."""
+    for number, one in enumerate(models):
+        if base in one.names or (base is None and len(models) == 1):
+            return number
+    names = ", ".join(one.names[0] for one in models)
+    found = "which of several models it is for" if base is None else f"one of them, got {base}"
+    raise InvalidRequestError(f"--adapter {given}: expected BASE+NAME=PATH with {found}: {names}")
 
 
 def _serve_settings(settings: ServerSettings, engine: Settings) -> ServeSettings:

@@ -149,6 +149,9 @@ def _absolute(name: str, value: object) -> object:
     """The service runs in another folder; a model may also be a name or a hub's id."""
     if isinstance(value, Path):
         return value.expanduser().absolute()
+    if name == "adapters":
+        named, mark, path = str(value).rpartition("=")
+        return f"{named}{mark}{Path(path).expanduser().absolute()}"
     if name in _MODELS and isinstance(value, str) and Path(value).is_dir():
         return Path(value).absolute()
     return value

@@ -18,7 +18,8 @@ ModelState = Literal["unloaded", "loading", "loaded", "unloading"]
 
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
-    """A model now. `n_bytes` are those of its weights and its pool, while it is loaded.
+    """A model now. `n_bytes` are those of its weights and its pool, while it is loaded; weights
+    that several share are those of the first that is.
 
     `running` requests use it, `waiting` ones wait until it is loaded. Without another request it is
     unloaded in `expires_in` seconds; None: that is open, or it stays.

@@ -7,6 +7,7 @@ in a block is `BlockData`, which only the backend reads.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from semantic.domain.block_hash import Part
@@ -301,15 +302,20 @@ class GrammarProbe(Protocol):
 class ModelProviderPort(Protocol):
     """Finds models and loads them."""
 
-    def load_model(self, model_id: str) -> tuple[BatchBackend, Tokenizer]:
-        """Load the model and tokenizer of `model_id`, a folder or a hub id.
+    def load_model(
+        self, model_id: str, adapter: Path | None = None
+    ) -> tuple[BatchBackend, Tokenizer]:
+        """Load the model and tokenizer of `model_id`, a folder or a hub id, under the adapter in a
+        folder; loaded ones of the same files share their weights.
 
         Raises ModelNotFoundError if there is none or it cannot be loaded, and UnsupportedModelError
         if its cache is of an unsupported kind.
         """
         ...
 
-    def load_in_slices(self, model_id: str) -> Slices[tuple[BatchBackend, Tokenizer]]:
+    def load_in_slices(
+        self, model_id: str, adapter: Path | None = None
+    ) -> Slices[tuple[BatchBackend, Tokenizer]]:
         """`load_model`, so that the thread can compute with other models between two slices."""
         ...
 

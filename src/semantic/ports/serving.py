@@ -79,7 +79,7 @@ class ServedModel:
 
     `context_tokens` limits prompt and answer together: the model's own limit or the capacity of the
     pool, whichever is less. `sampling` is the default of a request. `created` is Unix time in
-    seconds.
+    seconds. `parent` is the id of the model that this one is under an adapter, None if it is none.
     """
 
     names: tuple[str, ...]
@@ -89,6 +89,7 @@ class ServedModel:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     aliases: frozenset[str] = frozenset()
     details: ModelDetails | None = None
+    parent: str | None = None
 
     def accepts(self, name: str) -> bool:
         """Whether requests may call the model `name`."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from semantic.application.models.residency import Patience, Residency, Ticket
+from semantic.application.models.residency import Patience, Residency, Ticket, Weights
 from semantic.domain.errors import InvalidRequestError
 
 LOAD = 4.0
@@ -179,6 +179,62 @@ def test_an_operator_unloads_a_pinned_model_when_its_requests_have_ended() -> No
     assert (of.state("a"), one.loads["a"]) == ("loading", 2), "for the one that came meanwhile"
     one.run(200)
     assert of.requests("a") == (0, 0)
+
+
+# --- shared weights ---------------------------------------------------------------------------
+
+
+def shared_weights(capacity: int) -> Server:
+    """A base of 5 for its weights and 1 besides, two adapters of 2 and 3, and another model."""
+    of = Residency(capacity)
+    for name, n_bytes in (("base", 1), ("x", 2), ("y", 3)):
+        of.add(name, n_bytes, weights=Weights("base", 5))
+    of.add("other", 6, weights=Weights("other", 0))
+    return Server(of)
+
+
+def test_weights_that_models_share_count_once_and_stay_as_long_as_one_of_them() -> None:
+    one = shared_weights(11)
+    of = one.of
+    assert [of.n_bytes(name) for name in ("base", "x", "y", "other")] == [6, 7, 8, 6]
+    for name in ("x", "y", "base"):
+        one.ask(name, 1.0)
+    one.run(100)
+    assert one.loads == {"x": 1, "y": 1, "base": 1}, "all three fit"
+    assert of.used == sum(of.n_bytes(name) for name in ("base", "x", "y")) == 11
+    assert [of.n_bytes(name) for name in ("base", "x", "y")] == [6, 2, 3]
+    of.unload("base")
+    one.run(200)
+    assert of.used == sum(of.n_bytes(name) for name in ("x", "y")) == 10
+    assert [of.n_bytes(name) for name in ("base", "x", "y")] == [1, 7, 3]
+    of.unload("x")
+    of.unload("y")
+    one.run(300)
+    assert of.used == 0
+
+
+def test_what_shares_weights_is_unloaded_together_only_if_they_are_needed() -> None:
+    for capacity, states in ((11, ["unloaded"] * 3), (12, ["loaded", "unloaded", "unloaded"])):
+        one = shared_weights(capacity)
+        for i, name in enumerate(("base", "x", "y")):
+            one.at(i * 50.0, lambda name=name, on=one: on.ask(name, 1.0))  # type: ignore[misc]
+        one.at(200, lambda on=one: on.ask("other", 1.0))  # type: ignore[misc]
+        one.run(400)
+        assert one.of.state("other") == "loaded"
+        assert [one.of.state(name) for name in ("base", "x", "y")] == states
+    tight = shared_weights(10)
+    for i, name in enumerate(("base", "x", "y")):
+        tight.at(i * 50.0, lambda name=name: tight.ask(name, 1.0))  # type: ignore[misc]
+    tight.run(400)
+    assert [tight.of.state(name) for name in ("base", "x", "y")] == ["unloaded", "loaded", "loaded"]
+
+
+def test_a_pinned_adapter_keeps_the_weights_that_others_share_with_it() -> None:
+    of = Residency(11)
+    of.add("x", 2, weights=Weights("base", 5), pinned=True)
+    of.add("base", 4, weights=Weights("base", 5))
+    with pytest.raises(InvalidRequestError, match="other needs"):
+        of.add("other", 5, weights=Weights("other", 0))
 
 
 # --- what cannot be ---------------------------------------------------------------------------

@@ -53,7 +53,14 @@ class Model(BaseModel):
         ModelState, Field(description="Of several models; a request loads one that is not.")
     ] = "loaded"
     memory_bytes: Annotated[
-        int | None, Field(description="Of its weights and its pool, of several models.")
+        int | None,
+        Field(
+            description="Of its weights and its pool, of several models. Weights that several "
+            "share are those of the first that is loaded."
+        ),
+    ] = None
+    parent: Annotated[
+        str | None, Field(description="The model that this one is under an adapter.")
     ] = None
     pinned: Annotated[bool | None, Field(description="Whether it stays loaded.")] = None
     running: Annotated[int | None, Field(description="Requests that use it; not for tenants.")] = (
@@ -179,6 +186,7 @@ def _model(
         max_model_len=tokens,
         context_length=tokens,
         max_input_tokens=tokens,
+        parent=served.parent if isinstance(served, ServedModel) else None,
     )
     if status is not None:
         model.state, model.memory_bytes = status.state, status.n_bytes

@@ -65,6 +65,7 @@ class ServerSettings(BaseSettings):
 
     model: Annotated[tuple[str, ...], NoDecode, Len(min_length=1)] = ("semantic-tiny",)
     allowed_models: Texts = ()
+    adapters: Texts = ()
     kept_models: Texts = ()
     models_gb: Gib | None = None
     model_ttl: Annotated[float, Ge(0), Le(1e9)] | None = None
@@ -127,6 +128,7 @@ class ServerSettings(BaseSettings):
         "public_prefix",
         "served_model_name",
         "allowed_models",
+        "adapters",
         "kept_models",
         mode="before",
     )
@@ -173,7 +175,7 @@ class ServerSettings(BaseSettings):
     @property
     def has_managed_models(self) -> bool:
         """Whether models are loaded and unloaded while the server runs."""
-        several = self.model[1:] or self.allowed_models or self.kept_models
+        several = self.model[1:] or self.allowed_models or self.adapters or self.kept_models
         return bool(several) or self.models_gb is not None or self.model_ttl is not None
 
     @property

@@ -6,7 +6,7 @@ next. Has no clock, loads nothing and knows no threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from semantic.domain.errors import InvalidRequestError
@@ -46,13 +46,24 @@ class Change:
     loads: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What models with the same `key` have in common: it is in memory once, as long as one of them
+    is loaded."""
+
+    key: str
+    n_bytes: int
+
+
 @dataclass(slots=True)
 class _Model:
-    """`n_bytes` are needed while it is loaded. `ttl`: seconds without a request after which it is
-    unloaded; None for never. Times are in seconds of the caller's clock."""
+    """`n_bytes` are needed for itself while it is loaded, and those of its `weights`. `ttl`:
+    seconds without a request after which it is unloaded; None for never. Times are in seconds of
+    the caller's clock."""
 
     name: str
     n_bytes: int
+    weights: Weights | None
     ttl: float | None
     pinned: bool
     state: ModelState = "unloaded"
@@ -97,11 +108,17 @@ class Residency:
         self._models: dict[str, _Model] = {}
 
     def add(
-        self, name: str, n_bytes: int, *, ttl: float | None = None, pinned: bool = False
+        self,
+        name: str,
+        n_bytes: int,
+        *,
+        weights: Weights | None = None,
+        ttl: float | None = None,
+        pinned: bool = False,
     ) -> None:
-        """A model that can be loaded. Raises InvalidRequestError if it cannot fit beside the
-        pinned ones, or these beside it."""
-        self._models[name] = _Model(name, n_bytes, ttl, pinned)
+        """A model that can be loaded, and takes `n_bytes` besides its `weights`. Raises
+        InvalidRequestError if it cannot fit beside the pinned ones, or these beside it."""
+        self._models[name] = _Model(name, n_bytes, weights, ttl, pinned)
         for one in self._models.values():
             self._require_fits(one)
 
@@ -117,8 +134,13 @@ class Residency:
         return model.state == "loaded" and not model.leaving
 
     def n_bytes(self, name: str) -> int:
-        """Bytes that it takes while it is loaded."""
-        return self._models[name].n_bytes
+        """Bytes that it takes while it is loaded. Weights that several share are those of the
+        first that has them; of none that is not loaded while another one has them."""
+        model = self._models[name]
+        others = (one for one in self._present() if one.weights == model.weights)
+        if model.weights is None or next(others, model) is not model:
+            return model.n_bytes
+        return model.n_bytes + model.weights.n_bytes
 
     def is_pinned(self, name: str) -> bool:
         """Whether it stays loaded."""
@@ -136,12 +158,12 @@ class Residency:
     @property
     def used(self) -> int:
         """Bytes of the models that are not unloaded."""
-        return sum(one.n_bytes for one in self._models.values() if one.state != "unloaded")
+        return _bytes_of(self._present())
 
     def fits(self, name: str) -> bool:
         """Whether it is loaded or can be without unloading another one."""
         model = self._models[name]
-        return model.state != "unloaded" or self.used + model.n_bytes <= self.capacity
+        return model.state != "unloaded" or self._fit((*self._present(), model))
 
     # What happens
 
@@ -235,6 +257,13 @@ class Residency:
     def _loaded(self) -> Iterator[_Model]:
         return (one for one in self._models.values() if one.state == "loaded")
 
+    def _present(self) -> Iterator[_Model]:
+        """The models that take memory."""
+        return (one for one in self._models.values() if one.state != "unloaded")
+
+    def _fit(self, models: Iterable[_Model]) -> bool:
+        return _bytes_of(models) <= self.capacity
+
     def _wanted(self) -> _Model | None:
         """The model to load next: the one for which a request has waited longest."""
         waiting = [one for one in self._models.values() if one.state == "unloaded" and one.tickets]
@@ -243,28 +272,35 @@ class Residency:
     def _victims(self, wanted: _Model) -> list[_Model]:
         """The models to unload so that `wanted` fits: idle ones first, least recently used first,
         and none without need."""
-        free = self.capacity - self.used
+        stay = [wanted, *self._present()]
         chosen: list[_Model] = []
         others = [one for one in self._loaded() if not one.pinned or one.to_unload]
         for one in sorted(others, key=lambda one: (not one.is_idle, one.last_used)):
-            if free >= wanted.n_bytes:
+            if self._fit(stay):
                 break
             chosen.append(one)
-            free += one.n_bytes
+            stay.remove(one)
         for one in tuple(chosen):
-            if free - one.n_bytes >= wanted.n_bytes:
+            if self._fit((*stay, one)):
                 chosen.remove(one)
-                free -= one.n_bytes
+                stay.append(one)
         return chosen
 
     def _require_fits(self, model: _Model) -> None:
-        pinned = sum(
-            one.n_bytes for one in self._models.values() if one.pinned and one is not model
-        )
-        if model.n_bytes + pinned <= self.capacity:
+        pinned = [one for one in self._models.values() if one.pinned and one is not model]
+        if self._fit((*pinned, model)):
             return
-        beside = f" beside {pinned // _MIB} MiB of models that stay" if pinned else ""
+        stays = _bytes_of(pinned)
+        needed = _bytes_of((*pinned, model)) - stays
+        beside = f" beside {stays // _MIB} MiB of models that stay" if pinned else ""
         raise InvalidRequestError(
-            f"{model.name} needs {model.n_bytes // _MIB} MiB for its weights and its pool"
+            f"{model.name} needs {needed // _MIB} MiB for its weights and its pool"
             f"{beside}: expected at most the {self.capacity // _MIB} MiB of the budget for models"
         )
+
+
+def _bytes_of(models: Iterable[_Model]) -> int:
+    """Bytes of models that are loaded together: weights that they share count once."""
+    found = tuple(models)
+    shared = {one.weights for one in found if one.weights is not None}
+    return sum(one.n_bytes for one in found) + sum(one.n_bytes for one in shared)

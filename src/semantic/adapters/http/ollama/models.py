@@ -34,7 +34,7 @@ from semantic.adapters.http.streaming import NDJSON, json_line
 from semantic.domain.errors import ModelNotFoundError
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.models import ModelStatus
-from semantic.ports.serving import ModelDetails, ServedModel
+from semantic.ports.serving import ServedModel
 
 router: Final = APIRouter(tags=["Ollama"])
 
@@ -111,7 +111,7 @@ async def show(request: Request) -> Response:
         "modelfile": f"FROM {served.id}\n",
         "parameters": "\n".join(parameters),
         "template": "" if details is None else details.template,
-        "details": _details(details),
+        "details": _details(served),
         "model_info": dict(_model_info(served)),
         "capabilities": list(_capabilities(served)),
         "modified_at": _time(served.created if details is None else details.modified),
@@ -157,14 +157,15 @@ def _listed(name: str, served: AnyModel) -> Json:
         "modified_at": _time(served.created if details is None else details.modified),
         "size": 0 if details is None else details.file_bytes,
         "digest": "" if details is None else details.digest,
-        "details": _details(details),
+        "details": _details(served),
     }
 
 
-def _details(details: ModelDetails | None) -> Json:
+def _details(served: AnyModel) -> Json:
+    details = served.details
     family = "" if details is None else details.architecture
     return {
-        "parent_model": "",
+        "parent_model": (served.parent or "") if isinstance(served, ServedModel) else "",
         "format": "safetensors",
         "family": family,
         "families": [family] if family else [],

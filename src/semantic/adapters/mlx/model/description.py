@@ -19,6 +19,7 @@ from mlx_lm.utils import load_config
 
 from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache.model_spec import read_spec
+from semantic.adapters.mlx.model.adapter import Adapter, apply_adapter, read_adapter
 from semantic.adapters.mlx.model.provider import LOAD_ERRORS, read_context
 from semantic.domain.errors import ModelNotFoundError, SemanticError, UnsupportedModelError
 from semantic.domain.value_objects import LayerKind, LayerSpec, ModelCacheSpec
@@ -53,7 +54,7 @@ class ModelDescription:
     """What a model takes on this device. `context_tokens`: None if its configuration has none.
 
     `weights_bytes` are those of its weights in memory. `vocab_size` is that of its configuration,
-    by default what token ids are below at most.
+    by default what token ids are below at most. `adapter` is the one that it is under.
     """
 
     model_type: str
@@ -62,16 +63,21 @@ class ModelDescription:
     weights_bytes: int
     context_tokens: int | None
     vocab_size: int = _MAX_VOCABULARY
+    adapter: Adapter | None = None
 
 
-def describe(folder: Path, file_bytes: int | None = None) -> ModelDescription:
-    """Describe the model in `folder`. With `file_bytes`, the size of its files of weights, these
-    need not be there.
+def describe(
+    folder: Path, file_bytes: int | None = None, adapter: Path | None = None
+) -> ModelDescription:
+    """Describe the model in `folder`, under the adapter in another one. With `file_bytes`, the size
+    of its files of weights, these need not be there.
 
-    Raises ModelNotFoundError for a folder without a readable configuration, and
-    UnsupportedModelError for one that mlx-lm or the engine has no model for.
+    Raises ModelNotFoundError for a folder without a readable configuration and for an adapter that
+    is not one of the model, and UnsupportedModelError for a model that mlx-lm or the engine has
+    none for.
     """
     config = read_config(folder)
+    found = None if adapter is None else read_adapter(adapter)
     try:
         weights = _read_headers(folder)
         dtype = _dtype(config, weights)
@@ -79,6 +85,8 @@ def describe(folder: Path, file_bytes: int | None = None) -> ModelDescription:
         model = cast(Module, architecture(arguments.from_dict(config)))
         model.set_dtype(mx.float32 if on_cpu() else dtype)
         spec = read_spec(model)
+        if found is not None:
+            apply_adapter(model, found)
     except SemanticError:
         raise
     except (*LOAD_ERRORS, SystemExit) as error:
@@ -92,6 +100,7 @@ def describe(folder: Path, file_bytes: int | None = None) -> ModelDescription:
         _bytes_of(weights) if file_bytes is None else _estimated(config, dtype, file_bytes),
         read_context(model),
         _vocabulary(config),
+        found,
     )
 
 

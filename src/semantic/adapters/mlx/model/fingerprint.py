@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
@@ -47,6 +47,16 @@ def fingerprint(folder: Path, cache: DigestCache | None = None, *, any_chip: boo
     cache.save()
     kind = f"{ANY_CHIP}{_KIND}" if any_chip else _KIND
     return f"{kind}{digest('model-v1', *fields).hex()}"
+
+
+def adapted_fingerprint(model: str, files: Iterable[Path]) -> str:
+    """The model id of the model with the fingerprint `model` under an adapter in `files`. Raises
+    OSError if one cannot be read."""
+    cache = DigestCache()
+    digests = [_digest_file(path, cache) for path in files]
+    cache.save()
+    kind = model.partition(_KIND)[0] + _KIND
+    return f"{kind}{digest('adapted-v1', model.encode(), *digests).hex()}"
 
 
 def is_fingerprint(model_id: str) -> bool:

@@ -9,7 +9,7 @@ apart whatever does not have the same input.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import cast
 
 import mlx.core as mx
@@ -30,6 +30,21 @@ _ARRAYS = ("weight", "scales", "biases", "bias")
 def join(model: Module, names: Sequence[Sequence[str]] = JOINED) -> Module:
     """A model that computes the same with joined products; `model` shares its weights."""
     return _copied(model, {}, names)
+
+
+def share(model: Module, apart: Collection[str] = ()) -> Module:
+    """A copy of a tree of modules in which what has no modules below it is the very same object.
+
+    Whatever gives these layers other arrays, as `join` does, gives them to both. Those at the paths
+    `apart` are copies too, with the same arrays.
+    """
+    modules = cast("Callable[[], list[tuple[str, Module]]]", model.named_modules)()
+    same = {
+        id(one): one
+        for path, one in modules
+        if path not in apart and not cast("Callable[[], dict[str, object]]", one.children)()
+    }
+    return _copied(model, same, ())
 
 
 def product_of(module: Module) -> Product | None:

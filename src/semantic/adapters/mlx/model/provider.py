@@ -10,9 +10,12 @@ import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import cast
+from weakref import WeakValueDictionary
 
 import mlx.core as mx
 from huggingface_hub import snapshot_download
@@ -37,8 +40,21 @@ from semantic.adapters.mlx.kv_cache.model_spec import read_shapes, read_spec
 from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, choosing_layers
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.adapters.mlx.model import first_kernels
-from semantic.adapters.mlx.model.fingerprint import file_states, fingerprint, is_fingerprint
-from semantic.adapters.mlx.model.short_steps import shorten_here
+from semantic.adapters.mlx.model.adapter import (
+    CONFIG,
+    adapter_files,
+    apply_adapter,
+    read_adapter,
+)
+from semantic.adapters.mlx.model.digest_cache import FileState
+from semantic.adapters.mlx.model.fingerprint import (
+    adapted_fingerprint,
+    file_states,
+    fingerprint,
+    is_fingerprint,
+)
+from semantic.adapters.mlx.model.joined import share
+from semantic.adapters.mlx.model.short_steps import keep_long, shorten_here
 from semantic.adapters.mlx.model.warm_up import warming_up
 from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
 from semantic.adapters.mlx.text.tokenizer import HuggingFaceTokenizer, MLXTokenizer
@@ -108,24 +124,51 @@ class _Reading:
             raise ModelNotFoundError(f"{self._words}{error}{self._advice}") from error
 
 
+@dataclass(eq=False)
+class _Weights:
+    """A model as it was read, which is never computed with, its tokenizer and its fingerprint."""
+
+    model: Module
+    tokenizer: MLXTokenizer
+    name: str
+
+
+_WEIGHTS = "_semantic_weights"
+"""The attribute of a model that has `_Weights`: these are there as long as one that shares them."""
+
+
 class MLXModelProvider:
-    """Implements `ModelProviderPort`. With `any_chip` ids of models say nothing of this machine's
-    chip: see `fingerprint`."""
+    """Implements `ModelProviderPort`. Models that it loads from the same files share their weights
+    while one of them is there. With `any_chip` ids of models say nothing of this machine's chip:
+    see `fingerprint`."""
 
     def __init__(self, *, any_chip: bool = False) -> None:
         self._any_chip = any_chip
+        self._read: WeakValueDictionary[frozenset[tuple[str, FileState]], _Weights] = (
+            WeakValueDictionary()
+        )
 
-    def load_model(self, model_id: str = EMBEDDED_MODEL) -> tuple[MLXBackend, MLXTokenizer]:
+    def load_model(
+        self, model_id: str = EMBEDDED_MODEL, adapter: Path | None = None
+    ) -> tuple[MLXBackend, MLXTokenizer]:
         """See `ModelProviderPort.load_model`.
 
         On a CPU the weights are converted to fp32, the only type that is fast there.
         """
-        return at_once(self.load_in_slices(model_id))
+        return at_once(self.load_in_slices(model_id, adapter))
 
-    def load_in_slices(self, model_id: str) -> Slices[tuple[MLXBackend, MLXTokenizer]]:
+    def load_in_slices(
+        self, model_id: str, adapter: Path | None = None
+    ) -> Slices[tuple[MLXBackend, MLXTokenizer]]:
         """See `ModelProviderPort.load_in_slices`."""
         folder = find_folder(model_id)
-        model, wrapped, name = yield from reading_model(folder, any_chip=self._any_chip)
+        weights = yield from self._weights(folder)
+        name, wrapped = weights.name, weights.tokenizer
+        if adapter is None:
+            model = share(weights.model)
+        else:
+            model, name = yield from adapting(weights.model, name, adapter)
+        vars(model)[_WEIGHTS] = weights
         try:
             backend = yield from wrapping(model, name, wrapped)
         except SemanticError:
@@ -140,6 +183,16 @@ class MLXModelProvider:
                 yield None
         return backend, wrapped
 
+    def _weights(self, folder: Path) -> Slices[_Weights]:
+        """The weights in `folder`, read unless a model has them."""
+        with _Reading("the model", folder):
+            states = frozenset(file_states(folder).items())
+        found = self._read.get(states)
+        if found is None:
+            found = _Weights(*(yield from reading_model(folder, any_chip=self._any_chip)))
+            self._read[states] = found
+        return found
+
     def extract_spec(self, model: BatchBackend) -> ModelCacheSpec:
         """See `ModelProviderPort.extract_spec`."""
         return model.cache_spec()
@@ -153,33 +206,56 @@ def reading_model(
     On a CPU the weights are converted to fp32. Raises ModelNotFoundError.
     """
     newer = "a newer one may, or another conversion of the model"
-    with _Reading("the model", folder, f" (mlx-lm {version('mlx-lm')}; {newer})"):
-        before = file_states(folder)
-        with ThreadPoolExecutor(2, thread_name_prefix="fingerprint") as beside:
-            naming: Future[object] = beside.submit(fingerprint, folder, any_chip=any_chip)
-            first_kernels.wait()
-            model, config = cast(
-                "tuple[Module, Mapping[str, object]]", load_weights(folder, lazy=True)
-            )
-            yield None
-            ends = config.get("eos_token_id")
-            reading = beside.submit(load_wrapped_tokenizer, folder, eos_token_ids=ends)
-            if on_cpu():
-                model.set_dtype(mx.float32)
-            for weights in _slices(model):
-                mx.eval(weights)
-                yield None
-            yield reading
-            tokenizer = cast(HuggingFaceTokenizer, reading.result())
-            yield naming
-            name = str(naming.result())
-        after = file_states(folder)
-    if changed := {name for name, _ in before.items() ^ after.items()}:
+    with (
+        _Reading("the model", folder, f" (mlx-lm {version('mlx-lm')}; {newer})"),
+        _unchanged(folder, lambda: file_states(folder)),
+        ThreadPoolExecutor(2, thread_name_prefix="fingerprint") as beside,
+    ):
+        naming: Future[object] = beside.submit(fingerprint, folder, any_chip=any_chip)
+        first_kernels.wait()
+        model, config = cast("tuple[Module, Mapping[str, object]]", load_weights(folder, lazy=True))
+        yield None
+        ends = config.get("eos_token_id")
+        reading = beside.submit(load_wrapped_tokenizer, folder, eos_token_ids=ends)
+        if on_cpu():
+            model.set_dtype(mx.float32)
+        yield from _evaluating(_weights_of(model))
+        yield reading
+        tokenizer = cast(HuggingFaceTokenizer, reading.result())
+        yield naming
+        name = str(naming.result())
+    return model, MLXTokenizer(tokenizer), name
+
+
+def adapting(model: Module, name: str, folder: Path) -> Slices[tuple[Module, str]]:
+    """`model`, whose fingerprint is `name`, under the adapter in `folder`, in slices: a model that
+    shares its weights, and a fingerprint of its own. Raises ModelNotFoundError."""
+    files = adapter_files(folder)
+    adapter = read_adapter(folder)
+    with (
+        _Reading("the adapter", folder),
+        _unchanged(folder, lambda: {one.name: FileState.of(one) for one in files}),
+        ThreadPoolExecutor(1, thread_name_prefix="fingerprint") as beside,
+    ):
+        naming: Future[object] = beside.submit(adapted_fingerprint, name, files)
+        adapted = apply_adapter(model, adapter)
+        yield from _evaluating(_weights_of(adapted))
+        yield naming
+        found = str(naming.result())
+    keep_long(adapted)
+    return adapted, found
+
+
+@contextmanager
+def _unchanged(folder: Path, states: Callable[[], Mapping[str, FileState]]) -> Iterator[None]:
+    """Raises ModelNotFoundError if the files with these states change meanwhile."""
+    before = states()
+    yield
+    if changed := {name for name, _ in before.items() ^ states().items()}:
         raise ModelNotFoundError(
-            f"cannot load the model in {folder}: {', '.join(sorted(changed))} changed while it "
+            f"cannot load {folder}: {', '.join(sorted(changed))} changed while it "
             "was loaded; load it when its files are complete"
         )
-    return model, MLXTokenizer(tokenizer), name
 
 
 def wrap_model(
@@ -266,17 +342,19 @@ def _weights_of(model: Module) -> list[mx.array]:
     return [weight for _, weight in cast("list[tuple[str, mx.array]]", tree_flatten(parameters))]
 
 
-def _slices(model: Module) -> Iterator[list[mx.array]]:
-    """The weights, in groups that take little time to read."""
+def _evaluating(weights: Sequence[mx.array]) -> Slices[None]:
+    """Read the weights, in groups that take little time."""
     group: list[mx.array] = []
     n_bytes = 0
-    for weight in _weights_of(model):
+    for weight in weights:
         group.append(weight)
         n_bytes += weight.nbytes
         if n_bytes >= _SLICE_BYTES:
-            yield group
+            mx.eval(group)
+            yield None
             group, n_bytes = [], 0
-    yield group
+    mx.eval(group)
+    yield None
 
 
 def _in_pages(
@@ -348,7 +426,7 @@ def find_local(model_id: str) -> Path | None:
     folder = Path(model_id).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise ModelNotFoundError(f"{folder} is no model folder: it has no config.json")
+            raise ModelNotFoundError(_not_a_model(folder))
         return folder
     if folder.exists() or model_id.count("/") != 1 or model_id.startswith((".", "/", "~")):
         raise ModelNotFoundError(
@@ -356,6 +434,12 @@ def find_local(model_id: str) -> Path | None:
             f"*.safetensors, a hub id like org/name, an alias or {EMBEDDED_MODEL!r}"
         )
     return None
+
+
+def _not_a_model(folder: Path) -> str:
+    if (folder / CONFIG).is_file():
+        return f"{folder} is an adapter: expected --model BASE --adapter NAME={folder}"
+    return f"{folder} is no model folder: it has no config.json"
 
 
 def _hub_folder(hub_id: str) -> Path:

@@ -108,6 +108,12 @@ def _shorten(
     inner.steps = _Steps(outside, found, compile_after)
 
 
+def keep_long(model: Module) -> None:
+    """Let `model` decode as mlx-lm wrote it: it shares layers with another model, and joining them
+    would hold their weights twice."""
+    vars(model)[_DECODING] = model
+
+
 def shorten_here(model: Module) -> Module:
     """A model with joined products and short steps on a GPU; on a CPU the model itself.
 

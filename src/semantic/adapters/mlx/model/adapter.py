@@ -1,0 +1,244 @@
+"""Adapters that mlx-lm trained for a model: low-rank layers (LoRA, DoRA), or weights of its own.
+
+The only module that knows how mlx-lm stores and applies them: `tests/integration/test_adapters.py`
+fails when it changes that. Knows folders and modules; not where their model is from.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.utils import tree_flatten
+from safetensors import SafetensorError, safe_open
+
+from semantic.adapters.mlx.device import on_cpu
+from semantic.adapters.mlx.model.joined import share
+from semantic.domain.errors import ModelNotFoundError
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapters.safetensors"
+
+Kind = Literal["lora", "dora", "full"]
+
+_MAX_CONFIG_BYTES = 1 << 20
+_LARGEST_NUMBER = 1e30
+"""Also below this a product may be infinite in fp32; it is found then, as of any weights."""
+_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+_HALF = (mx.float16, mx.bfloat16)
+_ELSEWHERE = {
+    "adapter_model.safetensors": "an adapter of PEFT",
+    "adapter_model.bin": "an adapter of PEFT, pickled",
+    "adapters.npz": "an adapter of an old mlx-lm",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """An adapter whose files were checked by themselves.
+
+    `parameters` are those that mlx-lm applies low-rank layers by, in the last `layers` layers, in
+    all if that is negative; `shapes` of the arrays, by name. `n_bytes` are theirs in memory.
+    """
+
+    folder: Path
+    kind: Kind
+    layers: int
+    parameters: Mapping[str, object]
+    shapes: Mapping[str, tuple[int, ...]]
+    n_bytes: int
+
+    @property
+    def words(self) -> str:
+        """What it is, in words."""
+        if self.kind == "full":
+            return f"{len(self.shapes)} weights of its own"
+        name = {"lora": "LoRA", "dora": "DoRA"}[self.kind]
+        return f"{name} of rank {self.parameters['rank']}"
+
+
+def adapter_files(folder: Path) -> tuple[Path, Path]:
+    """The files that an adapter consists of."""
+    return folder / CONFIG, folder / WEIGHTS
+
+
+def read_adapter(folder: Path) -> Adapter:
+    """The adapter in `folder`; of its arrays only the headers are read.
+
+    Raises ModelNotFoundError for a folder without an adapter of mlx-lm.
+    """
+    _require_files(folder)
+    config = _Config(folder / CONFIG)
+    kind = config.kind()
+    shapes, n_bytes = _read_headers(folder / WEIGHTS)
+    if kind == "full":
+        return Adapter(folder, kind, 0, {}, shapes, n_bytes)
+    return Adapter(folder, kind, config.layers(), config.parameters(), shapes, n_bytes)
+
+
+def apply_adapter(model: Module, adapter: Adapter) -> Module:
+    """`model` under the adapter; it shares all other arrays with `model`, which stays as it is.
+
+    Nothing is computed. Raises ModelNotFoundError for an adapter of another model.
+    """
+    replaced = {name.rpartition(".")[0] for name in adapter.shapes}
+    adapted = share(model, replaced if adapter.kind == "full" else ())
+    base = _arrays(adapted)
+    if adapter.kind == "full":
+        expected = {name: base[name] for name in adapter.shapes if name in base}
+    else:
+        _add_layers(adapted, adapter)
+        known = {id(array) for array in base.values()}
+        found = _arrays(adapted)
+        expected = {name: array for name, array in found.items() if id(array) not in known}
+    _require_fits(adapter, expected)
+    load = cast("Callable[[str], dict[str, mx.array]]", mx.load)
+    weights = load(str(adapter.folder / WEIGHTS))
+    given = [(name, _widened(array)) for name, array in weights.items()]
+    cast("Callable[..., object]", adapted.load_weights)(given, strict=False)
+    cast("Callable[[], object]", adapted.eval)()  # no dropout
+    return adapted
+
+
+class _Config:
+    """An adapter's configuration; every value is checked before mlx-lm has it."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ModelNotFoundError for a file that is no JSON object."""
+        self._path = path
+        try:
+            if path.stat().st_size > _MAX_CONFIG_BYTES:
+                raise self._wrong(f"at most {_MAX_CONFIG_BYTES} bytes", "more")
+            fields: object = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise ModelNotFoundError(f"cannot read {path}: {error}") from error
+        if not isinstance(fields, dict):
+            raise self._wrong("a JSON object", fields)
+        self._fields: dict[str, object] = fields
+
+    def kind(self) -> Kind:
+        """How the model was tuned."""
+        given = self._fields.get("fine_tune_type", "lora")
+        for one in cast("tuple[Kind, ...]", get_args(Kind)):
+            if given == one:
+                return one
+        raise self._wrong("fine_tune_type lora, dora or full", given)
+
+    def layers(self) -> int:
+        """In how many of the last layers low-rank ones are."""
+        given = self._fields.get("num_layers")
+        if type(given) is not int:
+            raise self._wrong("num_layers, a number of layers", given)
+        return given
+
+    def parameters(self) -> dict[str, object]:
+        """What mlx-lm makes low-rank layers of."""
+        given = self._fields.get("lora_parameters")
+        if not isinstance(given, dict):
+            raise self._wrong("lora_parameters with rank, scale and dropout", given)
+        rank, keys = given.get("rank"), given.get("keys")
+        if type(rank) is not int or rank < 1:
+            raise self._wrong("a rank of at least 1 in lora_parameters", rank)
+        scale = self._number(given.get("scale"), "a finite scale in lora_parameters")
+        dropout = self._number(given.get("dropout", 0.0), "a dropout below 1 in lora_parameters")
+        if not 0 <= dropout < 1:
+            raise self._wrong("a dropout below 1 in lora_parameters", dropout)
+        if keys is not None and not _are_texts(keys):
+            raise self._wrong("keys in lora_parameters that are names of layers", keys)
+        return {"rank": rank, "scale": scale, "dropout": dropout, "keys": keys}
+
+    def _number(self, given: object, expected: str) -> float:
+        if isinstance(given, int | float) and abs(given) <= _LARGEST_NUMBER:
+            return float(given)
+        raise self._wrong(expected, given)
+
+    def _wrong(self, expected: str, given: object) -> ModelNotFoundError:
+        return ModelNotFoundError(f"{self._path}: expected {expected}, got {str(given)[:100]!r}")
+
+
+def _are_texts(given: object) -> bool:
+    return isinstance(given, list) and all(isinstance(one, str) for one in given)
+
+
+def _require_files(folder: Path) -> None:
+    """Raises ModelNotFoundError for a folder that has no adapter of mlx-lm."""
+    missing = [path.name for path in adapter_files(folder) if not path.is_file()]
+    if not missing:
+        return
+    if not folder.is_dir():
+        raise ModelNotFoundError(f"no adapter folder {str(folder)!r}")
+    if CONFIG in missing and (folder / "config.json").is_file():
+        raise ModelNotFoundError(f"{folder} is a whole model: serve it with --model {folder}")
+    kinds = [words for name, words in _ELSEWHERE.items() if (folder / name).is_file()]
+    found = f"{folder} is {kinds[0]}" if kinds else f"{folder} has no {missing[0]}"
+    raise ModelNotFoundError(f"{found}: expected an adapter of mlx-lm, {CONFIG} and {WEIGHTS}")
+
+
+def _read_headers(path: Path) -> tuple[dict[str, tuple[int, ...]], int]:
+    """The shapes of all arrays, and their bytes in memory. Raises ModelNotFoundError."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    n_bytes = 0
+    try:
+        with safe_open(path, framework="numpy") as file:
+            for name in file.keys():  # noqa: SIM118 - it is no mapping
+                part = file.get_slice(name)
+                shapes[name], kind = tuple(part.get_shape()), str(part.get_dtype())
+                if kind not in _BYTES:
+                    raise ModelNotFoundError(f"{path}: {name[:100]} is {kind}, expected floats")
+                n_bytes += math.prod(shapes[name]) * (4 if on_cpu() else _BYTES[kind])
+    except (SafetensorError, OSError) as error:
+        raise ModelNotFoundError(f"cannot read {path}: {error}") from error
+    if not shapes:
+        raise ModelNotFoundError(f"{path} has no arrays")
+    return shapes, n_bytes
+
+
+def _add_layers(model: Module, adapter: Adapter) -> None:
+    """Put low-rank layers around those of `model` that the adapter is for."""
+    from mlx_lm.tuner.utils import linear_to_lora_layers  # with what trains: only when needed
+
+    use_dora = adapter.kind == "dora"
+    try:
+        linear_to_lora_layers(model, adapter.layers, dict(adapter.parameters), use_dora=use_dora)
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        words = f"the adapter in {adapter.folder} does not fit the model: {error}"
+        raise ModelNotFoundError(words) from error
+
+
+def _require_fits(adapter: Adapter, expected: Mapping[str, mx.array]) -> None:
+    """Raises ModelNotFoundError unless the adapter's arrays are those that are expected."""
+    shapes = {name: tuple(array.shape) for name, array in expected.items()}
+    wrong = sorted(
+        name
+        for name in adapter.shapes.keys() | shapes.keys()
+        if adapter.shapes.get(name) != shapes.get(name)
+    )
+    if not wrong:
+        return
+    name = wrong[0]
+    words = [_shape_words(found.get(name)) for found in (shapes, adapter.shapes)]
+    raise ModelNotFoundError(
+        f"the adapter in {adapter.folder} is not one of this model: {len(wrong)} of "
+        f"{len(adapter.shapes.keys() | shapes.keys())} arrays differ; {name[:200]}: expected "
+        f"{words[0]}, got {words[1]}"
+    )
+
+
+def _shape_words(shape: tuple[int, ...] | None) -> str:
+    return "none" if shape is None else f"the shape {shape}"
+
+
+def _widened(array: mx.array) -> mx.array:
+    """On a CPU weights are fp32, as those of the model."""
+    return array.astype(mx.float32) if on_cpu() and array.dtype in _HALF else array
+
+
+def _arrays(model: Module) -> dict[str, mx.array]:
+    parameters = cast("Callable[[], object]", model.parameters)()
+    return dict(cast("list[tuple[str, mx.array]]", tree_flatten(parameters)))
