@@ -305,7 +305,9 @@ VALUES: dict[str, object] = {
     "adapters": ["x=/y"],
     "log_format": "json", "log_level": "debug", "no_store": True, "force_usage": True,
     "share_across_chips": True,
-    **dict.fromkeys(("api_key_file", "operator_key_file", "store"), Path("/a b")),
+    **dict.fromkeys(
+        ("api_key_file", "operator_key_file", "fleet_secret_file", "store"), Path("/a b")
+    ),
     "public_prefix": [Path("/a"), Path("/b")],
 }  # fmt: skip
 
