@@ -495,6 +495,42 @@ def test_what_was_used_last_stays(make: Make, tmp_path: Path) -> None:
             assert n_found(store, chain(256, seed)) == 1
 
 
+def test_what_an_agent_does_not_go_on_from_is_evicted_first(make: Make, tmp_path: Path) -> None:
+    with opened(make, tmp_path, 10 * BIG_BYTES) as store:
+        live, old = chain(2 * 256, 1), chain(4 * 256, 2)
+        put_all(store, [block(link, layout=BIG) for link in (*live, *old)])
+        assert store.save(manifest("live", 2 * 256, 1))
+        assert store.save(manifest("a", 4 * 256, 2))
+        store.flush()
+        # Compacted: it begins with the first block alone. The other agent was used before it.
+        kept = (*text(256, 2), *text(200, 3))
+        new = list(SCOPE.chain(kept))
+        put_all(store, [block(link, layout=BIG) for link in new])
+        assert store.save(replace(manifest("a", 0), token_ids=kept))
+        store.flush()
+        assert n_found(store, old) == 4, "it stays for as long as there is room"
+        for seed in range(10, 30):
+            press(store, [seed])
+            assert n_found(store, [*live, *new]) == 4
+            if n_found(store, old) == 1:  # the one that both begin with
+                break
+        assert n_found(store, old) == 1
+
+
+def test_what_an_agent_returns_to_is_evicted_as_any_other(make: Make, tmp_path: Path) -> None:
+    with opened(make, tmp_path, 10 * BIG_BYTES) as store:
+        old, other = chain(4 * 256, 2), chain(3 * 256, 1)
+        put_all(store, [block(link, layout=BIG) for link in (*other, *old)])
+        assert store.save(manifest("other", 3 * 256, 1))
+        for seed, n_tokens in ((2, 4 * 256), (3, 0), (2, 4 * 256)):
+            assert store.save(manifest("a", n_tokens, seed))
+            store.flush()
+        for seed in range(10, 14):
+            press(store, [seed])
+        assert n_found(store, old) == 4
+        assert n_found(store, other) < 3
+
+
 def test_a_block_larger_than_the_budget_is_not_kept(make: Make, tmp_path: Path) -> None:
     with opened(make, tmp_path, 8 * BIG_BYTES) as store:
         small, large = chain(256, 1)[0], chain(256, 2)[0]

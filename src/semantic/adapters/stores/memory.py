@@ -101,6 +101,10 @@ class _Tenant:
         """In order of eviction, with or without those that are `pinned`."""
         return itertools.chain(self.lru, self.pinned if pinned else ())
 
+    def abandon(self, entry: _Entry) -> None:
+        if entry in self.lru:
+            self.lru.move_to_end(entry, last=False)
+
     def use(self, entry: _Entry) -> None:
         (self.lru if entry in self.lru else self.pinned).move_to_end(entry)
 
@@ -109,7 +113,8 @@ class MemoryStore:
     """At most `max_bytes` of the most recently used blocks and manifests. Thread-safe.
 
     A block counts its body, its tokens and `ENTRY_BYTES`; a manifest likewise. The least recently
-    used entry is evicted first, manifests too, and before a block the blocks that depend on it. A
+    used entry is evicted first, manifests too, and before a block the blocks that depend on it;
+    before all others what an agent's newest manifest needs no more, if no other agent does. A
     block never evicts its ancestors, so a chain that is too long retains its head. Only calls that
     return all entries cost more because more exist.
 
@@ -245,6 +250,8 @@ class MemoryStore:
                 self._drop_agent(agent)
             self._insert_agent(agent, saved, 1 + (older.manifest.generation if older else 0))
             self._drop_superseded(older.chain[-1:] if older else (), saved.chain[-1:])
+            if older is not None:
+                self._abandon(older.chain)
             return True
 
     def manifest(self, scope: Scope, agent_id: str) -> Manifest | None:
@@ -344,6 +351,16 @@ class MemoryStore:
         for key in reversed(keys):
             if key in self._blocks:
                 self._tenants[self._tenant(key)].use(key)
+
+    def _abandon(self, chain: Sequence[BlockLink]) -> None:
+        """Evict the blocks of `chain` that no agent needs any more before all others, its end
+        first."""
+        for link in chain:
+            if link.hash in self._users:
+                continue
+            for key in (link.key(part) for part in Part):
+                if key in self._blocks:
+                    self._tenants[self._tenant(key)].abandon(key)
 
     def _evict_for_block(self, block: StoredBlock) -> bool:
         n_bytes = _block_bytes(block)

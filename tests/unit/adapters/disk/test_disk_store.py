@@ -236,7 +236,19 @@ def test_a_turn_without_checkpoints_reads_no_older_manifest(
     assert not read
     put_all(store, make.chain(700)[-1:], Part.CHECKPOINT)
     store.save(make.manifest("a", 700))
-    assert read == [3]
+    assert read == [3, 4], "what is deleted, and whether the next one goes on from it"
+
+
+def test_checkpoints_of_a_history_that_was_left_stay(store: DiskStore) -> None:
+    histories = [(300, 1), (400, 1), (300, 2), (400, 2), (500, 2), (600, 2)]
+    size = 1 + len(make.block(make.chain(512)[0], Part.FULL).body)
+    for n, seed in histories:
+        links = make.chain(n, seed)
+        put_all(store, links)
+        assert store.put(StoredBlock(make.header(links[-1], Part.CHECKPOINT), bytes(size)))
+        store.save(replace(make.manifest("a", n, seed), prompt_tokens=n))
+    ends = [make.chain(n, seed)[-1].key(Part.CHECKPOINT) for n, seed in histories]
+    assert set(store.find(ends)) == {ends[1], *ends[4:]}
 
 
 def test_a_tail_that_went_another_way_stays(store: DiskStore) -> None:

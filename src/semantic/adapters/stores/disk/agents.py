@@ -159,8 +159,10 @@ class Agents:
 
     def _delete_superseded(self, filed: FiledManifest, before: Sequence[BlockHash]) -> None:
         """Delete what the saved manifest replaces: generations with the checkpoints of their turns,
-        and partial blocks, of those that it needed before and those that a new one begins with. A
-        failure only delays that.
+        and partial blocks, of those that it needed before and those that a new one begins with.
+
+        What is left of a history that it does not continue is evicted before all others. A failure
+        only delays that.
         """
         store, manifest = self._store, filed.manifest
         known = set(before)
@@ -182,6 +184,7 @@ class Agents:
                     store.entries.delete(block_entry(key))
                     block_rows.drop(db, key)
                     self._counts.add("superseded")
+                block_rows.abandon(db, gone)
         except OSError as error:
             self._counts.add_error("write_errors", error)
         except IndexBrokenError:
@@ -200,19 +203,29 @@ class Agents:
         with self._store.index.reading() as db:
             if not block_rows.find(db, [link.key(Part.CHECKPOINT) for link in last]):
                 return {}
-        return {old: self._ends_of_turn(key, old) for old in self._generations(key)[_GENERATIONS:]}
+        known = self._generations(key)
+        each = zip(known[1:], known, strict=False)
+        return {
+            old: self._ends_of_turn(key, old, newer) for old, newer in [*each][_GENERATIONS - 1 :]
+        }
 
-    def _ends_of_turn(self, key: bytes, generation: int) -> list[BlockHash]:
+    def _ends_of_turn(self, key: bytes, generation: int, newer: int) -> list[BlockHash]:
         """The last blocks at the end of a turn and of its prompt.
 
-        None if its manifest cannot be read: their checkpoints are evicted in time.
+        None if its manifest cannot be read, or if the `newer` one does not continue its prompt, as
+        after a compaction: the agent may return to it. Their checkpoints are evicted in time.
         """
         try:
-            old = read_manifest(self._store.entries, key, generation)[0].manifest
+            old, after = (
+                read_manifest(self._store.entries, key, one)[0].manifest
+                for one in (generation, newer)
+            )
         except (DamagedError, NewerFormatError, OSError):
             return []
         links = list(old.scope.chain(old.token_ids))
         stop = min(without_generation_prompt(old.prompt_tokens), len(old.token_ids))
+        if after.token_ids[:stop] != old.token_ids[:stop]:
+            return []
         n_full = stop // BLOCK_TOKENS  # blocks that are those of the turn
         prompt = old.scope.continued(links[:n_full], old.token_ids[:stop])[n_full:]
         return [link.hash for link in (*links[-1:], *prompt)]

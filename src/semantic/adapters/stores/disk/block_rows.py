@@ -204,6 +204,15 @@ def touch_chain(db: sqlite3.Connection, hashes: Sequence[BlockHash]) -> None:
     )
 
 
+def abandon(db: sqlite3.Connection, hashes: Iterable[BlockHash]) -> None:
+    """Evict those of `hashes` that no agent needs before all others."""
+    db.executemany(
+        "UPDATE blocks SET used = 0 WHERE hash = ?1"
+        " AND NOT EXISTS (SELECT 1 FROM chain WHERE hash = ?1)",
+        ((one,) for one in hashes),
+    )
+
+
 def update_pins(db: sqlite3.Connection, hashes: Iterable[BlockHash]) -> None:
     """Recompute which of `hashes` belong to a pinned agent."""
     db.executemany(
