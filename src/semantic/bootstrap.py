@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -143,7 +143,7 @@ class Settings:
     is rated for `disk_rated_bytes`.
 
     `process_bytes` is the memory that the process may have: of a server see `guarded_loop`, and of
-    it the defaults are parts.
+    it the defaults are parts. The weights of one of several models may take `weights_bytes`.
 
     `any_chip` shares blocks with other kinds of chips: see `fingerprint`. `fleet_secret` is the
     file with the secret of tenants' tags, by default that in $SEMANTIC_FLEET_SECRET_FILE; without
@@ -164,6 +164,7 @@ class Settings:
     any_chip: bool = False
     fleet_secret: Path | None = None
     adapter: NamedAdapter | None = None
+    weights_bytes: int | None = None
 
     @property
     def label(self) -> str:
@@ -230,11 +231,11 @@ def assemble(
 
 def build_in_slices(settings: Settings, shared: Shared) -> Slices[App]:
     """`build_engine` for one of several models: in slices, around a store that is open. Raises as
-    `load`."""
+    `load`, and WeightsTooLargeError."""
     provider = shared.provider
     with _suggesting(settings.model):
         model, tokenizer = yield from provider.load_in_slices(
-            settings.model, settings.adapter_folder
+            settings.model, settings.adapter_folder, settings.weights_bytes
         )
     pool: BlockPool = make_pool(settings, provider.extract_spec(model))
     return _new_app(model, tokenizer, pool, shared.store, settings)
@@ -589,6 +590,20 @@ def find_model(model: str) -> Path:
 
     with _suggesting(model):
         return find_folder(model)
+
+
+def file_states(settings: Settings) -> Mapping[str, object]:
+    """The files of a model and of its adapter, with what changes whenever their content does.
+
+    Raises as `find_model`, and OSError.
+    """
+    from semantic.adapters.mlx.model.adapter import adapter_files
+    from semantic.adapters.mlx.model.digest_cache import FileState
+    from semantic.adapters.mlx.model.fingerprint import file_states as of_model
+
+    folder = settings.adapter_folder
+    own = () if folder is None else adapter_files(folder)
+    return {**of_model(find_model(settings.model)), **{str(one): FileState.of(one) for one in own}}
 
 
 def memory_of(settings: Settings) -> int:

@@ -6,10 +6,11 @@ Each model is built by `serve` when it is loaded; which one is, `residency` deci
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 
 from semantic.application.engine.admission import limit_bytes
@@ -24,6 +25,7 @@ from semantic.bootstrap import (
     default_memory_tier_bytes,
     default_pool_bytes,
     describe_model,
+    file_states,
     find_model,
     free_memory,
     give_up_under_pressure,
@@ -34,7 +36,7 @@ from semantic.bootstrap import (
     planned_bytes,
 )
 from semantic.domain.block_hash import tenant_id, tenant_tag
-from semantic.domain.errors import InvalidRequestError
+from semantic.domain.errors import InvalidRequestError, SemanticError, WeightsTooLargeError
 from semantic.domain.stored import StoreStats
 from semantic.ports.agents import TenantId
 from semantic.ports.serving import ServedModel
@@ -97,10 +99,11 @@ async def load_models(
 
     shared, capacity = await asyncio.wrap_future(loop.call(open_all))
     give_up_under_pressure(loop, shared.store)
-    loader = _Loader(shared)
+    loader = _Loader(shared, capacity)
     async with AsyncExitStack() as undo:
         undo.push_async_callback(loader.close)
-        known = [await loader.add(one, capacity) for one in settings.models]
+        known = [await loader.add(one) for one in settings.models]
+        await loader.freeze()
         residency = _residency(settings, known, loader, capacity)
         manager = ModelManager(known, residency, loader, max_waiting=settings.max_waiting)
         undo.pop_all()
@@ -143,40 +146,62 @@ def _tier_bytes(budget: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A model that can be loaded, and takes `n_bytes` besides its weights then."""
+    """A model that can be loaded, and takes `n_bytes` besides its weights then, `adapter_bytes` of
+    them for its adapter. `states` are those of its files when they were read."""
 
     settings: ServeSettings
     n_bytes: int
+    adapter_bytes: int
     weights: Weights
+    states: Mapping[str, object]
 
 
 class _Loader:
     """Implements `ModelLoader` around a store that is open."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: Shared, capacity: int) -> None:
+        """Models may use `capacity` bytes."""
         self._shared = shared
+        self._capacity = capacity
+        self._given: dict[str, ServeSettings] = {}
         self.known: dict[str, _Known] = {}
         """All models, by their ids."""
 
-    async def add(self, settings: ServeSettings, capacity: int) -> ServedModel:
-        """A model of which `capacity` bytes may be used; its weights are not read.
+    async def add(self, settings: ServeSettings) -> ServedModel:
+        """One more model; its weights are not read.
 
         One of the hub that is not here is downloaded. Raises as loading it does.
         """
-        is_first = not self.known
+        settings = replace(settings, is_first=not self.known)
+        served, known = await self._describe(settings)
+        self._given[served.id], self.known[served.id] = settings, known
+        return served
+
+    async def size(self, name: str) -> tuple[int, Weights]:
+        """See `ModelLoader.size`."""
+        given = self._given[name]
+        if self.known[name].states != await asyncio.to_thread(_states, given.engine):
+            self.known[name] = (await self._describe(given))[1]
+        known = self.known[name]
+        return known.n_bytes, known.weights
+
+    async def _describe(self, settings: ServeSettings) -> tuple[ServedModel, _Known]:
         folder = await asyncio.to_thread(find_model, settings.engine.model)
 
         def describe() -> tuple[ServedModel, _Known]:
+            states = _states(settings.engine)
             found = describe_model(folder, adapter=settings.engine.adapter_folder)
             own = 0 if found.adapter is None else found.adapter.n_bytes
-            weights = Weights(str(folder.resolve()), found.weights_bytes)
+            # Weights of other files are others.
+            files = hash(frozenset(_states(replace(settings.engine, adapter=None)).items()))
+            weights = Weights(f"{folder.resolve()} {files}", found.weights_bytes)
             engine = _with_pool(
-                settings.engine, self._shared.settings, capacity, weights.n_bytes + own
+                settings.engine, self._shared.settings, self._capacity, weights.n_bytes + own
             )
             pool = make_pool(engine, found.spec)
             most = context_limit(pool, found.context_tokens, None)
             context = min(most, settings.max_context or most)
-            chosen = replace(settings, engine=engine, max_context=context, is_first=is_first)
+            chosen = replace(settings, engine=engine, max_context=context)
             names, aliases = served_names(chosen)
             served = ServedModel(
                 names,
@@ -187,15 +212,36 @@ class _Loader:
                 aliases=aliases,
                 parent=settings.parent,
             )
-            return served, _Known(chosen, own + limit_bytes(pool), weights)
+            return served, _Known(chosen, own + limit_bytes(pool), own, weights, states)
 
-        served, known = await asyncio.wrap_future(self._shared.loop.call(describe))
-        self.known[served.id] = known
-        return served
+        return await asyncio.wrap_future(self._shared.loop.call(describe))
 
-    async def load(self, name: str) -> RunnableServing:
+    async def freeze(self) -> None:
+        """Exempt what is in the process by now, nearly all of it imported, from the collections
+        of `free`, which stop every model: they look at what models made since. Until `close`."""
+        await self.free()
+        gc.freeze()
+
+    async def load(self, name: str, room: int) -> tuple[RunnableServing, Weights]:
         """See `ModelLoader.load`."""
-        return await load_serving(self.known[name].settings, shared=self._shared)
+        known = self.known[name]
+        engine = replace(known.settings.engine, weights_bytes=room)
+        try:
+            serving = await load_serving(
+                replace(known.settings, engine=engine), shared=self._shared
+            )
+        except WeightsTooLargeError as error:
+            self._weigh(known.weights, error.n_bytes)
+            raise
+        if serving.model.details is not None:
+            self._weigh(known.weights, serving.model.details.memory_bytes - known.adapter_bytes)
+        return serving, self.known[name].weights
+
+    def _weigh(self, weights: Weights, n_bytes: int) -> None:
+        """Know better how large `weights` are, of all models that have them."""
+        for name, known in self.known.items():
+            if known.weights == weights:
+                self.known[name] = replace(known, weights=replace(weights, n_bytes=n_bytes))
 
     async def free(self) -> None:
         """See `ModelLoader.free`."""
@@ -207,6 +253,7 @@ class _Loader:
 
     async def close(self) -> None:
         """See `ModelLoader.close`."""
+        gc.unfreeze()
         await asyncio.to_thread(self._shared.turns.close)
         await asyncio.wrap_future(self._shared.loop.call(self._shared.store.close))
 
@@ -217,6 +264,13 @@ def _with_pool(own: Settings, store: Settings, capacity: int, weights: int) -> S
     if own.pool_bytes is None and own.pool_blocks is None:
         own = replace(own, pool_bytes=default_pool_bytes(capacity, weights))
     return replace(own, use_disk=store.use_disk, memory_bytes=store.memory_bytes)
+
+
+def _states(settings: Settings) -> Mapping[str, object]:
+    """The states of a model's files; empty if they are not there."""
+    with suppress(OSError, SemanticError):
+        return file_states(settings)
+    return {}
 
 
 def _require_different(models: Sequence[ServedModel]) -> None:

@@ -83,8 +83,9 @@ class FakeProvider:
         return self.model, self.tokenizer
 
     def load_in_slices(
-        self, model_id: str, adapter: Path | None = None
+        self, model_id: str, adapter: Path | None = None, max_bytes: int | None = None
     ) -> Slices[tuple[BatchBackend, Tokenizer]]:
+        del max_bytes
         yield None
         return self.load_model(model_id, adapter)
 

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import shutil
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import mlx.core as mx
 import pytest
 
-from semantic.adapters.mlx.model import details
+from semantic import serve_models
+from semantic.adapters.mlx.model import description, details
+from semantic.adapters.mlx.model.description import ModelDescription
 from semantic.application.models.on_demand import ManagedModels
+from semantic.application.models.residency import Patience
 from semantic.bootstrap import Settings
 from semantic.domain.answer import Usage
-from semantic.domain.errors import InvalidRequestError, ModelNotFoundError, OverloadedError
+from semantic.domain.errors import (
+    BackendError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    OperatorError,
+    OverloadedError,
+)
 from semantic.ports.serving import ServingPort
 from semantic.serve import ServeSettings, load_serving
 from semantic.serve_models import ModelsSettings, load_models
@@ -27,6 +39,7 @@ NAMES = ("qwen3_coder", "glm47", "mistral")
 MIB = 1 << 20
 POOL, TIER = 8 * MIB, 64 * MIB
 AGENTS, TURNS, TOKENS = 3, 3, 8
+HASTY = Patience(residence=0.0, linger=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +157,80 @@ def test_a_model_that_is_unloaded_gives_its_memory_back(folders: tuple[Path, ...
     used = run(work)
     weights = min((folder / "model.safetensors").stat().st_size for folder in folders)
     assert max(used) - min(used) < weights / 2, used
+
+
+def test_files_that_change_between_two_loads_are_refused_before_another_model_goes(
+    folders: tuple[Path, ...], tmp_path: Path
+) -> None:
+    own = Path(shutil.copytree(folders[1], tmp_path / "own"))
+    file = own / "model.safetensors"
+    whole = file.read_bytes()
+    larger = tmp_path / "larger.safetensors"
+    mx.save_safetensors(str(larger), {"a": mx.zeros((16, MIB), mx.float32)})
+
+    async def work() -> None:
+        models = await load_models(two_of((folders[0], own), fit=1, patience=HASTY))
+        first, second = models.serving_of(), models.serving_of("own")
+        text, _ = await ask(second, "ann", prompt_of(1, 0))
+        await ask(first, "ann", prompt_of(1, 0))
+        for damaged, reason in (
+            (whole[: len(whole) // 2], "cannot build the model"),
+            (larger.read_bytes(), r"needs \d+ MiB .* at most the 9 MiB"),
+        ):
+            file.write_bytes(damaged)
+            with pytest.raises(OperatorError, match=reason):
+                await ask(second, "ann", prompt_of(1, 0))
+            assert models.status(NAMES[0]).state == "loaded"
+        loads = models.loads
+        await ask(first, "ann", prompt_of(1, 1))
+        assert models.loads == loads
+        file.write_bytes(whole)
+        again, usage = await ask(second, "ann", prompt_of(1, 0))
+        assert (again, usage.cached > 0) == (text, True)
+        await models.close()
+
+    run(work)
+
+
+def test_the_budget_counts_what_weights_take_and_a_load_that_exceeds_it_reads_none(
+    folders: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(folder: Path, adapter: Path | None = None) -> ModelDescription:
+        found = description.describe(folder, adapter=adapter)
+        return replace(found, weights_bytes=found.weights_bytes // 4)
+
+    async def work() -> None:
+        monkeypatch.setattr(serve_models, "describe_model", wrong)
+        models = await load_models(two_of(folders[:2], fit=2, kept=(NAMES[0],)))
+        before = mx.get_active_memory()
+        await models.load(NAMES[1])
+        measured = models.status(NAMES[1]).n_bytes - POOL
+        assert mx.get_active_memory() - before == pytest.approx(measured, rel=0.05)
+        await models.close()
+
+        most = TIER + 2 * POOL + measured + measured // 4
+        tight = replace(two_of(folders[:2], kept=(NAMES[0],)), max_bytes=most)
+        models = await load_models(tight)
+        before = mx.get_active_memory()
+        with pytest.raises(BackendError, match=r"needs \d+ MiB .* beside \d+ MiB of models that"):
+            await models.load(NAMES[1])
+        assert mx.get_active_memory() - before < measured // 4
+        await models.close()
+
+    run(work)
+
+
+def test_collections_at_the_end_of_a_model_do_not_look_at_what_was_imported(
+    folders: tuple[Path, ...],
+) -> None:
+    async def work() -> None:
+        models = await load_models(two_of(folders[:2], loaded=2))
+        await models.load(NAMES[1])
+        assert len(gc.get_objects()) < gc.get_freeze_count() / 2
+        await models.close()
+        assert gc.get_freeze_count() == 0
+
+    run(work)
 
 
 def test_a_model_whose_folder_goes_while_it_is_loaded_leaves_no_engine_behind(

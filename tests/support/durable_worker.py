@@ -47,8 +47,9 @@ class Loaded:
         return self._model
 
     def load_in_slices(
-        self, model_id: str, adapter: Path | None = None
+        self, model_id: str, adapter: Path | None = None, max_bytes: int | None = None
     ) -> Slices[tuple[MLXBackend, MLXTokenizer]]:
+        del max_bytes
         yield None
         return self.load_model(model_id, adapter)
 

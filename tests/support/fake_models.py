@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 from semantic.application.models.model_manager import ModelManager
 from semantic.application.models.on_demand import ManagedModels
-from semantic.application.models.residency import Patience, Residency
+from semantic.application.models.residency import Patience, Residency, Weights
 from semantic.domain.answer import AnswerEvent
+from semantic.domain.errors import WeightsTooLargeError
 from semantic.domain.stored import StoreStats
 from semantic.ports.agents import TenantId
 from semantic.ports.serving import Ask, ServedModel
@@ -52,8 +53,16 @@ class FakeLoader:
     open: asyncio.Event = field(default_factory=asyncio.Event)
     held: asyncio.Event | None = None
     cancelled: int = 0
+    estimates: dict[str, int] = field(default_factory=dict)
+    """What the files of a model look like; one byte each."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """What a model takes, where that is something else."""
 
-    async def load(self, name: str) -> FakeUnit:
+    async def size(self, name: str) -> tuple[int, Weights]:
+        """See `ModelLoader.size`."""
+        return 0, Weights(name, self.estimates.get(name, 1))
+
+    async def load(self, name: str, room: int) -> tuple[FakeUnit, Weights]:
         """See `ModelLoader.load`."""
         self.loads[name] += 1
         self.events.append(f"load {name}")
@@ -64,7 +73,10 @@ class FakeLoader:
             raise
         if name in self.failures:
             raise self.failures[name]
-        return FakeUnit(served=self.models[name], held=self.held)
+        self.estimates[name] = n_bytes = self.sizes.get(name, self.estimates.get(name, 1))
+        if n_bytes > room:
+            raise WeightsTooLargeError(f"{n_bytes} of {room}", n_bytes=n_bytes)
+        return FakeUnit(served=self.models[name], held=self.held), Weights(name, n_bytes)
 
     async def free(self) -> None:
         """See `ModelLoader.free`."""
@@ -93,7 +105,7 @@ def fake_models(
         loader.models[name] = ServedModel(
             accepted, 512, 0x110000, 1, aliases=frozenset({f"./{name}"})
         )
-        of.add(name, 1, ttl=ttl)
+        of.add(name, 0, weights=Weights(name, 1), ttl=ttl)
     manager = ModelManager(list(loader.models.values()), of, loader, max_waiting=max_waiting)
     manager.start()
     return manager, ManagedModels(manager, lambda tenant: TenantId(f"id of {tenant}"))

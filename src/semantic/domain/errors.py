@@ -12,6 +12,7 @@
     │   ├── OverloadedError              the queue is full
     │   │   └── TenantLimitError             the tenant has its part of what all share
     │   ├── PoolExhaustedError           the block pool cannot hold it
+    │   ├── WeightsTooLargeError         a model's weights need more memory than there is for them
     │   └── UncheckedGrammarError        a grammar that may be expensive was not checked yet
     ├── AnswerError                  retry: the answer is unusable
     │   └── ToolCallError                a tool call that cannot be parsed
@@ -97,6 +98,14 @@ class OverloadedError(CapacityError):
 
 class TenantLimitError(OverloadedError):
     """A tenant has as much at once as it may have beside others."""
+
+
+class WeightsTooLargeError(CapacityError):
+    """A model's weights, of `n_bytes`, need more memory than there is for them; none was read."""
+
+    def __init__(self, message: str, *, n_bytes: int) -> None:
+        super().__init__(message)
+        self.n_bytes = n_bytes
 
 
 class UncheckedGrammarError(CapacityError):

@@ -314,9 +314,13 @@ class ModelProviderPort(Protocol):
         ...
 
     def load_in_slices(
-        self, model_id: str, adapter: Path | None = None
+        self, model_id: str, adapter: Path | None = None, max_bytes: int | None = None
     ) -> Slices[tuple[BatchBackend, Tokenizer]]:
-        """`load_model`, so that the thread can compute with other models between two slices."""
+        """`load_model`, so that the thread can compute with other models between two slices.
+
+        Raises WeightsTooLargeError, before any is read, if those of `model_id` take more than
+        `max_bytes`; not if they are shared with a model that has them.
+        """
         ...
 
     def extract_spec(self, model: BatchBackend) -> ModelCacheSpec:

@@ -109,6 +109,40 @@ def test_a_load_that_fails_is_told_to_all_who_wait_and_is_tried_again_by_the_nex
     assert run(scenario).loads == {"a": 1, "b": 2}
 
 
+def test_a_model_that_takes_more_than_its_files_say_waits_for_more_room() -> None:
+    async def scenario(loader: FakeLoader) -> None:
+        loader.open.set()
+        loader.sizes["c"] = 2
+        manager, models = fake_models(loader, "a", "b", "c", capacity=2)
+        assert [await ask(models.serving_of(one)) for one in "abc"] == ["stop"] * 3
+        assert [one.n_bytes for one in models.statuses() if one.state == "loaded"] == [2]
+        assert [await ask(models.serving_of(one)) for one in "ac"] == ["stop"] * 2
+        await manager.close()
+
+    # Looked at beside one of the others, then alone, and known from then on.
+    assert run(scenario).loads == {"a": 2, "b": 1, "c": 3}
+
+
+def test_a_model_that_grew_beyond_the_budget_is_refused_before_another_one_goes() -> None:
+    async def scenario(loader: FakeLoader) -> None:
+        loader.open.set()
+        manager, models = fake_models(loader, "a", "b")
+        assert await ask(models.serving_of("a")) == "stop"
+        loader.estimates["b"] = 3 << 20
+        with pytest.raises(BackendError, match=r"b cannot be loaded.*needs 3 MiB"):
+            await ask(models.serving_of("b"))
+        loader.estimates["b"], loader.sizes["b"] = 1, 3 << 20
+        with pytest.raises(BackendError, match=r"b cannot be loaded.*needs 3 MiB"):
+            await ask(models.serving_of("b"))
+        assert (models.status("b").state, models.status("b").waiting) == ("unloaded", 0)
+        loader.estimates["b"] = 1
+        del loader.sizes["b"]
+        assert [await ask(models.serving_of(one)) for one in "ba"] == ["stop"] * 2
+        await manager.close()
+
+    assert run(scenario).loads == {"a": 2, "b": 2}
+
+
 def test_a_defect_of_one_model_leaves_the_others() -> None:
     async def scenario(loader: FakeLoader) -> None:
         loader.failures["b"] = MemoryError("a defect")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from semantic.application.models.residency import Patience, Residency, Ticket, Weights
+from semantic.application.models.residency import Change, Patience, Residency, Ticket, Weights
 from semantic.domain.errors import InvalidRequestError
 
 LOAD = 4.0
@@ -24,7 +24,10 @@ class Server:
     of: Residency
     now: float = 0.0
     loads: Counter[str] = field(default_factory=Counter)
+    too_large: Counter[str] = field(default_factory=Counter)
     waits: dict[str, list[float]] = field(default_factory=dict)
+    true: dict[str, int] = field(default_factory=dict)
+    """What weights take that are estimated wrongly."""
     _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _order: itertools.count[int] = field(default_factory=itertools.count)
     _waiting: list[tuple[Ticket, float, Callable[[], None]]] = field(default_factory=list)
@@ -59,7 +62,13 @@ class Server:
             if change is None:
                 return
             self.of.changing(change)
-            if change.loads:
+            weights = self._measured(change.name)
+            room = self.of.room_for(change.name)
+            if change.loads and weights is not None and weights.n_bytes > room:
+                self.too_large[change.name] += 1  # seen before they are read
+                self.of.unloaded(change.name)
+                self.of.resize(change.name, 0, weights)
+            elif change.loads:
                 self._is_busy = True
                 self.loads[change.name] += 1
                 assert self.of.used <= self.of.capacity
@@ -70,7 +79,11 @@ class Server:
 
     def _loaded(self, name: str) -> None:
         self._is_busy = False
-        self.of.loaded(name, self.now, LOAD)
+        self.of.loaded(name, self.now, LOAD, self._measured(name))
+        assert self.of.used <= self.of.capacity
+
+    def _measured(self, name: str) -> Weights | None:
+        return Weights(name, self.true[name]) if name in self.true else None
 
     def _begin(self) -> None:
         for one in tuple(self._waiting):
@@ -266,6 +279,61 @@ def test_a_load_that_fails_refuses_those_who_wait_and_can_be_tried_again() -> No
     of.leave(ticket)
     of.wait("a", 2.0)
     assert of.next_change(2.0) == change
+
+
+# --- sizes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("estimated", [1, 3, 6, 8])
+def test_a_wrong_estimate_costs_one_look_and_neither_memory_nor_loads(estimated: int) -> None:
+    """Three clients of three models of which two fit; `Server` looks at the budget."""
+    right, wrong = (server(8, a=4, b=4, c=4) for _ in range(2))
+    wrong.of.resize("a", 0, Weights("a", estimated))
+    wrong.true = {"a": 4}
+    for one in (right, wrong):
+        for name in "abc":
+            client(one, name, 1.0, 0.1)
+        one.run(2000)
+    assert wrong.too_large.total() <= 1
+    answered = [sum(map(len, one.waits.values())) for one in (right, wrong)]
+    assert wrong.loads.total() <= right.loads.total() + 1
+    assert answered[1] >= 0.95 * answered[0]
+
+
+def test_what_was_measured_counts_from_then_on() -> None:
+    one = server(4, a=0, b=0)
+    for name, n_bytes in (("a", 3), ("b", 2)):
+        one.of.resize(name, 0, Weights(name, n_bytes))
+    one.true = {"a": 1, "b": 3}
+    for i, name in enumerate("aba"):
+        one.at(100.0 * i, lambda name=name: one.ask(name, 1.0))  # type: ignore[misc]
+    one.run(400)
+    assert (one.of.n_bytes("a"), one.of.n_bytes("b"), one.of.used) == (1, 3, 4)
+    assert one.loads == {"a": 1, "b": 1}, "both fit, as they are"
+
+
+def test_a_model_that_grew_is_refused_with_figures_and_fits_again_when_it_has_shrunk() -> None:
+    of = Residency(10 << 20)
+    of.add("a", 4 << 20)
+    with pytest.raises(InvalidRequestError, match=r"a needs 11 MiB .* at most the 10 MiB"):
+        of.resize("a", 11 << 20)
+    of.resize("a", 9 << 20)
+    assert of.n_bytes("a") == 9 << 20
+    of.changing(Change("a", loads=True))
+    of.resize("a", 1 << 20)
+    assert of.n_bytes("a") == 9 << 20, "one that is being loaded has what it has"
+
+
+def test_weights_that_were_measured_are_those_of_all_who_share_them() -> None:
+    one = shared_weights(14)
+    one.true = {"base": 7}
+    one.ask("base", 1.0)
+    one.run(100)
+    assert [one.of.n_bytes(name) for name in ("base", "x", "y")] == [8, 2, 3]
+    for name in ("x", "y"):
+        one.ask(name, 1.0)
+    one.run(200)
+    assert one.of.used == 13
 
 
 # --- fairness ---------------------------------------------------------------------------------

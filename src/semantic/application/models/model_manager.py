@@ -15,13 +15,14 @@ from typing import Protocol
 
 from semantic.application.engine.engine_state import EngineFigures, EngineState, Figures
 from semantic.application.models.model_names import unknown_model
-from semantic.application.models.residency import Change, Residency, Ticket
+from semantic.application.models.residency import Change, Residency, Ticket, Weights
 from semantic.domain.errors import (
     BackendError,
     ModelNotFoundError,
     OverloadedError,
     RequestError,
     SemanticError,
+    WeightsTooLargeError,
 )
 from semantic.domain.stored import StoreStats, Tier
 from semantic.ports.agents import AgentsPort
@@ -68,9 +69,16 @@ class RunnableServing(ServingPort, Protocol):
 class ModelLoader(Protocol):
     """Loads the models of a server around what they share."""
 
-    async def load(self, name: str) -> RunnableServing:
-        """The model with this id, ready for requests; cancelled between two slices. Raises
-        SemanticError."""
+    async def size(self, name: str) -> tuple[int, Weights | None]:
+        """What the model with this id takes, see `Residency.add`: as measured when it was loaded
+        last, estimated anew if its files have changed since. Raises SemanticError if they cannot be
+        loaded."""
+        ...
+
+    async def load(self, name: str, room: int) -> tuple[RunnableServing, Weights | None]:
+        """The model with this id, ready for requests, and its weights as measured; cancelled
+        between two slices. Raises SemanticError, and before weights are read WeightsTooLargeError
+        if they take more than `room` bytes: `size` knows how many from then on."""
         ...
 
     async def free(self) -> None:
@@ -240,7 +248,14 @@ class ModelManager:
     # Inside
 
     async def _opened(self, name: str) -> Ticket:
-        """A ticket for a model that is open now; it must be used or left."""
+        """A ticket for a model that is open now; it must be used or left.
+
+        What its files rule out is refused before another model gives way to it.
+        """
+        if self._residency.state(name) == "unloaded":
+            error = await _error_of(self._resize(name))
+            if error is not None:
+                raise _blaming_no_request(name, error)
         if self._residency.requests(name)[1] >= self._max_waiting:
             raise OverloadedError(
                 f"the queue is full: at most {self._max_waiting} requests may wait for {name}",
@@ -297,22 +312,30 @@ class ModelManager:
             await self._unload(change.name)
             return
         error = await _error_of(self._load(change.name))
+        if isinstance(error, WeightsTooLargeError):
+            logger.info("the model %s takes more than was known: %s", change.name, error)
+            self._residency.unloaded(change.name)  # others may make room, if it fits at all
+            error = await _error_of(self._resize(change.name))
         if error is not None:
-            doing = f"the model {change.name} cannot be loaded: {type(error).__name__}: {error}"
-            logger.warning(doing)
+            logger.warning(_unloadable(change.name, error))
             arrival = self._arrivals.pop(change.name, None)
             self._residency.failed(change.name)
             await self._loader.free()
             if arrival is not None:
-                _fail(arrival, BackendError(doing) if isinstance(error, RequestError) else error)
+                _fail(arrival, _blaming_no_request(change.name, error))
+
+    async def _resize(self, name: str) -> None:
+        """Account for what the model takes as its files are now. Raises SemanticError if they
+        cannot be loaded, or not in this budget."""
+        self._residency.resize(name, *await self._loader.size(name))
 
     async def _load(self, name: str) -> None:
         started = self._clock()
-        unit = await self._loader.load(name)
+        unit, weights = await self._loader.load(name, self._residency.room_for(name))
         self._units[name], self._served[name] = unit, unit.model
         now = self._clock()
         self.loads += 1
-        self._residency.loaded(name, now, now - started)
+        self._residency.loaded(name, now, now - started, weights)
         logger.info("loaded the model %s in %.1f s", name, now - started)
         self._arrived(name)
 
@@ -336,6 +359,15 @@ async def _error_of(work: Coroutine[object, object, None]) -> BaseException | No
             task.cancel()
             await asyncio.wait((task,))
     return task.exception()
+
+
+def _unloadable(name: str, error: BaseException) -> str:
+    return f"the model {name} cannot be loaded: {type(error).__name__}: {error}"
+
+
+def _blaming_no_request(name: str, error: BaseException) -> BaseException:
+    """`error`, or a BackendError instead of one for which the request would be wrong."""
+    return BackendError(_unloadable(name, error)) if isinstance(error, RequestError) else error
 
 
 def _fail(arrival: asyncio.Future[None], error: BaseException) -> None:

@@ -201,13 +201,31 @@ class Residency:
         if model.state == "loaded":
             model.leaving = model.to_unload = True
 
+    def resize(self, name: str, n_bytes: int, weights: Weights | None = None) -> None:
+        """What a model takes has changed, see `add`; nothing if it is not unloaded.
+
+        Raises InvalidRequestError if it cannot fit beside the pinned ones.
+        """
+        model = self._models[name]
+        if model.state == "unloaded":
+            model.n_bytes = n_bytes
+            self._weigh(model, weights)
+            self._require_fits(model)
+
+    def room_for(self, name: str) -> int:
+        """Bytes that a model's weights may take, if no other one has them."""
+        others = (one for one in self._present() if one.name != name)
+        return self.capacity - _bytes_of(others) - self._models[name].n_bytes
+
     def changing(self, change: Change) -> None:
         """A change has begun."""
         self._models[change.name].state = "loading" if change.loads else "unloading"
 
-    def loaded(self, name: str, now: float, seconds: float) -> None:
-        """It is loaded, which took `seconds`."""
+    def loaded(self, name: str, now: float, seconds: float, weights: Weights | None = None) -> None:
+        """It is loaded, which took `seconds`, with `weights` as they were measured, if they were:
+        of no more bytes than `room_for`."""
         model = self._models[name]
+        self._weigh(model, weights or model.weights)
         model.state, model.load_seconds = "loaded", seconds
         model.loaded_at = model.last_used = now
         model.leaving = model.to_unload = False
@@ -285,6 +303,13 @@ class Residency:
                 chosen.remove(one)
                 stay.append(one)
         return chosen
+
+    def _weigh(self, model: _Model, weights: Weights | None) -> None:
+        """Account for a model's weights, and for those of others with the same key."""
+        model.weights = weights
+        for one in self._models.values():
+            if weights is not None and one.weights is not None and one.weights.key == weights.key:
+                one.weights = weights
 
     def _require_fits(self, model: _Model) -> None:
         pinned = [one for one in self._models.values() if one.pinned and one is not model]

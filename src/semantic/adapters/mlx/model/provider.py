@@ -63,6 +63,7 @@ from semantic.domain.errors import (
     ModelNotFoundError,
     SemanticError,
     UnsupportedModelError,
+    WeightsTooLargeError,
 )
 from semantic.domain.value_objects import ModelCacheSpec, SamplingParams
 from semantic.ports.outbound import BatchBackend
@@ -158,11 +159,11 @@ class MLXModelProvider:
         return at_once(self.load_in_slices(model_id, adapter))
 
     def load_in_slices(
-        self, model_id: str, adapter: Path | None = None
+        self, model_id: str, adapter: Path | None = None, max_bytes: int | None = None
     ) -> Slices[tuple[MLXBackend, MLXTokenizer]]:
         """See `ModelProviderPort.load_in_slices`."""
         folder = find_folder(model_id)
-        weights = yield from self._weights(folder)
+        weights = yield from self._weights(folder, max_bytes)
         name, wrapped = weights.name, weights.tokenizer
         if adapter is None:
             model = share(weights.model)
@@ -183,13 +184,14 @@ class MLXModelProvider:
                 yield None
         return backend, wrapped
 
-    def _weights(self, folder: Path) -> Slices[_Weights]:
-        """The weights in `folder`, read unless a model has them."""
+    def _weights(self, folder: Path, max_bytes: int | None) -> Slices[_Weights]:
+        """The weights in `folder`, at most `max_bytes`; read unless a model has them."""
         with _Reading("the model", folder):
             states = frozenset(file_states(folder).items())
         found = self._read.get(states)
         if found is None:
-            found = _Weights(*(yield from reading_model(folder, any_chip=self._any_chip)))
+            read = yield from reading_model(folder, any_chip=self._any_chip, max_bytes=max_bytes)
+            found = _Weights(*read)
             self._read[states] = found
         return found
 
@@ -199,11 +201,12 @@ class MLXModelProvider:
 
 
 def reading_model(
-    folder: Path, *, any_chip: bool = False
+    folder: Path, *, any_chip: bool = False, max_bytes: int | None = None
 ) -> Slices[tuple[Module, MLXTokenizer, str]]:
     """The model in `folder` as mlx-lm loads it, its tokenizer and its fingerprint, in slices.
 
-    On a CPU the weights are converted to fp32. Raises ModelNotFoundError.
+    On a CPU the weights are converted to fp32. Raises ModelNotFoundError, and WeightsTooLargeError
+    if they take more than `max_bytes`.
     """
     newer = "a newer one may, or another conversion of the model"
     with (
@@ -219,6 +222,7 @@ def reading_model(
         reading = beside.submit(load_wrapped_tokenizer, folder, eos_token_ids=ends)
         if on_cpu():
             model.set_dtype(mx.float32)
+        _require_room(model, folder, max_bytes)
         yield from _evaluating(_weights_of(model))
         yield reading
         tokenizer = cast(HuggingFaceTokenizer, reading.result())
@@ -340,6 +344,16 @@ def _chosen_layers(
 def _weights_of(model: Module) -> list[mx.array]:
     parameters = cast("Callable[[], object]", model.parameters)()
     return [weight for _, weight in cast("list[tuple[str, mx.array]]", tree_flatten(parameters))]
+
+
+def _require_room(model: Module, folder: Path, max_bytes: int | None) -> None:
+    """Refuse weights of more than `max_bytes`: their sizes are known before they are read."""
+    n_bytes = sum(weight.nbytes for weight in _weights_of(model))
+    if max_bytes is not None and n_bytes > max_bytes:
+        raise WeightsTooLargeError(
+            f"the weights in {folder} take {n_bytes} bytes: expected at most {max_bytes}",
+            n_bytes=n_bytes,
+        )
 
 
 def _evaluating(weights: Sequence[mx.array]) -> Slices[None]:
