@@ -29,6 +29,7 @@ from benchmarks import (
     server,
     server_load,
     soak,
+    ssd_wear,
     start,
     turns,
 )
@@ -51,6 +52,7 @@ BENCHMARKS = {
     "server": server.run,
     "server_load": server_load.run,
     "soak": soak.run,
+    "ssd_wear": ssd_wear.run,
     "start": start.run,
     "turns": turns.run,
 }
