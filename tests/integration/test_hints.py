@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 
+from semantic.application.agents.tool_times import ToolTimes
+from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.application.serving import Serving
 from semantic.bootstrap import Settings
 from semantic.domain.answer import AnswerEnd, TextDelta
-from semantic.domain.chat import Chat, Message
+from semantic.domain.chat import Chat, Message, Tool, ToolChoice
 from semantic.domain.identity import NO_HINTS, Hints
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask
 from semantic.serve import ServeSettings, load_serving
+from tests.support.fake_clock import FakeClock
 
 LAYERS = 5
 COLUMNS = 3
 """Agents that the pool has room for: each needs one block of every layer."""
 QUESTIONS = {agent: f"What is {number} plus 4?" for number, agent in enumerate("abcd", 1)}
+
+
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 async def answers(told: dict[str, Hints]) -> tuple[list[str], list[str]]:
@@ -29,6 +35,43 @@ async def answers(told: dict[str, Hints]) -> tuple[list[str], list[str]]:
         return texts, [key.agent_id for key in await asyncio.wrap_future(left)]
     finally:
         await serving.close()
+
+
+async def evicted_after_calls() -> list[str]:
+    """In which order the caches of agents are evicted that have called tools: one is away for
+    a minute each time, one for ten, and one says that it is done."""
+    serving = await load_serving(ServeSettings(Settings(), max_context=512))
+    clock = FakeClock()
+    serving._tool_times = ToolTimes(clock)
+    try:
+        for agent, seconds, n_calls, hints in (
+            ("a minute", 60, 4, NO_HINTS),
+            ("ten", 600, 4, NO_HINTS),
+            ("done", 60, 1, Hints(done=True)),
+        ):
+            tool = Tool(f"Look for {seconds}", parameters=NOTHING)
+            chat = Chat((Message("user", "Look."),), (tool,), ToolChoice("required"))
+            for _ in range(n_calls):
+                clock.advance(seconds)
+                await _finish(serving, Ask(chat, SamplingParams(), 90, agent, hints=hints))
+        return await asyncio.wrap_future(serving._thread.call(_evict_all))
+    finally:
+        await serving.close()
+
+
+def _evict_all(engine: BlockPoolBatchEngine) -> list[str]:
+    """All agents, in the order in which their caches are evicted."""
+    idle, order = engine.idle_caches, []
+    while before := idle.lru_order():
+        idle.evict()
+        order += [key.agent_id for key in before if key not in idle.lru_order()]
+    return order
+
+
+async def _finish(serving: Serving, ask: Ask) -> None:
+    *_, end = [event async for event in serving.answer(ask)]
+    assert isinstance(end, AnswerEnd)
+    assert end.reason == "tool_calls"
 
 
 async def _answer(serving: Serving, agent: str, hints: Hints) -> str:
@@ -47,3 +90,7 @@ def test_hints_change_what_is_left_in_the_pool_and_no_token() -> None:
     assert left == ["b", "c", "d"]
     hints = {"a": Hints(back_in=200), "c": Hints(done=True, priority=3)}
     assert asyncio.run(answers(hints)) == (texts, ["a", "b", "d"])
+
+
+def test_after_a_call_an_agent_stays_for_the_usual_time_of_the_tool() -> None:
+    assert asyncio.run(evicted_after_calls()) == ["done", "ten", "a minute"]

@@ -12,10 +12,12 @@ import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from typing import TypeVar
 
 from semantic.application.agents.finder import AgentNames
 from semantic.application.agents.served_agents import ServedAgents
+from semantic.application.agents.tool_times import ToolTimes
 from semantic.application.chat.answer_reader import AnswerReader, AnswerStream, message_in
 from semantic.application.chat.preparation import Preparation, Prepared
 from semantic.application.chat.replay import Replay
@@ -37,7 +39,12 @@ from semantic.domain.answer import (
 from semantic.domain.block_hash import PUBLIC_TENANT, pack_tokens
 from semantic.domain.chat import Chat, Message, numbered_call
 from semantic.domain.digest import digest
-from semantic.domain.errors import BackendError, InvalidRequestError, UncheckedGrammarError
+from semantic.domain.errors import (
+    BackendError,
+    InvalidRequestError,
+    SemanticError,
+    UncheckedGrammarError,
+)
 from semantic.domain.stored import Manifest
 from semantic.domain.value_objects import (
     CompletedGeneration,
@@ -95,6 +102,7 @@ class Serving:
         self.embedding: EmbeddingPort | None = None
         """The embedding model beside this one."""
         self._arrivals: Arrivals | None = None
+        self._tool_times = ToolTimes()
 
     @property
     def model(self) -> ServedModel:
@@ -154,6 +162,7 @@ class Serving:
         prepared = await self._prepared(ask)
         await self._names.ready(ask)
         with self._names.claimed(prepared, ask) as agent:
+            self._tool_times.returned(agent, ask.tenant)
             submission = Submission(
                 agent,
                 prepared.tokens,
@@ -273,6 +282,7 @@ class Serving:
                 pieces, reason = stream.end(event)
                 if reason in _COMPLETE:
                     self._record_turn(prepared, stream, event)
+                    self._expect(handle.submission, stream.message)
                 if scores and event.prompt_logprobs:
                     yield PromptScored(prepared.tokens, event.prompt_logprobs)
                 for piece in (*held, *pieces):
@@ -297,6 +307,17 @@ class Serving:
             self._replay.record(replayed, prepared.tokens, message, generated)
         else:
             self._replay.record_cut(replayed, message)
+
+    def _expect(self, submission: Submission, message: Message) -> None:
+        """Expect the agent back after the usual time of the tools that `message` calls, if it calls
+        any; unless the agent has said something itself."""
+        agent, tenant, hints = submission.agent_id, submission.tenant, submission.hints
+        tools = [call.name for call in message.tool_calls]
+        seconds = self._tool_times.called(agent, tenant, tools) if submission.keep else None
+        if seconds is None or hints.done or hints.back_in is not None:
+            return
+        with suppress(SemanticError):  # the engine is ending
+            self._thread.call(lambda engine: engine.expect(agent, seconds, tenant=tenant))
 
     def _reader(self, prepared: Prepared, new_id: Callable[[], str]) -> AnswerReader | None:
         """The parser of the answer's text; None for a plain prompt, whose answer is all text."""
