@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
@@ -24,7 +26,7 @@ def shares(weights: dict[str, float], seconds: dict[str, float], turns: int) -> 
     order, had = FairTurns[str](), Counter[str]()
     for _ in range(turns):
         one = order.next(weights)
-        order.account(one, seconds[one] / weights[one])
+        order.account(one, seconds[one], weights[one])
         had[one] += int(seconds[one] * 1000)
     return {one: had[one] / had.total() for one in weights}
 
@@ -32,26 +34,59 @@ def shares(weights: dict[str, float], seconds: dict[str, float], turns: int) -> 
 def test_time_is_shared_by_what_waits_whatever_a_turn_takes() -> None:
     got = shares({"a": 3, "b": 1}, {"a": 0.1, "b": 0.1}, 400)
     assert got["a"] == pytest.approx(0.75, abs=0.01)
-    got = shares({"a": 1, "b": 1}, {"a": 0.3, "b": 0.02}, 400)
+    got = shares({"a": 1, "b": 1}, {"a": 0.2, "b": 0.02}, 400)
     assert got["a"] == pytest.approx(0.5, abs=0.01)
 
 
 def test_one_that_comes_later_neither_waits_nor_catches_up() -> None:
     order = FairTurns[str]()
     for _ in range(100):
-        order.account(order.next(["a"]), 1.0)
+        order.account(order.next(["a"]), 1.0, 1)
     turns = []
     for _ in range(6):
         turns.append(order.next(["a", "b"]))
-        order.account(turns[-1], 1.0)
+        order.account(turns[-1], 1.0, 1)
     assert Counter(turns) == {"a": 3, "b": 3}
+
+
+@pytest.mark.parametrize(("step", "turns"), [(0.03, 9), (0.002, 125), (0.4, 4)])
+def test_one_request_beside_a_hundred_of_another_model_waits_no_longer_than_a_gap(
+    step: float, turns: int
+) -> None:
+    """Turns of the model with a hundred between two of the other one, which takes as long."""
+    order, waits = FairTurns[str](), [0]
+    weights = {"one": 1.0, "hundred": 100.0}
+    while len(waits) < 50:
+        key = order.next(weights)
+        order.account(key, step, weights[key])
+        if key == "one":
+            waits.append(0)
+        else:
+            waits[-1] += 1
+    most = min(100, turns)
+    assert most - 1 <= min(waits[1:-1]) <= max(waits) <= most + 1
+
+
+def test_what_ends_leaves_the_others_what_they_have_had() -> None:
+    """As a call does between two steps."""
+    order, turns = FairTurns[str](), Counter[str]()
+    for i in range(1200):
+        ready = {"a": 3.0, "b": 1.0, f"call {i // 3}": 1.0}
+        key = order.next(ready)
+        order.account(key, 0.0 if "call" in key else 0.001, ready[key])
+        turns[key[0]] += 1
+        if "call" in key:
+            order.forget(key)
+    assert turns["a"] == pytest.approx(3 * turns["b"], rel=0.02)
 
 
 @dataclass
 class Shared:
-    """Two engines on one thread."""
+    """Two engines on one thread, whose turns all take as long."""
 
-    loop: StepLoop = field(default_factory=StepLoop)
+    loop: StepLoop = field(
+        default_factory=lambda: StepLoop(clock=partial(next, itertools.count(0.0, 0.001)))
+    )
 
     def start(self, life: Life, slices: Slices[BlockPoolBatchEngine] | None = None) -> EngineThread:
         thread = EngineThread(

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from semantic.application.engine.calls import EngineCall, engine_call
@@ -19,6 +20,10 @@ from semantic.ports.outbound import Clock
 
 K = TypeVar("K")
 T = TypeVar("T")
+
+_MOST_WAIT, _FEWEST_TURNS = 0.25, 4
+"""What is ready waits for so many seconds of others, and where these take long for so many of their
+turns: a stream beside a hundred requests of another model would stop for seconds otherwise."""
 
 
 class Lane(Protocol):
@@ -110,13 +115,14 @@ class StepLoop:
         lane = self._turns.next(ready)
         started = self._clock()
         has_more = lane.turn()
-        self._turns.account(lane, (self._clock() - started) / ready[lane])
+        self._turns.account(lane, self._clock() - started, ready[lane])
         if self.guard is not None:
             self.guard.check()
         if not has_more:
             with self.changed:
                 self._lanes.remove(lane)
-            self._turns = FairTurns()  # it must not be kept, nor what it refers to
+            self._turns.forget(lane)  # it must not be kept, nor what it refers to
+            del lane, ready
 
     def _weights(self) -> dict[Lane, float]:
         """The lanes that are ready, by their part of the time: the number of their requests.
@@ -132,21 +138,48 @@ class FairTurns(Generic[K]):
     """Whose turn it is: of those that are ready, the one that has had least time for its weight.
 
     One that was not ready has had as much as the least of the others: it neither waits for them to
-    catch up nor catches up itself.
+    catch up nor catches up itself. Before that comes who has waited too long, see `_MOST_WAIT`.
     """
 
     def __init__(self) -> None:
         self._had: dict[K, float] = {}
+        self._waits: dict[K, _Wait] = {}
 
     def next(self, ready: Collection[K]) -> K:
         """One of `ready`, which is not empty."""
         least = min((self._had[one] for one in ready if one in self._had), default=0.0)
         self._had = {one: self._had.get(one, least) for one in ready}
+        self._waits = {one: self._waits.get(one) or _Wait() for one in ready}
+        overdue = [one for one in ready if self._waits[one].is_too_long]
+        if overdue:
+            return max(overdue, key=lambda one: self._waits[one].seconds)
         return min(self._had, key=self._had.__getitem__)
 
-    def account(self, key: K, seconds: float) -> None:
-        """`key`, which `next` returned, has had `seconds`, divided by its weight."""
-        self._had[key] += seconds
+    def account(self, key: K, seconds: float, weight: float) -> None:
+        """`key`, which `next` returned, has had `seconds`, and counts for `weight`."""
+        self._had[key] += seconds / weight
+        for one, wait in self._waits.items():
+            wait.seconds += seconds
+            wait.turns += 1
+            if one == key:
+                self._waits[one] = _Wait()
+
+    def forget(self, key: K) -> None:
+        """Refer to `key` no more."""
+        self._had.pop(key, None)
+        self._waits.pop(key, None)
+
+
+@dataclass(slots=True)
+class _Wait:
+    """Since a lane was ready or had its last turn: what others have had."""
+
+    seconds: float = 0.0
+    turns: int = 0
+
+    @property
+    def is_too_long(self) -> bool:
+        return self.seconds >= _MOST_WAIT and self.turns >= _FEWEST_TURNS
 
 
 class _Call:
