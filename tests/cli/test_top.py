@@ -16,6 +16,7 @@ from semantic.cli.remote.top import View, show_duration, watch
 from semantic.domain.errors import OperatorError
 from tests.cli.support import semantic
 from tests.support.http_server import RunningServer
+from tests.support.model_server import several
 from tests.support.page_world import busy, serving
 
 KEY, OPERATOR = "the key of a", "the key of the operator"
@@ -43,6 +44,20 @@ def test_a_server_is_shown_once_where_there_is_no_terminal(server: RunningServer
     assert any(line.startswith("decodes decoding 20 ") for line in lines)
     assert any(line.startswith("reads reading 0 % 4,000 ") for line in lines)
     assert any(line.startswith("ann stop 40 of 50 9 ") for line in lines)
+
+
+def test_several_models_have_a_line_each() -> None:
+    with several() as one:
+        one.ask("POST", "/v1/models/llama/load")
+        ran = semantic("top", "--url", one.server.url)
+    lines = [line.split() for line in ran.out.splitlines()]
+    head = next(at for at, line in enumerate(lines) if line[:2] == ["model", "state"])
+    assert lines[head][2:] == [
+        *("memory", "weights", "pool", "agents", "running", "waiting", "tok/s", "unloaded")
+    ]
+    assert lines[head + 1] == ["org/qwen", "unloaded", "1", "bytes", "0", "0", "when", "needed"]
+    assert lines[head + 2][:3] == ["llama", "idle", "for"]
+    assert lines[head + 2][-6:] == ["25%", "1", "0", "0", "when", "needed"]
 
 
 def test_as_json_it_is_what_the_server_sends(server: RunningServer) -> None:

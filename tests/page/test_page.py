@@ -16,6 +16,7 @@ from semantic.adapters.http.middleware import tenant_name
 from semantic.adapters.http.settings import ServerSettings
 from tests.page.programs import PROGRAMS
 from tests.support.http_server import RunningServer
+from tests.support.model_server import several
 from tests.support.page_world import ManyAgents, busy, serving, summary
 from tests.support.served_agents import AgentsWorld
 
@@ -90,6 +91,31 @@ def test_a_load_is_shown_as_it_is(page: Page) -> None:
         expect(budgets.get_by_role("img", name="Disk: 300 B of 1000 B, 30 %")).to_be_visible()
         served.world.finish()
         expect(row(page, "waits").locator(".state")).to_have_text("idle")
+        expect(page.locator("body")).not_to_contain_text(re.compile("null|undefined|NaN"))
+
+
+def test_several_models_are_shown_and_none_is_loaded_by_looking(page: Page) -> None:
+    asked: list[str] = []
+    page.on("request", lambda one: asked.append(urlsplit(one.url).path))
+    served = AgentsWorld()
+    served.turn("ann", 20)
+    with several() as one:
+        one.loader.agents["llama"] = served.agents
+        opened(page, one.server)
+        models = page.locator("semantic-models").get_by_role("row")
+        expect(models.nth(1)).to_contain_text(re.compile("org/qwen.*unloaded.*when needed"))
+        assert one.loader.loads.total() == 0
+        assert "/v1/agents" not in asked
+        page.locator("semantic-agents").get_by_label("Model").select_option("llama")
+        expect(row(page, "ann")).to_be_visible()
+        expect(models.nth(2)).to_contain_text(re.compile("llama.*idle for .*25 %"))
+        chat = page.locator("semantic-chat")
+        chat.get_by_label("Model").select_option("llama")
+        page.get_by_label("Message").fill("Hi")
+        page.get_by_label("Message").press("Enter")
+        expect(chat.locator(".assistant")).to_have_text("Hello.")
+        expect(page.locator(".lane")).to_contain_text("llama")
+        assert one.loader.loads == {"llama": 1}
         expect(page.locator("body")).not_to_contain_text(re.compile("null|undefined|NaN"))
 
 

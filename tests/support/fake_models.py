@@ -13,9 +13,9 @@ from semantic.application.models.residency import Patience, Residency, Weights
 from semantic.domain.answer import AnswerEvent
 from semantic.domain.errors import WeightsTooLargeError
 from semantic.domain.stored import StoreStats
-from semantic.ports.agents import TenantId
+from semantic.ports.agents import AgentsPort, TenantId
 from semantic.ports.serving import Ask, ServedModel
-from tests.support.runnable_serving import RunnableFake
+from tests.support.runnable_serving import NoAgents, RunnableFake
 
 
 @dataclass(slots=True)
@@ -50,6 +50,8 @@ class FakeLoader:
     loads: Counter[str] = field(default_factory=Counter)
     events: list[str] = field(default_factory=list)
     failures: dict[str, Exception] = field(default_factory=dict)
+    agents: dict[str, AgentsPort] = field(default_factory=dict)
+    """Of models that have any."""
     open: asyncio.Event = field(default_factory=asyncio.Event)
     held: asyncio.Event | None = None
     cancelled: int = 0
@@ -76,7 +78,9 @@ class FakeLoader:
         self.estimates[name] = n_bytes = self.sizes.get(name, self.estimates.get(name, 1))
         if n_bytes > room:
             raise WeightsTooLargeError(f"{n_bytes} of {room}", n_bytes=n_bytes)
-        return FakeUnit(served=self.models[name], held=self.held), Weights(name, n_bytes)
+        agents = self.agents.get(name) or NoAgents()
+        unit = FakeUnit(served=self.models[name], held=self.held, agents=agents)
+        return unit, Weights(name, n_bytes)
 
     async def free(self) -> None:
         """See `ModelLoader.free`."""

@@ -109,7 +109,8 @@ class AgentFilter:
 @dataclass(frozen=True, slots=True)
 class RunningRequest:
     """A request in the engine. Of its prompt `read_tokens` are computed or reused, of which
-    `cached_tokens` are reused; it is there for `seconds`, and was preempted `preemptions` times."""
+    `cached_tokens` are reused; it is there for `seconds`, and was preempted `preemptions` times.
+    `model` is the id of its model."""
 
     uid: str
     agent_id: str
@@ -121,6 +122,7 @@ class RunningRequest:
     generated_tokens: int
     seconds: float
     preemptions: int
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)

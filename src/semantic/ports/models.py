@@ -22,7 +22,8 @@ class ModelStatus:
     that several share are those of the first that is.
 
     `running` requests use it, `waiting` ones wait until it is loaded. Without another request it is
-    unloaded in `expires_in` seconds; None: that is open, or it stays.
+    unloaded in `expires_in` seconds; None: that is open, or it stays. It is idle for `idle_for`
+    seconds; None while it is used, or not loaded.
     """
 
     served: ServedModel
@@ -32,6 +33,7 @@ class ModelStatus:
     waiting: int
     pinned: bool
     expires_in: float | None
+    idle_for: float | None = None
 
 
 class ModelsPort(Protocol):

@@ -76,7 +76,7 @@ def serving_of(request: Request, name: object = None) -> ServingPort:
         raise OverloadedError("the model is being loaded", retry_after=RETRY_SECONDS)
     if context.models is not None and isinstance(name, str):
         serving = context.models.serving_of(name)
-    recorder = context.watch.recorder.of(getattr(request.state, "tenant", ""))
+    recorder = context.watch.recorder.of(getattr(request.state, "tenant", ""), serving.model.id)
     observers = [*context.observers, recorder, log_entry_of(request.scope)]
     model = "" if context.models is None else serving.model.id
     return InstrumentedServing(serving, observers, model=model)

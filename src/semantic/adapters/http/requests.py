@@ -27,6 +27,7 @@ class Running(BaseModel):
     object: Literal["request"] = "request"
     id: str
     agent: str
+    model: Annotated[str, Field(description="The id of its model.")]
     state: RequestState
     prompt_tokens: int
     read_tokens: int
@@ -81,6 +82,7 @@ def running(one: RunningRequest, *, operator: bool) -> Running:
     return Running(
         id=one.uid,
         agent=one.agent_id,
+        model=one.model,
         state=one.state,
         prompt_tokens=one.prompt_tokens,
         read_tokens=one.read_tokens,

@@ -149,6 +149,7 @@ class AgentDirectory:
                 len(one.generated),
                 engine.seconds_of(one),
                 one.preemptions,
+                self._model,
             )
             for one in sorted(chosen, key=lambda one: one.number)
         ]

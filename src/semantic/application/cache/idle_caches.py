@@ -93,6 +93,9 @@ class IdleCaches:
             self._drop(blocks)
         return True
 
+    def __len__(self) -> int:
+        return len(self._caches)
+
     def lru_order(self) -> tuple[CacheKey, ...]:
         """Keys of all caches, least recently used first."""
         return tuple(self._caches)

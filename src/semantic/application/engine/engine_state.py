@@ -36,16 +36,17 @@ class EngineState(StrEnum):
 class EngineFigures:
     """Figures of an engine at one moment.
 
-    `inbox` counts submissions that the engine has not validated yet, `waiting` its requests
-    without blocks. Of both, `queued` never ran and may need `queued_bytes`. `pool_bytes` is the
-    pool's limit. `preemptions`, `rebuilds` and `restored_bytes` (by tier of the store) are counted
-    since the start.
+    `inbox` counts submissions that the engine has not validated yet, `waiting` its requests without
+    blocks. Of both, `queued` never ran and may need `queued_bytes`. `idle` counts the agents that
+    have a cache in the pool and no request. `pool_bytes` is the pool's limit. `preemptions`,
+    `rebuilds` and `restored_bytes` (by tier of the store) are counted since the start.
     """
 
     state: EngineState
     inbox: int = 0
     waiting: int = 0
     running: int = 0
+    idle: int = 0
     queued: int = 0
     queued_bytes: int = 0
     pool_used_bytes: int = 0

@@ -203,6 +203,7 @@ class EngineThread:
             inbox=len(self._inbox),
             waiting=len(engine.waiting),
             running=engine.n_running,
+            idle=len(engine.idle_caches),
             queued=admission.waiting,
             queued_bytes=admission.n_bytes,
             pool_used_bytes=engine.pool.used_bytes,

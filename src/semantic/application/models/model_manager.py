@@ -192,7 +192,7 @@ class ModelManager:
         """The model with this id, now."""
         of = self._residency
         running, waiting = of.requests(name)
-        expires = of.expires(name)
+        now, used, expires = self._clock(), of.last_used(name), of.expires(name)
         return ModelStatus(
             self._served[name],
             of.state(name),
@@ -200,7 +200,8 @@ class ModelManager:
             running,
             waiting,
             of.is_pinned(name),
-            None if expires is None else max(0.0, expires - self._clock()),
+            None if expires is None else max(0.0, expires - now),
+            None if used is None else max(0.0, now - used),
         )
 
     def keep(self, name: str, seconds: float | None) -> None:
@@ -391,6 +392,7 @@ def _total(found: Sequence[EngineFigures]) -> EngineFigures:
         inbox=add(lambda one: one.inbox),
         waiting=add(lambda one: one.waiting),
         running=add(lambda one: one.running),
+        idle=add(lambda one: one.idle),
         queued=add(lambda one: one.queued),
         queued_bytes=add(lambda one: one.queued_bytes),
         pool_used_bytes=add(lambda one: one.pool_used_bytes),

@@ -155,6 +155,11 @@ class Residency:
         """When it is unloaded if no request comes; None while that is open."""
         return self._models[name].expires()
 
+    def last_used(self, name: str) -> float | None:
+        """When its last request ended, or it was loaded; None while it is used or not loaded."""
+        model = self._models[name]
+        return None if model.uses or model.state != "loaded" else model.last_used
+
     @property
     def used(self) -> int:
         """Bytes of the models that are not unloaded."""

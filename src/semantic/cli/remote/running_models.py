@@ -71,6 +71,13 @@ RUNNING_MODEL_COMMANDS: dict[str, Callable[..., None]] = {
 }
 
 
+def unloaded_when(pinned: bool, expires_in: float | None) -> str:
+    """When a model is unloaded, if no request comes."""
+    if expires_in is not None:
+        return f"in {show_seconds(expires_in)}"
+    return "never" if pinned else "when needed"
+
+
 def _print(found: Mapping[str, object], *, as_json: bool) -> None:
     name, state = str(found["id"]), str(found["state"])
     typer.echo(to_line(dict(found)) if as_json else f"{show_name(name)} is {state}")
@@ -78,14 +85,13 @@ def _print(found: Mapping[str, object], *, as_json: bool) -> None:
 
 def _row(row: Mapping[str, object]) -> tuple[str, ...]:
     memory, expires = row.get("memory_bytes"), row.get("expires_in")
-    unloaded = "when needed" if row.get("pinned") is False else "never"
-    if isinstance(expires, int | float):
-        unloaded = f"in {show_seconds(expires)}"
     return (
         show_name(str(row["id"])),
         str(row.get("state", "loaded")),
         show_bytes(memory) if isinstance(memory, int) else "",
         str(row.get("running", "")),
         str(row.get("waiting", "")),
-        unloaded,
+        unloaded_when(
+            row.get("pinned") is not False, expires if isinstance(expires, int | float) else None
+        ),
     )

@@ -21,6 +21,7 @@ from semantic.cli.options import (
     KeyVariable,
     ServerUrl,
 )
+from semantic.cli.remote.running_models import unloaded_when
 from semantic.cli.report import columns, show_bytes, show_name, show_seconds, to_line
 from semantic.domain.errors import OperatorError
 
@@ -28,7 +29,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from semantic.adapters.clients.overview_events import Document
-    from semantic.adapters.http.page.overview import Changes, LiveRow, Overview, Saved, TimelineSpan
+    from semantic.adapters.http.page.overview import (
+        Changes,
+        LiveRow,
+        ModelRow,
+        Overview,
+        Saved,
+        TimelineSpan,
+    )
 
 _RETRY_SECONDS = 2.0
 _ENDED = 8
@@ -149,6 +157,9 @@ class View:
             yield from columns([_budget(name, *self._tiers[name]) for name in self._tiers])
             yield self._counts
             yield ""
+        if changes.models is not None:
+            yield from columns([_MODELS_HEAD, *map(_model, changes.models)])
+            yield ""
         yield from _requests(changes)
         ended = sorted(self._ended.values(), key=lambda one: one.end or 0.0, reverse=True)
         if ended:
@@ -194,12 +205,45 @@ def _budget(name: str, used: int, most: int) -> tuple[str, ...]:
     return _TIERS[name], bar, f"{show_bytes(used)} of {show_bytes(most)}, {share:.0%}"
 
 
+_MODELS_HEAD = (
+    *(
+        "model",
+        "state",
+        "memory",
+        "weights",
+        "pool",
+        "agents",
+        "running",
+        "waiting",
+        "tok/s",
+        "unloaded",
+    ),
+)
+
+
+def _model(row: ModelRow) -> tuple[str, ...]:
+    return (
+        show_name(row.id),
+        row.state if row.idle_for is None else f"idle for {show_duration(row.idle_for)}",
+        show_bytes(row.memory_bytes),
+        "" if row.weights_bytes is None else show_bytes(row.weights_bytes),
+        "" if row.pool is None else f"{row.pool[0] / max(1, row.pool[1]):.0%}",
+        *("" if one is None else str(one) for one in (row.agents, row.running, row.waiting)),
+        f"{row.tokens_per_second:.0f}" if row.tokens_per_second else "",
+        unloaded_when(row.pinned, row.expires_in),
+    )
+
+
 def _requests(changes: Changes) -> Iterator[str]:
     if not changes.requests:
         yield "Nothing runs or waits."
         return
     head = ("agent", "state", "prompt", "cached", "answer", "for", "preempted")
-    yield from columns([head, *map(_request, changes.requests)])
+    rows = [head, *map(_request, changes.requests)]
+    if changes.models is not None:
+        of = ("model", *(show_name(one.model) for one in changes.requests))
+        rows = [(agent, model, *rest) for (agent, *rest), model in zip(rows, of, strict=True)]
+    yield from columns(rows)
     if changes.more_requests:
         yield f"and {changes.more_requests} more"
 

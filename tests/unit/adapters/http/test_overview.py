@@ -15,20 +15,30 @@ from pydantic import SecretStr
 
 from semantic.adapters.http.activity import recorder as recorder_module
 from semantic.adapters.http.activity.recorder import MOST_SPANS, Recorder
-from semantic.adapters.http.activity.watch import MOST_SAMPLES, MOST_WATCHERS, Watch
+from semantic.adapters.http.activity.watch import (
+    MOST_SAMPLES,
+    MOST_WATCHERS,
+    LiveRequest,
+    Watch,
+)
 from semantic.adapters.http.app import create_app
 from semantic.adapters.http.context import ServerContext
 from semantic.adapters.http.errors import WireError
 from semantic.adapters.http.metrics import AnswerRecord, InstrumentedServing
 from semantic.adapters.http.middleware import tenant_name
+from semantic.adapters.http.page.overview import ModelRow, _add_load
 from semantic.adapters.http.settings import ServerSettings
+from semantic.application.engine.engine_state import EngineFigures, EngineState
 from semantic.domain.answer import TextDelta, Usage
 from semantic.domain.match import MatchEnd, MatchReport
 from semantic.domain.value_objects import SamplingParams
-from semantic.ports.serving import Ask
+from semantic.ports.agents import RunningRequest, TenantId
+from semantic.ports.models import ModelStatus
+from semantic.ports.serving import Ask, ServedModel
 from tests.support.fake_clock import FakeClock
 from tests.support.fake_serving import FakeServing, Script
 from tests.support.http_server import RunningServer, running
+from tests.support.model_server import several
 from tests.support.runnable_serving import RunnableFake
 from tests.support.served_agents import AgentsWorld
 
@@ -298,6 +308,7 @@ def test_an_overview_of_a_server_without_keys(server: RunningServer, served: Age
     }
     (ada,) = changes["requests"]
     assert (ada["agent"], ada["state"], ada["tokens_per_second"]) == ("ada", "prefill", None)
+    assert changes["models"] is None, "there is one model"
     (eve,) = changes["spans"]
     assert (eve["agent"], eve["finish"], eve["prompt_tokens"]) == ("eve", "stop", 2)
     assert eve["end"] >= eve["phases"][0][1]
@@ -337,6 +348,57 @@ def test_a_tenant_sees_its_own_and_an_operator_all(
     assert all_of["changes"]["samples"]
     assert keyed.ask("GET", "/v1/overview").status == 401
     assert keyed.ask("GET", "/v1/overview/stream").status == 401
+
+
+def test_an_overview_of_several_models_has_a_row_for_each() -> None:
+    with several() as one:
+        chat = {"model": "llama", "messages": [{"role": "user", "content": "Hi"}]}
+        assert one.ask("POST", "/v1/chat/completions", chat).status == 200
+        changes = seen(one.server)["changes"]
+        qwen, llama = changes["models"]
+        assert (qwen["id"], qwen["state"], qwen["pool"]) == ("org/qwen", "unloaded", None)
+        assert (llama["id"], llama["state"], llama["pool"]) == ("llama", "loaded", [25, 100])
+        assert (llama["running"], llama["waiting"], llama["agents"]) == (0, 0, 1)
+        assert (qwen["idle_for"], llama["idle_for"] >= 0) == (None, True)
+        assert llama["tokens_per_second"] == 0
+        assert [span["model"] for span in changes["spans"]] == ["llama"]
+
+
+def test_of_several_models_a_tenant_sees_the_state_and_not_what_others_do() -> None:
+    settings = ServerSettings(api_keys=(SecretStr(KEYS[0]),), operator_keys=(SecretStr(OPERATOR),))
+    with several(settings) as one:
+        assert one.ask("POST", "/v1/models/llama/load", key=OPERATOR).status == 200
+        _, own = seen(one.server, KEYS[0])["changes"]["models"]
+        _, of_all = seen(one.server, OPERATOR)["changes"]["models"]
+        assert own["state"] == of_all["state"] == "loaded"
+        hidden = (
+            "weights_bytes",
+            "idle_for",
+            "running",
+            "waiting",
+            "agents",
+            "pool",
+            "tokens_per_second",
+        )
+        assert [own[name] for name in hidden] == [None] * len(hidden)
+        assert None not in [of_all[name] for name in hidden]
+
+
+def test_a_models_speed_is_that_of_its_answers() -> None:
+    row = ModelRow(
+        id="a", parent=None, state="loaded", memory_bytes=1, pinned=False, expires_in=None
+    )
+    served = ServedModel(("a",), 512, 100, 1)
+    status = ModelStatus(served, "loaded", 1, 2, 0, pinned=False, expires_in=None)
+    tenant = TenantId("t")
+    rates = ("1", "a", 3.0), ("2", "b", 9.0), ("3", "a", 4.0), ("4", "a", None)
+    live = [
+        LiveRequest(RunningRequest(uid, "ada", tenant, "decode", 1, 1, 0, 1, 1.0, 0, model), rate)
+        for uid, model, rate in rates
+    ]
+    engine = EngineFigures(EngineState.READY, running=3, idle=2, pool_used_bytes=1, pool_bytes=9)
+    _add_load(row, status, engine, live)
+    assert (row.tokens_per_second, row.agents, row.pool) == (7.0, 5, (1, 9))
 
 
 def test_a_stream_begins_with_everything_and_then_tells_changes(

@@ -34,6 +34,7 @@ class Span:
     uid: str
     agent: str
     tenant: str
+    model: str
     prompt_tokens: int
     phases: list[tuple[PhaseName, float]]
     version: int
@@ -85,9 +86,9 @@ class Recorder:
         self._tenants: dict[str, _OfTenant] = {}
         self._rate = PrefillRate()
 
-    def of(self, tenant: str) -> Observer:
-        """An observer of one request of `tenant`."""
-        return _RequestObserver(self, tenant)
+    def of(self, tenant: str, model: str = "") -> Observer:
+        """An observer of one request of `tenant` to the model with the id `model`."""
+        return _RequestObserver(self, tenant, model)
 
     @property
     def is_busy(self) -> bool:
@@ -117,10 +118,10 @@ class Recorder:
 
     # Called by the observers of requests
 
-    def accept(self, uid: str, agent: str, tenant: str, prompt_tokens: int) -> Span:
+    def accept(self, uid: str, agent: str, tenant: str, model: str, prompt_tokens: int) -> Span:
         """Begin a span."""
         phases: list[tuple[PhaseName, float]] = [("waiting", self._clock())]
-        span = Span(uid, agent, tenant, prompt_tokens, phases, next(self._versions))
+        span = Span(uid, agent, tenant, model, prompt_tokens, phases, next(self._versions))
         self._running[span] = None
         self._woken()
         return span
@@ -172,14 +173,17 @@ class Recorder:
 class _RequestObserver(Observer):
     """Records one request."""
 
-    def __init__(self, recorder: Recorder, tenant: str) -> None:
+    def __init__(self, recorder: Recorder, tenant: str, model: str) -> None:
         self._recorder = recorder
         self._tenant = tenant
+        self._model = model
         self._spans: dict[str, Span] = {}
 
     def accepted(self, uid: str, agent: str, prompt_tokens: int) -> None:
         """See `Observer.accepted`."""
-        self._spans[uid] = self._recorder.accept(uid, agent, self._tenant, prompt_tokens)
+        self._spans[uid] = self._recorder.accept(
+            uid, agent, self._tenant, self._model, prompt_tokens
+        )
 
     def prefilled(self, uid: str, done: int, total: int) -> None:
         """See `Observer.prefilled`."""

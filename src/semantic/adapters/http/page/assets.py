@@ -31,6 +31,7 @@ MODULES: Final = (
     "confirm.js",
     "dom.js",
     "main.js",
+    "models.js",
     "savings.js",
     "state.js",
     "timeline.js",

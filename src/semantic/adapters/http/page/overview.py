@@ -6,7 +6,7 @@ and for all clients of a server without keys. No texts and no tokens.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Request
@@ -19,8 +19,9 @@ from semantic.adapters.http.context import context_of, settings_of
 from semantic.adapters.http.identity import is_operator, tenant_of
 from semantic.adapters.http.requests import Running, running
 from semantic.adapters.http.streaming import event_stream, sse_event
-from semantic.application.engine.engine_state import EngineState
+from semantic.application.engine.engine_state import EngineFigures, EngineState
 from semantic.domain.stored import Wear
+from semantic.ports.models import ModelState, ModelStatus
 
 router: Final = APIRouter(prefix="/v1/overview", tags=["Agents"])
 
@@ -92,6 +93,7 @@ class TimelineSpan(BaseModel):
 
     id: str
     agent: str
+    model: Annotated[str, Field(description="The id of its model.")]
     phases: Annotated[
         list[tuple[PhaseName, float]], Field(description="Each phase and when it began.")
     ]
@@ -101,6 +103,33 @@ class TimelineSpan(BaseModel):
     generated_tokens: int
     finish: str | None
     tenant: Annotated[str | None, Field(description="Its tenant's id, for operators.")] = None
+
+
+class ModelRow(BaseModel):
+    """One of several models. What requests of all tenants do is for operators, and for all clients
+    of a server without keys."""
+
+    id: str
+    parent: Annotated[str | None, Field(description="The model that this one is under an adapter.")]
+    state: ModelState
+    memory_bytes: Annotated[
+        int, Field(description="Of its weights and its pool, or what loading it would take.")
+    ]
+    pinned: Annotated[bool, Field(description="Whether it stays loaded.")]
+    expires_in: Annotated[
+        float | None, Field(description="Seconds until it is unloaded, without a request.")
+    ]
+    idle_for: Annotated[
+        float | None, Field(description="Seconds since its last request; null while it is used.")
+    ] = None
+    running: Annotated[int | None, Field(description="Requests that use it.")] = None
+    waiting: Annotated[int | None, Field(description="Requests that wait for its load.")] = None
+    agents: Annotated[int | None, Field(description="That run or have a cache in its pool.")] = None
+    weights_bytes: Annotated[
+        int | None, Field(description="Of its memory without its pool; null while not loaded.")
+    ] = None
+    pool: Annotated[Bytes | None, Field(description="null while it is not loaded.")] = None
+    tokens_per_second: Annotated[float | None, Field(description="Of all its answers.")] = None
 
 
 class Changes(BaseModel):
@@ -117,6 +146,9 @@ class Changes(BaseModel):
     ]
     written: Annotated[
         Written | None, Field(description="null without a disk, and as `samples`.")
+    ] = None
+    models: Annotated[
+        list[ModelRow] | None, Field(description="null on a server of a single model.")
     ] = None
 
 
@@ -200,6 +232,7 @@ class _Viewer:
             more_requests=max(0, len(live) - MOST_REQUESTS),
             spans=[self._span(one) for one in spans],
             samples=self._samples(),
+            models=self._models(),
             written=self._written(),
         )
 
@@ -211,17 +244,34 @@ class _Viewer:
 
     def _written(self) -> Written | None:
         samples = self._context.watch.samples
-        if not samples or (self._has_keys and not self._operator):
+        if not samples or not self._sees_all:
             return None
         found = [tier.wear for tier in samples[-1].figures.stores if tier.wear is not None]
         return _written(found[0]) if found else None
 
     def _samples(self) -> list[BudgetSample] | None:
-        if self._has_keys and not self._operator:
+        if not self._sees_all:
             return None
         new = [one for one in self._context.watch.samples if one.at > self._sampled]
         self._sampled = max([self._sampled, *(one.at for one in new)])
         return [_budget_sample(one) for one in new]
+
+    @property
+    def _sees_all(self) -> bool:
+        """Whether figures that are about all tenants are for the viewer."""
+        return self._operator or not self._has_keys
+
+    def _models(self) -> list[ModelRow] | None:
+        models, watch = self._context.models, self._context.watch
+        if models is None:
+            return None
+        engines = watch.samples[-1].figures.models if watch.samples else {}
+        rows = []
+        for status in models.statuses():
+            rows.append(_model_row(status))
+            if self._sees_all:
+                _add_load(rows[-1], status, engines.get(status.served.id), watch.live)
+        return rows
 
     def _live_row(self, one: LiveRequest) -> LiveRow:
         row = running(one.request, operator=self._operator)
@@ -233,6 +283,7 @@ class _Viewer:
         return TimelineSpan(
             id=one.uid,
             agent=one.agent,
+            model=one.model,
             phases=one.phases,
             end=one.end,
             prompt_tokens=one.prompt_tokens,
@@ -241,6 +292,32 @@ class _Viewer:
             finish=one.finish,
             tenant=agents.id_of(one.tenant).id if named and agents is not None else None,
         )
+
+
+def _model_row(one: ModelStatus) -> ModelRow:
+    """What everyone may see of a model."""
+    return ModelRow(
+        id=one.served.id,
+        parent=one.served.parent,
+        state=one.state,
+        memory_bytes=one.n_bytes,
+        pinned=one.pinned,
+        expires_in=one.expires_in,
+    )
+
+
+def _add_load(
+    row: ModelRow, one: ModelStatus, engine: EngineFigures | None, live: Sequence[LiveRequest]
+) -> None:
+    """Add what all tenants' requests do with the model; `engine` is None unless it is loaded."""
+    row.idle_for, row.running, row.waiting = one.idle_for, one.running, one.waiting
+    row.tokens_per_second = sum(
+        request.tokens_per_second or 0.0 for request in live if request.request.model == row.id
+    )
+    if engine is not None and one.state == "loaded":
+        row.agents = engine.idle + engine.running
+        row.weights_bytes = max(0, one.n_bytes - engine.pool_bytes)
+        row.pool = engine.pool_used_bytes, engine.pool_bytes
 
 
 def _saved(one: Savings) -> Saved:

@@ -76,7 +76,7 @@ class Agent extends HTMLElement {
       return;
     }
     try {
-      const shown = await ask("GET", agentPath(id, "", state.tenant));
+      const shown = await ask("GET", agentPath(id, "", state.scope));
       if (state.selected === id && title.isConnected) this.#show(shown);
     } catch (error) {
       if (state.selected !== id) return;
@@ -126,7 +126,7 @@ class Agent extends HTMLElement {
 
   #actions(shown) {
     const { id } = shown;
-    const path = (action) => agentPath(id, action, state.tenant);
+    const path = (action) => agentPath(id, action, state.scope);
     const change = async (work) => { state.changed(await work()); if (state.selected === id) await this.open(); };
     const pin = () => confirmed({
       title: shown.pinned ? "Unpin" : "Pin", agent: id,

@@ -43,16 +43,18 @@ class Agents extends HTMLElement {
   connectedCallback() {
     this.filter = el("input", { type: "search", "aria-label": "Agents whose name has", placeholder: "Find by name", oninput: () => this.#find() });
     this.tenants = el("select", { "aria-label": "Tenant", hidden: true, onchange: () => this.#choose() });
+    this.models = el("select", { "aria-label": "Model", hidden: true, onchange: () => this.#choose() });
     this.summary = el("span", { class: "soft", role: "status" });
     this.space = el("div", { role: "none" });
     this.view = el("div", {
       class: "viewport", role: "tree", tabindex: 0, "aria-labelledby": "agents-title",
       onscroll: () => this.#draw(), onkeydown: (event) => this.#key(event),
     }, this.space);
-    this.replaceChildren(el("div", { class: "row" }, this.filter, this.tenants, this.summary), this.view);
+    this.replaceChildren(el("div", { class: "row" }, this.filter, this.models, this.tenants, this.summary), this.view);
     state.addEventListener("agents", () => this.#arrange());
     state.addEventListener("changes", () => this.#draw());
     state.addEventListener("overview", () => this.#tenants());
+    state.addEventListener("overview", () => this.#ofModels());
     new ResizeObserver(() => this.#draw()).observe(this.view);
   }
 
@@ -62,8 +64,19 @@ class Agents extends HTMLElement {
     this.tenants.replaceChildren(...(ids ?? []).map((id) => el("option", { value: id, selected: id === state.tenant }, id)));
   }
 
+  // Choosing a model that is not loaded loads it.
+  #ofModels() {
+    const ids = (state.models ?? []).map((one) => one.id);
+    this.models.hidden = !state.models;
+    this.models.replaceChildren(
+      ...(state.model ? [] : [el("option", { value: "", selected: true }, "Load a model")]),
+      ...ids.map((id) => el("option", { value: id, selected: id === state.model }, visible(id))),
+    );
+  }
+
   #choose() {
     state.tenant = this.tenants.value;
+    state.model = this.models.value;
     state.select(null);
     state.reload();
   }

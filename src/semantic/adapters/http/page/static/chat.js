@@ -1,7 +1,7 @@
 // A plain chat to try the model: under each answer what was cached and when the first token came.
 
 import { events } from "./client.js";
-import { count, duration, el } from "./dom.js";
+import { count, duration, el, visible } from "./dom.js";
 import { state } from "./state.js";
 
 class Chat extends HTMLElement {
@@ -12,13 +12,22 @@ class Chat extends HTMLElement {
     this.agent = el("input", { maxlength: 256, "aria-label": "Agent's name", placeholder: "Agent (any)", autocomplete: "off" });
     this.text = el("textarea", { rows: 3, "aria-label": "Message", placeholder: "Message", required: true,
       onkeydown: (event) => { if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); this.form.requestSubmit(); } } });
+    this.model = el("select", { "aria-label": "Model", hidden: true, onchange: () => this.#begin() });
     this.stop = el("button", { type: "button", hidden: true, onclick: () => this.#running?.abort() }, "Stop");
     this.list = el("div", { class: "messages", role: "log", "aria-label": "Conversation", tabindex: 0 });
     this.form = el("form", { onsubmit: (event) => { event.preventDefault(); this.#send(); } },
       this.text,
-      el("div", { class: "row" }, el("button", { class: "primary" }, "Send"), this.stop, this.agent,
+      el("div", { class: "row" }, el("button", { class: "primary" }, "Send"), this.stop, this.model, this.agent,
         el("button", { type: "button", onclick: () => this.#begin() }, "New conversation")));
     this.replaceChildren(this.list, this.form);
+    state.addEventListener("overview", () => this.#models());
+  }
+
+  #models() {
+    const chosen = this.model.value || state.overview.model;
+    this.model.hidden = !state.models;
+    this.model.replaceChildren(...(state.models ?? []).map(({ id }) =>
+      el("option", { value: id, selected: id === chosen }, visible(id))));
   }
 
   #begin() {
@@ -62,7 +71,7 @@ class Chat extends HTMLElement {
   }
 
   async #answer(messages, answer, note) {
-    const body = { model: state.overview.model, messages, stream: true, stream_options: { include_usage: true } };
+    const body = { model: this.model.value || state.overview.model, messages, stream: true, stream_options: { include_usage: true } };
     if (this.agent.value) body.agent_id = this.agent.value;
     const asked = performance.now();
     let [content, first, usage] = ["", null, null];

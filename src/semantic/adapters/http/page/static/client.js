@@ -63,7 +63,12 @@ export async function* events(path, { signal, ...options } = {}) {
 // A browser resolves these as parts of a path, however they are encoded.
 export const isNameable = (agent) => agent !== "." && agent !== "..";
 
-export function agentPath(agent, action = "", tenant = "") {
-  const query = tenant ? `?tenant=${encodeURIComponent(tenant)}` : "";
-  return `/v1/agents/${encodeURIComponent(agent)}${action}${query}`;
+// A query of the fields that have a value.
+export function queryOf(fields) {
+  const query = new URLSearchParams();
+  for (const [name, value] of Object.entries(fields)) if (value != null && value !== "") query.set(name, value);
+  return query.size ? `?${query}` : "";
 }
+
+export const agentPath = (agent, action = "", scope = {}) =>
+  `/v1/agents/${encodeURIComponent(agent)}${action}${queryOf(scope)}`;

@@ -4,6 +4,7 @@ import { key } from "./client.js";
 import { state } from "./state.js";
 import "./savings.js";
 import "./budgets.js";
+import "./models.js";
 import "./agents.js";
 import "./agent.js";
 import "./timeline.js";
@@ -18,7 +19,8 @@ state.addEventListener("status", () => {
 state.addEventListener("overview", () => {
   const { model, version, role } = state.overview;
   const who = { local: "", tenant: "; your own agents", operator: "; as an operator" }[role];
-  at("server").textContent = `${model ?? "loading a model"}, version ${version}${who}`;
+  const several = state.models ? `${state.models.length} models` : model;
+  at("server").textContent = `${several ?? "loading a model"}, version ${version}${who}`;
   at("key-form").hidden = true;
   at("content").hidden = false;
   at("chat-section").hidden = state.isOperator || model === null;

@@ -1,6 +1,6 @@
 // What the page knows of the server: the stream's events, and agents as they are listed.
 
-import { Refused, agentPath, ask, events, isNameable, key } from "./client.js";
+import { Refused, agentPath, ask, events, isNameable, key, queryOf } from "./client.js";
 
 const WINDOW = 600; // seconds of samples and spans that are kept
 const LONGEST_WAIT = 15; // seconds between two attempts to connect
@@ -21,6 +21,7 @@ class State extends EventTarget {
   agents = new Map();
   hasMore = false;
   tenant = "";
+  model = ""; // of several, that whose agents are shown
   selected = null;
   #last = null;
   #generation = 0;
@@ -40,6 +41,20 @@ class State extends EventTarget {
 
   get isOperator() {
     return this.overview?.role === "operator";
+  }
+
+  get models() {
+    return this.changes?.models ?? null;
+  }
+
+  // Whose agents are shown.
+  get scope() {
+    return { tenant: this.tenant, model: this.model };
+  }
+
+  // Whether to ask for agents: a request for those of a model that is not loaded would load it.
+  get #isLoaded() {
+    return !this.models || this.models.some((one) => one.id === this.model && one.state === "loaded");
   }
 
   // The stream, and again when it ends.
@@ -82,6 +97,9 @@ class State extends EventTarget {
       this.tenant = overview.tenants[0] ?? "";
     }
     this.#take(overview.changes, true);
+    if (!this.#isLoaded || !this.models) {
+      this.model = this.models?.find((one) => one.state === "loaded")?.id ?? "";
+    }
     if (before === null) this.say("Connected.");
     else if (before === overview.started) this.say("Connected again.");
     else this.say("The server was restarted; connected again.");
@@ -96,7 +114,7 @@ class State extends EventTarget {
     for (const span of changes.spans) {
       this.spans.delete(span.id + span.phases[0][1]);
       this.spans.set(span.id + span.phases[0][1], span);
-      const isShown = !this.isOperator || span.tenant === this.tenant;
+      const isShown = this.#isOfModel(span) && (!this.isOperator || span.tenant === this.tenant);
       if (span.end !== null && isShown && !isFirst) this.refresh(span.agent);
     }
     for (const [id, span] of this.spans) {
@@ -109,8 +127,12 @@ class State extends EventTarget {
   }
 
   get requests() {
-    const all = this.changes?.requests ?? [];
+    const all = (this.changes?.requests ?? []).filter((one) => this.#isOfModel(one));
     return this.isOperator ? all.filter((one) => one.tenant === this.tenant) : all;
+  }
+
+  #isOfModel({ model }) {
+    return !this.models || model === this.model;
   }
 
   // Agents, page by page.
@@ -163,10 +185,11 @@ class State extends EventTarget {
     const generation = this.#generation;
     const begun = performance.now();
     const found = [];
+    if (!this.#isLoaded) this.#stale.clear();
     for (const name of [...this.#stale].slice(0, AT_ONCE)) {
       this.#stale.delete(name);
       try {
-        const { chain, ...row } = await ask("GET", agentPath(name, "", this.tenant));
+        const { chain, ...row } = await ask("GET", agentPath(name, "", this.scope));
         found.push(row);
       } catch (error) {
         if (error instanceof Refused && error.status === 404) this.#gone.add(name);
@@ -203,11 +226,9 @@ class State extends EventTarget {
   }
 
   #list(fields) {
-    if (this.tenant) fields.tenant = this.tenant;
-    const query = new URLSearchParams();
-    for (const [name, value] of Object.entries(fields)) if (value != null) query.set(name, value);
-    if (this.isOperator && !this.tenant) return Promise.resolve({ data: [], has_more: false });
-    return ask("GET", `/v1/agents?${query}`);
+    const isNone = (this.isOperator && !this.tenant) || (this.models && !this.model);
+    if (isNone) return Promise.resolve({ data: [], has_more: false });
+    return ask("GET", `/v1/agents${queryOf({ ...fields, ...this.scope })}`);
   }
 
   select(agent) {

@@ -32,7 +32,7 @@ class Timeline extends HTMLElement {
     const lanes = new Map();
     for (const span of [...state.spans.values()].reverse()) {
       if ((span.end ?? now) < now - LONGEST) continue;
-      const name = JSON.stringify([span.tenant ?? "", span.agent]);
+      const name = JSON.stringify([span.tenant ?? "", span.model, span.agent]);
       if (!lanes.has(name)) lanes.set(name, []);
       lanes.get(name).push(span);
     }
@@ -63,7 +63,7 @@ class Timeline extends HTMLElement {
     return el(
       "div",
       { class: "lane" },
-      named(spans[0].agent),
+      named(state.models ? `${spans[0].agent}, ${spans[0].model}` : spans[0].agent),
       svg("svg", { viewBox: `0 0 ${WIDTH} 18`, preserveAspectRatio: "none", role: "img",
         "aria-label": `${count(spans.length)} ${spans.length === 1 ? "request" : "requests"}: ${words(all)}` },
         svg("line", { class: "base", x1: 0, x2: WIDTH, y1: 17, y2: 17 }), ...rects),
