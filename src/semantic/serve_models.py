@@ -146,12 +146,11 @@ def _tier_bytes(budget: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A model that can be loaded, and takes `n_bytes` besides its weights then, `adapter_bytes` of
-    them for its adapter. `states` are those of its files when they were read."""
+    """A model that can be loaded, and takes `n_bytes` besides its weights then. `states` are those
+    of its files when they were read."""
 
     settings: ServeSettings
     n_bytes: int
-    adapter_bytes: int
     weights: Weights
     states: Mapping[str, object]
 
@@ -212,7 +211,7 @@ class _Loader:
                 aliases=aliases,
                 parent=settings.parent,
             )
-            return served, _Known(chosen, own + limit_bytes(pool), own, weights, states)
+            return served, _Known(chosen, own + limit_bytes(pool), weights, states)
 
         return await asyncio.wrap_future(self._shared.loop.call(describe))
 
@@ -233,8 +232,8 @@ class _Loader:
         except WeightsTooLargeError as error:
             self._weigh(known.weights, error.n_bytes)
             raise
-        if serving.model.details is not None:
-            self._weigh(known.weights, serving.model.details.memory_bytes - known.adapter_bytes)
+        if serving.model.details is not None and known.settings.engine.adapter is None:
+            self._weigh(known.weights, serving.model.details.memory_bytes)
         return serving, self.known[name].weights
 
     def _weigh(self, weights: Weights, n_bytes: int) -> None:

@@ -216,12 +216,12 @@ async def ask(serving: ServingPort, prompt: tuple[int, ...]) -> tuple[str, Usage
 def test_models_of_one_base_answer_side_by_side_and_their_accounts_are_right(
     base: Path, adapters: dict[str, Path], tmp_path: Path
 ) -> None:
-    names = ("lora", "other")
+    names = ("lora", "other", "full")
     prompt = prompt_of(LENGTHS[0])
 
     def settings() -> ModelsSettings:
         some = [served(base, tmp_path, (one, adapters[one])) for one in names]
-        return ModelsSettings([served(base, tmp_path), *some], max_bytes=TIER + 3 * POOL + 4 * MIB)
+        return ModelsSettings([served(base, tmp_path), *some], max_bytes=TIER + 4 * POOL + 4 * MIB)
 
     def n_bytes(models: ManagedModels) -> dict[str, int]:
         return {one.served.id: one.n_bytes - POOL for one in models.statuses()}
@@ -232,23 +232,24 @@ def test_models_of_one_base_answer_side_by_side_and_their_accounts_are_right(
         assert weights == describe_model(base).weights_bytes
         served_now = [None, *names]
         answers = await asyncio.gather(*(ask(models.serving_of(n), prompt) for n in served_now))
-        assert len({text for text, _ in answers}) == 3
+        assert len({text for text, _ in answers}) == 4
         assert all(usage.cached == 0 for _, usage in answers), "nothing is shared between them"
         own = n_bytes(models)
         assert own["base"] == weights
         assert 0 < own["base+other"] < own["base+lora"] < weights
+        assert 0 < own["base+full"] < weights
         await models.unload("base")
         left = n_bytes(models)
         assert left["base+lora"] == own["base+lora"] + weights, "which hold the weights now"
         assert left["base+other"] == own["base+other"]
         assert left["base"] == 0, "they are there for it"
-        assert [one.served.parent for one in models.statuses()] == [None, "base", "base"]
+        assert [one.served.parent for one in models.statuses()] == [None, *["base"] * 3]
         again = await ask(models.serving_of("other"), prompt)
         assert again[0] == answers[2][0]
         before = mx.get_active_memory()
         await models.load("base")
         assert mx.get_active_memory() - before < weights / 2, "the base's weights were kept"
-        for name in ("base", "base+lora", "base+other"):
+        for name in ("base", *(f"base+{one}" for one in names)):
             await models.unload(name)
         assert before - mx.get_active_memory() > weights / 2
         await models.close()
