@@ -295,7 +295,7 @@ class _Viewer:
 
 
 def _model_row(one: ModelStatus) -> ModelRow:
-    """What everyone may see of a model."""
+    """What tenants may see of a model too."""
     return ModelRow(
         id=one.served.id,
         parent=one.served.parent,
