@@ -672,10 +672,15 @@ def guard_memory(loop: StepLoop, settings: Settings, report: Callable[[str], Non
 
     if settings.process_bytes is None:
         return
-    from semantic.adapters.mlx.device import give_memory_back, memory_in_use
+    from semantic.adapters.mlx.device import give_memory_back, memory_in_use, memory_to_spare
 
-    memory = Memory(memory_in_use, give_memory_back)
-    loop.guard = MemoryGuard(settings.process_bytes, memory, clock=time.monotonic, report=report)
+    loop.guard = MemoryGuard(
+        settings.process_bytes,
+        Memory(memory_in_use, give_memory_back, memory_to_spare),
+        clock=time.monotonic,
+        report=report,
+        most=read_device().memory_bytes,
+    )
 
 
 def guarded_loop(settings: Settings, report: Callable[[str], None]) -> StepLoop:

@@ -107,6 +107,8 @@ async def load_models(
         residency = _residency(settings, known, loader, capacity)
         manager = ModelManager(known, residency, loader, max_waiting=settings.max_waiting)
         undo.pop_all()
+    if loop.guard is not None:
+        loop.guard.add("idle models", manager.give_up_idle)
     secret = shared.store.secret
     log_tenants(secret, settings.models[0].tenants)
     async with AsyncExitStack() as undo:

@@ -84,7 +84,8 @@ class Answers:
             self.ask(n, [*prompt, 5, 9, 2])
 
 
-def run(model: llama.Model, guard: MemoryGuard | None) -> Answers:
+def run(model: llama.Model, guard: MemoryGuard | None, times: int = 0) -> Answers:
+    """With chunks and batch halved so many `times`."""
     backend = wrap_model(model, "wide")
     spec = backend.cache_spec()
     store = MemoryStore(CACHES)
@@ -100,6 +101,7 @@ def run(model: llama.Model, guard: MemoryGuard | None) -> Answers:
     if guard is not None:
         guard.add("the memory tier", store.release)
         guard.add("idle caches", loop.evict_idle)
+        guard.chunks.times = guard.batch.times = times
     answers = Answers(thread)
     answers.all()
     thread.stop()
@@ -127,3 +129,12 @@ def test_caches_give_way_before_the_limit_and_no_token_changes() -> None:
     assert bounded.said == free.said
     assert min(free.cached[AGENTS:]) >= TOKENS, "without a limit all are reused"
     assert sum(bounded.cached) < sum(free.cached), "the limit was none: the caches fit into it"
+
+
+def test_narrow_chunks_and_a_narrow_batch_change_no_token() -> None:
+    model = wide_llama()
+    memory = Memory(lambda: 0, lambda: None)
+    clock = partial(next, iter([0.0, 0.0, *[-1.0] * (1 << 20)]))  # never measures
+    narrow = MemoryGuard(1 << 40, memory, clock=clock, report=lambda _: None)
+    assert run(model, narrow, times=5).said == run(model, None).said
+    assert narrow.chunks.times == 5

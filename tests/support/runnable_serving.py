@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Sequence
 from dataclasses import dataclass, field
 
-from semantic.application.engine.engine_state import EngineFigures, EngineState, Figures
+from semantic.application.engine.engine_state import (
+    EngineFigures,
+    EngineState,
+    Figures,
+    MemoryLimit,
+)
 from semantic.domain.errors import AgentNotFoundError
 from semantic.domain.stored import StoreStats, Tier, Wear
 from semantic.ports.agents import (
@@ -105,6 +110,7 @@ class RunnableFake(FakeServing):
     agents: AgentsPort = field(default_factory=NoAgents)
     models: ModelsPort | None = None
     embedding: EmbeddingPort | None = None
+    memory: MemoryLimit | None = None
 
     @property
     def has_failed(self) -> bool:

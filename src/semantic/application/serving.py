@@ -23,7 +23,7 @@ from semantic.application.chat.preparation import Preparation, Prepared
 from semantic.application.chat.replay import Replay
 from semantic.application.chat.transcript import messages_in
 from semantic.application.engine.calls import guarded
-from semantic.application.engine.engine_state import EngineState, Figures
+from semantic.application.engine.engine_state import EngineState, Figures, MemoryLimit
 from semantic.application.engine.engine_thread import EngineThread
 from semantic.application.engine.submission import RequestHandle, Submission
 from semantic.domain.answer import (
@@ -101,6 +101,8 @@ class Serving:
         self._workers = workers
         self.embedding: EmbeddingPort | None = None
         """The embedding model beside this one."""
+        self.memory: MemoryLimit | None = None
+        """The limit of the process' memory."""
         self._arrivals: Arrivals | None = None
         self._tool_times = ToolTimes()
 

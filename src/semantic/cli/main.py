@@ -23,6 +23,7 @@ from semantic.cli.doctor import doctor
 from semantic.cli.launch import LAUNCH_COMMANDS
 from semantic.cli.models.commands import MODEL_COMMANDS
 from semantic.cli.options import EngineOptions, ServeOptions, command
+from semantic.cli.remote.memory_limit import MEMORY_COMMANDS
 from semantic.cli.remote.top import TOP_COMMANDS
 from semantic.cli.run import run
 from semantic.cli.serve import CONFIG_COMMANDS, serve
@@ -105,7 +106,10 @@ def _is_given(ctx: typer.Context, name: str) -> bool:
 app.callback()(group)
 for name, function in COMMANDS.items():
     app.command(name, cls=PlainCommand)(command(function))
-for name, function in TOP_COMMANDS.items():  # they have no engine, and no options of one
+for name, function in {
+    **TOP_COMMANDS,
+    **MEMORY_COMMANDS,
+}.items():  # they have no engine, and no options of one
     app.command(name, cls=PlainCommand)(command(function))
 for word, (words, commands) in GROUPS.items():
     part = typer.Typer(no_args_is_help=True, cls=PlainGroup, rich_markup_mode=None)

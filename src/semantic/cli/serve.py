@@ -5,7 +5,6 @@ Reads settings, opens the socket and runs the server. Knows no wire.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from collections import Counter
@@ -134,6 +133,8 @@ async def load_model(
 ) -> RunnableServing:
     """The models that `settings` name, ready for requests. Raises as `serve.load_serving` and
     `serve_models.load_models`."""
+    import asyncio
+
     from semantic.application.engine.step_loop import StepLoop
     from semantic.serve import load_embeddings
 
@@ -152,7 +153,7 @@ async def load_model(
     reserved = 0 if details is None else details.memory_bytes
     first = _serve_settings(settings, engine)
     serving = await _load_answering(settings, first, store_unavailable, loop, reserved)
-    serving.embedding = embedding
+    serving.embedding, serving.memory = embedding, loop
     return serving
 
 

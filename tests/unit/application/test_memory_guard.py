@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
+
+import pytest
 
 from semantic.application.engine.memory_guard import Memory, MemoryGuard
 from semantic.application.engine.step_loop import StepLoop
+from semantic.domain.errors import InvalidRequestError
 
 LIMIT = 1600
 HIGH, TARGET = 1500, 1400
@@ -20,15 +24,18 @@ class Process:
     buffers: int = 0
     tier: int = 0
     idle: int = 0
+    spare: int | None = None
     now: float = 0.0
     lines: list[str] = field(default_factory=list)
     measured: int = 0
     asked: list[tuple[str, int]] = field(default_factory=list)
 
     def guard(self) -> MemoryGuard:
-        memory = Memory(self.in_use, self.give_back)
+        memory = Memory(self.in_use, self.give_back, lambda: self.spare)
         self.measured = -1  # made in the state that it has
-        made = MemoryGuard(LIMIT, memory, clock=lambda: self.now, report=self.lines.append)
+        made = MemoryGuard(
+            LIMIT, memory, clock=lambda: self.now, report=self.lines.append, most=2 * LIMIT
+        )
         made.add("tier", self.free_tier)
         made.add("idle", self.free_idle)
         return made
@@ -93,12 +100,15 @@ def test_what_running_requests_have_is_left_and_exceeds_the_limit_until_they_end
     process.now += 1
     guard.check()
     assert not guard.is_exceeded
-    process.now += 60
-    guard.check()
+    for _ in range(80):
+        process.now += 1
+        guard.check()
     assert [line.partition("; ")[2] for line in process.lines] == [
-        "given up: buffers, tier, idle; requests are refused",
+        "given up: tier, idle; smaller: chunks, batch; requests are refused",
         "no pressure",
     ]
+    assert guard.figures.steps == ()
+    assert guard.figures.counts == {"tier": 1, "idle": 1, "chunks": 1, "batch": 1, "requests": 1}
 
 
 def test_what_a_step_takes_and_frees_again_is_kept_free_after_the_first() -> None:
@@ -123,6 +133,102 @@ def test_it_measures_four_times_a_second_and_reports_changes_alone() -> None:
         guard.check()
     assert 38 <= process.measured / 3 <= 41  # at first, after the buffers and after the tier
     assert len(process.lines) == 1
+
+
+def checked(process: Process, guard: MemoryGuard, seconds: float = 1.0) -> None:
+    process.now += seconds
+    guard.check()
+
+
+def test_chunks_are_halved_before_the_batch_and_both_before_a_request_is_refused() -> None:
+    process = Process(running=1000)
+    guard = process.guard()
+    checked(process, guard)
+    process.running = 1450  # the rise alone asks for more than that leaves
+    seen = []
+    for _ in range(14):
+        checked(process, guard, 0.25)
+        process.running += 1
+        seen.append((guard.chunks.times, guard.batch.times))
+        assert not guard.is_exceeded
+    expected = [(n, 0) for n in range(1, 8)] + [(7, n) for n in range(1, 6)]
+    assert seen[:12] == expected
+    assert (guard.chunks.of(2048), guard.batch.of(32), guard.batch.of(8)) == (16, 1, 1)
+    assert list(guard.figures.steps) == ["chunks halved 7 times", "batch halved 5 times"]
+    process.running = 1550
+    checked(process, guard)
+    assert guard.is_exceeded
+    assert guard.figures.steps[-1] == "requests wait"
+
+
+def test_what_was_narrowed_is_widened_again_in_the_opposite_order_and_slowly() -> None:
+    process = Process(running=1550)
+    guard = process.guard()
+    checked(process, guard)
+    assert (guard.chunks.times, guard.batch.times) == (7, 5)
+    process.running = 500
+    seen = []
+    for _ in range(30):
+        checked(process, guard)
+        seen.append((guard.chunks.times, guard.batch.times))
+    steps = list(dict.fromkeys(seen))
+    assert steps == [(7, n) for n in range(5, 0, -1)] + [(n, 0) for n in range(7, -1, -1)]
+    assert not guard.is_exceeded
+
+
+def test_a_load_that_comes_back_whenever_it_may_narrows_less_and_less_often() -> None:
+    process = Process(running=500)
+    guard = process.guard()
+    narrowed: list[float] = []
+    for _ in range(4 * 1200):  # twenty minutes
+        before = guard.batch.times
+        process.running = 300 * (6 - guard.batch.times)  # of which five fit
+        checked(process, guard, 0.25)
+        if guard.batch.times > before:
+            narrowed.append(process.now)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(narrowed)]
+    assert len(narrowed) < 40
+    assert min(gaps[-3:]) >= 60, "it swings as fast as at first"
+
+
+def test_the_systems_own_shortage_is_a_lower_limit_in_the_same_order() -> None:
+    process = Process(running=500, tier=200, idle=200, spare=5000)
+    guard = process.guard()
+    checked(process, guard)
+    assert process.asked == []
+    process.spare = 0  # another program took it
+    checked(process, guard)
+    assert [name for name, _ in process.asked] == ["tier"]
+    assert guard.figures.limit_bytes == 900
+    checked(process, guard)
+    assert (process.tier, process.idle, process.running) == (0, 0, 500)
+    assert not guard.is_exceeded
+    checked(process, guard)
+    assert guard.is_exceeded
+    process.spare = 5000
+    checked(process, guard)
+    assert not guard.is_exceeded
+    assert guard.figures.limit_bytes == LIMIT
+
+
+def test_a_limit_that_is_lowered_while_it_works_is_kept_at_once_and_can_be_raised_again() -> None:
+    process = Process(running=400, tier=300, idle=700)
+    guard = process.guard()
+    process.tier = process.idle = 0
+    assert guard.lacks_room() is None
+    process.tier, process.idle = 300, 700
+    checked(process, guard)
+    assert process.asked == []
+    guard.limit(1000)
+    guard.check()
+    assert (process.tier, process.running) == (0, 400)
+    assert process.in_use() <= 1000 - 2 * (1000 // 16)
+    guard.limit(None)
+    assert guard.max_bytes == LIMIT
+    for wrong, expected in ((400, "expected at least"), (2 * LIMIT + 1, "expected at most")):
+        with pytest.raises(InvalidRequestError, match=expected):
+            guard.limit(wrong)
+    assert guard.max_bytes == LIMIT
 
 
 @dataclass

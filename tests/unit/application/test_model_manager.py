@@ -60,6 +60,20 @@ def test_many_who_wait_load_a_model_once() -> None:
     assert run(scenario).loads == {"a": 1}
 
 
+def test_a_shortage_of_memory_unloads_idle_models_and_the_next_request_loads_them_again() -> None:
+    async def scenario(loader: FakeLoader) -> None:
+        loader.open.set()
+        manager, models = fake_models(loader, "a", "b", capacity=2)
+        assert [await ask(models.serving_of(one)) for one in "ab"] == ["stop"] * 2
+        assert await asyncio.to_thread(manager.give_up_idle, 1)
+        await settled()
+        assert list(manager.loaded()) == ["b"]
+        assert await ask(models.serving_of("a")) == "stop"
+        await manager.close()
+
+    assert run(scenario).loads == {"a": 2, "b": 1}
+
+
 def test_models_that_do_not_fit_together_take_turns_and_none_is_closed_under_a_request() -> None:
     async def scenario(loader: FakeLoader) -> None:
         loader.open.set()

@@ -253,6 +253,23 @@ def test_a_pinned_adapter_keeps_the_weights_that_others_share_with_it() -> None:
 # --- what cannot be ---------------------------------------------------------------------------
 
 
+def test_idle_models_are_given_up_least_recently_used_first_and_one_after_the_other() -> None:
+    on = server(3)
+    on.of.keep("c", None)
+    for name in "abc":
+        on.ask(name, 1.0, lambda: None)
+    on.run(10 * LOAD)
+    assert on.of.idle(1) == ["a"]
+    assert on.of.idle(2) == ["a", "b"]
+    on.of.unload("a")
+    assert on.of.idle(1) == [], "one is on its way"
+    on.run(11 * LOAD)
+    assert on.of.idle(9) == ["b", "c"]
+    on.ask("b", 100.0, lambda: None)
+    on.run(12 * LOAD)
+    assert on.of.idle(9) == ["c"]
+
+
 def test_a_model_that_never_fits_is_refused_with_figures() -> None:
     of = Residency(10 << 20)
     of.add("pinned", 4 << 20, pinned=True)

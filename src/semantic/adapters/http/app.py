@@ -37,7 +37,7 @@ from semantic.adapters.http.openapi import (
     documented,
     page,
 )
-from semantic.adapters.http.page import assets, overview
+from semantic.adapters.http.page import assets, overview, process_memory
 from semantic.adapters.http.settings import ServerSettings
 from semantic.application.chat.memory_responses import MemoryResponses
 from semantic.ports.responses import ResponsesPort
@@ -121,7 +121,8 @@ def _middleware(settings: ServerSettings, model: str) -> Sequence[Middleware]:
 
 def _add_routes(app: FastAPI) -> None:
     for module in (
-        *(health, models, openai, openai_responses, embeddings, agents, requests, overview),
+        *(health, models, openai, openai_responses, embeddings, agents, requests),
+        *(overview, process_memory),
     ):
         app.include_router(module.router, responses=documented(OpenAIError))
     app.include_router(assets.router)

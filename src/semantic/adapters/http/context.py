@@ -16,7 +16,7 @@ from semantic.adapters.http.errors import RETRY_SECONDS
 from semantic.adapters.http.logs import log_entry_of
 from semantic.adapters.http.metrics import InstrumentedServing, Observer
 from semantic.adapters.http.settings import ServerSettings
-from semantic.application.engine.engine_state import Figures
+from semantic.application.engine.engine_state import Figures, MemoryLimit
 from semantic.application.models.model_names import unknown_model
 from semantic.domain.errors import ModelNotFoundError, OverloadedError
 from semantic.ports.agents import AgentsPort
@@ -31,7 +31,8 @@ MODEL_QUERY: Final = "model"
 @dataclass(slots=True)
 class ServerContext:
     """The state of one server. `serving` and `agents` are None until the model is loaded; `models`
-    also on a server of a single one, `embedding` also without an embedding model.
+    also on a server of a single one, `embedding` also without an embedding model. `memory` is the
+    limit of the process' memory.
 
     `observers` are notified of every answer. `figures` returns the engine's current figures and may
     be called from any thread. `version` is the program's. `watch` is what the page shows.
@@ -41,6 +42,7 @@ class ServerContext:
     agents: AgentsPort | None = None
     models: ModelsPort | None = None
     embedding: EmbeddingPort | None = None
+    memory: MemoryLimit | None = None
     settings: ServerSettings = field(default_factory=ServerSettings)
     observers: list[Observer] = field(default_factory=list)
     figures: Callable[[], Figures] | None = None

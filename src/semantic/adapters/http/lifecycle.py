@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from anyio import to_thread
@@ -24,6 +26,7 @@ from semantic.adapters.http.openai.validators import (
     response_adapter,
 )
 from semantic.adapters.http.request_body import parse_object
+from semantic.application.engine.engine_state import Figures
 from semantic.application.models.model_manager import RunnableServing
 from semantic.domain.chat import Chat, Message
 from semantic.domain.errors import InvalidRequestError, SemanticError
@@ -31,6 +34,9 @@ from semantic.ports.serving import ServingPort
 
 Load = Callable[[], Coroutine[None, None, RunnableServing]]
 """Loads a model without blocking the event loop. Cancelled if the server stops first."""
+
+_LOOK_SECONDS = 1.0
+"""Between two looks at the process' memory."""
 
 
 class Lifecycle:
@@ -62,11 +68,13 @@ class Lifecycle:
         """The ASGI lifespan, from the first probe until every agent is saved."""
         task = asyncio.create_task(self._load_model())
         task.add_done_callback(self._record_failure)
+        looking = asyncio.create_task(self._look_at_memory())
         try:
             yield
         finally:
             task.cancel()
-            await asyncio.wait((task,))
+            looking.cancel()
+            await asyncio.wait((task, looking))
             await self._close()
 
     async def _load_model(self) -> None:
@@ -74,12 +82,20 @@ class Lifecycle:
         serving = await self._load()
         self._serving = serving
         await building
-        self._context.figures = serving.figures
+        self._context.figures = partial(_figures, serving)
+        self._context.memory = serving.memory
         self._context.agents = serving.agents
         self._context.models = serving.models
         self._context.embedding = serving.embedding
         self._context.serving = serving
         self._ready(serving)
+
+    async def _look_at_memory(self) -> None:
+        """Have memory measured while nothing is computed: other programs may need some."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            if self._context.memory is not None:
+                await self._context.memory.look_at_memory()
 
     def _record_failure(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
@@ -90,13 +106,20 @@ class Lifecycle:
 
     async def _close(self) -> None:
         context = self._context
-        context.serving = context.agents = context.models = context.embedding = None
+        context.serving = context.agents = context.models = None
+        context.embedding = context.memory = None
         if self._serving is None:
             return
         try:
             await self._serving.close()
         except SemanticError as error:
             self.failure = error  # the server still exits in order; the caller reports it
+
+
+def _figures(serving: RunnableServing) -> Figures:
+    """Those of `serving` and of the process' memory. Thread-safe."""
+    memory = None if serving.memory is None else serving.memory.memory
+    return replace(serving.figures(), memory=memory)
 
 
 def read_public_prefix(path: Path) -> Chat:

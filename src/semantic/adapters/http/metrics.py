@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from semantic.application.engine.engine_state import EngineFigures, Figures
+from semantic.application.engine.engine_state import EngineFigures, Figures, MemoryFigures
 from semantic.domain.answer import (
     AnswerEnd,
     AnswerEvent,
@@ -390,6 +390,7 @@ class _EngineCollector(Collector):
         if figures is not None:
             yield from self._of_engines(engines)
             yield from self._of_stores(figures)
+            yield from _of_memory(figures.memory)
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: registration must not read the engine."""
@@ -498,6 +499,25 @@ def _of_wear(wear: Wear) -> Iterator[Metric]:
             "Part of the drive's rated writes that the store has used.",
             value=wear.share,
         )
+
+
+def _of_memory(memory: MemoryFigures | None) -> Iterator[Metric]:
+    """Those of the process' memory, if it has a limit."""
+    if memory is None:
+        return
+    used, most = "semantic_memory_bytes", "semantic_memory_max_bytes"
+    yield GaugeMetricFamily(
+        used, "Bytes of the process, as the system counts them.", memory.used_bytes
+    )
+    yield GaugeMetricFamily(most, "Bytes that the process may have now.", memory.limit_bytes)
+    steps = CounterMetricFamily(
+        "semantic_memory_steps",
+        "Times that shortage of memory took something.",
+        labels=("step",),
+    )
+    for step, count in memory.counts.items():
+        steps.add_metric((step,), count)
+    yield steps
 
 
 def _tiers(name: str, documentation: str) -> GaugeMetricFamily:

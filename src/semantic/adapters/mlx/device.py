@@ -82,6 +82,15 @@ def memory_in_use() -> int:
     return mx.get_active_memory() + mx.get_cache_memory()
 
 
+def memory_to_spare() -> int | None:
+    """Bytes that the system has left to give, below 0 if it wants some back; None if it does not
+    say. With CUDA those of the device."""
+    if mx.cuda.is_available() and not on_cpu():
+        free = mx.device_info(mx.default_device()).get("free_memory")
+        return None if free is None else int(free)
+    return spare_memory()
+
+
 def give_memory_back() -> None:
     """Return to the system what was freed and is only kept to be used again."""
     mx.clear_cache()

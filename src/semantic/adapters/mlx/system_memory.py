@@ -23,6 +23,10 @@ _AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB$", re.MULTILINE)
 # Of macOS' <libproc.h> and <sys/resource.h>: rusage_info_v2, and where ri_phys_footprint is in it.
 _RUSAGE, _RUSAGE_BYTES, _FOOTPRINT_AT = 2, 512, 72
 
+# Levels of macOS' kern.memorystatus_vm_pressure_level above 1, which is normal.
+_WARNING, _CRITICAL = 2, 4
+_WARNED_PART = 16
+
 
 @dataclass(frozen=True, slots=True)
 class _Files:
@@ -64,16 +68,36 @@ def own_memory() -> int:
 
 
 def spare_memory() -> int | None:
-    """Bytes that may still be taken on Linux: what is available, and what is left of the limit of
-    each control group; what the system can drop counts as free. None elsewhere."""
-    if sys.platform != "linux":
-        return None
+    """Bytes that may still be taken; None if the system does not say.
+
+    On Linux what is available, and what is left of the limit of each control group; what the system
+    can drop counts as free. On macOS None, unless it warns of pressure.
+    """
+    if sys.platform == "darwin":
+        return spare_under_pressure(_pressure_level())
     spare = []
     with contextlib.suppress(OSError):
         found = _AVAILABLE.search((_PROC / "meminfo").read_text(encoding="ascii"))
         spare += [1024 * int(found[1])] if found else []
     spare += [limit - _held(files, folder) for files, folder, limit in _limited_groups()]
     return min(spare, default=None)
+
+
+def spare_under_pressure(level: int) -> int | None:
+    """Bytes that may be taken at a level of macOS' memory pressure: any number while it is normal,
+    a sixteenth of the memory, which costs caches alone, at a warning, and none when it is
+    critical."""
+    if level >= _CRITICAL:
+        return 0
+    return physical_memory() // _WARNED_PART if level >= _WARNING else None
+
+
+def _pressure_level() -> int:
+    """macOS' level of memory pressure: 1, 2 or 4; 1 where it does not say it."""
+    level, size = ctypes.c_int(1), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+    name = b"kern.memorystatus_vm_pressure_level"
+    ctypes.CDLL(None).sysctlbyname(name, ctypes.byref(level), ctypes.byref(size), None, 0)
+    return level.value
 
 
 def _limited_groups() -> Iterator[tuple[_Files, Path, int]]:

@@ -18,6 +18,7 @@ from semantic.application.cache.idle_caches import IdleCaches
 from semantic.application.cache.match_report import match_report
 from semantic.application.cache.prefix_store import PrefixStore
 from semantic.application.cache.read_ahead import ReadAhead
+from semantic.application.engine.memory_guard import MemoryGuard
 from semantic.application.engine.prefill_budget import PrefillBudget
 from semantic.application.engine.scheduler import Chunk, Scheduler, Step
 from semantic.application.engine.sequences import Sequences
@@ -207,6 +208,10 @@ class BlockPoolBatchEngine:
         """Other engines step on this thread: while `others_work`, chunks are short. Requests of all
         are numbered by `numbers`, which grow."""
         self._others_work, self._numbers = others_work, numbers
+
+    def keep_within(self, guard: MemoryGuard) -> None:
+        """Have chunks and batch as `guard` narrows them."""
+        self._scheduler.narrow(guard.chunks, guard.batch)
 
     @property
     def n_requests(self) -> int:

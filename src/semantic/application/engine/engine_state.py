@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 from semantic.domain.stored import StoreStats, Tier
 
@@ -57,10 +58,50 @@ class EngineFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryFigures:
+    """Bytes that the process has, as the system counts them, and may have: now, which is less than
+    `max_bytes` while the system is short of memory, and otherwise.
+
+    `steps` are what pressure took and has not ended yet, in order; `counts` how often each was,
+    since the start.
+    """
+
+    used_bytes: int
+    limit_bytes: int
+    max_bytes: int
+    steps: tuple[str, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
+class MemoryLimit(Protocol):
+    """The limit of the process' memory."""
+
+    @property
+    def memory(self) -> MemoryFigures | None:
+        """Figures of the last measurement, None without a limit. Thread-safe."""
+        ...
+
+    async def look_at_memory(self) -> None:
+        """Measure now, if that was not done lately: while there is nothing to do nothing does."""
+        ...
+
+    async def limit_memory(self, n_bytes: int | None) -> MemoryFigures:
+        """Have another limit from now on, None for that of the start; returns when what exceeds it
+        has been given up.
+
+        Raises InvalidRequestError, with nothing changed, for one that cannot be kept, or without a
+        limit.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """Figures of the engine, and statistics of each tier of its store. With several models `engine`
-    is all of their engines together, and `models` has that of each that is loaded."""
+    is all of their engines together, and `models` has that of each that is loaded. `memory` is that
+    of the process, None without a limit."""
 
     engine: EngineFigures
     stores: tuple[StoreStats, ...] = ()
     models: Mapping[str, EngineFigures] = field(default_factory=dict)
+    memory: MemoryFigures | None = None

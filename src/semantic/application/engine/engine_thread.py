@@ -283,6 +283,8 @@ class EngineThread:
 
     def _sharing(self, engine: BlockPoolBatchEngine) -> BlockPoolBatchEngine:
         engine.share_thread(lambda: self._loop.others_work(self), self._loop.numbers)
+        if self._loop.guard is not None:
+            engine.keep_within(self._loop.guard)
         return engine
 
     def _wake(self, _: object) -> None:

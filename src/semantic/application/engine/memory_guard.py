@@ -1,13 +1,17 @@
-"""MemoryGuard: keeps the process within its memory, by giving up caches in a fixed order.
+"""MemoryGuard: keeps the process within its memory, by giving up parts of it in a fixed order.
 
-Knows how much memory is in use and what can be given up; neither engines nor stores.
+Knows how much memory is in use, what can be given up and what can be narrowed; neither engines nor
+stores.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from semantic.application.engine.engine_state import MemoryFigures
+from semantic.domain.errors import InvalidRequestError
 from semantic.ports.outbound import Clock
 
 _INTERVAL = 0.25
@@ -19,6 +23,10 @@ _CALM = 60.0
 _FORGET = 0.98
 """What is kept free for steps is as much as the largest rise between two measurements, which counts
 so much less with each: some 9 seconds later by half."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 64.0
+"""Seconds with memory to spare after which what was narrowed is widened by a step: twice as long
+whenever it had to be narrowed again within twice that time."""
+_GIB = 1 << 30
 
 Free = Callable[[int], bool]
 """Gives up so many bytes, if it has them; False if it has nothing to give up."""
@@ -26,35 +34,68 @@ Free = Callable[[int], bool]
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What the guard needs of the process. Both functions are for the framework's thread.
+    """What the guard needs of the process. All functions are for the framework's thread.
 
     `in_use` returns bytes as the system counts them. `give_back` returns to the system what was
-    freed and is only kept to be used again.
+    freed and is only kept to be used again. `spare` is what the system has left to give, below 0 if
+    it wants some back, None if it does not say.
     """
 
     in_use: Callable[[], int]
     give_back: Callable[[], None]
+    spare: Callable[[], int | None] = lambda: None
+
+
+class Narrowing:
+    """Something that is halved step by step, at most `most` times, as `times` says."""
+
+    def __init__(self, name: str, most: int) -> None:
+        self.name = name
+        self.most = most
+        self.times = 0
+
+    def of(self, size: int) -> int:
+        """What is left of `size`, at least 1."""
+        return max(1, size >> self.times)
 
 
 class MemoryGuard:
-    """Gives up caches while more than most of `max_bytes` is in use; a running request keeps its
-    own. For one thread, but `is_exceeded`."""
+    """Gives up caches while more than most of `max_bytes` is in use, then narrows what requests may
+    use; a running request keeps its own. For one thread, but `is_exceeded` and `figures`."""
 
     def __init__(
-        self, max_bytes: int, memory: Memory, *, clock: Clock, report: Callable[[str], None]
+        self,
+        max_bytes: int,
+        memory: Memory,
+        *,
+        clock: Clock,
+        report: Callable[[str], None],
+        most: int | None = None,
     ) -> None:
-        """`report` gets a line when pressure begins, exceeds what can be given up, or ends."""
-        self.max_bytes = max_bytes
-        self._part = max_bytes // _PARTS
+        """`report` gets a line when pressure begins, takes more than before, or ends. `most` is
+        what there is: a later limit is no more."""
+        self.max_bytes = self._first = max_bytes
+        self._most = most
         self._rise = 0.0
         self._last = memory.in_use()
         self._memory = memory
         self._clock = clock
         self._report = report
         self._order: list[tuple[str, Free]] = []
+        self.chunks = Narrowing("chunks", 7)
+        """Of a prompt, that are computed at once."""
+        self.batch = Narrowing("batch", 5)
+        """How many requests may run."""
         self._next = clock()
         self._calm_at: float | None = None  # while there is pressure: when it will be over
-        self._told = False  # of too much in use, since the pressure began
+        self._widen_at = clock()
+        self._widened_at = float("-inf")
+        self._pause = _FIRST_PAUSE
+        self._has_slack = True
+        self._steps: dict[str, None] = {}  # since the pressure began
+        self._counts: Counter[str] = Counter()
+        self._least = 0
+        self._limit = max_bytes  # what the process may have now
         self.is_exceeded = False
         """Whether giving up everything was not enough: no more requests should begin."""
 
@@ -63,36 +104,88 @@ class MemoryGuard:
         self._order.append((name, free))
 
     def lacks_room(self) -> int | None:
-        """What is in use now, if that leaves no room; else None."""
+        """What is in use now, before any request, if that leaves no room; else None."""
         used = self._memory.in_use()
+        self._least = used + 2 * used // (_PARTS - 2)
         return used if used > self.max_bytes - self._part else None
 
+    def limit(self, n_bytes: int | None) -> None:
+        """From now on the process may have `n_bytes`, None: what it was made with. The next `check`
+        is due, and gives up what exceeds that. Raises InvalidRequestError for less than it has
+        without a request, and for more than there is."""
+        wanted = self._first if n_bytes is None else n_bytes
+        given = f"a limit of {wanted / _GIB:.3g} GiB"
+        if wanted < self._least:
+            raise InvalidRequestError(
+                f"{given}: expected at least {self._least / _GIB:.3g}, most of which the process "
+                "has without a request"
+            )
+        if self._most is not None and wanted > max(self._most, self._first):
+            raise InvalidRequestError(
+                f"{given}: expected at most the {self._most / _GIB:.3g} that there is"
+            )
+        self.max_bytes = self._limit = wanted
+        self._next = self._clock()
+        self._say(self._last, "that is the limit from now on")
+
     def check(self) -> None:
-        """Measure, if it is time, and give up as much as needed of each cache, in order."""
+        """Measure, if it is time. Give up as much as needed of each cache, in order, and if that
+        does not suffice narrow chunks, then the batch."""
         now = self._clock()
         if now < self._next:
             return
         self._next = now + _INTERVAL
         used = self._memory.in_use()
-        high = self.max_bytes - self._reserve(used)
+        spare = self._memory.spare()
+        limit = self._limit = self.max_bytes if spare is None else min(self.max_bytes, used + spare)
+        high = limit - self._reserve(used)
         target = high - self._part
-        given_up: list[str] = []
-        if used > high:
-            used = self._give_up(target, given_up)
+        taken: list[str] = []
+        is_high = used > high
+        if is_high:
+            used = self._give_up(used, target, taken)
+            self._has_slack = used <= target
         self._last = used
-        self.is_exceeded = used > self.max_bytes - self._part
-        self._tell(now, used, given_up)
+        self.is_exceeded = used > limit - self._part
+        if is_high and used > limit - 2 * self._part:
+            self._narrow(now, taken)
+        elif used <= target or (self._has_slack and not is_high):
+            self._widen(now)
+        else:
+            self._widen_at = now + self._pause
+        self._tell(now, used, taken)
+
+    @property
+    def figures(self) -> MemoryFigures:
+        """Those of the last measurement. Thread-safe."""
+        steps = [name for name in tuple(self._steps) if name not in ("chunks", "batch")]
+        steps += [
+            f"{one.name} halved {one.times} times" for one in (self.chunks, self.batch) if one.times
+        ]
+        steps += ["requests wait"] if self.is_exceeded else []
+        return MemoryFigures(
+            self._last, max(0, self._limit), self.max_bytes, tuple(steps), dict(self._counts)
+        )
+
+    @property
+    def _is_narrowed(self) -> bool:
+        return bool(self.chunks.times or self.batch.times)
+
+    @property
+    def _part(self) -> int:
+        return self.max_bytes // _PARTS
 
     def _reserve(self, used: int) -> int:
         """Bytes to keep free: a part, and what a step may take."""
         self._rise = max(used - self._last, self._rise * _FORGET)
         return self._part + min(int(self._rise), self.max_bytes // 2)
 
-    def _give_up(self, target: int, names: list[str]) -> int:
-        """Give up caches in order until no more than `target` is in use, and add their names;
-        returns what is in use then."""
-        names.append("buffers")
-        used = self._after()
+    def _give_up(self, used: int, target: int, names: list[str]) -> int:
+        """Give up caches in order until no more than `target` is in use, and add the names of those
+        that had any; returns what is in use then."""
+        before, used = used, self._after()
+        if used < before:
+            names.append("buffers")
         for name, free in self._order:
             if used <= target:
                 break
@@ -105,19 +198,57 @@ class MemoryGuard:
         self._memory.give_back()
         return self._memory.in_use()
 
-    def _tell(self, now: float, used: int, given_up: Sequence[str]) -> None:
-        """Report when pressure, or having too much, begins, and when there was none for a while."""
-        if given_up:
-            begins, self._calm_at = self._calm_at is None, now + _CALM
-            exceeds = self.is_exceeded and not self._told
-            self._told |= exceeds
-            if begins or exceeds:
-                refused = "; requests are refused" if self.is_exceeded else ""
-                self._say(used, f"given up: {', '.join(given_up)}{refused}")
-        elif self._calm_at is not None and now >= self._calm_at:
-            self._calm_at, self._told = None, False
+    def _narrow(self, now: float, names: list[str]) -> None:
+        """Halve chunks, if they are as short as they can be the batch; both as often as they can be
+        while the limit is at stake."""
+        before = self.chunks.times, self.batch.times
+        for one in (self.chunks, self.batch):
+            if one.times < one.most:
+                one.times = one.most if self.is_exceeded else one.times + 1
+                names.append(one.name)
+                if not self.is_exceeded:
+                    break
+        if before != (self.chunks.times, self.batch.times):
+            if now - self._widened_at < 2 * self._pause:
+                self._pause = min(_LONGEST_PAUSE, 2 * self._pause)
+            self._widened_at = float("-inf")
+        self._widen_at = now + self._pause
+
+    def _widen(self, now: float) -> None:
+        """Double the batch, and once that is whole the chunks, if there was room for a while."""
+        if now < self._widen_at:
+            return
+        narrowed = next((one for one in (self.batch, self.chunks) if one.times), None)
+        if narrowed is not None:
+            narrowed.times -= 1
+            self._widened_at = now
+        else:
+            self._pause = max(_FIRST_PAUSE, self._pause / 2)
+        self._widen_at = now + self._pause
+
+    def _tell(self, now: float, used: int, taken: Sequence[str]) -> None:
+        """Report when pressure begins or takes more, and when there was none for a while."""
+        refused = ["requests"] if self.is_exceeded and (taken or self._calm_at) else []
+        new = [name for name in (*taken, *refused) if name not in self._steps]
+        self._counts.update((*taken, *refused))
+        if taken or self.is_exceeded:
+            self._calm_at = now + _CALM
+            self._steps |= dict.fromkeys((*taken, *refused))
+            if new:
+                self._say(used, _words(new))
+        elif self._calm_at is not None and now >= self._calm_at and not self._is_narrowed:
+            self._calm_at, self._steps = None, {}
             self._say(used, "no pressure")
 
     def _say(self, used: int, what: str) -> None:
-        in_use = f"{used / (1 << 30):.2f} of {self.max_bytes / (1 << 30):.2f} GiB in use"
+        in_use = f"{used / _GIB:.2f} of {self._limit / _GIB:.2f} GiB in use"
         self._report(f"memory: {in_use}; {what}")
+
+
+def _words(new: Sequence[str]) -> str:
+    """What pressure took: caches, then what is narrowed, then that requests wait."""
+    narrowed = [name for name in new if name in ("chunks", "batch")]
+    given_up = [name for name in new if name not in ("chunks", "batch", "requests")]
+    words = [f"given up: {', '.join(given_up)}"] if given_up else []
+    words += [f"smaller: {', '.join(narrowed)}"] if narrowed else []
+    return "; ".join([*words, *(["requests are refused"] if "requests" in new else [])])

@@ -10,6 +10,8 @@ import statistics
 from bisect import bisect_right
 from collections import deque
 
+from semantic.application.engine.memory_guard import Narrowing
+
 _NEW_WEIGHT = 0.5
 """Weight of the newest measurement: chunks get slower towards the end of a long prompt, and a long
 average would lag behind them."""
@@ -96,6 +98,8 @@ class PrefillBudget:
         self._cost = PassCost(largest)
         self._decode_seconds = 0.0
         self._allowed = 0  # tokens, in the last step that had a pass
+        self.narrowing: Narrowing | None = None
+        """Of `largest`."""
 
     @property
     def rate(self) -> float | None:
@@ -112,6 +116,9 @@ class PrefillBudget:
         are expected.
         """
         self._allowed = self._total(passes + 1, decoding, prompts, concurrent=concurrent)
+        if self.narrowing is not None:
+            most = max(self._smallest, self.narrowing.of(self._largest))
+            self._allowed = min(self._allowed, n_prefilled + most)
         return self._allowed - n_prefilled
 
     def _total(self, passes: int, decoding: int, prompts: int, *, concurrent: bool) -> int:

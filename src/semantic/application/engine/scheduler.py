@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from semantic.application.cache.block_allocator import BlockAllocator
 from semantic.application.engine.fair_queue import FairQueue
+from semantic.application.engine.memory_guard import Narrowing
 from semantic.application.engine.prefill_budget import PrefillBudget, chunk_size
 from semantic.application.request import Phase, Request
 from semantic.ports.outbound import Clock
@@ -70,6 +71,7 @@ class Scheduler:
         self._max_batch = max_batch
         self._order = PrefillOrder()
         self._concurrency = RecentConcurrency()
+        self._narrowing: Narrowing | None = None
         self.waiting = FairQueue()
         self.running: list[Request] = []
         self.preemptions = 0  # since the start
@@ -85,6 +87,10 @@ class Scheduler:
         """The running requests in `phase`."""
         return [request for request in tuple(self.running) if request.phase is phase]
 
+    def narrow(self, chunks: Narrowing, batch: Narrowing) -> None:
+        """Have the largest chunk and the batch as these say from now on."""
+        self._budget.narrowing, self._narrowing = chunks, batch
+
     # Admit
 
     def add(self, request: Request) -> None:
@@ -97,7 +103,8 @@ class Scheduler:
 
     def admit(self) -> None:
         """Allocate blocks to waiting requests, in fair order, while there is room."""
-        while len(self.running) < self._max_batch:
+        most = self._max_batch if self._narrowing is None else self._narrowing.of(self._max_batch)
+        while len(self.running) < most:
             request = self.waiting.take(self.running, self._allocate)
             if request is None:
                 return

@@ -6,6 +6,7 @@ neither engines nor models.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 import time
@@ -15,7 +16,9 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from semantic.application.engine.calls import EngineCall, engine_call
+from semantic.application.engine.engine_state import MemoryFigures
 from semantic.application.engine.memory_guard import MemoryGuard
+from semantic.domain.errors import InvalidRequestError
 from semantic.ports.outbound import Clock
 
 K = TypeVar("K")
@@ -95,7 +98,29 @@ class StepLoop:
         held."""
         if self.guard is None or not self.guard.is_exceeded:
             return False
-        return any(lane.is_ready for lane in self._lanes)
+        return any(lane.is_ready and lane.n_requests != 0 for lane in self._lanes)
+
+    @property
+    def memory(self) -> MemoryFigures | None:
+        """See `MemoryLimit.memory`."""
+        return None if self.guard is None else self.guard.figures
+
+    async def look_at_memory(self) -> None:
+        """See `MemoryLimit.look_at_memory`."""
+        await asyncio.wrap_future(self.call(lambda: None))  # after each turn it is
+
+    async def limit_memory(self, n_bytes: int | None) -> MemoryFigures:
+        """See `MemoryLimit.limit_memory`."""
+        guard = self.guard
+        if guard is None:
+            raise InvalidRequestError("this process has no limit of memory")
+
+        def limit() -> MemoryFigures:
+            guard.limit(n_bytes)
+            guard.check()
+            return guard.figures
+
+        return await asyncio.wrap_future(self.call(limit))
 
     def evict_idle(self, n_bytes: int) -> bool:
         """See `Lane.evict_idle`; of the first lane that has any. For the loop's thread."""

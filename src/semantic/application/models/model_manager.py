@@ -13,7 +13,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import Protocol
 
-from semantic.application.engine.engine_state import EngineFigures, EngineState, Figures
+from semantic.application.engine.engine_state import (
+    EngineFigures,
+    EngineState,
+    Figures,
+    MemoryLimit,
+)
 from semantic.application.models.model_names import unknown_model
 from semantic.application.models.residency import Change, Residency, Ticket, Weights
 from semantic.domain.errors import (
@@ -38,9 +43,10 @@ _RETRY_AFTER = 5
 
 class RunnableServing(ServingPort, Protocol):
     """A served model that accepts requests until it is closed. `embedding` is the embedding model
-    beside it, if there is one."""
+    beside it, if there is one, `memory` the limit of the process' memory."""
 
     embedding: EmbeddingPort | None
+    memory: MemoryLimit | None
 
     @property
     def agents(self) -> AgentsPort:
@@ -117,11 +123,13 @@ class ModelManager:
         self._arrivals: dict[str, asyncio.Future[None]] = {}
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._event_loop: asyncio.AbstractEventLoop | None = None
         self.loads = 0
         """How many times a model was loaded."""
 
     def start(self) -> None:
         """Begin to load and unload."""
+        self._event_loop = asyncio.get_running_loop()
         self._tasks.append(asyncio.create_task(self._run()))
 
     def preload(self, names: Sequence[str]) -> None:
@@ -224,6 +232,22 @@ class ModelManager:
         if self._residency.state(own) in {"loaded", "unloading"}:
             await asyncio.shield(self._arrival(f"end of {own}"))
         return self.status(own)
+
+    def give_up_idle(self, n_bytes: int) -> bool:
+        """Have idle models of so many bytes unloaded, the least recently used first; False if none
+        is, or one is on its way. For any thread."""
+        names = self._residency.idle(n_bytes)
+        if not names or self._event_loop is None:
+            return False
+        with suppress(RuntimeError):  # of a loop that has ended meanwhile
+            self._event_loop.call_soon_threadsafe(self._unload_idle, names)
+        return True
+
+    def _unload_idle(self, names: Sequence[str]) -> None:
+        for name in names:
+            if not any(self._residency.requests(name)):
+                self._residency.unload(name)
+        self._changed.set()
 
     # Figures and the end
 

@@ -16,7 +16,7 @@ from collections.abc import (
 from contextlib import aclosing, asynccontextmanager
 from typing import TypeVar
 
-from semantic.application.engine.engine_state import Figures
+from semantic.application.engine.engine_state import Figures, MemoryLimit
 from semantic.application.models.model_manager import ModelManager, RunnableServing
 from semantic.domain.answer import AnswerEvent
 from semantic.ports.agents import (
@@ -190,6 +190,7 @@ class ManagedModels(OnDemandServing):
         self._id_of = id_of
         self.agents: AgentsPort = self.agents_of()
         self.embedding: EmbeddingPort | None = None
+        self.memory: MemoryLimit | None = None
 
     @property
     def models(self) -> ModelsPort:

@@ -170,6 +170,21 @@ class Residency:
         model = self._models[name]
         return model.state != "unloaded" or self._fit((*self._present(), model))
 
+    def idle(self, n_bytes: int) -> list[str]:
+        """The loaded models without a request that free `n_bytes`, or fewer, if they are unloaded:
+        the least recently used first, and none that stays. None while another one is on its way."""
+        models = tuple(self._models.values())
+        if any(one.to_unload or one.state == "unloading" for one in models):
+            return []
+        idle = [one for one in models if one.state == "loaded" and one.is_idle and not one.pinned]
+        stay, least = [*self._present()], self.used - n_bytes
+        chosen: list[str] = []
+        for one in sorted(idle, key=lambda one: one.last_used):
+            if _bytes_of(stay) > least:
+                chosen.append(one.name)
+                stay.remove(one)
+        return chosen
+
     # What happens
 
     def wait(self, name: str, now: float) -> Ticket:

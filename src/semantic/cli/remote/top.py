@@ -42,7 +42,7 @@ _RETRY_SECONDS = 2.0
 _ENDED = 8
 """Requests that have ended and are shown."""
 _BAR = 24
-_TIERS = {"pool": "pool", "memory": "RAM tier", "disk": "disk"}
+_TIERS = {"process": "process", "pool": "pool", "memory": "RAM tier", "disk": "disk"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,13 +54,17 @@ class SavedTokens(BaseModel):
 
 
 class BudgetSample(BaseModel):
-    """Use of the pool and of each tier of the store at one time."""
+    """Use of the pool, of each tier of the store and of the process' memory at one time."""
 
     at: Annotated[float, Field(description="In seconds since 1970.")]
     tiers: dict[str, Bytes]
     running: int
     waiting: int
     preemptions: int
+    pressure: Annotated[
+        list[str],
+        Field(description="What shortage of memory has taken in the last minute, in order."),
+    ] = []
 
 
 class Written(BaseModel):
@@ -344,10 +348,14 @@ def _written(wear: Wear) -> Written:
 def _budget_sample(one: Sample) -> BudgetSample:
     engine = one.figures.engine
     tiers = {str(tier.tier): (tier.n_bytes, tier.max_bytes) for tier in one.figures.stores}
+    memory = one.figures.memory
+    if memory is not None:
+        tiers["process"] = memory.used_bytes, memory.limit_bytes
     return BudgetSample(
         at=one.at,
         tiers={"pool": (engine.pool_used_bytes, engine.pool_bytes), **tiers},
         running=engine.running,
         waiting=engine.inbox + engine.waiting,
         preemptions=engine.preemptions,
+        pressure=[] if memory is None else list(memory.steps),
     )

@@ -3,7 +3,7 @@
 import { bytes, count, el, percent, svg } from "./dom.js";
 import { state } from "./state.js";
 
-const NAMES = { pool: "Pool", memory: "RAM tier", disk: "Disk", queue: "To write" };
+const NAMES = { process: "Process", pool: "Pool", memory: "RAM tier", disk: "Disk", queue: "To write" };
 const LONGEST = 600; // seconds
 const SHORTEST = 60;
 const WIDTH = 600; // of the drawing
@@ -67,6 +67,7 @@ class Budgets extends HTMLElement {
       el("p", { class: "soft" }, `${last.running} running, ${last.waiting} waiting, ` +
         `${count(last.preemptions)} preempted since the start. Of the last ten minutes at most.`),
       state.changes.written ? el("p", { class: "soft" }, wear(state.changes.written)) : "",
+      ...(last.pressure?.length ? [el("p", {}, `Memory is short: ${last.pressure.join(", ")}.`)] : []),
     );
   }
 
