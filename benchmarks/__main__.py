@@ -31,6 +31,7 @@ from benchmarks import (
     soak,
     ssd_wear,
     start,
+    swap_soak,
     turns,
 )
 
@@ -54,6 +55,7 @@ BENCHMARKS = {
     "soak": soak.run,
     "ssd_wear": ssd_wear.run,
     "start": start.run,
+    "swap_soak": swap_soak.run,
     "turns": turns.run,
 }
 PLOTS = {"many_agents": many_agents.PLOTS, "server": server.PLOTS, "turns": turns.PLOTS}

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from pathlib import Path
+from typing import cast
 
 import mlx.core as mx
 import pytest
+from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
 
 from semantic import BlockPool, BlockPoolBatchEngine, load
 from semantic.adapters.mlx.model import provider
 from semantic.adapters.mlx.model.fingerprint import fingerprint
 from semantic.adapters.mlx.model.provider import EMBEDDED_MODEL, find_folder
-from semantic.domain.errors import ModelNotFoundError
+from semantic.domain.errors import ModelNotFoundError, WeightsTooLargeError
+from semantic.ports.slices import at_once
 from tests.support.reference import generate
 
 _THIRD_PARTY = Path(__file__).parents[3] / "shared" / "models" / "stories260K"
@@ -177,3 +181,29 @@ def test_real_trained_weights_of_others_answer_as_under_mlx_lm() -> None:
     whole = [*tokenizer.encode(starts[0]), *first.tokens, *more]
     assert list(again.tokens) == generate(model.model, whole, 30, tokenizer.eos_token_ids)
     assert again.cached_tokens == len(whole) - len(more)
+
+
+def test_weights_are_read_in_pieces_between_which_others_compute(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    piece = 1 << 20
+    monkeypatch.setattr(provider, "_SLICE_BYTES", piece)
+    work, read, before = provider.reading_model(folder), [0], mx.get_active_memory()
+    for awaited in work:
+        if awaited is not None:
+            awaited.exception()
+        read.append(mx.get_active_memory() - before)
+    model, _ = load_model(folder)
+    weights = cast("list[tuple[str, mx.array]]", tree_flatten(model.parameters()))
+    sizes = [weight.nbytes for _, weight in weights]
+    steps = [later - earlier for earlier, later in itertools.pairwise(read)]
+    assert read[-1] >= sum(sizes)
+    assert max(steps) < 2 * (piece + max(sizes)), "at most twice as wide in memory as in the file"
+
+
+def test_weights_for_which_there_is_too_little_room_are_not_read(folder: Path) -> None:
+    before = mx.get_active_memory()
+    with pytest.raises(WeightsTooLargeError, match=r"take \d+ bytes: .* at most 1000") as caught:
+        at_once(provider.reading_model(folder, max_bytes=1000))
+    assert mx.get_active_memory() - before < caught.value.n_bytes // 4
+    at_once(provider.reading_model(folder, max_bytes=caught.value.n_bytes))

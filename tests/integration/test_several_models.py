@@ -141,6 +141,26 @@ def test_two_that_fit_decode_beside_each_other_and_beside_a_load(
     run(work)
 
 
+def test_a_time_that_ends_within_an_answer_waits_for_its_end(folders: tuple[Path, ...]) -> None:
+    async def work() -> None:
+        models = await load_models(two_of(folders))
+        serving, name = models.serving_of(), NAMES[0]
+        whole, _ = await ask(serving, "ann", prompt_of(1, 0), 60)
+        answer = asyncio.create_task(ask(serving, "bob", prompt_of(1, 0), 60))
+        while not models.figures().engine.running:
+            await asyncio.sleep(0)
+        models.keep(name, 0)
+        await models.load(NAMES[1])
+        assert (await answer)[0] == whole
+        while models.status(name).state != "unloaded":
+            await asyncio.sleep(0.001)
+        again, usage = await ask(serving, "bob", prompt_of(1, 0), 60)
+        assert (again, usage.cached > 0) == (whole, True)
+        await models.close()
+
+    run(work)
+
+
 def test_a_model_that_is_unloaded_gives_its_memory_back(folders: tuple[Path, ...]) -> None:
     async def work() -> list[int]:
         models = await load_models(two_of(folders, fit=3))

@@ -85,8 +85,9 @@ CHOSEN_LAYERS: dict[str, tuple[bool, ...] | None] = {}
 """Layers that can use our caches, by fingerprint: the same test gives the same answer, and takes
 most of the time in which a model is loaded again."""
 
-_SLICE_BYTES = 64 << 20
-"""Weights that are read between two steps of other models: in some ten milliseconds from an SSD."""
+_SLICE_BYTES = 32 << 20
+"""Weights that are read between two steps of other models, in some ten milliseconds from an SSD; a
+larger array is read in one piece."""
 
 # What mlx-lm, transformers and the safetensors reader raise for a folder that is not a model.
 LOAD_ERRORS = (

@@ -1,0 +1,313 @@
+"""Soak test of a server whose models do not all fit: agents of three models ask for minutes.
+
+Meanwhile clients leave, an operator unloads, a model's file is damaged and mended, and the process
+is killed while it loads. Each answer is compared with that of the model alone. Run:
+python -m benchmarks.swap_soak [--minutes M] [--output DIR].
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import semantic.adapters.mlx  # isort: skip  # noqa: F401  loads OpenBLAS before MLX
+
+from benchmarks.server_process import ServerProcess, semantic_server
+from experiments.harness.document import Scalar
+from experiments.harness.record import Run
+from experiments.harness.result import Result, Verdict
+from semantic.bootstrap import Settings
+from semantic.serve import ServeSettings, load_serving
+from tests.support.asked import ask
+from tests.support.model_folder import write_model
+
+QUESTION = "Does a server whose models take turns in memory lose an agent, a token or a request?"
+CRITERION = (
+    "agents of three models of which two fit: no answer differs from that of the model alone, none "
+    "fails but while its model's file is damaged or the process was killed, and each turn "
+    "continues from the one before unless the process was killed since"
+)
+MINUTES, CLIENTS, AGENTS, TURNS, TOKENS = 10.0, 12, 24, 6, 8
+NAMES = ("qwen3_coder", "glm47", "mistral")
+SIZES = {"hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 512}
+POOL_MIB, TIER_MIB, DISK_GB, TTL = 16, 64, 1.0, 3.0
+_MIB, _SECONDS = 1 << 20, 120.0
+_CANCELLED, _STREAMED = 0.06, 0.5
+_BETWEEN = 12.0
+Row = dict[str, Scalar]
+Answers = dict[tuple[str, int, int], str]
+
+
+def prompt_of(agent: int, turn: int) -> list[int]:
+    """Tokens that begin with those of the turn before."""
+    return [(agent * 31 + i * i * 7 + i) % 500 + 20 for i in range(150 + 90 * turn)]
+
+
+def expected(folder: Path) -> Answers:
+    """The answers of the model in `folder` alone."""
+
+    async def work() -> Answers:
+        serving = await load_serving(ServeSettings(Settings(str(folder), memory_bytes=64 * _MIB)))
+        found: Answers = {}
+        for agent, turn in itertools.product(range(AGENTS), range(TURNS)):
+            prompt = tuple(prompt_of(agent, turn))
+            found[folder.name, agent, turn] = (await ask(serving, f"{agent}", prompt, TOKENS))[0]
+        await serving.close()
+        return found
+
+    return asyncio.run(work())
+
+
+class Refused(Exception):  # noqa: N818 - an answer, not a defect of this program
+    """An answer that is none."""
+
+
+@dataclass
+class Soak:
+    """A server, what is done to it, and what was seen."""
+
+    server: ServerProcess
+    folders: dict[str, Path]
+    right: Answers
+    ends: float
+    seen: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+    samples: list[Row] = field(default_factory=list)
+    kills: int = 0
+    damaged: set[str] = field(default_factory=set)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    up: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        """Ask and disturb until the time is over."""
+        self.up.set()
+        work = [lambda n=n: self._client(n) for n in range(CLIENTS)]
+        threads = [threading.Thread(target=one) for one in (*work, self._disturb)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+
+    # Clients
+
+    def _client(self, number: int) -> None:
+        """Talk for some agents of all models, turn by turn, from the beginning again and again."""
+        draw = random.Random(number)
+        mine = [(name, a) for name in NAMES for a in range(number, AGENTS, CLIENTS)]
+        turns = dict.fromkeys(mine, 0)
+        kills = dict.fromkeys(mine, self.kills)
+        while time.monotonic() < self.ends:
+            who = draw.choice(mine)
+            if draw.random() < _CANCELLED:
+                self._leave(who, turns[who], draw)
+                continue
+            before = self.kills
+            if self._turn(who, turns[who], draw, fresh=kills[who] != before):
+                turns[who], kills[who] = (turns[who] + 1) % TURNS, before
+
+    def _turn(self, who: tuple[str, int], turn: int, draw: random.Random, *, fresh: bool) -> bool:
+        """Ask once; whether there was an answer."""
+        name, agent = who
+        kills, was_damaged = self.kills, name in self.damaged
+        self.up.wait()
+        try:
+            text, cached = self._answer(name, agent, turn, stream=draw.random() < _STREAMED)
+        except (OSError, HTTPException, Refused) as error:
+            killed = kills != self.kills or not self.up.is_set()
+            excused = killed or was_damaged or name in self.damaged
+            self._note("excused" if excused else "failed", f"{who} {turn}: {error!r}")
+            return False
+        self.seen["answers"] += 1
+        if text != self.right[name, agent, turn]:
+            self._note("wrong", f"{who} {turn}: {text!r}")
+        if turn and not cached and not fresh and kills == self.kills:
+            self._note("lost", f"{who} {turn}: nothing was cached")
+        return True
+
+    def _answer(self, name: str, agent: int, turn: int, *, stream: bool) -> tuple[str, int]:
+        """The text, and how many tokens of the prompt were cached. Raises Refused, or as HTTP."""
+        with self._asked(name, agent, turn, stream=stream) as connection:
+            response = connection.getresponse()
+            said = response.read().decode()
+        if response.status != 200:
+            raise Refused(f"{response.status} {said[:300]}")
+        lines = [one[6:] for one in said.splitlines() if one.startswith("data: {")]
+        events = [json.loads(one) for one in lines] if stream else [json.loads(said)]
+        if failed := [one for one in events if "error" in one]:
+            raise Refused(str(failed[0])[:300])
+        usage = next(one["usage"] for one in reversed(events) if one.get("usage"))
+        text = "".join(one["choices"][0]["text"] for one in events if one["choices"])
+        return text, usage["prompt_tokens_details"]["cached_tokens"]
+
+    def _leave(self, who: tuple[str, int], turn: int, draw: random.Random) -> None:
+        """Ask and go away, perhaps while the model is loaded."""
+        self.up.wait()
+        with suppress(OSError), self._asked(*who, turn, stream=True):
+            time.sleep(draw.choice((0.0, 0.02, 0.2)))
+        self.seen["cancelled"] += 1
+
+    @contextmanager
+    def _asked(self, name: str, agent: int, turn: int, *, stream: bool) -> Iterator[HTTPConnection]:
+        body = {
+            "model": name,
+            "prompt": prompt_of(agent, turn),
+            "max_tokens": TOKENS,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": stream,
+            **({"stream_options": {"include_usage": True}} if stream else {}),
+        }
+        headers = {"Content-Type": "application/json", "X-Agent-ID": f"agent-{agent}"}
+        with self._connected() as connection:
+            connection.request("POST", "/v1/completions", json.dumps(body), headers)
+            yield connection
+
+    @contextmanager
+    def _connected(self) -> Iterator[HTTPConnection]:
+        connection = HTTPConnection("127.0.0.1", self.server.port, timeout=_SECONDS)
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+    def _note(self, kind: str, what: str) -> None:
+        with self.lock:
+            self.seen[kind] += 1
+            if kind != "excused":
+                self.problems.append(f"{kind}: {what}")
+
+    # What is done to the server
+
+    def _disturb(self) -> None:
+        draw = random.Random(99)
+        order: Iterator[Callable[[random.Random], None]] = itertools.cycle(
+            (self._unload, self._damage, self._unload, self._kill)
+        )
+        while time.monotonic() + _BETWEEN < self.ends:
+            self.samples.append({"answers": self.seen["answers"], **self.server.footprint()})
+            time.sleep(_BETWEEN)
+            next(order)(draw)
+
+    def _unload(self, draw: random.Random) -> None:
+        with suppress(OSError, HTTPException), self._connected() as connection:
+            connection.request("POST", f"/v1/models/{draw.choice(NAMES)}/unload")
+            self.seen["unloaded"] += connection.getresponse().status == 200
+
+    def _damage(self, draw: random.Random) -> None:
+        """Have a model's file be half of what it was for some seconds."""
+        name = draw.choice(NAMES)
+        file = self.folders[name] / "model.safetensors"
+        whole = file.read_bytes()
+        self.damaged.add(name)
+        for content in (whole[: len(whole) // 2], whole):
+            new = file.with_suffix(".new")
+            new.write_bytes(content)
+            new.replace(file)
+            time.sleep(4.0)  # those who wait meanwhile have been refused
+        self.damaged.discard(name)
+        self.seen["damaged"] += 1
+
+    def _kill(self, draw: random.Random) -> None:  # noqa: ARG002
+        """Kill the process while it loads a model, and start it again."""
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline and not self._is_loading():
+            pass
+        self.up.clear()
+        self.server.kill()
+        self.kills += 1
+        self.server.start()
+        self.up.set()
+
+    def _is_loading(self) -> bool:
+        with suppress(OSError, HTTPException), self._connected() as connection:
+            connection.request("GET", "/v1/models")
+            models = json.loads(connection.getresponse().read())["data"]
+            found = any(one["state"] == "loading" for one in models)
+            self.seen["killed while loading"] += found
+            return found
+        return False
+
+
+def run(minutes: float = MINUTES) -> Result:
+    """Requests for so many minutes, and what came of them."""
+    parameters: dict[str, Scalar] = {
+        "minutes": minutes,
+        "clients": CLIENTS,
+        "agents": AGENTS * len(NAMES),
+        "pool_mib": POOL_MIB,
+        "ttl": TTL,
+    }
+    started = Run.start("swap_soak", QUESTION, model="tiny llamas", parameters=parameters, seed=0)
+    with TemporaryDirectory(prefix="semantic-benchmark-") as made:
+        folders = {name: write_model(Path(made) / name, name, **SIZES) for name in NAMES}
+        right: Answers = {}
+        for one in folders.values():
+            right |= expected(one)
+        server = _server(folders, Path(made))
+        server.start()
+        soak = Soak(server, folders, right, time.monotonic() + 60 * minutes)
+        try:
+            soak.run()
+        finally:
+            server.stop()
+        loads = server.log.read_text(encoding="utf-8").count("loaded the model ")
+        unloads = server.log.read_text(encoding="utf-8").count("unloaded the model ")
+    seen = soak.seen
+    bad = sum(seen[kind] for kind in ("wrong", "failed", "lost"))
+    summary: Row = {
+        **{kind: seen[kind] for kind in ("answers", "wrong", "failed", "lost", "excused")},
+        **{kind: seen[kind] for kind in ("cancelled", "unloaded", "damaged")},
+        "kills": soak.kills,
+        "kills_while_loading": seen["killed while loading"],
+        "loads": loads - unloads,
+        "unloads": unloads,
+        "peak_rss_mb": round(max(float(str(one["rss_bytes"])) for one in soak.samples) / 1e6, 1),
+        "problems": "; ".join(soak.problems[:10]),
+    }
+    passed = bad == 0 and seen["answers"] > 0
+    return started.finish(soak.samples, {**summary}, Verdict(CRITERION, 0, bad, passed=passed))
+
+
+def _server(folders: dict[str, Path], made: Path) -> ServerProcess:
+    """Room for two of the three models, with their weights as the largest."""
+    first, *others = folders.values()
+    weights = max((one / "model.safetensors").stat().st_size for one in folders.values())
+    most = TIER_MIB * _MIB + 2 * (POOL_MIB * _MIB + weights)
+    flags = ["--models-gb", str(most / 2**30), "--pool-gb", str(POOL_MIB / 1024)]
+    flags += ["--ram-gb", str(TIER_MIB / 1024), "--disk-gb", str(DISK_GB)]
+    flags += ["--model-ttl", str(TTL), "--log-level", "info"]
+    for one in others:
+        flags += ["--allow-model", str(one)]
+    return semantic_server(first, made / "server", *flags)
+
+
+def main() -> int:
+    """Run it; 1 when the criterion is missed. Writes a result only with `--output`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=MINUTES)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    os.nice(10)
+    result = run(options.minutes)
+    if options.output is not None:
+        options.output.mkdir(parents=True, exist_ok=True)
+        result.write(options.output / "swap_soak.json")
+    print(json.dumps(result.summary, indent=2))
+    return int(not result.verdict.passed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
