@@ -41,6 +41,14 @@ def test_chat(client: ollama.Client) -> None:
     assert reply.total_duration >= reply.eval_duration >= 0
 
 
+def test_hints_are_headers_of_the_client(url: str) -> None:
+    client = ollama.Client(host=url, headers={"X-Semantic-Back-In": "5"})
+    assert client.chat(talk.MODEL, [user(talk.HELLO)]).message.content == talk.HELLO_ANSWER
+    wrong = ollama.Client(host=url, headers={"X-Semantic-Back-In": "soon"})
+    with pytest.raises(ollama.ResponseError, match="X-Semantic-Back-In: expected a number"):
+        wrong.chat(talk.MODEL, [user(talk.HELLO)])
+
+
 def test_stream(client: ollama.Client) -> None:
     *parts, last = client.chat(talk.MODEL, [user(talk.HELLO)], stream=True)
     assert "".join(part.message.content for part in parts) == talk.HELLO_ANSWER

@@ -12,6 +12,7 @@ from typing import Final, TypeAlias, TypedDict
 from semantic.application.chat.transcript import message_of
 from semantic.domain.chat import AnswerFormat, Chat, Message, Tool, ToolChoice
 from semantic.domain.errors import InvalidRequestError
+from semantic.domain.identity import Hints
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask
 
@@ -28,7 +29,8 @@ class ChatOptions(TypedDict, total=False):
     end of the context. `tools` may be called as `tool_choice` says, several in one answer unless
     `parallel_tool_calls` is False. `schema` is a JSON schema that
     the answer follows. `thinking_tokens` limits reasoning; 0 is none. Without `keep` the agent
-    stays as it was before. `template_options` go to the chat template.
+    stays as it was before. `template_options` go to the chat template. `done`, `back_in` (seconds)
+    and `priority` are hints about the agent, see `Hints`; they change no answer.
     """
 
     max_tokens: int
@@ -46,6 +48,9 @@ class ChatOptions(TypedDict, total=False):
     thinking_tokens: int
     keep: bool
     template_options: Mapping[str, object]
+    done: bool
+    back_in: float
+    priority: int
 
 
 _KNOWN: Final = tuple(ChatOptions.__annotations__)
@@ -71,7 +76,8 @@ def conversation(messages: Messages) -> tuple[Message, ...]:
 
 
 def check_options(options: ChatOptions) -> None:
-    """Raise InvalidRequestError for an option that does not exist, or one given twice."""
+    """Raise InvalidRequestError for an option that does not exist, one given twice, and a wrong
+    hint."""
     unknown = sorted(options.keys() - set(_KNOWN))
     if unknown:
         raise InvalidRequestError(
@@ -85,6 +91,7 @@ def check_options(options: ChatOptions) -> None:
     stop = options.get("stop", ())
     if isinstance(stop, str) or not all(isinstance(one, str) for one in stop):
         raise InvalidRequestError(f"stop must be a list of texts, got {stop!r:.80}")
+    _hints(options)
 
 
 def ask_for(
@@ -110,10 +117,22 @@ def ask_for(
         agent=agent,
         thinking_tokens=options.get("thinking_tokens"),
         keep=options.get("keep", True),
+        hints=_hints(options),
     )
 
 
 _SAMPLING: Final = frozenset({"temperature", "top_p", "top_k", "min_p", "seed", "stop"})
+
+
+def _hints(options: ChatOptions) -> Hints:
+    done, back_in, priority = (options.get(name) for name in ("done", "back_in", "priority"))
+    if not isinstance(done, bool | None):
+        raise InvalidRequestError(f"done must be True or False, got {done!r:.80}")
+    if not isinstance(back_in, int | float | None) or isinstance(back_in, bool):
+        raise InvalidRequestError(f"back_in must be a number of seconds, got {back_in!r:.80}")
+    if not isinstance(priority, int | None) or isinstance(priority, bool):
+        raise InvalidRequestError(f"priority must be an integer, got {priority!r:.80}")
+    return Hints(done or False, back_in, priority or 0)
 
 
 def _sampling(options: ChatOptions, of_model: SamplingParams) -> SamplingParams:

@@ -242,6 +242,13 @@ def test_a_hint_of_an_agent_without_a_cache_changes_nothing(shelf: Shelf) -> Non
     assert evicted(shelf) == ["b"]
 
 
+def test_a_hint_of_one_tenant_says_nothing_of_anothers_agent_of_that_name() -> None:
+    shelf = told(FakeClock(), a=NO_HINTS, b=NO_HINTS)
+    shelf.store.heed(CacheKey("m", "b", "other"), Hints(done=True))
+    shelf.store.heed(CacheKey("m", "a", "other"), Hints(back_in=60))
+    assert evicted(shelf) == ["a", "b"]
+
+
 def test_a_tenant_cannot_keep_its_caches_at_the_cost_of_another(shelf: Shelf) -> None:
     for tenant, agent, n_tokens in (("x", "x1", 300), ("x", "x2", 300), ("y", "y1", 400)):
         own = CacheKey("m", agent, tenant)

@@ -32,6 +32,7 @@ from semantic.domain.errors import (
     SemanticError,
     TenantLimitError,
 )
+from semantic.domain.identity import Hints
 from semantic.ports.serving import Ask
 from tests.support.fake_serving import FakeServing, Script
 from tests.support.http_server import RunningServer, running, until
@@ -80,6 +81,23 @@ def test_create(client: anthropic.Anthropic, serving: FakeServing) -> None:
     (ask,) = serving.asked
     assert (ask.agent, ask.max_tokens, ask.sampling.stop) == ("ada", 50, ("END",))
     assert chat_of(ask).messages == (Message("system", "Be brief."), Message("user", "Hello"))
+
+
+def test_hints(client: anthropic.Anthropic, serving: FakeServing) -> None:
+    def ask(own: object, headers: dict[str, str]) -> None:
+        body = {} if own is None else {"semantic": own}
+        client.messages.create(
+            model="fake", max_tokens=5, messages=[HELLO], extra_body=body, extra_headers=headers
+        )
+
+    ask({"back_in": 20}, {})
+    ask(None, {"X-Semantic-Done": "true", "X-Semantic-Priority": "-2"})
+    assert [one.hints for one in serving.asked] == [
+        Hints(back_in=20),
+        Hints(done=True, priority=-2),
+    ]
+    with pytest.raises(anthropic.BadRequestError, match=r"semantic\.don: there is no such field"):
+        ask({"don": True}, {})
 
 
 def test_stream(client: anthropic.Anthropic, serving: FakeServing) -> None:

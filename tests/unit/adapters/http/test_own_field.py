@@ -92,6 +92,11 @@ def test_a_wrong_member_is_named_with_what_was_expected(own: object, message: st
     assert str(raised.value) == message
 
 
+def test_what_has_no_effect_is_validated_too() -> None:
+    with pytest.raises(FieldError, match=f"semantic.back_in: {SECONDS}"):
+        keep_of(request(), {"semantic": {"back_in": "5"}})
+
+
 @pytest.mark.parametrize(
     ("header", "text"),
     [("done", "yes"), ("back_in", "soon"), ("back_in", "inf"), ("priority", "-9")],

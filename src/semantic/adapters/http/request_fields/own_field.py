@@ -27,16 +27,17 @@ def keep_of(request: Request, body: Mapping[str, object]) -> bool:
     """Whether anything of the request may stay after its end: False if either the header
     X-Semantic-Keep or the field `semantic.keep` is false.
 
-    Raises FieldError for another value than true or false, and for an unknown member of `semantic`,
-    which a misspelt one would be.
+    Raises FieldError for another value than true or false, for an unknown member of `semantic`,
+    which a misspelt one would be, and as `hints_of`, also where hints have no effect.
     """
+    hints_of(request, body)
     own = _own(body)
     return _header_flag(request, _KEEP) is not False and _flag(own, _KEEP) is not False
 
 
 def hints_of(request: Request, body: Mapping[str, object]) -> Hints:
-    """What the agent says of itself. Raises FieldError as `keep_of`, and for `back_in` of an agent
-    that is done."""
+    """What the agent says of itself. Raises FieldError for a value of another type or out of range,
+    for an unknown member of `semantic`, and for `back_in` of an agent that is done."""
     own = _own(body)
     done = _flag(own, _DONE)
     if done is None:

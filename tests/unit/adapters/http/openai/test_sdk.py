@@ -23,6 +23,7 @@ from semantic.domain.answer import (
 )
 from semantic.domain.chat import AnswerFormat, Chat, Tool, ToolCall
 from semantic.domain.errors import ContextOverflowError, InvalidRequestError, OverloadedError
+from semantic.domain.identity import Hints
 from semantic.ports.serving import Ask
 from tests.support.fake_serving import FakeServing, Script
 from tests.support.http_server import RunningServer, running, until
@@ -88,6 +89,23 @@ def test_create(client: openai.OpenAI, serving: FakeServing) -> None:
     [ask] = serving.asked
     assert (ask.agent, ask.max_tokens) == ("ada", 50)
     assert (ask.sampling.stop, ask.sampling.top_k) == (("END",), 5)
+
+
+def test_hints(client: openai.OpenAI, serving: FakeServing) -> None:
+    said = {"semantic": {"back_in": 20, "priority": 1}}
+    done = {"X-Semantic-Done": "true"}
+    client.chat.completions.create(model="fake", messages=HELLO, extra_body=said)
+    client.completions.create(model="fake", prompt="Hello", extra_body=said)
+    client.responses.create(model="fake", input="Hello", extra_body=said)
+    client.chat.completions.create(model="fake", messages=HELLO, extra_headers=done)
+    client.completions.create(model="fake", prompt="Hello", extra_headers=done)
+    client.responses.create(model="fake", input="Hello", extra_headers=done)
+    expected = [Hints(back_in=20, priority=1)] * 3 + [Hints(done=True)] * 3
+    assert [ask.hints for ask in serving.asked] == expected
+    with pytest.raises(openai.BadRequestError, match=r"semantic\.back_in: expected a number"):
+        client.responses.create(
+            model="fake", input="Hello", extra_body={"semantic": {"back_in": "1"}}
+        )
 
 
 def test_stream(client: openai.OpenAI, serving: FakeServing) -> None:
