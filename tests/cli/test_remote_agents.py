@@ -27,6 +27,7 @@ from semantic.ports.agents import TenantId
 from tests.cli.support import Ran, command_line, environment, semantic
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import RunningServer, running
+from tests.support.model_server import several
 from tests.support.served_agents import AgentsWorld
 
 KEY, OPERATOR = "the key of a", "the key of the operator"
@@ -114,6 +115,28 @@ def test_an_operators_key_is_read_from_the_environment(
         ran = agents("import", server, *back)
         assert (ran.code, "tenant: expected the id" in ran.err) == (2, True)
         assert agents("import", server, *back, "--tenant", tenant).code == 0
+
+
+def test_of_several_models_the_one_that_is_named(tmp_path: Path) -> None:
+    world, file = AgentsWorld(), str(tmp_path / "ada.tar")
+    world.turn("ada", 600)
+    with several() as one:
+        one.loader.agents["llama"] = world.agents
+        for refused in (("export", "ada", file), ("import", __file__)):
+            ran = agents(refused[0], one.server, *refused[1:])
+            assert (ran.code, len(ran.error_lines)) == (2, 1)
+            assert (
+                "expected the agent's model, with --model or model= in the query: one of org"
+                in ran.err
+            )
+        assert (left(tmp_path), one.loader.loads.total()) == ([], 0)
+        ran = agents("export", one.server, "ada", file, "--model", "lama")
+        assert (ran.code, "did you mean llama?" in ran.err) == (2, True)
+        assert agents("export", one.server, "ada", file, "--model", "llama").code == 0
+        taken = agents("import", one.server, file, "--as", "eve", "--model", "llama", "--json")
+        assert json.loads(taken.out)["tokens"] == 604
+        assert one.ask("GET", "/v1/agents/eve?model=llama").json["tokens"] == 604
+        assert one.loader.loads == {"llama": 1}
 
 
 # What is refused
@@ -217,3 +240,8 @@ def test_an_export_that_is_ended_leaves_no_file(tmp_path: Path, how: signal.Sign
             process.send_signal(how)
             assert process.wait() in {130, -how}
     assert left(tmp_path) == []
+
+
+def test_a_model_is_one_of_a_server(tmp_path: Path) -> None:
+    ran = semantic("agents", "export", "ada", str(tmp_path / "x"), "--model", "llama")
+    assert (ran.code, "expected --model with --server only" in ran.err) == (2, True)

@@ -40,7 +40,10 @@ class Several:
 
 
 @contextmanager
-def several(settings: ServerSettings | None = None, *, opened: bool = True) -> Iterator[Several]:
+def several(
+    settings: ServerSettings | None = None, *, opened: bool = True, capacity: int = 1
+) -> Iterator[Several]:
+    """`capacity` of the models fit together."""
     loader = FakeLoader()
     loops: list[asyncio.AbstractEventLoop] = []
 
@@ -48,7 +51,7 @@ def several(settings: ServerSettings | None = None, *, opened: bool = True) -> I
         loops.append(asyncio.get_running_loop())
         if opened:
             loader.open.set()
-        return fake_models(loader, *NAMES)[1]
+        return fake_models(loader, *NAMES, capacity=capacity)[1]
 
     context = ServerContext()
     app = create_app(context=context, lifecycle=Lifecycle(context, load), settings=settings)

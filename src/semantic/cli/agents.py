@@ -195,7 +195,7 @@ def export(
     if is_stdout(file) and (as_json or url is None):
         raise InvalidRequestError("expected a file: - is for --server, and not with --json")
     if url is not None:
-        moved = export_archive(url, remote.key_variable, name, tenant, file)
+        moved = export_archive(url, remote.key_variable, name, remote.owner(tenant), file)
         if is_stdout(file):
             print_notice(moved[0])
         else:
@@ -256,7 +256,8 @@ def import_(
 
     url = remote.address(store)
     if url is not None:
-        _print(as_json, *import_archive(url, remote.key_variable, file, name, tenant))
+        owner = remote.owner(tenant)
+        _print(as_json, *import_archive(url, remote.key_variable, file, name, owner))
         return
     if tenant is not None:
         raise InvalidRequestError("expected --tenant with --server only")

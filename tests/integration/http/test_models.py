@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import cast
 
@@ -14,14 +15,18 @@ from pydantic import SecretStr
 from semantic.adapters.http.logs import LOG_FIELDS
 from semantic.adapters.http.settings import ServerSettings
 from semantic.domain.errors import (
+    AgentNotFoundError,
     BackendError,
     ContextOverflowError,
     ModelNotFoundError,
     SemanticError,
 )
+from semantic.ports.agents import EVERY_AGENT, AgentFilter, AgentSummary, Tenant, TenantId
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import running, until
 from tests.support.model_server import KEY, OPERATOR, several
+from tests.support.runnable_serving import NoAgents
+from tests.support.served_agents import AgentsWorld
 
 Json = dict[str, object]
 
@@ -46,6 +51,44 @@ def test_all_models_are_listed_with_their_state() -> None:
         assert listed[-1]["running"] == listed[-1]["waiting"] == 0
         short = one.ask("GET", "/v1/models?limit=2").json
         assert (short["has_more"], short["last_id"]) == (True, "default")
+
+
+def test_why_is_told_with_the_model_of_the_agent_and_loads_no_other() -> None:
+    world = AgentsWorld()
+    world.turn("ada", 40)
+    world.turn("ada", 30, first=9)
+    with several() as one:
+        one.loader.agents["llama"] = world.agents
+        found = one.ask("GET", "/v1/agents/ada/why?model=llama")
+        assert (found.status, found.json["id"]) == (200, "ada")
+        assert one.loader.loads == {"llama": 1}
+
+
+class OfOneTenant(NoAgents):
+    """Agents of one tenant: another one does not exist."""
+
+    def __init__(self, tenant: str) -> None:
+        self.tenant = TenantId(tenant)
+
+    async def tenants(self) -> Sequence[TenantId]:
+        return (self.tenant,)
+
+    async def list(self, tenant: Tenant, only: AgentFilter = EVERY_AGENT) -> Sequence[AgentSummary]:
+        del only
+        if tenant != self.tenant:
+            raise AgentNotFoundError(f"there is no tenant {tenant}")
+        return ()
+
+
+def test_an_operator_lists_the_agents_of_a_model_that_a_tenant_has_none_of() -> None:
+    settings = ServerSettings(api_keys=(SecretStr(KEY),), operator_keys=(SecretStr(OPERATOR),))
+    with several(settings, capacity=2) as one:
+        one.loader.agents |= {"llama": OfOneTenant("t1"), "org/qwen": OfOneTenant("t2")}
+        for name in ("llama", "org/qwen"):
+            assert one.ask("POST", f"/v1/models/{name}/load", key=OPERATOR).status == 200
+        assert one.ask("GET", "/v1/agents?model=llama", key=OPERATOR).json["data"] == []
+        assert one.ask("GET", "/v1/agents?tenant=t2&model=llama", key=OPERATOR).status == 200
+        assert one.ask("GET", "/v1/agents?tenant=t3&model=llama", key=OPERATOR).status == 404
 
 
 @pytest.mark.parametrize("path", WIRES)

@@ -40,14 +40,23 @@ class Archive:
     pieces: Iterator[bytes]
 
 
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose an agent is: a model's, which a server of several requires, and a tenant's, by the id
+    that an operator names."""
+
+    model: str | None = None
+    tenant: str | None = None
+
+
 @contextmanager
-def exported(url: str, key_variable: str, agent: str, tenant: str | None) -> Iterator[Archive]:
-    """The archive of an agent of the server at `url`; `tenant` is an id that an operator names.
+def exported(url: str, key_variable: str, agent: str, owner: Owner) -> Iterator[Archive]:
+    """The archive of an agent of the server at `url`.
 
     Raises as `get`, InvalidRequestError for a refused request, OperatorError for a refused key,
     and CapacityError if the server is busy.
     """
-    path = _EXPORT.format(quote(agent, safe="")) + _query(tenant=tenant)
+    path = _EXPORT.format(quote(agent, safe="")) + _query(tenant=owner.tenant, model=owner.model)
     with get(url, path, key_variable) as reply:
         length = reply.response.getheader("content-length", "")
         if reply.status != HTTPStatus.OK:
@@ -62,15 +71,16 @@ def import_archive(
     key_variable: str,
     archive: tuple[Iterable[bytes], int],
     name: str | None,
-    tenant: str | None,
+    owner: Owner,
 ) -> tuple[str, int]:
-    """Send an archive, as its pieces and size, for `tenant`; its agent's name there and tokens.
+    """Send an archive, as its pieces and size, for `owner`; its agent's name there and tokens.
 
     `name` None leaves the agent its own. Raises as `exported`.
     """
     key = key_for(url, key_variable)
     upload = Upload(*archive, _STORE_SECONDS)
-    with send(url, _IMPORT + _query(name=name, tenant=tenant), key, upload) as reply:
+    path = _IMPORT + _query(name=name, tenant=owner.tenant, model=owner.model)
+    with send(url, path, key, upload) as reply:
         if reply.status != HTTPStatus.OK:
             raise refusal(reply, "the import")
         agent = json_object(reply)

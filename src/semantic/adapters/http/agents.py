@@ -11,14 +11,20 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict
 from typing import Annotated, Final, Literal
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from semantic.adapters.http.cache_miss_report import LostTokens, lost_tokens
-from semantic.adapters.http.context import agents_of, serving_of, settings_of
+from semantic.adapters.http.context import (
+    MODEL_QUERY,
+    agents_of,
+    agents_of_named,
+    serving_of,
+    settings_of,
+)
 from semantic.adapters.http.errors import (
     ClientDisconnectedError,
     FieldError,
@@ -42,7 +48,17 @@ from semantic.ports.agents import (
 )
 from semantic.ports.serving import ServingPort
 
-router = APIRouter(prefix="/v1/agents", tags=["Agents"])
+
+def _model_parameter(
+    model: Annotated[
+        str | None, Query(description="Whose agents, of several models; else the first one's.")
+    ] = None,
+) -> None:
+    """Describes what `agents_of` reads."""
+    del model
+
+
+router = APIRouter(prefix="/v1/agents", tags=["Agents"], dependencies=[Depends(_model_parameter)])
 
 AgentId = Annotated[str, Path(description="The agent's name, percent-encoded.")]
 TenantParameter = Annotated[
@@ -242,13 +258,14 @@ async def import_agent(
     name: Annotated[str | None, Query(description="Its name here; else its own.")] = None,
     tenant: TenantParameter = None,
 ) -> Response:
-    """Create the agent of an export, with its blocks. A server with keys requires an operator's.
+    """Create the agent of an export, with its blocks. A server with keys requires an operator's,
+    one of several models requires `model`.
 
     Its numbers are checked against damage only: import what you trust. Only requests that name the
     agent find its blocks. One is imported at a time.
     """
     owner = _owner_of_archive(request, tenant)
-    agent = await agents_of(request).import_(_uploaded(request), owner, name)
+    agent = await agents_of_named(request).import_(_uploaded(request), owner, name)
     return JSONResponse(_summary(agent, owner))
 
 
@@ -259,14 +276,15 @@ async def import_agent(
 async def export_agent(
     request: Request, agent_id: AgentId, tenant: TenantParameter = None
 ) -> Response:
-    """The agent with its stored blocks as a tar file. A server with keys requires an operator's.
+    """The agent with its stored blocks as a tar file. A server with keys requires an operator's,
+    one of several models requires `model`.
 
     It contains the agent's whole conversation.
     """
     if not request.scope["raw_path"].endswith(b"/export"):
         return await show(request, f"{agent_id}/export", tenant)  # an encoded slash
     owner = _owner_of_archive(request, tenant)
-    archive = await until_disconnect(request, agents_of(request).export(agent_id, owner))
+    archive = await until_disconnect(request, agents_of_named(request).export(agent_id, owner))
     return _Download(archive)
 
 
@@ -281,7 +299,8 @@ async def why(request: Request, agent_id: AgentId, tenant: TenantParameter = Non
     if tenant is not None:
         require_operator(request, "tenant")
     detail = await agents_of(request).show(agent_id, tenant_of(request))
-    match = None if detail.match is None else await _match(detail.match, serving_of(request))
+    serving = serving_of(request, request.query_params.get(MODEL_QUERY))
+    match = None if detail.match is None else await _match(detail.match, serving)
     found = Why(object="agent.match", id=agent_id, match=match)
     return JSONResponse(found.model_dump(mode="json"))
 

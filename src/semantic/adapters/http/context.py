@@ -18,7 +18,7 @@ from semantic.adapters.http.metrics import InstrumentedServing, Observer
 from semantic.adapters.http.settings import ServerSettings
 from semantic.application.engine.engine_state import Figures, MemoryLimit
 from semantic.application.models.model_names import unknown_model
-from semantic.domain.errors import ModelNotFoundError, OverloadedError
+from semantic.domain.errors import InvalidRequestError, ModelNotFoundError, OverloadedError
 from semantic.ports.agents import AgentsPort
 from semantic.ports.embedding import EmbeddingPort
 from semantic.ports.models import ModelsPort
@@ -95,6 +95,19 @@ def embedding_of(request: Request) -> EmbeddingPort:
             "this server has no embedding model: start it with --embedding-model"
         )
     return context.embedding
+
+
+def agents_of_named(request: Request) -> AgentsPort:
+    """`agents_of` a server of one model, or of the model that the request names. Raises also
+    InvalidRequestError if it names none of several."""
+    models = context_of(request).models
+    names = () if models is None else [one.served.id for one in models.statuses()]
+    if len(names) > 1 and MODEL_QUERY not in request.query_params:
+        raise InvalidRequestError(
+            f"expected the agent's model, with --model or {MODEL_QUERY}= in the query: one of "
+            f"{', '.join(names)}"
+        )
+    return agents_of(request)
 
 
 def agents_of(request: Request) -> AgentsPort:

@@ -19,6 +19,7 @@ from typing import TypeVar
 from semantic.application.engine.engine_state import Figures, MemoryLimit
 from semantic.application.models.model_manager import ModelManager, RunnableServing
 from semantic.domain.answer import AnswerEvent
+from semantic.domain.errors import AgentNotFoundError
 from semantic.ports.agents import (
     EVERY_AGENT,
     AgentArchive,
@@ -126,7 +127,7 @@ class OnDemandAgents:
 
     async def list(self, tenant: Tenant, only: AgentFilter = EVERY_AGENT) -> Sequence[AgentSummary]:
         """See `AgentsPort.list`."""
-        return await self._call(lambda agents: agents.list(tenant, only))
+        return await self._of_tenant(tenant, lambda agents: agents.list(tenant, only), ())
 
     async def page(
         self,
@@ -136,7 +137,10 @@ class OnDemandAgents:
         only: AgentFilter = EVERY_AGENT,
     ) -> AgentPage:
         """See `AgentsPort.page`."""
-        return await self._call(lambda agents: agents.page(tenant, limit, after, only))
+        nothing = AgentPage((), has_more=False)
+        return await self._of_tenant(
+            tenant, lambda agents: agents.page(tenant, limit, after, only), nothing
+        )
 
     async def show(self, agent_id: str, tenant: Tenant) -> AgentDetail:
         """See `AgentsPort.show`."""
@@ -175,6 +179,17 @@ class OnDemandAgents:
 
     def _loaded(self) -> Sequence[AgentsPort]:
         return [unit.agents for unit in self._manager.loaded().values()]
+
+    async def _of_tenant(
+        self, tenant: Tenant, function: Callable[[AgentsPort], Awaitable[T]], nothing: T
+    ) -> T:
+        """`function` of the model's agents; `nothing` if only others have any of the tenant."""
+        try:
+            return await self._call(function)
+        except AgentNotFoundError:
+            if tenant in await self.tenants():
+                return nothing
+            raise
 
     async def _call(self, function: Callable[[AgentsPort], Awaitable[T]]) -> T:
         async with self._manager.use(self._name) as unit:

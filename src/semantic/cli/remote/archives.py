@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
@@ -19,6 +19,9 @@ from semantic.cli.options import DEFAULT_KEY_VARIABLE, KeyVariable, StoreOptions
 from semantic.cli.progress import download_bar
 from semantic.cli.report import Json, show_bytes, show_name
 from semantic.domain.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from semantic.adapters.clients.agent_archives import Owner
 
 _STDOUT = Path("-")
 _PIECE_BYTES = 1 << 20
@@ -38,26 +41,41 @@ class RemoteOptions:
             show_default=False,
         ),
     ] = None
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="With --server: the model whose agent is meant; required if it has several.",
+            show_default=False,
+        ),
+    ] = None
     key_variable: KeyVariable = DEFAULT_KEY_VARIABLE
 
     def address(self, store: StoreOptions, model_id: str | None = None) -> str | None:
         """The server; None for the store. Raises InvalidRequestError where both are meant."""
+        if self.server is None and self.model is not None:
+            raise InvalidRequestError("expected --model with --server only")
         if self.server is not None and (store != StoreOptions() or model_id is not None):
             raise InvalidRequestError(
                 "expected either --server, or --store, --disk-gb and --model-id"
             )
         return self.server
 
+    def owner(self, tenant: str | None) -> Owner:
+        """Whose agent of the server is meant."""
+        from semantic.adapters.clients.agent_archives import Owner
+
+        return Owner(self.model, tenant)
+
 
 def export_archive(
-    url: str, key_variable: str, name: str, tenant: str | None, file: Path
+    url: str, key_variable: str, name: str, owner: Owner, file: Path
 ) -> tuple[str, Json]:
     """Write an agent of a server to a new file, or to stdout; returns it as text and as JSON."""
     from semantic.adapters.clients.agent_archives import exported
 
     with (
         _destination(file) as out,
-        exported(url, key_variable, name, tenant) as archive,
+        exported(url, key_variable, name, owner) as archive,
         download_bar(name, archive.n_bytes) as advance,
     ):
         for piece in archive.pieces:
@@ -68,7 +86,7 @@ def export_archive(
 
 
 def import_archive(
-    url: str, key_variable: str, file: Path, name: str | None, tenant: str | None
+    url: str, key_variable: str, file: Path, name: str | None, owner: Owner
 ) -> tuple[str, Json]:
     """Send a file of `export_archive` to a server; returns its agent there as text and as JSON."""
     from semantic.adapters.clients import agent_archives
@@ -79,7 +97,7 @@ def import_archive(
         with download_bar(file.name, n_bytes) as advance:
             pieces = _pieces(archive, n_bytes, advance)
             own, tokens = agent_archives.import_archive(
-                url, key_variable, (pieces, n_bytes), name, tenant
+                url, key_variable, (pieces, n_bytes), name, owner
             )
     text = f"{show_name(own)}: {tokens} tokens, {show_bytes(n_bytes)}"
     return text, {"name": own, "tokens": tokens, "bytes": n_bytes}

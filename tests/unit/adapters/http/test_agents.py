@@ -322,6 +322,7 @@ def test_each_sees_its_own_requests_and_an_operator_those_of_all(tenants: Tenant
     assert bob == {
         "object": "request",
         "agent": "bob",
+        "model": "tiny",
         "state": "prefill",
         "prompt_tokens": 600,
         "read_tokens": 0,
