@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from semantic.adapters.mlx.model.provider import MLXModelProvider
     from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
     from semantic.adapters.stores.disk.store import DiskStore
-    from semantic.adapters.stores.disk_responses import FallbackResponses as Responses
+    from semantic.adapters.stores.disk_responses import FallbackResponses
+    from semantic.adapters.stores.remote.objects import Objects
+    from semantic.adapters.stores.remote.remote_records import Records, SharedResponses
+    from semantic.adapters.stores.remote.remote_store import RemoteStore
     from semantic.application.chat.turn_cache import TurnCache
     from semantic.application.engine.batch_engine import BlockPoolBatchEngine
     from semantic.application.engine.step_loop import StepLoop
@@ -42,7 +45,7 @@ if TYPE_CHECKING:
     from semantic.domain.value_objects import ModelCacheSpec
     from semantic.ports.outbound import BatchBackend, ModelProviderPort, Tokenizer
     from semantic.ports.slices import Slices
-    from semantic.ports.store import CacheStorePort
+    from semantic.ports.store import CacheStorePort, LookUpPort
 
 DEFAULT_MODEL = "semantic-tiny"
 """The model inside the package."""
@@ -147,7 +150,7 @@ class Settings:
 
     `any_chip` shares blocks with other kinds of chips: see `fingerprint`. `fleet_secret` is the
     file with the secret of tenants' tags, by default that in $SEMANTIC_FLEET_SECRET_FILE; without
-    one every store has its own secret.
+    one every store has its own secret. `remote` is the URL of the object store that a fleet shares.
     """
 
     model: str = DEFAULT_MODEL
@@ -165,6 +168,7 @@ class Settings:
     fleet_secret: Path | None = None
     adapter: NamedAdapter | None = None
     weights_bytes: int | None = None
+    remote: str | None = None
 
     @property
     def label(self) -> str:
@@ -415,24 +419,100 @@ def open_store(settings: Settings) -> CacheStorePort:
     """The store of `settings`. Raises StoreError when its folder cannot be used."""
     from semantic.adapters.stores.background import BackgroundStore
     from semantic.adapters.stores.memory import MemoryStore
-    from semantic.adapters.stores.tiered import TieredStore
+    from semantic.adapters.stores.tiered import SharedTiers, TieredStore
+    from semantic.domain.stored import Tier
 
     memory_bytes = settings.memory_bytes
     if memory_bytes is None:
         memory_bytes = default_memory_tier_bytes(memory_of(settings))
-    if not settings.use_disk:
-        return MemoryStore(memory_bytes, secret=fleet_secret(settings))
-    disk = open_disk(settings)
-    memory = MemoryStore(memory_bytes, secret=disk.secret)
     queue_bytes = max(_MIN_QUEUE_BYTES, memory_bytes // _QUEUE_FRACTION)
-    return TieredStore(memory, BackgroundStore(disk, queue_bytes))
+    remote = open_remote(settings)
+    if settings.use_disk:
+        disk = open_disk(settings)
+        memory = MemoryStore(memory_bytes, secret=disk.secret)
+        own: CacheStorePort = TieredStore(memory, BackgroundStore(disk, queue_bytes))
+    else:
+        own = MemoryStore(memory_bytes, secret=fleet_secret(settings))
+    return (
+        own
+        if remote is None
+        else SharedTiers(own, BackgroundStore(remote, queue_bytes, tier=Tier.UPLOADS))
+    )
+
+
+def open_remote(settings: Settings) -> RemoteStore | None:
+    """The tier that a fleet shares; None without one. Asks it nothing.
+
+    Raises InvalidRequestError for a URL that is none, or without the fleet's secret, and
+    OperatorError if the packages for it are missing.
+    """
+    opened = _open_objects(settings)
+    if opened is None:
+        return None
+    from semantic.adapters.stores.remote.remote_store import RemoteStore
+
+    return RemoteStore(*opened)
+
+
+def _open_objects(settings: Settings) -> tuple[Objects, bytes] | None:
+    """The object store of a fleet, and the fleet's secret. Raises as `open_remote`."""
+    if settings.remote is None:
+        return None
+    secret = fleet_secret(settings)
+    if secret is None:
+        raise InvalidRequestError(
+            "remote_store: expected fleet_secret_file too, the same for every replica"
+        )
+    try:
+        from semantic.adapters.stores.remote.objects import Objects
+    except ImportError as error:
+        raise OperatorError(f"remote_store: {error}; install semantic-engine[fleet]") from error
+    return Objects.open(settings.remote), secret
+
+
+def try_remote(settings: Settings) -> float:
+    """Write, read and delete an object of the fleet's store; the seconds that it took.
+
+    Raises as `open_remote`, and StoreError if the object store fails.
+    """
+    opened = _open_objects(settings)
+    if opened is None:
+        raise InvalidRequestError("remote_store: expected a URL")
+    from semantic.adapters.stores.remote.objects import UnavailableError
+
+    objects, path, data = opened[0], f"probes/{os.urandom(8).hex()}", os.urandom(64)
+    started = time.monotonic()
+    try:
+        was_new = objects.create(path, data)
+        again, found = objects.create(path, b""), bytes(objects.get(path))
+        objects.delete(path)
+    except (UnavailableError, FileNotFoundError) as error:
+        raise StoreError(f"the object store failed: {error}") from error
+    if not was_new or again or found != data:
+        raise StoreError("the object store replaces objects that are to be created only once")
+    return time.monotonic() - started
+
+
+def remote_tier(store: CacheStorePort) -> LookUpPort | None:
+    """The tier of a store of `open_store` that is asked before requests are queued, if any."""
+    from semantic.adapters.stores.background import BackgroundStore
+    from semantic.adapters.stores.tiered import SharedTiers
+
+    if not (isinstance(store, SharedTiers) and isinstance(store.cold, BackgroundStore)):
+        return None
+    from semantic.adapters.stores.remote.remote_store import RemoteStore
+
+    return store.cold.inner if isinstance(store.cold.inner, RemoteStore) else None
 
 
 def durable_tier(store: CacheStorePort) -> CacheStorePort:
-    """The most durable tier of a store of `open_store`, without the queue before it."""
+    """The most durable tier on this machine of a store of `open_store`, without the queue before
+    it."""
     from semantic.adapters.stores.background import BackgroundStore
-    from semantic.adapters.stores.tiered import TieredStore
+    from semantic.adapters.stores.tiered import SharedTiers, TieredStore
 
+    if isinstance(store, SharedTiers):
+        store = store.warm
     if isinstance(store, TieredStore):
         store = store.cold
     return store.inner if isinstance(store, BackgroundStore) else store
@@ -466,8 +546,11 @@ def fleet_secret(settings: Settings) -> bytes | None:
     return read_fleet_secret(Path(given)) if given else None
 
 
-def open_responses(settings: Settings, warn: Callable[[str], None]) -> Responses:
-    """The store of responses that clients can continue: in the store's folder, or in memory.
+def open_responses(
+    settings: Settings, warn: Callable[[str], None]
+) -> FallbackResponses | SharedResponses:
+    """The store of responses that clients can continue: in the store's folder, or in memory; and
+    in a fleet's object store. Raises as `open_remote`.
 
     It is opened on first use, when the block store must be open. `warn` is called with a sentence
     when the file cannot be used; memory is used then.
@@ -484,7 +567,12 @@ def open_responses(settings: Settings, warn: Callable[[str], None]) -> Responses
     responses = FallbackResponses(SqliteResponses(path, _RESPONSES_DISK_BYTES, warn), memory, warn)
     if folder is None:
         responses.disable_disk()
-    return responses
+    records = _open_records(settings, "responses", warn)
+    if records is None:
+        return responses
+    from semantic.adapters.stores.remote.remote_records import SharedResponses
+
+    return SharedResponses(responses, *records)
 
 
 def open_turns(settings: Settings, warn: Callable[[str], None]) -> TurnCache:
@@ -499,7 +587,24 @@ def open_turns(settings: Settings, warn: Callable[[str], None]) -> TurnCache:
     if settings.use_disk:
         with suppress(StoreError):  # reported when the block store is opened
             below = DiskTurns(store_folder(settings) / TURNS_FILE, _TURNS_DISK_BYTES, warn)
-    return TurnCache(_TURNS_MEMORY_BYTES, below)
+    records = _open_records(settings, "turns", warn)
+    if records is None:
+        return TurnCache(_TURNS_MEMORY_BYTES, below)
+    from semantic.adapters.stores.remote.remote_records import RemoteTurns
+
+    return TurnCache(_TURNS_MEMORY_BYTES, below, shared=RemoteTurns(records[0]))
+
+
+def _open_records(
+    settings: Settings, noun: str, warn: Callable[[str], None]
+) -> tuple[Records, bytes] | None:
+    """A fleet's records of one kind and its secret; None without one. Raises as `open_remote`."""
+    opened = _open_objects(settings)
+    if opened is None:
+        return None
+    from semantic.adapters.stores.remote.remote_records import Records
+
+    return Records(*opened, noun, warn), opened[1]
 
 
 def store_folder(settings: Settings) -> Path:
@@ -708,7 +813,9 @@ def give_up_under_pressure(loop: StepLoop, store: CacheStorePort) -> None:
             f"--memory-gb {guard.max_bytes / _GIB:.3g}: expected clearly more than the "
             f"{used / _GIB:.3g} that the process has without a request"
         )
-    tier = store.warm if isinstance(store, TieredStore) else store
+    tier = store
+    while isinstance(tier, TieredStore):
+        tier = tier.warm
     if isinstance(tier, MemoryStore):
         guard.add("the memory tier", tier.release)
     guard.add("idle caches", loop.evict_idle)

@@ -21,6 +21,7 @@ from semantic.application.agents.directory import AgentDirectory
 from semantic.application.agents.finder import AgentFinder, AgentNames, SavedAgents
 from semantic.application.agents.listing import newest_first
 from semantic.application.agents.served_agents import ServedAgents
+from semantic.application.cache.discovery import Discovery
 from semantic.application.chat.grammar_checks import GrammarChecks, Verdicts
 from semantic.application.chat.preparation import Preparation
 from semantic.application.chat.replay import Replay
@@ -45,6 +46,7 @@ from semantic.bootstrap import (
     model_path,
     open_turns,
     rebuild_app,
+    remote_tier,
     unfinished_folder,
 )
 from semantic.domain.block_hash import namespace_of, tenant_id, tenant_tag
@@ -158,6 +160,9 @@ async def load_serving(
         turns = None if shared is None else BorrowedTurns(shared.turns)
         serving = await asyncio.to_thread(_build_serving, thread, apps[-1], settings, turns)
         undo.push_async_callback(serving.close)
+        remote = remote_tier(apps[-1].store)
+        if remote is not None:
+            serving.discovery = Discovery(apps[-1].model, apps[-1].store, remote)
         public += [await serving.publish(chat) for chat in settings.public]
         undo.pop_all()
     return serving

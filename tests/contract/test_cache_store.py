@@ -12,16 +12,21 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
+from secrets import token_bytes
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from obstore.store import MemoryStore as ObjectsInMemory
 
 from semantic.adapters.stores.background import BackgroundStore
 from semantic.adapters.stores.disk import DiskStore
 from semantic.adapters.stores.memory import MemoryStore
-from semantic.adapters.stores.tiered import TieredStore
+from semantic.adapters.stores.remote.objects import Objects
+from semantic.adapters.stores.remote.remote_store import RemoteStore
+from semantic.adapters.stores.tiered import SharedTiers, TieredStore
+from semantic.bootstrap import remote_tier
 from semantic.domain.block_hash import BlockHash, BlockKey, BlockLink, Part, Scope, begins_like
 from semantic.domain.prefix import common_prefix
 from semantic.domain.stored import BlockHeader, BlockLayout, Manifest, StoredBlock, Tier
@@ -93,6 +98,37 @@ LASTING: dict[str, Make] = {
         disk_in_background(folder, size), size
     ),
 }
+
+
+def secret_in(folder: Path) -> bytes:
+    """A secret that stays with the folder, as an operator's does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "fleet-secret"
+    if not path.exists():
+        path.write_bytes(token_bytes(32))
+    return path.read_bytes()
+
+
+def remote(folder: Path, _max_bytes: int) -> CacheStorePort:
+    return RemoteStore(Objects(ObjectsInMemory()), secret_in(folder))
+
+
+def remote_in_a_folder(folder: Path, _max_bytes: int) -> CacheStorePort:
+    return RemoteStore(Objects.open((folder / "bucket").absolute().as_uri()), secret_in(folder))
+
+
+def shared(folder: Path, max_bytes: int) -> CacheStorePort:
+    """All tiers of a replica."""
+    secret = secret_in(folder)
+    disk_tier = DiskStore.open(folder / "store", max_bytes + empty_disk_bytes(), secret=secret)
+    own = TieredStore(MemoryStore(max_bytes, secret=secret), background(disk_tier))
+    return SharedTiers(own, background(remote_in_a_folder(folder, max_bytes)))
+
+
+BOUNDED = VOLATILE | LASTING
+"""Stores that keep a quota of their own."""
+VOLATILE |= {"remote(memory)": remote}
+LASTING |= {"remote(file)": remote_in_a_folder, "shared(tiered, background(remote))": shared}
 STORES = VOLATILE | LASTING
 
 
@@ -108,6 +144,11 @@ def opened(make: Make, folder: Path, max_bytes: int = AMPLE) -> Iterator[CacheSt
 @pytest.fixture(params=list(STORES))
 def make(request: pytest.FixtureRequest) -> Make:
     return STORES[str(request.param)]
+
+
+@pytest.fixture(params=list(BOUNDED))
+def bounded(request: pytest.FixtureRequest) -> Make:
+    return BOUNDED[str(request.param)]
 
 
 @pytest.fixture
@@ -466,8 +507,8 @@ def test_a_block_that_is_there_is_not_written_again(store: CacheStorePort) -> No
 # Room
 
 
-def test_of_a_chain_the_tail_goes_first(make: Make, tmp_path: Path) -> None:
-    with opened(make, tmp_path, 8 * BIG_BYTES) as store:
+def test_of_a_chain_the_tail_goes_first(bounded: Make, tmp_path: Path) -> None:
+    with opened(bounded, tmp_path, 8 * BIG_BYTES) as store:
         links = chain(4 * 256)
         put_all(store, [block(link, layout=BIG) for link in links])
         store.touch(keys(links))
@@ -483,8 +524,8 @@ def test_of_a_chain_the_tail_goes_first(make: Make, tmp_path: Path) -> None:
         assert total(store, "evicted") > 0
 
 
-def test_what_was_used_last_stays(make: Make, tmp_path: Path) -> None:
-    with opened(make, tmp_path, 8 * BIG_BYTES) as store:
+def test_what_was_used_last_stays(bounded: Make, tmp_path: Path) -> None:
+    with opened(bounded, tmp_path, 8 * BIG_BYTES) as store:
         links = chain(3 * 256)
         put_all(store, [block(link, layout=BIG) for link in links])
         store.flush()
@@ -495,8 +536,8 @@ def test_what_was_used_last_stays(make: Make, tmp_path: Path) -> None:
             assert n_found(store, chain(256, seed)) == 1
 
 
-def test_what_an_agent_does_not_go_on_from_is_evicted_first(make: Make, tmp_path: Path) -> None:
-    with opened(make, tmp_path, 10 * BIG_BYTES) as store:
+def test_what_an_agent_does_not_go_on_from_is_evicted_first(bounded: Make, tmp_path: Path) -> None:
+    with opened(bounded, tmp_path, 10 * BIG_BYTES) as store:
         live, old = chain(2 * 256, 1), chain(4 * 256, 2)
         put_all(store, [block(link, layout=BIG) for link in (*live, *old)])
         assert store.save(manifest("live", 2 * 256, 1))
@@ -517,8 +558,8 @@ def test_what_an_agent_does_not_go_on_from_is_evicted_first(make: Make, tmp_path
         assert n_found(store, old) == 1
 
 
-def test_what_an_agent_returns_to_is_evicted_as_any_other(make: Make, tmp_path: Path) -> None:
-    with opened(make, tmp_path, 10 * BIG_BYTES) as store:
+def test_what_an_agent_returns_to_is_evicted_as_any_other(bounded: Make, tmp_path: Path) -> None:
+    with opened(bounded, tmp_path, 10 * BIG_BYTES) as store:
         old, other = chain(4 * 256, 2), chain(3 * 256, 1)
         put_all(store, [block(link, layout=BIG) for link in (*other, *old)])
         assert store.save(manifest("other", 3 * 256, 1))
@@ -531,8 +572,8 @@ def test_what_an_agent_returns_to_is_evicted_as_any_other(make: Make, tmp_path: 
         assert n_found(store, other) < 3
 
 
-def test_a_block_larger_than_the_budget_is_not_kept(make: Make, tmp_path: Path) -> None:
-    with opened(make, tmp_path, 8 * BIG_BYTES) as store:
+def test_a_block_larger_than_the_budget_is_not_kept(bounded: Make, tmp_path: Path) -> None:
+    with opened(bounded, tmp_path, 8 * BIG_BYTES) as store:
         small, large = chain(256, 1)[0], chain(256, 2)[0]
         assert store.put(block(small, layout=BIG))
         store.flush()
@@ -543,8 +584,10 @@ def test_a_block_larger_than_the_budget_is_not_kept(make: Make, tmp_path: Path) 
         assert is_within_budget(store)
 
 
-def test_pinned_agents_survive_pressure_until_they_are_unpinned(make: Make, tmp_path: Path) -> None:
-    with opened(make, tmp_path, 12 * BIG_BYTES) as store:
+def test_pinned_agents_survive_pressure_until_they_are_unpinned(
+    bounded: Make, tmp_path: Path
+) -> None:
+    with opened(bounded, tmp_path, 12 * BIG_BYTES) as store:
         links = chain(3 * 256)
         put_all(store, [block(link, layout=BIG) for link in links])
         put_all(store, [StoredBlock(header(links[-1], Part.CHECKPOINT, BIG), b"state")])
@@ -561,8 +604,8 @@ def test_pinned_agents_survive_pressure_until_they_are_unpinned(make: Make, tmp_
         assert n_found(store, links) == 0
 
 
-def test_pins_may_leave_no_room_but_the_budget_holds(make: Make, tmp_path: Path) -> None:
-    with opened(make, tmp_path, 8 * BIG_BYTES) as store:
+def test_pins_may_leave_no_room_but_the_budget_holds(bounded: Make, tmp_path: Path) -> None:
+    with opened(bounded, tmp_path, 8 * BIG_BYTES) as store:
         links = chain(20 * 256)
         for link in links:
             store.put(block(link, layout=BIG))
@@ -831,6 +874,9 @@ def test_closing_keeps_all_that_was_accepted(name: str, tmp_path: Path) -> None:
         assert store.save(manifest("a", 30 * 256 + 5))
     with opened(LASTING[name], tmp_path) as store:
         assert store.secret == secret
+        tier = store if isinstance(store, RemoteStore) else remote_tier(store)
+        if tier is not None:
+            tier.look_up_agent(SCOPE, "a")
         kept = store.manifest(SCOPE, "a")
         assert kept is not None
         assert kept.token_ids == text(30 * 256 + 5)
@@ -1025,6 +1071,14 @@ class TieredBackgroundMachine(StoreMachine):
     make = staticmethod(STORES["tiered(memory, background(disk))"])
 
 
+class RemoteMachine(StoreMachine):
+    make = staticmethod(STORES["remote(memory)"])
+
+
+class SharedMachine(StoreMachine):
+    make = staticmethod(STORES["shared(tiered, background(remote))"])
+
+
 for machine in StoreMachine.__subclasses__():
     in_memory = machine in (MemoryMachine, BackgroundMemoryMachine)
     n_examples = examples(40, thorough=300) if in_memory else examples(10, thorough=60)
@@ -1036,3 +1090,5 @@ TestDisk = DiskMachine.TestCase
 TestBackgroundDisk = BackgroundDiskMachine.TestCase
 TestTiered = TieredMachine.TestCase
 TestTieredBackground = TieredBackgroundMachine.TestCase
+TestRemote = RemoteMachine.TestCase
+TestShared = SharedMachine.TestCase

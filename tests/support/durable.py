@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from semantic import BlockPool, BlockPoolBatchEngine, CompletedGeneration
+from semantic.application.cache.discovery import Discovery
 from semantic.application.cache.loading import Loader
 from semantic.application.cache.prefix_lookup import PrefixLookup, StoredPrefix
-from semantic.bootstrap import Settings, open_store
+from semantic.bootstrap import Settings, open_store, remote_tier
 from semantic.domain.block_hash import BlockKey
 from semantic.domain.stored import Manifest, Tier
 from semantic.domain.value_objects import whole_blocks
@@ -86,9 +87,17 @@ class Durable:
         chunk: int = 512,
         memory_bytes: int = 64 * MIB,
         disk_bytes: int = 256 * MIB,
+        fleet: tuple[str, Path] | None = None,
     ) -> None:
+        """With `fleet`, the URL of its object store and the file of its secret, it is a replica."""
+        remote, secret = fleet or (None, None)
         settings = Settings(
-            use_disk=True, store=folder, memory_bytes=memory_bytes, disk_bytes=disk_bytes
+            use_disk=True,
+            store=folder,
+            memory_bytes=memory_bytes,
+            disk_bytes=disk_bytes,
+            remote=remote,
+            fleet_secret=secret,
         )
         self.architecture = architecture.removesuffix(SUFFIX)
         self.store = open_store(settings)
@@ -105,12 +114,16 @@ class Durable:
             # Sized by the clock, chunks would differ from run to run, and with them the last bits.
             budget=FixedBudget(chunk),
         )
+        tier = remote_tier(self.store)
+        self.discovery = None if tier is None else Discovery(self.backend, self.store, tier)
         self.needs_checkpoint = self.backend.layout().needs_checkpoint
 
     # Asking
 
     def submit(self, asked: Asked) -> str:
         """The request's uid."""
+        if self.discovery is not None:
+            self.discovery.begin(asked.agent, asked.tenant, asked.prompt).result()
         return self.engine.submit(
             asked.agent, asked.prompt, max_tokens=asked.n, tenant=asked.tenant
         )
@@ -193,14 +206,16 @@ class Durable:
     # Life
 
     def close(self) -> None:
-        """End in order: what was accepted is on disk."""
+        """End in order: what was accepted is on disk, and in the object store."""
+        if self.discovery is not None:
+            self.discovery.close()
         self.engine.close()
 
 
 @contextmanager
 def running(architecture: str, folder: Path, **options: int) -> Iterator[Durable]:
     """One life, ended in order."""
-    life = Durable(architecture, folder, **options)
+    life = Durable(architecture, folder, **options)  # type: ignore[arg-type]
     try:
         yield life
     finally:

@@ -18,6 +18,7 @@ from typing import TypeVar
 from semantic.application.agents.finder import AgentNames
 from semantic.application.agents.served_agents import ServedAgents
 from semantic.application.agents.tool_times import ToolTimes
+from semantic.application.cache.discovery import Discovery
 from semantic.application.chat.answer_reader import AnswerReader, AnswerStream, message_in
 from semantic.application.chat.preparation import Preparation, Prepared
 from semantic.application.chat.replay import Replay
@@ -103,6 +104,8 @@ class Serving:
         """The embedding model beside this one."""
         self.memory: MemoryLimit | None = None
         """The limit of the process' memory."""
+        self.discovery: Discovery | None = None
+        """Asks the store's slow tier, if it has one."""
         self._arrivals: Arrivals | None = None
         self._tool_times = ToolTimes()
 
@@ -128,6 +131,8 @@ class Serving:
         self._thread.stop(drain=False)
         self._preparation.close()
         self._workers.shutdown(cancel_futures=True)
+        if self.discovery is not None:
+            self.discovery.close()
         self._replay.close()
 
     async def flush(self) -> None:
@@ -165,6 +170,9 @@ class Serving:
         await self._names.ready(ask)
         with self._names.claimed(prepared, ask) as agent:
             self._tool_times.returned(agent, ask.tenant)
+            if self.discovery is not None:
+                begun = self.discovery.begin(agent, ask.tenant, prepared.tokens)
+                await asyncio.wrap_future(begun)
             submission = Submission(
                 agent,
                 prepared.tokens,

@@ -30,6 +30,7 @@ from semantic.bootstrap import (
     parse_adapter,
     read_device,
     store_folder,
+    try_remote,
 )
 from semantic.cli.conversation import message
 from semantic.cli.driving import Driver
@@ -114,6 +115,8 @@ def examine(settings: Settings) -> Iterator[Finding]:
         return
     yield check_identity(settings)
     yield check_store(settings)
+    if settings.remote is not None:
+        yield check_remote(settings)
     yield check_embedded_model()
     yield from check_model(settings)
 
@@ -199,6 +202,16 @@ def check_store(settings: Settings) -> Finding:
         return Finding("store", "warning", str(error), advice)
     used = f"{show_bytes(tier.n_bytes)} of {show_bytes(tier.max_bytes)}"
     return Finding("store", "ok", f"{store_folder(settings)}, agents {tier.n_agents}, {used}")
+
+
+def check_remote(settings: Settings) -> Finding:
+    """Whether the object store of the fleet can be written, read and deleted from."""
+    name = "remote store"
+    try:
+        seconds = try_remote(settings)
+    except SemanticError as error:
+        return Finding(name, "failed", str(error), "URL, credentials and permissions decide it")
+    return Finding(name, "ok", f"written, read and deleted in {show_seconds(seconds)}")
 
 
 def check_embedded_model() -> Finding:

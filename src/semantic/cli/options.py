@@ -125,6 +125,17 @@ _ANY_CHIP = typer.Option(
     "last bits: answers may differ from those of one machine alone.",
     rich_help_panel=_STORE,
 )
+RemoteStore = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="The object store that the replicas of a fleet share: s3://bucket/prefix, gs://, "
+        "az:// or file://. Credentials come from the environment; needs semantic-engine[fleet] "
+        "and --fleet-secret-file.",
+        show_default=False,
+        rich_help_panel=_STORE,
+    ),
+]
 FleetSecretFile = Annotated[
     Path | None,
     typer.Option(
@@ -170,6 +181,7 @@ class EngineOptions:
     ram_gb: RamGb = None
     share_across_chips: Annotated[bool, _ANY_CHIP] = False
     fleet_secret_file: FleetSecretFile = None
+    remote_store: RemoteStore = None
 
     def settings(self) -> Settings:
         """As bootstrap takes them, an alias replaced by its model.
@@ -188,6 +200,7 @@ class EngineOptions:
             memory_bytes=gib("--ram-gb", self.ram_gb),
             any_chip=self.share_across_chips,
             fleet_secret=self.fleet_secret_file,
+            remote=self.remote_store,
         )
 
 
@@ -416,6 +429,7 @@ class ServeOptions:
     ram_gb: RamGb = None
     share_across_chips: Annotated[bool | None, _ANY_CHIP] = None
     fleet_secret_file: FleetSecretFile = None
+    remote_store: RemoteStore = None
     memory_gb: Annotated[
         float | None,
         typer.Option(

@@ -305,6 +305,7 @@ def engine_settings(settings: ServerSettings) -> Settings:
         process_bytes=gib("memory_gb", settings.memory_gb),
         any_chip=settings.share_across_chips,
         fleet_secret=settings.fleet_secret_file,
+        remote=settings.remote_store,
     )
 
 

@@ -100,6 +100,10 @@ class Tier(StrEnum):
     QUEUE = "queue"
     """In memory, queued to be written to disk."""
     DISK = "disk"
+    UPLOADS = "uploads"
+    """In memory, queued to be written to the object store."""
+    REMOTE = "remote"
+    """In the object store of a fleet."""
 
 
 @dataclass(frozen=True, slots=True)

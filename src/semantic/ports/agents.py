@@ -15,7 +15,7 @@ from semantic.domain.match import MatchReport
 RequestState = Literal["queued", "prefill", "decode"]
 AgentState = Literal["idle", "queued", "prefill", "decode"]
 
-Place = Literal["pool", "memory", "disk", "missing"]
+Place = Literal["pool", "memory", "disk", "remote", "missing"]
 """The fastest place that holds a block; "missing" if it was evicted."""
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope
+from semantic.domain.block_hash import BlockHash, BlockKey, BlockLink, Part, Scope
 from semantic.domain.stored import (
     AgentName,
     BlockHeader,
+    BlockLayout,
     BlockRead,
     Found,
     Manifest,
@@ -26,7 +27,9 @@ from semantic.domain.stored import (
 class CacheStorePort(Protocol):
     """Stores immutable block bodies by content hash, and agents' manifests.
 
-    No call raises for a failure of the disk: it is counted in `stats` and is a miss.
+    No call raises for a failure of the disk: it is counted in `stats` and is a miss. A tier that
+    implements `LookUpPort` besides has no quota of its own, and answers all that does not read or
+    write from what it has looked up.
     """
 
     @property
@@ -166,4 +169,23 @@ class CacheStorePort(Protocol):
 
     def close(self) -> None:
         """Flush, and release files and threads. Nothing may be called afterwards."""
+        ...
+
+
+class LookUpPort(Protocol):
+    """A tier that is too slow to be asked between two steps: it is asked before a request is
+    queued, from a thread that may wait.
+
+    No call raises for a failure, nor waits longer than one deadline after the first.
+    """
+
+    def look_up_agent(self, scope: Scope, agent_id: str) -> None:
+        """Learn the agent's newest manifest."""
+        ...
+
+    def look_up(
+        self, scope: Scope, links: Sequence[BlockLink], layout: BlockLayout, start: int = 0
+    ) -> None:
+        """Learn how much is stored of a chain of full blocks, what follows its end, and what is
+        needed to resume there. Other tiers have the first `start` blocks."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from semantic.domain.history import Point, Turn
@@ -19,6 +20,27 @@ class TurnsPort(Protocol):
         stored is dropped."""
         ...
 
+    def look_up(self, owner: bytes, points: Sequence[Point]) -> None:
+        """Let `get` know what a fleet has of the turns at `points`, of one conversation in order,
+        and of one owner. May wait for a network, one deadline at most; nothing without a fleet."""
+        ...
+
     def close(self) -> None:
         """Flush and close."""
+        ...
+
+
+class SharedTurnsPort(Protocol):
+    """Turns that several machines share. Thread-safe; raises nothing."""
+
+    def put(self, turn: Turn) -> None:
+        """Store `turn`; it is dropped if that fails."""
+        ...
+
+    def look_up(self, owner: bytes, points: Sequence[Point]) -> Sequence[Turn]:
+        """Those of the turns at `points` that are there; none if the newest are not. May wait."""
+        ...
+
+    def close(self) -> None:
+        """End its threads."""
         ...

@@ -437,7 +437,7 @@ def _last_turn(match: MatchReport | None, *, for_operator: bool) -> Mapping[str,
     }
 
 
-_PLACES: Final = ("pool", "memory", "disk", "missing")
+_PLACES: Final = ("pool", "memory", "disk", "remote", "missing")
 
 
 async def _match(match: MatchReport, serving: ServingPort) -> Match:

@@ -106,14 +106,16 @@ class BackgroundStore:
         max_queued_bytes: int,
         *,
         clock: Callable[[], float] = time.monotonic,
+        tier: Tier = Tier.QUEUE,
     ) -> None:
-        """Raises InvalidRequestError for a bound below 1."""
+        """`tier` is what the queue is called. Raises InvalidRequestError for a bound below 1."""
         if max_queued_bytes < 1:
             raise InvalidRequestError(
                 f"max_queued_bytes must be at least 1, got {max_queued_bytes}"
             )
         self._inner = inner
         self._max_bytes = max_queued_bytes
+        self._tier = tier
         self._backoff = Backoff(clock)
         self._changed = threading.Condition()
         self._queue: OrderedDict[int, _Job] = OrderedDict()
@@ -180,7 +182,7 @@ class BackgroundStore:
         with self._changed:
             queued = {key: self._blocks[key].block for key in keys if key in self._blocks}
         found = dict(self._inner.find([key for key in keys if key not in queued]))
-        found.update((key, Found(len(one.body), Tier.QUEUE)) for key, one in queued.items())
+        found.update((key, Found(len(one.body), self._tier)) for key, one in queued.items())
         return found
 
     def lacking(self, keys: Sequence[BlockKey]) -> frozenset[BlockKey]:
@@ -333,7 +335,7 @@ class BackgroundStore:
         """
         with self._changed:
             queue = StoreStats(
-                Tier.QUEUE,
+                self._tier,
                 n_blocks=len(self._blocks),
                 n_bytes=self._n_bytes,
                 max_bytes=self._max_bytes,

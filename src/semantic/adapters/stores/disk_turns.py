@@ -6,7 +6,7 @@ Knows turns and records; not what turns are for.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -36,17 +36,20 @@ class DiskTurns:
 
     def get(self, point: Point) -> Turn | None:
         try:
-            data = self._records.get(_key_of(point))
+            data = self._records.get(turn_key(point))
         except StoreError as error:
             self._report(error)
             return None
-        return None if data is None else _decoded(point, data)
+        return None if data is None else decoded_turn(point, data)
 
     def put(self, turn: Turn) -> None:
         try:
-            self._records.put(_key_of(turn.point), _encoded(turn), turn.owner)
+            self._records.put(turn_key(turn.point), encoded_turn(turn), turn.owner)
         except StoreError as error:
             self._report(error)
+
+    def look_up(self, owner: bytes, points: Sequence[Point]) -> None:
+        """See `TurnsPort.look_up`: nothing, `get` reads."""
 
     def close(self) -> None:
         self._records.close()
@@ -57,19 +60,22 @@ class DiskTurns:
             self._notify(f"{error}; after a restart some history is rendered again")
 
 
-def _key_of(point: Point) -> bytes:
+def turn_key(point: Point) -> bytes:
+    """The key of the turn that ends at `point`, 32 bytes."""
     return digest("turn-key-v1", point)
 
 
-def _encoded(turn: Turn) -> bytes:
+def encoded_turn(turn: Turn) -> bytes:
+    """`turn` as bytes, without its point and owner."""
     parent = turn.parent or _NO_POINT
     head = _HEAD.pack(turn.parent is not None, parent, turn.start, turn.thought)
     return head + pack_tokens(turn.tokens)
 
 
-def _decoded(point: Point, data: bytes) -> Turn | None:
+def decoded_turn(point: Point, data: bytes, owner: bytes = b"") -> Turn | None:
+    """The inverse of `encoded_turn`; None for any other bytes."""
     tokens = data[_HEAD.size :]
     if len(data) < _HEAD.size or len(tokens) % TOKEN_BYTES:
         return None
     has_parent, parent, start, thought = _HEAD.unpack_from(data)
-    return Turn(point, parent if has_parent else None, start, unpack_tokens(tokens), thought)
+    return Turn(point, parent if has_parent else None, start, unpack_tokens(tokens), thought, owner)

@@ -125,8 +125,14 @@ class MemoryStore:
     Methods without a docstring: see `CacheStorePort`.
     """
 
-    def __init__(self, max_bytes: int, *, secret: bytes | None = None) -> None:
-        """Raises InvalidRequestError for a quota below 1 or a secret of other than 32 bytes."""
+    def __init__(
+        self, max_bytes: int, *, secret: bytes | None = None, counts_bodies: bool = True
+    ) -> None:
+        """Without `counts_bodies` the quota is for what is known of blocks: their bodies are
+        elsewhere.
+
+        Raises InvalidRequestError for a quota below 1 or a secret of other than 32 bytes.
+        """
         if max_bytes < 1:
             raise InvalidRequestError(f"max_bytes must be at least 1, got {max_bytes}")
         if secret is not None and len(secret) != _SECRET_BYTES:
@@ -134,6 +140,7 @@ class MemoryStore:
         self._secret = secrets.token_bytes(_SECRET_BYTES) if secret is None else secret
         self._public = tenant_tag(self._secret, PUBLIC_TENANT)
         self._max_bytes = max_bytes
+        self._counts_bodies = counts_bodies
         self._n_bytes = 0
         self._lock = threading.Lock()
         self._blocks: dict[BlockKey, StoredBlock] = {}
@@ -188,6 +195,12 @@ class MemoryStore:
         with self._lock:
             return frozenset(key for key in keys if key not in self._blocks)
 
+    def header(self, key: BlockKey) -> BlockHeader | None:
+        """The header of a block that is here, or None."""
+        with self._lock:
+            block = self._blocks.get(key)
+        return None if block is None else block.header
+
     def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]:
         with self._lock:
             return self._children.of(parent, part)
@@ -237,6 +250,13 @@ class MemoryStore:
     # Agents
 
     def save(self, manifest: Manifest) -> bool:
+        return self._save(manifest)
+
+    def remember(self, manifest: Manifest) -> bool:
+        """`save` with the generation that another store has given `manifest`."""
+        return self._save(manifest, manifest.generation)
+
+    def _save(self, manifest: Manifest, generation: int | None = None) -> bool:
         agent = manifest.scope, manifest.agent_id
         saved = _Saved(manifest, tuple(manifest.scope.chain(manifest.token_ids)))
         with self._lock:
@@ -248,7 +268,8 @@ class MemoryStore:
                 return False
             if older is not None:
                 self._drop_agent(agent)
-            self._insert_agent(agent, saved, 1 + (older.manifest.generation if older else 0))
+            next_one = 1 + (older.manifest.generation if older else 0)
+            self._insert_agent(agent, saved, next_one if generation is None else generation)
             self._drop_superseded(older.chain[-1:] if older else (), saved.chain[-1:])
             if older is not None:
                 self._abandon(older.chain)
@@ -363,7 +384,7 @@ class MemoryStore:
                     self._tenants[self._tenant(key)].abandon(key)
 
     def _evict_for_block(self, block: StoredBlock) -> bool:
-        n_bytes = _block_bytes(block)
+        n_bytes = self._block_bytes(block)
         if self._n_bytes + n_bytes <= self._max_bytes:
             return True
         # A descendant of a refused block would evict the head of its own chain, which `_lineage`
@@ -515,8 +536,12 @@ class MemoryStore:
 
     def _size(self, entry: _Entry) -> int:
         if isinstance(entry, BlockKey):
-            return _block_bytes(self._blocks[entry])
+            return self._block_bytes(self._blocks[entry])
         return self._agents[entry].n_bytes
+
+    def _block_bytes(self, block: StoredBlock) -> int:
+        known = ENTRY_BYTES + TOKEN_BYTES * len(block.header.link.tokens)
+        return known + (len(block.body) if self._counts_bodies else 0)
 
     # Inserting and dropping
 
@@ -606,10 +631,6 @@ class MemoryStore:
         with self._lock:
             self._counts["hits"] += sum(found)
             self._counts["misses"] += len(found) - sum(found)
-
-
-def _block_bytes(block: StoredBlock) -> int:
-    return ENTRY_BYTES + TOKEN_BYTES * len(block.header.link.tokens) + len(block.body)
 
 
 def _name(entry: _Entry) -> BlockHash | _Agent:

@@ -213,5 +213,37 @@ class _Prefetched:
         return self.body
 
 
+class SharedTiers(TieredStore):
+    """Tiers of this machine, `warm`, in front of one that several machines share, `cold`.
+
+    What `warm` has is not asked of `cold`, and what it has not is not asked of `warm`. Pins are for
+    the quota of `warm`, and its drive is the one that wears out.
+    """
+
+    @property
+    def holds_back(self) -> bool:
+        return self.warm.holds_back
+
+    def read_into(self, reads: Sequence[BlockRead]) -> Sequence[bool]:
+        here = self.warm.find([read.header.key for read in reads])
+        filled = [False] * len(reads)
+        for store, places in (
+            (self.warm, [i for i, read in enumerate(reads) if read.header.key in here]),
+            (self.cold, range(len(reads))),
+        ):
+            rest = [i for i in places if not filled[i]]
+            done = store.read_into([reads[i] for i in rest]) if rest else ()
+            for i, good in zip(rest, done, strict=True):
+                filled[i] = good
+        return filled
+
+    def read(self, header: BlockHeader) -> bytes | None:
+        body = self.warm.read(header) if self.warm.find([header.key]) else None
+        return self.cold.read(header) if body is None else body
+
+    def pinned(self, tenant: bytes) -> Pinned:
+        return self.warm.pinned(tenant)
+
+
 def _distinct(found: Iterable[Sequence[BlockHeader]]) -> list[BlockHeader]:
     return list({header.key: header for headers in found for header in headers}.values())

@@ -424,6 +424,8 @@ _PLACES: Mapping[Tier, Place] = {
     Tier.MEMORY: "memory",
     Tier.QUEUE: "memory",
     Tier.DISK: "disk",
+    Tier.UPLOADS: "memory",
+    Tier.REMOTE: "remote",
 }
 
 

@@ -68,7 +68,8 @@ class StoredPrefix:
     @property
     def source(self) -> Tier:
         """The slowest tier to read from."""
-        return Tier.DISK if self.bytes_in(Tier.DISK) else Tier.MEMORY
+        slow = (tier for tier in (Tier.REMOTE, Tier.DISK) if self.bytes_in(tier))
+        return next(slow, Tier.MEMORY)
 
 
 def window_start(layout: BlockLayout, length: int) -> int:

@@ -83,14 +83,15 @@ class Replay:
         name = tenant.encode("utf-8", "surrogatepass")
         owner = digest("turns-owner-v1", name)[:_OWNER_BYTES]
         scope = digest("turns-v1", self._namespace, name)
-        return replace(self._render(chat, scope, keep=keep), owner=owner)
+        return replace(self._render(chat, scope, owner, keep=keep), owner=owner)
 
-    def _render(self, chat: Chat, scope: bytes, *, keep: bool) -> Replayed:
+    def _render(self, chat: Chat, scope: bytes, owner: bytes, *, keep: bool) -> Replayed:
         texts = [tool_text(tool) for tool in chat.tools]
         tools = self._spellings.first(chat.tools, texts, scope, keep=keep)
         chat = replace(chat, tools=tools)
         at = points(chat, scope, texts)
         numbers = answers(chat.messages)
+        self._turns.look_up(owner, [at[number + 1] for number in numbers])
         turns = _Turns(self._turns, at)
         found: dict[int, Answered] = {}
         for position in reversed(range(len(numbers))):

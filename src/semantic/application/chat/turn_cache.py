@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
 from semantic.domain.block_hash import pack_tokens, unpack_tokens
 from semantic.domain.history import Point, Turn
-from semantic.ports.turns import TurnsPort
+from semantic.ports.turns import SharedTurnsPort, TurnsPort
 
 _TURN_BYTES = 768
 """Bytes of a turn beside its tokens: objects and table entries."""
@@ -40,6 +41,10 @@ class BorrowedTurns:
         """See `TurnsPort.put`."""
         self._turns.put(turn)
 
+    def look_up(self, owner: bytes, points: Sequence[Point]) -> None:
+        """See `TurnsPort.look_up`."""
+        self._turns.look_up(owner, points)
+
     def close(self) -> None:
         """See `TurnsPort.close`: nothing, they stay open."""
 
@@ -53,11 +58,13 @@ class TurnCache:
         below: TurnsPort | None = None,
         queue_bytes: int = _QUEUE_BYTES,
         close_seconds: float = _CLOSE_SECONDS,
+        shared: SharedTurnsPort | None = None,
     ) -> None:
         """At most `queue_bytes` of turns wait to be written; `close` drops those that are left
-        after `close_seconds`."""
+        after `close_seconds`. `shared` has those of a fleet."""
         self._max_bytes = max_bytes
         self._below = below
+        self._shared = shared
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="turns")
         self._turns: OrderedDict[Point, _Packed] = OrderedDict()  # least recently used first
         self._n_bytes = 0
@@ -89,24 +96,36 @@ class TurnCache:
         """See `TurnsPort.put`."""
         packed = _packed(turn)
         self._remember(packed)
-        if self._below is None:
+        if self._below is None and self._shared is None:
             return
         with self._lock:
             if self._n_queued + _bytes_of(packed) > self._queue_bytes:
                 return
             self._n_queued += _bytes_of(packed)
-            self._queued = self._writer.submit(self._write, self._below, packed)
+            self._queued = self._writer.submit(self._write, packed)
 
     def close(self) -> None:
         """See `TurnsPort.close`."""
         if self._queued is not None:
             wait([self._queued], self._close_seconds)
         self._writer.shutdown(cancel_futures=True)
-        if self._below is not None:
-            self._below.close()
+        for store in (self._below, self._shared):
+            if store is not None:
+                store.close()
 
-    def _write(self, below: TurnsPort, packed: _Packed) -> None:
-        below.put(_unpacked(packed))
+    def look_up(self, owner: bytes, points: Sequence[Point]) -> None:
+        """See `TurnsPort.look_up`. What is found is written below too: asked for once."""
+        if self._shared is None or not points or self.get(points[-1]) is not None:
+            return
+        for turn in self._shared.look_up(owner, points):
+            self._remember(_packed(turn))
+            if self._below is not None:
+                self._below.put(turn)
+
+    def _write(self, packed: _Packed) -> None:
+        for store in (self._below, self._shared):
+            if store is not None:
+                store.put(_unpacked(packed))
         with self._lock:
             self._n_queued -= _bytes_of(packed)
 

@@ -124,7 +124,7 @@ def test_an_agent_of_any_name_moves(server: RunningServer, agent: str) -> None:
     assert list(members(sent)) == [DOCUMENT, CONTAINER]
     reply = server.ask("POST", IMPORT, sent)
     assert (reply.status, reply.json["id"], reply.json["tokens"]) == (200, agent, 604), reply.body
-    assert reply.json["blocks"] == {"pool": 0, "memory": 3, "disk": 0, "missing": 0}
+    assert reply.json["blocks"] == {"pool": 0, "memory": 3, "disk": 0, "remote": 0, "missing": 0}
     assert server.ask("GET", path).json["tokens"] == 604
     assert members(server.ask("GET", f"{path}/export").body)[CONTAINER] == members(sent)[CONTAINER]
 

@@ -68,7 +68,7 @@ def test_a_list_of_agents(server: RunningServer, served: AgentsWorld) -> None:
         "children": [],
         "state": "idle",
         "tokens": 604,
-        "blocks": {"pool": 3, "memory": 0, "disk": 0, "missing": 0},
+        "blocks": {"pool": 3, "memory": 0, "disk": 0, "remote": 0, "missing": 0},
         "shared_bytes": 0,
         "pinned": False,
         "turns": 2,

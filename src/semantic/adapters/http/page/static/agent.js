@@ -7,7 +7,8 @@ import { state } from "./state.js";
 import { stateOf } from "./agents.js";
 
 const MOST_CELLS = 1024;
-const PLACES = { pool: "in the pool", memory: "in the RAM tier", disk: "on disk", missing: "evicted" };
+const PLACES = { pool: "in the pool", memory: "in the RAM tier", disk: "on disk",
+  remote: "in the object store", missing: "evicted" };
 const SLOWEST = Object.keys(PLACES);
 
 function cell({ place, shared, checkpoint, title }) {

@@ -23,6 +23,7 @@ function resting({ blocks }) {
   if (blocks.pool) return "idle";
   if (blocks.memory) return "idle, in memory";
   if (blocks.disk) return "on disk";
+  if (blocks.remote) return "in the object store";
   return blocks.missing ? "evicted" : "idle";
 }
 

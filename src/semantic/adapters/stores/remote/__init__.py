@@ -1,0 +1,6 @@
+"""The remote tier: blocks, manifests, turns and responses in an object store, sealed.
+
+`objects` reads and writes with deadlines, `sealing` encrypts, `vault` derives and deletes keys,
+`remote_store` is the `CacheStorePort`, `remote_records` has turns and responses. An extra of the
+package: only `bootstrap` imports it, and only for a server with a remote store.
+"""

@@ -1,0 +1,203 @@
+"""Objects: what an object store has under a prefix, with deadlines and a circuit breaker.
+
+S3, GCS, Azure, a folder or this process's memory, by their URL; credentials come from the
+environment. Knows paths and bytes; not what is in them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError
+from obstore.store import from_url
+
+from semantic.adapters.stores.background import Backoff
+from semantic.domain.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+    from typing_extensions import Buffer
+
+SCHEMES = ("s3", "gs", "az", "file", "memory")
+DEADLINE = 2.0
+"""Seconds for a request with few bytes."""
+BODY_DEADLINE = 10.0
+"""Seconds for a request of at most `READ_BYTES`, or for an upload."""
+_CONNECT = timedelta(seconds=1)
+_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3")
+
+
+class UnavailableError(Exception):
+    """The object store failed, was too slow, or is not asked for a while after that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An object of a listing: its path, its size in bytes, and when it was written, by the store's
+    clock."""
+
+    path: str
+    n_bytes: int
+    written: datetime
+
+
+class Objects:
+    """One prefix of an object store. Thread-safe.
+
+    Every call raises UnavailableError for what fails: at once while the breaker is open, which one
+    timeout or a few errors open for a second and, if the next call fails too, for longer. A
+    FileNotFoundError says that there is no such object; that is no failure.
+    """
+
+    def __init__(
+        self,
+        small: ObjectStore,
+        large: ObjectStore | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`large` has the longer deadline of bodies; by default it is `small`."""
+        self._small = small
+        self._large = large or small
+        self._backoff = Backoff(clock)
+        self._lock = threading.Lock()
+        self.last_error = ""
+
+    @classmethod
+    def open(cls, url: str) -> Objects:
+        """The prefix at `url`; asks it nothing.
+
+        Raises InvalidRequestError for a URL that is none of `SCHEMES`.
+        """
+        return cls(_connected(url, DEADLINE), _connected(url, BODY_DEADLINE))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the circuit breaker is open: calls fail at once."""
+        with self._lock:
+            return self._backoff.is_on()
+
+    @property
+    def breaks(self) -> int:
+        """How often the breaker was opened."""
+        return self._backoff.times
+
+    def size(self, path: str) -> int | None:
+        """Bytes of an object; None if there is none."""
+        with self._attempt():
+            try:
+                return obstore.head(self._small, path)["size"]
+            except FileNotFoundError:
+                return None
+
+    def get(self, path: str) -> Buffer:
+        """All bytes of a small object. Raises FileNotFoundError."""
+        with self._attempt():
+            return obstore.get(self._small, path).bytes()
+
+    def read(self, path: str, start: int, stop: int) -> Buffer:
+        """Bytes of a part of an object; fewer if it is shorter. Raises FileNotFoundError."""
+        with self._attempt():
+            return obstore.get_range(self._large, path, start=start, end=stop)
+
+    def create(self, path: str, data: Buffer) -> bool:
+        """Write an object unless there is one; whether there was none."""
+        with self._attempt():
+            try:
+                obstore.put(self._large, path, data, mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                return False
+            return True
+
+    def replace(self, path: str, data: Buffer) -> None:
+        """Write an object in the place of any other."""
+        with self._attempt():
+            obstore.put(self._large, path, data, use_multipart=False)
+
+    def delete(self, path: str) -> None:
+        """Delete an object; nothing happens if there is none."""
+        with self._attempt():
+            try:
+                obstore.delete(self._small, path)
+            except FileNotFoundError:
+                return
+
+    def listed(self, folder: str, most: int) -> list[Listed]:
+        """At most `most` objects below a folder, in the order of their paths where the store has
+        one."""
+        found: list[Listed] = []
+        with self._attempt():
+            for page in obstore.list(self._small, f"{folder}/", chunk_size=min(most, 1000)):
+                found += [Listed(one["path"], one["size"], one["last_modified"]) for one in page]
+                if len(found) >= most:
+                    break
+        return found[:most]
+
+    @contextmanager
+    def _attempt(self) -> Iterator[None]:
+        if self.is_open:
+            raise UnavailableError("not asked again yet, after it failed")
+        try:
+            yield
+        except FileNotFoundError:
+            self._record(error=None)
+            raise
+        except (BaseError, OSError, ValueError) as error:
+            if isinstance(error, NotSupportedError):
+                raise UnavailableError(_line(error)) from error
+            self._record(error=error)
+            raise UnavailableError(_line(error)) from error
+        self._record(error=None)
+
+    def _record(self, error: Exception | None) -> None:
+        with self._lock:
+            self._backoff.record(succeeded=error is None)
+            if error is None:
+                return
+            self.last_error = _line(error)
+            while _is_timeout(error) and not self._backoff.is_on():
+                self._backoff.record(succeeded=False)
+
+
+def _connected(url: str, seconds: float) -> ObjectStore:
+    parts = urlsplit(url)
+    if parts.scheme not in SCHEMES:
+        raise InvalidRequestError(
+            f"remote_store: expected {', '.join(f'{one}://…' for one in SCHEMES[:-1])}, "
+            f"got {parts.scheme or 'no scheme'}"
+        )
+    try:
+        if parts.scheme == "file":
+            return from_url(url, mkdir=True)
+        if parts.scheme == "memory":
+            return from_url(url)
+        in_clear = any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS)
+        return from_url(
+            url,
+            client_options={
+                "timeout": timedelta(seconds=seconds),
+                "connect_timeout": _CONNECT,
+                "allow_http": in_clear,
+            },
+            retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=seconds)},
+        )
+    except (BaseError, OSError, ValueError) as error:
+        raise InvalidRequestError(f"remote_store: {_line(error)}") from error
+
+
+def _is_timeout(error: Exception) -> bool:
+    return "timed out" in f"{error}" or "timeout" in f"{error}".lower()
+
+
+def _line(error: Exception) -> str:
+    """The first line of an error: the others repeat it as a structure."""
+    return str(error).strip().split("\n", 1)[0][:300]

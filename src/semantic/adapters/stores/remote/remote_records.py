@@ -1,0 +1,159 @@
+"""Turns and responses in the object store of a fleet, so that a conversation moves with its agent.
+
+Each is one sealed object below its tenant's folder; the local files are asked first. A failing
+object store loses nothing that is stored here too. Knows their encodings; no blocks.
+
+    responses/TENANT/KEY   a response
+    turns/TENANT/KEY       a turn
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from semantic.adapters.stores.disk.entries import DamagedError, MismatchError, NewerFormatError
+from semantic.adapters.stores.disk_responses import FallbackResponses
+from semantic.adapters.stores.disk_turns import decoded_turn, encoded_turn, turn_key
+from semantic.adapters.stores.remote.objects import Objects, UnavailableError
+from semantic.adapters.stores.remote.sealing import seal, unsealed
+from semantic.adapters.stores.remote.vault import Vault
+from semantic.domain.block_hash import tenant_tag
+from semantic.domain.digest import digest
+from semantic.domain.history import Point, Turn
+from semantic.domain.response_record import DamagedRecordError, decoded, encoded, key_of
+from semantic.domain.responses import StoredResponse
+
+_AHEAD = 8
+"""Turns that are read at a time."""
+_MOST_TURNS = 1000
+"""Turns of one conversation that are looked for."""
+
+
+class Records:
+    """Small records of tenants, each under a key of 32 bytes. Thread-safe; a failing object store
+    has none: `notify` gets one sentence."""
+
+    def __init__(
+        self, objects: Objects, secret: bytes, noun: str, notify: Callable[[str], None]
+    ) -> None:
+        self._objects = objects
+        self._secret = secret
+        self._vault = Vault(objects, secret)
+        self._noun = noun
+        self._notify = notify
+        self._notified = False
+
+    def get(self, tag: bytes, key: bytes) -> bytes | None:
+        """The record of the tenant with this tag; None if there is none that is sound."""
+        try:
+            tenant = self._vault.tenant(tag)
+            data = self._objects.get(self._path(tenant.folder, key))
+            return unsealed(tenant.key, self._identity(key), data)
+        except (FileNotFoundError, DamagedError, MismatchError, NewerFormatError):
+            return None
+        except UnavailableError as error:
+            self._report(error)
+            return None
+
+    def put(self, tag: bytes, key: bytes, data: bytes) -> None:
+        """Write a record in the place of any other; drops it if that fails."""
+        try:
+            tenant = self._vault.tenant(tag)
+            sealed = seal(tenant.key, self._identity(key), data)
+            self._objects.replace(self._path(tenant.folder, key), sealed)
+        except UnavailableError as error:
+            self._report(error)
+
+    def delete(self, tag: bytes, key: bytes) -> bool:
+        """Delete a record; whether there was one."""
+        try:
+            path = self._path(self._vault.tenant(tag).folder, key)
+            if self._objects.size(path) is None:
+                return False
+            self._objects.delete(path)
+        except UnavailableError as error:
+            self._report(error)
+            return False
+        return True
+
+    def tag(self, name: bytes) -> bytes:
+        """What stands for a tenant that is known by `name` only: as secret as its tag."""
+        return hmac.digest(self._secret, b"remote-records-v1" + name, "sha256")
+
+    def _path(self, folder: str, key: bytes) -> str:
+        return f"{self._noun}/{folder}/{hmac.digest(self._secret, key, 'sha256').hex()}"
+
+    def _identity(self, key: bytes) -> bytes:
+        return digest("remote-record-v1", self._noun.encode(), key)
+
+    def _report(self, error: UnavailableError) -> None:
+        if not self._notified:
+            self._notified = True
+            self._notify(f"{self._noun} are stored on this machine only: {error}")
+
+
+class SharedResponses:
+    """Implements `ResponsesPort` by the files of this machine and by records of the fleet."""
+
+    def __init__(self, own: FallbackResponses, records: Records, secret: bytes) -> None:
+        self._own = own
+        self._records = records
+        self._secret = secret
+
+    def disable_disk(self) -> None:
+        """See `FallbackResponses.disable_disk`."""
+        self._own.disable_disk()
+
+    def get(self, tenant: str, response_id: str) -> StoredResponse | None:
+        found = self._own.get(tenant, response_id)
+        if found is not None:
+            return found
+        data = self._records.get(tenant_tag(self._secret, tenant), key_of(tenant, response_id))
+        try:
+            there = None if data is None else decoded(data)
+        except DamagedRecordError:
+            return None
+        return there if there is not None and there.id == response_id else None
+
+    def put(self, tenant: str, response: StoredResponse) -> None:
+        self._own.put(tenant, response)
+        key = key_of(tenant, response.id)
+        self._records.put(tenant_tag(self._secret, tenant), key, encoded(response))
+
+    def delete(self, tenant: str, response_id: str) -> bool:
+        """See `ResponsesPort.delete`: on this machine and for the fleet, not on other machines."""
+        tag, key = tenant_tag(self._secret, tenant), key_of(tenant, response_id)
+        there = self._records.delete(tag, key)
+        return self._own.delete(tenant, response_id) or there
+
+    def close(self) -> None:
+        self._own.close()
+
+
+class RemoteTurns:
+    """Implements `SharedTurnsPort` by records of the fleet."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._threads = ThreadPoolExecutor(_AHEAD, thread_name_prefix="remote")
+
+    def put(self, turn: Turn) -> None:
+        self._records.put(self._records.tag(turn.owner), turn_key(turn.point), encoded_turn(turn))
+
+    def look_up(self, owner: bytes, points: Sequence[Point]) -> list[Turn]:
+        """See `SharedTurnsPort.look_up`. Reads all if one of the two newest is there."""
+        newest = [self._get(owner, point) for point in points[-2:]]
+        if not any(newest):
+            return []
+        older = points[:-2][-_MOST_TURNS:]
+        found = [*self._threads.map(lambda point: self._get(owner, point), older), *newest]
+        return [turn for turn in found if turn is not None]
+
+    def close(self) -> None:
+        self._threads.shutdown(cancel_futures=True)
+
+    def _get(self, owner: bytes, point: Point) -> Turn | None:
+        data = self._records.get(self._records.tag(owner), turn_key(point))
+        return None if data is None else decoded_turn(point, data, owner)

@@ -1,0 +1,152 @@
+"""Sealed objects: bytes encrypted and authenticated in chunks, bound to what they are.
+
+    offset  bytes
+         0      8  magic
+         8      4  format version
+        12      4  bytes of a chunk
+        16      8  bytes of the contents
+        24     16  random salt
+        40     16  what they are, as a keyed digest
+        56      8  xxh3-64 of the 56 bytes before it
+        64      …  the contents in chunks of 1 MiB, each followed by its tag of 16 bytes
+
+Each object has a key of its own, by HKDF from the tenant's and the salt; a chunk's nonce is its
+number, and whether it is the last. So no chunk can be changed, moved, left out or put into another
+object, and each is verified before the next is read. Knows keys and bytes; no object store.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import struct
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import xxhash
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from semantic.adapters.stores.disk.block_file import MAX_BODY_BYTES
+from semantic.adapters.stores.disk.entries import DamagedError, MismatchError, NewerFormatError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+VERSION = 1
+CHUNK = 1 << 20
+TAG = 16
+READ_CHUNKS = 8
+"""Chunks that are read with one request."""
+
+_MAGIC = b"SEMSEAL1"
+_FIELDS = struct.Struct("<8sIIQ16s16s")
+_SUM_BYTES = 8
+FRAME = _FIELDS.size + _SUM_BYTES
+_NONCE = struct.Struct(">?xxxQ")
+_SALT_BYTES = 16
+
+Fetch = Callable[[int, int], "Buffer"]
+"""Reads the bytes of an object between two offsets; fewer if it is shorter."""
+
+
+def sealed_bytes(n_bytes: int) -> int:
+    """Bytes of the object of `n_bytes` of contents."""
+    return FRAME + n_bytes + TAG * _n_chunks(n_bytes)
+
+
+def contents_bytes(n_sealed: int) -> int | None:
+    """The inverse of `sealed_bytes`; None for a size that no object has."""
+    rest = n_sealed - FRAME
+    n_bytes = rest - TAG * max(1, -(-rest // (CHUNK + TAG)))
+    return n_bytes if n_bytes >= 0 and sealed_bytes(n_bytes) == n_sealed else None
+
+
+def derived(key: bytes, salt: bytes, purpose: bytes) -> bytes:
+    """32 bytes by HKDF-SHA256."""
+    return HKDF(SHA256(), 32, salt, purpose).derive(key)
+
+
+def seal(key: bytes, identity: bytes, contents: Buffer) -> memoryview:
+    """The object of `contents`, which `identity` says what it is."""
+    data = memoryview(contents).cast("B")
+    salt = os.urandom(_SALT_BYTES)
+    sealed = memoryview(bytearray(sealed_bytes(len(data))))
+    frame = _frame(key, identity, len(data), salt)
+    sealed[:FRAME] = frame
+    cipher = AESGCM(derived(key, salt, b"object"))
+    for number in range(n_chunks := _n_chunks(len(data))):
+        start, at = number * CHUNK, FRAME + number * (CHUNK + TAG)
+        chunk = data[start : start + CHUNK]
+        nonce = _NONCE.pack(number + 1 == n_chunks, number)
+        cipher.encrypt_into(nonce, chunk, frame + identity, sealed[at : at + len(chunk) + TAG])
+    return sealed
+
+
+def unsealed(key: bytes, identity: bytes, data: Buffer) -> bytes:
+    """The contents of a small object. Raises as `chunks`."""
+    view = memoryview(data).cast("B")
+    n_bytes = contents_bytes(len(view))
+    if n_bytes is None:
+        raise DamagedError("truncated")
+    return b"".join(map(bytes, chunks(key, identity, n_bytes, lambda a, b: view[a:b])))
+
+
+def chunks(key: bytes, identity: bytes, n_bytes: int, fetch: Fetch) -> Iterator[memoryview]:
+    """The verified contents of an object, piece by piece; each is valid until the next.
+
+    Raises DamagedError, NewerFormatError, MismatchError if it is another object than `identity` and
+    `n_bytes` say, and what `fetch` raises.
+    """
+    n_chunks, cipher, header = _n_chunks(n_bytes), None, b""
+    scratch = memoryview(bytearray(min(CHUNK, n_bytes)))
+    for first in range(0, n_chunks, READ_CHUNKS):
+        last = min(first + READ_CHUNKS, n_chunks)
+        start = FRAME + first * (CHUNK + TAG) if first else 0
+        stop = min(FRAME + last * (CHUNK + TAG), sealed_bytes(n_bytes))
+        read = memoryview(fetch(start, stop)).cast("B")
+        if cipher is None:
+            salt = _opened_frame(key, identity, n_bytes, read)
+            cipher, header = AESGCM(derived(key, salt, b"object")), bytes(read[:FRAME]) + identity
+            read = read[FRAME:]
+        if len(read) != stop - max(start, FRAME):
+            raise DamagedError("truncated")
+        for number in range(first, last):
+            piece, read = read[: CHUNK + TAG], read[CHUNK + TAG :]
+            plain = scratch[: len(piece) - TAG]
+            nonce = _NONCE.pack(number + 1 == n_chunks, number)
+            try:
+                cipher.decrypt_into(nonce, piece, header, plain)
+            except InvalidTag:
+                raise DamagedError("sealed body") from None
+            yield plain
+
+
+def _frame(key: bytes, identity: bytes, n_bytes: int, salt: bytes) -> bytes:
+    mark = hmac.digest(key, identity, "sha256")[:16]
+    fields = _FIELDS.pack(_MAGIC, VERSION, CHUNK, n_bytes, salt, mark)
+    return fields + xxhash.xxh3_64_digest(fields)
+
+
+def _opened_frame(key: bytes, identity: bytes, n_bytes: int, read: memoryview) -> bytes:
+    """The salt of an object that begins with `read`."""
+    if len(read) < FRAME:
+        raise DamagedError("truncated")
+    fields = bytes(read[: _FIELDS.size])
+    magic, version, chunk, found, salt, _ = _FIELDS.unpack(fields)
+    if magic != _MAGIC or xxhash.xxh3_64_digest(fields) != bytes(read[_FIELDS.size : FRAME]):
+        raise DamagedError("frame")
+    if version > VERSION:
+        raise NewerFormatError(f"format {version}")
+    if chunk != CHUNK or found > MAX_BODY_BYTES:
+        raise DamagedError("frame")
+    if not hmac.compare_digest(_frame(key, identity, found, salt), bytes(read[:FRAME])):
+        raise MismatchError("header")
+    if found != n_bytes:
+        raise MismatchError("size")
+    return bytes(salt)
+
+
+def _n_chunks(n_bytes: int) -> int:
+    return max(1, -(-n_bytes // CHUNK))

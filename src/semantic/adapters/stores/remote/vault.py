@@ -1,0 +1,104 @@
+"""Vault: the keys of tenants, and where their objects are.
+
+A tenant's key is derived from the fleet's secret, its tag and a random salt in an object of its
+own. Deleting that object deletes the tenant: nothing that it has stored can be read any more, and
+what it stores next has another key and another folder. Knows no contents.
+
+    tenants/ID        the salt, and a proof that it is this tenant's
+    ID                HMAC of the tag, which reveals neither the tag nor the tenant's name
+    ID-SALT           the folder of its objects in each namespace, of ID and the salt's digest
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from semantic.adapters.stores.remote.objects import Objects
+from semantic.adapters.stores.remote.sealing import derived
+from semantic.domain.digest import digest
+
+SALT_SECONDS = 60.0
+"""How long a salt is used until it is read again: so long after a deletion other replicas may still
+read what they had, and write what is lost."""
+_SALT_BYTES = 32
+_PROOF_BYTES = 16
+_NAME_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Tenant:
+    """A tenant's folder and key, which is never shown."""
+
+    folder: str
+    key: bytes
+
+
+class Vault:
+    """Keys of the tenants of one fleet in one object store. Thread-safe."""
+
+    def __init__(
+        self, objects: Objects, secret: bytes, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`secret` is the fleet's, 32 bytes."""
+        self._objects = objects
+        self._secret = secret
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._known: dict[bytes, tuple[float, Tenant]] = {}
+
+    def tenant(self, tag: bytes) -> Tenant:
+        """The folder and key of the tenant with this tag, made if there are none.
+
+        Raises UnavailableError.
+        """
+        with self._lock:
+            until, found = self._known.get(tag, (0.0, None))
+        if found is not None and self._clock() < until:
+            return found
+        made = self._derived(tag, self._salt(tag))
+        with self._lock:
+            self._known[tag] = self._clock() + SALT_SECONDS, made
+        return made
+
+    def forget(self, tag: bytes) -> None:
+        """Delete the key of the tenant with this tag. Raises UnavailableError."""
+        self._objects.delete(self._path(tag))
+        with self._lock:
+            self._known.pop(tag, None)
+
+    def _salt(self, tag: bytes) -> bytes:
+        """The tenant's salt: the first that a replica has written."""
+        path = self._path(tag)
+        for _ in range(2):  # another replica may create it in between
+            try:
+                found = bytes(self._objects.get(path))
+            except FileNotFoundError:
+                new = os.urandom(_SALT_BYTES)
+                if self._objects.create(path, new + self._proof(tag, new)):
+                    return new
+                continue
+            salt = found[:_SALT_BYTES]
+            if hmac.compare_digest(found[_SALT_BYTES:], self._proof(tag, salt)):
+                return salt
+            break
+        new = os.urandom(_SALT_BYTES)  # a damaged one: what it locked is lost
+        self._objects.replace(path, new + self._proof(tag, new))
+        return new
+
+    def _derived(self, tag: bytes, salt: bytes) -> Tenant:
+        folder = f"{self._name(tag)}-{digest('remote-salt-v1', salt)[:8].hex()}"
+        return Tenant(folder, derived(self._secret, salt, b"semantic-remote-v1" + tag))
+
+    def _proof(self, tag: bytes, salt: bytes) -> bytes:
+        return hmac.digest(self._secret, b"remote-proof-v1" + tag + salt, "sha256")[:_PROOF_BYTES]
+
+    def _name(self, tag: bytes) -> str:
+        return hmac.digest(self._secret, b"remote-name-v1" + tag, "sha256")[:_NAME_BYTES].hex()
+
+    def _path(self, tag: bytes) -> str:
+        return f"tenants/{self._name(tag)}"

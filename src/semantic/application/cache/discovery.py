@@ -1,0 +1,69 @@
+"""Discovery: looks up what a slow tier has of a prompt, before its request is queued.
+
+The engine asks the store's index between two steps, and never waits for a network. So this asks
+first, on threads of its own; then the index knows. Knows tokens, chains and the ports; not
+when a request runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+
+from semantic.application.cache.prefix_lookup import PrefixLookup
+from semantic.domain.block_hash import Scope, namespace_of, tenant_tag
+from semantic.domain.value_objects import BLOCK_TOKENS
+from semantic.ports.outbound import BatchBackend
+from semantic.ports.store import CacheStorePort, LookUpPort
+
+_THREADS = 8
+"""Prompts that are looked up at a time."""
+
+
+class Discovery:
+    """Asks `remote`, a tier of `store`, for the blocks of one model. Thread-safe."""
+
+    def __init__(self, model: BatchBackend, store: CacheStorePort, remote: LookUpPort) -> None:
+        self._layout = model.layout()
+        self._spec = model.cache_spec()
+        self._namespace = namespace_of(model.model_id, self._layout.name)
+        self._store = store
+        self._remote = remote
+        self._lookup = PrefixLookup(store, self._layout)
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="look-up")
+
+    def begin(self, agent_id: str, tenant: str, tokens: Sequence[int]) -> Future[None]:
+        """`look_up` on another thread."""
+        return self._threads.submit(self.look_up, agent_id, tenant, tokens)
+
+    def close(self) -> None:
+        """End the threads after the look-ups in progress."""
+        self._threads.shutdown(cancel_futures=True)
+
+    def look_up(self, agent_id: str, tenant: str, tokens: Sequence[int]) -> None:
+        """Let the store know what the slow tier has of an agent and of its prompt `tokens`.
+
+        Asks nothing if all but a block of the prompt is known already. Raises nothing; waits one
+        deadline at most.
+        """
+        reusable = tokens[: self._spec.reusable(len(tokens) - 1)]
+        scope = self._scope(agent_id, tenant)
+        links = [link for link in scope.chain(reusable) if link.is_full]
+        known = self._lookup.find(scope, links, reusable)
+        if known is not None and known.length + BLOCK_TOKENS > len(reusable):
+            return
+        self._remote.look_up_agent(scope, agent_id)
+        salted = self._scope(agent_id, tenant)
+        if salted.root != scope.root:
+            scope, links = salted, [link for link in salted.chain(reusable) if link.is_full]
+            known = self._lookup.find(scope, links, reusable)
+        start = 0 if known is None else known.known // BLOCK_TOKENS
+        self._remote.look_up(scope, links, self._layout, start)
+
+    def _scope(self, agent_id: str, tenant: str) -> Scope:
+        """The scope of an agent's blocks: salted if it was imported."""
+        scope = Scope(self._namespace, tenant_tag(self._store.secret, tenant))
+        manifest = self._store.manifest(scope, agent_id)
+        salt = b"" if manifest is None else manifest.scope.salt
+        return replace(scope, salt=salt) if salt else scope

@@ -1,0 +1,248 @@
+"""Agents move between replicas that share an object store: same tokens, and hardly any computed.
+
+The replicas are engines on tiny models with stores of their own and one folder as their bucket;
+`make test-fleet` has a real S3 server and processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from semantic.application.cache.loading import BreakEven
+from semantic.application.serving import Serving
+from semantic.bootstrap import Settings, open_responses
+from semantic.domain.answer import AnswerEnd, AnswerStarted, TextDelta
+from semantic.domain.chat import Chat, Message
+from semantic.domain.errors import InvalidRequestError
+from semantic.domain.responses import StoredResponse
+from semantic.domain.stored import Tier
+from semantic.domain.value_objects import SamplingParams
+from semantic.ports.serving import Ask
+from semantic.serve import ServeSettings, load_serving
+from tests.support.durable import Durable, history, text
+from tests.support.lanes import more
+from tests.support.model_folder import small_model
+
+KINDS = ("llama", "gemma3", "lfm2", *more("recurrent_gemma", "gpt_oss", "falcon_h1", "windows"))
+
+
+@pytest.fixture(autouse=True)
+def always_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny model computes faster than a folder is read; here reading is what is tested."""
+    monkeypatch.setattr(BreakEven, "worth_reading", lambda *_: True)
+
+
+class Fleet:
+    """A bucket and a secret; replicas come and go."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.bucket = folder / "bucket"
+        self.secret = self.new_secret("secret")
+
+    def new_secret(self, name: str) -> Path:
+        path = self.folder / name
+        path.write_bytes(name.encode() + bytes(range(64)))
+        path.chmod(0o600)
+        return path
+
+    @contextmanager
+    def replica(
+        self, name: str, architecture: str = "llama", secret: Path | None = None
+    ) -> Iterator[Durable]:
+        """One life of a replica with a store of its own."""
+        known = self.bucket.as_uri(), secret or self.secret
+        life = Durable(architecture, self.folder / name, fleet=known)
+        try:
+            yield life
+        finally:
+            life.close()
+
+    def objects(self, part: str = "") -> list[Path]:
+        return sorted(
+            one for one in self.bucket.rglob("*") if one.is_file() and part in one.as_posix()
+        )
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    return Fleet(tmp_path)
+
+
+@pytest.mark.parametrize("architecture", KINDS)
+def test_an_agent_goes_on_at_another_replica(architecture: str, fleet: Fleet) -> None:
+    prompt = text(600, seed=1)
+    with fleet.replica("a", architecture) as life:
+        past = history(prompt, life.ask("ann", prompt, 9))
+    with fleet.replica("b", architecture) as other:
+        moved = other.ask("ann", (*past, *text(9, seed=2)), 9)
+        assert moved.match is not None
+        assert (moved.cached_tokens, moved.match.source) == (len(past), "remote")
+        assert other.manifest("ann").generation == 2
+        assert other.manifest("ann").turns == 2
+        past = history((*past, *text(9, seed=2)), moved)
+        again = other.ask("ann", (*past, 1), 3)  # from its own pool: the bucket is not asked
+        assert again.match is not None
+        assert again.match.source == "pool"
+    with fleet.replica("a", architecture) as back:
+        home = back.ask("ann", (*past, *text(5, seed=3)), 9)
+        # Less than a block is not asked for.
+        assert len(past) - 20 <= home.cached_tokens <= len(past)
+
+
+def test_a_replica_without_a_store_of_that_agent_shares_its_prefix(fleet: Fleet) -> None:
+    """By content: another agent of the tenant, and no block of another tenant's or model's."""
+    prompt = text(700, seed=1)
+    with fleet.replica("a") as life:
+        life.ask("ann", prompt, 5)
+    with fleet.replica("b") as other:
+        assert other.ask("bob", (*prompt[:600], *text(9, seed=2)), 5).cached_tokens == 600
+        assert other.ask("cat", prompt, 5, tenant="another").cached_tokens == 0
+    with fleet.replica("c", "qwen2") as model:
+        assert model.ask("ann", prompt, 5).cached_tokens == 0
+
+
+def test_another_secret_finds_nothing_and_harms_nothing(fleet: Fleet) -> None:
+    """Rotation: the replicas with the new secret compute, those with the old one still read."""
+    prompt = text(600, seed=1)
+    with fleet.replica("a") as life:
+        life.ask("ann", prompt, 5)
+    before = {one: one.read_bytes() for one in fleet.objects()}
+    with fleet.replica("b", secret=fleet.new_secret("new")) as rotated:
+        assert rotated.ask("ann", prompt, 5).cached_tokens == 0
+    assert len(fleet.objects()) > len(before)
+    assert {one: one.read_bytes() for one in before} == before
+    with fleet.replica("c") as old:
+        assert old.ask("bob", prompt, 5).cached_tokens == 599
+
+
+@pytest.mark.parametrize("architecture", ["llama", "lfm2"])
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "empty", "gone", "swapped"])
+def test_damaged_objects_are_computed_again(architecture: str, damage: str, fleet: Fleet) -> None:
+    """The answer is the same; what was read in vain is replaced, and read by later replicas."""
+    prompt = text(600, seed=1)
+    with fleet.replica("a", architecture) as life:
+        past = history(prompt, life.ask("ann", prompt, 5))
+    bodies = fleet.objects(".full")
+    for one, other in zip(bodies, bodies[1:] + bodies[:1], strict=True):
+        data = one.read_bytes()
+        if damage == "gone":
+            one.unlink()
+        elif damage == "swapped" and "after" not in one.parts:
+            one.write_bytes(other.read_bytes() if other.stat().st_size == len(data) else data[1:])
+        else:
+            middle = len(data) // 2
+            flipped = bytes([*data[:middle], data[middle] ^ 1, *data[middle + 1 :]])
+            one.write_bytes({"flipped": flipped, "truncated": data[:-7]}.get(damage, b""))
+    cached = []
+    for number, name in enumerate("bcd"):
+        with fleet.replica(name, architecture) as life:
+            cached.append(life.ask(name, (*past, *range(number)), 5).cached_tokens)
+    assert cached[0] < 256
+    assert cached[-1] >= 512
+
+
+def test_an_object_store_that_cannot_be_written_costs_no_answer(fleet: Fleet) -> None:
+    fleet.bucket.write_text("no folder")
+    with pytest.raises(InvalidRequestError, match="remote_store"), fleet.replica("a"):
+        pass
+    fleet.bucket.unlink()
+    with fleet.replica("a") as life:
+        fleet.bucket.rename(fleet.folder / "elsewhere")
+        fleet.bucket.write_text("no folder")
+        prompt = text(600, seed=1)
+        past = history(prompt, life.ask("ann", prompt, 5))
+        assert life.ask("ann", past, 5).cached_tokens == len(past) - 1
+        life.store.flush()
+        assert life.counts(Tier.REMOTE)["write_errors"] > 0
+
+
+def test_two_replicas_that_save_one_agent_at_once_lose_no_generation(fleet: Fleet) -> None:
+    prompt = text(300, seed=1)
+    with fleet.replica("a") as one, fleet.replica("b") as other:
+        for life in (one, other, one, other):
+            life.ask("ann", prompt, 3)
+            life.store.flush()
+        assert len(fleet.objects("agents")) == 1
+    with fleet.replica("c") as third:
+        third.ask("ann", prompt, 3)
+        assert third.manifest("ann").generation == 5
+
+
+# With everything in front of it
+
+
+def settings(fleet: Fleet, name: str, **more_settings: object) -> ServeSettings:
+    (fleet.folder / name / "store").mkdir(parents=True, exist_ok=True)
+    engine = Settings(
+        str(small_model(fleet.folder / "model")),
+        pool_blocks=400,
+        use_disk=True,
+        store=fleet.folder / name / "store",
+        disk_bytes=1 << 28,
+        remote=fleet.bucket.as_uri(),
+        fleet_secret=fleet.secret,
+    )
+    return ServeSettings(replace(engine, **more_settings))  # type: ignore[arg-type]
+
+
+async def said(serving: Serving, chat: Chat) -> tuple[str, AnswerEnd, int]:
+    """The answer, its end, and the tokens of its prompt."""
+    answer, end, n_prompt = "", None, 0
+    async for event in serving.answer(Ask(chat, SamplingParams(), 12, "ann")):
+        if isinstance(event, TextDelta):
+            answer += event.text
+        elif isinstance(event, AnswerStarted):
+            n_prompt = event.prompt_tokens
+        elif isinstance(event, AnswerEnd):
+            end = event
+    assert end is not None
+    return answer, end, n_prompt
+
+
+def test_a_conversation_goes_on_at_another_server_in_the_tokens_of_the_first(
+    fleet: Fleet,
+) -> None:
+    """Its turns move too: the history is not rendered again."""
+    rules = " ".join(f"Rule {i} is that {i} plus {i} is {2 * i}." for i in range(1, 60))
+    first = Chat((Message("system", rules), Message("user", "What is 3 + 4?")))
+
+    async def run() -> None:
+        one = await load_serving(settings(fleet, "one"))
+        answer, _, _ = await said(one, first)
+        await one.close()
+        other = await load_serving(settings(fleet, "two", any_chip=False))
+        onward = Chat((*first.messages, Message("assistant", answer), Message("user", "And 5?")))
+        _, end, n_prompt = await said(other, onward)
+        assert end.usage.match is not None
+        assert end.usage.match.source == "remote"
+        assert end.usage.cached > 0.95 * (n_prompt - 10)
+        assert not end.usage.match.any_chip
+        await other.close()
+        assert len(fleet.objects("turns/")) == 2
+
+    asyncio.run(run())
+
+
+def test_a_response_is_found_at_another_server_by_its_tenant_only(fleet: Fleet) -> None:
+    warnings: list[str] = []
+    here, there = (
+        open_responses(settings(fleet, name).engine, warnings.append) for name in ("one", "two")
+    )
+    stored = StoredResponse("resp_1", "ann", (), (), "{}", None, (), 1)
+    here.put("tenant", stored)
+    assert there.get("tenant", "resp_1") == stored
+    assert there.get("other", "resp_1") is None
+    assert there.delete("tenant", "resp_1")
+    assert there.get("tenant", "resp_1") is None
+    assert not there.delete("tenant", "resp_1")
+    here.close()
+    there.close()
+    assert warnings == []
+    assert not any(b"resp_1" in one.read_bytes() for one in fleet.objects())

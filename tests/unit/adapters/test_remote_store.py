@@ -1,0 +1,332 @@
+"""The remote tier: what it asks of an object store, what it does when that fails, and its keys."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from obstore.store import MemoryStore as ObjectsInMemory
+
+from semantic.adapters.stores.disk.entries import DamagedError, MismatchError
+from semantic.adapters.stores.remote import vault
+from semantic.adapters.stores.remote.objects import Objects, UnavailableError
+from semantic.adapters.stores.remote.remote_store import RemoteStore
+from semantic.adapters.stores.remote.sealing import (
+    CHUNK,
+    contents_bytes,
+    seal,
+    sealed_bytes,
+    unsealed,
+)
+from semantic.adapters.stores.remote.vault import Vault
+from semantic.application.cache.prefix_lookup import window_links
+from semantic.bootstrap import Settings, open_remote, try_remote
+from semantic.domain.block_hash import Part, tenant_tag
+from semantic.domain.errors import InvalidRequestError
+from semantic.domain.stored import BlockLayout
+from tests.support.fake_clock import FakeClock
+from tests.support.store_blocks import (
+    LAYOUT,
+    SCOPE,
+    Room,
+    block,
+    chain,
+    header,
+    keys,
+    manifest,
+    scope_of,
+)
+
+SECRET, KEY, NAME = bytes(range(32)), bytes(range(1, 33)), b"i" * 32
+
+
+class Counted(Objects):
+    """An object store in memory whose calls are counted, and fail from a call on."""
+
+    def __init__(self, clock: FakeClock | None = None) -> None:
+        super().__init__(ObjectsInMemory(), clock=clock or FakeClock())
+        self.calls: Counter[str] = Counter()
+        self.fails: Exception | None = None
+
+    def size(self, path: str) -> int | None:
+        self._called("size")
+        return super().size(path)
+
+    def listed(self, folder: str, most: int) -> list:  # type: ignore[type-arg]
+        self._called("listed")
+        return super().listed(folder, most)
+
+    def _called(self, name: str) -> None:
+        self.calls[name] += 1
+        if self.fails is not None:
+            with self._attempt():
+                raise self.fails
+
+
+# Looking up
+
+
+@pytest.mark.parametrize("n_stored", [0, 1, 2, 199, 390, 391])
+def test_the_end_of_a_chain_of_100k_tokens_is_found_with_ten_look_ups(n_stored: int) -> None:
+    objects = Counted()
+    writer = RemoteStore(objects, SECRET)
+    links = chain(391 * 256)
+    for link in links[:n_stored]:
+        assert writer.put(block(link))
+    reader = RemoteStore(objects, SECRET)
+    objects.calls.clear()
+    reader.look_up(SCOPE, links, LAYOUT)
+    assert set(reader.find(keys(links))) == set(keys(links[:n_stored]))
+    assert objects.calls["size"] <= 10
+    assert objects.calls["listed"] <= 1
+    reader.look_up(SCOPE, links, LAYOUT)
+    assert objects.calls["size"] <= 11  # only what comes next is asked for again
+    for store in (reader, writer):
+        store.close()
+
+
+def test_what_other_tiers_have_is_not_asked_for() -> None:
+    objects, links = Counted(), chain(20 * 256)
+    writer, reader = RemoteStore(objects, SECRET), RemoteStore(objects, SECRET)
+    for link in links[:12]:
+        writer.put(block(link))
+    objects.calls.clear()
+    reader.look_up(SCOPE, links, LAYOUT, start=11)
+    assert set(reader.find(keys(links))) == {links[11].key(Part.FULL)}
+    for store in (reader, writer):
+        store.close()
+
+
+@pytest.mark.parametrize("at", [700, 256 * 18 + 3])
+def test_tails_checkpoints_and_windows_are_found_by_the_block_before(at: int) -> None:
+    """A checkpoint up to some blocks before the end of what is stored too."""
+    layout = BlockLayout(LAYOUT.name, LAYOUT.full, LAYOUT.window, 512, needs_checkpoint=True)
+    objects, links = Counted(), chain(20 * 256)
+    writer, reader = RemoteStore(objects, SECRET), RemoteStore(objects, SECRET)
+    tail = chain(at)[-1]
+    for link in (*links, tail):
+        assert writer.put(block(link))
+    assert writer.put(block(tail, Part.CHECKPOINT))
+    window = window_links(layout, chain(at))
+    assert len(window) > 1
+    for link in window:
+        assert writer.put(block(link, Part.WINDOW))
+    reader.look_up(SCOPE, links, layout)
+    is_near = at > 256 * 4
+    found = reader.find([link.key(Part.WINDOW) for link in window])
+    assert len(found) == (len(window) if is_near else 0)
+    assert [one.key for one in reader.nearest(tail.parent, Part.CHECKPOINT, tail.tokens)] == (
+        [tail.key(Part.CHECKPOINT)] if is_near else []
+    )
+    for store in (reader, writer):
+        store.close()
+
+
+# Failures
+
+
+def test_one_timeout_opens_the_breaker_and_a_probe_closes_it() -> None:
+    clock = FakeClock()
+    objects = Counted(clock)
+    store = RemoteStore(objects, SECRET)
+    [link] = chain(256)
+    assert store.put(block(link))
+    objects.fails = TimeoutError("operation timed out")
+    store.look_up(SCOPE, chain(256, 1), LAYOUT)
+    assert objects.is_open
+    objects.calls.clear()
+    store.look_up(SCOPE, chain(512, 2), LAYOUT)
+    store.look_up_agent(SCOPE, "ann")
+    assert objects.calls["size"] <= 1
+    assert store.read(header(link)) is None  # at once, though it is there
+    assert store.lacking(keys(chain(256, 1))) == frozenset()
+    assert not store.put(block(chain(256, 3)[0]))
+    objects.fails = None
+    clock.now += 2.0
+    assert not objects.is_open
+    assert store.read(header(link)) == block(link).body
+    [stats] = store.stats()
+    assert stats.counts["breaks"] == 1
+    assert stats.counts["unavailable"] >= 2
+    assert stats.counts["write_errors"] == 1
+    store.close()
+
+
+def test_what_cannot_be_reached_is_no_store() -> None:
+    objects = Counted()
+    store = RemoteStore(objects, SECRET)
+    objects.fails = ConnectionRefusedError("refused")
+    room = Room(header(chain(256)[0]))
+    assert not store.put(block(chain(256)[0]))
+    assert store.read_into([room.read]) == [False]
+    assert not store.save(manifest("a", 300))
+    assert store.manifest(SCOPE, "a") is None
+    assert not store.remove(SCOPE, "a")
+    store.drop(keys(chain(256)))
+    store.close()
+
+
+def test_two_that_save_at_once_get_a_generation_each() -> None:
+    objects = Counted()
+    one, other = RemoteStore(objects, SECRET), RemoteStore(objects, SECRET)
+    assert one.save(manifest("a", 300))
+    listed = objects.listed
+    objects.listed = lambda *_: []  # type: ignore[method-assign]  # it has not seen the other's
+    assert other.save(manifest("a", 512))
+    objects.listed = listed  # type: ignore[method-assign]
+    found = other.manifest(SCOPE, "a")
+    assert found is not None
+    assert found.generation == 2
+    one.look_up_agent(SCOPE, "a")
+    assert one.manifest(SCOPE, "a") == found
+    other.remove(SCOPE, "a")
+    one.look_up_agent(SCOPE, "a")
+    assert one.manifest(SCOPE, "a") is None
+    for store in (one, other):
+        store.close()
+
+
+# Keys
+
+
+def test_a_tenant_whose_key_is_deleted_cannot_be_read_and_begins_anew() -> None:
+    objects = Counted()
+    store = RemoteStore(objects, SECRET)
+    mine, others = chain(256), chain(256, scope=scope_of(tenant="other"))
+    for links in (mine, others):
+        assert store.put(block(links[0]))
+    assert store.forget_tenant(SCOPE.tenant)
+    fresh = RemoteStore(objects, SECRET)
+    for one in (store, fresh):
+        assert one.read(header(mine[0])) is None
+        assert one.read(header(others[0])) == block(others[0]).body
+    assert fresh.put(block(mine[0]))
+    assert fresh.read(header(mine[0])) == block(mine[0]).body
+    for one in (store, fresh):
+        one.close()
+
+
+def test_replicas_agree_on_a_key_and_learn_that_it_was_deleted() -> None:
+    objects, clock = Counted(), FakeClock()
+    one, other = (Vault(objects, SECRET, clock=clock) for _ in range(2))
+    tag = tenant_tag(SECRET, "tenant")
+    assert one.tenant(tag) == other.tenant(tag)
+    assert one.tenant(tag) != one.tenant(tenant_tag(SECRET, "another"))
+    before = one.tenant(tag)
+    one.forget(tag)
+    assert other.tenant(tag) == before
+    clock.now += vault.SALT_SECONDS
+    assert other.tenant(tag) != before
+    assert one.tenant(tag) == other.tenant(tag)
+    assert Vault(objects, KEY).tenant(tag) != one.tenant(tag)
+    assert before.key.hex() not in repr(before)
+
+
+def test_a_damaged_salt_is_replaced() -> None:
+    objects, tag = Counted(), tenant_tag(SECRET, "tenant")
+    before = Vault(objects, SECRET).tenant(tag)
+    [salt] = objects.listed("tenants", 9)
+    objects.replace(salt.path, bytes(48))
+    after = Vault(objects, SECRET).tenant(tag)
+    assert after != before
+    assert Vault(objects, SECRET).tenant(tag) == after
+
+
+def test_objects_reveal_no_token_and_no_name() -> None:
+    objects = Counted()
+    store = RemoteStore(objects, SECRET)
+    link = chain(300)[1]
+    store.put(block(link))
+    store.save(manifest("the-agent", 300))
+    folders = "tenants", SCOPE.namespace.hex()
+    paths = [one.path for folder in folders for one in objects.listed(folder, 99)]
+    assert len(paths) == 4
+    for path in paths:
+        data = bytes(objects.get(path))
+        assert SCOPE.tenant.hex() not in path
+        assert not any(secret in data for secret in (b"the-agent", SCOPE.tenant, SECRET))
+        assert bytes(block(link).data())[:16] not in data
+    store.close()
+
+
+# Sealing
+
+
+@pytest.mark.parametrize("n_bytes", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 9 * CHUNK + 5])
+def test_what_is_sealed_comes_back(n_bytes: int) -> None:
+    contents = bytes(range(251)) * (n_bytes // 251 + 1)
+    sealed = seal(KEY, NAME, contents[:n_bytes])
+    assert len(sealed) == sealed_bytes(n_bytes)
+    assert contents_bytes(len(sealed)) == n_bytes
+    assert unsealed(KEY, NAME, sealed) == contents[:n_bytes]
+    assert sealed != seal(KEY, NAME, contents[:n_bytes])
+
+
+@given(st.integers(0, sealed_bytes(300) - 1), st.integers(0, 7))
+def test_no_bit_can_be_changed(at: int, bit: int) -> None:
+    sealed = bytearray(seal(KEY, NAME, bytes(300)))
+    sealed[at] ^= 1 << bit
+    with pytest.raises(DamagedError):
+        unsealed(KEY, NAME, sealed)
+
+
+@pytest.mark.parametrize(("key", "name"), [(bytes(32), NAME), (KEY, bytes(32))])
+def test_another_key_or_name_opens_nothing(key: bytes, name: bytes) -> None:
+    with pytest.raises(MismatchError):
+        unsealed(key, name, seal(KEY, NAME, bytes(300)))
+
+
+def test_chunks_cannot_be_moved_or_left_out() -> None:
+    sealed = bytes(seal(KEY, NAME, bytes(2 * CHUNK)))
+    step = CHUNK + 16
+    for changed in (
+        sealed[:64] + sealed[64 + step :] + sealed[64 : 64 + step],
+        sealed[: 64 + step],
+        sealed[:64] + sealed[64 + step :],
+    ):
+        with pytest.raises((DamagedError, MismatchError)):
+            unsealed(KEY, NAME, changed)
+
+
+# Settings
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Settings:
+    secret = tmp_path / "secret"
+    secret.write_bytes(SECRET * 2)
+    secret.chmod(0o600)
+    return Settings(fleet_secret=secret, remote=(tmp_path / "bucket").as_uri())
+
+
+def test_a_remote_store_needs_the_fleets_secret_and_a_url(fleet: Settings, tmp_path: Path) -> None:
+    opened = open_remote(fleet)
+    assert opened is not None
+    assert try_remote(fleet) > 0
+    assert not list((tmp_path / "bucket").rglob("*.*"))
+    opened.close()
+    with pytest.raises(InvalidRequestError, match="fleet_secret_file"):
+        open_remote(Settings(remote=fleet.remote))
+    for url in ("bucket", "ftp://host/x", "http://host/x", ""):
+        with pytest.raises(InvalidRequestError, match="remote_store"):
+            open_remote(Settings(fleet_secret=fleet.fleet_secret, remote=url))
+
+
+def test_an_object_store_that_is_not_there_is_an_error_of_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+        "AWS_ACCESS_KEY_ID": "any",
+        "AWS_SECRET_ACCESS_KEY": "any-secret",
+        "AWS_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    objects = Objects.open("s3://bucket/prefix")
+    with pytest.raises(UnavailableError) as failed:
+        objects.size("x")
+    assert "\n" not in str(failed.value)
+    assert "any-secret" not in str(failed.value)
