@@ -777,11 +777,16 @@ def guard_memory(loop: StepLoop, settings: Settings, report: Callable[[str], Non
 
     if settings.process_bytes is None:
         return
-    from semantic.adapters.mlx.device import give_memory_back, memory_in_use, memory_to_spare
+    from semantic.adapters.mlx.device import (
+        give_memory_back,
+        memory_in_use,
+        memory_kept,
+        memory_to_spare,
+    )
 
     loop.guard = MemoryGuard(
         settings.process_bytes,
-        Memory(memory_in_use, give_memory_back, memory_to_spare),
+        Memory(memory_in_use, give_memory_back, memory_to_spare, memory_kept),
         clock=time.monotonic,
         report=report,
         most=read_device().memory_bytes,

@@ -386,6 +386,10 @@ class FakeBackend:
         return self._best_chunk
 
     @property
+    def peak_bytes(self) -> int:
+        return 0
+
+    @property
     def returns_memory(self) -> bool:
         return True
 

@@ -115,6 +115,12 @@ class BatchBackend(Protocol):
         ...
 
     @property
+    def peak_bytes(self) -> int:
+        """Bytes that the last `prefill`, `prefill_together` or `score` had at most beside those
+        before it, what stays in caches included; 0 if it is not known."""
+        ...
+
+    @property
     def returns_memory(self) -> bool:
         """Whether memory of blocks that are freed is returned, or kept for other blocks."""
         ...

@@ -14,7 +14,7 @@ from semantic.adapters.stores.memory import MemoryStore
 from semantic.application.cache import shared_prefill
 from semantic.application.cache.checkpoint_plan import FEWEST_TOKENS
 from semantic.application.cache.common_prefixes import CommonPrefixes, computes_before
-from semantic.application.engine.scheduler import Chunk
+from semantic.application.engine.scheduler import Chunk, Step
 from semantic.application.request import Phase, Request
 from semantic.domain.block_hash import BlockKey, BlockLink, Part
 from semantic.domain.stored import BlockHeader, BlockRead, StoredBlock, Tier
@@ -288,9 +288,9 @@ def test_a_sequence_that_is_read_anew_counts_no_tokens_backwards() -> None:
     counted: list[int] = []
     account = of.engine._scheduler.prefilled
 
-    def recorded(step: object, n_tokens: Sequence[tuple[Request, int]]) -> None:
+    def recorded(step: Step, n_tokens: Sequence[tuple[Request, int]], n_bytes: int = 0) -> None:
         counted.extend(n for _, n in n_tokens)
-        account(step, n_tokens)  # type: ignore[arg-type]
+        account(step, n_tokens, n_bytes)
 
     of.engine._scheduler.prefilled = recorded  # type: ignore[method-assign]
     cached = {end.agent_id: end.cached_tokens for end in of.finish()}

@@ -38,6 +38,7 @@ from semantic.adapters.http.openapi import (
     page,
 )
 from semantic.adapters.http.page import assets, overview, process_memory
+from semantic.adapters.http.request_body import LargeBodies
 from semantic.adapters.http.settings import ServerSettings
 from semantic.application.chat.memory_responses import MemoryResponses
 from semantic.ports.responses import ResponsesPort
@@ -54,6 +55,8 @@ _NO_TELEMETRY: Final[TelemetryConfig] = {
 
 RESPONSE_BYTES: Final = 64 << 20
 """Byte limit of stored responses where they are held in memory."""
+_LARGE_BODIES: Final = 8
+"""Requests with the largest body whose bodies may be in memory at the same time."""
 
 
 def create_app(
@@ -88,6 +91,7 @@ def create_app(
     )
     app.state.context = context
     app.state.metrics = metrics
+    app.state.bodies = LargeBodies(_LARGE_BODIES * settings.max_body_bytes, settings.body_timeout)
     app.state.responses = responses or MemoryResponses(RESPONSE_BYTES)
     add_error_handlers(app)
     _add_routes(app)

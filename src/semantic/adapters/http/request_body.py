@@ -5,8 +5,10 @@ Knows limits and JSON; not what any field means.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import islice
@@ -19,7 +21,7 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 
 from semantic.adapters.http.errors import ClientDisconnectedError, FieldError, TooLargeError
-from semantic.domain.errors import InvalidRequestError
+from semantic.domain.errors import InvalidRequestError, OverloadedError
 
 T = TypeVar("T")
 
@@ -52,6 +54,60 @@ _OFFLOAD_BYTES: Final = 1 << 16
 one that is smaller takes the event loop a few milliseconds at most."""
 
 
+_LARGE_BYTES: Final = 1 << 20
+"""Bodies of more bytes are read and parsed only as far as there is room for all of them."""
+_RETRY_SECONDS: Final = 5
+
+
+class LargeBodies:
+    """Bounds the bytes of large bodies that are read and parsed at the same time. For one event
+    loop."""
+
+    def __init__(self, most: int, timeout: float) -> None:
+        """At most `most` bytes; a body waits at most `timeout` seconds for its turn."""
+        self._free = most
+        self._timeout = timeout
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def take(self, n_bytes: int) -> None:
+        """Return when there is room for so many bytes, in the order of arrival; `give` them back.
+        Raises OverloadedError if there is none in time."""
+        if not self._waiting and n_bytes <= self._free:
+            self._free -= n_bytes
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((n_bytes, turn))
+        is_taken = False
+        try:
+            async with asyncio.timeout(self._timeout):
+                await turn
+            is_taken = True
+        except TimeoutError as error:
+            raise OverloadedError(
+                "other large requests are being read", retry_after=_RETRY_SECONDS
+            ) from error
+        finally:
+            if not is_taken:
+                self._leave(n_bytes, turn)
+
+    def give(self, n_bytes: int) -> None:
+        """So many bytes that were taken are free again."""
+        self._free += n_bytes
+        while self._waiting and self._waiting[0][0] <= self._free:
+            n_bytes, turn = self._waiting.popleft()
+            if not turn.done():
+                self._free -= n_bytes
+                turn.set_result(None)
+
+    def _leave(self, n_bytes: int, turn: asyncio.Future[None]) -> None:
+        """One that waited has gone: what it was given meanwhile, or its place, is another's."""
+        if turn.done() and not turn.cancelled():
+            self.give(n_bytes)
+            return
+        self._waiting.remove((n_bytes, turn))
+        self.give(0)
+
+
 def check_spelling(unknown: Iterable[str], known: Collection[str], within: str = "") -> None:
     """Raise FieldError, with the name that was probably meant, for an `unknown` field that is
     spelled like a `known` one. `within` is the path prefix of a nested object."""
@@ -71,17 +127,30 @@ async def read_json(request: Request) -> dict[str, object]:
 
     Raises InvalidRequestError for a body that is not UTF-8, not JSON, not an object or nested
     deeper than `MAX_DEPTH`; TooLargeError for too many bytes or values; ClientDisconnectedError if
-    the client disconnects.
+    the client disconnects; OverloadedError if other large bodies leave no room.
     """
-    data = bytearray()
+    bodies: LargeBodies = request.app.state.bodies
+    data, taken = bytearray(), 0
     try:
         async for piece in request.stream():
             data += piece
+            if not taken and len(data) > _LARGE_BYTES:
+                await bodies.take(size := _size_of(request))
+                taken = size
+        if len(data) < _OFFLOAD_BYTES:
+            return parse_object(bytes(data))
+        return await to_thread.run_sync(parse_object, bytes(data))
     except ClientDisconnect as error:
         raise ClientDisconnectedError from error
-    if len(data) < _OFFLOAD_BYTES:
-        return parse_object(bytes(data))
-    return await to_thread.run_sync(parse_object, bytes(data))
+    finally:
+        bodies.give(taken)
+
+
+def _size_of(request: Request) -> int:
+    """Bytes that the body has at most."""
+    most = request.app.state.context.settings.max_body_bytes
+    length = request.headers.get("content-length", "")
+    return min(most, int(length)) if length.isdecimal() else int(most)
 
 
 def parse_object(data: bytes) -> dict[str, object]:

@@ -125,6 +125,7 @@ class MLXBackend:
         self._sequences: dict[SequenceId, _Sequence] = {}
         self._starting: dict[SequenceId, _Start] = {}
         self._joined: list[_Sequence] = []
+        self._peak = 0
         self._lost_batch = False  # by a failure outside of `decode`
         self._next_id = 0
         self._batch = self._new_batch()
@@ -159,6 +160,11 @@ class MLXBackend:
     def returns_memory(self) -> bool:
         """See `BatchBackend.returns_memory`. A pool of pages does not shrink."""
         return not self.in_pages
+
+    @property
+    def peak_bytes(self) -> int:
+        """See `BatchBackend.peak_bytes`."""
+        return self._peak
 
     @property
     def calibration(self) -> Calibration | None:
@@ -226,7 +232,7 @@ class MLXBackend:
     def prefill(self, sequence: SequenceId, tokens: Sequence[int]) -> None:
         """See `BatchBackend.prefill`."""
         state = self._resting(sequence)
-        with self._computing():
+        with self._measured():
             pages = self._pages
             if self._spec.reusable_tokens is not None:
                 self._compute_whole_chunks(state, tokens, self._spec.reusable_tokens)
@@ -249,7 +255,7 @@ class MLXBackend:
         states = [(self._resting(sequence), tokens) for sequence, tokens in chunks]
         if self._pages is None:
             raise BackendError("these caches are prefilled one by one")
-        with self._computing():
+        with self._measured():
             self._compute_rows(self._pages, states)
         for state, tokens in states:
             state.length += len(tokens)
@@ -258,7 +264,7 @@ class MLXBackend:
         """See `BatchBackend.score`."""
         state = self._resting(sequence)
         given = list(tokens[:-1])
-        with self._computing():
+        with self._measured():
             self._compute_late(state)
             logits = self.model(_ids([given]), cache=state.caches).squeeze(0)
             scores = score_tokens(logits, tokens[1:], n_top)
@@ -404,6 +410,15 @@ class MLXBackend:
             raise
         except (RuntimeError, ValueError, MemoryError) as error:
             raise BackendError(str(error)) from error
+
+    @contextmanager
+    def _measured(self) -> Iterator[None]:
+        """Compute prompt tokens, and measure what that takes."""
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        with self._computing():
+            yield
+        self._peak = max(0, mx.get_peak_memory() - before)
 
     @property
     def _pages(self) -> PagedLayers | None:

@@ -91,6 +91,11 @@ def memory_to_spare() -> int | None:
     return spare_memory()
 
 
+def memory_kept() -> int:
+    """Bytes of buffers of arrays that are gone, which MLX keeps for new ones."""
+    return mx.get_cache_memory()
+
+
 def give_memory_back() -> None:
     """Return to the system what was freed and is only kept to be used again."""
     mx.clear_cache()

@@ -144,9 +144,14 @@ class Loader:
         self._layout = model.layout()
         self._store = store
         self._clock = clock
+        self._group_bytes = _GROUP_BYTES
         self._threads: Executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="load")
         self._loads = 0  # in progress, guarded by `_ended`
         self._ended = threading.Condition()
+
+    def keep_within(self, n_bytes: int) -> None:
+        """Have at most so many bytes read, by all loads together, that are not copied."""
+        self._group_bytes = min(_GROUP_BYTES, n_bytes // _THREADS)
 
     def begin(self, prefix: StoredPrefix, sequence: SequenceId) -> Load:
         """Start to read `prefix` into `sequence`, which holds the tokens before `prefix.start`.
@@ -158,7 +163,7 @@ class Loader:
         if prefix.window:
             first = prefix.window[0].link.start
             targets += self._targets(prefix.window, sequence, Part.WINDOW, first, prefix.length)
-        size = max(_FEWEST_IN_GROUP, _GROUP_BYTES * len(targets) // max(1, prefix.n_bytes))
+        size = max(_FEWEST_IN_GROUP, self._group_bytes * len(targets) // max(1, prefix.n_bytes))
         groups = [targets[at : at + size] for at in range(0, len(targets), size)]
         given_up = threading.Event()
         with self._ended:

@@ -39,6 +39,9 @@ from semantic.domain.value_objects import BLOCK_TOKENS, SequenceId
 from semantic.ports.outbound import BatchBackend, Clock
 from semantic.ports.store import CacheStorePort
 
+_READ_PART = 16
+"""One part in so many of the process' memory, at most, is what loads have read and not copied."""
+
 
 @dataclass(slots=True)
 class _State:
@@ -122,6 +125,11 @@ class PrefixStore:
         self._public: list[tuple[int, ...]] = []
         self._has_gaps = False  # whether interim blocks may be missing on disk
         self.restored_bytes: Counter[Tier] = Counter()  # since the start, complete loads only
+
+    def keep_within(self, n_bytes: int) -> None:
+        """Restore in a process of so many bytes: at most a sixteenth is read before it is given to
+        sequences."""
+        self._loader.keep_within(n_bytes // _READ_PART)
 
     def resumes(self, request: Request) -> bool:
         """Whether a preempted request can continue from what its sequence holds, once it is saved.

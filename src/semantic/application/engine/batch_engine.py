@@ -210,8 +210,11 @@ class BlockPoolBatchEngine:
         self._others_work, self._numbers = others_work, numbers
 
     def keep_within(self, guard: MemoryGuard) -> None:
-        """Have chunks and batch as `guard` narrows them."""
-        self._scheduler.narrow(guard.chunks, guard.batch)
+        """Have chunks and batch as `guard` narrows them, and begin nothing that it has no room
+        for."""
+        self._scheduler.keep_within(guard)
+        if self._prefixes is not None:
+            self._prefixes.keep_within(guard.max_bytes)
 
     @property
     def n_requests(self) -> int:
@@ -383,7 +386,8 @@ class BlockPoolBatchEngine:
     def _compute(self, step: Step, chunks: Sequence[Chunk]) -> list[EngineEvent]:
         started = self._clock()
         results = self._sequences.prefill(chunks)
-        self._scheduler.prefilled(step, [(one.request, one.n_tokens) for one in results])
+        n_tokens = [(one.request, one.n_tokens) for one in results]
+        self._scheduler.prefilled(step, n_tokens, self._model.peak_bytes)
         seconds = self._clock() - started
         events: list[EngineEvent] = []
         for request, _, error in results:

@@ -37,13 +37,14 @@ class Memory:
     """What the guard needs of the process. All functions are for the framework's thread.
 
     `in_use` returns bytes as the system counts them. `give_back` returns to the system what was
-    freed and is only kept to be used again. `spare` is what the system has left to give, below 0 if
-    it wants some back, None if it does not say.
+    freed and is only kept to be used again, `kept` is how much of it the framework has. `spare` is
+    what the system has left to give, below 0 if it wants some back, None if it does not say.
     """
 
     in_use: Callable[[], int]
     give_back: Callable[[], None]
     spare: Callable[[], int | None] = lambda: None
+    kept: Callable[[], int] = lambda: 0
 
 
 class Narrowing:
@@ -154,6 +155,21 @@ class MemoryGuard:
         else:
             self._widen_at = now + self._pause
         self._tell(now, used, taken)
+
+    def room(self, n_bytes: int) -> int:
+        """How much of `n_bytes` may be taken for a moment: caches are given up for it, as needed.
+
+        Half of what is kept free is left for what nothing asks for.
+        """
+        most = self._limit - self._part // 2
+        if n_bytes <= self._part // 4:
+            return n_bytes
+        used = self._memory.in_use() - self._memory.kept()
+        if used + n_bytes > most:
+            taken: list[str] = []
+            used = self._give_up(used, most - n_bytes, taken)
+            self._tell(self._clock(), used, taken)
+        return min(n_bytes, max(self._part // 4, most - used))
 
     @property
     def figures(self) -> MemoryFigures:

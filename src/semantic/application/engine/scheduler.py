@@ -13,14 +13,17 @@ from typing import NamedTuple
 
 from semantic.application.cache.block_allocator import BlockAllocator
 from semantic.application.engine.fair_queue import FairQueue
-from semantic.application.engine.memory_guard import Narrowing
+from semantic.application.engine.memory_guard import MemoryGuard
 from semantic.application.engine.prefill_budget import PrefillBudget, chunk_size
+from semantic.application.engine.step_memory import StepMemory
 from semantic.application.request import Phase, Request
 from semantic.ports.outbound import Clock
 
 _LONGEST_WAITING_EVERY = 4
 """One chunk in this many goes to the request that has waited longest, if all others since its last
 went elsewhere: a stream of short prompts cannot starve a long one."""
+_FEWEST = 16
+"""Tokens of the smallest chunk of a prompt that is not at its end."""
 _CONCURRENT_SECONDS = 30.0
 """How long after two requests were last active together more are expected: agents that work at the
 same time usually send their next request within this time."""
@@ -71,7 +74,8 @@ class Scheduler:
         self._max_batch = max_batch
         self._order = PrefillOrder()
         self._concurrency = RecentConcurrency()
-        self._narrowing: Narrowing | None = None
+        self._guard: MemoryGuard | None = None
+        self._memory = StepMemory()
         self.waiting = FairQueue()
         self.running: list[Request] = []
         self.preemptions = 0  # since the start
@@ -87,9 +91,10 @@ class Scheduler:
         """The running requests in `phase`."""
         return [request for request in tuple(self.running) if request.phase is phase]
 
-    def narrow(self, chunks: Narrowing, batch: Narrowing) -> None:
-        """Have the largest chunk and the batch as these say from now on."""
-        self._budget.narrowing, self._narrowing = chunks, batch
+    def keep_within(self, guard: MemoryGuard) -> None:
+        """Have chunks and batch as `guard` narrows them, and begin nothing that it has no room
+        for."""
+        self._guard, self._budget.narrowing = guard, guard.chunks
 
     # Admit
 
@@ -103,13 +108,19 @@ class Scheduler:
 
     def admit(self) -> None:
         """Allocate blocks to waiting requests, in fair order, while there is room."""
-        most = self._max_batch if self._narrowing is None else self._narrowing.of(self._max_batch)
-        while len(self.running) < most:
+        while len(self.running) < self._most_running:
             request = self.waiting.take(self.running, self._allocate)
             if request is None:
                 return
             request.phase = Phase.PREFILL
             self.running.append(request)
+
+    @property
+    def _most_running(self) -> int:
+        """How many requests may run: without memory one, which must end."""
+        if self._guard is None:
+            return self._max_batch
+        return 1 if self._guard.is_exceeded else self._guard.batch.of(self._max_batch)
 
     def _allocate(self, request: Request) -> bool:
         # A preempted request returns only when the others can grow beside it: otherwise it would
@@ -176,6 +187,7 @@ class Scheduler:
             prompts=len(ready),
             concurrent=step.concurrent,
         )
+        left = self._within_memory(step, request, left)
         is_last = left >= request.to_prefill
         first_token_due = any(one.awaits_first_token for one in self.running)
         if left <= 0 or (first_token_due and not is_last):
@@ -185,6 +197,19 @@ class Scheduler:
         rest = [one for one in ready if one is not request]
         joining = [one for one in rest if may_join(one)] if rest and may_join(request) else []
         return self._joined(Chunk(request, left), self._order.by_least_computed(joining))
+
+    def _within_memory(self, step: Step, request: Request, left: int) -> int:
+        """At most `left` tokens of a prompt, for whose pass there is memory; 0 if it is better to
+        wait for requests that decode."""
+        n_tokens = min(left, request.to_prefill)
+        if self._guard is None or n_tokens < 1:
+            return left
+        expected = self._memory.expected(n_tokens, request.computed + n_tokens)
+        room = self._guard.room(expected)
+        if room >= expected:
+            return left
+        fitting = n_tokens * room // expected
+        return 0 if fitting < _FEWEST and step.decoding else max(_FEWEST, fitting)
 
     @staticmethod
     def _joined(first: Chunk, joining: Sequence[Request]) -> list[Chunk]:
@@ -197,8 +222,13 @@ class Scheduler:
                 left -= request.to_prefill
         return chosen
 
-    def prefilled(self, step: Step, n_tokens: Sequence[tuple[Request, int]]) -> None:
-        """Account for a pass that computed so many tokens of these requests."""
+    def prefilled(
+        self, step: Step, n_tokens: Sequence[tuple[Request, int]], n_bytes: int = 0
+    ) -> None:
+        """Account for a pass that computed so many tokens of these requests, and took `n_bytes` for
+        it, 0 if that is not known."""
+        longest = max((request.computed for request, _ in n_tokens), default=0)
+        self._memory.observe(sum(n for _, n in n_tokens), longest, n_bytes)
         step.passes += any(n for _, n in n_tokens)
         for i, (request, n) in enumerate(n_tokens):
             step.n_prefilled += n
