@@ -17,6 +17,7 @@ from semantic import bootstrap
 from semantic.adapters.mlx import device
 from semantic.adapters.mlx.batch.calibration import Calibration, StepTimes
 from semantic.adapters.mlx.model.provider import wrap_model
+from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.bootstrap import (
     DEFAULT_MODEL,
     NamedAdapter,
@@ -31,17 +32,19 @@ from semantic.bootstrap import (
 )
 from semantic.cli import doctor
 from semantic.cli.doctor import SUPPORTED, check_blas, check_version
-from semantic.domain.errors import CapacityError
+from semantic.domain.errors import CapacityError, PoolExhaustedError
+from semantic.domain.services import BlockPool
 from tests.cli.support import ROOT, FakeProvider, process, semantic
 from tests.support.adapter_folder import write_adapter
+from tests.support.char_tokenizer import CharTokenizer
 from tests.support.in_pages import tiny_backend
 from tests.support.model_folder import small_model, write_model
-from tests.support.tiny_models import tiny_model
+from tests.support.tiny_models import VOCAB, tiny_model
 from tests.support.unusual_models import unusual_model
 
 NAMES = [
     "semantic", "python", "platform", "mlx", "mlx-lm", "device", "memory", "blas", "identity",
-    "store", "embedded model", "model", "ragged caches", "caches", "pool",
+    "store", "embedded model", "model", "ragged caches", "caches", "pool", "fits",
 ]  # fmt: skip
 GIB = 1 << 30
 
@@ -65,7 +68,7 @@ def test_json_lists_every_finding() -> None:
     fields = {"name", "verdict", "detail", "advice", "figures"}
     assert all(set(finding) == fields for finding in document["findings"])
     assert document["passed"] is True
-    assert document["findings"][-1]["detail"].startswith("40 blocks; ")
+    assert document["findings"][-2]["detail"].startswith("40 blocks; ")
 
 
 def test_an_adapter_is_checked_against_the_model(tmp_path: Path) -> None:
@@ -231,6 +234,28 @@ def test_a_model_that_does_not_fit_is_refused_with_figures_before_its_weights_ar
     chosen = promised(Settings(str(folder))).process_bytes
     assert chosen is not None
     assert chosen <= device.read_device().memory_bytes
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_what_is_said_to_fit_fits_and_no_more(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_LENGTHS", (512,))
+    backend = wrap_model(tiny_model(kind), "tiny")
+    spec = backend.cache_spec()
+    pool: BlockPool = BlockPool(spec, max_bytes=spec.bytes_for(5 * 512) + 99)
+    said = doctor.check_fit(pool, backend).detail
+    found = re.match(r"contexts of up to (\d+) tokens; in the pool (\d+) agents of 512", said)
+    assert found is not None, said
+    longest, agents = map(int, found.groups())
+    engine = BlockPoolBatchEngine(backend, CharTokenizer(), pool, spec)
+    for n in range(agents + 1):
+        engine.submit(f"agent-{n}", [(n + i * i) % VOCAB for i in range(510)], max_tokens=2)
+        for done in engine.step():
+            assert done.error is None
+        assert len(engine.idle_caches.lru_order()) == min(n + 1, agents)
+    with pytest.raises(PoolExhaustedError):
+        engine.submit("long", [1] * longest, max_tokens=1)
+    engine.submit("long", [1] * (longest - 1), max_tokens=1)
+    assert [done.error for done in engine.step()] == [None]
 
 
 def test_a_limit_that_was_given_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:

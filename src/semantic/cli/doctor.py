@@ -56,6 +56,8 @@ _QUESTION = (
     message("user", "What is my name?"),
 )
 _ANSWER_TOKENS = 32
+_LENGTHS = (1024, 8192, 32_768, 131_072)
+"""Tokens of agents, to say how many fit."""
 _MARKS: dict[Verdict, str] = {"ok": "ok  ", "warning": "warn", "failed": "FAIL"}
 
 
@@ -252,6 +254,26 @@ def check_model(settings: Settings) -> Iterator[Finding]:
             "longer prompts are computed again from there, so that answers are exact",
         )
     yield Finding("pool", "ok", _budget(pool, spec))
+    yield check_fit(pool, model)
+
+
+def check_fit(pool: BlockPool, model: MLXBackend) -> Finding:
+    """The longest context, and how many agents of usual lengths the pool holds."""
+    from semantic.adapters.mlx.model.provider import read_context
+    from semantic.serve import context_limit
+
+    longest = context_limit(pool, read_context(model.model), None)
+    lengths = [n_tokens for n_tokens in _LENGTHS if n_tokens <= longest] or [longest]
+    agents = ", ".join(
+        f"{pool.most_holders(pool.spec.blocks_for(n_tokens))} agents of {n_tokens} tokens"
+        for n_tokens in lengths
+        if n_tokens
+    )
+    if not longest:
+        advice = "a larger --pool-gb, or fewer programs beside it"
+        return Finding("fits", "warning", "the pool holds no block of 256 tokens", advice)
+    detail = f"contexts of up to {longest} tokens; in the pool {agents}, others in the store"
+    return Finding("fits", "ok", detail)
 
 
 def check_adapter(model: str, adapter: NamedAdapter) -> Finding:

@@ -120,6 +120,13 @@ class BlockPool:
             used_bytes = sum(self._block_bytes[self._layer_of[block]] for block in held)
             return self._fits(counts, len(held), used_bytes)
 
+    def most_holders(self, counts: Sequence[int]) -> int:
+        """How many agents with `counts` blocks of their own, not all 0, an empty pool holds."""
+        n_bytes = sum(n * size for n, size in zip(counts, self._block_bytes, strict=True))
+        by_count = None if self._total_blocks is None else self._total_blocks // sum(counts)
+        by_bytes = None if self._max_bytes is None else self._max_bytes // n_bytes
+        return min(most for most in (by_count, by_bytes) if most is not None)
+
     def holders(self) -> tuple[str, ...]:
         """The agents that hold at least one block."""
         with self._lock:
