@@ -77,6 +77,16 @@ class Leases(RuleBasedStateMachine):
         self.pages.grow(n)
         assert self.pages.n_pages == max(before, n)
 
+    @rule(room=st.integers(0, 20))
+    def shrink(self, room: int) -> None:
+        used = {ref.index: ref for ref in self.refs}
+        free, number = self.pages.n_pages - len(used), {at: self.written[at] for at in used}
+        returned = self.pages.shrink(room * KIND.page_bytes)
+        assert returned == (free * KIND.page_bytes if len(used) <= room else 0)
+        if returned:
+            assert self.pages.n_pages == len(used)
+            self.written = {ref.index: number[at] for at, ref in used.items()}
+
     @invariant()
     def accounts_agree(self) -> None:
         used = {ref.index for ref in self.refs}
@@ -106,6 +116,17 @@ def test_leases_come_and_go_in_any_order() -> None:
     run_state_machine_as_test(
         Leases, settings=settings(max_examples=examples(20, thorough=200), stateful_step_count=30)
     )
+
+
+def test_pages_that_are_lent_do_not_move() -> None:
+    pages = PagePool(KIND)
+    first, second = pages.take(), pages.take()
+    loan = pages.lend(second)
+    del first
+    assert not pages.shrink(1 << 20)
+    loan.end()
+    assert pages.shrink(1 << 20)
+    assert second.index == 0
 
 
 def test_leases_dropped_by_many_threads_while_others_are_taken_are_all_free_again() -> None:

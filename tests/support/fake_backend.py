@@ -393,6 +393,10 @@ class FakeBackend:
     def returns_memory(self) -> bool:
         return True
 
+    def return_memory(self, room: int) -> bool:
+        assert room >= 0
+        return False
+
     def cache_spec(self) -> ModelCacheSpec:
         return self._spec
 

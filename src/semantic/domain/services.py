@@ -88,6 +88,11 @@ class BlockPool:
         return self._used_bytes
 
     @property
+    def evictable_bytes(self) -> int:
+        """Bytes of the blocks all of whose references are evictable."""
+        return self._evictable_bytes
+
+    @property
     def available_blocks(self) -> int:
         """Blocks that can still be allocated; by bytes, those of the largest layer."""
         with self._lock:

@@ -125,6 +125,11 @@ class BatchBackend(Protocol):
         """Whether memory of blocks that are freed is returned, or kept for other blocks."""
         ...
 
+    def return_memory(self, room: int) -> bool:
+        """Return the memory of freed blocks that was kept, if `room` bytes are enough to do so;
+        whether any was. Open sequences go on."""
+        ...
+
     def cache_spec(self) -> ModelCacheSpec:
         """What the model caches per sequence."""
         ...

@@ -242,7 +242,8 @@ class Busy:
     def turn(self) -> bool:
         return True
 
-    def evict_idle(self, n_bytes: int) -> bool:
+    def evict_idle(self, n_bytes: int, room: int) -> bool:
+        assert room > 0
         evicted, self.cached = bool(self.cached), max(0, self.cached - n_bytes)
         return evicted
 

@@ -158,8 +158,17 @@ class MLXBackend:
 
     @property
     def returns_memory(self) -> bool:
-        """See `BatchBackend.returns_memory`. A pool of pages does not shrink."""
+        """See `BatchBackend.returns_memory`. A pool of pages is one array."""
         return not self.in_pages
+
+    def return_memory(self, room: int) -> bool:
+        """See `BatchBackend.return_memory`."""
+        pages = self._pages
+        if pages is None:
+            return False
+        with self._computing():
+            self._finish_launched()
+            return pages.shrink(room)
 
     @property
     def peak_bytes(self) -> int:

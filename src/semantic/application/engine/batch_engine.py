@@ -7,6 +7,7 @@ store saves and restores caches. Knows no framework, no transport and no chat fo
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import time
 from collections import Counter, deque
@@ -264,17 +265,24 @@ class BlockPoolBatchEngine:
         """Bytes read from each tier of the store, since the start."""
         return Counter() if self._prefixes is None else self._prefixes.restored_bytes
 
-    def evict_idle(self, n_bytes: int) -> bool:
+    def evict_idle(self, n_bytes: int, room: int = sys.maxsize) -> bool:
         """Evict idle caches of so many bytes, if that returns memory to the system; whether any
-        was. With a store they are restored from it."""
-        if not self._model.returns_memory:
-            return False
+        was. With a store they are restored from it.
+
+        Where freed blocks keep their memory the others must move to return it, which takes theirs
+        once more, at most `room`.
+        """
+        moves = not self._model.returns_memory
         with self._lock:
             least = self._pool.used_bytes - n_bytes
+            if moves:
+                if self._pool.used_bytes - self._pool.evictable_bytes > room:
+                    return False
+                least = min(least, room)
             evicted = False
             while self._pool.used_bytes > least and self._idle.evict():
                 evicted = True
-        return evicted
+        return self._model.return_memory(room) if moves else evicted
 
     def forget(self, agent_id: str, *, tenant: str = "") -> bool:
         """Drop an agent's idle cache and its manifest; False if it has neither.

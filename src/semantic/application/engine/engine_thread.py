@@ -235,8 +235,8 @@ class EngineThread:
         self._engine = self._admission = self._building = None
         return False
 
-    def evict_idle(self, n_bytes: int) -> bool:
-        return self._engine is not None and self._engine.evict_idle(n_bytes)
+    def evict_idle(self, n_bytes: int, room: int) -> bool:
+        return self._engine is not None and self._engine.evict_idle(n_bytes, room)
 
     def _advance(self) -> bool:
         """One slice of building or one step; False when the engine must stop."""

@@ -156,6 +156,10 @@ class MemoryGuard:
             self._widen_at = now + self._pause
         self._tell(now, used, taken)
 
+    def left(self) -> int:
+        """Bytes that the process may still take."""
+        return max(0, self._limit - self._memory.in_use())
+
     def room(self, n_bytes: int) -> int:
         """How much of `n_bytes` may be taken for a moment: caches are given up for it, as needed.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -47,8 +48,9 @@ class Lane(Protocol):
         """One slice of work; False when there is no more to come. Never raises."""
         ...
 
-    def evict_idle(self, n_bytes: int) -> bool:
-        """Evict idle caches of so many bytes from memory; False if none was."""
+    def evict_idle(self, n_bytes: int, room: int) -> bool:
+        """Evict idle caches of so many bytes from memory, which may take `room` bytes for a moment;
+        False if none was."""
         ...
 
 
@@ -126,7 +128,8 @@ class StepLoop:
         """See `Lane.evict_idle`; of the first lane that has any. For the loop's thread."""
         with self.changed:
             lanes = list(self._lanes)
-        return any(lane.evict_idle(n_bytes) for lane in lanes)
+        room = sys.maxsize if self.guard is None else self.guard.left()
+        return any(lane.evict_idle(n_bytes, room) for lane in lanes)
 
     def _main(self) -> None:
         while True:
@@ -220,5 +223,5 @@ class _Call:
         self._call.run(None)
         return False
 
-    def evict_idle(self, n_bytes: int) -> bool:  # noqa: ARG002
+    def evict_idle(self, n_bytes: int, room: int) -> bool:  # noqa: ARG002
         return False

@@ -27,13 +27,15 @@ RowSize = Callable[[int], int]
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What each thread group reads, for steps before `until`; see `split_kv.SplitPlan`."""
+    """What each thread group reads, for steps before `until`, unless the pages of its pool have
+    moved more than `moves` times; see `split_kv.SplitPlan`."""
 
     n_items: int
     n_results: int
     plan: mx.array
     spans: mx.array
     until: int
+    moves: int
 
 
 _NO_SIZES_BETWEEN = 16
@@ -79,7 +81,7 @@ class BatchMetadata:
         self._positions: tuple[int, mx.array] | None = None
         self._plans: dict[int, StepPlan] = {}
         self._row_plans: dict[int, StepPlan] = {}
-        self._targets: dict[int, mx.array] = {}
+        self._targets: dict[int, tuple[mx.array, int]] = {}
 
     def positions(self, step: int) -> mx.array:
         """Position of each sequence's token of `step`, (n_rows,) int32."""
@@ -96,26 +98,31 @@ class BatchMetadata:
     def plan(self, kind: int, step: int, at_once: int) -> StepPlan:
         """The plan of a step for the layers of a kind; allocates pages for the step's tokens."""
         known = self._plans.get(kind)
-        if known is None or step >= known.until:
+        if known is None or step >= known.until or known.moves != self._moves(kind):
             rows = self.rows(kind, step)
-            known = self._plans[kind] = _planned(rows, [1] * len(rows), at_once, step)
+            moves = self._moves(kind)
+            known = self._plans[kind] = _planned(rows, [1] * len(rows), at_once, step, moves)
         return known
 
     def row_plan(self, kind: int, most_rows: int, at_once: int) -> StepPlan:
         """The plan of step 0 in which up to `most_rows` rows of a sequence read together."""
         known = self._row_plans.get(kind)
-        if known is None:
+        if known is None or known.moves != self._moves(kind):
             rows, runs = joined_runs(self.rows(kind, 0), most_rows)
-            known = self._row_plans[kind] = _planned(rows, runs, at_once, 0)
+            known = self._row_plans[kind] = _planned(rows, runs, at_once, 0, self._moves(kind))
         return known
 
     def targets(self, kind: int) -> mx.array:
         """The page to which each row's token of step 0 is written, (rows,) int32."""
         known = self._targets.get(kind)
-        if known is None:
+        if known is None or known[1] != self._moves(kind):
             pages = [row.page(row.position // BLOCK_TOKENS) for row in self.rows(kind, 0)]
-            known = self._targets[kind] = on_device_async(pages)
-        return known
+            known = self._targets[kind] = on_device_async(pages), self._moves(kind)
+        return known[0]
+
+    def _moves(self, kind: int) -> int:
+        """How often the pages of a kind have moved."""
+        return self.sequences[0].tables[kind].pool.moves
 
     def rows(self, kind: int, step: int) -> list[RowPages]:
         """The page table of each sequence, with a page for the token of `step`."""
@@ -133,7 +140,9 @@ class BatchMetadata:
         return rows
 
 
-def _planned(rows: Sequence[RowPages], runs: Sequence[int], at_once: int, step: int) -> StepPlan:
+def _planned(
+    rows: Sequence[RowPages], runs: Sequence[int], at_once: int, step: int, moves: int
+) -> StepPlan:
     made = plan_split(rows, chunk_for(rows, at_once), runs)
     return StepPlan(
         made.n_items,
@@ -141,6 +150,7 @@ def _planned(rows: Sequence[RowPages], runs: Sequence[int], at_once: int, step: 
         on_device_async(made.numbers),
         on_device(made.spans),
         step + made.steps,
+        moves,
     )
 
 

@@ -125,6 +125,10 @@ class PagedLayers:
             if self._at_once:
                 pool.grow(pages)
 
+    def shrink(self, room: int) -> bool:
+        """Return the memory of free pages, one pool after the other; see `PagePool.shrink`."""
+        return sum(pool.shrink(room) for pool in self.pools) > 0
+
     def abandon(self) -> None:
         """Free all pools; no cache may be made or used afterwards."""
         for pool in self.pools:

@@ -99,6 +99,9 @@ class PagePool:
         self.kind = kind
         self._data: mx.array | None = None
         self._free: list[int] = []
+        self._used: dict[int, _Page] = {}  # by their places
+        self.moves = 0
+        """How often pages have moved within the array: places that are known are old ones then."""
         self._enough: int | None = None
         self._lent: dict[int, PageRef] = {}
         self._loans = 0
@@ -145,7 +148,9 @@ class PagePool:
         if not self._free:
             self.grow(self._next_size())
         with self._lock:
-            return PageRef(self, _Page(self._free.pop()))
+            page = _Page(self._free.pop())
+            self._used[page.index] = page
+            return PageRef(self, page)
 
     def share(self, ref: PageRef) -> PageRef:
         """Another reference to the same page."""
@@ -179,6 +184,7 @@ class PagePool:
         with self._lock:
             page.users -= 1
             if not page.users:
+                self._used.pop(page.index, None)
                 self._free.append(page.index)
 
     @contextmanager
@@ -200,6 +206,34 @@ class PagePool:
             self._data = self._address = None
         with self._lock:
             self._free.clear()
+            self._used.clear()
+
+    def shrink(self, room: int) -> int:
+        """Return the memory of free pages, and move the others together; how many bytes it were.
+
+        Needs what the others take once more meanwhile: nothing happens if that is more than `room`,
+        or while a page is lent. Call it as `grow`.
+        """
+        mx.synchronize()
+        with self._moving, self._lock:
+            kept = [self._used[at] for at in sorted(self._used)]
+            n_bytes = self.nbytes - len(kept) * self.kind.page_bytes
+            if self._data is None or self._lent or not n_bytes or self.nbytes - n_bytes > room:
+                return 0
+            moved = None
+            if kept:
+                moved = mx.take(self._data, mx.array([page.index for page in kept]), axis=0)
+                mx.eval(moved)
+            self._data = moved
+            for at, page in enumerate(kept):
+                page.index = at
+            # One may have been dropped meanwhile, in this thread.
+            self._used = {page.index: page for page in kept if page.users}
+            self._free[:] = [page.index for page in kept if not page.users]
+            self.moves += 1
+            self._address = None  # found again when a page is lent
+        mx.clear_cache()  # of the old array
+        return n_bytes
 
     def grow(self, n_pages: int) -> None:
         """Have at least `n_pages`.

@@ -18,12 +18,13 @@ from semantic.domain.value_objects import BLOCK_TOKENS
 class PageTable:
     """A sequence's pages of one kind: block i is in page i, or i modulo the ring's size."""
 
-    __slots__ = ("_array", "pool", "refs")
+    __slots__ = ("_array", "_moves", "pool", "refs")
 
     def __init__(self, pool: PagePool, refs: Sequence[PageRef] = ()) -> None:
         self.pool = pool
         self.refs = list(refs)
         self._array: mx.array | None = None
+        self._moves = pool.moves
 
     @property
     def pages(self) -> list[int]:
@@ -32,8 +33,8 @@ class PageTable:
 
     def array(self) -> mx.array:
         """`pages` as an int32 array for kernels; there must be one at least."""
-        if self._array is None:
-            self._array = on_device(self.pages)
+        if self._array is None or self._moves != self.pool.moves:
+            self._array, self._moves = on_device(self.pages), self.pool.moves
         return self._array
 
     def pages_for(self, n_tokens: int) -> int:
