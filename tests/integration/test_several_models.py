@@ -21,10 +21,9 @@ from semantic.application.models.residency import Patience
 from semantic.bootstrap import Settings
 from semantic.domain.answer import Usage
 from semantic.domain.errors import (
-    BackendError,
     InvalidRequestError,
+    ModelLoadError,
     ModelNotFoundError,
-    OperatorError,
     OverloadedError,
 )
 from semantic.ports.serving import ServingPort
@@ -198,7 +197,7 @@ def test_files_that_change_between_two_loads_are_refused_before_another_model_go
             (larger.read_bytes(), r"needs \d+ MiB .* at most the 9 MiB"),
         ):
             file.write_bytes(damaged)
-            with pytest.raises(OperatorError, match=reason):
+            with pytest.raises(ModelLoadError, match=reason):
                 await ask(second, "ann", prompt_of(1, 0))
             assert models.status(NAMES[0]).state == "loaded"
         loads = models.loads
@@ -232,7 +231,7 @@ def test_the_budget_counts_what_weights_take_and_a_load_that_exceeds_it_reads_no
         tight = replace(two_of(folders[:2], kept=(NAMES[0],)), max_bytes=most)
         models = await load_models(tight)
         before = mx.get_active_memory()
-        with pytest.raises(BackendError, match=r"needs \d+ MiB .* beside \d+ MiB of models that"):
+        with pytest.raises(ModelLoadError, match=r"needs \d+ MiB .* beside \d+ MiB of models that"):
             await models.load(NAMES[1])
         assert mx.get_active_memory() - before < measured // 4
         await models.close()
@@ -264,7 +263,7 @@ def test_a_model_whose_folder_goes_while_it_is_loaded_leaves_no_engine_behind(
         monkeypatch.setattr(details, "read_details", gone)
         used = []
         for _ in range(3):
-            with pytest.raises(FileNotFoundError):
+            with pytest.raises(ModelLoadError):
                 await models.load(NAMES[1])
             used.append(mx.get_active_memory())
         await models.close()

@@ -20,6 +20,7 @@
         ├── UnsupportedModelError        the model's cache is of an unsupported kind
         ├── BackendError                 the model failed while running
         │   └── NotFiniteError               it computed NaN or infinite values
+        ├── ModelLoadError               one of several models cannot be loaded
         ├── StoreError                   the store's folder cannot be used as it is
         └── IntegrityError               an internal count is wrong: a bug
 
@@ -145,6 +146,15 @@ class NotFiniteError(BackendError):
 
     def __init__(self) -> None:
         super().__init__(NOT_FINITE)
+
+
+class ModelLoadError(OperatorError, RuntimeError):
+    """One of several models cannot be loaded as its files or the budget are. `public` is what
+    clients may read of it: no path."""
+
+    def __init__(self, message: str, *, public: str) -> None:
+        super().__init__(message)
+        self.public = public
 
 
 class StoreError(OperatorError, OSError):

@@ -64,7 +64,7 @@ class ModelsPort(Protocol):
         ...
 
     def load(self, name: str) -> Coroutine[object, object, ModelStatus]:
-        """Load the model, if it is not. Raises as loading it does, and OverloadedError."""
+        """Load the model, if it is not. Raises ModelLoadError and OverloadedError."""
         ...
 
     def unload(self, name: str) -> Coroutine[object, object, ModelStatus]:

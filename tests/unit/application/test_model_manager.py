@@ -11,7 +11,12 @@ import pytest
 from semantic.application.engine.engine_state import EngineState
 from semantic.domain.answer import AnswerEnd
 from semantic.domain.chat import Chat, Message
-from semantic.domain.errors import BackendError, ModelNotFoundError, OverloadedError
+from semantic.domain.errors import (
+    BackendError,
+    ModelLoadError,
+    ModelNotFoundError,
+    OverloadedError,
+)
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask, ServingPort
 from tests.support.fake_models import FakeLoader, FakeUnit, fake_models
@@ -114,7 +119,11 @@ def test_a_load_that_fails_is_told_to_all_who_wait_and_is_tried_again_by_the_nex
         assert await ask(models.serving_of("a")) == "stop"
         asked = [ask(models.serving_of("b")) for _ in range(3)]
         failed = await asyncio.gather(*asked, return_exceptions=True)
-        assert [str(one) for one in failed] == ["out of luck"] * 3
+        told = "the model b cannot be loaded: "
+        assert [str(one) for one in failed] == [f"{told}out of luck"] * 3
+        assert {one.public for one in failed if isinstance(one, ModelLoadError)} == {
+            f"{told}the server's log has the reason"
+        }
         assert models.status("a").state == "loaded"
         del loader.failures["b"]
         assert await ask(models.serving_of("b")) == "stop"
@@ -143,11 +152,12 @@ def test_a_model_that_grew_beyond_the_budget_is_refused_before_another_one_goes(
         manager, models = fake_models(loader, "a", "b")
         assert await ask(models.serving_of("a")) == "stop"
         loader.estimates["b"] = 3 << 20
-        with pytest.raises(BackendError, match=r"b cannot be loaded.*needs 3 MiB"):
+        with pytest.raises(ModelLoadError, match=r"b cannot be loaded.*needs 3 MiB") as refused:
             await ask(models.serving_of("b"))
         loader.estimates["b"], loader.sizes["b"] = 1, 3 << 20
-        with pytest.raises(BackendError, match=r"b cannot be loaded.*needs 3 MiB"):
+        with pytest.raises(ModelLoadError, match=r"b cannot be loaded.*needs 3 MiB") as refused:
             await ask(models.serving_of("b"))
+        assert "needs 3 MiB" in refused.value.public
         assert (models.status("b").state, models.status("b").waiting) == ("unloaded", 0)
         loader.estimates["b"] = 1
         del loader.sizes["b"]

@@ -27,6 +27,7 @@ from semantic.domain.errors import (
     CapacityError,
     ContextOverflowError,
     InvalidRequestError,
+    ModelLoadError,
     ModelNotFoundError,
     OverloadedError,
     PinLimitError,
@@ -154,6 +155,9 @@ def problem_of(error: BaseException) -> Problem:
         case OSError(errno=errno.EMFILE | errno.ENFILE):
             message = "too many files are open"
             found = Problem(503, message, code="overloaded", retry_after=RETRY_SECONDS)
+        case ModelLoadError():
+            code = "model_unavailable"
+            found = Problem(503, error.public, "model", code, retry_after=RETRY_SECONDS)
         case CapacityError():
             later = error.retry_after if isinstance(error, OverloadedError) else RETRY_SECONDS
             found = Problem(503, str(error), code="overloaded", retry_after=later)
@@ -270,6 +274,17 @@ def id_headers(request_id: str | None) -> dict[str, str]:
     return {} if request_id is None else {"x-request-id": request_id, "request-id": request_id}
 
 
+_EXPECTED: Final = (
+    WireError,
+    RequestError,
+    CapacityError,
+    ModelLoadError,
+    HTTPException,
+    RequestValidationError,
+)
+"""Whose message is for the client; any other error is a bug."""
+
+
 def request_id_of(scope: Scope) -> str | None:
     """The id that `RequestLogMiddleware` assigned to the request of `scope`."""
     state: Mapping[str, object] = scope.get("state", {})
@@ -279,7 +294,7 @@ def request_id_of(scope: Scope) -> str | None:
 
 def add_error_handlers(app: FastAPI) -> None:
     """Install handlers that turn everything a route may raise into an error response."""
-    for kind in (WireError, RequestError, CapacityError, HTTPException, RequestValidationError):
+    for kind in _EXPECTED:
         app.add_exception_handler(kind, _expected)
     app.add_exception_handler(OSError, _of_the_system)
     app.add_exception_handler(ClientDisconnectedError, _client_disconnected)

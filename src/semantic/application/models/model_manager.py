@@ -22,10 +22,11 @@ from semantic.application.engine.engine_state import (
 from semantic.application.models.model_names import unknown_model
 from semantic.application.models.residency import Change, Residency, Ticket, Weights
 from semantic.domain.errors import (
-    BackendError,
+    CapacityError,
+    InvalidRequestError,
+    ModelLoadError,
     ModelNotFoundError,
     OverloadedError,
-    RequestError,
     SemanticError,
     WeightsTooLargeError,
 )
@@ -162,8 +163,8 @@ class ModelManager:
 
     @asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[RunnableServing]:
-        """The model with this id, loaded; it stays so until the end. Raises what loading it raises,
-        BackendError where that blames a request, and OverloadedError if too many wait."""
+        """The model with this id, loaded; it stays so until the end. Raises ModelLoadError, and
+        OverloadedError if too many wait."""
         ticket = await self._opened(name)
         self._residency.leave(ticket)
         release = self.hold(name)
@@ -280,7 +281,7 @@ class ModelManager:
         if self._residency.state(name) == "unloaded":
             error = await _error_of(self._resize(name))
             if error is not None:
-                raise _blaming_no_request(name, error)
+                raise _load_error(name, error)
         if self._residency.requests(name)[1] >= self._max_waiting:
             raise OverloadedError(
                 f"the queue is full: at most {self._max_waiting} requests may wait for {name}",
@@ -342,12 +343,12 @@ class ModelManager:
             self._residency.unloaded(change.name)  # others may make room, if it fits at all
             error = await _error_of(self._resize(change.name))
         if error is not None:
-            logger.warning(_unloadable(change.name, error))
+            error = _load_error(change.name, error)
             arrival = self._arrivals.pop(change.name, None)
             self._residency.failed(change.name)
             await self._loader.free()
             if arrival is not None:
-                _fail(arrival, _blaming_no_request(change.name, error))
+                _fail(arrival, error)
 
     async def _resize(self, name: str) -> None:
         """Account for what the model takes as its files are now. Raises SemanticError if they
@@ -386,13 +387,15 @@ async def _error_of(work: Coroutine[object, object, None]) -> BaseException | No
     return task.exception()
 
 
-def _unloadable(name: str, error: BaseException) -> str:
-    return f"the model {name} cannot be loaded: {type(error).__name__}: {error}"
-
-
-def _blaming_no_request(name: str, error: BaseException) -> BaseException:
-    """`error`, or a BackendError instead of one for which the request would be wrong."""
-    return BackendError(_unloadable(name, error)) if isinstance(error, RequestError) else error
+def _load_error(name: str, error: BaseException) -> BaseException:
+    """What those who wait for a model get instead of `error`, which goes to the log; a defect as it
+    is. No request is blamed, and none reads a path."""
+    words = f"the model {name} cannot be loaded: "
+    logger.warning("%s%s: %s", words, type(error).__name__, error)
+    if isinstance(error, CapacityError) or not isinstance(error, SemanticError | OSError):
+        return error
+    reason = error if isinstance(error, InvalidRequestError) else "the server's log has the reason"
+    return ModelLoadError(f"{words}{error}", public=f"{words}{reason}")
 
 
 def _fail(arrival: asyncio.Future[None], error: BaseException) -> None:

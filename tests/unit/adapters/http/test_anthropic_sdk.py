@@ -27,6 +27,7 @@ from semantic.domain.chat import Chat, Message, Tool, ToolCall
 from semantic.domain.errors import (
     NOT_FINITE,
     BackendError,
+    ModelLoadError,
     OverloadedError,
     PoolExhaustedError,
     SemanticError,
@@ -212,6 +213,7 @@ def test_a_wrong_model_and_a_wrong_field(client: anthropic.Anthropic) -> None:
         (OverloadedError("busy", retry_after=7), 503, "overloaded_error"),
         (TenantLimitError("your part", retry_after=7), 429, "rate_limit_error"),
         (PoolExhaustedError("no room"), 503, "overloaded_error"),
+        (ModelLoadError("secret", public="a cannot be loaded"), 503, "overloaded_error"),
         (BackendError("secret"), 500, "api_error"),
     ],
 )
