@@ -72,7 +72,7 @@ STATUSES: Final[Mapping[int, str]] = {
     429: "The tenant has its part of what all share; see Retry-After.",
     431: "Too many headers, or too large ones.",
     500: "A bug; the server's log has the details.",
-    503: "The queue is full, or the model is being loaded; see Retry-After.",
+    503: "The queue is full, or the model is being loaded or cannot be; see Retry-After.",
 }
 
 
