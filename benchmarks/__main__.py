@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks import (
+    adapters,
     cancelled,
     decode,
     engine_step,
@@ -36,6 +37,7 @@ from benchmarks import (
 )
 
 BENCHMARKS = {
+    "adapters": adapters.run,
     "cancelled": cancelled.run,
     "decode": decode.run,
     "engine_step": engine_step.run,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -26,7 +27,9 @@ from semantic.adapters.http.metrics import AnswerRecord
 from semantic.adapters.http.settings import ServerSettings
 from semantic.cli.options import ServeOptions
 from semantic.cli.progress import ServerProgress
+from semantic.cli.serve import _print_ready
 from tests.cli.support import command_line, environment, semantic
+from tests.support.fake_models import FakeLoader, fake_models
 from tests.support.lanes import more
 from tests.support.model_folder import write_model
 
@@ -215,6 +218,16 @@ def _complete(url: str, headers: dict[str, str] | None = None) -> dict[str, Any]
     with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
         found: dict[str, Any] = json.load(answer)
     return found
+
+
+def test_a_server_that_is_ready_names_all_its_models(capsys: pytest.CaptureFixture[str]) -> None:
+    async def work() -> None:
+        _print_ready("host:1", fake_models(FakeLoader(), "a", "a+sql", "b")[1])
+
+    asyncio.run(work())
+    assert capsys.readouterr().err.endswith(
+        "ready: http://host:1/v1 serves a with 512 tokens of context, and a+sql, b\n"
+    )
 
 
 def test_several_models_are_one_setting(tmp_path: Path) -> None:

@@ -18,10 +18,12 @@ import pytest
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 from mlx_lm.tuner import utils as tuner
-from mlx_lm.utils import load
+from mlx_lm.utils import load, load_model
 
 from semantic.adapters.http.settings import load_settings
 from semantic.adapters.mlx.backend import MLXBackend
+from semantic.adapters.mlx.model.adapter import apply_adapter, read_adapter
+from semantic.adapters.mlx.model.joined import join, share
 from semantic.adapters.mlx.model.provider import MLXModelProvider
 from semantic.application.models.on_demand import ManagedModels
 from semantic.bootstrap import (
@@ -33,7 +35,7 @@ from semantic.bootstrap import (
     load_tokenizer,
     parse_adapter,
 )
-from semantic.cli.serve import load_model
+from semantic.cli.serve import load_model as load_server
 from semantic.domain.answer import Usage
 from semantic.domain.errors import InvalidRequestError, ModelNotFoundError
 from semantic.ports.serving import ServingPort
@@ -176,6 +178,27 @@ def test_the_weights_of_the_base_are_the_very_same_arrays(
     del found
     again = arrays(provider.load_model(str(base))[0].model)
     assert {id(one) for one in again.values()} == of_base
+
+
+def test_joining_the_layers_of_the_base_keeps_them_one_with_those_of_the_adapter(
+    base: Path, adapters: dict[str, Path]
+) -> None:
+    """As on a GPU, where the base decodes with joined products, of which its arrays are parts."""
+    read = cast(Module, load_model(base)[0])
+    plain = share(read)
+    adapted = apply_adapter(read, read_adapter(adapters["other"]))
+    tokens = mx.array([prompt_of(20)])
+    before = adapted(tokens)
+    mx.eval(before)
+    old = arrays(plain)
+    join(plain)
+    new = arrays(plain)
+    parts = [name for name in new if new[name] is not old[name]]
+    assert len(parts) == 2 * 5, "queries, keys, values, gate and up of two layers"
+    own = {"lora_a", "lora_b"}
+    shared = {name: one for name, one in arrays(adapted).items() if name.split(".")[-1] not in own}
+    assert {id(one) for one in shared.values()} == {id(one) for one in new.values()}
+    assert mx.array_equal(adapted(tokens), before)
 
 
 def test_a_full_fine_tune_has_its_own_arrays_and_shares_the_others(
@@ -426,7 +449,7 @@ def of_server(**given: object) -> tuple[list[tuple[str, ...]], dict[str, str]]:
 
     async def work() -> tuple[list[tuple[str, ...]], dict[str, str]]:
         flags = {"no_store": True, "pool_gb": 0.01, "ram_gb": 0.07, "models_gb": 0.2, **given}
-        serving = await load_model(load_settings(flags).settings)
+        serving = await load_server(load_settings(flags).settings)
         assert serving.models is not None
         try:
             names = [one.served.names for one in serving.models.statuses()]

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from semantic.application.models.model_manager import RunnableServing
     from semantic.bootstrap import OnStoreUnavailable
     from semantic.ports.responses import ResponsesPort
-    from semantic.ports.serving import ServingPort
     from semantic.serve import ServeSettings
 
 _GIB = 1 << 30
@@ -330,7 +329,7 @@ def run_server(
     where = address(settings.host, bound.getsockname()[1])
     context = ServerContext(version=__version__)
 
-    def ready(serving: ServingPort) -> None:
+    def ready(serving: RunnableServing) -> None:
         server.refresh_connection_limits()
         _print_ready(where, serving)
 
@@ -360,10 +359,12 @@ def require_keys(settings: ServerSettings) -> None:
         )
 
 
-def _print_ready(where: str, serving: ServingPort) -> None:
+def _print_ready(where: str, serving: RunnableServing) -> None:
     model = serving.model
     tokens = f"{model.context_tokens} tokens of context"
-    _print_line(f"ready: http://{where}/v1 serves {model.id} with {tokens}")
+    others = [] if serving.models is None else [one.served.id for one in serving.models.statuses()]
+    more = f", and {', '.join(others[1:])}" if others[1:] else ""
+    _print_line(f"ready: http://{where}/v1 serves {model.id} with {tokens}{more}")
 
 
 def notify_store_unavailable(error: StoreError) -> None:

@@ -30,7 +30,6 @@ from semantic.application.engine.engine_state import Figures
 from semantic.application.models.model_manager import RunnableServing
 from semantic.domain.chat import Chat, Message
 from semantic.domain.errors import InvalidRequestError, SemanticError
-from semantic.ports.serving import ServingPort
 
 Load = Callable[[], Coroutine[None, None, RunnableServing]]
 """Loads a model without blocking the event loop. Cancelled if the server stops first."""
@@ -50,7 +49,7 @@ class Lifecycle:
         self,
         context: ServerContext,
         load: Load,
-        ready: Callable[[ServingPort], None] = lambda _: None,
+        ready: Callable[[RunnableServing], None] = lambda _: None,
     ) -> None:
         self._context = context
         self._load = load
