@@ -109,6 +109,8 @@ async def load_models(
         undo.pop_all()
     if loop.guard is not None:
         loop.guard.add("idle models", manager.give_up_idle)
+        tier = shared.settings.memory_bytes or 0
+        loop.guard.on_limit = lambda n_bytes: manager.limit(planned_bytes(n_bytes) - tier)
     secret = shared.store.secret
     log_tenants(secret, settings.models[0].tenants)
     async with AsyncExitStack() as undo:

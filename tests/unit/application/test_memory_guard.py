@@ -158,7 +158,10 @@ def test_chunks_are_halved_before_the_batch_and_both_before_a_request_is_refused
     process.running = 1550
     checked(process, guard)
     assert guard.is_exceeded
-    assert guard.figures.steps[-1] == "requests wait"
+    assert guard.figures.steps[-2:] == ("batch halved 5 times", "requests wait")
+    process.running = 1000
+    checked(process, guard)
+    assert guard.figures.steps[-1] == "batch halved 5 times"
 
 
 def test_what_was_narrowed_is_widened_again_in_the_opposite_order_and_slowly() -> None:
@@ -219,7 +222,10 @@ def test_a_limit_that_is_lowered_while_it_works_is_kept_at_once_and_can_be_raise
     process.tier, process.idle = 300, 700
     checked(process, guard)
     assert process.asked == []
+    limits: list[int] = []
+    guard.on_limit = limits.append
     guard.limit(1000)
+    assert limits == [1000]
     guard.check()
     assert (process.tier, process.running) == (0, 400)
     assert process.in_use() <= 1000 - 2 * (1000 // 16)

@@ -270,6 +270,17 @@ def test_idle_models_are_given_up_least_recently_used_first_and_one_after_the_ot
     assert on.of.idle(9) == ["c"]
 
 
+def test_a_lower_limit_leaves_room_for_fewer_and_a_higher_one_for_as_many_as_at_first() -> None:
+    on = server(3)
+    on.of.limit(1)
+    for name in "ab":
+        on.ask(name, 1.0, lambda: None)
+        on.run(on.now + 10 * LOAD)
+    assert [on.of.state(name) for name in "ab"] == ["unloaded", "loaded"]
+    on.of.limit(9)
+    assert on.of.capacity == 3
+
+
 def test_a_model_that_never_fits_is_refused_with_figures() -> None:
     of = Residency(10 << 20)
     of.add("pinned", 4 << 20, pinned=True)

@@ -96,7 +96,8 @@ def _pressure_level() -> int:
     """macOS' level of memory pressure: 1, 2 or 4; 1 where it does not say it."""
     level, size = ctypes.c_int(1), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
     name = b"kern.memorystatus_vm_pressure_level"
-    ctypes.CDLL(None).sysctlbyname(name, ctypes.byref(level), ctypes.byref(size), None, 0)
+    nothing = None, ctypes.c_size_t(0)
+    ctypes.CDLL(None).sysctlbyname(name, ctypes.byref(level), ctypes.byref(size), *nothing)
     return level.value
 
 

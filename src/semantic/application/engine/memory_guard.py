@@ -26,6 +26,8 @@ so much less with each: some 9 seconds later by half."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 64.0
 """Seconds with memory to spare after which what was narrowed is widened by a step: twice as long
 whenever it had to be narrowed again within twice that time."""
+_LASTING = ("chunks", "batch", "requests")
+"""Steps that last until they are undone; of the others it is known when they were made."""
 _GIB = 1 << 30
 
 Free = Callable[[int], bool]
@@ -96,6 +98,8 @@ class MemoryGuard:
         self._steps: dict[str, None] = {}  # since the pressure began
         self._counts: Counter[str] = Counter()
         self._least = 0
+        self.on_limit: Callable[[int], None] = lambda _: None
+        """Called with every new limit."""
         self._limit = max_bytes  # what the process may have now
         self.is_exceeded = False
         """Whether giving up everything was not enough: no more requests should begin."""
@@ -126,6 +130,7 @@ class MemoryGuard:
                 f"{given}: expected at most the {self._most / _GIB:.3g} that there is"
             )
         self.max_bytes = self._limit = wanted
+        self.on_limit(wanted)
         self._next = self._clock()
         self._say(self._last, "that is the limit from now on")
 
@@ -178,7 +183,7 @@ class MemoryGuard:
     @property
     def figures(self) -> MemoryFigures:
         """Those of the last measurement. Thread-safe."""
-        steps = [name for name in tuple(self._steps) if name not in ("chunks", "batch")]
+        steps = [name for name in tuple(self._steps) if name not in _LASTING]
         steps += [
             f"{one.name} halved {one.times} times" for one in (self.chunks, self.batch) if one.times
         ]
@@ -268,7 +273,7 @@ class MemoryGuard:
 def _words(new: Sequence[str]) -> str:
     """What pressure took: caches, then what is narrowed, then that requests wait."""
     narrowed = [name for name in new if name in ("chunks", "batch")]
-    given_up = [name for name in new if name not in ("chunks", "batch", "requests")]
+    given_up = [name for name in new if name not in _LASTING]
     words = [f"given up: {', '.join(given_up)}"] if given_up else []
     words += [f"smaller: {', '.join(narrowed)}"] if narrowed else []
     return "; ".join([*words, *(["requests are refused"] if "requests" in new else [])])

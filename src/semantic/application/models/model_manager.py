@@ -244,6 +244,12 @@ class ModelManager:
             self._event_loop.call_soon_threadsafe(self._unload_idle, names)
         return True
 
+    def limit(self, capacity: int) -> None:
+        """From now on models may take so many bytes together. For any thread."""
+        if self._event_loop is not None:
+            with suppress(RuntimeError):  # of a loop that has ended meanwhile
+                self._event_loop.call_soon_threadsafe(self._residency.limit, capacity)
+
     def _unload_idle(self, names: Sequence[str]) -> None:
         for name in names:
             if not any(self._residency.requests(name)):

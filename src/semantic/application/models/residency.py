@@ -103,7 +103,7 @@ class Residency:
 
     def __init__(self, capacity: int, patience: Patience | None = None) -> None:
         """`capacity`: bytes for all loaded models together."""
-        self.capacity = capacity
+        self.capacity = self._most = capacity
         self._patience = patience or Patience()
         self._models: dict[str, _Model] = {}
 
@@ -231,6 +231,11 @@ class Residency:
             model.n_bytes = n_bytes
             self._weigh(model, weights)
             self._require_fits(model)
+
+    def limit(self, capacity: int) -> None:
+        """All models together may take `capacity` bytes from now on; at most what they could at
+        first. What is loaded stays until its memory is needed."""
+        self.capacity = min(self._most, capacity)
 
     def room_for(self, name: str) -> int:
         """Bytes that a model's weights may take, if no other one has them."""
