@@ -108,8 +108,20 @@ def run(model: llama.Model, guard: MemoryGuard | None, times: int = 0) -> Answer
     return answers
 
 
-def test_caches_give_way_before_the_limit_and_no_token_changes() -> None:
-    model = wide_llama()
+@pytest.fixture(scope="module")
+def model() -> llama.Model:
+    return wide_llama()
+
+
+@pytest.fixture(scope="module")
+def free(model: llama.Model) -> Answers:
+    """Without a limit."""
+    return run(model, None)
+
+
+def test_caches_give_way_before_the_limit_and_no_token_changes(
+    model: llama.Model, free: Answers
+) -> None:
     give_memory_back()
     limit = memory_in_use() + MORE
     measured: list[int] = []
@@ -125,16 +137,16 @@ def test_caches_give_way_before_the_limit_and_no_token_changes() -> None:
     bounded = run(model, MemoryGuard(limit, memory, clock=clock, report=lines.append))
     assert max(measured) <= limit, "more than the process may have"
     assert lines
-    free = run(model, None)
     assert bounded.said == free.said
     assert min(free.cached[AGENTS:]) >= TOKENS, "without a limit all are reused"
     assert sum(bounded.cached) < sum(free.cached), "the limit was none: the caches fit into it"
 
 
-def test_narrow_chunks_and_a_narrow_batch_change_no_token() -> None:
-    model = wide_llama()
+def test_narrow_chunks_and_a_narrow_batch_change_no_token(
+    model: llama.Model, free: Answers
+) -> None:
     memory = Memory(lambda: 0, lambda: None)
     clock = partial(next, iter([0.0, 0.0, *[-1.0] * (1 << 20)]))  # never measures
     narrow = MemoryGuard(1 << 40, memory, clock=clock, report=lambda _: None)
-    assert run(model, narrow, times=5).said == run(model, None).said
+    assert run(model, narrow, times=5).said == free.said
     assert narrow.chunks.times == 5
