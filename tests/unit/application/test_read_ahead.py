@@ -17,6 +17,7 @@ from semantic.domain.stored import BlockHeader, Found, Tier
 from semantic.domain.value_objects import CacheKey, ModelCacheSpec
 from tests.support.fake_backend import FULL
 from tests.support.fake_clock import FakeClock
+from tests.support.http_server import until
 from tests.support.store_blocks import chain, header, scope_of
 from tests.unit.adapters.test_tiered_store import OnDisk
 from tests.unit.application.world import World, expected, text_of
@@ -157,6 +158,16 @@ def test_the_number_of_agents_that_are_expected_is_bounded() -> None:
         reader.ahead.expect(CacheKey("m", str(number)), 2000 - number)
     assert len(reader.ahead._jobs) == 1000
     assert CacheKey("m", "0") not in reader.ahead._jobs
+
+
+def test_an_agent_that_is_due_sooner_does_not_wait_for_one_that_is_due_later() -> None:
+    disk = Disk()
+    ahead = ReadAhead(disk, lambda _: False)
+    ahead.expect(ANN, 10_000)
+    ahead.expect(BEN, LEAD + 0.05)
+    until(lambda: len(disk.read) == 3)
+    ahead.close()
+    assert disk.read == list(prefix("ben").full)
 
 
 def test_nothing_is_read_after_the_end() -> None:

@@ -110,9 +110,7 @@ class ReadAhead:
         """Read what is due; seconds until the next is, None if nothing is expected."""
         while (found := self._take()) is not None:
             self._read(*found)
-        with self._changed:
-            due = min((job.due for job in self._jobs.values()), default=None)
-        return None if due is None else max(0.0, due - self._clock())
+        return self._seconds()
 
     def _add(self, key: CacheKey, job: _Job) -> None:
         with self._changed:
@@ -128,13 +126,20 @@ class ReadAhead:
 
     def _run(self) -> None:
         while not self._closed:
-            seconds = self.read_due()
-            with self._changed:
-                self._changed.wait_for(self._is_due, seconds)
+            self.read_due()
+            self._wait()
 
-    def _is_due(self) -> bool:
-        now = self._clock()
-        return self._closed or any(job.due <= now for job in self._jobs.values())
+    def _wait(self) -> None:
+        """Return when an agent may be due."""
+        with self._changed:
+            seconds = self._seconds()
+            if not self._closed and seconds != 0:
+                self._changed.wait(seconds)
+
+    def _seconds(self) -> float | None:
+        with self._changed:
+            due = min((job.due for job in self._jobs.values()), default=None)
+        return None if due is None else max(0.0, due - self._clock())
 
     def _take(self) -> tuple[CacheKey, _Job] | None:
         """The job that is due first, if one is."""
