@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import argparse
 import random
-import statistics
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -23,6 +22,7 @@ from benchmarks.trace_sessions import recorded_sessions
 from experiments.harness.document import Json, Scalar
 from experiments.harness.record import Run
 from experiments.harness.result import Result, Verdict
+from semantic.application.agents.tool_times import ToolTimes
 from semantic.application.cache.idle_caches import IdleCaches
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.identity import LONGEST_ABSENCE, NO_HINTS, Hints
@@ -108,22 +108,26 @@ class BackIn:
         return Hints(back_in=min(seconds, LONGEST_ABSENCE))
 
 
-@dataclass(slots=True)
 class Learned:
-    """Nothing is said; a tool is expected to take as long as the last ones did in the median. The
-    recording has no names of tools: all are one."""
+    """Nothing is said; the server expects a tool to take its usual time. The recording has no names
+    of tools: all are one."""
 
-    _latest: deque[float] = field(default_factory=lambda: deque(maxlen=32))
-    _running: list[tuple[float, float]] = field(default_factory=list)  # back at, seconds
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._times = ToolTimes(lambda: self._now)
+        self._away: list[tuple[float, str]] = []  # back at, agent
 
     def __call__(self, visit: Visit) -> Hints:
-        while self._running and self._running[0][0] <= visit.end:
-            self._latest.append(heappop(self._running)[1])
+        while self._away and self._away[0][0] <= visit.end:
+            self._now, agent = heappop(self._away)
+            self._times.returned(agent, "")
+        self._now = visit.end
         if not visit.calls_tool:
             return NO_HINTS
         if visit.back_at is not None:
-            heappush(self._running, (visit.back_at, visit.back_at - visit.end))
-        return Hints(back_in=statistics.median(self._latest)) if self._latest else NO_HINTS
+            heappush(self._away, (visit.back_at, visit.agent))
+        seconds = self._times.called(visit.agent, "", ["tool"])
+        return NO_HINTS if seconds is None else Hints(back_in=seconds)
 
 
 def both(visit: Visit) -> Hints:

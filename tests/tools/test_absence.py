@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -67,8 +68,8 @@ def test_what_is_missed_depends_on_what_is_told(teller: Teller, missed: list[int
 
 
 def test_a_tools_time_is_learned_from_the_calls_that_have_ended() -> None:
-    first, last, other, *_ = visits([SESSION], 1)
+    first, other, *_ = visits([SESSION], 1)
     learned = Learned()
-    assert learned(first) == NO_HINTS
-    assert learned(other) == NO_HINTS
-    assert learned(last) == Hints(back_in=18)
+    later = [replace(first, end=100.0 * n, back_at=100.0 * n + 18) for n in range(5)]
+    assert [learned(visit) for visit in later] == [NO_HINTS] * 3 + [Hints(back_in=18)] * 2
+    assert learned(replace(other, end=500, calls_tool=False)) == NO_HINTS
