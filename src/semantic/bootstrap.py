@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -27,6 +28,7 @@ from semantic.domain.errors import (
 )
 
 if TYPE_CHECKING:
+    from semantic.adapters.hub.remote import RemoteModel
     from semantic.adapters.mlx import BlasStatus
     from semantic.adapters.mlx.backend import MLXBackend
     from semantic.adapters.mlx.device import Device
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from semantic.application.engine.step_loop import StepLoop
     from semantic.domain.services import BlockPool
     from semantic.domain.value_objects import ModelCacheSpec
+    from semantic.ports.models import OnArrived
     from semantic.ports.outbound import BatchBackend, ModelProviderPort, Tokenizer
     from semantic.ports.slices import Slices
     from semantic.ports.store import CacheStorePort, LookUpPort
@@ -709,6 +712,41 @@ def file_states(settings: Settings) -> Mapping[str, object]:
     folder = settings.adapter_folder
     own = () if folder is None else adapter_files(folder)
     return {**of_model(find_model(settings.model)), **{str(one): FileState.of(one) for one in own}}
+
+
+def find_remote(hub_id: str) -> RemoteModel:
+    """A model on the hub. Raises as `look_up`, and ModelNotFoundError if it has no weights."""
+    from semantic.adapters.hub.remote import look_up
+    from semantic.adapters.mlx.model.provider import HUB_FILES
+
+    model = look_up(hub_id, HUB_FILES)
+    if not model.weights_bytes:
+        raise ModelNotFoundError(f"{hub_id!r} has no *.safetensors: it is no model for MLX")
+    return model
+
+
+def fetch_model(
+    model: RemoteModel, on_arrived: OnArrived, is_stopped: Callable[[], bool] = lambda: False
+) -> None:
+    """Complete `model` in the hub's cache. `on_arrived` is called from several threads. Raises as
+    `download.pull`, also once `is_stopped`."""
+    from semantic.adapters.hub import download
+    from semantic.adapters.mlx.model.provider import HUB_FILES
+    from semantic.ports.models import Arrived
+
+    download.require_space(model)
+    here, lock = model.n_bytes - download.missing_bytes(model), threading.Lock()
+    on_arrived(Arrived(model.commit, here, model.n_bytes))
+
+    def on_bytes(n_bytes: int) -> None:
+        nonlocal here
+        if is_stopped():
+            raise OperatorError(f"the download of {model.hub_id} was stopped")
+        with lock:
+            here += n_bytes
+            on_arrived(Arrived(model.commit, here, model.n_bytes))
+
+    download.pull(model, HUB_FILES, on_bytes)
 
 
 def memory_of(settings: Settings) -> int:

@@ -8,10 +8,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from semantic.application.engine.admission import limit_bytes
 from semantic.application.engine.step_loop import StepLoop
@@ -25,8 +28,10 @@ from semantic.bootstrap import (
     default_memory_tier_bytes,
     default_pool_bytes,
     describe_model,
+    fetch_model,
     file_states,
     find_model,
+    find_remote,
     free_memory,
     give_up_under_pressure,
     guarded_loop,
@@ -36,7 +41,11 @@ from semantic.bootstrap import (
     planned_bytes,
 )
 from semantic.domain.block_hash import tenant_id, tenant_tag
-from semantic.domain.errors import InvalidRequestError, SemanticError, WeightsTooLargeError
+from semantic.domain.errors import (
+    InvalidRequestError,
+    SemanticError,
+    WeightsTooLargeError,
+)
 from semantic.domain.stored import StoreStats
 from semantic.ports.agents import TenantId
 from semantic.ports.serving import ServedModel
@@ -48,6 +57,10 @@ from semantic.serve import (
     sampling_of,
     served_names,
 )
+
+if TYPE_CHECKING:
+    from semantic.adapters.hub.remote import RemoteModel
+    from semantic.ports.models import Arrived, OnArrived
 
 logger = logging.getLogger("semantic.server")
 
@@ -105,7 +118,9 @@ async def load_models(
         known = [await loader.add(one) for one in settings.models]
         await loader.freeze()
         residency = _residency(settings, known, loader, capacity)
-        manager = ModelManager(known, residency, loader, max_waiting=settings.max_waiting)
+        manager = ModelManager(
+            known, residency, loader, max_waiting=settings.max_waiting, ttl=settings.ttl
+        )
         undo.pop_all()
     if loop.guard is not None:
         loop.guard.add("idle models", manager.give_up_idle)
@@ -179,6 +194,47 @@ class _Loader:
         served, known = await self._describe(settings)
         self._given[served.id], self.known[served.id] = settings, known
         return served
+
+    async def fetch(self, hub_id: str, on_arrived: OnArrived) -> ServedModel:
+        """See `ModelLoader.fetch`."""
+        remote = await asyncio.to_thread(find_remote, hub_id)
+        await self._require_fits(remote)
+        loop, stopped = asyncio.get_running_loop(), threading.Event()
+
+        def arrived(one: Arrived) -> None:
+            loop.call_soon_threadsafe(on_arrived, one)
+
+        work = asyncio.to_thread(fetch_model, remote, arrived, stopped.is_set)
+        fetching = asyncio.ensure_future(work)
+        try:
+            await asyncio.shield(fetching)
+        finally:
+            stopped.set()
+            await asyncio.wait((fetching,))  # its locks are free when another one begins
+        first = next(iter(self._given.values()))
+        engine = replace(first.engine, model=hub_id, adapter=None)
+        own = replace(first, engine=engine, names=(hub_id,), aliases=frozenset(), parent=None)
+        return await self.add(own)
+
+    async def _require_fits(self, remote: RemoteModel) -> None:
+        """Raises InvalidRequestError for a model that does not even fit alone."""
+        own = self._shared.settings
+
+        def describe(folder: Path) -> int:
+            found = describe_model(folder, remote.weights_bytes)
+            engine = _with_pool(own, own, self._capacity, found.weights_bytes)
+            return found.weights_bytes + limit_bytes(make_pool(engine, found.spec))
+
+        with ExitStack() as stack:
+            from semantic.adapters.hub.remote import remote_config
+
+            folder = await asyncio.to_thread(stack.enter_context, remote_config(remote))
+            n_bytes = await asyncio.wrap_future(self._shared.loop.call(lambda: describe(folder)))
+        if n_bytes > self._capacity:
+            raise InvalidRequestError(
+                f"{remote.hub_id} does not fit: its weights and its pool take {n_bytes >> 20} MiB, "
+                f"and all models may take {self._capacity >> 20}; nothing was fetched"
+            )
 
     async def size(self, name: str) -> tuple[int, Weights]:
         """See `ModelLoader.size`."""

@@ -302,6 +302,7 @@ VALUES: dict[str, object] = {
     "host": "::1", "api_keys": ["a"], "operator_keys": ["b"], "allowed_hosts": ["a", "b"],
     "allowed_origins": ["http://a"], "served_model_name": ["-a", "b c"],
     "model": ["org/name", "b"], "allowed_models": ["c"], "kept_models": ["b"],
+    "allow_pull": ["org/*"],
     "adapters": ["x=/y"],
     "log_format": "json", "log_level": "debug", "no_store": True, "force_usage": True,
     "share_across_chips": True,

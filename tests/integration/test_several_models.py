@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import shutil
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -26,11 +26,13 @@ from semantic.domain.errors import (
     ModelNotFoundError,
     OverloadedError,
 )
+from semantic.ports.models import Arrived
 from semantic.ports.serving import ServingPort
 from semantic.serve import ServeSettings, load_serving
 from semantic.serve_models import ModelsSettings, load_models
 from tests.support import asked
 from tests.support.model_folder import write_model
+from tests.support.model_hub import Hub, running_hub, use_hub
 
 T = TypeVar("T")
 
@@ -315,3 +317,82 @@ def test_what_can_never_be_served_is_refused_at_the_start(folders: tuple[Path, .
         start(two_of(folders, kept=("other",)))
     with pytest.raises(ModelNotFoundError, match="no model folder"):
         start(two_of((folders[0], folders[0] / "nothing")))
+
+
+# Models of the hub
+
+
+@pytest.fixture
+def hub(
+    folders: tuple[Path, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Hub]:
+    """A hub with one of the models, and an empty cache."""
+    with running_hub() as found:
+        use_hub(monkeypatch, found.url, tmp_path / "hub")
+        found.add("org/new", folders[2])
+        yield found
+
+
+def test_a_model_of_the_hub_is_fetched_and_answers_as_it_does_alone(
+    folders: tuple[Path, ...], hub: Hub
+) -> None:
+    async def work() -> None:
+        expected = await ask_alone(folders[2])
+        models = await load_models(two_of(folders[:1]))
+        try:
+            arrived: list[Arrived] = []
+
+            def leave(one: Arrived) -> None:
+                arrived.append(one)
+                if one.n_bytes:
+                    task.cancel()
+
+            task = asyncio.create_task(models.fetch("org/new", leave))
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            with pytest.raises(ModelNotFoundError):
+                models.status("org/new")
+            arrived.clear()
+            status = await models.fetch("org/new", arrived.append)
+            assert (status.state, status.served.names) == ("unloaded", ("org/new",))
+            sizes = [one.n_bytes for one in arrived]
+            assert sizes == sorted(sizes)
+            assert sizes[0] > 0, "it goes on from there"
+            assert sizes[-1] == arrived[-1].total_bytes
+            found = await ask(models.serving_of("org/new"), "a", prompt_of(1, 0))
+            assert found[0] == expected
+            asked_before = len(hub.ranges)
+            await models.fetch("org/new", arrived.append)
+            assert len(hub.ranges) == asked_before
+            with pytest.raises(ModelNotFoundError):
+                await models.fetch("org/nothing", arrived.append)
+            for name in ("../etc", "org", "/tmp/model", "org/new/x", "a\0/b", ""):
+                with pytest.raises((InvalidRequestError, ModelNotFoundError)):
+                    await models.fetch(name, arrived.append)
+        finally:
+            await models.close()
+
+    run(work)
+
+
+def test_what_does_not_fit_is_not_fetched(folders: tuple[Path, ...], hub: Hub) -> None:
+    hub.models["org/new"]["model.safetensors"] += bytes(3 * (POOL + MIB))
+
+    async def work() -> None:
+        models = await load_models(two_of(folders[:1]))
+        try:
+            with pytest.raises(InvalidRequestError, match="org/new does not fit: its weights"):
+                await models.fetch("org/new", lambda _: None)
+        finally:
+            await models.close()
+
+    run(work)
+    assert hub.ranges == []
+
+
+async def ask_alone(folder: Path) -> str:
+    serving = await load_serving(served(folder))
+    try:
+        return (await ask(serving, "a", prompt_of(1, 0)))[0]
+    finally:
+        await serving.close()

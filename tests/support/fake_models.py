@@ -14,6 +14,7 @@ from semantic.domain.answer import AnswerEvent
 from semantic.domain.errors import WeightsTooLargeError
 from semantic.domain.stored import StoreStats
 from semantic.ports.agents import AgentsPort, TenantId
+from semantic.ports.models import Arrived, OnArrived
 from semantic.ports.serving import Ask, ServedModel
 from tests.support.runnable_serving import NoAgents, RunnableFake
 
@@ -81,6 +82,21 @@ class FakeLoader:
         agents = self.agents.get(name) or NoAgents()
         unit = FakeUnit(served=self.models[name], held=self.held, agents=agents)
         return unit, Weights(name, n_bytes)
+
+    async def fetch(self, hub_id: str, on_arrived: OnArrived) -> ServedModel:
+        """See `ModelLoader.fetch`."""
+        self.events.append(f"fetch {hub_id}")
+        on_arrived(Arrived("c" * 40, 3, 9))
+        try:
+            await self.open.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if hub_id in self.failures:
+            raise self.failures[hub_id]
+        on_arrived(Arrived("c" * 40, 9, 9))
+        self.models[hub_id] = ServedModel((hub_id,), 512, 0x110000, 1)
+        return self.models[hub_id]
 
     async def free(self) -> None:
         """See `ModelLoader.free`."""

@@ -356,6 +356,15 @@ class ServeOptions:
             rich_help_panel=_ENGINE,
         ),
     ] = None
+    allow_pull: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Hub ids, as org/name or org/*, that /api/pull may download and serve. May be "
+            "repeated. Default: none.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
     models_gb: Annotated[
         float | None,
         typer.Option(

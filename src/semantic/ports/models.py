@@ -6,7 +6,7 @@ Runs on an event loop and never blocks it.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -34,6 +34,18 @@ class ModelStatus:
     pinned: bool
     expires_in: float | None
     idle_for: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """How much of a model is here: `n_bytes` of `total_bytes`. `version` names the contents."""
+
+    version: str
+    n_bytes: int
+    total_bytes: int
+
+
+OnArrived = Callable[[Arrived], None]
 
 
 class ModelsPort(Protocol):
@@ -70,4 +82,14 @@ class ModelsPort(Protocol):
     def unload(self, name: str) -> Coroutine[object, object, ModelStatus]:
         """Unload the model when the requests that use it have ended. Requests that come meanwhile
         load it again."""
+        ...
+
+    def fetch(self, hub_id: str, on_arrived: OnArrived) -> Coroutine[object, object, ModelStatus]:
+        """Download a model of the hub, or complete it, and serve it: a request that names it loads
+        it. Nothing is fetched of one that is served already. One at a time; `on_arrived` is called
+        on the event loop. Cancelled, it stops; the next call goes on from there.
+
+        Raises InvalidRequestError for what is no hub id or does not fit, before it is fetched,
+        ModelNotFoundError, and OperatorError when hub or disk fail.
+        """
         ...

@@ -18,7 +18,9 @@ from semantic.domain.errors import (
     AgentNotFoundError,
     BackendError,
     ContextOverflowError,
+    InvalidRequestError,
     ModelNotFoundError,
+    OperatorError,
     SemanticError,
 )
 from semantic.ports.agents import EVERY_AGENT, AgentFilter, AgentSummary, Tenant, TenantId
@@ -279,3 +281,133 @@ def test_a_tenant_does_not_decide_how_long_a_model_stays() -> None:
         assert one.ask("POST", "/api/generate", body, KEY).json["done_reason"] == "load"
         [running] = cast(list[Json], one.ask("GET", "/api/ps", key=KEY).json["models"])
         assert str(running["expires_at"]).startswith("9999")
+
+
+# Models of the hub
+
+
+def pulling(*patterns: str, **fields: object) -> ServerSettings:
+    return ServerSettings.model_validate({"allow_pull": patterns, **fields})
+
+
+def lines_of(body: bytes) -> list[Json]:
+    return [json.loads(line) for line in body.splitlines()]
+
+
+def test_a_model_that_may_be_pulled_is_fetched_and_served() -> None:
+    with several(pulling("org/*")) as one:
+        got = lines_of(one.ask("POST", "/api/pull", {"model": "hf.co/org/new:latest"}).body)
+        arriving = {"status": "pulling cccccccccccc", "digest": "c" * 40, "total": 9}
+        assert got == [
+            {"status": "pulling manifest"},
+            {**arriving, "completed": 3},
+            {**arriving, "completed": 9},
+            {"status": "verifying sha256 digest"},
+            {"status": "writing manifest"},
+            {"status": "success"},
+        ]
+        assert one.state("org/new") == "unloaded"
+        chat = {"model": "org/new", "messages": MESSAGES, "stream": False}
+        assert one.ask("POST", "/api/chat", chat).status == 200
+        again = one.ask("POST", "/api/pull", {"name": "org/new", "stream": False})
+        assert (again.status, again.json) == (200, {"status": "success"})
+        assert [event for event in one.loader.events if "fetch" in event] == ["fetch org/new"]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "name", "problem"),
+    [
+        ((), "org/new", "start it with --allow-pull"),
+        (("org/*",), "other/new", "'other/new' may not be pulled: expected one of org/*"),
+        (("org/new",), "org/new2", "may not be pulled"),
+        (("org/new",), "x" * 5000, "may not be pulled"),
+    ],
+)
+def test_what_may_not_be_pulled_is_refused(
+    allowed: tuple[str, ...], name: str, problem: str
+) -> None:
+    with several(pulling(*allowed)) as one:
+        for stream in (True, False):
+            reply = one.ask("POST", "/api/pull", {"model": name, "stream": stream})
+            assert reply.status == 403
+            assert problem in str(reply.json["error"])
+        assert one.loader.events == []
+
+
+def test_with_keys_only_operators_pull() -> None:
+    settings = pulling("org/*", api_keys=(KEY,), operator_keys=(OPERATOR,))
+    with several(settings) as one:
+        body = {"model": "org/new", "stream": False}
+        assert one.ask("POST", "/api/pull", body, KEY).status == 403
+        assert one.loader.events == []
+        assert one.ask("POST", "/api/pull", body, OPERATOR).status == 200
+
+
+@pytest.mark.parametrize(
+    ("failure", "status"),
+    [
+        (ModelNotFoundError("the hub has no model"), 404),
+        (InvalidRequestError("it does not fit"), 400),
+        (OperatorError("no connection to the hub"), 502),
+    ],
+)
+def test_a_pull_that_fails_says_why(failure: SemanticError, status: int) -> None:
+    with several(pulling("org/*")) as one:
+        one.loader.failures["org/new"] = failure
+        reply = one.ask("POST", "/api/pull", {"model": "org/new", "stream": False})
+        assert (reply.status, reply.json["error"]) == (status, str(failure))
+        streamed = lines_of(one.ask("POST", "/api/pull", {"model": "org/new"}).body)
+        assert streamed[-1]["error"] == str(failure)
+        assert {"status": "success"} not in streamed
+        assert one.ask("GET", "/v1/models/org/new").status == 404
+
+
+def test_a_client_that_leaves_stops_its_pull_and_lets_the_next_one_in() -> None:
+    with several(pulling("org/*"), opened=False) as one:
+        body = b'{"model": "org/new"}'
+        head = f"POST /api/pull HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        with one.server.connect() as client:
+            client.sendall(head.encode() + body)
+            got = b""
+            while b'"completed": 3' not in got:
+                got += client.recv(4096)
+        until(lambda: one.loader.cancelled == 1)
+        one.open()
+        reply = one.ask("POST", "/api/pull", {"model": "org/new", "stream": False})
+        assert reply.json == {"status": "success"}
+
+
+def test_many_who_pull_one_model_fetch_it_once() -> None:
+    with several(pulling("org/*"), opened=False) as one:
+        replies: list[int] = []
+
+        def ask() -> None:
+            body = {"model": "org/new", "stream": False}
+            replies.append(one.ask("POST", "/api/pull", body).status)
+
+        threads = [threading.Thread(target=ask) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+        until(lambda: bool(one.loader.events))
+        one.open()
+        for thread in threads:
+            thread.join()
+        assert replies == [200] * 5
+        assert one.loader.events == ["fetch org/new"]
+
+
+@pytest.mark.parametrize(
+    ("method", "route", "instead"),
+    [
+        ("POST", "create", "start the server with --model FOLDER"),
+        ("POST", "copy", "semantic models alias"),
+        ("DELETE", "delete", "semantic models rm"),
+        ("POST", "push", "nothing is published"),
+    ],
+)
+def test_what_changes_models_is_refused_by_name(method: str, route: str, instead: str) -> None:
+    with several() as one:
+        reply = one.ask(method, f"/api/{route}", {"model": "llama"})
+        assert reply.status == 403
+        assert str(reply.json["error"]).startswith(f"/api/{route}: ")
+        assert instead in str(reply.json["error"])

@@ -67,6 +67,7 @@ class ServerSettings(BaseSettings):
     allowed_models: Texts = ()
     adapters: Texts = ()
     kept_models: Texts = ()
+    allow_pull: Texts = ()
     models_gb: Gib | None = None
     model_ttl: Annotated[float, Ge(0), Le(1e9)] | None = None
     served_model_name: Texts = ()
@@ -131,6 +132,7 @@ class ServerSettings(BaseSettings):
         "allowed_models",
         "adapters",
         "kept_models",
+        "allow_pull",
         mode="before",
     )
     @classmethod
@@ -177,7 +179,8 @@ class ServerSettings(BaseSettings):
     def has_managed_models(self) -> bool:
         """Whether models are loaded and unloaded while the server runs."""
         several = self.model[1:] or self.allowed_models or self.adapters or self.kept_models
-        return bool(several) or self.models_gb is not None or self.model_ttl is not None
+        has_budget = self.models_gb is not None or self.model_ttl is not None
+        return bool(several or self.allow_pull) or has_budget
 
     @property
     def max_body_bytes(self) -> int:

@@ -33,7 +33,7 @@ from semantic.domain.errors import (
 from semantic.domain.stored import StoreStats, Tier
 from semantic.ports.agents import AgentsPort
 from semantic.ports.embedding import EmbeddingPort
-from semantic.ports.models import ModelsPort, ModelStatus
+from semantic.ports.models import ModelsPort, ModelStatus, OnArrived
 from semantic.ports.outbound import Clock
 from semantic.ports.serving import ServedModel, ServingPort
 
@@ -88,6 +88,10 @@ class ModelLoader(Protocol):
         if they take more than `room` bytes: `size` knows how many from then on."""
         ...
 
+    async def fetch(self, hub_id: str, on_arrived: OnArrived) -> ServedModel:
+        """A model of the hub, downloaded; its weights are not read. See `ModelsPort.fetch`."""
+        ...
+
     async def free(self) -> None:
         """Give back the memory of models that were closed."""
         ...
@@ -111,15 +115,18 @@ class ModelManager:
         loader: ModelLoader,
         *,
         max_waiting: int = 256,
+        ttl: float | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         """`residency` has all `models` by their ids; at most `max_waiting` requests wait for each.
-        Call `start` on the event loop."""
+        `ttl` is that of models that are fetched. Call `start` on the event loop."""
         self._served = {one.id: one for one in models}
         self._residency = residency
         self._loader = loader
         self._max_waiting = max_waiting
+        self._ttl = ttl
         self._clock = clock
+        self._fetching = asyncio.Lock()
         self._units: dict[str, RunnableServing] = {}
         self._arrivals: dict[str, asyncio.Future[None]] = {}
         self._changed = asyncio.Event()
@@ -255,6 +262,18 @@ class ModelManager:
             if not any(self._residency.requests(name)):
                 self._residency.unload(name)
         self._changed.set()
+
+    async def fetch(self, hub_id: str, on_arrived: OnArrived) -> ModelStatus:
+        """See `ModelsPort.fetch`."""
+        async with self._fetching:
+            for one in self._served.values():
+                if one.accepts(hub_id):
+                    return self.status(one.id)
+            served = await self._loader.fetch(hub_id, on_arrived)
+            n_bytes, weights = await self._loader.size(served.id)
+            self._residency.add(served.id, n_bytes, weights=weights, ttl=self._ttl)
+            self._served[served.id] = served
+            return self.status(served.id)
 
     # Figures and the end
 

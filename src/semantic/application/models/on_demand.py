@@ -33,7 +33,7 @@ from semantic.ports.agents import (
     TenantId,
 )
 from semantic.ports.embedding import EmbeddingPort
-from semantic.ports.models import ModelsPort, ModelStatus
+from semantic.ports.models import ModelsPort, ModelStatus, OnArrived
 from semantic.ports.serving import Ask, Prompt, ServedModel, ServingPort
 
 T = TypeVar("T")
@@ -257,3 +257,7 @@ class ManagedModels(OnDemandServing):
     async def unload(self, name: str) -> ModelStatus:
         """See `ModelsPort.unload`."""
         return await self._manager.unload(name)
+
+    async def fetch(self, hub_id: str, on_arrived: OnArrived) -> ModelStatus:
+        """See `ModelsPort.fetch`."""
+        return await self._manager.fetch(hub_id, on_arrived)

@@ -7,6 +7,7 @@ next. Has no clock, loads nothing and knows no threads.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from semantic.domain.errors import InvalidRequestError
@@ -118,9 +119,14 @@ class Residency:
     ) -> None:
         """A model that can be loaded, and takes `n_bytes` besides its `weights`. Raises
         InvalidRequestError if it cannot fit beside the pinned ones, or these beside it."""
-        self._models[name] = _Model(name, n_bytes, weights, ttl, pinned)
-        for one in self._models.values():
-            self._require_fits(one)
+        before = self._models
+        # Another dictionary: other threads may be iterating over this one.
+        self._models = {**before, name: _Model(name, n_bytes, weights, ttl, pinned)}
+        with ExitStack() as undo:
+            undo.callback(setattr, self, "_models", before)
+            for one in self._models.values():
+                self._require_fits(one)
+            undo.pop_all()
 
     # What is
 

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semantic.bootstrap import DEFAULT_MODEL, model_of, permanent_name, similar_model
+from semantic.bootstrap import (
+    DEFAULT_MODEL,
+    find_remote,
+    model_of,
+    permanent_name,
+    similar_model,
+)
 from semantic.cli.edge import EXIT_INTERRUPTED, print_error, print_notice
 from semantic.cli.models.facts import (
     AGENT_TOKENS,
@@ -20,7 +26,6 @@ from semantic.cli.models.facts import (
     aliases_of_models,
     facts_of,
     find_place,
-    find_remote,
     hub_id_of,
     local_models,
     remote_facts,

@@ -20,7 +20,7 @@ from semantic.bootstrap import (
     read_device,
 )
 from semantic.cli.report import Json
-from semantic.domain.errors import InvalidRequestError, ModelNotFoundError, SemanticError
+from semantic.domain.errors import InvalidRequestError, SemanticError
 from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec
 
 if TYPE_CHECKING:
@@ -152,17 +152,6 @@ def hub_id_of(name: str) -> str:
         raise InvalidRequestError(f"{model!r} is not of the hub: expected a hub id like org/name")
     if model.count("/") != 1 or model.startswith((".", "/", "~")):
         raise InvalidRequestError(f"{model!r} is no hub id: expected one like org/name")
-    return model
-
-
-def find_remote(hub_id: str) -> RemoteModel:
-    """A model on the hub. Raises as `look_up`, and ModelNotFoundError if it has no weights."""
-    from semantic.adapters.hub.remote import look_up
-    from semantic.adapters.mlx.model.provider import HUB_FILES
-
-    model = look_up(hub_id, HUB_FILES)
-    if not model.weights_bytes:
-        raise ModelNotFoundError(f"{hub_id!r} has no *.safetensors: it is no model for MLX")
     return model
 
 

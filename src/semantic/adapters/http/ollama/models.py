@@ -1,5 +1,5 @@
-"""/api/tags, /api/show, /api/ps, /api/version and /api/pull: the served model as Ollama's clients
-read it.
+"""/api/tags, /api/show, /api/ps, /api/version and /api/pull: the served models as Ollama's clients
+read them, and what is refused of its other routes.
 
 Each name of the model is listed with a tag, as Ollama's are. Knows Ollama's shapes; what is not
 known of a model is left out.
@@ -7,16 +7,21 @@ known of a model is left out.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from http import HTTPStatus
 from typing import Final
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from semantic.adapters.http.errors import WireError
+from semantic.adapters.http.context import context_of, settings_of
+from semantic.adapters.http.errors import WireError, ollama_error, problem_of
+from semantic.adapters.http.identity import require_operator
 from semantic.adapters.http.models import (
     AnyModel,
     context_length,
@@ -30,10 +35,17 @@ from semantic.adapters.http.ollama.request import LATEST, untagged
 from semantic.adapters.http.openai.fields import Json, warnings
 from semantic.adapters.http.request_body import read_json
 from semantic.adapters.http.request_fields.table import Field, fields_of
-from semantic.adapters.http.streaming import NDJSON, json_line
-from semantic.domain.errors import ModelNotFoundError
+from semantic.adapters.http.streaming import (
+    NDJSON,
+    StartedStream,
+    event_stream,
+    json_line,
+    start_stream,
+    until_disconnect,
+)
+from semantic.domain.errors import ModelNotFoundError, OperatorError, SemanticError
 from semantic.domain.value_objects import SamplingParams
-from semantic.ports.models import ModelStatus
+from semantic.ports.models import Arrived, ModelsPort, ModelStatus, OnArrived
 from semantic.ports.serving import ServedModel
 
 router: Final = APIRouter(tags=["Ollama"])
@@ -44,7 +56,20 @@ API_VERSION: Final = "0.12.11"
 _NEVER: Final = "9999-12-31T23:59:59Z"
 """When a model is unloaded that the server keeps."""
 
+_HUB: Final = "hf.co/"
+"""Before a hub id, as Ollama's clients name it."""
+_SHORT: Final = 12
+"""Characters of a version in a status."""
+_PULLING: Final[Json] = {"status": "pulling manifest"}
+_SUCCESS: Final[Json] = {"status": "success"}
+
 _PARAMETERS: Final = ("temperature", "top_p", "top_k", "min_p")
+_INSTEAD: Final = {
+    "create": "models are made elsewhere: start the server with --model FOLDER",
+    "copy": "a model gets another name by `semantic models alias` or --served-model-name",
+    "delete": "a model is deleted by `semantic models rm`",
+    "push": "nothing is published",
+}
 _UNITS: Final = ((10**9, "B"), (10**6, "M"), (10**3, "K"))
 
 
@@ -119,22 +144,106 @@ async def show(request: Request) -> Response:
     return JSONResponse(found)
 
 
-@router.post("/api/pull", openapi_extra=described("That the model is there.", streams=True))
+@router.post("/api/pull", openapi_extra=described("How much has arrived.", streams=True))
 async def pull(request: Request) -> Response:
-    """That a served model is there. Nothing is fetched: that is `semantic models pull`."""
+    """Download a model that `--allow-pull` permits, and serve it; a served one is there. A server
+    with keys requires an operator's."""
     body = await read_json(request)
     name = _name(body, PULL_FIELDS)
     stream = read_flag(body, "stream", default=True)
     try:
         _accepting(name, request)
     except ModelNotFoundError as error:
+        models, hub_id = _may_fetch(request, untagged(name), error)
+    else:
+        return _succeeded(stream=stream)
+    if not stream:
+        await until_disconnect(request, _fetch(models, hub_id, lambda _: None))
+        return _succeeded(stream=False)
+    arrivals = await start_stream(request, _arrivals(models, hub_id))
+    return event_stream(request, _pulled(arrivals), lambda: json_line(_PULLING), NDJSON)
+
+
+def _succeeded(*, stream: bool) -> Response:
+    return Response(json_line(_SUCCESS), media_type=NDJSON) if stream else JSONResponse(_SUCCESS)
+
+
+def _may_fetch(request: Request, name: str, unknown: ModelNotFoundError) -> tuple[ModelsPort, str]:
+    """What fetches a model, and its hub id. Raises WireError unless the operator allows it."""
+    hub_id = name.removeprefix(_HUB)
+    models, settings = context_of(request).models, settings_of(request)
+    if models is None or not settings.allow_pull:
         raise WireError(
             HTTPStatus.FORBIDDEN,
-            f"{error}; it fetches none: run `semantic models pull` and start it with --model",
+            f"{unknown}; it fetches none: run `semantic models pull` and start it with --model, or "
+            "start it with --allow-pull",
             param="model",
-        ) from error
-    done = {"status": "success"}
-    return Response(json_line(done), media_type=NDJSON) if stream else JSONResponse(done)
+        )
+    if not any(fnmatchcase(hub_id, pattern) for pattern in settings.allow_pull):
+        raise WireError(
+            HTTPStatus.FORBIDDEN,
+            f"{hub_id!r:.200} may not be pulled: expected one of {', '.join(settings.allow_pull)}",
+            param="model",
+        )
+    if settings.api_keys:
+        require_operator(request, "models are all tenants'")
+    return models, hub_id
+
+
+async def _fetch(models: ModelsPort, hub_id: str, on_arrived: OnArrived) -> None:
+    """`ModelsPort.fetch`; a failure of the hub or the disk says what it is."""
+    try:
+        await models.fetch(hub_id, on_arrived)
+    except OperatorError as error:
+        raise WireError(HTTPStatus.BAD_GATEWAY, str(error)) from error
+
+
+async def _arrivals(models: ModelsPort, hub_id: str) -> AsyncGenerator[Arrived, None]:
+    """Each time that more of the model is here. Raises as `_fetch`; closing stops it."""
+    queue: asyncio.Queue[Arrived | None] = asyncio.Queue()
+    fetching = asyncio.ensure_future(_fetch(models, hub_id, queue.put_nowait))
+    fetching.add_done_callback(lambda _: queue.put_nowait(None))
+    try:
+        while (one := await queue.get()) is not None:
+            yield one
+        await fetching
+    finally:
+        fetching.cancel()
+        await asyncio.wait((fetching,))
+
+
+async def _pulled(arrivals: StartedStream[Arrived]) -> AsyncGenerator[bytes, None]:
+    """The lines of a pull as Ollama's clients read them."""
+    yield json_line(_PULLING)
+    async with aclosing(arrivals):
+        try:
+            async for one in arrivals:
+                yield json_line(_arrived(one))
+        except (SemanticError, WireError) as error:
+            yield json_line(ollama_error(problem_of(error)))
+            return
+    for status in ("verifying sha256 digest", "writing manifest", "success"):
+        yield json_line({"status": status})
+
+
+def _arrived(one: Arrived) -> Json:
+    return {
+        "status": f"pulling {one.version[:_SHORT]}",
+        "digest": one.version,
+        "total": one.total_bytes,
+        "completed": one.n_bytes,
+    }
+
+
+@router.post("/api/create", include_in_schema=False)
+@router.post("/api/copy", include_in_schema=False)
+@router.delete("/api/delete", include_in_schema=False)
+@router.post("/api/push", include_in_schema=False)
+async def refuse(request: Request) -> Response:
+    """What Ollama's clients do to models and this server does not. Raises WireError."""
+    await request.body()
+    route = request.url.path.rpartition("/")[2]
+    raise WireError(HTTPStatus.FORBIDDEN, f"/api/{route}: {_INSTEAD[route]}")
 
 
 def _name(body: Mapping[str, object], table: Mapping[str, Field]) -> object:
