@@ -39,6 +39,7 @@ CLIENTS: Final = (
     Client("langchain-openai", ("langchain-openai==1.7.3",), "check_langchain.py"),
     Client("ollama", ("ollama==0.6.3",), "check_ollama.py"),
     Client("langchain-ollama", ("langchain-ollama==1.1.0",), "check_langchain_ollama.py"),
+    Client("open-webui", ("open-webui==0.12.4",), "check_open_webui.py"),
     Client("encoders", ("mlx-embeddings==0.1.0", "-r requirements.txt"), "check_encoders.py"),
     Client("mem0", ("mem0ai==2.2.1", "ollama==0.6.3"), "check_mem0.py"),
     Client("openai-agents", ("openai-agents==0.24.0",), "check_openai_agents.py"),
