@@ -296,7 +296,7 @@ def lines_of(body: bytes) -> list[Json]:
 
 def test_a_model_that_may_be_pulled_is_fetched_and_served() -> None:
     with several(pulling("org/*")) as one:
-        got = lines_of(one.ask("POST", "/api/pull", {"model": "hf.co/org/new:latest"}).body)
+        got = lines_of(one.ask("POST", "/api/pull", {"model": "org/new:latest"}).body)
         arriving = {"status": "pulling cccccccccccc", "digest": "c" * 40, "total": 9}
         assert got == [
             {"status": "pulling manifest"},

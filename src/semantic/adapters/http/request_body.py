@@ -189,7 +189,8 @@ def validated(adapter: TypeAdapter[T], body: Mapping[str, object]) -> T:
         problems = found.errors(include_url=False, include_context=False, include_input=False)
         first = problems[0]
         path = _path(first["loc"], body)
-        message = f"{path}: {first['msg']}" if path else first["msg"]
+        said = first["msg"].replace("Input should be", "expected")
+        message = f"{path}: {said}" if path else said
         raise FieldError(message, param=path) from found
 
 

@@ -241,6 +241,9 @@ def test_a_request_without_options_has_the_models_defaults() -> None:
         ({"num_predict": -1}, {"max_tokens": 512}),
         ({"num_predict": -2}, {"max_tokens": 512}),
         ({"num_ctx": 0}, {"context_tokens": None}),
+        ({"num_ctx": 100.0, "num_predict": 9.0}, {"context_tokens": 100, "max_tokens": 9}),
+        ({"mirostat": 0.0, "seed": 3.0}, {"sampling": SamplingParams(seed=3)}),
+        ({"num_ctx": 1e300, "temperature": 1.0}, {"sampling": SamplingParams(1.0)}),
         ({"seed": -1}, {"sampling": SamplingParams()}),
         ({"repeat_last_n": 0, "repeat_penalty": 1.5}, {"sampling": SamplingParams()}),
         (
@@ -270,7 +273,7 @@ def test_a_prompt_above_num_ctx_is_refused() -> None:
         ({"options": {"temperature": 3}}, "options.temperature must be between 0 and 2"),
         ({"options": {"num_ctx": -1}}, "options.num_ctx: "),
         ({"options": {"stop": [""]}}, "options.stop: "),
-        ({"options": {"seed": 1.5}}, "options.seed: "),
+        ({"options": {"seed": 1.5}}, "options.seed: expected a valid integer"),
         ({"options": []}, "options: expected an object"),
         ({"temperature": 1}, "temperature: send it in options"),
         ({"max_tokens": 5}, "max_tokens: use options.num_predict"),
@@ -379,8 +382,9 @@ def test_a_request_without_messages_loads_the_model() -> None:
     ("given", "seconds"),
     [
         (None, None), (0, 0), (300, 300), (-1, math.inf), ("-1", math.inf), ("-1m", math.inf),
-        ("5m", 300), ("1h30m", 5400), ("1.5h", 5400), ("250ms", 0.25), ("24", 24), ("0", 0),
-        (10**400, math.inf), ("9" * 64, math.inf), ("999999999h", math.inf), (10**9, 10**9),
+        ("5m", 300), ("+5m", 300), ("1h30m", 5400), ("1.5h", 5400), ("250ms", 0.25), ("24", 24),
+        ("0", 0), (10**400, math.inf), ("9" * 64, math.inf), ("999999999h", math.inf),
+        (10**9, 10**9),
     ],
 )  # fmt: skip
 def test_keep_alive_is_a_duration(given: object, seconds: float | None) -> None:
@@ -389,7 +393,7 @@ def test_keep_alive_is_a_duration(given: object, seconds: float | None) -> None:
     assert chat_request(body, FakeServing().model, Caller()).keep_alive == seconds
 
 
-@pytest.mark.parametrize("given", ["", "m5", "5m ", "1e9m", "5 m", "--5m", True, [], "9" * 65])
+@pytest.mark.parametrize("given", ["", "m5", "5m ", "1e9m", "5 m", "--5m", "+-5m", True, "9" * 65])
 def test_what_is_no_duration_is_refused(given: object) -> None:
     with pytest.raises(FieldError, match="keep_alive"):
         read_keep_alive(given)
@@ -510,3 +514,26 @@ def test_lm_studio_lists_the_same_names() -> None:
     assert (shown["type"], shown["state"], shown["loaded_context_length"]) == ("llm", "loaded", 512)
     refused = wire.client.get("/api/v0/models/nobody")
     assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize("path", ["/", "/api/tags", "/api/version"])
+def test_clients_that_ask_whether_it_is_there(path: str) -> None:
+    head = Wire().client.head(path)
+    assert (head.status_code, head.content) == (200, b"")
+
+
+def test_lm_studios_routes_answer_as_openais() -> None:
+    wire = Wire()
+    for route, fields in (
+        ("chat/completions", {"messages": HELLO}),
+        ("completions", {"prompt": "Hello"}),
+    ):
+        mine, other = (
+            wire.client.post(f"{prefix}/{route}", json={"model": "fake", **fields}).json()
+            for prefix in ("/api/v0", "/v1")
+        )
+        assert mine["choices"] == other["choices"]
+        wrong = wire.client.post(f"/api/v0/{route}", json={"model": "nobody", **fields})
+        assert (wrong.status_code, wrong.json()["error"]["code"]) == (404, "model_not_found")
+    vectors = wire.client.post("/api/v0/embeddings", json={"model": "fake", "input": "x"})
+    assert "--embedding-model" in vectors.json()["error"]["message"]

@@ -56,8 +56,6 @@ API_VERSION: Final = "0.12.11"
 _NEVER: Final = "9999-12-31T23:59:59Z"
 """When a model is unloaded that the server keeps."""
 
-_HUB: Final = "hf.co/"
-"""Before a hub id, as Ollama's clients name it."""
 _SHORT: Final = 12
 """Characters of a version in a status."""
 _PULLING: Final[Json] = {"status": "pulling manifest"}
@@ -91,12 +89,14 @@ def described(reply: str, *, streams: bool = False) -> dict[str, object]:
 
 
 @router.get("/api/version")
+@router.head("/api/version", include_in_schema=False)
 async def version() -> dict[str, str]:
     """The version of Ollama whose interface this is."""
     return {"version": API_VERSION}
 
 
 @router.get("/api/tags")
+@router.head("/api/tags", include_in_schema=False)
 async def tags(request: Request) -> dict[str, list[dict[str, object]]]:
     """The names that requests may use, as Ollama lists its models."""
     rows = listed_models(request)
@@ -151,10 +151,11 @@ async def pull(request: Request) -> Response:
     body = await read_json(request)
     name = _name(body, PULL_FIELDS)
     stream = read_flag(body, "stream", default=True)
+    hub_id = untagged(name)
     try:
         _accepting(name, request)
     except ModelNotFoundError as error:
-        models, hub_id = _may_fetch(request, untagged(name), error)
+        models = _may_fetch(request, hub_id, error)
     else:
         return _succeeded(stream=stream)
     if not stream:
@@ -168,9 +169,8 @@ def _succeeded(*, stream: bool) -> Response:
     return Response(json_line(_SUCCESS), media_type=NDJSON) if stream else JSONResponse(_SUCCESS)
 
 
-def _may_fetch(request: Request, name: str, unknown: ModelNotFoundError) -> tuple[ModelsPort, str]:
-    """What fetches a model, and its hub id. Raises WireError unless the operator allows it."""
-    hub_id = name.removeprefix(_HUB)
+def _may_fetch(request: Request, hub_id: str, unknown: ModelNotFoundError) -> ModelsPort:
+    """What fetches models. Raises WireError unless the operator allows it for this one."""
     models, settings = context_of(request).models, settings_of(request)
     if models is None or not settings.allow_pull:
         raise WireError(
@@ -187,7 +187,7 @@ def _may_fetch(request: Request, name: str, unknown: ModelNotFoundError) -> tupl
         )
     if settings.api_keys:
         require_operator(request, "models are all tenants'")
-    return models, hub_id
+    return models
 
 
 async def _fetch(models: ModelsPort, hub_id: str, on_arrived: OnArrived) -> None:

@@ -77,6 +77,7 @@ def _numbers() -> TypeAdapter[_Numbers]:
 def read_options(value: object, model: ServedModel) -> Options:
     """The field `options`. Raises FieldError for a member that cannot be honoured."""
     given = object_at(_OPTIONS, {} if value is None else value)
+    given = {name: _whole(one) for name, one in given.items()}
     known = fields_of(given, OPTION_FIELDS, {}, warnings, f"{_OPTIONS}.")
     stop = known.pop("stop", None)
     try:
@@ -90,6 +91,11 @@ def read_options(value: object, model: ServedModel) -> Options:
         _max_tokens(numbers, model),
         _context(numbers),
     )
+
+
+def _whole(value: object) -> object:
+    """A number without a fraction as an integer, as Ollama reads it: 4096.0 of a slider."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _own(text: str) -> str:
@@ -158,7 +164,7 @@ def _duration(text: str) -> float | None:
     """The seconds of a duration as Go writes it, and of a number in a text; None for others."""
     if len(text) > _LONGEST_DURATION:
         return None
-    sign, rest = (-1, text[1:]) if text.startswith("-") else (1, text)
+    sign, rest = (-1 if text[:1] == "-" else 1), text[text[:1] in {"+", "-"} :]
     if rest.isascii() and rest.isdigit():
         return sign * float(rest)
     steps = _STEP.findall(rest)

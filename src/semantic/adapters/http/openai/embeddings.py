@@ -55,6 +55,7 @@ class _Request:
     as_text: Callable[[Vector], str]
 
 
+@router.post("/api/v0/embeddings", include_in_schema=False)
 @router.post("/v1/embeddings", openapi_extra=described("input", streams=False))
 async def create_embeddings(request: Request) -> Response:
     """The vectors of texts, as OpenAI's embeddings have them."""

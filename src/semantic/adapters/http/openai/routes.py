@@ -50,6 +50,7 @@ def described(required: str, *, streams: bool = True) -> dict[str, object]:
     }
 
 
+@router.post("/api/v0/chat/completions", include_in_schema=False)
 @router.post("/v1/chat/completions", openapi_extra=described("messages"))
 async def create_chat_completion(request: Request) -> Response:
     """Answers a conversation, as OpenAI's chat completions do."""
@@ -61,6 +62,7 @@ async def create_chat_completion(request: Request) -> Response:
     return await reply.respond(request, deltas)
 
 
+@router.post("/api/v0/completions", include_in_schema=False)
 @router.post("/v1/completions", openapi_extra=described("prompt"))
 async def create_completion(request: Request) -> Response:
     """Continues a text or token ids, as OpenAI's completions do."""
