@@ -303,7 +303,7 @@ VALUES: dict[str, object] = {
     "allowed_origins": ["http://a"], "served_model_name": ["-a", "b c"],
     "model": ["org/name", "b"], "allowed_models": ["c"], "kept_models": ["b"],
     "allow_pull": ["org/*"],
-    "adapters": ["x=/y"],
+    "adapters": ["x=/y"], "remote_store": "s3://a/b",
     "log_format": "json", "log_level": "debug", "no_store": True, "force_usage": True,
     "share_across_chips": True,
     **dict.fromkeys(
