@@ -102,7 +102,7 @@ class Folder:
             if stamp is None:
                 self._make_secret()
                 stamp = Stamp(FORMAT, _digest_of(_read_secret(self.root, self.files)))
-                self.replace("FORMAT", stamp.encoded())
+                self._create("FORMAT", stamp.encoded())
                 sync_folder(self.files, self.root)
             self.secret = _read_secret(self.root, self.files, stamp.secret_digest)
             for name in _FOLDERS:
@@ -166,15 +166,11 @@ class Folder:
                 self.files.sync_all(fd)
         self.on_written(len(data) + len(rest))
 
-    def replace(self, name: str, data: bytes, *, sync: bool = True) -> None:
-        """Write a file of the folder atomically: under another name, with `sync` durable, then
-        renamed."""
-        new = self.root / f"{name}.new"
-        with suppress(FileNotFoundError):
-            self.files.unlink(new)
-        self.create(new, data, sync=sync)
-        with opened(self.files, self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) as root:
-            self.files.rename(new, name, to=root)
+    def replace(self, name: str, data: bytes, *, sync: bool) -> None:
+        """Write a file of the folder atomically; with `sync` it is durable."""
+        with self.temporary() as path:
+            self.create(path, data, sync=sync)
+            self._install(path, name)
 
     def sessions(self) -> dict[str, bool]:
         """Session names, and whether their process is alive. The lock must be held."""
@@ -238,7 +234,19 @@ class Folder:
         try:
             self.files.lstat(self.root / "secret")
         except FileNotFoundError:
-            self.replace("secret", secrets.token_bytes(SECRET_BYTES))
+            self._create("secret", secrets.token_bytes(SECRET_BYTES))
+
+    def _create(self, name: str, data: bytes) -> None:
+        """Create a durable file atomically: under another name, then renamed."""
+        new = self.root / f"{name}.new"
+        with suppress(FileNotFoundError):
+            self.files.unlink(new)
+        self.create(new, data, sync=True)
+        self._install(new, name)
+
+    def _install(self, path: Path, name: str) -> None:
+        with opened(self.files, self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) as root:
+            self.files.rename(path, name, to=root)
 
     def _take_lock(self, seconds: float) -> None:
         if self._lock_fd is None:
