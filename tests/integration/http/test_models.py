@@ -159,7 +159,7 @@ def test_a_model_that_cannot_be_loaded_is_an_error_of_the_server_that_tells_no_m
     with several() as one:
         one.loader.failures["llama"] = error
         reply = one.ask("POST", "/v1/completions", {"model": "llama", "prompt": "hi"})
-        assert reply.status == 500
+        assert reply.status == 503
         assert "secret" not in reply.body.decode()
         assert (
             one.ask("POST", "/v1/completions", {"model": "default", "prompt": "hi"}).status == 200
