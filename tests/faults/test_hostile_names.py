@@ -19,7 +19,7 @@ from tests.support.lanes import examples
 
 PLAIN = re.compile(
     rb"[0-9a-f]{2}|[0-9a-f]{16}|[0-9a-f]{64}\.(full|window|checkpoint|[0-9]{20})|[0-9]+"
-    rb"|FORMAT|secret|lock|blocks|agents|bad|tmp|index\.sqlite(-wal|-shm)?"
+    rb"|FORMAT|secret|lock|blocks|agents|bad|tmp|written\.json|index\.sqlite(-wal|-shm)?"
 )
 HOSTILE = [
     "", ".", "..", "../../../../tmp/evil", "/etc/passwd", "a/b", "a\0b", "\0", "\n", "-rf", "~",
