@@ -1,14 +1,16 @@
 """`python -m benchmarks.gpu_server`: `semantic serve` and `mlx_lm.server` on a GPU, in one run.
 
-Both serve a model of the shape of Llama 3.1 8B with random bf16 weights, each in its own process,
-ours with its store on disk. Clients ask at once, with long and short prompts, a second turn, and
-one with a very long prompt beside seven that decode. Takes some minutes; `--small` serves a small
-model on any device. Prints a line per round and writes JSON.
+Both serve a model of the shape of Llama 3.1 8B with random bf16 weights, or of another `--shape`,
+each in its own process, ours with its store on disk. Clients ask at once, with long and short
+prompts, a second turn, and one with a very long prompt beside seven that decode. Takes some
+minutes; `--small` serves a small model on any device. Prints a line per round and writes JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -16,7 +18,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,6 +26,7 @@ from typing import cast
 
 import semantic.adapters.mlx  # isort: skip  # noqa: F401  loads OpenBLAS before MLX
 import mlx.core as mx
+from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 
 from benchmarks import shapes
@@ -45,8 +48,18 @@ CRITERION = (
 )
 OURS, THEIRS = "semantic", "mlx-lm"
 LONG_WORDS, SHORT_WORDS = (800, 1400), (25, 48)
+SHAPES: Mapping[str, tuple[str, Callable[[int, int], Module], int]] = {
+    "llama-8b": ("Llama 3.1 8B shape", shapes.llama_8b, 32),
+    "hybrid": (
+        "Qwen3-Next shape, a quarter of its layers and experts",
+        functools.partial(shapes.qwen3_next_80b, experts=128),
+        12,
+    ),
+}
+"""What each is, its model with so many layers and tokens, and its layers."""
 _NEVER = 4
 """The first ids end a message or name a role: never sampled, so that answers have full length."""
+MOST_CONTEXT = 131072
 _COPIED = (
     "chat_template.jinja", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
 )  # fmt: skip
@@ -92,7 +105,8 @@ class Talk:
 def main() -> int:
     """Measure, print, write; 1 when the criterion is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--shape", choices=SHAPES, default="llama-8b")
+    parser.add_argument("--layers", type=int, help="instead of the shape's own")
     parser.add_argument("--small", action="store_true", help="a small model, few clients")
     parser.add_argument("--side", choices=[OURS, THEIRS], help="only this one")
     parser.add_argument("--only", action="append", help="this round; may be repeated")
@@ -106,17 +120,19 @@ def main() -> int:
 def run(arguments: argparse.Namespace, folder: Path) -> int:
     """All rounds with one server after the other: two do not fit the memory of one device."""
     rounds = SMALL_ROUNDS if arguments.small else ROUNDS
+    what, build, layers = SHAPES[cast(str, arguments.shape)]
+    layers = cast("int | None", arguments.layers) or layers
     started = Run.start(
         "gpu_server",
         QUESTION,
-        model="small" if arguments.small else f"Llama 3.1 8B shape, {arguments.layers} layers",
-        parameters={"layers": arguments.layers, "rounds": ", ".join(r.name for r in rounds)},
+        model="small" if arguments.small else f"{what}, {layers} layers",
+        parameters={"layers": layers, "rounds": ", ".join(r.name for r in rounds)},
         seed=0,
     )
     if arguments.small:
         write_model(folder / "model")
     else:
-        write_large_model(folder / "model", arguments.layers)
+        write_large_model(folder / "model", functools.partial(build, layers))
     samples: list[dict[str, Scalar]] = []
     arguments.output.mkdir(parents=True, exist_ok=True)
 
@@ -138,8 +154,8 @@ def run(arguments: argparse.Namespace, folder: Path) -> int:
             for one in rounds:
                 for line in measured(server, one) if one.name in wanted else ():
                     note({"side": name, **line})
-            for what, n_words in besides.items():
-                note({"side": name, "round": what, **beside(server, what, n_words)})
+            for title, n_words in besides.items():
+                note({"side": name, "round": title, **beside(server, title, n_words)})
         finally:
             server.stop()
     verdict = judge(samples)
@@ -319,23 +335,24 @@ def number(line: dict[str, Scalar], name: str) -> float:
     return value
 
 
-def write_large_model(folder: Path, layers: int) -> None:
-    """The 8B shape with random weights, for the embedded model's tokenizer."""
+def write_large_model(folder: Path, build: Callable[[int], Module]) -> None:
+    """The shape that `build` makes for a number of tokens, with random weights, for the embedded
+    model's tokenizer."""
     source = find_folder("semantic-tiny")
     folder.mkdir(parents=True)
     for name in _COPIED:
         shutil.copy(source / name, folder)
     tokenizer = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    tokenizer["model_max_length"] = 131072
+    tokenizer["model_max_length"] = MOST_CONTEXT
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     own = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    model = shapes.llama_8b(layers, vocab=own["vocab_size"])
+    model = build(own["vocab_size"])
     config = {
-        **own, "hidden_size": 4096, "num_hidden_layers": layers, "intermediate_size": 14336,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5,
-        "rope_theta": 500000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-        "max_position_embeddings": 131072,
-    }  # fmt: skip
+        **{name: own[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
+        **dataclasses.asdict(model.args),
+        "torch_dtype": "bfloat16",
+        "max_position_embeddings": MOST_CONTEXT,
+    }
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     parameters = cast(Callable[[], dict[str, object]], model.parameters)
     weights = cast(dict[str, mx.array], dict(tree_flatten(parameters())))

@@ -8,12 +8,14 @@ JSON. `--small` serves a small model on any device.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from benchmarks import shapes
 from benchmarks.gpu_server import OURS, THEIRS, server_of, write_large_model
 from benchmarks.server_measures import MODEL_NAME
 from benchmarks.server_model import write_model
@@ -62,7 +64,7 @@ def run(given: argparse.Namespace, folder: Path) -> int:
     if given.small:
         write_model(folder / "model")
     else:
-        write_large_model(folder / "model", given.layers)
+        write_large_model(folder / "model", functools.partial(shapes.llama_8b, given.layers))
     given.output.mkdir(parents=True, exist_ok=True)
     samples: list[dict[str, Scalar]] = []
     for name in [given.side] if given.side else [OURS, THEIRS]:

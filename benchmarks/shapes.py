@@ -235,7 +235,7 @@ def latent(layers: int = 27) -> Module:
     return _half(deepseek_v3.Model(deepseek_v3.ModelArgs.from_dict({**_DEEPSEEK_V2_LITE, **own})))
 
 
-def qwen3_next_80b(layers: int = 12) -> Module:
+def qwen3_next_80b(layers: int = 12, vocab: int = 151936, experts: int = 512) -> Module:
     """The shape of Qwen3-Next 80B A3B, bf16: 3 of 4 layers keep a state; a quarter of its 48."""
     return _half(
         qwen3_next.Model(
@@ -250,14 +250,14 @@ def qwen3_next_80b(layers: int = 12) -> Module:
                 linear_key_head_dim=128,
                 linear_value_head_dim=128,
                 linear_conv_kernel_dim=4,
-                num_experts=512,
+                num_experts=experts,
                 num_experts_per_tok=10,
                 decoder_sparse_step=1,
                 shared_expert_intermediate_size=512,
                 mlp_only_layers=[],
                 moe_intermediate_size=512,
                 rms_norm_eps=1e-6,
-                vocab_size=151936,
+                vocab_size=vocab,
                 num_key_value_heads=2,
                 rope_theta=1e7,
                 partial_rotary_factor=0.25,
