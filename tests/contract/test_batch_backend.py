@@ -117,10 +117,10 @@ class Subject:
         return blocks
 
 
-def fake(*layers: str, silent_steps: int = 0) -> Subject:
+def fake(*layers: str, silent_steps: int = 0, cost_beside: float | None = None) -> Subject:
     kinds = {"full": FULL, "state": STATE, "window": window(300), "narrow": window(16)}
     spec = ModelCacheSpec(tuple(kinds[layer] for layer in layers))
-    backend = FakeBackend(spec, silent_steps=silent_steps)
+    backend = FakeBackend(spec, silent_steps=silent_steps, cost_beside=cost_beside)
     return Subject(cast("BatchBackend", backend), lambda: backend.held_bytes)
 
 
@@ -144,6 +144,8 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
 SAVED: dict[str, Callable[[], Subject]] = {
     **SUBJECTS,
     "fake state alone": lambda: fake("state"),
+    "fake state beside": lambda: fake("full", "state", cost_beside=0.5),
+    "mlx lfm2 in pages": lambda: real("lfm2 in pages"),
     "mlx llama bf16": lambda: real("llama bf16"),
     "mlx gemma3 bf16": lambda: real("gemma3 bf16"),
     "mlx gpt_oss": lambda: real("gpt_oss"),
@@ -332,6 +334,32 @@ def test_a_sequence_that_decodes_joins_no_pass_and_the_others_stay_as_they_were(
     assert subject.backend.length(waiting) == 0
     subject.prefill(waiting, prompt[:-1])
     assert subject.go_on(waiting, prompt, 4) == expected
+
+
+@only("fake state beside", "mlx lfm2 in pages")
+@pytest.mark.parametrize("sizes", [(0, 0), (0, 30, 120, 0, 55)], ids=str)
+def test_prompts_computed_side_by_side_answer_as_alone(
+    subject: Subject, sizes: tuple[int, ...]
+) -> None:
+    """Some begin with a cache, of any length, and none ends where another one does."""
+    backend = subject.backend
+    prompts = [subject.tokens(size + 12 + i, seed=i) for i, size in enumerate(sizes)]
+    expected = [subject.answer(prompt, 6) for prompt in prompts]
+    opened = [
+        subject.prefilled(prompt[:size], 512) if size else backend.open(512)
+        for prompt, size in zip(prompts, sizes, strict=True)
+    ]
+    for n_tokens in (4, 7):
+        assert all(backend.side_by_side(sequence, n_tokens) for sequence in opened)
+        chunks = []
+        for sequence, prompt in zip(opened, prompts, strict=True):
+            at = backend.length(sequence)
+            chunks.append((sequence, prompt[at : at + n_tokens]))
+        backend.prefill_together(chunks)
+    for sequence, prompt, answer in zip(opened, prompts, expected, strict=True):
+        if rest := prompt[backend.length(sequence) : -1]:
+            subject.prefill(sequence, rest)
+        assert subject.go_on(sequence, prompt, 6) == answer
 
 
 def test_a_single_token_needs_no_prefill(subject: Subject) -> None:

@@ -313,8 +313,10 @@ class FakeBackend:
     `fail_next` makes the next call of a method raise. With a `clock`, computing takes time:
     `seconds_per_token` of prefill and `seconds_per_step` of decoding; a pass of prefill costs
     `seconds_per_pass` besides, and `seconds_per_shape` more if no pass had its length at its
-    position before. Prompts of at most `joint_chunk` tokens share a pass. A sequence that was just
-    started yields nothing for `silent_steps` extra steps, while others decode.
+    position, or for as many sequences, before. Prompts of at most `joint_chunk` tokens share a
+    pass; with `cost_beside` chunks of equally many tokens do instead, where a token beside the
+    first sequence's costs as much of one alone. A sequence that was just started yields nothing for
+    `silent_steps` extra steps, while others decode.
     """
 
     def __init__(
@@ -329,6 +331,7 @@ class FakeBackend:
         seconds_per_pass: float = 0.0,
         seconds_per_shape: float = 0.0,
         joint_chunk: int = 64,
+        cost_beside: float | None = None,
         best_chunk: int = 512,
         silent_steps: int = 0,
     ) -> None:
@@ -344,8 +347,9 @@ class FakeBackend:
         self._seconds_per_step = seconds_per_step
         self._seconds_per_pass = seconds_per_pass
         self._seconds_per_shape = seconds_per_shape
-        self._shapes: set[tuple[int, int]] = set()
-        self._joint_chunk = joint_chunk
+        self.shapes: set[tuple[int, int]] = set()
+        self._joint_chunk = joint_chunk if cost_beside is None else 0
+        self._cost_beside = cost_beside
         self._best_chunk = best_chunk
         self._silent_steps = silent_steps
         self._sequences: dict[SequenceId, _Sequence] = {}
@@ -448,27 +452,39 @@ class FakeBackend:
             state.run(token)
         self.prefilled_tokens += len(tokens)
         self._spend(len(tokens) * self._seconds_per_token + self._seconds_per_pass)
-        if shape not in self._shapes:
-            self._shapes.add(shape)
+        if shape not in self.shapes:
+            self.shapes.add(shape)
             self._spend(self._seconds_per_shape)
 
     def joins(self, sequence: SequenceId, n_tokens: int) -> bool:
         self._get(sequence)
         return n_tokens <= self._joint_chunk
 
+    def side_by_side(self, sequence: SequenceId, n_tokens: int) -> bool:
+        self._get(sequence)
+        return self._cost_beside is not None and n_tokens > 0
+
     def prefill_together(self, chunks: Sequence[tuple[SequenceId, Sequence[int]]]) -> None:
         states = [(self._resting(sequence), tokens) for sequence, tokens in chunks]
         _require(len({sequence for sequence, _ in chunks}) == len(chunks), "a sequence twice")
+        alike = len({len(tokens) for _, tokens in chunks}) == 1
         for sequence, tokens in chunks:
             _require(len(tokens) > 0, "prefill of no tokens")
-            _require(self.joins(sequence, len(tokens)), "a chunk that cannot be joined")
+            beside = alike and self.side_by_side(sequence, len(tokens))
+            _require(beside or self.joins(sequence, len(tokens)), "a chunk that cannot be joined")
         self._enter("prefill_together")
         for state, tokens in states:
             for token in tokens:
                 state.run(token)
         n_tokens = sum(len(tokens) for _, tokens in states)
         self.prefilled_tokens += n_tokens
-        self._spend(n_tokens * self._seconds_per_token + self._seconds_per_pass)
+        first = len(states[0][1])
+        share = 1.0 if self._cost_beside is None else self._cost_beside
+        n_alone = first + (n_tokens - first) * share
+        self._spend(n_alone * self._seconds_per_token + self._seconds_per_pass)
+        if self._cost_beside is not None and (first, len(states)) not in self.shapes:
+            self.shapes.add((first, len(states)))
+            self._spend(self._seconds_per_shape)
 
     def score(self, sequence: SequenceId, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:
         state = self._resting(sequence)

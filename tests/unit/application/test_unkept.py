@@ -91,7 +91,7 @@ def test_no_checkpoint_is_taken_for_it_and_it_waits_for_none(layers: tuple[Layer
     alone.run("a", prompts["a"])
     for agent, prompt in prompts.items():
         of.engine.submit(agent, prompt, None, 5, keep=agent == "a")
-    both = [event.agent_id for _ in range(2) for event in of.engine.step_once()]
+    both = [event.agent_id for _ in range(4) for event in of.engine.step_once()]
     assert set(both) == {"a", "b"} or layers == SPECS["full"]
     of.finish()
     assert kept_of(of)[:2] == kept_of(alone)[:2]

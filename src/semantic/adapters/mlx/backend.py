@@ -22,6 +22,7 @@ from semantic.adapters.mlx.kv_cache.forms import CacheForm, LayerCache, Memory
 from semantic.adapters.mlx.kv_cache.model_spec import PROMPT_CHUNK
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
+from semantic.adapters.mlx.kv_cache.paged.side_by_side import compute_side_by_side
 from semantic.adapters.mlx.kv_cache.staging import Staging
 from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
 from semantic.adapters.mlx.sampling.sampler import (
@@ -247,7 +248,7 @@ class MLXBackend:
                 self._compute_whole_chunks(state, tokens, self._spec.reusable_tokens)
             elif pages is None:
                 self._compute(state, tokens)
-            elif _are_rows(pages, state, len(tokens), pages.costs.alone):
+            elif pages.takes_rows and _are_rows(pages, state, len(tokens), pages.costs.alone):
                 self._compute_rows(pages, [(state, tokens)])
             else:
                 self._compute_padded(state, tokens, pages.costs.pad_to)
@@ -256,16 +257,29 @@ class MLXBackend:
     def joins(self, sequence: SequenceId, n_tokens: int) -> bool:
         """See `BatchBackend.joins`."""
         pages = self._pages
-        state = self._sequences[sequence]
-        return pages is not None and _are_rows(pages, state, n_tokens, pages.costs.joined)
+        if pages is None or not pages.takes_rows:
+            return False
+        return _are_rows(pages, self._sequences[sequence], n_tokens, pages.costs.joined)
+
+    def side_by_side(self, sequence: SequenceId, n_tokens: int) -> bool:
+        """See `BatchBackend.side_by_side`."""
+        pages = self._pages
+        if pages is None or not pages.side_by_side or self._spec.reusable_tokens is not None:
+            return False
+        return _are_rows(pages, self._sequences[sequence], n_tokens, pages.costs.joined)
 
     def prefill_together(self, chunks: Sequence[tuple[SequenceId, Sequence[int]]]) -> None:
         """See `BatchBackend.prefill_together`."""
         states = [(self._resting(sequence), tokens) for sequence, tokens in chunks]
-        if self._pages is None:
+        pages = self._pages
+        if pages is None:
             raise BackendError("these caches are prefilled one by one")
         with self._measured():
-            self._compute_rows(self._pages, states)
+            if pages.takes_rows:
+                self._compute_rows(pages, states)
+            else:
+                chunks_of = [(cast(list[PagedCache], one.caches), given) for one, given in states]
+                compute_side_by_side(self.model, pages.chunk_layers, chunks_of)
         for state, tokens in states:
             state.length += len(tokens)
 

@@ -46,6 +46,11 @@ def on_cpu() -> bool:
     return mx.default_device() == mx.Device(mx.cpu)
 
 
+def on_cuda() -> bool:
+    """Whether MLX computes with CUDA by default."""
+    return not on_cpu() and mx.cuda.is_available()
+
+
 def read_device() -> Device:
     """The current state of the default device."""
     info = mx.device_info(mx.default_device())
@@ -77,7 +82,7 @@ def memory_in_use() -> int:
 
     Pages of files, which the system may drop at any time, do not count.
     """
-    if not mx.cuda.is_available() or on_cpu():
+    if not on_cuda():
         return own_memory()
     return mx.get_active_memory() + mx.get_cache_memory()
 

@@ -386,7 +386,9 @@ class BlockPoolBatchEngine:
         """Compute prompt chunks, up to the step's budget."""
         events: list[EngineEvent] = []
         of = self._sequences
-        while chunks := self._scheduler.next_pass(step, of.may_prefill, of.may_join, of.waits_for):
+        while chunks := self._scheduler.next_pass(
+            step, of.may_prefill, of.may_join, of.waits_for, of.side_by_side
+        ):
             events += self._compute(step, chunks)
         self._scheduler.end_prefill(step)
         return events

@@ -14,7 +14,11 @@ from typing import NamedTuple
 from semantic.application.cache.block_allocator import BlockAllocator
 from semantic.application.engine.fair_queue import FairQueue
 from semantic.application.engine.memory_guard import MemoryGuard
-from semantic.application.engine.prefill_budget import PrefillBudget, chunk_size
+from semantic.application.engine.prefill_budget import (
+    PrefillBudget,
+    chunk_size,
+    size_beside,
+)
 from semantic.application.engine.step_memory import StepMemory
 from semantic.application.request import Phase, Request
 from semantic.ports.outbound import Clock
@@ -35,7 +39,9 @@ class Step:
 
     `decoding` requests decode in this step. `first_token_due`: a request awaits its first token,
     so the step prefills nothing. `concurrent`: see `RecentConcurrency`. `n_prefilled` tokens were
-    computed in `passes` forward passes.
+    computed in `passes` forward passes, and `n_beside` of other sequences beside them, which cost
+    as much as `cost_beside`. `share`: what a token of the pass to come costs there; None if its
+    requests are not side by side.
     """
 
     started: float
@@ -43,6 +49,9 @@ class Step:
     first_token_due: bool
     concurrent: bool
     n_prefilled: int = 0
+    n_beside: int = 0
+    cost_beside: float = 0.0
+    share: float | None = None
     passes: int = 0
     prefill_ended: float = 0.0
 
@@ -163,13 +172,16 @@ class Scheduler:
         may_prefill: Callable[[Request], bool],
         may_join: Callable[[Request], bool],
         waits_for: Callable[[Request], Request | None] = lambda _: None,
+        beside: Callable[[Request, int], int] = lambda _request, _limit: 0,
     ) -> list[Chunk]:
         """Chunked prefill: the chunks of the next forward pass; none ends the step's prefill.
 
         `may_prefill` is False for a request that waits for another one, `waits_for`, which then
         is as urgent as that: a short prompt does not wait for a long one's turn. Several chunks
-        only if each is the rest of a prompt that `may_join` others in a pass. After a prompt is
-        complete, only prompts that fit entirely go on: a first token never waits for a long chunk.
+        only if each is the rest of a prompt that `may_join` others in a pass, or if all have as
+        many tokens: `beside` says how many a request's next chunk of at most so many has, 0 if it
+        is computed alone. After a prompt is complete, only prompts that fit entirely go on: a first
+        token never waits for a long chunk.
         """
         if step.first_token_due:
             return []
@@ -181,7 +193,7 @@ class Scheduler:
         if request is None:
             return []
         left = self._budget.tokens_left(
-            step.n_prefilled,
+            step.n_prefilled + int(step.cost_beside),
             step.passes,
             decoding=step.decoding,
             prompts=len(ready),
@@ -190,26 +202,62 @@ class Scheduler:
         left = self._within_memory(step, request, left)
         is_last = left >= request.to_prefill
         first_token_due = any(one.awaits_first_token for one in self.running)
-        if left <= 0 or (first_token_due and not is_last):
+        # What is left of a step may be less than a pass costs.
+        least = self._budget.smallest if step.passes and not is_last else 1
+        if left < least or (first_token_due and not is_last):
             return []
+        rest = self._order.by_least_computed([one for one in ready if one is not request])
+        chunks = self._side_by_side(step, request, rest, left, beside)
+        if chunks:
+            return chunks
         if not is_last:
             return [Chunk(request, chunk_size(left))]
-        rest = [one for one in ready if one is not request]
         joining = [one for one in rest if may_join(one)] if rest and may_join(request) else []
-        return self._joined(Chunk(request, left), self._order.by_least_computed(joining))
+        return self._joined(Chunk(request, left), joining)
+
+    def _side_by_side(
+        self,
+        step: Step,
+        first: Request,
+        rest: Sequence[Request],
+        left: int,
+        beside: Callable[[Request, int], int],
+    ) -> list[Chunk]:
+        """Chunks of equally many tokens, of `first` and as many others as it pays for; or none."""
+        budget = self._budget
+        most = beside(first, left)
+        n_tokens = size_beside(most, most)
+        others = [one for one in rest if n_tokens and beside(one, n_tokens)]
+        share = budget.beside(n_tokens, 1 + len(others))
+        if share is None:
+            return []
+        if share:
+            del others[max(0, int((left / budget.smallest - 1) / share)) :]
+        n_tokens = size_beside(min(most, int(left / (1 + share * len(others)))), most)
+        others = [one for one in others if beside(one, n_tokens) == n_tokens]
+        fitting = self._fitting(budget.largest, first.computed + n_tokens)
+        del others[max(0, fitting // max(1, n_tokens) - 1) :]
+        if not others:
+            return []
+        step.share = share
+        return [Chunk(one, n_tokens) for one in (first, *others)]
 
     def _within_memory(self, step: Step, request: Request, left: int) -> int:
         """At most `left` tokens of a prompt, for whose pass there is memory; 0 if it is better to
         wait for requests that decode."""
         n_tokens = min(left, request.to_prefill)
-        if self._guard is None or n_tokens < 1:
+        fitting = self._fitting(n_tokens, request.computed + n_tokens)
+        if fitting == n_tokens:
             return left
-        expected = self._memory.expected(n_tokens, request.computed + n_tokens)
-        room = self._guard.room(expected)
-        if room >= expected:
-            return left
-        fitting = n_tokens * room // expected
         return 0 if fitting < _FEWEST and step.decoding else max(_FEWEST, fitting)
+
+    def _fitting(self, n_tokens: int, context: int) -> int:
+        """How many of `n_tokens` there is memory for in a pass, the last with `context` tokens."""
+        if self._guard is None or n_tokens < 1:
+            return n_tokens
+        expected = self._memory.expected(n_tokens, context)
+        room = self._guard.room(expected)
+        return n_tokens if room >= expected else n_tokens * room // expected
 
     @staticmethod
     def _joined(first: Chunk, joining: Sequence[Request]) -> list[Chunk]:
@@ -231,8 +279,13 @@ class Scheduler:
         self._memory.observe(sum(n for _, n in n_tokens), longest, n_bytes)
         step.passes += any(n for _, n in n_tokens)
         for i, (request, n) in enumerate(n_tokens):
-            step.n_prefilled += n
+            if i and step.share is not None:
+                step.n_beside += n
+                step.cost_beside += n * step.share
+            else:
+                step.n_prefilled += n
             self._order.account(request, n, same_pass=i > 0)
+        step.share = None
 
     def end_prefill(self, step: Step) -> None:
         """Take the time at the end of a step's prefill."""
@@ -242,7 +295,11 @@ class Scheduler:
         """Learn the rates of prefill and decode from a finished step."""
         ended = self._clock() if step.decoding else step.prefill_ended
         self._budget.observe(
-            step.n_prefilled, step.passes, ended - step.started, decoding=step.decoding > 0
+            step.n_prefilled,
+            step.passes,
+            ended - step.started,
+            decoding=step.decoding > 0,
+            n_beside=step.n_beside,
         )
 
     # Grow and preempt

@@ -94,7 +94,8 @@ class Sequences:
         for (request, limit), n_tokens in zip(chunks, before, strict=True):
             error = None
             try:
-                self._prefill_one(request, limit)
+                if request.computed <= n_tokens or not request.to_prefill:
+                    self._prefill_one(request, limit)
             except BackendError as failure:
                 # Only its text: the error's frames refer to the memory of the failed sequence.
                 error = str(failure)
@@ -146,6 +147,14 @@ class Sequences:
             and not request.scoring
             and self._model.joins(request.sequence, request.to_prefill)
         )
+
+    def side_by_side(self, request: Request, limit: int) -> int:
+        """How many tokens the request's next chunk of at most `limit` has, if it can be computed
+        beside as many of others; else 0."""
+        if request.sequence is None or request.scoring:
+            return 0
+        n_tokens = len(self._next_tokens(request, limit))
+        return n_tokens if self._model.side_by_side(request.sequence, n_tokens) else 0
 
     def preempt(self, request: Request) -> SampledToken | None:
         """Close the request's sequence; saves its blocks where they can be restored later, unless

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from mlx.nn.layers.base import Module
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 
 from semantic.adapters.mlx.kv_cache.block_codec import BlockCodec
 from semantic.adapters.mlx.kv_cache.contiguous.block_memory import ContiguousMemory
@@ -129,6 +129,7 @@ def paged_form(
     at_once: bool = True,
     transfers: Transfers | None = None,
     costs: RowCosts = PORTABLE_COSTS,
+    side_by_side: bool = False,
 ) -> CacheForm:
     """All caches of tokens in pages of `kinds`, over which `attention` computes, and the states of
     other layers; see `PagedLayers`.
@@ -138,7 +139,9 @@ def paged_form(
     by_layer = {number: kind.shape for kind in kinds for number in kind.layers}
     shapes = [by_layer.get(number) for number in range(spec.n_layers)]
     make = states_of(model, spec)
-    layers = PagedLayers(spec, kinds, attention, at_once=at_once, costs=costs, states=make)
+    layers = PagedLayers(
+        spec, kinds, attention, at_once=at_once, costs=costs, states=make, side_by_side=side_by_side
+    )
     if transfers is not None:
         for pool in layers.pools:
             pool.locate = transfers.driver.address
@@ -195,7 +198,10 @@ def choosing_pages(
     ):
         return None
     yield None
-    if not (yield from _comparing_pages(probe, spec, kinds, found)):
+    side_by_side = _has_slots(probe.model, spec) and (
+        yield from _comparing_pages(probe, spec, kinds, found, side_by_side=True)
+    )
+    if not side_by_side and not (yield from _comparing_pages(probe, spec, kinds, found)):
         return None
     # A Mac's memory is shared with every other program: none is taken before it is needed.
     dialect = dialect_here()
@@ -213,6 +219,7 @@ def choosing_pages(
         at_once=dialect is not METAL,
         transfers=transfers_for(found),
         costs=costs,
+        side_by_side=side_by_side,
     )
 
 
@@ -221,8 +228,17 @@ def _comparing_pages(
     spec: ModelCacheSpec,
     kinds: Sequence[PageKind],
     found: Sequence[PagedAttention],
+    *,
+    side_by_side: bool = False,
 ) -> Slices[bool]:
     """Whether the model's logits are right with pages, also beyond its windows."""
+
+    def layers_of(
+        spec: ModelCacheSpec, kinds: Sequence[PageKind], attention: Sequence[PagedAttention]
+    ) -> PagedLayers:
+        states = states_of(probe.model, spec)
+        return PagedLayers(spec, kinds, attention, states=states, side_by_side=side_by_side)
+
     tested = False
     with probe.narrowed() as narrow:
         small = None if narrow is None else read_spec(probe.model)
@@ -231,16 +247,17 @@ def _comparing_pages(
             theirs = page_kinds(small, read_shapes(probe.model)) or ()
             tested = tuple(theirs) == tuple(kinds)
             attention = found if tested else [PortableAttention() for _ in theirs]
-            states = states_of(probe.model, small)
             if not theirs:
                 return False
-            layers = PagedLayers(small, theirs, attention, states=states)
-            if not (yield from narrow.comparing(layers)):
+            if not (yield from narrow.comparing(layers_of(small, theirs, attention))):
                 return False
-    states = states_of(probe.model, spec)
-    if tested:
-        return True
-    return (yield from probe.comparing(PagedLayers(spec, kinds, found, states=states)))
+    return tested or (yield from probe.comparing(layers_of(spec, kinds, found)))
+
+
+def _has_slots(model: Module, spec: ModelCacheSpec) -> bool:
+    """Whether the model has layers with states, and all are rows of arrays in a batch."""
+    make = states_of(model, spec)
+    return make is not None and all(isinstance(one, ArraysCache) for one in make().values())
 
 
 def transfers_for(attention: Sequence[PagedAttention]) -> Transfers | None:

@@ -25,8 +25,10 @@ from semantic.adapters.mlx.kv_cache.merged import BatchLayer, merge, pad
 from semantic.adapters.mlx.kv_cache.model_spec import read_shapes, read_spec
 from semantic.adapters.mlx.kv_cache.narrowed import narrowed
 from semantic.adapters.mlx.kv_cache.paged.attention import DecodeStep, PortableAttention
+from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
 from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
+from semantic.adapters.mlx.kv_cache.paged.side_by_side import compute_side_by_side
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec
 from semantic.ports.slices import Slices, at_once
@@ -300,10 +302,14 @@ def _batched(
 ) -> Slices[list[mx.array]]:
     """`_solo` with both sequences in one batch."""
     sequences = [layers.empty(BLOCK_TOKENS) for _ in prompts]
-    for caches, prompt in zip(sequences, prompts, strict=True):
-        model(_ids([prompt]), cache=caches)
-        mx.eval([cache.state for cache in caches])
-        yield None
+    if isinstance(layers, PagedLayers) and layers.side_by_side:
+        paged = cast("list[list[PagedCache]]", sequences)
+        yield from _prefilled_side_by_side(model, layers, paged, prompts)
+    else:
+        for caches, prompt in zip(sequences, prompts, strict=True):
+            model(_ids([prompt]), cache=caches)
+            mx.eval([cache.state for cache in caches])
+            yield None
     ragged = getattr(layers, "ragged", (False,) * len(sequences[0]))
     batch = [
         merge(layer) if ours else cast(_Merges, layer[0]).merge(layer)
@@ -321,6 +327,28 @@ def _batched(
         mx.eval(logits[-1])
         yield None
     return logits
+
+
+def _prefilled_side_by_side(
+    model: Module,
+    layers: PagedLayers,
+    sequences: Sequence[Sequence[PagedCache]],
+    prompts: _Prompts,
+) -> Slices[None]:
+    """Prefill the prompts together, up to the end of each."""
+    at = 0
+    for stop in sorted({len(prompt) for prompt in prompts}):
+        compute_side_by_side(
+            model,
+            layers.chunk_layers,
+            [
+                (caches, prompt[at:stop])
+                for caches, prompt in zip(sequences, prompts, strict=True)
+                if len(prompt) >= stop
+            ],
+        )
+        at = stop
+        yield None
 
 
 def _differences(found: Sequence[mx.array], alone: Sequence[mx.array]) -> list[float]:

@@ -15,13 +15,14 @@ from typing import cast
 
 import mlx.core as mx
 
+from semantic.adapters.mlx.device import on_cuda
+
 _TYPE = mx.bfloat16
 
 
 def begin() -> None:
     """Begin, on a thread of its own, if there is a CUDA device."""
-    on_cuda = mx.default_device() != mx.Device(mx.cpu) and mx.cuda.is_available()
-    if on_cuda and _thread().ident is None:
+    if on_cuda() and _thread().ident is None:
         _thread().start()
 
 

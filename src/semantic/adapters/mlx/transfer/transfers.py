@@ -12,9 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-import mlx.core as mx
-
-from semantic.adapters.mlx.device import on_cpu
+from semantic.adapters.mlx.device import on_cuda
 from semantic.adapters.mlx.transfer.cuda import CudaDriver, copies_rightly
 from semantic.adapters.mlx.transfer.driver import CopyDriver, Rows, address_of
 from semantic.adapters.mlx.transfer.host_memory import HostMemory
@@ -101,7 +99,7 @@ class Transfers:
 @functools.cache
 def transfers_here() -> Transfers | None:
     """The copies of MLX's default device; None where it has no copy engine that passes its test."""
-    if on_cpu() or not mx.cuda.is_available():
+    if not on_cuda():
         return None
     try:
         driver = CudaDriver()

@@ -79,6 +79,11 @@ class StateBatch(ArraysCache):
         row.cache = [None if part is None else part[at] for part in self.cache]
         return cast(ArraysCache, row)
 
+    def end(self) -> None:
+        """Give every row its state back, in memory of its own."""
+        for idx in range(len(self._rows)):
+            self.extract(idx)
+
     @property
     def example(self) -> list[mx.array | None]:
         """Arrays of some of the rows: the shapes and types of all, but for the number of rows."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, cast
 
 import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache
 
 from semantic.adapters.mlx.kv_cache.contiguous.layers import (
     MakeStates,
@@ -19,6 +20,7 @@ from semantic.adapters.mlx.kv_cache.contiguous.layers import (
     cut_state,
     fill_state,
 )
+from semantic.adapters.mlx.kv_cache.contiguous.state_batch import StateBatch
 from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention
 from semantic.adapters.mlx.kv_cache.paged.batch_metadata import (
     BatchMetadata,
@@ -31,6 +33,7 @@ from semantic.adapters.mlx.kv_cache.paged.cache import PagedBatch, PagedCache, P
 from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool, PageRef
 from semantic.adapters.mlx.kv_cache.paged.page_table import PagedBlock, PagedSequence, PageTable
+from semantic.adapters.mlx.kv_cache.paged.side_by_side import ChunkBatch
 from semantic.domain.entities import AgentBlocks, BlockData, KVBlock
 from semantic.domain.errors import CacheReconstructionError
 from semantic.domain.prefix import earliest_cut
@@ -81,11 +84,14 @@ class PagedLayers:
         at_once: bool = True,
         costs: RowCosts = PORTABLE_COSTS,
         states: MakeStates | None = None,
+        side_by_side: bool = False,
     ) -> None:
         """`attention[i]` computes over pages of `kinds[i]`; `states` makes the caches of others.
 
         With `at_once`, `set_aside` allocates memory at once; else pools grow when needed.
+        `side_by_side`: sequences with states may compute equally many tokens in one pass.
         """
+        self.side_by_side = side_by_side and states is not None
         self._at_once = at_once
         # A state would see padding, and cannot take its tokens as rows.
         self.costs = costs if states is None else costs._replace(pad_to=1)
@@ -194,15 +200,13 @@ class PagedLayers:
     def row_bytes(self, caches: Sequence[PagedCache], n_tokens: int) -> int | None:
         """Bytes of keys and values that the next `n_tokens` read as rows of a batch.
 
-        None if they cannot be rows: they would overwrite tokens of a window that they attend to, or
-        need the states after each other.
+        None if they cannot be rows: they would overwrite tokens of a window that they attend to.
         """
-        if self._states is not None:
-            return None
+        paged = first_paged(caches)
         total = 0
-        for table in caches[0].sequence.tables:
+        for table in paged.sequence.tables:
             kind = table.pool.kind
-            seen = caches[0].offset + n_tokens // 2 + 1
+            seen = paged.offset + n_tokens // 2 + 1
             if kind.ring is not None and kind.window is not None:
                 if n_tokens > kind.ring * BLOCK_TOKENS - kind.window + 1:
                     return None
@@ -210,18 +214,34 @@ class PagedLayers:
             total += n_tokens * seen * kind.page_bytes // BLOCK_TOKENS
         return total
 
+    @property
+    def takes_rows(self) -> bool:
+        """Whether tokens of a sequence can be rows of a batch; states need them in turn."""
+        return self._states is None
+
     def rows(self, chunks: Sequence[tuple[Sequence[PagedCache], int]]) -> list[PagedBatch]:
         """The next tokens of these sequences, so many of each, as rows of one batch, per layer."""
-        sequences: list[PagedSequence] = []
-        positions: list[int] = []
-        for caches, n_tokens in chunks:
-            sequences += [caches[0].sequence] * n_tokens
-            positions += range(caches[0].offset, caches[0].offset + n_tokens)
-        for sequence, position in zip(sequences, positions, strict=True):
-            sequence.reserve(position + 1)
-        metadata = BatchMetadata(tuple(sequences), tuple(positions), self.costs.size)
+        metadata = _rows_of(chunks, self.costs.size)
         layers = self._layers.values()
         return [PagedBatch(layer, metadata, (), write_first=True) for layer in layers]
+
+    def chunk_layers(
+        self, sequences: Sequence[Sequence[PagedCache]], n_tokens: int
+    ) -> list[ChunkBatch | StateBatch]:
+        """The layers of one pass over the next `n_tokens` of each of these sequences, padded."""
+        n_rows = self.costs.size(len(sequences))
+        metadata = _rows_of(
+            [(caches, n_tokens) for caches in sequences], lambda _: n_rows * n_tokens
+        )
+        layers: list[ChunkBatch | StateBatch] = []
+        for i in range(self._spec.n_layers):
+            if i in self._layers:
+                layers.append(ChunkBatch(self._layers[i], metadata, n_tokens))
+                continue
+            states = StateBatch([cast(ArraysCache, caches[i]) for caches in sequences])
+            states.pad_to(n_rows)
+            layers.append(states)
+        return layers
 
     def fill(
         self,
@@ -304,6 +324,18 @@ def _fit(
         isinstance(block_data, PagedBlock) and block_data.refs is first.refs and block_data.at == at
         for at, block_data in enumerate(found)
     )
+
+
+def _rows_of(chunks: Sequence[tuple[Sequence[PagedCache], int]], size: RowSize) -> BatchMetadata:
+    """The next tokens of these sequences as rows, with pages for them."""
+    sequences: list[PagedSequence] = []
+    positions: list[int] = []
+    for caches, n_tokens in chunks:
+        paged = first_paged(caches)
+        paged.sequence.reserve(paged.offset + n_tokens)
+        sequences += [paged.sequence] * n_tokens
+        positions += range(paged.offset, paged.offset + n_tokens)
+    return BatchMetadata(tuple(sequences), tuple(positions), size)
 
 
 def _layers(
