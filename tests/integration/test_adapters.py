@@ -18,7 +18,7 @@ import pytest
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 from mlx_lm.tuner import utils as tuner
-from mlx_lm.utils import load, load_model
+from mlx_lm.utils import load, load_model, quantize_model
 
 from semantic.adapters.http.settings import load_settings
 from semantic.adapters.mlx.backend import MLXBackend
@@ -134,6 +134,29 @@ def test_answers_are_those_of_mlx_lm_in_a_batch_from_the_cache_and_after_a_resta
         assert is_answer(theirs, prompts[0], again.tokens, TOKENS)
         assert again.cached_tokens >= len(prompts[0]) - len(more) - 1
         app.engine.close()
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_an_adapter_on_a_quantized_base_shares_its_weights_and_answers_as_mlx_lm(
+    base: Path, tmp_path: Path, kind: str
+) -> None:
+    folder, (model, config) = shutil.copytree(base, tmp_path / "4bit"), load_model(base)
+    model, config = quantize_model(model, config, group_size=32, bits=4)
+    mx.save_safetensors(str(folder / "model.safetensors"), arrays(model), {"format": "mlx"})
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    adapter = write_adapter(tmp_path / kind, folder, kind)
+    assert describe_model(folder, adapter=adapter).adapter is not None
+    provider = MLXModelProvider()
+    plain, adapted = (provider.load_model(str(folder), one)[0] for one in (None, adapter))
+    of_base = arrays(plain.model)
+    assert {id(one) for one in of_base.values()} < {
+        id(one) for one in arrays(adapted.model).values()
+    }
+    theirs = cast(Module, load(str(folder), adapter_path=str(adapter))[0])
+    cast("Callable[[mx.Dtype], object]", theirs.set_dtype)(mx.float32)
+    tokens = mx.array([prompt_of(40)])
+    assert mx.array_equal(adapted.model(tokens), theirs(tokens))
+    assert not mx.array_equal(adapted.model(tokens), plain.model(tokens))
 
 
 def test_each_adapter_and_each_version_of_it_has_blocks_of_its_own(
