@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -57,6 +57,7 @@ class Lifecycle:
         self._failed: Callable[[], None] = lambda: None
         self._serving: RunnableServing | None = None
         self.failure: BaseException | None = None
+        self._is_over = asyncio.Event()
 
     def on_failure(self, callback: Callable[[], None]) -> None:
         """Call `callback` if the model cannot be loaded."""
@@ -72,7 +73,7 @@ class Lifecycle:
             yield
         finally:
             task.cancel()
-            looking.cancel()
+            self._is_over.set()  # a look that has begun must end before the process does
             await asyncio.wait((task, looking))
             await self._close()
 
@@ -91,10 +92,12 @@ class Lifecycle:
 
     async def _look_at_memory(self) -> None:
         """Have memory measured while nothing is computed: other programs may need some."""
-        while True:
-            await asyncio.sleep(_LOOK_SECONDS)
+        while not self._is_over.is_set():
             if self._context.memory is not None:
                 await self._context.memory.look_at_memory()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await self._is_over.wait()
 
     def _record_failure(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():

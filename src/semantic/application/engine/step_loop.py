@@ -62,7 +62,7 @@ class StepLoop:
     """
 
     def __init__(self, clock: Clock = time.monotonic, guard: MemoryGuard | None = None) -> None:
-        """`guard` is checked after each turn."""
+        """`guard` is checked before each turn."""
         self.guard = guard
         # Guards what any thread may write: the lanes, and what each lane is asked to do. Never held
         # during a turn.
@@ -109,7 +109,7 @@ class StepLoop:
 
     async def look_at_memory(self) -> None:
         """See `MemoryLimit.look_at_memory`."""
-        await asyncio.wrap_future(self.call(lambda: None))  # after each turn it is
+        await asyncio.wrap_future(self.call(lambda: None))  # before each turn it is
 
     async def limit_memory(self, n_bytes: int | None) -> MemoryFigures:
         """See `MemoryLimit.limit_memory`."""
@@ -141,6 +141,8 @@ class StepLoop:
             while not (ready := self._weights()):
                 self.changed.wait()
         lane = self._turns.next(ready)
+        if self.guard is not None:
+            self.guard.check()  # before: after a last turn the process may be about to exit
         started = self._clock()
         has_more = lane.turn()
         self._turns.account(lane, self._clock() - started, ready[lane])
