@@ -26,7 +26,7 @@ from experiments.harness.result import Result, Verdict
 from semantic.adapters.mlx.model.provider import CHOSEN_LAYERS
 from semantic.application.engine.step_loop import StepLoop
 from semantic.application.models.residency import Patience
-from semantic.bootstrap import Settings, build_in_slices, open_shared
+from semantic.bootstrap import Settings, build_in_slices, free_memory, open_shared
 from semantic.domain.answer import TextDelta
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask, ServingPort
@@ -168,7 +168,9 @@ def slices(folder: Path) -> dict[str, Json]:
                 awaited.exception()
 
     CHOSEN_LAYERS.clear()
-    first, again = (loop.call(timed).result() for _ in range(2))
+    first = loop.call(timed).result()
+    loop.call(free_memory).result()  # else the weights are shared
+    again = loop.call(timed).result()
     loop.call(shared.store.close).result()
     return {
         "slices": len(first),
