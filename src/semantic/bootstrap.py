@@ -95,6 +95,10 @@ _MIN_MEMORY_TIER_BYTES = 64 * _MIB
 _QUEUE_FRACTION = 1
 _MIN_QUEUE_BYTES = 64 * _MIB
 
+# Uploads to a fleet's object store, bytes a second: encrypting and sending them takes about a
+# hundredth of each core at that rate (benchmarks/moves.py).
+_UPLOAD_BYTES_PER_CORE = 8 * _MIB
+
 # Disk tier: a part of the free space, so that a forgotten store does not fill a disk.
 _DISK_FRACTION = 10
 _MAX_DISK_BYTES = 32 * _GIB
@@ -436,11 +440,11 @@ def open_store(settings: Settings) -> CacheStorePort:
         own: CacheStorePort = TieredStore(memory, BackgroundStore(disk, queue_bytes))
     else:
         own = MemoryStore(memory_bytes, secret=fleet_secret(settings))
-    return (
-        own
-        if remote is None
-        else SharedTiers(own, BackgroundStore(remote, queue_bytes, tier=Tier.UPLOADS))
-    )
+    if remote is None:
+        return own
+    rate = _UPLOAD_BYTES_PER_CORE * (os.cpu_count() or 1)
+    uploads = BackgroundStore(remote, queue_bytes, tier=Tier.UPLOADS, bytes_per_second=rate)
+    return SharedTiers(own, uploads)
 
 
 def open_remote(settings: Settings) -> RemoteStore | None:

@@ -500,3 +500,18 @@ def test_after_its_thread_has_died_a_store_still_reads_but_takes_no_more(world: 
     world.store.touch([written.header.key])
     in_time(lambda: world.store.remove(SCOPE, "a"))
     assert (world.count("dropped"), world.count("dropped manifests")) == (1, 1)
+
+
+def test_with_a_rate_the_next_block_waits_unless_it_is_flushed() -> None:
+    """A byte a second: without the flush the second block would come after an hour."""
+    inner = Slow()
+    store = BackgroundStore(inner, PLENTY, bytes_per_second=1.0)
+    for link in chain(2 * 256):
+        assert store.put(block(link))
+    assert inner.entered.acquire(timeout=PATIENCE)
+    [queue, _] = store.stats()
+    assert queue.n_blocks >= 1
+    assert not inner.entered.acquire(blocking=False)
+    store.flush()
+    assert inner.told == ["put 0", "put 1"]
+    store.close()

@@ -107,8 +107,13 @@ class BackgroundStore:
         *,
         clock: Callable[[], float] = time.monotonic,
         tier: Tier = Tier.QUEUE,
+        bytes_per_second: float | None = None,
     ) -> None:
-        """`tier` is what the queue is called. Raises InvalidRequestError for a bound below 1."""
+        """`tier` is what the queue is called. With `bytes_per_second` blocks are passed on no
+        faster, unless a `flush` or `close` waits for them: writing takes time from computing.
+
+        Raises InvalidRequestError for a bound below 1.
+        """
         if max_queued_bytes < 1:
             raise InvalidRequestError(
                 f"max_queued_bytes must be at least 1, got {max_queued_bytes}"
@@ -116,6 +121,7 @@ class BackgroundStore:
         self._inner = inner
         self._max_bytes = max_queued_bytes
         self._tier = tier
+        self._rate = bytes_per_second
         self._backoff = Backoff(clock)
         self._changed = threading.Condition()
         self._queue: OrderedDict[int, _Job] = OrderedDict()
@@ -364,6 +370,7 @@ class BackgroundStore:
         with self._changed:
             last = self._numbers
             self._flushing += 1
+            self._changed.notify_all()
             try:
                 self._changed.wait_for(lambda: self._error is not None or self._is_done(last))
             finally:
@@ -435,6 +442,7 @@ class BackgroundStore:
             while (job := self._next()) is not None:
                 self._write(job)
                 self._done(job)
+                self._pause_after(job)
 
     def _on_exit(
         self,
@@ -456,6 +464,15 @@ class BackgroundStore:
                 return None
             self._current = self._queue.popitem(last=False)
             return self._current[1]
+
+    def _pause_after(self, job: _Job) -> None:
+        """Wait until the rate allows the next block."""
+        if self._rate is None or not isinstance(job, _Put):
+            return
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._flushing or self._closing, job.n_bytes / self._rate
+            )
 
     def _write(self, job: _Job) -> None:
         match job:

@@ -1,0 +1,1 @@
+"""Replicas over a real S3 server: `make test-fleet`. Not part of `make test`."""
