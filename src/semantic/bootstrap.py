@@ -95,8 +95,8 @@ _MIN_MEMORY_TIER_BYTES = 64 * _MIB
 _QUEUE_FRACTION = 1
 _MIN_QUEUE_BYTES = 64 * _MIB
 
-# Uploads to a fleet's object store, bytes a second: encrypting and sending them takes about a
-# hundredth of each core at that rate (benchmarks/moves.py).
+# Uploads to a fleet's object store, bytes a second: encrypting and sending takes the processor from
+# decoding, so the rate is bounded by the cores (benchmarks/moves.py measures what is left of it).
 _UPLOAD_BYTES_PER_CORE = 8 * _MIB
 
 # Disk tier: a part of the free space, so that a forgotten store does not fill a disk.
