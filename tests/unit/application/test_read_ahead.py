@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -130,6 +131,25 @@ def test_loads_of_requests_go_first_and_reading_ends_when_the_agent_is_back() ->
     reader = Reader(Busy())
     reader.ahead.waits(ANN, prefix("ann"))
     assert reader.read_after(0) == 0
+
+
+def test_between_two_bodies_it_rests_for_three_times_as_long_as_one_took() -> None:
+    class Slow(Disk):
+        def prefetch(self, header: BlockHeader) -> bool:
+            reader.clock.advance(0.01)
+            return super().prefetch(header)
+
+    rests: list[float | None] = []
+
+    def rest(arrived: Callable[[], bool], seconds: float | None = None) -> bool:
+        rests.append(seconds)
+        return arrived()
+
+    reader = Reader(Slow())
+    reader.ahead._changed.wait_for = rest  # type: ignore[method-assign]
+    reader.ahead.waits(ANN, prefix("ann"))
+    assert reader.read_after(0) == 3
+    assert rests == pytest.approx([0.03] * 3)
 
 
 def test_all_that_is_not_used_yet_has_a_bound() -> None:

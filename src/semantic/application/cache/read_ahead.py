@@ -23,6 +23,9 @@ again before it is used, and shorter ones end too late for long histories."""
 _LATE = 60.0
 """Seconds after which what was read for an agent that is not back no longer counts."""
 _MOST_EXPECTED = 1000
+_REST = 3
+"""How many times as long as it took to read a body nothing is read then: on a CPU a decode has its
+cores back, and the drive is free for what is needed at once."""
 _PATIENCE = 0.05
 """Seconds to wait for the loads of requests before asking whether the agent is still expected."""
 
@@ -95,6 +98,7 @@ class ReadAhead:
             self._held.pop(key, None)
             if self._reading == key:
                 self._reading = None
+                self._changed.notify_all()
 
     def close(self) -> None:
         """End the thread, after the body that it reads."""
@@ -160,11 +164,16 @@ class ReadAhead:
         for header in prefix.headers:
             found = prefix.found.get(header.key)
             n_bytes += 0 if found is None else found.n_bytes
-            if n_bytes > most or not self._may_read(key) or not self._prefixes.prefetch(header):
+            if n_bytes > most or not self._may_read(key):
                 return
+            began = self._clock()
+            if not self._prefixes.prefetch(header):
+                return
+            rest = _REST * (self._clock() - began)
             with self._changed:
                 if self._reading == key:
                     self._held[key] = job.due + LEAD + _LATE, n_bytes
+                self._changed.wait_for(lambda: self._reading != key, rest)
 
     def _left(self, key: CacheKey) -> int:
         """Bytes that may be read for an agent beside what others have not used yet."""
