@@ -133,7 +133,9 @@ def test_loads_of_requests_go_first_and_reading_ends_when_the_agent_is_back() ->
     assert reader.read_after(0) == 0
 
 
-def test_between_two_bodies_it_rests_for_three_times_as_long_as_one_took() -> None:
+def test_between_two_bodies_it_rests_for_three_times_as_long_as_one_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Slow(Disk):
         def prefetch(self, header: BlockHeader) -> bool:
             reader.clock.advance(0.01)
@@ -146,7 +148,7 @@ def test_between_two_bodies_it_rests_for_three_times_as_long_as_one_took() -> No
         return arrived()
 
     reader = Reader(Slow())
-    reader.ahead._changed.wait_for = rest  # type: ignore[method-assign]
+    monkeypatch.setattr(reader.ahead._changed, "wait_for", rest)
     reader.ahead.waits(ANN, prefix("ann"))
     assert reader.read_after(0) == 3
     assert rests == pytest.approx([0.03] * 3)
