@@ -36,7 +36,8 @@ from experiments.harness.document import Json, Scalar
 from experiments.harness.plots import Plot, draw
 from experiments.harness.record import Run
 from experiments.harness.result import Result, Verdict
-from semantic.bootstrap import Settings, build_engine
+from semantic.bootstrap import build_engine
+from semantic.composition.settings import Settings
 
 QUESTION = "What does a client get from our server, and what from mlx_lm.server?"
 CRITERION = (

@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 
 from experiments.harness.environment import ROOT
-from semantic.bootstrap import blas_status
+from semantic.composition.framework import blas_status
 
 _OPENBLAS = "libopenblas.so.0"
 _START_SECONDS, _STOP_SECONDS = 120.0, 60.0

@@ -84,7 +84,7 @@ def __getattr__(name: str) -> object:
     """Import a public name, once. Raises AttributeError for another."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import_module("semantic.bootstrap").register_readers()
+    import_module("semantic.composition.framework").register_readers()
     found: object = getattr(import_module(f"semantic.{_MODULES[name]}"), name)
     globals()[name] = found
     return found

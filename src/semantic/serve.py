@@ -35,17 +35,17 @@ from semantic.application.serving import Serving
 from semantic.bootstrap import (
     App,
     OnStoreUnavailable,
-    Settings,
     Shared,
     build_engine,
     build_in_slices,
-    durable_tier,
-    give_up_under_pressure,
-    guarded_loop,
-    model_name,
-    model_path,
-    open_turns,
     rebuild_app,
+)
+from semantic.composition.memory import give_up_under_pressure, guarded_loop
+from semantic.composition.models import model_name, model_path
+from semantic.composition.settings import Settings
+from semantic.composition.stores import (
+    durable_tier,
+    open_turns,
     remote_tier,
     unfinished_folder,
 )

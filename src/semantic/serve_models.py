@@ -23,23 +23,27 @@ from semantic.application.models.on_demand import ManagedModels
 from semantic.application.models.residency import Patience, Residency, Weights
 from semantic.bootstrap import (
     OnStoreUnavailable,
-    Settings,
     Shared,
+    make_pool,
+    open_shared,
+)
+from semantic.composition.framework import free_memory
+from semantic.composition.memory import (
     default_memory_tier_bytes,
     default_pool_bytes,
+    give_up_under_pressure,
+    guarded_loop,
+    memory_of,
+    planned_bytes,
+)
+from semantic.composition.models import (
     describe_model,
     fetch_model,
     file_states,
     find_model,
     find_remote,
-    free_memory,
-    give_up_under_pressure,
-    guarded_loop,
-    make_pool,
-    memory_of,
-    open_shared,
-    planned_bytes,
 )
+from semantic.composition.settings import Settings
 from semantic.domain.block_hash import tenant_id, tenant_tag
 from semantic.domain.errors import (
     InvalidRequestError,

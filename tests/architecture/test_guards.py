@@ -21,7 +21,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 RELAXED = ("tests/", "examples/", "experiments/", "benchmarks/", "tools/")
-PORT_USERS = ("application/", "adapters/", "cli/", "bootstrap.py")
+PORT_USERS = ("application/", "adapters/", "cli/", "composition/", "bootstrap.py")
 
 # Joined here so that this file does not hold the names it forbids.
 REGISTRIES = [
@@ -44,7 +44,7 @@ SILENCED_FILE = re.compile(
 )
 
 MOST_IN_FOLDER = 20
-MOST_MODULES = 383
+MOST_MODULES = 389
 
 WIRES = re.compile(
     r"^adapters/http/(?:anthropic|ollama|openai(?:/(?:chat|completions|responses))?)/"

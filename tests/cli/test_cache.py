@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from semantic import bootstrap
 from semantic.adapters.stores.disk import DiskStore
-from semantic.bootstrap import (
-    Settings,
+from semantic.cli.cache import CACHE_COMMANDS
+from semantic.composition import stores
+from semantic.composition.memory import default_memory_tier_bytes
+from semantic.composition.settings import Settings
+from semantic.composition.stores import (
     default_disk_bytes,
-    default_memory_tier_bytes,
     default_store_folder,
     open_disk,
     open_store,
 )
-from semantic.cli.cache import CACHE_COMMANDS
 from semantic.domain.errors import StoreError
 from semantic.domain.stored import Tier
 from tests.cli.stocked import block_files, disk_store, everything, new_agent
@@ -155,7 +155,7 @@ def test_gc_deletes_blocks_of_no_agent_and_says_so() -> None:
 
 @pytest.mark.usefixtures("stocked")
 def test_without_a_limit_gc_deletes_nothing_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bootstrap, "_MAX_DISK_BYTES", 1)
+    monkeypatch.setattr(stores, "_MAX_DISK_BYTES", 1)
     assert asked("gc")["evicted_blocks"] == 0
     with disk_store() as store:
         used = store.stats()[0].n_bytes

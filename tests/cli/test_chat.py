@@ -19,12 +19,12 @@ import pytest
 from rich.console import Console
 
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.bootstrap import Settings
 from semantic.cli import chat
 from semantic.cli.chat import joined
 from semantic.cli.dialogue import answer_writer
 from semantic.cli.dialogue.answer_writer import MarkdownWriter, complete_blocks
 from semantic.cli.dialogue.chat_session import ChatSession
+from semantic.composition.settings import Settings
 from semantic.domain.errors import (
     BackendError,
     ContextOverflowError,

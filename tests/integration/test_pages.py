@@ -19,8 +19,8 @@ import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from semantic.bootstrap import DEFAULT_MODEL
 from semantic.cli.main import app
+from semantic.composition.settings import DEFAULT_MODEL
 from tests.support.served_store import served
 from tools.pages import REGION, URL
 

@@ -31,7 +31,8 @@ from semantic.adapters.stores.memory import MemoryStore
 from semantic.application.cache import prefix_store
 from semantic.application.cache.loading import BreakEven
 from semantic.application.engine import batch_engine
-from semantic.bootstrap import App, Settings, build_engine
+from semantic.bootstrap import App, build_engine
+from semantic.composition.settings import Settings
 from semantic.domain.errors import SemanticError
 from semantic.domain.stored import Tier
 from semantic.domain.value_objects import BLOCK_TOKENS

@@ -12,7 +12,6 @@ import typer
 
 from semantic.application.agents.footprint import AgentFootprint, footprints
 from semantic.application.cache.origin import parent_of, session_and_client_in
-from semantic.bootstrap import model_name
 from semantic.cli.agent_lookup import (
     AgentName,
     IsPinned,
@@ -48,6 +47,7 @@ from semantic.cli.report import (
     to_line,
 )
 from semantic.cli.why import why
+from semantic.composition.models import model_name
 from semantic.domain.block_hash import LOCAL_TENANT, tenant_id
 from semantic.domain.errors import InvalidRequestError
 from semantic.ports.agents import AgentFilter

@@ -12,31 +12,27 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from semantic import __version__
-from semantic.bootstrap import (
-    DEFAULT_MODEL,
-    NamedAdapter,
-    Settings,
-    blas_kernel,
-    blas_status,
-    build_engine,
-    default_process_bytes,
-    describe_model,
-    find_model,
-    fleet_secret,
-    load,
-    make_pool,
-    model_name,
-    open_disk,
-    parse_adapter,
-    read_device,
-    store_folder,
-    try_remote,
-)
+from semantic.bootstrap import build_engine, load, make_pool
 from semantic.cli.conversation import message
 from semantic.cli.driving import Driver
 from semantic.cli.edge import EXIT_CHECK_FAILED
 from semantic.cli.options import ADAPTERS, AsJson, EngineOptions
 from semantic.cli.report import Json, show_bytes, show_seconds, to_line
+from semantic.composition.framework import blas_kernel, blas_status, read_device
+from semantic.composition.memory import default_process_bytes
+from semantic.composition.models import (
+    describe_model,
+    find_model,
+    model_name,
+    parse_adapter,
+)
+from semantic.composition.settings import DEFAULT_MODEL, NamedAdapter, Settings
+from semantic.composition.stores import (
+    fleet_secret,
+    open_disk,
+    store_folder,
+    try_remote,
+)
 from semantic.domain.errors import InvalidRequestError, SemanticError, StoreError
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import ModelCacheSpec

@@ -15,9 +15,11 @@ from typing import Annotated, get_type_hints
 
 import typer
 
-from semantic.bootstrap import DEFAULT_MODEL, STORE_VARIABLE, Settings, model_of
 from semantic.cli.edge import process_edge
 from semantic.cli.shell.completion import complete_models
+from semantic.composition.models import model_of
+from semantic.composition.settings import DEFAULT_MODEL, Settings
+from semantic.composition.stores import STORE_VARIABLE
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.value_objects import SamplingParams
 

@@ -12,8 +12,9 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from semantic.bootstrap import App, Settings, build_engine
+from semantic.bootstrap import App, build_engine
 from semantic.cli.edge import print_notice
+from semantic.composition.settings import Settings
 from semantic.domain.errors import StoreError
 from semantic.domain.stored import OnProgress
 from semantic.domain.value_objects import PrefillEvent, TokenEvent

@@ -15,24 +15,21 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from semantic import __version__
-from semantic.bootstrap import (
-    Settings,
-    default_process_bytes,
-    default_store_folder,
-    guard_memory,
-    model_name,
-    model_of,
-    open_responses,
-    parse_adapter,
-    promised,
-    read_device,
-    remember_served,
-)
 from semantic.cli.edge import print_notice
 from semantic.cli.options import AsJson, ConfigFile, ServeOptions, gib, terabytes
 from semantic.cli.progress import print_store_unavailable, server_progress
 from semantic.cli.report import columns, show_bytes
 from semantic.cli.terminal import write
+from semantic.composition.framework import read_device
+from semantic.composition.memory import default_process_bytes, guard_memory, promised
+from semantic.composition.models import (
+    model_name,
+    model_of,
+    parse_adapter,
+    remember_served,
+)
+from semantic.composition.settings import Settings
+from semantic.composition.stores import default_store_folder, open_responses
 from semantic.domain.errors import InvalidRequestError, OperatorError, SemanticError, StoreError
 
 if TYPE_CHECKING:
@@ -158,7 +155,7 @@ async def load_model(
 
 def promised_of(settings: ServerSettings) -> Settings:
     """The engine's part of `settings`, with the memory that the process may have. Raises as
-    `bootstrap.promised`."""
+    `promised`."""
     others = map(model_of, (*settings.model[1:], *settings.allowed_models))
     embedding = settings.embedding_model
     return promised(

@@ -19,12 +19,12 @@ from semantic.application.cache.match_words import (
     explain,
     first_difference,
 )
-from semantic.bootstrap import load_tokenizer
 from semantic.cli.agent_lookup import AgentName, ModelId, find_agent, open_store
 from semantic.cli.conversation import Conversation
 from semantic.cli.options import AsJson, StoreOptions
 from semantic.cli.report import Json, match_json, show_name, to_line
 from semantic.cli.terminal import read_stdin, require_text
+from semantic.composition.models import load_tokenizer
 from semantic.domain.block_hash import Part
 from semantic.domain.prefix import common_prefix
 from semantic.domain.stored import Manifest

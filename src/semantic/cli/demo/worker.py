@@ -19,11 +19,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from semantic.bootstrap import App, Settings, build_engine
+from semantic.bootstrap import App, build_engine
 from semantic.cli.conversation import Conversation, Message
 from semantic.cli.driving import Driver, succeeded
 from semantic.cli.edge import exit_code, print_error
 from semantic.cli.terminal import write
+from semantic.composition.settings import Settings
 from semantic.domain.errors import BackendError, SemanticError
 from semantic.domain.value_objects import CompletedGeneration, TokenEvent
 

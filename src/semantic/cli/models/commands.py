@@ -10,13 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semantic.bootstrap import (
-    DEFAULT_MODEL,
-    find_remote,
-    model_of,
-    permanent_name,
-    similar_model,
-)
 from semantic.cli.edge import EXIT_INTERRUPTED, print_error, print_notice
 from semantic.cli.models.facts import (
     AGENT_TOKENS,
@@ -36,6 +29,13 @@ from semantic.cli.remote.running_models import RUNNING_MODEL_COMMANDS
 from semantic.cli.report import Json, columns, show_bytes, show_name, to_line
 from semantic.cli.shell.completion import complete_models
 from semantic.cli.terminal import is_interactive
+from semantic.composition.models import (
+    find_remote,
+    model_of,
+    permanent_name,
+    similar_model,
+)
+from semantic.composition.settings import DEFAULT_MODEL
 from semantic.domain.errors import (
     CapacityError,
     InvalidRequestError,

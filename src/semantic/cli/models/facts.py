@@ -10,16 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from semantic.bootstrap import (
-    DEFAULT_MODEL,
-    default_pool_bytes,
-    default_process_bytes,
-    describe_model,
-    model_of,
-    model_path,
-    read_device,
-)
 from semantic.cli.report import Json
+from semantic.composition.framework import read_device
+from semantic.composition.memory import default_pool_bytes, default_process_bytes
+from semantic.composition.models import describe_model, model_of, model_path
+from semantic.composition.settings import DEFAULT_MODEL
 from semantic.domain.errors import InvalidRequestError, SemanticError
 from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec
 

@@ -1,0 +1,1 @@
+"""Parts of the composition root: settings, models by name, shares of memory, stores."""

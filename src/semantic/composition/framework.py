@@ -1,0 +1,78 @@
+"""What of the framework is asked for by name: the device, BLAS, and what loads models.
+
+Imports MLX inside functions: importing this loads no framework.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from semantic.composition.settings import Settings
+from semantic.domain.errors import (
+    OperatorError,
+)
+
+if TYPE_CHECKING:
+    from semantic.adapters.mlx import BlasStatus
+    from semantic.adapters.mlx.device import Device
+    from semantic.adapters.mlx.model.provider import MLXModelProvider
+    from semantic.domain.value_objects import ModelCacheSpec
+
+
+def free_memory() -> None:
+    """Give back what models took that nothing refers to any more; on MLX's thread."""
+    from semantic.adapters.mlx.device import free_memory
+
+    free_memory()
+
+
+def read_device() -> Device:
+    """The device that models run on. Raises OperatorError when MLX is not usable."""
+    mlx_provider()
+    from semantic.adapters.mlx import device
+
+    return device.read_device()
+
+
+def blas_status() -> BlasStatus:
+    """The BLAS of CPU computations; see `adapters.mlx.load_openblas`."""
+    from semantic.adapters.mlx import BLAS_STATUS
+
+    return BLAS_STATUS
+
+
+def blas_kernel() -> str:
+    """The kernel of CPU computations; see `adapters.mlx.blas_kernel`."""
+    from semantic.adapters.mlx import blas_kernel
+
+    return blas_kernel()
+
+
+def read_bare_model(model: object) -> ModelCacheSpec | None:
+    """The spec of a framework's own model object; None for any other object."""
+    from semantic.adapters.mlx.kv_cache.model_spec import read_spec
+
+    return read_spec(model)
+
+
+def register_readers() -> None:
+    """Let `ModelCacheSpec.from_model` read bare models. Idempotent."""
+    from semantic.domain.value_objects import ModelCacheSpec
+
+    if read_bare_model not in ModelCacheSpec.readers:
+        ModelCacheSpec.readers.append(read_bare_model)
+
+
+def mlx_provider(settings: Settings | None = None) -> MLXModelProvider:
+    """What loads models; `settings` are those of a model whose weights are to be loaded."""
+    try:
+        if settings is not None:
+            from semantic.adapters.mlx.model import first_kernels
+
+            first_kernels.begin()  # first: the other imports take as long
+        from semantic.adapters.mlx.model.provider import MLXModelProvider
+    except ImportError as error:
+        from semantic.adapters.mlx.missing import what_to_install
+
+        raise OperatorError(f"MLX cannot be loaded: {error}. {what_to_install()}") from error
+    return MLXModelProvider(any_chip=settings is not None and settings.any_chip)

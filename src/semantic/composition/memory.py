@@ -1,0 +1,182 @@
+"""What the process may have of the memory, what its parts get of that, and what guards it.
+
+Shares are functions of bytes. Knows devices and loops; neither names of models nor files of stores.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from semantic.composition.framework import read_device
+from semantic.composition.models import find_model
+from semantic.composition.settings import Settings
+from semantic.domain.errors import (
+    CapacityError,
+    InvalidRequestError,
+)
+
+if TYPE_CHECKING:
+    from semantic.adapters.mlx.device import Device
+    from semantic.application.engine.step_loop import StepLoop
+    from semantic.ports.store import CacheStorePort
+
+_MIB = 1 << 20
+_GIB = 1 << 30
+
+# All memory of the process, of what the system says that it may have: some is for files, and for
+# what other programs take later.
+_PROCESS_SHARE = 9, 10
+
+# Of that, what nothing is planned for: what a step takes, and what the guard keeps free.
+_UNPLANNED_FRACTION = 8
+
+# The interpreter, libraries, turns, responses and other small parts.
+_BASE_BYTES = 384 * _MIB
+
+# Block pool: the weights, the activations of a step and other parts need the rest.
+_POOL_FRACTION = 4
+
+_MIN_POOL_BYTES = 64 * _MIB
+
+# Memory tier of the store: saves a read from disk after an eviction from the pool.
+_MEMORY_TIER_FRACTION = 16
+
+_MIN_MEMORY_TIER_BYTES = 64 * _MIB
+
+
+def default_pool_bytes(memory: int, weights: int) -> int:
+    """The pool's limit in a process that may have `memory` bytes, of which `weights` are used.
+
+    A quarter of the memory, at most what the weights, the memory tier and what is not planned
+    leave, at least 64 MiB.
+    """
+    left = planned_bytes(memory) - default_memory_tier_bytes(memory) - weights
+    return max(_MIN_POOL_BYTES, min(memory // _POOL_FRACTION, left))
+
+
+def planned_bytes(memory: int) -> int:
+    """What weights, pools and memory tier may take together in a process of `memory` bytes."""
+    return memory - memory // _UNPLANNED_FRACTION - _BASE_BYTES
+
+
+def default_memory_tier_bytes(memory: int) -> int:
+    """The limit of the store's memory tier: a sixteenth of the memory, at least 64 MiB."""
+    return max(_MIN_MEMORY_TIER_BYTES, memory // _MEMORY_TIER_FRACTION)
+
+
+def memory_of(settings: Settings) -> int:
+    """Bytes of memory that the process may have: what is set, at most the device's."""
+    device = read_device()
+    if settings.process_bytes is None:
+        return default_process_bytes(device)
+    return min(device.memory_bytes, settings.process_bytes)
+
+
+def default_process_bytes(device: Device, weights: int = 0) -> int:
+    """The memory that the process promises to keep to: nine tenths of what the system says that it
+    may have on `device`, and more, up to all memory, if `weights` need that."""
+    part, whole = _PROCESS_SHARE
+    share = device.free_bytes * part // whole
+    return min(device.memory_bytes, max(share, least_process_bytes(weights)))
+
+
+def least_process_bytes(weights: int) -> int:
+    """The least memory in which a model of so many bytes is of use."""
+    least = _BASE_BYTES + weights + _MIN_POOL_BYTES
+    unplanned, tier = _UNPLANNED_FRACTION, _MEMORY_TIER_FRACTION
+    with_part = least * unplanned * tier // (unplanned * tier - unplanned - tier)
+    with_least_tier = (least + _MIN_MEMORY_TIER_BYTES) * unplanned // (unplanned - 1)
+    return max(with_part, with_least_tier) + unplanned * tier  # divisions round down
+
+
+def promised(
+    settings: Settings, others: Sequence[str] = (), embedding: str | None = None
+) -> Settings:
+    """`settings` with the memory that the process may have, if none is set; on MLX's thread.
+
+    `others` are models of which one at a time must fit, as that of `settings`, beside `embedding`.
+    Raises as `load`, and CapacityError, before any weights are read, if that does not fit.
+    """
+    device, (beside, *answering) = (
+        read_device(),
+        map(_weights_of, (embedding, settings.model, *others)),
+    )
+    weights = beside + max(answering)
+    promise = settings.process_bytes
+    if promise is None:
+        promise = default_process_bytes(device, weights)
+    most = promise - promise // _UNPLANNED_FRACTION
+    if weights > most:
+        raise CapacityError(
+            f"the weights of {settings.model} have {weights / _GIB:.3g} GiB: expected at most "
+            f"{most / _GIB:.3g} of the {promise / _GIB:.3g} GiB that the process may have, of "
+            f"{device.memory_bytes / _GIB:.3g} GiB of memory"
+        )
+    return replace(settings, process_bytes=promise)
+
+
+def _weights_of(model: str | None) -> int:
+    """Bytes of a model's weights when they are loaded."""
+    if model is None:
+        return 0
+    from semantic.adapters.mlx.model.description import weights_bytes
+
+    return weights_bytes(find_model(model))
+
+
+def guard_memory(loop: StepLoop, settings: Settings, report: Callable[[str], None]) -> None:
+    """Have caches be given up so that the process stays below its `process_bytes`, if it is set."""
+    from semantic.application.engine.memory_guard import Memory, MemoryGuard
+
+    if settings.process_bytes is None:
+        return
+    from semantic.adapters.mlx.device import (
+        give_memory_back,
+        memory_in_use,
+        memory_kept,
+        memory_to_spare,
+    )
+
+    loop.guard = MemoryGuard(
+        settings.process_bytes,
+        Memory(memory_in_use, give_memory_back, memory_to_spare, memory_kept),
+        clock=time.monotonic,
+        report=report,
+        most=read_device().memory_bytes,
+    )
+
+
+def guarded_loop(settings: Settings, report: Callable[[str], None]) -> StepLoop:
+    """A loop with `guard_memory`."""
+    from semantic.application.engine.step_loop import StepLoop
+
+    loop = StepLoop()
+    guard_memory(loop, settings, report)
+    return loop
+
+
+def give_up_under_pressure(loop: StepLoop, store: CacheStorePort) -> None:
+    """Let the guard of `loop` give up the memory tier of `store`, then idle caches.
+
+    Raises InvalidRequestError if what is in use now leaves no room.
+    """
+    from semantic.adapters.stores.memory import MemoryStore
+    from semantic.adapters.stores.tiered import TieredStore
+
+    guard = loop.guard
+    if guard is None:
+        return
+    if (used := guard.lacks_room()) is not None:
+        raise InvalidRequestError(
+            f"--memory-gb {guard.max_bytes / _GIB:.3g}: expected clearly more than the "
+            f"{used / _GIB:.3g} that the process has without a request"
+        )
+    tier = store
+    while isinstance(tier, TieredStore):
+        tier = tier.warm
+    if isinstance(tier, MemoryStore):
+        guard.add("the memory tier", tier.release)
+    guard.add("idle caches", loop.evict_idle)

@@ -1,0 +1,210 @@
+"""Models by name: aliases, folders, the hub's cache and the hub; adapters beside them.
+
+Knows files and names; no engine. Adapters are imported inside functions.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from semantic.application.models.model_names import most_similar
+from semantic.composition.framework import mlx_provider
+from semantic.composition.settings import ADAPTER_MARK, DEFAULT_MODEL, NamedAdapter, Settings
+from semantic.domain.errors import (
+    InvalidRequestError,
+    ModelNotFoundError,
+    OperatorError,
+)
+
+if TYPE_CHECKING:
+    from semantic.adapters.hub.remote import RemoteModel
+    from semantic.adapters.mlx.model.description import ModelDescription
+    from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
+    from semantic.ports.models import OnArrived
+
+
+_ADAPTER_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
+
+_HUB_CACHE = "models--"
+"""Before a hub id's name in the hub's cache."""
+
+
+def parse_adapter(given: str) -> tuple[str | None, NamedAdapter]:
+    """An adapter as `[[BASE+]NAME=]PATH`: the name of its base, if there is one, and the adapter,
+    by default named after its folder. Raises InvalidRequestError."""
+    named, mark, path = given.partition("=")
+    if not mark:
+        named, path = model_path(given).name, given
+    base, _, name = named.rpartition(ADAPTER_MARK)
+    if not path or not _ADAPTER_NAME.fullmatch(name):
+        raise InvalidRequestError(
+            f"--adapter {given[:200]}: expected NAME=PATH, a name of letters, digits, dots, "
+            "underscores and hyphens, and the folder of an adapter"
+        )
+    return base or None, NamedAdapter(name, Path(path).expanduser())
+
+
+def model_name(model: str) -> str:
+    """What a model is called that is loaded from `model`: a folder by its last part, one of the
+    hub's cache by its hub id, anything else by itself. Needs no such folder to exist."""
+    path = model_path(model)
+    if not model.startswith(("/", "~", ".")) and not path.is_dir():
+        return model
+    name = path.name
+    if path.parent.name == "snapshots" and path.parent.parent.name.startswith(_HUB_CACHE):
+        name = path.parent.parent.name.removeprefix(_HUB_CACHE).replace("--", "/")
+    return name if name and name.isprintable() else "model"
+
+
+def model_path(model: str) -> Path:
+    """The absolute path that `model` is if it is a folder; its links keep their own names."""
+    path = Path(model)
+    with suppress(RuntimeError):  # of a home folder that is not known
+        path = path.expanduser()
+    return path.resolve() if ".." in path.parts else path.absolute()
+
+
+def model_of(name: str) -> str:
+    """The model that `name` means: an alias's, else `name` itself. A folder goes before an alias.
+
+    Raises InvalidRequestError if `name` may be an alias and their file cannot be read.
+    """
+    from semantic.adapters.hub.aliases import is_alias_name, read_aliases
+
+    if name == DEFAULT_MODEL or not is_alias_name(name) or model_path(name).is_dir():
+        return name
+    return read_aliases().all().get(name, name)
+
+
+def remember_served(model: str, names: Sequence[str]) -> None:
+    """Make `names` aliases of `model`, but for those of the user and those that cannot be one.
+
+    Raises InvalidRequestError for a file of aliases that cannot be read, OperatorError when it
+    cannot be written.
+    """
+    from semantic.adapters.hub.aliases import is_alias_name, read_aliases, set_alias
+
+    of_user = read_aliases().aliases if names else {}
+    meant = permanent_name(model_of(model))
+    for name in names:
+        if is_alias_name(name) and name not in of_user and name not in (DEFAULT_MODEL, meant):
+            set_alias(name, meant, "served")
+
+
+def permanent_name(model: str) -> str:
+    """`model` as it is written down: a folder by its absolute path, from wherever it is used."""
+    path = model_path(model)
+    return str(path) if model != DEFAULT_MODEL and path.is_dir() else model
+
+
+@contextmanager
+def suggesting(model: str) -> Iterator[None]:
+    """Add the most similar name that is known to a ModelNotFoundError about `model`."""
+    try:
+        yield
+    except ModelNotFoundError as error:
+        alike = None if model_path(model).exists() else similar_model(model)
+        if alike is None:
+            raise
+        raise ModelNotFoundError(f"{error}; did you mean {alike}?") from error
+
+
+def similar_model(name: str) -> str | None:
+    """The most similar of all aliases and models on this machine, whole or behind its slash; None
+    if none is."""
+    from semantic.adapters.hub.aliases import read_aliases
+    from semantic.adapters.hub.hub_cache import cached_ids
+
+    known = [DEFAULT_MODEL, *cached_ids()]
+    with suppress(InvalidRequestError):  # of a file of aliases that cannot be read
+        known += read_aliases().all()
+    return most_similar(name, known)
+
+
+def load_tokenizer(model_id: str) -> MLXTokenizer:
+    """A model's tokenizer without its weights; under an adapter it is that of its base. Raises as
+    `load`."""
+    mlx_provider()
+    from semantic.adapters.mlx.model.provider import load_tokenizer
+
+    base, mark, adapter = model_id.rpartition(ADAPTER_MARK)
+    is_label = mark and "/" not in adapter and not model_path(model_id).is_dir()
+    model = model_of(base if is_label else model_id)
+    with suggesting(model):
+        return load_tokenizer(model)
+
+
+def describe_model(
+    folder: Path, weights_bytes: int | None = None, adapter: Path | None = None
+) -> ModelDescription:
+    """What the model in `folder` takes, without its weights; see `description.describe`.
+
+    Raises as that, and OperatorError when MLX is not usable.
+    """
+    mlx_provider()
+    from semantic.adapters.mlx.model.description import describe
+
+    return describe(folder, weights_bytes, adapter)
+
+
+def find_model(model: str) -> Path:
+    """The folder of `model`, downloaded if it is a hub id that is not here. Raises as `load`."""
+    mlx_provider()
+    from semantic.adapters.mlx.model.provider import find_folder
+
+    with suggesting(model):
+        return find_folder(model)
+
+
+def file_states(settings: Settings) -> Mapping[str, object]:
+    """The files of a model and of its adapter, with what changes whenever their content does.
+
+    Raises as `find_model`, and OSError.
+    """
+    from semantic.adapters.mlx.model.adapter import adapter_files
+    from semantic.adapters.mlx.model.digest_cache import FileState
+    from semantic.adapters.mlx.model.fingerprint import file_states as of_model
+
+    folder = settings.adapter_folder
+    own = () if folder is None else adapter_files(folder)
+    return {**of_model(find_model(settings.model)), **{str(one): FileState.of(one) for one in own}}
+
+
+def find_remote(hub_id: str) -> RemoteModel:
+    """A model on the hub. Raises as `look_up`, and ModelNotFoundError if it has no weights."""
+    from semantic.adapters.hub.remote import look_up
+    from semantic.adapters.mlx.model.provider import HUB_FILES
+
+    model = look_up(hub_id, HUB_FILES)
+    if not model.weights_bytes:
+        raise ModelNotFoundError(f"{hub_id!r} has no *.safetensors: it is no model for MLX")
+    return model
+
+
+def fetch_model(
+    model: RemoteModel, on_arrived: OnArrived, is_stopped: Callable[[], bool] = lambda: False
+) -> None:
+    """Complete `model` in the hub's cache. `on_arrived` is called from several threads. Raises as
+    `download.pull`, also once `is_stopped`."""
+    from semantic.adapters.hub import download
+    from semantic.adapters.mlx.model.provider import HUB_FILES
+    from semantic.ports.models import Arrived
+
+    download.require_space(model)
+    here, lock = model.n_bytes - download.missing_bytes(model), threading.Lock()
+    on_arrived(Arrived(model.commit, here, model.n_bytes))
+
+    def on_bytes(n_bytes: int) -> None:
+        nonlocal here
+        if is_stopped():
+            raise OperatorError(f"the download of {model.hub_id} was stopped")
+        with lock:
+            here += n_bytes
+            on_arrived(Arrived(model.commit, here, model.n_bytes))
+
+    download.pull(model, HUB_FILES, on_bytes)

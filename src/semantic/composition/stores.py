@@ -1,0 +1,315 @@
+"""The stores of a process: tiers of blocks, turns and responses, chosen from settings.
+
+Knows folders, quotas and a fleet's object store; no engine. Adapters are imported inside functions.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from semantic.composition.memory import default_memory_tier_bytes, memory_of
+from semantic.composition.settings import Settings
+from semantic.domain.errors import (
+    InvalidRequestError,
+    OperatorError,
+    StoreError,
+)
+
+if TYPE_CHECKING:
+    from semantic.adapters.stores.disk.store import DiskStore
+    from semantic.adapters.stores.disk_responses import FallbackResponses
+    from semantic.adapters.stores.remote.objects import Objects
+    from semantic.adapters.stores.remote.remote_records import Records, SharedResponses
+    from semantic.adapters.stores.remote.remote_store import RemoteStore
+    from semantic.application.chat.turn_cache import TurnCache
+    from semantic.ports.store import CacheStorePort, LookUpPort
+
+_MIB = 1 << 20
+_GIB = 1 << 30
+
+STORE_VARIABLE = "SEMANTIC_STORE"
+"""Environment variable with the store's folder."""
+
+FLEET_VARIABLE = "SEMANTIC_FLEET_SECRET_FILE"
+"""Environment variable with the path of the file of the fleet's secret."""
+
+RESPONSES_FILE = "responses.db"
+"""In the store's folder."""
+
+TURNS_FILE = "turns.db"
+"""In the store's folder."""
+
+# Write-behind queue in front of the disk tier, as a part of the memory tier: all of it. What is
+# queued is the newest in the memory tier, and both hold the same bytes.
+_QUEUE_FRACTION = 1
+
+_MIN_QUEUE_BYTES = 64 * _MIB
+
+# Uploads to a fleet's object store, bytes a second: encrypting and sending takes the processor from
+# decoding, so the rate is bounded by the cores (benchmarks/moves.py measures what is left of it).
+_UPLOAD_BYTES_PER_CORE = 8 * _MIB
+
+# Disk tier: a part of the free space, so that a forgotten store does not fill a disk.
+_DISK_FRACTION = 10
+
+_MAX_DISK_BYTES = 32 * _GIB
+
+_INDEX_GROWTH_BYTES = 4 * _MIB  # of a store that is never to evict what it has
+
+# Responses that clients can continue: the text of each request once, and its tools.
+_RESPONSES_DISK_BYTES = 512 * _MIB
+
+_RESPONSES_MEMORY_BYTES = 64 * _MIB
+
+# Tokens of past turns: four bytes each, each turn stored once.
+_TURNS_DISK_BYTES = 512 * _MIB
+
+_TURNS_MEMORY_BYTES = 64 * _MIB
+
+
+def open_store(settings: Settings) -> CacheStorePort:
+    """The store of `settings`. Raises StoreError when its folder cannot be used."""
+    from semantic.adapters.stores.background import BackgroundStore
+    from semantic.adapters.stores.memory import MemoryStore
+    from semantic.adapters.stores.tiered import SharedTiers, TieredStore
+    from semantic.domain.stored import Tier
+
+    memory_bytes = settings.memory_bytes
+    if memory_bytes is None:
+        memory_bytes = default_memory_tier_bytes(memory_of(settings))
+    queue_bytes = max(_MIN_QUEUE_BYTES, memory_bytes // _QUEUE_FRACTION)
+    remote = open_remote(settings)
+    if settings.use_disk:
+        disk = open_disk(settings)
+        memory = MemoryStore(memory_bytes, secret=disk.secret)
+        own: CacheStorePort = TieredStore(memory, BackgroundStore(disk, queue_bytes))
+    else:
+        own = MemoryStore(memory_bytes, secret=fleet_secret(settings))
+    if remote is None:
+        return own
+    rate = _UPLOAD_BYTES_PER_CORE * (os.cpu_count() or 1)
+    uploads = BackgroundStore(remote, queue_bytes, tier=Tier.UPLOADS, bytes_per_second=rate)
+    return SharedTiers(own, uploads)
+
+
+def open_remote(settings: Settings) -> RemoteStore | None:
+    """The tier that a fleet shares; None without one. Asks it nothing.
+
+    Raises InvalidRequestError for a URL that is none, or without the fleet's secret, and
+    OperatorError if the packages for it are missing.
+    """
+    opened = _open_objects(settings)
+    if opened is None:
+        return None
+    from semantic.adapters.stores.remote.remote_store import RemoteStore
+
+    return RemoteStore(*opened)
+
+
+def _open_objects(settings: Settings) -> tuple[Objects, bytes] | None:
+    """The object store of a fleet, and the fleet's secret. Raises as `open_remote`."""
+    if settings.remote is None:
+        return None
+    secret = fleet_secret(settings)
+    if secret is None:
+        raise InvalidRequestError(
+            "remote_store: expected fleet_secret_file too, the same for every replica"
+        )
+    try:
+        from semantic.adapters.stores.remote.objects import Objects
+    except ImportError as error:
+        raise OperatorError(f"remote_store: {error}; install semantic-engine[fleet]") from error
+    return Objects.open(settings.remote), secret
+
+
+def try_remote(settings: Settings) -> float:
+    """Write, read and delete an object of the fleet's store; the seconds that it took.
+
+    Raises as `open_remote`, and StoreError if the object store fails.
+    """
+    opened = _open_objects(settings)
+    if opened is None:
+        raise InvalidRequestError("remote_store: expected a URL")
+    from semantic.adapters.stores.remote.objects import UnavailableError
+
+    objects, path, data = opened[0], f"probes/{os.urandom(8).hex()}", os.urandom(64)
+    started = time.monotonic()
+    try:
+        was_new = objects.create(path, data)
+        again, found = objects.create(path, b""), bytes(objects.get(path))
+        objects.delete(path)
+    except (UnavailableError, FileNotFoundError) as error:
+        raise StoreError(f"the object store failed: {error}") from error
+    if not was_new or again or found != data:
+        raise StoreError("the object store replaces objects that are to be created only once")
+    return time.monotonic() - started
+
+
+def remote_tier(store: CacheStorePort) -> LookUpPort | None:
+    """The tier of a store of `open_store` that is asked before requests are queued, if any."""
+    from semantic.adapters.stores.background import BackgroundStore
+    from semantic.adapters.stores.tiered import SharedTiers
+
+    if not (isinstance(store, SharedTiers) and isinstance(store.cold, BackgroundStore)):
+        return None
+    from semantic.adapters.stores.remote.remote_store import RemoteStore
+
+    return store.cold.inner if isinstance(store.cold.inner, RemoteStore) else None
+
+
+def durable_tier(store: CacheStorePort) -> CacheStorePort:
+    """The most durable tier on this machine of a store of `open_store`, without the queue before
+    it."""
+    from semantic.adapters.stores.background import BackgroundStore
+    from semantic.adapters.stores.tiered import SharedTiers, TieredStore
+
+    if isinstance(store, SharedTiers):
+        store = store.warm
+    if isinstance(store, TieredStore):
+        store = store.cold
+    return store.inner if isinstance(store, BackgroundStore) else store
+
+
+def open_disk(settings: Settings) -> DiskStore:
+    """The disk tier of `settings`. Raises StoreError when its folder cannot be used."""
+    from semantic.adapters.stores.disk.store import DiskStore
+    from semantic.adapters.stores.disk.wear import WriteLimits
+
+    folder, secret = store_folder(settings), fleet_secret(settings)
+    writes = WriteLimits(settings.disk_bytes_a_day, settings.disk_rated_bytes)
+    if settings.disk_bytes is not None:
+        return DiskStore.open(folder, settings.disk_bytes, secret=secret, writes=writes)
+    free = _free_bytes(folder)
+
+    def quota(used: int) -> int:
+        return default_disk_bytes(free, used + _INDEX_GROWTH_BYTES)
+
+    return DiskStore.open(folder, quota, secret=secret, writes=writes)
+
+
+def fleet_secret(settings: Settings) -> bytes | None:
+    """The secret that the stores of a fleet have in common; None without one.
+
+    Raises InvalidRequestError for a file that cannot be used.
+    """
+    from semantic.adapters.stores.fleet_secret import read_fleet_secret
+
+    given = settings.fleet_secret or os.environ.get(FLEET_VARIABLE)
+    return read_fleet_secret(Path(given)) if given else None
+
+
+def open_responses(
+    settings: Settings, warn: Callable[[str], None]
+) -> FallbackResponses | SharedResponses:
+    """The store of responses that clients can continue: in the store's folder, or in memory; and
+    in a fleet's object store. Raises as `open_remote`.
+
+    It is opened on first use, when the block store must be open. `warn` is called with a sentence
+    when the file cannot be used; memory is used then.
+    """
+    from semantic.adapters.stores.disk_responses import FallbackResponses, SqliteResponses
+    from semantic.application.chat.memory_responses import MemoryResponses
+
+    memory = MemoryResponses(_RESPONSES_MEMORY_BYTES)
+    folder: Path | None = None
+    if settings.use_disk:
+        with suppress(StoreError):  # reported when the block store is opened
+            folder = store_folder(settings)
+    path = (folder or Path()) / RESPONSES_FILE
+    responses = FallbackResponses(SqliteResponses(path, _RESPONSES_DISK_BYTES, warn), memory, warn)
+    if folder is None:
+        responses.disable_disk()
+    records = _open_records(settings, "responses", warn)
+    if records is None:
+        return responses
+    from semantic.adapters.stores.remote.remote_records import SharedResponses
+
+    return SharedResponses(responses, *records)
+
+
+def open_turns(settings: Settings, warn: Callable[[str], None]) -> TurnCache:
+    """The cache of turns: in memory, and with `use_disk` also in the store's folder.
+
+    `warn` is called with a sentence when the file cannot be used.
+    """
+    from semantic.adapters.stores.disk_turns import DiskTurns
+    from semantic.application.chat.turn_cache import TurnCache
+
+    below = None
+    if settings.use_disk:
+        with suppress(StoreError):  # reported when the block store is opened
+            below = DiskTurns(store_folder(settings) / TURNS_FILE, _TURNS_DISK_BYTES, warn)
+    records = _open_records(settings, "turns", warn)
+    if records is None:
+        return TurnCache(_TURNS_MEMORY_BYTES, below)
+    from semantic.adapters.stores.remote.remote_records import RemoteTurns
+
+    return TurnCache(_TURNS_MEMORY_BYTES, below, shared=RemoteTurns(records[0]))
+
+
+def _open_records(
+    settings: Settings, noun: str, warn: Callable[[str], None]
+) -> tuple[Records, bytes] | None:
+    """A fleet's records of one kind and its secret; None without one. Raises as `open_remote`."""
+    opened = _open_objects(settings)
+    if opened is None:
+        return None
+    from semantic.adapters.stores.remote.remote_records import Records
+
+    return Records(*opened, noun, warn), opened[1]
+
+
+def store_folder(settings: Settings) -> Path:
+    """The store's folder. Raises StoreError when there is no home folder."""
+    return default_store_folder() if settings.store is None else settings.store
+
+
+def unfinished_folder(settings: Settings) -> Path | None:
+    """The folder of the open store for files that are not finished; None without a disk tier."""
+    return store_folder(settings) / "tmp" if settings.use_disk else None
+
+
+def default_store_folder() -> Path:
+    """$SEMANTIC_STORE, else "semantic/store" in the user's folder of caches.
+
+    Raises StoreError when there is no home folder.
+    """
+    given = os.environ.get(STORE_VARIABLE)
+    if given:
+        return Path(given)
+    caches = os.environ.get("XDG_CACHE_HOME")
+    if caches:
+        return Path(caches) / "semantic" / "store"
+    try:
+        home = Path.home()
+    except RuntimeError as error:
+        raise StoreError(f"there is no home folder: set {STORE_VARIABLE}") from error
+    user = home / "Library" / "Caches" if sys.platform == "darwin" else home / ".cache"
+    return user / "semantic" / "store"
+
+
+def default_disk_bytes(free: int, used: int) -> int:
+    """The quota of a store of `used` bytes on a file system with `free` bytes left.
+
+    What it uses and a tenth of what is free, at most 32 GiB. Never less than it uses: a missing
+    limit evicts nothing.
+    """
+    return max(used, min(_MAX_DISK_BYTES, free // _DISK_FRACTION + used))
+
+
+def _free_bytes(folder: Path) -> int:
+    """Free bytes on the file system of `folder`, which need not exist. Raises StoreError."""
+    existing = next(
+        (path for path in (folder, *folder.absolute().parents) if path.exists()), folder
+    )
+    try:
+        return shutil.disk_usage(existing).free
+    except OSError as error:
+        raise StoreError(f"cannot use {folder}: {error.strerror}") from error
