@@ -24,8 +24,8 @@ from experiments.harness.document import Json, Scalar
 from experiments.harness.record import Run
 from experiments.harness.result import Result, Verdict
 from semantic.application.models.on_demand import ManagedModels
-from semantic.composition.models import describe_model
-from semantic.composition.settings import NamedAdapter, Settings
+from semantic.composition.engine_settings import NamedAdapter, Settings
+from semantic.composition.named_models import describe_model
 from semantic.domain.answer import TextDelta
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask, ServingPort

@@ -21,7 +21,7 @@ from experiments.harness.record import Run
 from experiments.harness.result import Result, Verdict
 from semantic.adapters.mlx.device import give_memory_back, memory_in_use, read_device
 from semantic.bootstrap import App, build_engine
-from semantic.composition.settings import Settings
+from semantic.composition.engine_settings import Settings
 from tests.support.model_folder import write_model
 
 QUESTION = "Is what the engine accounts for what the system counts?"

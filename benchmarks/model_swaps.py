@@ -27,8 +27,8 @@ from semantic.adapters.mlx.model.provider import CHOSEN_LAYERS
 from semantic.application.engine.step_loop import StepLoop
 from semantic.application.models.residency import Patience
 from semantic.bootstrap import build_in_slices, open_shared
+from semantic.composition.engine_settings import Settings
 from semantic.composition.framework import free_memory
-from semantic.composition.settings import Settings
 from semantic.domain.answer import TextDelta
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask, ServingPort

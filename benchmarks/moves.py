@@ -27,7 +27,7 @@ from semantic.adapters.stores.remote.remote_store import RemoteStore
 from semantic.adapters.stores.tiered import SharedTiers
 from semantic.application.cache.discovery import Discovery
 from semantic.application.cache.prefix_lookup import PrefixLookup
-from semantic.composition.stores import remote_tier
+from semantic.composition.process_stores import remote_tier
 from semantic.domain.block_hash import BlockLink, Part, Scope, namespace_of, tenant_tag
 from semantic.domain.stored import BlockHeader, StoredBlock
 from semantic.domain.value_objects import CompletedGeneration, TokenEvent

@@ -37,7 +37,7 @@ from experiments.harness.plots import Plot, draw
 from experiments.harness.record import Run
 from experiments.harness.result import Result, Verdict
 from semantic.bootstrap import build_engine
-from semantic.composition.settings import Settings
+from semantic.composition.engine_settings import Settings
 
 QUESTION = "What does a client get from our server, and what from mlx_lm.server?"
 CRITERION = (

@@ -33,7 +33,7 @@ from benchmarks.server_process import ServerProcess, semantic_server
 from experiments.harness.document import Scalar
 from experiments.harness.record import Run
 from experiments.harness.result import Result, Verdict
-from semantic.composition.models import load_tokenizer
+from semantic.composition.named_models import load_tokenizer
 from semantic.domain.match import MatchEnd
 from tests.support.model_folder import write_model
 from tests.support.rounding import most_rounding

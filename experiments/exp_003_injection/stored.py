@@ -28,8 +28,8 @@ from semantic.adapters.mlx.kv_cache.forms import LayerCache
 from semantic.application.cache.loading import Loader
 from semantic.application.cache.prefix_lookup import PrefixLookup
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
-from semantic.composition.settings import Settings
-from semantic.composition.stores import open_store
+from semantic.composition.engine_settings import Settings
+from semantic.composition.process_stores import open_store
 from semantic.domain.block_hash import Scope, namespace_of, tenant_tag
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import whole_blocks

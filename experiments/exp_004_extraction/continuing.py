@@ -15,8 +15,8 @@ from pathlib import Path
 from experiments import subjects
 from experiments.exp_004_extraction import files
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
-from semantic.composition.settings import Settings
-from semantic.composition.stores import open_store
+from semantic.composition.engine_settings import Settings
+from semantic.composition.process_stores import open_store
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import CacheKey, CompletedGeneration, TokenEvent
 

@@ -24,8 +24,8 @@ from experiments.harness.record import Run
 from experiments.harness.result import Result, Verdict
 from experiments.reference import greedy
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
-from semantic.composition.settings import Settings
-from semantic.composition.stores import open_store
+from semantic.composition.engine_settings import Settings
+from semantic.composition.process_stores import open_store
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import CompletedGeneration
 from semantic.ports.store import CacheStorePort

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from semantic.composition.framework import mlx_provider, read_device
-from semantic.composition.memory import default_pool_bytes, memory_of
-from semantic.composition.models import model_of, suggesting
-from semantic.composition.settings import DEFAULT_MODEL, Settings
-from semantic.composition.stores import open_store, open_turns
+from semantic.composition.engine_settings import DEFAULT_MODEL, Settings
+from semantic.composition.framework import mlx_provider
+from semantic.composition.memory_shares import default_pool_of
+from semantic.composition.named_models import model_of, suggesting
+from semantic.composition.process_stores import open_store, open_turns
 from semantic.domain.errors import (
     InvalidRequestError,
     StoreError,
@@ -173,7 +173,7 @@ def make_pool(settings: Settings, spec: ModelCacheSpec) -> BlockPool:
 
     max_bytes = settings.pool_bytes
     if max_bytes is None and settings.pool_blocks is None:
-        max_bytes = default_pool_bytes(memory_of(settings), read_device().used_bytes)
+        max_bytes = default_pool_of(settings)
     return BlockPool(spec, settings.pool_blocks, max_bytes=max_bytes)
 
 

@@ -40,10 +40,10 @@ from semantic.bootstrap import (
     build_in_slices,
     rebuild_app,
 )
-from semantic.composition.memory import give_up_under_pressure, guarded_loop
-from semantic.composition.models import model_name, model_path
-from semantic.composition.settings import Settings
-from semantic.composition.stores import (
+from semantic.composition.engine_settings import Settings
+from semantic.composition.memory_shares import give_up_under_pressure, guarded_loop
+from semantic.composition.named_models import model_name, model_path
+from semantic.composition.process_stores import (
     durable_tier,
     open_turns,
     remote_tier,

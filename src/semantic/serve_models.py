@@ -27,8 +27,9 @@ from semantic.bootstrap import (
     make_pool,
     open_shared,
 )
+from semantic.composition.engine_settings import Settings
 from semantic.composition.framework import free_memory
-from semantic.composition.memory import (
+from semantic.composition.memory_shares import (
     default_memory_tier_bytes,
     default_pool_bytes,
     give_up_under_pressure,
@@ -36,14 +37,13 @@ from semantic.composition.memory import (
     memory_of,
     planned_bytes,
 )
-from semantic.composition.models import (
+from semantic.composition.named_models import (
     describe_model,
     fetch_model,
     file_states,
     find_model,
     find_remote,
 )
-from semantic.composition.settings import Settings
 from semantic.domain.block_hash import tenant_id, tenant_tag
 from semantic.domain.errors import (
     InvalidRequestError,

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from semantic.composition.settings import Settings
-from semantic.composition.stores import default_store_folder, open_disk
+from semantic.composition.engine_settings import Settings
+from semantic.composition.process_stores import default_store_folder, open_disk
 from semantic.domain.block_hash import Scope, namespace_of, tenant_tag
 from semantic.domain.stored import Manifest
 from semantic.ports.store import CacheStorePort

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from semantic.bootstrap import App, assemble
 from semantic.cli.main import app
-from semantic.composition.settings import Settings
+from semantic.composition.engine_settings import Settings
 from semantic.domain.value_objects import ModelCacheSpec
 from semantic.ports.outbound import BatchBackend, Tokenizer
 from semantic.ports.slices import Slices

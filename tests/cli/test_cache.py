@@ -13,10 +13,10 @@ import pytest
 
 from semantic.adapters.stores.disk import DiskStore
 from semantic.cli.cache import CACHE_COMMANDS
-from semantic.composition import stores
-from semantic.composition.memory import default_memory_tier_bytes
-from semantic.composition.settings import Settings
-from semantic.composition.stores import (
+from semantic.composition import process_stores
+from semantic.composition.engine_settings import Settings
+from semantic.composition.memory_shares import default_memory_tier_bytes
+from semantic.composition.process_stores import (
     default_disk_bytes,
     default_store_folder,
     open_disk,
@@ -155,7 +155,7 @@ def test_gc_deletes_blocks_of_no_agent_and_says_so() -> None:
 
 @pytest.mark.usefixtures("stocked")
 def test_without_a_limit_gc_deletes_nothing_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "_MAX_DISK_BYTES", 1)
+    monkeypatch.setattr(process_stores, "_MAX_DISK_BYTES", 1)
     assert asked("gc")["evicted_blocks"] == 0
     with disk_store() as store:
         used = store.stats()[0].n_bytes

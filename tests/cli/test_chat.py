@@ -24,7 +24,7 @@ from semantic.cli.chat import joined
 from semantic.cli.dialogue import answer_writer
 from semantic.cli.dialogue.answer_writer import MarkdownWriter, complete_blocks
 from semantic.cli.dialogue.chat_session import ChatSession
-from semantic.composition.settings import Settings
+from semantic.composition.engine_settings import Settings
 from semantic.domain.errors import (
     BackendError,
     ContextOverflowError,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from semantic.adapters.http.settings import default_file
-from semantic.composition.stores import default_store_folder
+from semantic.composition.process_stores import default_store_folder
 from tests.cli.support import semantic
 
 

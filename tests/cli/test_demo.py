@@ -14,7 +14,7 @@ from semantic.cli.demo import command as module
 from semantic.cli.demo.command import Recall, Restart, Row, Survival, line_view, table_view
 from semantic.cli.demo.script import CAST, script
 from semantic.cli.demo.worker import Question, Setup, Worker
-from semantic.composition.stores import default_store_folder
+from semantic.composition.process_stores import default_store_folder
 from semantic.domain.errors import BackendError
 from tests.cli.support import semantic
 from tests.support.fake_tokenizer import ByteTokenizer

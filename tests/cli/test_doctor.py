@@ -20,16 +20,16 @@ from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.bootstrap import assemble
 from semantic.cli import doctor
 from semantic.cli.doctor import SUPPORTED, check_blas, check_version
-from semantic.composition import framework
-from semantic.composition.memory import (
+from semantic.composition import memory_shares
+from semantic.composition.engine_settings import DEFAULT_MODEL, NamedAdapter, Settings
+from semantic.composition.memory_shares import (
     default_memory_tier_bytes,
     default_pool_bytes,
     default_process_bytes,
     planned_bytes,
     promised,
 )
-from semantic.composition.models import find_model
-from semantic.composition.settings import DEFAULT_MODEL, NamedAdapter, Settings
+from semantic.composition.named_models import find_model
 from semantic.domain.errors import CapacityError, PoolExhaustedError
 from semantic.domain.services import BlockPool
 from tests.cli.support import ROOT, FakeProvider, process, semantic
@@ -257,7 +257,7 @@ def test_what_is_said_to_fit_fits_and_no_more(kind: str, monkeypatch: pytest.Mon
 
 
 def test_a_limit_that_was_given_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(framework, "read_device", lambda: pytest.fail("it was not asked for"))
+    monkeypatch.setattr(memory_shares, "read_device", lambda: pytest.fail("it was not asked for"))
     assert (
         assemble(Settings(pool_blocks=9, memory_bytes=1 << 20), FakeProvider()).pool.max_bytes
         is None
@@ -269,7 +269,7 @@ def test_a_limit_that_was_given_is_the_only_one(monkeypatch: pytest.MonkeyPatch)
 
 def test_without_a_limit_the_device_gives_one(monkeypatch: pytest.MonkeyPatch) -> None:
     found = device.Device("CPU", "test", memory_bytes=9 * GIB, used_bytes=GIB, free_bytes=8 * GIB)
-    monkeypatch.setattr(framework, "read_device", lambda: found)
+    monkeypatch.setattr(memory_shares, "read_device", lambda: found)
     pool = assemble(Settings(memory_bytes=1 << 20), FakeProvider()).pool
     assert pool.max_bytes == 8 * GIB * 9 // 10 // 4
 

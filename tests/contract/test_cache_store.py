@@ -26,7 +26,7 @@ from semantic.adapters.stores.memory import MemoryStore
 from semantic.adapters.stores.remote.objects import Objects
 from semantic.adapters.stores.remote.remote_store import RemoteStore
 from semantic.adapters.stores.tiered import SharedTiers, TieredStore
-from semantic.composition.stores import remote_tier
+from semantic.composition.process_stores import remote_tier
 from semantic.domain.block_hash import BlockHash, BlockKey, BlockLink, Part, Scope, begins_like
 from semantic.domain.prefix import common_prefix
 from semantic.domain.stored import BlockHeader, BlockLayout, Manifest, StoredBlock, Tier

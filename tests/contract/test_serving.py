@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from semantic.composition.settings import Settings
+from semantic.composition.engine_settings import Settings
 from semantic.domain.answer import (
     AnswerEnd,
     AnswerEvent,

@@ -18,8 +18,8 @@ import pytest
 
 from semantic.adapters.stores.remote.objects import DEADLINE, Objects
 from semantic.application.cache.loading import BreakEven
-from semantic.composition.settings import Settings
-from semantic.composition.stores import try_remote
+from semantic.composition.engine_settings import Settings
+from semantic.composition.process_stores import try_remote
 from semantic.domain.errors import StoreError
 from semantic.domain.stored import Tier
 from tests.fleet.seaweed import BUCKET, PROGRAM, Seaweed

@@ -28,8 +28,8 @@ from semantic.adapters.mlx.model.provider import MLXModelProvider
 from semantic.application.models.on_demand import ManagedModels
 from semantic.bootstrap import App, build_engine
 from semantic.cli.serve import load_model as load_server
-from semantic.composition.models import describe_model, load_tokenizer, parse_adapter
-from semantic.composition.settings import NamedAdapter, Settings
+from semantic.composition.engine_settings import NamedAdapter, Settings
+from semantic.composition.named_models import describe_model, load_tokenizer, parse_adapter
 from semantic.domain.answer import Usage
 from semantic.domain.errors import InvalidRequestError, ModelNotFoundError
 from semantic.ports.serving import ServingPort

@@ -13,7 +13,7 @@ from anthropic.types import MessageParam
 from semantic.adapters.http.app import create_app
 from semantic.adapters.http.context import ServerContext
 from semantic.application.serving import Serving
-from semantic.composition.settings import Settings
+from semantic.composition.engine_settings import Settings
 from semantic.serve import ServeSettings, load_serving
 from tests.support.http_server import RunningServer, running
 

@@ -22,7 +22,7 @@ import pytest
 from semantic.adapters.stores.disk.block_file import HEADER_BYTES
 from semantic.application.cache.loading import BreakEven
 from semantic.bootstrap import App, build_engine
-from semantic.composition.settings import Settings
+from semantic.composition.engine_settings import Settings
 from tests.support.durable import (
     MIB,
     TINY_MEMORY,

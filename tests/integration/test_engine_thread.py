@@ -20,8 +20,8 @@ from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.application.engine.engine_thread import EngineThread
 from semantic.application.engine.submission import Submission
 from semantic.bootstrap import App, build_engine, rebuild_app
-from semantic.composition.settings import Settings
-from semantic.composition.stores import open_store
+from semantic.composition.engine_settings import Settings
+from semantic.composition.process_stores import open_store
 from semantic.domain.errors import IntegrityError, InvalidRequestError
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import CompletedGeneration, SampledToken

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from semantic.composition.settings import DEFAULT_MODEL
+from semantic.composition.engine_settings import DEFAULT_MODEL
 from tests.support.http_server import RunningServer
 from tests.support.served_store import served
 

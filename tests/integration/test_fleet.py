@@ -16,8 +16,8 @@ import pytest
 
 from semantic.application.cache.loading import BreakEven
 from semantic.application.serving import Serving
-from semantic.composition.settings import Settings
-from semantic.composition.stores import open_responses
+from semantic.composition.engine_settings import Settings
+from semantic.composition.process_stores import open_responses
 from semantic.domain.answer import AnswerEnd, AnswerStarted, TextDelta
 from semantic.domain.chat import Chat, Message
 from semantic.domain.errors import InvalidRequestError

@@ -7,7 +7,7 @@ import asyncio
 from semantic.application.agents.tool_times import ToolTimes
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.application.serving import Serving
-from semantic.composition.settings import Settings
+from semantic.composition.engine_settings import Settings
 from semantic.domain.answer import AnswerEnd, TextDelta
 from semantic.domain.chat import Chat, Message, Tool, ToolChoice
 from semantic.domain.identity import NO_HINTS, Hints

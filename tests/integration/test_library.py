@@ -18,7 +18,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 import semantic
 from semantic.adapters.mlx.backend import MLXBackend
-from semantic.composition.settings import Settings
+from semantic.composition.engine_settings import Settings
 from semantic.domain.answer import AnswerEnd, AnswerStarted, PromptProgress, TextDelta
 from semantic.domain.errors import (
     AgentNotFoundError,

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from semantic.adapters.http.app import create_app
 from semantic.application.engine.step_loop import StepLoop
 from semantic.application.serving import Serving
-from semantic.composition.settings import Settings
+from semantic.composition.engine_settings import Settings
 from semantic.domain.answer import (
     AnswerEnd,
     AnswerEvent,

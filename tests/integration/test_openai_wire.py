@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from semantic import load
 from semantic.application.serving import Serving
-from semantic.composition.settings import Settings
+from semantic.composition.engine_settings import Settings
 from semantic.domain.chat import Chat, Message
 from semantic.serve import ServeSettings, load_serving
 from tests.support.http_server import running

@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from semantic.cli.main import app
-from semantic.composition.settings import DEFAULT_MODEL
+from semantic.composition.engine_settings import DEFAULT_MODEL
 from tests.support.served_store import served
 from tools.pages import REGION, URL
 

@@ -9,7 +9,7 @@ import pytest
 
 from semantic.adapters.http.lifecycle import read_public_prefix
 from semantic.application.serving import Serving
-from semantic.composition.settings import Settings
+from semantic.composition.engine_settings import Settings
 from semantic.domain.answer import AnswerEnd, TextDelta
 from semantic.domain.chat import Chat, Message
 from semantic.domain.errors import InvalidRequestError

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from semantic.application.chat.answer_reader import AnswerMessage
-from semantic.composition.settings import Settings
+from semantic.composition.engine_settings import Settings
 from semantic.domain.answer import (
     AnswerEnd,
     AnswerStarted,

@@ -18,7 +18,7 @@ from semantic.adapters.mlx.model import description, details
 from semantic.adapters.mlx.model.description import ModelDescription
 from semantic.application.models.on_demand import ManagedModels
 from semantic.application.models.residency import Patience
-from semantic.composition.settings import Settings
+from semantic.composition.engine_settings import Settings
 from semantic.domain.answer import Usage
 from semantic.domain.errors import (
     InvalidRequestError,

@@ -11,7 +11,7 @@ from semantic.adapters.mlx.text import bounded_template
 from semantic.adapters.mlx.text.bounded_template import BoundedEnvironment
 from semantic.adapters.mlx.text.chat_format import MLXChatFormat
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
-from semantic.composition.models import load_tokenizer
+from semantic.composition.named_models import load_tokenizer
 from semantic.domain.errors import InvalidRequestError
 from tests.support.chat_templates import FORMATS, load_format
 

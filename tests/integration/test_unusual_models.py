@@ -28,8 +28,8 @@ from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, choose_layers
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.application.cache.loading import BreakEven
-from semantic.composition.settings import Settings
-from semantic.composition.stores import open_store
+from semantic.composition.engine_settings import Settings
+from semantic.composition.process_stores import open_store
 from semantic.domain.value_objects import LayerKind, SamplingParams
 from tests.integration.test_exactness import prompts
 from tests.support.char_tokenizer import CharTokenizer

@@ -17,8 +17,8 @@ from semantic import BlockPool, BlockPoolBatchEngine, CompletedGeneration
 from semantic.application.cache.discovery import Discovery
 from semantic.application.cache.loading import Loader
 from semantic.application.cache.prefix_lookup import PrefixLookup, StoredPrefix
-from semantic.composition.settings import Settings
-from semantic.composition.stores import open_store, remote_tier
+from semantic.composition.engine_settings import Settings
+from semantic.composition.process_stores import open_store, remote_tier
 from semantic.domain.block_hash import BlockKey
 from semantic.domain.stored import Manifest, Tier
 from semantic.domain.value_objects import whole_blocks

@@ -21,7 +21,7 @@ from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.model.provider import MLXModelProvider
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from semantic.bootstrap import App, assemble
-from semantic.composition.settings import Settings
+from semantic.composition.engine_settings import Settings
 from semantic.domain.value_objects import ModelCacheSpec
 from semantic.ports.outbound import BatchBackend
 from semantic.ports.slices import Slices

@@ -10,7 +10,7 @@ from pathlib import Path
 from semantic.adapters.http.app import create_app
 from semantic.adapters.http.context import ServerContext
 from semantic.adapters.http.settings import ServerSettings
-from semantic.composition.settings import Settings
+from semantic.composition.engine_settings import Settings
 from semantic.serve import ServeSettings, load_serving
 from tests.support.http_server import RunningServer, running
 from tests.support.model_folder import small_model

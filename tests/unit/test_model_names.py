@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from semantic.composition.models import model_name
-from semantic.composition.settings import Settings
+from semantic.composition.engine_settings import Settings
+from semantic.composition.named_models import model_name
 from semantic.serve import ServeSettings, served_names
 
 SNAPSHOT = "/srv/huggingface/hub/models--org--Some-7B/snapshots/0123abcd"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from semantic.bootstrap import App, build_engine
-from semantic.composition.settings import Settings
+from semantic.composition.engine_settings import Settings
 from semantic.domain.value_objects import LayerKind, ModelCacheSpec, whole_blocks
 from tests.zoo.folder import write_folder
 from tests.zoo.trial import MIB, steady, text

@@ -32,7 +32,7 @@ from semantic.application.cache import prefix_store
 from semantic.application.cache.loading import BreakEven
 from semantic.application.engine import batch_engine
 from semantic.bootstrap import App, build_engine
-from semantic.composition.settings import Settings
+from semantic.composition.engine_settings import Settings
 from semantic.domain.errors import SemanticError
 from semantic.domain.stored import Tier
 from semantic.domain.value_objects import BLOCK_TOKENS

@@ -17,8 +17,8 @@ from semantic.application.cache.origin import parent_of
 from semantic.cli.options import StoreOptions
 from semantic.cli.report import show_name
 from semantic.cli.shell.completion import complete_agents
-from semantic.composition.models import model_name
-from semantic.composition.stores import open_disk
+from semantic.composition.named_models import model_name
+from semantic.composition.process_stores import open_disk
 from semantic.domain.block_hash import LOCAL_TENANT, Scope, tenant_id, tenant_tag
 from semantic.domain.errors import InvalidRequestError, StoreError
 from semantic.domain.stored import Manifest

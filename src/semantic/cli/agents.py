@@ -47,7 +47,7 @@ from semantic.cli.report import (
     to_line,
 )
 from semantic.cli.why import why
-from semantic.composition.models import model_name
+from semantic.composition.named_models import model_name
 from semantic.domain.block_hash import LOCAL_TENANT, tenant_id
 from semantic.domain.errors import InvalidRequestError
 from semantic.ports.agents import AgentFilter

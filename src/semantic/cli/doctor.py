@@ -18,16 +18,16 @@ from semantic.cli.driving import Driver
 from semantic.cli.edge import EXIT_CHECK_FAILED
 from semantic.cli.options import ADAPTERS, AsJson, EngineOptions
 from semantic.cli.report import Json, show_bytes, show_seconds, to_line
+from semantic.composition.engine_settings import DEFAULT_MODEL, NamedAdapter, Settings
 from semantic.composition.framework import blas_kernel, blas_status, read_device
-from semantic.composition.memory import default_process_bytes
-from semantic.composition.models import (
+from semantic.composition.memory_shares import default_process_bytes
+from semantic.composition.named_models import (
     describe_model,
     find_model,
     model_name,
     parse_adapter,
 )
-from semantic.composition.settings import DEFAULT_MODEL, NamedAdapter, Settings
-from semantic.composition.stores import (
+from semantic.composition.process_stores import (
     fleet_secret,
     open_disk,
     store_folder,

@@ -17,9 +17,9 @@ import typer
 
 from semantic.cli.edge import process_edge
 from semantic.cli.shell.completion import complete_models
-from semantic.composition.models import model_of
-from semantic.composition.settings import DEFAULT_MODEL, Settings
-from semantic.composition.stores import STORE_VARIABLE
+from semantic.composition.engine_settings import DEFAULT_MODEL, Settings
+from semantic.composition.named_models import model_of
+from semantic.composition.process_stores import STORE_VARIABLE
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.value_objects import SamplingParams
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 from semantic.bootstrap import App, build_engine
 from semantic.cli.edge import print_notice
-from semantic.composition.settings import Settings
+from semantic.composition.engine_settings import Settings
 from semantic.domain.errors import StoreError
 from semantic.domain.stored import OnProgress
 from semantic.domain.value_objects import PrefillEvent, TokenEvent

@@ -20,16 +20,16 @@ from semantic.cli.options import AsJson, ConfigFile, ServeOptions, gib, terabyte
 from semantic.cli.progress import print_store_unavailable, server_progress
 from semantic.cli.report import columns, show_bytes
 from semantic.cli.terminal import write
+from semantic.composition.engine_settings import Settings
 from semantic.composition.framework import read_device
-from semantic.composition.memory import default_process_bytes, guard_memory, promised
-from semantic.composition.models import (
+from semantic.composition.memory_shares import default_process_bytes, guard_memory, promised
+from semantic.composition.named_models import (
     model_name,
     model_of,
     parse_adapter,
     remember_served,
 )
-from semantic.composition.settings import Settings
-from semantic.composition.stores import default_store_folder, open_responses
+from semantic.composition.process_stores import default_store_folder, open_responses
 from semantic.domain.errors import InvalidRequestError, OperatorError, SemanticError, StoreError
 
 if TYPE_CHECKING:

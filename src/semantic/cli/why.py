@@ -24,7 +24,7 @@ from semantic.cli.conversation import Conversation
 from semantic.cli.options import AsJson, StoreOptions
 from semantic.cli.report import Json, match_json, show_name, to_line
 from semantic.cli.terminal import read_stdin, require_text
-from semantic.composition.models import load_tokenizer
+from semantic.composition.named_models import load_tokenizer
 from semantic.domain.block_hash import Part
 from semantic.domain.prefix import common_prefix
 from semantic.domain.stored import Manifest

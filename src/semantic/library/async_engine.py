@@ -18,8 +18,8 @@ from typing import Literal, Self, Unpack, overload
 from semantic.application.engine.admission import QueueLimits
 from semantic.application.serving import Serving
 from semantic.bootstrap import OnStoreUnavailable
-from semantic.composition.models import model_of
-from semantic.composition.settings import DEFAULT_MODEL, Settings
+from semantic.composition.engine_settings import DEFAULT_MODEL, Settings
+from semantic.composition.named_models import model_of
 from semantic.domain.block_hash import LOCAL_TENANT
 from semantic.domain.chat import Chat, Message
 from semantic.domain.errors import BackendError, InvalidRequestError

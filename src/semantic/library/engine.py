@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Literal, Self, TypeVar, Unpack, overload
 
 from semantic.bootstrap import OnStoreUnavailable
-from semantic.composition.settings import DEFAULT_MODEL, Settings
+from semantic.composition.engine_settings import DEFAULT_MODEL, Settings
 from semantic.domain.answer import AnswerEvent
 from semantic.domain.chat import Message
 from semantic.domain.errors import BackendError

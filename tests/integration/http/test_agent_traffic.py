@@ -24,7 +24,7 @@ from semantic.adapters.http.context import ServerContext
 from semantic.adapters.http.metrics import AnswerRecord
 from semantic.adapters.http.settings import ServerSettings
 from semantic.application.chat.answer_reader import AnswerMessage
-from semantic.composition.settings import Settings
+from semantic.composition.engine_settings import Settings
 from semantic.domain.answer import (
     AnswerEnd,
     AnswerEvent,

@@ -14,7 +14,7 @@ import pytest
 
 from semantic.adapters.http.anthropic import request
 from semantic.application.serving import Serving
-from semantic.composition.settings import Settings
+from semantic.composition.engine_settings import Settings
 from semantic.serve import ServeSettings, load_serving
 from tests.support.http_server import RunningServer, running
 from tests.support.model_folder import small_model, write_model

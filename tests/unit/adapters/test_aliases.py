@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from semantic.adapters.hub.aliases import default_file, read_aliases, remove_alias, set_alias
-from semantic.composition import models
+from semantic.composition import named_models
 from semantic.domain.errors import InvalidRequestError, OperatorError
 
 
@@ -105,8 +105,10 @@ def test_a_folder_goes_before_an_alias_and_a_hub_id_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_alias("coder", "org/Coder-7B")
-    assert models.model_of("coder") == "org/Coder-7B"
-    assert [models.model_of(one) for one in ("org/coder", "./coder", "semantic-tiny", "")] == [
+    assert named_models.model_of("coder") == "org/Coder-7B"
+    assert [
+        named_models.model_of(one) for one in ("org/coder", "./coder", "semantic-tiny", "")
+    ] == [
         "org/coder",
         "./coder",
         "semantic-tiny",
@@ -114,7 +116,7 @@ def test_a_folder_goes_before_an_alias_and_a_hub_id_is_none(
     ]
     (tmp_path / "coder").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert models.model_of("coder") == "coder"
+    assert named_models.model_of("coder") == "coder"
 
 
 def test_names_of_a_server_are_remembered_but_for_those_of_the_user(
@@ -123,16 +125,16 @@ def test_names_of_a_server_are_remembered_but_for_those_of_the_user(
     (tmp_path / "folder").mkdir()
     monkeypatch.chdir(tmp_path)
     set_alias("mine", "org/Mine")
-    models.remember_served("folder", ["mine", "a/b", "semantic-tiny", "chat"])
+    named_models.remember_served("folder", ["mine", "a/b", "semantic-tiny", "chat"])
     assert read_aliases().all() == {"mine": "org/Mine", "chat": str(tmp_path / "folder")}
-    models.remember_served("mine", ["chat"])
+    named_models.remember_served("mine", ["chat"])
     assert read_aliases().all()["chat"] == "org/Mine"
 
 
 def test_a_server_without_names_reads_and_writes_nothing() -> None:
     default_file().parent.mkdir(parents=True)
     default_file().write_text("no TOML")
-    models.remember_served("org/Model", ())
+    named_models.remember_served("org/Model", ())
     assert default_file().read_text() == "no TOML"
 
 
@@ -153,4 +155,4 @@ def test_a_similar_name_is_one_that_is_known(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     (tmp_path / "models--org--Qwen3-8B-4bit").mkdir()
     set_alias("coder", "org/Coder-7B")
-    assert models.similar_model(name) == meant
+    assert named_models.similar_model(name) == meant

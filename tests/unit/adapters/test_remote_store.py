@@ -23,8 +23,8 @@ from semantic.adapters.stores.remote.sealing import (
 )
 from semantic.adapters.stores.remote.vault import Vault
 from semantic.application.cache.prefix_lookup import window_links
-from semantic.composition.settings import Settings
-from semantic.composition.stores import open_remote, try_remote
+from semantic.composition.engine_settings import Settings
+from semantic.composition.process_stores import open_remote, try_remote
 from semantic.domain.block_hash import Part, tenant_tag
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.stored import BlockLayout

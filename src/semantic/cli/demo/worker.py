@@ -24,7 +24,7 @@ from semantic.cli.conversation import Conversation, Message
 from semantic.cli.driving import Driver, succeeded
 from semantic.cli.edge import exit_code, print_error
 from semantic.cli.terminal import write
-from semantic.composition.settings import Settings
+from semantic.composition.engine_settings import Settings
 from semantic.domain.errors import BackendError, SemanticError
 from semantic.domain.value_objects import CompletedGeneration, TokenEvent
 

@@ -29,13 +29,13 @@ from semantic.cli.remote.running_models import RUNNING_MODEL_COMMANDS
 from semantic.cli.report import Json, columns, show_bytes, show_name, to_line
 from semantic.cli.shell.completion import complete_models
 from semantic.cli.terminal import is_interactive
-from semantic.composition.models import (
+from semantic.composition.engine_settings import DEFAULT_MODEL
+from semantic.composition.named_models import (
     find_remote,
     model_of,
     permanent_name,
     similar_model,
 )
-from semantic.composition.settings import DEFAULT_MODEL
 from semantic.domain.errors import (
     CapacityError,
     InvalidRequestError,

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from semantic.cli.report import Json
+from semantic.composition.engine_settings import DEFAULT_MODEL
 from semantic.composition.framework import read_device
-from semantic.composition.memory import default_pool_bytes, default_process_bytes
-from semantic.composition.models import describe_model, model_of, model_path
-from semantic.composition.settings import DEFAULT_MODEL
+from semantic.composition.memory_shares import default_pool_bytes, default_process_bytes
+from semantic.composition.named_models import describe_model, model_of, model_path
 from semantic.domain.errors import InvalidRequestError, SemanticError
 from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec
 

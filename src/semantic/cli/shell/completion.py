@@ -26,8 +26,8 @@ _HUB_FOLDER = re.compile(r"models--(.+?)--(.+)")
 def complete_agents(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of the local tenant's agents, last saved first."""
     from semantic.adapters.stores.disk.agent_names import agent_names
-    from semantic.composition.settings import Settings
-    from semantic.composition.stores import store_folder
+    from semantic.composition.engine_settings import Settings
+    from semantic.composition.process_stores import store_folder
     from semantic.domain.errors import StoreError
 
     try:
@@ -39,7 +39,7 @@ def complete_agents(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def complete_models(incomplete: str) -> list[str]:
     """The model inside the package, aliases and the hub's cache; a shell completes folders."""
-    from semantic.composition.settings import DEFAULT_MODEL
+    from semantic.composition.engine_settings import DEFAULT_MODEL
 
     names = [DEFAULT_MODEL, *_aliases(), *sorted(_cached_models())]
     fitting = (name for name in names if name.startswith(incomplete) and _PLAIN.fullmatch(name))

@@ -2,5 +2,5 @@
 
 `objects` reads and writes with deadlines, `sealing` encrypts, `vault` derives and deletes keys,
 `remote_store` is the `CacheStorePort`, `remote_records` has turns and responses. An extra of the
-package: only `composition.stores` imports it, and only for a server with a remote store.
+package: only `composition.process_stores` imports it, and only for a server with a remote store.
 """

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semantic.application.models.model_names import most_similar
+from semantic.composition.engine_settings import ADAPTER_MARK, DEFAULT_MODEL, NamedAdapter, Settings
 from semantic.composition.framework import mlx_provider
-from semantic.composition.settings import ADAPTER_MARK, DEFAULT_MODEL, NamedAdapter, Settings
 from semantic.domain.errors import (
     InvalidRequestError,
     ModelNotFoundError,

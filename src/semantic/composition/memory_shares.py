@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from semantic.composition.engine_settings import Settings
 from semantic.composition.framework import read_device
-from semantic.composition.models import find_model
-from semantic.composition.settings import Settings
+from semantic.composition.named_models import find_model
 from semantic.domain.errors import (
     CapacityError,
     InvalidRequestError,
@@ -45,6 +45,11 @@ _MIN_POOL_BYTES = 64 * _MIB
 _MEMORY_TIER_FRACTION = 16
 
 _MIN_MEMORY_TIER_BYTES = 64 * _MIB
+
+
+def default_pool_of(settings: Settings) -> int:
+    """The pool's limit beside the weights that are loaded now; on MLX's thread."""
+    return default_pool_bytes(memory_of(settings), read_device().used_bytes)
 
 
 def default_pool_bytes(memory: int, weights: int) -> int:

@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from semantic.composition.memory import default_memory_tier_bytes, memory_of
-from semantic.composition.settings import Settings
+from semantic.composition.engine_settings import Settings
+from semantic.composition.memory_shares import default_memory_tier_bytes, memory_of
 from semantic.domain.errors import (
     InvalidRequestError,
     OperatorError,
