@@ -191,6 +191,21 @@ def test_calls_of_the_loop_have_results_and_errors() -> None:
     assert loop.call(threading.get_ident).result(PATIENCE) == ident
 
 
+def test_a_process_exits_when_the_turn_has_ended() -> None:
+    loop, begun, may_end = StepLoop(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        may_end.wait()
+
+    done = loop.call(work)
+    begun.wait()
+    assert not loop.rest(seconds=0.01)
+    may_end.set()
+    assert loop.rest()
+    assert done.done()
+
+
 def test_slices_at_once_wait_for_what_they_need() -> None:
     later: Future[object] = Future()
     threading.Timer(0.01, later.set_result, (7,)).start()

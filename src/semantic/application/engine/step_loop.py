@@ -7,6 +7,7 @@ neither engines nor models.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import itertools
 import sys
 import threading
@@ -28,6 +29,8 @@ T = TypeVar("T")
 _MOST_WAIT, _FEWEST_TURNS = 0.25, 4
 """What is ready waits for so many seconds of others, and where these take long for so many of their
 turns: a stream beside a hundred requests of another model would stop for seconds otherwise."""
+_REST = 2.0
+"""Seconds that a process that exits waits for a turn to end."""
 
 
 class Lane(Protocol):
@@ -73,6 +76,7 @@ class StepLoop:
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._lanes: list[Lane] = []
         self._turns: FairTurns[Lane] = FairTurns()
+        self._rests = False
 
     def add(self, lane: Lane) -> None:
         """Give `lane` turns until it has no more to do."""
@@ -80,6 +84,7 @@ class StepLoop:
             self._lanes.append(lane)
             if self._thread.ident is None:
                 self._thread.start()
+                atexit.register(self.rest)
             self.changed.notify_all()
 
     def call(self, function: Callable[[], T]) -> Future[T]:
@@ -88,6 +93,14 @@ class StepLoop:
         call, result = engine_call(lambda _: function())
         self.add(_Call(call))
         return result
+
+    def rest(self, seconds: float = _REST) -> bool:
+        """Return when the thread waits for a lane, or after `seconds`; whether it waits.
+
+        A process that exits while the framework holds the thread would abort.
+        """
+        with self.changed:
+            return self.changed.wait_for(lambda: self._rests, seconds)
 
     def others_work(self, lane: Lane) -> bool:
         """Whether another lane than `lane` has something to do. For the loop's thread."""
@@ -139,15 +152,16 @@ class StepLoop:
         """Wait for a lane that is ready, and give it a turn."""
         with self.changed:
             while not (ready := self._weights()):
+                self._rests = True
+                self.changed.notify_all()
                 self.changed.wait()
+            self._rests = False
         lane = self._turns.next(ready)
         if self.guard is not None:
             self.guard.check()  # before: after a last turn the process may be about to exit
         started = self._clock()
         has_more = lane.turn()
         self._turns.account(lane, self._clock() - started, ready[lane])
-        if self.guard is not None:
-            self.guard.check()
         if not has_more:
             with self.changed:
                 self._lanes.remove(lane)
