@@ -42,7 +42,7 @@ def test_json_holds_everything_about_the_answer() -> None:
     }  # fmt: skip
     assert set(document["match"]) == {
         "prompt_tokens", "reused_tokens", "end", "source", "differs_at", "expected", "got",
-        "seconds", "computed_tokens", "lost",
+        "seconds", "computed_tokens", "lost", "any_chip",
     }  # fmt: skip
     assert document["finish_reason"] == "length"
     assert len(document["tokens"]) == document["usage"]["generated_tokens"] == 5

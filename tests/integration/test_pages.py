@@ -42,9 +42,10 @@ NOT_TRIED: Final = (
     'uv tool install "semantic-engine[cpu]"',
     "curl -fo agent.tar http://here:8000/v1/agents/NAME/export",
     "curl -fT agent.tar -X POST 'http://there:8000/v1/agents/import?name=NEW'",
+    "openssl rand -hex 32 > fleet-secret && chmod 600 fleet-secret",
 )
-"""Other programs: `make release` tries how the package is installed, and the tests of exports over
-HTTP send the same requests."""
+"""Other programs: `make release` tries how the package is installed, the tests of exports over HTTP
+send the same requests, and those of fleets make such a file."""
 ELLIPSIS: Final = "messages=[...]"
 MESSAGES: Final = 'messages=[{"role": "user", "content": "Hello"}]'
 

@@ -12,7 +12,7 @@ import yaml  # type: ignore[import-untyped]  # the package has no types
 
 from semantic.adapters.http.metrics import Metrics
 from semantic.application.engine.engine_state import EngineFigures, EngineState, Figures
-from semantic.domain.stored import StoreStats, Tier
+from semantic.domain.stored import StoreStats, Tier, Wear
 from tools.release import ROOT
 
 BOARD = json.loads((ROOT / "deploy" / "grafana" / "semantic.json").read_text(encoding="utf-8"))
@@ -38,7 +38,8 @@ def expressions() -> list[tuple[str, str]]:
 def labels() -> Mapping[str, set[str]]:
     """The labels of every sample that the server can show, by the sample's name."""
     counts = dict.fromkeys(("written", "evicted", "dropped", "damaged", "write_errors"), 1)
-    stores = tuple(StoreStats(tier, 1, 1, 1, counts=counts) for tier in Tier)
+    wear = Wear("2026-01-31", "2026-01-01", 1, {}, max_a_day=1, rated=1)
+    stores = tuple(StoreStats(tier, 1, 1, 1, counts=counts, wear=wear) for tier in Tier)
     figures = Figures(EngineFigures(EngineState.READY, restored_bytes={Tier.DISK: 1}), stores)
     metrics = Metrics("model", lambda: figures)
     found: dict[str, set[str]] = {**_ADDED}

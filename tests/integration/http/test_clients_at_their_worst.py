@@ -29,7 +29,7 @@ from tests.support.http_server import Reply, RunningServer, running, until
 from tests.support.runnable_serving import RunnableFake
 
 QUICK = ServerSettings(send_timeout=0.5, idle_timeout=1, stop_timeout=60)
-LARGE = b"GET /page/agents.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
+SMALL = b"GET /page/chat.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def test_a_rest_that_is_never_read_does_not_hold_an_idle_connection_for_ever() -> None:
@@ -149,7 +149,7 @@ def _leave_a_rest(server: RunningServer, one: socket.socket) -> None:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     for _ in range(1000):
         before = connection.cycle
-        one.sendall(LARGE)
+        one.sendall(SMALL)
         until(partial(_has_answered, connection, before))
         if connection.transport.get_write_buffer_size():
             break
