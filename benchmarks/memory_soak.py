@@ -9,8 +9,6 @@ for another reason than a 503, if the process had more than its limit, or grew a
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
 import statistics
@@ -25,7 +23,7 @@ from typing import Self
 import semantic.adapters.mlx  # isort: skip  # noqa: F401  loads OpenBLAS before MLX
 
 from benchmarks.server_process import ServerProcess, semantic_server
-from benchmarks.soak import Question, Row, Soak
+from benchmarks.soak import Question, Row, Soak, command
 from experiments.exp_006_gather.scaling import fit
 from experiments.harness.document import Scalar
 from experiments.harness.record import Run
@@ -175,17 +173,8 @@ def run(minutes: float = MINUTES) -> Result:
 
 
 def main() -> int:
-    """Run it; 1 when the criterion is missed. Writes a result only with `--output`."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=MINUTES)
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-    result = run(options.minutes)
-    if options.output is not None:
-        options.output.mkdir(parents=True, exist_ok=True)
-        result.write(options.output / "memory_soak.json")
-    print(json.dumps(result.summary, indent=2))
-    return int(not result.verdict.passed)
+    """Run it; 1 when the criterion is missed."""
+    return command(__doc__, "memory_soak", run, MINUTES)
 
 
 if __name__ == "__main__":

@@ -210,15 +210,23 @@ def run(minutes: float = MINUTES) -> Result:
 
 
 def main() -> int:
-    """Run it; 1 when the criterion is missed. Writes a result only with `--output`."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=MINUTES)
+    """Run it; 1 when the criterion is missed."""
+    return command(__doc__, "soak", run, MINUTES)
+
+
+def command(
+    description: str | None, name: str, run: Callable[[float], Result], minutes: float
+) -> int:
+    """The command line of a soak; 1 when its criterion is missed. Writes a result, named `name`,
+    only with `--output`."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--minutes", type=float, default=minutes)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     result = run(options.minutes)
     if options.output is not None:
         options.output.mkdir(parents=True, exist_ok=True)
-        result.write(options.output / "soak.json")
+        result.write(options.output / f"{name}.json")
     print(json.dumps(result.summary, indent=2))
     return int(not result.verdict.passed)
 

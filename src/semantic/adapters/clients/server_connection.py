@@ -177,6 +177,13 @@ def json_object(reply: Reply) -> object:
         return None
 
 
+def found_object(reply: Reply) -> object:
+    """The response as JSON if it is OK; None if it is no JSON. Raises as `refusal` otherwise."""
+    if reply.status != HTTPStatus.OK:
+        raise refusal(reply, "that")
+    return json_object(reply)
+
+
 def _exchange(
     connection: HTTPConnection, path: str, key: str | None, upload: Upload | None
 ) -> HTTPResponse:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from http import HTTPStatus
 from typing import Final
 
 from semantic.adapters.clients.server_connection import (
     Reply,
     Upload,
+    found_object,
     get,
-    json_object,
     key_for,
     not_ours,
-    refusal,
     send,
 )
 
@@ -41,9 +39,7 @@ def limit_memory(url: str, key_variable: str, limit_gb: float | None) -> Documen
 
 
 def _found(reply: Reply) -> Document:
-    if reply.status != HTTPStatus.OK:
-        raise refusal(reply, "that")
-    found = json_object(reply)
+    found = found_object(reply)
     if not isinstance(found, dict) or found.get("object") != "memory":
         raise not_ours(reply.base)
     return found

@@ -6,18 +6,15 @@ Knows the routes; not when a server does either by itself.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from http import HTTPStatus
 from typing import Final, Literal
 from urllib.parse import quote
 
 from semantic.adapters.clients.server_connection import (
-    Reply,
     Upload,
+    found_object,
     get,
-    json_object,
     key_for,
     not_ours,
-    refusal,
     send,
 )
 
@@ -32,7 +29,7 @@ def list_models(url: str, key_variable: str) -> Sequence[Row]:
     """The names of the server at `url`, with what it says of each. Raises as `get`, and
     OperatorError or as `refusal` for another answer."""
     with get(url, _PATH, key_variable) as reply:
-        found = _found(reply)
+        found = found_object(reply)
         match found:
             case {"data": [*rows]} if all(isinstance(row, dict) and "id" in row for row in rows):
                 return rows
@@ -45,13 +42,7 @@ def change_model(url: str, key_variable: str, name: str, action: Literal["load",
     key = key_for(url, key_variable)
     path = f"{_PATH}/{quote(name, safe='/')}/{action}"
     with send(url, path, key, Upload((), 0, _LOAD_SECONDS)) as reply:
-        found = _found(reply)
+        found = found_object(reply)
         if not isinstance(found, dict) or "state" not in found:
             raise not_ours(reply.base)
         return found
-
-
-def _found(reply: Reply) -> object:
-    if reply.status != HTTPStatus.OK:
-        raise refusal(reply, "that")
-    return json_object(reply)

@@ -26,8 +26,6 @@ from semantic.ports.outbound import Clock
 _LONGEST_WAITING_EVERY = 4
 """One chunk in this many goes to the request that has waited longest, if all others since its last
 went elsewhere: a stream of short prompts cannot starve a long one."""
-_FEWEST = 16
-"""Tokens of the smallest chunk of a prompt that is not at its end."""
 _CONCURRENT_SECONDS = 30.0
 """How long after two requests were last active together more are expected: agents that work at the
 same time usually send their next request within this time."""
@@ -206,14 +204,14 @@ class Scheduler:
         least = self._budget.smallest if step.passes and not is_last else 1
         if left < least or (first_token_due and not is_last):
             return []
-        rest = self._order.by_least_computed([one for one in ready if one is not request])
+        rest = [one for one in ready if one is not request]
         chunks = self._side_by_side(step, request, rest, left, beside)
         if chunks:
             return chunks
         if not is_last:
             return [Chunk(request, chunk_size(left))]
         joining = [one for one in rest if may_join(one)] if rest and may_join(request) else []
-        return self._joined(Chunk(request, left), joining)
+        return self._joined(Chunk(request, left), self._order.by_least_computed(joining))
 
     def _side_by_side(
         self,
@@ -225,9 +223,11 @@ class Scheduler:
     ) -> list[Chunk]:
         """Chunks of equally many tokens, of `first` and as many others as it pays for; or none."""
         budget = self._budget
-        most = beside(first, left)
+        most = beside(first, left) if rest else 0
         n_tokens = size_beside(most, most)
-        others = [one for one in rest if n_tokens and beside(one, n_tokens)]
+        if not n_tokens:
+            return []
+        others = [one for one in self._order.by_least_computed(rest) if beside(one, n_tokens)]
         share = budget.beside(n_tokens, 1 + len(others))
         if share is None:
             return []
@@ -249,7 +249,8 @@ class Scheduler:
         fitting = self._fitting(n_tokens, request.computed + n_tokens)
         if fitting == n_tokens:
             return left
-        return 0 if fitting < _FEWEST and step.decoding else max(_FEWEST, fitting)
+        fewest = self._budget.smallest
+        return 0 if fitting < fewest and step.decoding else max(fewest, fitting)
 
     def _fitting(self, n_tokens: int, context: int) -> int:
         """How many of `n_tokens` there is memory for in a pass, the last with `context` tokens."""
