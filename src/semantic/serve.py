@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -40,7 +40,7 @@ from semantic.bootstrap import (
     build_in_slices,
     rebuild_app,
 )
-from semantic.composition.engine_settings import Settings
+from semantic.composition.engine_settings import NamedAdapter, Settings
 from semantic.composition.memory_shares import give_up_under_pressure, guarded_loop
 from semantic.composition.named_models import model_name, model_path
 from semantic.composition.process_stores import (
@@ -89,13 +89,13 @@ class ServeSettings:
 
     `names` are the model's names, by default `model_name(engine.model)`; that and the path are
     accepted too, and `DEFAULT_NAME` if it `is_first` of several. Of a model under an adapter
-    only `names` and `aliases` are, and `parent` is the id of the model whose weights it shares.
-    `max_context` limits prompt and
-    answer together, in tokens; by default the limit is the model's own or what the pool holds,
-    whichever is less. Sampling parameters that are None are those recommended by the model's
-    makers. `max_tokens` is an answer's limit in requests without one; None: up to the end of the
-    context. Prefixes of the conversations in `public` are shared by all tenants. `tenants` are the
-    names of those that have keys, in the order of the keys: the log has their ids.
+    only `names`, by default the adapter's behind the model's, and `aliases` are, and `parent` is
+    the id of the model whose weights it shares. `max_context` limits prompt and answer together,
+    in tokens; by default the limit is the model's own or what the pool holds, whichever is less.
+    Sampling parameters that are None are those recommended by the model's makers. `max_tokens` is
+    an answer's limit in requests without one; None: up to the end of the context. Prefixes of the
+    conversations in `public` are shared by all tenants. `tenants` are the names of those that have
+    keys, in the order of the keys: the log has their ids.
     """
 
     engine: Settings = field(default_factory=Settings)
@@ -335,10 +335,10 @@ def _transfers(
 
 def served_names(settings: ServeSettings) -> tuple[tuple[str, ...], frozenset[str]]:
     """The model's names, and what is accepted besides: its own name, and its folder's path."""
-    if settings.engine.adapter is not None:
-        return settings.names, settings.aliases - {*settings.names}
-    given = settings.engine.model
+    given, adapter = settings.engine.model, settings.engine.adapter
     own = model_name(given)
+    if adapter is not None:
+        return settings.names or (adapter.named(own),), settings.aliases - {*settings.names}
     names = dict.fromkeys(settings.names or (own,))
     if settings.is_first:
         names[DEFAULT_NAME] = None
@@ -346,6 +346,18 @@ def served_names(settings: ServeSettings) -> tuple[tuple[str, ...], frozenset[st
     if own != given:
         aliases.add(str(model_path(given)))
     return tuple(names), frozenset(aliases - names.keys())
+
+
+def adapted(model: ServeSettings, adapter: NamedAdapter, *, is_alone: bool = True) -> ServeSettings:
+    """What `model`, whose names are set, is under `adapter`; that one's name will do if it
+    `is_alone` in having it."""
+    return replace(
+        model,
+        engine=replace(model.engine, adapter=adapter),
+        names=tuple(map(adapter.named, model.names)),
+        aliases=frozenset((adapter.name,) if is_alone else ()),
+        parent=model.names[0],
+    )
 
 
 def log_tenants(secret: bytes, tenants: Sequence[str]) -> None:

@@ -1,6 +1,7 @@
-"""Composition root of a server of several models: one thread, one store, one budget of bytes.
+"""Composition root of several models: one thread, one store, one budget of bytes.
 
-Each model is built by `serve` when it is loaded; which one is, `residency` decides. Knows no wire.
+Each model is built by `serve` when it is loaded: of a server `residency` decides which one is, of a
+program all stay. Knows no wire.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from typing import TYPE_CHECKING
 from semantic.application.engine.admission import limit_bytes
 from semantic.application.engine.step_loop import StepLoop
 from semantic.application.models.model_manager import ModelManager, RunnableServing
+from semantic.application.models.model_names import unknown_model
 from semantic.application.models.on_demand import ManagedModels
 from semantic.application.models.residency import Patience, Residency, Weights
+from semantic.application.serving import Serving
 from semantic.bootstrap import (
     OnStoreUnavailable,
     Shared,
@@ -36,6 +39,7 @@ from semantic.composition.memory_shares import (
     guarded_loop,
     memory_of,
     planned_bytes,
+    pool_share,
 )
 from semantic.composition.named_models import (
     describe_model,
@@ -47,6 +51,7 @@ from semantic.composition.named_models import (
 from semantic.domain.block_hash import tenant_id, tenant_tag
 from semantic.domain.errors import (
     InvalidRequestError,
+    ModelNotFoundError,
     SemanticError,
     WeightsTooLargeError,
 )
@@ -139,6 +144,75 @@ async def load_models(
         undo.pop_all()
     manager.preload([one.id for one in known[1 : settings.loaded]])
     return ManagedModels(manager, lambda one: TenantId(tenant_id(secret, tenant_tag(secret, one))))
+
+
+class ResidentModels:
+    """Models that stay loaded until all are closed, the first of them that of no name."""
+
+    def __init__(self, servings: Sequence[Serving] = (), shared: Shared | None = None) -> None:
+        """`shared` is closed with them."""
+        self.servings = list(servings)
+        self._shared = shared
+
+    def number(self, name: str | None) -> int:
+        """Which of them has the name. Raises ModelNotFoundError."""
+        for number, one in enumerate(self.servings):
+            if name is None or one.model.accepts(name):
+                return number
+        known = [one.model.id for one in self.servings]
+        raise ModelNotFoundError(unknown_model(str(name), known, "this engine"))
+
+    async def flush(self) -> None:
+        """See `Serving.flush`; of all."""
+        for one in self.servings:
+            await one.flush()
+
+    async def close(self) -> None:
+        """See `Serving.close`; of all."""
+        for one in self.servings:
+            await one.close()
+        await asyncio.to_thread(self._close_shared)
+
+    def end(self) -> None:
+        """`close` for a thread without an event loop; waits."""
+        for one in self.servings:
+            one.end()
+        self._close_shared()
+
+    def _close_shared(self) -> None:
+        if self._shared is not None:
+            self._shared.turns.close()
+            self._shared.loop.call(self._shared.store.close).result()
+
+
+async def load_resident(
+    models: Sequence[ServeSettings], on_store_unavailable: OnStoreUnavailable | None = None
+) -> ResidentModels:
+    """Load a model, or several on the same weights, each with an equal part of the pool. The
+    settings of the first are those of the store.
+
+    Raises as `serve.load_serving`; then nothing stays loaded.
+    """
+    if len(models) == 1:
+        return ResidentModels([await load_serving(models[0], on_store_unavailable)])
+    first = models[0].engine
+    loop = guarded_loop(first, logger.info)
+
+    def open_all() -> tuple[Shared, Settings]:
+        of_one = pool_share(first, len(models))
+        return open_shared(first, loop, logger.warning, on_store_unavailable), of_one
+
+    shared, of_one = await asyncio.wrap_future(loop.call(open_all))
+    give_up_under_pressure(loop, shared.store)
+    loaded = ResidentModels((), shared)
+    async with AsyncExitStack() as undo:
+        undo.push_async_callback(loaded.close)
+        for one in models:
+            engine = replace(of_one, adapter=one.engine.adapter, use_disk=shared.settings.use_disk)
+            own = replace(one, engine=engine)
+            loaded.servings.append(await load_serving(own, shared=shared))
+        undo.pop_all()
+    return loaded
 
 
 def _residency(

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from semantic.adapters.mlx.model.provider import find_folder
 from semantic.cli.progress import ProgressBar
 from semantic.cli.run import Job, JsonLines, answer
 from semantic.domain.errors import BackendError
 from semantic.domain.value_objects import SamplingParams
 from tests.cli.support import command_line, environment, fake_app, process, semantic
+from tests.support.adapter_folder import write_adapter
 
 SUM = "What is 3 plus 4?"
 ANSWER = "3 plus 4 is 7."
@@ -51,6 +53,21 @@ def test_json_holds_everything_about_the_answer() -> None:
     }  # fmt: skip
     assert document["timings"]["ttft_seconds"] <= document["timings"]["total_seconds"]
     assert document["timings"]["decode_tokens_per_second"] > 0
+
+
+def test_an_adapter_makes_another_model_of_the_same(tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "sql", find_folder("semantic-tiny"))
+    asked = ("run", SUM, "--json", "--max-tokens", "5", "--no-store")
+    plain, other = (
+        json.loads(semantic(*asked, *more).out) for more in ((), ("--adapter", str(adapter)))
+    )
+    assert (plain["model"], other["model"]) == ("semantic-tiny", "semantic-tiny+sql")
+    assert plain["tokens"] != other["tokens"]
+    wrong = semantic(*asked, "--adapter", f"other+sql={adapter}")
+    assert wrong.code == 2
+    assert wrong.error_lines == [
+        f"error: --adapter other+sql={adapter}: expected an adapter of semantic-tiny"
+    ]
 
 
 def test_the_chat_template_is_used_unless_told_otherwise() -> None:

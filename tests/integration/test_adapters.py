@@ -8,10 +8,11 @@ import inspect
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-import semantic.adapters.mlx  # isort: skip  # noqa: F401  loads OpenBLAS before MLX
+import semantic.adapters.mlx  # isort: skip
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -20,11 +21,12 @@ from mlx.utils import tree_flatten
 from mlx_lm.tuner import utils as tuner
 from mlx_lm.utils import load, load_model, quantize_model
 
+import semantic
 from semantic.adapters.http.settings import load_settings
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.model.adapter import apply_adapter, read_adapter
 from semantic.adapters.mlx.model.joined import join, share
-from semantic.adapters.mlx.model.provider import MLXModelProvider
+from semantic.adapters.mlx.model.provider import MLXModelProvider, find_folder
 from semantic.application.models.on_demand import ManagedModels
 from semantic.bootstrap import App, build_engine
 from semantic.cli.serve import load_model as load_server
@@ -303,6 +305,60 @@ def test_models_of_one_base_answer_side_by_side_and_their_accounts_are_right(
 
     asyncio.run(first())
     asyncio.run(second())
+
+
+def test_a_program_talks_to_agents_of_a_model_and_of_its_adapters(tmp_path: Path) -> None:
+    base = find_folder("semantic-tiny")
+    given = {one: write_adapter(tmp_path / one, base, seed=i) for i, one in enumerate(("x", "y"))}
+    settings = Settings(pool_bytes=3 * POOL, memory_bytes=TIER, store=tmp_path / "store")
+    options: semantic.ChatOptions = {"max_tokens": TOKENS, "temperature": 0}
+    models = (None, "x", "semantic-tiny+y")
+    requests = [semantic.Request("ada", "Hello!", model=one) for one in models]
+    with semantic.Engine(replace(settings, use_disk=True), adapters=given) as engine:
+        tiny, *adapted = engine.models
+        assert (tiny.id, tiny.parent) == ("semantic-tiny", None)
+        assert [one.id for one in adapted] == ["semantic-tiny+x", "semantic-tiny+y"]
+        assert {one.parent for one in adapted} == {tiny.id}
+        first = engine.run_batch(requests, **options)
+        theirs, tokenizer, *_ = load(str(base), adapter_path=str(given["y"]))
+        prompt = tokenizer.apply_chat_template(
+            [{"role": "user", "content": "Hello!"}], add_generation_prompt=True
+        )
+        text = tokenizer.decode(generate(cast(Module, theirs), prompt, TOKENS))
+        assert first[-1].text == text.partition("<|end|>")[0]
+        assert len({one.text for one in first}) == 3
+        assert [one.cached_tokens for one in first] == [0, 0, 0]
+        twin = engine.agent("ada", model="semantic-tiny+x").fork("twin")
+        assert twin is not engine.agent("twin")
+        assert [one.id for one in engine.agents("x")] == ["twin", "ada"]
+        assert [one.id for one in engine.agents()] == ["ada"]
+        with pytest.raises(ModelNotFoundError, match=r"this engine has: .*mean semantic-tiny\+x"):
+            engine.chat("ada", "Hello!", model="semantic-tiny+xx")
+        with pytest.raises(InvalidRequestError, match="'ada' has two requests"):
+            engine.run_batch([*requests, semantic.Request("ada", "Bye!", model="semantic-tiny+x")])
+        file = tmp_path / "ada.agent"
+        engine.agent("ada", model="x").export(file)
+        with pytest.raises(InvalidRequestError):
+            engine.import_agent(file, "zoe")
+        assert engine.import_agent(file, "zoe", model="x").cached_tokens > 0
+    alone = replace(settings, use_disk=True, adapter=NamedAdapter("x", given["x"]))
+    with semantic.Engine(alone) as engine:
+        assert engine.model.id == "semantic-tiny+x"
+        again = engine.chat("ada", "And?", **options)
+        assert again.cached_tokens >= first[1].prompt_tokens
+
+
+def test_adapters_of_a_program_are_checked_before_anything_is_loaded(
+    base: Path, adapters: dict[str, Path]
+) -> None:
+    with pytest.raises(InvalidRequestError, match="adapter a=b=x: expected NAME=PATH"):
+        semantic.AsyncEngine(str(base), adapters={"a=b": "x"})
+    settings = Settings(str(base), adapter=NamedAdapter("x", adapters["lora"]))
+    with pytest.raises(InvalidRequestError, match="an adapter or adapters"):
+        semantic.AsyncEngine(settings, adapters={"y": adapters["other"]})
+    missing = base / "missing"
+    with pytest.raises(ModelNotFoundError, match="no adapter folder"):
+        semantic.Engine(str(base), adapters={"x": missing})
 
 
 # --- what is refused --------------------------------------------------------------------------

@@ -321,7 +321,7 @@ def test_an_agent_of_a_server_is_saved_without_its_messages(
 ) -> None:
     monkeypatch.setattr("semantic.library.async_agent.transcript_of", lambda _: "")
     engine.chat("remote", "My name is Kai.")
-    del engine._engine._agents["remote"]
+    del engine._engine._agents[0]["remote"]
     with pytest.raises(InvalidRequestError, match="'remote' is saved without its messages"):
         engine.chat("remote", "What is my name?")
     told = [{"role": "user", "content": "My name is Kai."}]

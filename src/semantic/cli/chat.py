@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from semantic.cli.edge import EXIT_INTERRUPTED, print_error
-from semantic.cli.options import EngineOptions, MaxTokens, SamplingOptions
+from semantic.cli.options import Adapter, EngineOptions, MaxTokens, SamplingOptions
 from semantic.cli.progress import ProgressBar, print_store_unavailable
 from semantic.cli.shell.completion import complete_agents
 from semantic.cli.terminal import (
@@ -39,6 +39,7 @@ def chat(
         str | None, typer.Option(help="A system message to begin with.", show_default=False)
     ] = None,
     max_tokens: MaxTokens = 512,
+    adapter: Adapter = None,
     new: Annotated[
         bool, typer.Option("--new", help="Forget the conversation and start a new one.")
     ] = False,
@@ -53,11 +54,11 @@ def chat(
     one turn, and the first one that fails ends the conversation.
     """
     params = sampling.params()
-    settings = engine.settings()
+    settings = engine.settings(adapter)
     if system is not None:
         require_text(system)
     with ProgressBar() as progress:
-        progress.show(f"loading {settings.model}")
+        progress.show(f"loading {settings.label}")
         from semantic.cli.dialogue.chat_session import ChatSession
         from semantic.library.engine import Engine
 

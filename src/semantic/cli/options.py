@@ -17,8 +17,8 @@ import typer
 
 from semantic.cli.edge import process_edge
 from semantic.cli.shell.completion import complete_models
-from semantic.composition.engine_settings import DEFAULT_MODEL, Settings
-from semantic.composition.named_models import model_of
+from semantic.composition.engine_settings import DEFAULT_MODEL, NamedAdapter, Settings
+from semantic.composition.named_models import model_name, model_of, parse_adapter
 from semantic.composition.process_stores import STORE_VARIABLE
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.value_objects import SamplingParams
@@ -116,6 +116,18 @@ ADAPTERS = typer.Option(
     "base; of several models BASE+NAME=PATH. May be repeated.",
     rich_help_panel=_ENGINE,
 )
+Adapter = Annotated[
+    str | None,
+    typer.Option(
+        "--adapter",
+        "--adapter-path",
+        metavar="[NAME=]PATH",
+        help="A folder with an adapter that mlx-lm trained for the model, which is then BASE+NAME "
+        "with agents of its own.",
+        show_default=False,
+        rich_help_panel=_ENGINE,
+    ),
+]
 _NO_STORE = typer.Option(
     "--no-store",
     help="Store nothing on disk: caches are lost when the program ends.",
@@ -185,15 +197,17 @@ class EngineOptions:
     fleet_secret_file: FleetSecretFile = None
     remote_store: RemoteStore = None
 
-    def settings(self) -> Settings:
-        """As bootstrap takes them, an alias replaced by its model.
+    def settings(self, adapter: str | None = None) -> Settings:
+        """As bootstrap takes them, an alias replaced by its model, under the `adapter` of
+        `--adapter`.
 
-        Raises InvalidRequestError for a budget of 0 or less.
+        Raises InvalidRequestError for a budget of 0 or less, and an adapter of another model.
         """
         if self.no_store and self.store is not None:
             raise InvalidRequestError("expected either --store or --no-store")
         return Settings(
             model_of(self.model),
+            adapter=None if adapter is None else self._adapter(adapter),
             pool_bytes=gib("--pool-gb", self.pool_gb),
             pool_blocks=self.pool_blocks,
             use_disk=not self.no_store,
@@ -204,6 +218,15 @@ class EngineOptions:
             fleet_secret=self.fleet_secret_file,
             remote=self.remote_store,
         )
+
+    def _adapter(self, given: str) -> NamedAdapter:
+        base, adapter = parse_adapter(given)
+        names = {self.model, model_name(model_of(self.model))}
+        if base is not None and base not in names:
+            raise InvalidRequestError(
+                f"--adapter {given[:200]}: expected an adapter of {self.model}"
+            )
+        return adapter
 
 
 @dataclass(frozen=True, slots=True)

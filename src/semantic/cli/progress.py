@@ -62,7 +62,7 @@ class ProgressBar:
 
         Raises what `build_engine` raises otherwise.
         """
-        self.show(f"loading {settings.model}")
+        self.show(f"loading {settings.label}")
         app = build_engine(settings, print_store_unavailable)
         self.show("ready")
         return app

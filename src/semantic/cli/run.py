@@ -19,7 +19,7 @@ import typer
 from semantic.bootstrap import App
 from semantic.cli.conversation import Message, has_chat_template, message
 from semantic.cli.driving import Driver, Timing, succeeded
-from semantic.cli.options import AsJson, EngineOptions, MaxTokens, SamplingOptions
+from semantic.cli.options import Adapter, AsJson, EngineOptions, MaxTokens, SamplingOptions
 from semantic.cli.progress import ProgressBar
 from semantic.cli.report import answer_json, to_line
 from semantic.cli.terminal import read_file, read_stdin, require_text, write
@@ -51,6 +51,7 @@ def run(
         ),
     ] = None,
     max_tokens: MaxTokens = 256,
+    adapter: Adapter = None,
     chat: Annotated[
         bool | None,
         typer.Option(
@@ -68,10 +69,10 @@ def run(
     """
     defaults = Job("run", None, (), max_tokens, sampling.params())
     jobs = read_jobs(prompt, file, defaults)
-    settings = engine.settings()
+    settings = engine.settings(adapter)
     with ProgressBar() as progress:
         app = progress.load(settings)
-        output: Output = JsonLines(settings.model) if as_json else PlainText()
+        output: Output = JsonLines(settings.label) if as_json else PlainText()
         with closing(app.engine):
             if chat is None:
                 chat = has_chat_template(app.tokenizer)

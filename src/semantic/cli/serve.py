@@ -207,22 +207,15 @@ def _with_adapters(
 ) -> list[list[ServeSettings]]:
     """Each model, and behind it what it is under each of its adapters. Raises
     InvalidRequestError."""
+    from semantic.serve import adapted
+
     adapters = [parse_adapter(one) for one in given]
     alone = Counter(adapter.name for _, adapter in adapters)
     groups = [[one] for one in models]
     for text, (base, adapter) in zip(given, adapters, strict=True):
         number = _base_of(text, base, models)
-        model = models[number]
-        names = tuple(map(adapter.named, model.names))
-        groups[number].append(
-            replace(
-                model,
-                engine=replace(model.engine, adapter=adapter),
-                names=names,
-                aliases=frozenset((adapter.name,) if alone[adapter.name] == 1 else ()),
-                parent=model.names[0],
-            )
-        )
+        is_alone = alone[adapter.name] == 1
+        groups[number].append(adapted(models[number], adapter, is_alone=is_alone))
     return groups
 
 

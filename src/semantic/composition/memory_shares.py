@@ -62,6 +62,19 @@ def default_pool_bytes(memory: int, weights: int) -> int:
     return max(_MIN_POOL_BYTES, min(memory // _POOL_FRACTION, left))
 
 
+def pool_share(settings: Settings, n_models: int) -> Settings:
+    """`settings` with one of `n_models` equal parts of the pool, all on the weights of its model;
+    on MLX's thread. Raises as `load`."""
+    n_bytes, n_blocks = settings.pool_bytes, settings.pool_blocks
+    if n_blocks is not None:
+        settings = replace(settings, pool_blocks=n_blocks // n_models)
+    elif n_bytes is None:
+        n_bytes = default_pool_bytes(memory_of(settings), _weights_of(settings.model))
+    if n_bytes is not None:
+        settings = replace(settings, pool_bytes=n_bytes // n_models)
+    return settings
+
+
 def planned_bytes(memory: int) -> int:
     """What weights, pools and memory tier may take together in a process of `memory` bytes."""
     return memory - memory // _UNPLANNED_FRACTION - _BASE_BYTES

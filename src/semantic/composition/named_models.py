@@ -41,12 +41,17 @@ def parse_adapter(given: str) -> tuple[str | None, NamedAdapter]:
     if not mark:
         named, path = model_path(given).name, given
     base, _, name = named.rpartition(ADAPTER_MARK)
-    if not path or not _ADAPTER_NAME.fullmatch(name):
+    return base or None, named_adapter(name, path)
+
+
+def named_adapter(name: str, path: str | Path) -> NamedAdapter:
+    """The adapter in the folder `path`. Raises InvalidRequestError for what can be no name."""
+    if not str(path) or not _ADAPTER_NAME.fullmatch(name):
         raise InvalidRequestError(
-            f"--adapter {given[:200]}: expected NAME=PATH, a name of letters, digits, dots, "
-            "underscores and hyphens, and the folder of an adapter"
+            f"adapter {name[:100]}={str(path)[:200]}: expected NAME=PATH, a name of letters, "
+            "digits, dots, underscores and hyphens, and the folder of an adapter"
         )
-    return base or None, NamedAdapter(name, Path(path).expanduser())
+    return NamedAdapter(name, Path(path).expanduser())
 
 
 def model_name(model: str) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import atexit
 import sys
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +20,7 @@ from semantic.application.engine.admission import QueueLimits
 from semantic.application.serving import Serving
 from semantic.bootstrap import OnStoreUnavailable
 from semantic.composition.engine_settings import DEFAULT_MODEL, Settings
-from semantic.composition.named_models import model_of
+from semantic.composition.named_models import model_name, model_of, named_adapter
 from semantic.domain.block_hash import LOCAL_TENANT
 from semantic.domain.chat import Chat, Message
 from semantic.domain.errors import BackendError, InvalidRequestError
@@ -30,7 +31,8 @@ from semantic.library.async_agent import AsyncAgent
 from semantic.library.chat_options import ChatOptions, Messages, Request, conversation
 from semantic.ports.agents import AgentSummary
 from semantic.ports.serving import ServedModel
-from semantic.serve import ServeSettings, load_serving
+from semantic.serve import ServeSettings, adapted
+from semantic.serve_models import ResidentModels, load_resident
 
 
 class AsyncEngine:
@@ -52,21 +54,25 @@ class AsyncEngine:
         store: str | Path | bool = False,
         max_context: int | None = None,
         on_store_unavailable: OnStoreUnavailable | None = None,
+        adapters: Mapping[str, str | Path] | None = None,
     ) -> None:
         """`model` is a folder, a hub id, an alias or the model inside the package; or `Settings`,
         which have the store and all budgets too.
+
+        `adapters` are folders with adapters that mlx-lm trained, by name. Each makes a model of its
+        own, `base+name`, of the same weights, with an equal part of the pool: see `agent`.
 
         With a folder as `store` agents outlive the process; True is the folder of the command line,
         which one process at a time may use. `max_context` limits a prompt and its answer together,
         in tokens. Without `on_store_unavailable` a store that cannot be used is a StoreError.
 
-        Nothing is loaded before `async with` or `start`. Raises InvalidRequestError for a store
-        beside `Settings`.
+        Nothing is loaded before `async with` or `start`. Raises InvalidRequestError for a store or
+        adapters beside `Settings` that have them, and for an adapter's name that can be none.
         """
-        self._settings = serve_settings(model, store, max_context)
+        self._settings = serve_settings(model, store, max_context, adapters or {})
         self._on_store_unavailable = on_store_unavailable
-        self._loaded: Serving | None = None
-        self._agents: dict[str, AsyncAgent] = {}
+        self._loaded: ResidentModels | None = None
+        self._agents: defaultdict[int, dict[str, AsyncAgent]] = defaultdict(dict)
         self._changing = asyncio.Lock()
 
     # Life
@@ -79,13 +85,13 @@ class AsyncEngine:
         """
         async with self._changing:
             if self._loaded is None:
-                self._loaded = await load_serving(self._settings, self._on_store_unavailable)
+                self._loaded = await load_resident(self._settings, self._on_store_unavailable)
                 atexit.register(self._loaded.end)  # of a program that forgets to close it
 
     async def flush(self) -> None:
         """Return when every agent is on disk as of its last turn, as far as there is a store: what
         kills the process then takes nothing of it. `close` does this too."""
-        await self._serving.flush()
+        await self._models.flush()
 
     async def close(self) -> None:
         """Cancel what runs, save every agent, and end all threads. A second call does nothing, or
@@ -117,7 +123,12 @@ class AsyncEngine:
     @property
     def model(self) -> ServedModel:
         """The model's names, context and default sampling."""
-        return self._serving.model
+        return self._serving().model
+
+    @property
+    def models(self) -> Sequence[ServedModel]:
+        """The model, and what it is under each adapter."""
+        return [one.model for one in self._models.servings]
 
     # Answers
 
@@ -128,6 +139,7 @@ class AsyncEngine:
         messages: Messages,
         *,
         stream: Literal[False] = ...,
+        model: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> Answer: ...
 
@@ -138,6 +150,7 @@ class AsyncEngine:
         messages: Messages,
         *,
         stream: Literal[True],
+        model: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> AsyncAnswerStream: ...
 
@@ -147,16 +160,18 @@ class AsyncEngine:
         messages: Messages,
         *,
         stream: bool = False,
+        model: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> Answer | AsyncAnswerStream:
         """The agent's answer to its next message (a text) or to a whole conversation (messages).
 
-        With `stream` its text can be iterated while it is generated. `options` and errors are
-        those of `AsyncAgent.chat`.
+        With `stream` its text can be iterated while it is generated. `model` is as in `agent`;
+        `options` and errors are those of `AsyncAgent.chat`.
         """
+        asked = self.agent(agent, model=model)
         if stream:
-            return await self.agent(agent).chat(messages, stream=True, **options)
-        return await self.agent(agent).chat(messages, **options)
+            return await asked.chat(messages, stream=True, **options)
+        return await asked.chat(messages, **options)
 
     async def run_batch(
         self, requests: Iterable[tuple[str, Messages] | Request], **options: Unpack[ChatOptions]
@@ -169,9 +184,13 @@ class AsyncEngine:
         others have ended.
         """
         batch = [one if isinstance(one, Request) else Request(*one) for one in requests]
-        _require_different(batch)
+        asked = [self.agent(one.agent, model=one.model) for one in batch]
+        _require_different(asked)
         answers = await asyncio.gather(
-            *(self._answer(one, {**options, **one.options}) for one in batch),
+            *(
+                _answer(agent, one.messages, {**options, **one.options})
+                for agent, one in zip(asked, batch, strict=True)
+            ),
             return_exceptions=True,
         )
         failed = [one for one in answers if isinstance(one, BaseException)]
@@ -187,31 +206,40 @@ class AsyncEngine:
         asked = (
             (Message("user", messages),) if isinstance(messages, str) else conversation(messages)
         )
-        return len(await self._serving.tokenize(Chat(asked)))
+        return len(await self._serving().tokenize(Chat(asked)))
 
     # Agents
 
-    def agent(self, name: str, *, system: str | None = None) -> AsyncAgent:
+    def agent(
+        self, name: str, *, system: str | None = None, model: str | None = None
+    ) -> AsyncAgent:
         """The agent of that name: known, saved in the store, or new. Computes nothing.
 
-        Raises InvalidRequestError for what can be no name, and if the agent's conversation began
-        with another message than `system`.
+        With adapters `model` is one of the names in `models`, or an adapter's; without one it is
+        the base. Each model has agents of its own. Raises InvalidRequestError for what can be no
+        name, and if the agent's conversation began with another message than `system`, and
+        ModelNotFoundError for a model that is not loaded.
         """
-        if name not in self._agents:
-            self._agents[name] = AsyncAgent(name, lambda: self._serving, self._agents)
+        number = 0 if model is None else self._models.number(model)
+        agents = self._agents[number]
+        if name not in agents:
+            agents[name] = AsyncAgent(name, lambda: self._models.servings[number], agents)
         if system is not None:
-            self._agents[name].begin(system)
-        return self._agents[name]
+            agents[name].begin(system)
+        return agents[name]
 
-    async def agents(self) -> Sequence[AgentSummary]:
-        """All agents that have a turn, those with a request first, then the last used."""
-        return await self._serving.agents.list(LOCAL_TENANT)
+    async def agents(self, model: str | None = None) -> Sequence[AgentSummary]:
+        """All agents of a model that have a turn, those with a request first, then the last
+        used."""
+        return await self._serving(model).agents.list(LOCAL_TENANT)
 
     def stores(self) -> Sequence[StoreStats]:
         """Size and counts of each tier of the store."""
-        return self._serving.agents.stores()
+        return self._serving().agents.stores()
 
-    async def import_agent(self, path: str | Path, name: str | None = None) -> AsyncAgent:
+    async def import_agent(
+        self, path: str | Path, name: str | None = None, *, model: str | None = None
+    ) -> AsyncAgent:
         """The agent of a file of `AsyncAgent.export`, under `name` or its own.
 
         Every byte is checked before anything is stored. Import only files that you trust:
@@ -220,25 +248,28 @@ class AsyncEngine:
         take it.
         """
         async with aclosing(read_archive(Path(path))) as pieces:
-            imported = await self._serving.agents.import_(pieces, LOCAL_TENANT, name)
-        return self.agent(imported.id)
+            imported = await self._serving(model).agents.import_(pieces, LOCAL_TENANT, name)
+        return self.agent(imported.id, model=model)
 
     # Inside
 
     @property
-    def _serving(self) -> Serving:
+    def _models(self) -> ResidentModels:
         if self._loaded is None:
             raise BackendError("the engine is not loaded: use it within `with`")
         return self._loaded
 
-    async def _answer(self, request: Request, options: ChatOptions) -> Answer:
-        return await self.agent(request.agent).chat(request.messages, **options)
+    def _serving(self, model: str | None = None) -> Serving:
+        return self._models.servings[self._models.number(model)]
 
 
 def serve_settings(
-    model: str | Settings, store: str | Path | bool, max_context: int | None
-) -> ServeSettings:
-    """What `AsyncEngine` is given, as `load_serving` takes it.
+    model: str | Settings,
+    store: str | Path | bool,
+    max_context: int | None,
+    adapters: Mapping[str, str | Path],
+) -> list[ServeSettings]:
+    """What `AsyncEngine` is given, as `load_resident` takes it.
 
     One program waits for its own requests: the queue has no limit.
     """
@@ -247,16 +278,24 @@ def serve_settings(
     if isinstance(model, str):
         folder = None if isinstance(store, bool) else Path(store)
         model = Settings(model_of(model), use_disk=store is not False, store=folder)
+    if adapters and model.adapter is not None:
+        raise InvalidRequestError("expected Settings with an adapter or adapters, got both")
+    names = (model_name(model.model),) if adapters else ()
     limits = QueueLimits(sys.maxsize, sys.maxsize)
-    return ServeSettings(model, max_context=max_context, limits=limits)
+    base = ServeSettings(model, names, max_context=max_context, limits=limits)
+    return [base, *(adapted(base, named_adapter(*one)) for one in adapters.items())]
 
 
-def _require_different(batch: Sequence[Request]) -> None:
+async def _answer(agent: AsyncAgent, messages: Messages, options: ChatOptions) -> Answer:
+    return await agent.chat(messages, **options)
+
+
+def _require_different(batch: Sequence[AsyncAgent]) -> None:
     """Raises InvalidRequestError for an agent with two requests."""
-    seen: set[str] = set()
+    seen: set[AsyncAgent] = set()
     for one in batch:
-        if one.agent in seen:
+        if one in seen:
             raise InvalidRequestError(
-                f"agent {one.agent!r:.80} has two requests in one batch: expected one turn each"
+                f"agent {one.name!r:.80} has two requests in one batch: expected one turn each"
             )
-        seen.add(one.agent)
+        seen.add(one)

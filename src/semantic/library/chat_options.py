@@ -58,11 +58,13 @@ _KNOWN: Final = tuple(ChatOptions.__annotations__)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request of a batch: an agent, its next message or whole conversation, and options."""
+    """One request of a batch: an agent, its next message or whole conversation, options, and which
+    model's agent it is."""
 
     agent: str
     messages: Messages
     options: ChatOptions = field(default_factory=ChatOptions)
+    model: str | None = None
 
 
 def conversation(messages: Messages) -> tuple[Message, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from types import TracebackType
@@ -51,22 +51,28 @@ class Engine:
         store: str | Path | bool = False,
         max_context: int | None = None,
         on_store_unavailable: OnStoreUnavailable | None = None,
+        adapters: Mapping[str, str | Path] | None = None,
     ) -> None:
         """`model` is a folder, a hub id, an alias or the model inside the package; or `Settings`,
         which have the store and all budgets too.
+
+        `adapters` are folders with adapters that mlx-lm trained, by name. Each makes a model of its
+        own, `base+name`, of the same weights, with an equal part of the pool: see `agent`.
 
         With a folder as `store` agents outlive the process; True is the folder of the command line,
         which one process at a time may use. `max_context` limits a prompt and its answer together,
         in tokens. Without `on_store_unavailable` a store that cannot be used is a StoreError.
 
-        Raises ModelNotFoundError, UnsupportedModelError, InvalidRequestError for a store beside
-        `Settings`, and OperatorError when MLX is not usable.
+        Raises ModelNotFoundError, UnsupportedModelError, InvalidRequestError for a store or
+        adapters beside `Settings` that have them and for an adapter's name that can be none, and
+        OperatorError when MLX is not usable.
         """
         self._engine = AsyncEngine(
             model,
             store=store,
             max_context=max_context,
             on_store_unavailable=on_store_unavailable,
+            adapters=adapters,
         )
         self._loop = _LoopThread()
         self._closing = threading.Lock()
@@ -105,6 +111,11 @@ class Engine:
         """The model's names, context and default sampling."""
         return self._engine.model
 
+    @property
+    def models(self) -> Sequence[ServedModel]:
+        """The model, and what it is under each adapter."""
+        return self._engine.models
+
     @overload
     def chat(
         self,
@@ -112,6 +123,7 @@ class Engine:
         messages: Messages,
         *,
         stream: Literal[False] = ...,
+        model: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> Answer: ...
 
@@ -122,6 +134,7 @@ class Engine:
         messages: Messages,
         *,
         stream: Literal[True],
+        model: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> AnswerStream: ...
 
@@ -131,16 +144,18 @@ class Engine:
         messages: Messages,
         *,
         stream: bool = False,
+        model: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> Answer | AnswerStream:
         """The agent's answer to its next message (a text) or to a whole conversation (messages).
 
-        With `stream` its text can be iterated while it is generated. `options` and errors are
-        those of `Agent.chat`.
+        With `stream` its text can be iterated while it is generated. `model` is as in `agent`;
+        `options` and errors are those of `Agent.chat`.
         """
+        asked = self.agent(agent, model=model)
         if stream:
-            return self.agent(agent).chat(messages, stream=True, **options)
-        return self.agent(agent).chat(messages, **options)
+            return asked.chat(messages, stream=True, **options)
+        return asked.chat(messages, **options)
 
     def run_batch(
         self, requests: Iterable[tuple[str, Messages] | Request], **options: Unpack[ChatOptions]
@@ -161,23 +176,28 @@ class Engine:
         """
         return self._loop.run(self._engine.count_tokens(messages))
 
-    def agent(self, name: str, *, system: str | None = None) -> Agent:
+    def agent(self, name: str, *, system: str | None = None, model: str | None = None) -> Agent:
         """The agent of that name: known, saved in the store, or new. Computes nothing.
 
-        Raises InvalidRequestError for what can be no name, and if the agent's conversation began
-        with another message than `system`.
+        With adapters `model` is one of the names in `models`, or an adapter's; without one it is
+        the base. Each model has agents of its own. Raises InvalidRequestError for what can be no
+        name, and if the agent's conversation began with another message than `system`, and
+        ModelNotFoundError for a model that is not loaded.
         """
-        return Agent(self._engine.agent(name, system=system), self._loop)
+        return Agent(self._engine.agent(name, system=system, model=model), self._loop)
 
-    def agents(self) -> Sequence[AgentSummary]:
-        """All agents that have a turn, those with a request first, then the last used."""
-        return self._loop.run(self._engine.agents())
+    def agents(self, model: str | None = None) -> Sequence[AgentSummary]:
+        """All agents of a model that have a turn, those with a request first, then the last
+        used."""
+        return self._loop.run(self._engine.agents(model))
 
     def stores(self) -> Sequence[StoreStats]:
         """Size and counts of each tier of the store."""
         return self._engine.stores()
 
-    def import_agent(self, path: str | Path, name: str | None = None) -> Agent:
+    def import_agent(
+        self, path: str | Path, name: str | None = None, *, model: str | None = None
+    ) -> Agent:
         """The agent of a file of `Agent.export`, under `name` or its own.
 
         Every byte is checked before anything is stored. Import only files that you trust:
@@ -185,7 +205,8 @@ class Engine:
         taken, another model's agent and a damaged file, and CapacityError when the store does not
         take it.
         """
-        return Agent(self._loop.run(self._engine.import_agent(path, name)), self._loop)
+        work = self._engine.import_agent(path, name, model=model)
+        return Agent(self._loop.run(work), self._loop)
 
 
 class Agent:

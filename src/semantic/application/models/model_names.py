@@ -16,9 +16,9 @@ def most_similar(name: str, known: Iterable[str]) -> str | None:
     return spelled[alike[0]] if alike else None
 
 
-def unknown_model(name: str, known: Iterable[str]) -> str:
-    """What to tell a client that requested a model that is not served."""
+def unknown_model(name: str, known: Iterable[str], of: str = "this server") -> str:
+    """What to tell a client that requested a model that is not served, `of` what has others."""
     names = tuple(known)
     alike = most_similar(name, names)
     meant = "" if alike is None else f"; did you mean {alike}?"
-    return f"there is no model {name[:200]!r}; this server has: {', '.join(names)}{meant}"
+    return f"there is no model {name[:200]!r}; {of} has: {', '.join(names)}{meant}"
