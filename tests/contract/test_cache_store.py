@@ -122,7 +122,8 @@ def shared(folder: Path, max_bytes: int) -> CacheStorePort:
     secret = secret_in(folder)
     disk_tier = DiskStore.open(folder / "store", max_bytes + empty_disk_bytes(), secret=secret)
     own = TieredStore(MemoryStore(max_bytes, secret=secret), background(disk_tier))
-    return SharedTiers(own, background(remote_in_a_folder(folder, max_bytes)))
+    uploads = BackgroundStore(remote_in_a_folder(folder, max_bytes), AMPLE, forgets_at_once=True)
+    return SharedTiers(own, uploads)
 
 
 BOUNDED = VOLATILE | LASTING

@@ -95,7 +95,9 @@ def open_store(settings: Settings) -> CacheStorePort:
     if remote is None:
         return own
     rate = _UPLOAD_BYTES_PER_CORE * (os.cpu_count() or 1)
-    uploads = BackgroundStore(remote, queue_bytes, tier=Tier.UPLOADS, bytes_per_second=rate)
+    uploads = BackgroundStore(
+        remote, queue_bytes, tier=Tier.UPLOADS, bytes_per_second=rate, forgets_at_once=True
+    )
     return SharedTiers(own, uploads)
 
 

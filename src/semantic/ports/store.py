@@ -186,6 +186,6 @@ class LookUpPort(Protocol):
     def look_up(
         self, scope: Scope, links: Sequence[BlockLink], layout: BlockLayout, start: int = 0
     ) -> None:
-        """Learn how much is stored of a chain of full blocks, what follows its end, and what is
-        needed to resume there. Other tiers have the first `start` blocks."""
+        """Learn how much is stored of a chain of blocks, the last of which may be partial, what
+        follows that, and what is needed to resume there. Other tiers have the first `start`."""
         ...

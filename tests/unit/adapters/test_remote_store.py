@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from obstore.store import MemoryStore as ObjectsInMemory
 
+from semantic.adapters.stores.background import BackgroundStore
 from semantic.adapters.stores.disk.entries import DamagedError, MismatchError
-from semantic.adapters.stores.remote import vault
+from semantic.adapters.stores.remote import sealing, vault
 from semantic.adapters.stores.remote.objects import Objects, UnavailableError
 from semantic.adapters.stores.remote.remote_store import RemoteStore
 from semantic.adapters.stores.remote.sealing import (
@@ -39,7 +42,11 @@ from tests.support.store_blocks import (
     keys,
     manifest,
     scope_of,
+    text,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 SECRET, KEY, NAME = bytes(range(32)), bytes(range(1, 33)), b"i" * 32
 
@@ -50,6 +57,7 @@ class Counted(Objects):
     def __init__(self, clock: FakeClock | None = None) -> None:
         super().__init__(ObjectsInMemory(), clock=clock or FakeClock())
         self.calls: Counter[str] = Counter()
+        self.threads: set[threading.Thread] = set()
         self.fails: Exception | None = None
 
     def size(self, path: str) -> int | None:
@@ -60,8 +68,17 @@ class Counted(Objects):
         self._called("listed")
         return super().listed(folder, most)
 
+    def get(self, path: str) -> Buffer:
+        self._called("get")
+        return super().get(path)
+
+    def delete(self, path: str) -> None:
+        self._called("delete")
+        super().delete(path)
+
     def _called(self, name: str) -> None:
         self.calls[name] += 1
+        self.threads.add(threading.current_thread())
         if self.fails is not None:
             with self._attempt():
                 raise self.fails
@@ -101,29 +118,94 @@ def test_what_other_tiers_have_is_not_asked_for() -> None:
         store.close()
 
 
-@pytest.mark.parametrize("at", [700, 256 * 18 + 3])
-def test_tails_checkpoints_and_windows_are_found_by_the_block_before(at: int) -> None:
-    """A checkpoint up to some blocks before the end of what is stored too."""
-    layout = BlockLayout(LAYOUT.name, LAYOUT.full, LAYOUT.window, 512, needs_checkpoint=True)
-    objects, links = Counted(), chain(20 * 256)
+STATES = BlockLayout(LAYOUT.name, LAYOUT.full, LAYOUT.window, 512, needs_checkpoint=True)
+
+
+@pytest.mark.parametrize(
+    ("n_blocks", "at", "is_found"),
+    [(20, 256 * 18 + 3, True), (20, 700, False), (60, 4096, True), (391, 4096, True)],
+)
+def test_tails_checkpoints_and_windows_are_found_by_the_block_before(
+    n_blocks: int, at: int, *, is_found: bool
+) -> None:
+    """A checkpoint up to some blocks before the end of what is stored too, and further back those
+    of the grid."""
+    objects, links = Counted(), chain(n_blocks * 256)
     writer, reader = RemoteStore(objects, SECRET), RemoteStore(objects, SECRET)
     tail = chain(at)[-1]
     for link in (*links, tail):
         assert writer.put(block(link))
     assert writer.put(block(tail, Part.CHECKPOINT))
-    window = window_links(layout, chain(at))
-    assert len(window) > 1
+    window = window_links(STATES, chain(at))
     for link in window:
         assert writer.put(block(link, Part.WINDOW))
-    reader.look_up(SCOPE, links, layout)
-    is_near = at > 256 * 4
+    objects.calls.clear()
+    reader.look_up(SCOPE, links, STATES)
     found = reader.find([link.key(Part.WINDOW) for link in window])
-    assert len(found) == (len(window) if is_near else 0)
+    assert len(found) == (len(window) if is_found else 0)
     assert [one.key for one in reader.nearest(tail.parent, Part.CHECKPOINT, tail.tokens)] == (
-        [tail.key(Part.CHECKPOINT)] if is_near else []
+        [tail.key(Part.CHECKPOINT)] if is_found else []
     )
+    assert objects.calls["listed"] <= 17 + n_blocks // 16
     for store in (reader, writer):
         store.close()
+
+
+def test_of_many_that_follow_a_block_those_that_the_prompt_begins_with_are_looked_at() -> None:
+    """Agents that share a beginning each store what follows it; none of theirs hides an older
+    checkpoint that the prompt can resume at."""
+    objects, own = Counted(), chain(3 * 256 + 200)
+    writer, reader = RemoteStore(objects, SECRET), RemoteStore(objects, SECRET)
+    for link in own[:3]:
+        assert writer.put(block(link))
+    for seed in range(1, 61):
+        other = [*SCOPE.chain((*text(768), *text(100, seed)))][-1]
+        assert writer.put(block(other))
+        assert writer.put(block(other, Part.CHECKPOINT))
+    before = chain(3 * 256)[-1]
+    junction = chain(3 * 256 + 90)[-1]
+    for link in (before, junction):
+        assert writer.put(block(link, Part.CHECKPOINT))
+    objects.calls.clear()
+    reader.look_up(SCOPE, own, STATES)
+    found = reader.children(junction.parent, Part.CHECKPOINT)
+    assert [one.key for one in found] == [junction.key(Part.CHECKPOINT)]
+    assert objects.calls["get"] <= 10
+    assert objects.calls["listed"] == 1
+    writer.drop([junction.key(Part.CHECKPOINT)])
+    writer.flush()
+    fresh = RemoteStore(objects, SECRET)
+    fresh.look_up(SCOPE, own, STATES)
+    assert fresh.find([before.key(Part.CHECKPOINT)])
+    for store in (reader, writer, fresh):
+        store.close()
+
+
+# Reading
+
+
+@pytest.mark.parametrize("n_bodies", [1, 2, 8])
+def test_eight_parts_are_read_at_once(n_bodies: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one large body as of many."""
+    monkeypatch.setattr(sealing, "CHUNK", 4096)
+    monkeypatch.setattr(sealing, "READ_CHUNKS", 1)
+    objects = Counted()
+    store = RemoteStore(objects, SECRET)
+    layout = BlockLayout("8 parts", full=(8 * 4096 // 256,))
+    links = chain(n_bodies * 256)
+    for link in links:
+        assert store.put(block(link, layout=layout))
+    at_once = threading.Barrier(8, timeout=10)
+
+    def read(path: str, start: int, stop: int) -> Buffer:
+        at_once.wait()
+        return Objects.read(objects, path, start, stop)
+
+    objects.read = read  # type: ignore[method-assign]
+    rooms = [Room(header(link, layout=layout), layout) for link in links]
+    assert store.read_into([room.read for room in rooms]) == [True] * n_bodies
+    assert [room.body for room in rooms] == [block(link, layout=layout).body for link in links]
+    store.close()
 
 
 # Failures
@@ -184,10 +266,54 @@ def test_two_that_save_at_once_get_a_generation_each() -> None:
     one.look_up_agent(SCOPE, "a")
     assert one.manifest(SCOPE, "a") == found
     other.remove(SCOPE, "a")
+    other.flush()
     one.look_up_agent(SCOPE, "a")
     assert one.manifest(SCOPE, "a") is None
     for store in (one, other):
         store.close()
+
+
+def test_what_is_forgotten_is_deleted_on_another_thread() -> None:
+    """Also what is being written at that moment."""
+    objects = Counted()
+    store = RemoteStore(objects, SECRET)
+    queue = BackgroundStore(store, 1 << 20, forgets_at_once=True)
+    first, second = chain(512)
+    queue.put(block(first))
+    queue.save(manifest("ann", 256))
+    queue.flush()
+    n_before = len(paths(objects))
+    objects.threads.clear()
+    entered, goes_on, create = threading.Event(), threading.Event(), objects.create
+
+    def held(path: str, data: Buffer) -> bool:
+        entered.set()
+        assert goes_on.wait(10)
+        return create(path, data)
+
+    objects.create = held  # type: ignore[method-assign]
+    queue.put(block(second))
+    assert entered.wait(10)
+    queue.drop(keys([first, second]))
+    assert queue.remove(SCOPE, "ann")
+    assert not queue.find(keys([first]))
+    assert queue.manifest(SCOPE, "ann") is None
+    store.look_up_agent(SCOPE, "ann")
+    assert queue.manifest(SCOPE, "ann") is None  # though it is still there
+    goes_on.set()
+    queue.flush()
+    assert threading.current_thread() not in objects.threads
+    assert not queue.find(keys([first, second]))
+    assert len(paths(objects)) == n_before - 2
+    assert queue.put(block(first))
+    assert queue.save(manifest("ann", 256))
+    queue.flush()
+    assert len(paths(objects)) == n_before
+    queue.close()
+
+
+def paths(objects: Objects) -> list[str]:
+    return [one.path for one in objects.listed(SCOPE.namespace.hex(), 999)]
 
 
 # Keys

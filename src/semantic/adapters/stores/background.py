@@ -108,9 +108,12 @@ class BackgroundStore:
         clock: Callable[[], float] = time.monotonic,
         tier: Tier = Tier.QUEUE,
         bytes_per_second: float | None = None,
+        forgets_at_once: bool = False,
     ) -> None:
         """`tier` is what the queue is called. With `bytes_per_second` blocks are passed on no
-        faster, unless a `flush` or `close` waits for them: writing takes time from computing.
+        faster, unless a `flush` or `close` waits for them: writing takes time from computing. With
+        `forgets_at_once` it is `inner` that keeps what is written and what is removed in order, and
+        neither `drop` nor `remove` waits for a write.
 
         Raises InvalidRequestError for a bound below 1.
         """
@@ -122,6 +125,7 @@ class BackgroundStore:
         self._max_bytes = max_queued_bytes
         self._tier = tier
         self._rate = bytes_per_second
+        self._waits = not forgets_at_once
         self._backoff = Backoff(clock)
         self._changed = threading.Condition()
         self._queue: OrderedDict[int, _Job] = OrderedDict()
@@ -181,7 +185,7 @@ class BackgroundStore:
                 if isinstance(job, _Put) and job.block.header.key in gone:
                     del self._queue[number]
                     self._forget(job)
-            self._changed.wait_for(lambda: not self._is_writing(gone))
+            self._changed.wait_for(lambda: not (self._waits and self._is_writing(gone)))
         self._inner.drop(keys)
 
     def find(self, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
@@ -326,7 +330,7 @@ class BackgroundStore:
             for number, job in list(self._queue.items()):
                 if isinstance(job, _Save) and _agent(job) == (scope, agent_id):
                     del self._queue[number]
-            self._changed.wait_for(lambda: not self._is_saving((scope, agent_id)))
+            self._changed.wait_for(lambda: not (self._waits and self._is_saving((scope, agent_id))))
         return self._inner.remove(scope, agent_id) or was_queued
 
     def pinned(self, tenant: bytes) -> Pinned:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
-from semantic.application.cache.prefix_lookup import PrefixLookup
-from semantic.domain.block_hash import Scope, namespace_of, tenant_tag
+from semantic.application.cache.prefix_lookup import PrefixLookup, StoredPrefix
+from semantic.domain.block_hash import BlockLink, Scope, namespace_of, tenant_tag
 from semantic.domain.value_objects import BLOCK_TOKENS
 from semantic.ports.outbound import BatchBackend
 from semantic.ports.store import CacheStorePort, LookUpPort
@@ -49,17 +49,24 @@ class Discovery:
         """
         reusable = tokens[: self._spec.reusable(len(tokens) - 1)]
         scope = self._scope(agent_id, tenant)
-        links = [link for link in scope.chain(reusable) if link.is_full]
-        known = self._lookup.find(scope, links, reusable)
+        chain, known = self._chain(scope, reusable)
         if known is not None and known.length + BLOCK_TOKENS > len(reusable):
             return
         self._remote.look_up_agent(scope, agent_id)
         salted = self._scope(agent_id, tenant)
         if salted.root != scope.root:
-            scope, links = salted, [link for link in salted.chain(reusable) if link.is_full]
-            known = self._lookup.find(scope, links, reusable)
+            scope = salted
+            chain, known = self._chain(scope, reusable)
         start = 0 if known is None else known.known // BLOCK_TOKENS
-        self._remote.look_up(scope, links, self._layout, start)
+        self._remote.look_up(scope, chain, self._layout, start)
+
+    def _chain(
+        self, scope: Scope, tokens: Sequence[int]
+    ) -> tuple[list[BlockLink], StoredPrefix | None]:
+        """The blocks of `tokens`, and what is known to be stored of them."""
+        chain = list(scope.chain(tokens))
+        full = [link for link in chain if link.is_full]
+        return chain, self._lookup.find(scope, full, tokens)
 
     def _scope(self, agent_id: str, tenant: str) -> Scope:
         """The scope of an agent's blocks: salted if it was imported."""

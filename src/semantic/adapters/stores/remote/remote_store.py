@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from semantic.adapters.stores.disk.block_file import (
     HEADER_BYTES,
@@ -49,6 +49,7 @@ from semantic.adapters.stores.disk.manifest_file import (
     encode_manifest,
 )
 from semantic.adapters.stores.memory import MemoryStore, data_of
+from semantic.adapters.stores.remote.deletions import Deletions
 from semantic.adapters.stores.remote.objects import Listed, Objects, UnavailableError
 from semantic.adapters.stores.remote.sealing import (
     chunks,
@@ -58,6 +59,7 @@ from semantic.adapters.stores.remote.sealing import (
     unsealed,
 )
 from semantic.adapters.stores.remote.vault import Tenant, Vault
+from semantic.application.cache.checkpoint_plan import MOST_TOKENS
 from semantic.application.cache.prefix_lookup import window_links
 from semantic.domain.block_hash import BlockHash, BlockKey, BlockLink, Part, Scope, pack_tokens
 from semantic.domain.digest import digest
@@ -77,6 +79,9 @@ from semantic.domain.stored import (
 )
 from semantic.domain.value_objects import BLOCK_TOKENS
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -85,11 +90,16 @@ _SIZE = struct.Struct("<Q")
 CATALOG_BYTES = 128 << 20
 """Memory for what is known of the object store: some ten thousand blocks."""
 _THREADS = 8
-"""Bodies that are read, or objects that are looked up, at a time."""
-_MOST_TAILS = 64
-"""Tails and checkpoints that are looked at after one block."""
+"""Bodies or parts of them that are read, or objects that are looked up, at a time."""
+_MOST_LISTED = 1000
+"""Tails and checkpoints after one block whose names are looked at: a page of a listing."""
+_MOST_UNLIKE = 8
+"""Tails after one block that are looked at although the prompt does not begin with them."""
 _BLOCKS_BACK = 16
-"""Blocks before the end of a stored chain after which a checkpoint is looked for."""
+"""Blocks before the end of a stored chain after each of which a checkpoint is looked for; behind
+them where every prompt has some."""
+_MOST_BACK = 64
+"""Places at which a checkpoint is looked for further back."""
 _GENERATIONS = 4
 """Generations of a manifest that are tried while other replicas save the same agent."""
 
@@ -125,6 +135,9 @@ class RemoteStore:
         self._vault = Vault(objects, secret)
         self._catalog = MemoryStore(catalog_bytes, secret=secret, counts_bodies=False)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="remote")
+        # Of their own: a body that is read in `_pool` waits for its parts.
+        self._parts = ThreadPoolExecutor(_THREADS, thread_name_prefix="remote")
+        self._deletions = Deletions()
         self._counts: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self._lock = threading.Lock()
 
@@ -141,6 +154,8 @@ class RemoteStore:
 
     def look_up_agent(self, scope: Scope, agent_id: str) -> None:
         """See `LookUpPort.look_up_agent`."""
+        if self._deletions.is_waiting((scope, agent_id)):
+            return
         with self._misses():
             folder = self._agent_folder(scope, agent_id)
             newest = self._newest(folder)
@@ -160,34 +175,23 @@ class RemoteStore:
         with self._misses():
             found = _Chain(scope, self._vault.tenant(scope.tenant), links, layout)
             n_stored = self._search(found, start)
-            parents = [link.hash for link in links[:n_stored]][: -_BLOCKS_BACK - 1 : -1]
-            tails = self._tails(found, parents[:1])
-            if layout.needs_checkpoint and not any(one.part is Part.CHECKPOINT for one in tails):
-                tails += self._tails(found, parents[1:])
+            tails: list[BlockHeader] = []
+            for places in _places(n_stored):
+                tails += self._each_tail(found, places)
+                if not layout.needs_checkpoint or any(map(found.resumes_at, tails)):
+                    break
             self._look_for_windows(found, tails)
 
     # Blocks
 
     def put(self, block: StoredBlock) -> bool:
-        key = block.header.key
-        if self._catalog.find([key]):
-            return True
-        data = data_of(block)
-        if data is None or len(data) > MAX_BODY_BYTES:
-            self._count("dropped")
-            return False
-        with self._misses("write_errors"):
-            self._upload(block, data)
-            self._know(block.header, len(data))
-            return True
-        return False
+        with self._deletions.writing(block.header.key):
+            return self._put(block)
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
+        """See `CacheStorePort.drop`. Asks nothing: the objects are deleted later."""
         for key in dict.fromkeys(keys):
-            header = self._catalog.header(key)
-            if header is not None:
-                with self._misses("write_errors"):
-                    self._delete(header)
+            self._deletions.begin(key, partial(self._delete_block, key, self._catalog.header(key)))
         self._catalog.drop(keys)
 
     def find(self, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
@@ -215,7 +219,8 @@ class RemoteStore:
         return False
 
     def read_into(self, reads: Sequence[BlockRead]) -> Sequence[bool]:
-        return self._each(self._read_into, reads)
+        ahead = max(1, _THREADS // max(1, len(reads)))
+        return self._each(partial(self._read_into, ahead), reads)
 
     def read(self, header: BlockHeader) -> bytes | None:
         return self._verified(header, lambda: self._body(header))
@@ -226,7 +231,10 @@ class RemoteStore:
     # Agents
 
     def save(self, manifest: Manifest) -> bool:
-        with self._misses("write_errors"):
+        with (
+            self._deletions.writing((manifest.scope, manifest.agent_id)),
+            self._misses("write_errors"),
+        ):
             return self._save(manifest)
         return False
 
@@ -249,12 +257,11 @@ class RemoteStore:
         return self._catalog.users(hashes)
 
     def remove(self, scope: Scope, agent_id: str) -> bool:
+        """See `CacheStorePort.remove`. Asks nothing: False for an agent that was not looked up,
+        and the manifest is deleted later."""
         was_known = self._catalog.remove(scope, agent_id)
-        with self._misses("write_errors"):
-            listed = self._objects.listed(self._agent_folder(scope, agent_id), _MOST_TAILS)
-            for one in listed:
-                self._objects.delete(one.path)
-            return was_known or bool(listed)
+        delete = partial(self._delete_agent, scope, agent_id)
+        self._deletions.begin((scope, agent_id), delete)
         return was_known
 
     def pinned(self, tenant: bytes) -> Pinned:  # noqa: ARG002
@@ -282,14 +289,17 @@ class RemoteStore:
 
     def flush(self) -> None:
         """See `CacheStorePort.flush`: every upload has ended when its call returns."""
+        self._deletions.flush()
 
     def close(self) -> None:
+        self._deletions.close()
         self._pool.shutdown()
+        self._parts.shutdown()
         self._catalog.close()
 
     # Reading
 
-    def _read_into(self, read: BlockRead) -> bool:
+    def _read_into(self, ahead: int, read: BlockRead) -> bool:
         n_tokens = len(read.header.link.tokens)
         segments = [
             target.cast("B")[: target.nbytes // BLOCK_TOKENS * n_tokens]
@@ -298,7 +308,7 @@ class RemoteStore:
         ]
 
         def fill() -> bool:
-            _scatter(self._chunks(read.header, sum(map(len, segments))), segments)
+            _scatter(self._chunks(read.header, sum(map(len, segments)), ahead), segments)
             return True
 
         return self._verified(read.header, fill) is not None
@@ -313,12 +323,27 @@ class RemoteStore:
             n_bytes = contents_bytes(sealed)
         if n_bytes is None:
             raise DamagedError("truncated")
-        return b"".join(map(bytes, self._chunks(header, n_bytes)))
+        return b"".join(map(bytes, self._chunks(header, n_bytes, _THREADS)))
 
-    def _chunks(self, header: BlockHeader, n_bytes: int) -> Iterator[memoryview]:
+    def _chunks(self, header: BlockHeader, n_bytes: int, ahead: int) -> Iterator[memoryview]:
         key = self._vault.tenant(header.link.scope.tenant).key
-        path = self._body_path(header)
-        return chunks(key, _identity(header), n_bytes, partial(self._objects.read, path))
+        read = partial(self._read_parts, self._body_path(header), ahead)
+        return chunks(key, _identity(header), n_bytes, read)
+
+    def _read_parts(
+        self, path: str, ahead: int, ranges: Iterable[tuple[int, int]]
+    ) -> Iterator[Buffer]:
+        """Parts of an object in order, of which `ahead` are read at a time."""
+        reading: deque[Future[Buffer]] = deque()
+        for start, stop in ranges:
+            if ahead == 1:
+                yield self._objects.read(path, start, stop)
+                continue
+            reading.append(self._parts.submit(self._objects.read, path, start, stop))
+            if len(reading) == ahead:
+                yield reading.popleft().result()
+        while reading:
+            yield reading.popleft().result()
 
     def _verified(self, header: BlockHeader, read: Callable[[], T]) -> T | None:
         """What `read` returns of a verified body; None when it fails, with the reason counted."""
@@ -357,7 +382,7 @@ class RemoteStore:
     def _search(self, chain: _Chain, start: int) -> int:
         """How many blocks of a chain have their FULL bodies stored; the first `start` are not asked
         for."""
-        wanted = [link.key(Part.FULL) for link in chain.links]
+        wanted = [link.key(Part.FULL) for link in chain.links if link.is_full]
         known = self._catalog.find(wanted)
         low = begun = start + sum(1 for _ in takewhile(known.__contains__, wanted[start:]))
         high, middle, n_bytes = len(wanted), low + 1, 0  # first the next: mostly it is not there
@@ -370,18 +395,27 @@ class RemoteStore:
             self._know(BlockHeader(link, Part.FULL, chain.layout.name), n_bytes)
         return low
 
-    def _tails(self, chain: _Chain, parents: Sequence[BlockHash]) -> list[BlockHeader]:
-        """What follows `parents` and has no full block: it is known from now on."""
-        listings = self._each(lambda one: self._listed_tails(chain.after(one)), parents)
+    def _each_tail(self, chain: _Chain, places: Sequence[int]) -> list[BlockHeader]:
+        """What follows the blocks of `chain` at `places` and no full block names: it is known from
+        now on."""
+        listings = self._each(partial(self._listed_tails, chain), places)
         listed = [one for found in listings for one in found]
         return [one for one in self._each(partial(self._tail, chain), listed) if one is not None]
 
-    def _listed_tails(self, folder: str) -> list[Listed]:
-        return self._objects.listed(folder, _MOST_TAILS)
+    def _listed_tails(self, chain: _Chain, place: int) -> list[Listed]:
+        """Those that the prompt begins with, and some others, the newest first."""
+        listed = self._objects.listed(chain.after(chain.links[place].hash), _MOST_LISTED)
+        if len(listed) <= _MOST_UNLIKE:
+            return listed
+        names = chain.names_after(place)
+        alike = [one for one in listed if _name(one).split(".")[0] in names]
+        others = (one for one in listed if one not in alike and _name(one).endswith(Part.FULL))
+        newest = sorted(others, key=lambda one: one.written, reverse=True)
+        return alike + newest[:_MOST_UNLIKE]
 
     def _tail(self, chain: _Chain, listed: Listed) -> BlockHeader | None:
         """The header in an object below `after`, if it is sound and of the chain's layout."""
-        key = parse_block(listed.path.rsplit("/", 1)[-1])
+        key = parse_block(_name(listed))
         if key is None:
             return None
         known = self._catalog.header(key)
@@ -420,7 +454,7 @@ class RemoteStore:
                 self._know(header, n_bytes)
 
     def _newest(self, folder: str) -> Listed | None:
-        listed = self._objects.listed(folder, _MOST_TAILS)
+        listed = self._objects.listed(folder, _MOST_LISTED)
         return max(listed, key=_generation, default=None)
 
     def _manifest_in(self, scope: Scope, agent_id: str, listed: Listed) -> Manifest | None:
@@ -438,6 +472,23 @@ class RemoteStore:
             return None
 
     # Writing
+
+    def _put(self, block: StoredBlock) -> bool:
+        key = block.header.key
+        if self._catalog.find([key]):
+            return True
+        data = data_of(block)
+        if data is None or len(data) > MAX_BODY_BYTES:
+            self._count("dropped")
+            return False
+        with self._misses("write_errors"):
+            self._upload(block, data)
+            if self._deletions.is_waiting(key):  # dropped meanwhile
+                self._delete(block.header)
+            else:
+                self._know(block.header, len(data))
+            return True
+        return False
 
     def _upload(self, block: StoredBlock, data: bytes | memoryview) -> None:
         """Write a body unless it is there, then what it is found by."""
@@ -467,12 +518,25 @@ class RemoteStore:
             data = encode_manifest(FiledManifest(own, 0))
             sealed = seal(tenant.key, _manifest_identity(key, generation), data)
             if self._objects.create(f"{folder}/{manifest_entry(key, generation).name}", sealed):
-                self._catalog.remember(own)
+                if not self._deletions.is_waiting((manifest.scope, manifest.agent_id)):
+                    self._catalog.remember(own)
                 if newest is not None:
                     self._objects.delete(newest.path)
                 return True
         self._count("dropped manifests")
         return False
+
+    def _delete_agent(self, scope: Scope, agent_id: str) -> None:
+        self._catalog.remove(scope, agent_id)  # it may have been saved meanwhile
+        with self._misses("write_errors"):
+            for one in self._objects.listed(self._agent_folder(scope, agent_id), _MOST_LISTED):
+                self._objects.delete(one.path)
+
+    def _delete_block(self, key: BlockKey, header: BlockHeader | None) -> None:
+        self._catalog.drop([key])  # it may have been put meanwhile
+        with self._misses("write_errors"):
+            if header is not None:
+                self._delete(header)
 
     def _delete(self, header: BlockHeader) -> None:
         if _has_tail(header):
@@ -482,7 +546,8 @@ class RemoteStore:
     # Inside
 
     def _know(self, header: BlockHeader, n_bytes: int) -> None:
-        self._catalog.put(StoredBlock(header, KnownBody(n_bytes)))
+        if not self._deletions.is_waiting(header.key):
+            self._catalog.put(StoredBlock(header, KnownBody(n_bytes)))
 
     def _body_bytes(self, path: str) -> int | None:
         """Bytes of the body in an object; None if there is none, or one of an impossible size."""
@@ -522,7 +587,7 @@ class RemoteStore:
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """The full blocks of a prompt, and where its tenant's objects are."""
+    """The blocks of a prompt, and where its tenant's objects are."""
 
     scope: Scope
     tenant: Tenant
@@ -535,14 +600,46 @@ class _Chain:
     def after(self, parent: BlockHash) -> str:
         return _path(self.scope, self.tenant, f"after/{parent.hex()}")
 
+    def names_after(self, place: int) -> frozenset[str]:
+        """The hashes of all beginnings of what follows the block at `place` in the prompt."""
+        parent, tokens = self.links[place].hash, self._tokens_after(place)
+        beginnings = (tokens[: n + 1] for n in range(len(tokens)))
+        return frozenset(self.scope.hash_of(parent, one).hex() for one in beginnings)
+
+    def resumes_at(self, header: BlockHeader) -> bool:
+        """Whether it is a checkpoint whose tokens the prompt has too."""
+        own = header.link.tokens
+        there = self._tokens_after(header.link.start // BLOCK_TOKENS - 1)
+        return header.part is Part.CHECKPOINT and there[: len(own)] == own
+
+    def _tokens_after(self, place: int) -> tuple[int, ...]:
+        return self.links[place + 1].tokens if place + 1 < len(self.links) else ()
+
+
+def _places(n_stored: int) -> Iterator[Sequence[int]]:
+    """Which blocks of a stored chain have what follows them looked at: the last; some before it;
+    and further back, some at a time, those after which every prompt has a checkpoint."""
+    back = range(n_stored - 1, -1, -1)
+    yield back[:1]
+    yield back[1 : _BLOCKS_BACK + 1]
+    # A checkpoint is in the block that ends there, which is found by the one before.
+    grid = MOST_TOKENS // BLOCK_TOKENS
+    further = [at for at in back[_BLOCKS_BACK + 1 :] if (at + 2) % grid == 0][:_MOST_BACK]
+    for first in range(0, len(further), _THREADS):
+        yield further[first : first + _THREADS]
+
 
 def _path(scope: Scope, tenant: Tenant, name: str) -> str:
     return f"{scope.namespace.hex()}/{tenant.folder}/{name}"
 
 
+def _name(listed: Listed) -> str:
+    return listed.path.rsplit("/", 1)[-1]
+
+
 def _generation(listed: Listed) -> int:
     """The generation of a manifest's object; 0 for any other object."""
-    parsed = parse_manifest(listed.path.rsplit("/", 1)[-1])
+    parsed = parse_manifest(_name(listed))
     return 0 if parsed is None else parsed[1]
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import hmac
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -47,8 +47,8 @@ FRAME = _FIELDS.size + _SUM_BYTES
 _NONCE = struct.Struct(">?xxxQ")
 _SALT_BYTES = 16
 
-Fetch = Callable[[int, int], "Buffer"]
-"""Reads the bytes of an object between two offsets; fewer if it is shorter."""
+Fetch = Callable[[Iterable[tuple[int, int]]], Iterator["Buffer"]]
+"""Reads the bytes of an object between each two offsets, in order; fewer if it is shorter."""
 
 
 def sealed_bytes(n_bytes: int) -> int:
@@ -90,7 +90,8 @@ def unsealed(key: bytes, identity: bytes, data: Buffer) -> bytes:
     n_bytes = contents_bytes(len(view))
     if n_bytes is None:
         raise DamagedError("truncated")
-    return b"".join(map(bytes, chunks(key, identity, n_bytes, lambda a, b: view[a:b])))
+    found = chunks(key, identity, n_bytes, lambda each: (view[a:b] for a, b in each))
+    return b"".join(map(bytes, found))
 
 
 def chunks(key: bytes, identity: bytes, n_bytes: int, fetch: Fetch) -> Iterator[memoryview]:
@@ -101,18 +102,17 @@ def chunks(key: bytes, identity: bytes, n_bytes: int, fetch: Fetch) -> Iterator[
     """
     n_chunks, cipher, header = _n_chunks(n_bytes), None, b""
     scratch = memoryview(bytearray(min(CHUNK, n_bytes)))
-    for first in range(0, n_chunks, READ_CHUNKS):
-        last = min(first + READ_CHUNKS, n_chunks)
-        start = FRAME + first * (CHUNK + TAG) if first else 0
-        stop = min(FRAME + last * (CHUNK + TAG), sealed_bytes(n_bytes))
-        read = memoryview(fetch(start, stop)).cast("B")
+    firsts = range(0, n_chunks, READ_CHUNKS)
+    ranges = [_range(first, n_bytes) for first in firsts]
+    for first, (start, stop), part in zip(firsts, ranges, fetch(ranges), strict=True):
+        read = memoryview(part).cast("B")
         if cipher is None:
             salt = _opened_frame(key, identity, n_bytes, read)
             cipher, header = AESGCM(derived(key, salt, b"object")), bytes(read[:FRAME]) + identity
             read = read[FRAME:]
         if len(read) != stop - max(start, FRAME):
             raise DamagedError("truncated")
-        for number in range(first, last):
+        for number in range(first, min(first + READ_CHUNKS, n_chunks)):
             piece, read = read[: CHUNK + TAG], read[CHUNK + TAG :]
             plain = scratch[: len(piece) - TAG]
             nonce = _NONCE.pack(number + 1 == n_chunks, number)
@@ -121,6 +121,14 @@ def chunks(key: bytes, identity: bytes, n_bytes: int, fetch: Fetch) -> Iterator[
             except InvalidTag:
                 raise DamagedError("sealed body") from None
             yield plain
+
+
+def _range(first: int, n_bytes: int) -> tuple[int, int]:
+    """Where in an object of `n_bytes` the chunks are that are read together from `first` on; the
+    first ones with its frame."""
+    last = min(first + READ_CHUNKS, _n_chunks(n_bytes))
+    start = FRAME + first * (CHUNK + TAG) if first else 0
+    return start, min(FRAME + last * (CHUNK + TAG), sealed_bytes(n_bytes))
 
 
 def _frame(key: bytes, identity: bytes, n_bytes: int, salt: bytes) -> bytes:
