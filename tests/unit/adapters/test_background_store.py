@@ -12,6 +12,7 @@ import pytest
 from semantic.adapters.stores.background import (
     FAILURES,
     FIRST_PAUSE,
+    LINGER,
     MAX_PAUSE,
     MAX_TOUCHES,
     QUEUED_BLOCK_BYTES,
@@ -22,6 +23,7 @@ from semantic.domain.block_hash import PUBLIC_TENANT, BlockKey, Part, tenant_tag
 from semantic.domain.errors import IntegrityError, InvalidRequestError
 from semantic.domain.stored import Manifest, StoredBlock, Tier
 from tests.support.fake_clock import FakeClock
+from tests.support.http_server import until
 from tests.support.store_blocks import (
     SCOPE,
     Room,
@@ -515,3 +517,78 @@ def test_with_a_rate_the_next_block_waits_unless_it_is_flushed() -> None:
     store.flush()
     assert inner.told == ["put 0", "put 1"]
     store.close()
+
+
+# What a longer block is to take the place of
+
+
+def interim(n_tokens: int) -> StoredBlock:
+    """The last, partial block of a checkpoint on the way."""
+    return replace(blocks(chain(n_tokens))[-1], interim=True)
+
+
+@pytest.fixture
+def lingering(world: World) -> World:
+    """A queue with an interim block of 100 tokens."""
+    assert world.store.put(interim(100))
+    return world
+
+
+@pytest.mark.parametrize("n_tokens", [101, 256, 300])
+def test_a_part_of_a_block_is_not_written_before_a_longer_one(
+    lingering: World, n_tokens: int
+) -> None:
+    world = lingering
+    (key,) = keys(chain(100))
+    assert world.store.find([key])
+    assert world.store.put(block(chain(n_tokens)[0]))
+    assert not world.store.find([key])
+    world.store.flush()
+    assert world.inner.told == ["put 0"]
+    assert world.inner.find(keys(chain(n_tokens))[:1])
+    assert world.count("superseded") == 1
+
+
+def test_it_lingers_no_longer_than_its_time(lingering: World) -> None:
+    world = lingering
+    world.store.put(block(chain(300, seed=1)[1]))
+    world.store.save(manifest("a", 300, seed=1))
+    until(lambda: world.inner.told == ["put 1", "save a 300"])
+    world.clock.advance(LINGER)
+    world.store.touch([])
+    until(lambda: world.inner.told == ["put 1", "save a 300", "put 0", "touch 0"])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        block(chain(100, seed=1)[0]),
+        block(chain(300)[1]),
+        block(chain(101)[0], Part.WINDOW),
+        block(chain(99)[0]),
+    ],
+    ids=["other tokens", "a later one", "another part", "a shorter one"],
+)
+def test_another_block_does_not_take_its_place(lingering: World, other: StoredBlock) -> None:
+    world = lingering
+    assert world.store.put(other)
+    world.store.flush()
+    assert len(world.inner.told) == 2
+    assert world.inner.find(keys(chain(100)))
+
+
+def test_the_end_of_a_turn_is_written_at_once(lingering: World) -> None:
+    world = lingering
+    assert world.store.lacking(keys(chain(100))) == frozenset(keys(chain(100)))
+    assert world.store.put(replace(interim(100), interim=False))
+    until(lambda: world.inner.told == ["put 0"])
+    assert world.store.put(interim(100))
+    assert world.store.find(keys(chain(100)))
+
+
+def test_a_queue_that_is_half_full_waits_for_nothing() -> None:
+    size = QUEUED_BLOCK_BYTES + 100 * 14
+    world = World(2 * size - 1)
+    assert world.store.put(interim(100))
+    until(lambda: world.inner.told == ["put 0"])
+    world.store.close()

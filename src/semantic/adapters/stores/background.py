@@ -50,6 +50,9 @@ _KEPT_FOR_OTHERS = 8
 """The part of the queue, 1/8, that no tenant alone may take: a full queue drops what others put."""
 MAX_TOUCHES = 1000
 """Queued touches; further ones are dropped, which only worsens the order of eviction."""
+LINGER = 60.0
+"""Seconds that a partial interim block waits for the longer one that makes it needless. It is of a
+checkpoint on the way: the end of the turn most likely extends it."""
 FAILURES = 3
 """Consecutive failed writes before the queue backs off."""
 FIRST_PAUSE = 1.0
@@ -95,7 +98,9 @@ class BackgroundStore:
     what would exceed that is dropped (backpressure), and so is everything during a back-off. Of an
     agent's manifests only the newest is queued; a replaced one gets no generation. After `close`
     everything else that was accepted has been passed to `inner`; a process that ends without it
-    loses the queue. A bug that ends the thread is raised by `flush` and `close`.
+    loses the queue. A partial block of keys and values of a request that has not ended waits up to
+    `LINGER` seconds: a longer one takes its place, most likely at the end of the turn, of which
+    nothing waits. A bug that ends the thread is raised by `flush` and `close`.
 
     Methods without a docstring: see `CacheStorePort`.
     """
@@ -126,6 +131,7 @@ class BackgroundStore:
         self._tier = tier
         self._rate = bytes_per_second
         self._waits = not forgets_at_once
+        self._clock = clock
         self._backoff = Backoff(clock)
         self._changed = threading.Condition()
         self._queue: OrderedDict[int, _Job] = OrderedDict()
@@ -133,6 +139,7 @@ class BackgroundStore:
         self._current: tuple[int, _Job] | None = None
         self._blocks: dict[BlockKey, _Put] = {}
         self._children = Children()  # of `_blocks`
+        self._lingering: dict[BlockKey, tuple[int, float]] = {}  # number and when it is due
         self._saves: OrderedDict[_Agent, _Save] = OrderedDict()
         self._n_bytes = 0
         self._tenants: Counter[bytes] = Counter()  # the bytes of each, of all that were ever seen
@@ -165,16 +172,22 @@ class BackgroundStore:
         job = _Put(block)
         with self._changed:
             if block.header.key in self._blocks:
+                if not block.interim:
+                    self._lingering.pop(block.header.key, None)
+                    self._changed.notify_all()
                 return True
             self._tenants.setdefault(job.tenant, 0)
             if not self._accepts() or not self._has_room(job):
                 self._counts["dropped"] += 1
                 return False
+            self._drop_superseded(block.header)
             self._blocks[block.header.key] = job
             self._children.add(block.header)
             self._n_bytes += job.n_bytes
             self._tenants[job.tenant] += job.n_bytes
             self._enqueue(job)
+            if _may_linger(block):
+                self._lingering[block.header.key] = self._numbers, self._clock() + LINGER
             return True
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
@@ -199,7 +212,8 @@ class BackgroundStore:
         with self._changed:
             if not self._accepts() or self._n_bytes >= self._max_bytes:
                 return frozenset()
-            unqueued = [key for key in keys if key not in self._blocks]
+            # What lingers is written at once when the end of a turn has it.
+            unqueued = [key for key in keys if key not in self._blocks or key in self._lingering]
         return self._inner.lacking(unqueued)
 
     def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]:
@@ -431,9 +445,26 @@ class BackgroundStore:
         job = self._current[1] if self._current else None
         return isinstance(job, _Put) and job.block.header.key in keys
 
+    def _drop_superseded(self, longer: BlockHeader) -> None:
+        """Give up blocks that linger and whose tokens this one begins with."""
+        for key, (number, _) in list(self._lingering.items()):
+            job = self._blocks[key]
+            if _extends(longer, job.block.header) and self._queue.pop(number, None) is not None:
+                self._forget(job)
+                self._counts["superseded"] += 1
+
+    def _due(self) -> int | None:
+        """The number of the next job to do; None if there is none, or all of them linger."""
+        if self._flushing or self._closing or 2 * self._n_bytes > self._max_bytes:
+            return next(iter(self._queue), None)
+        now = self._clock()
+        early = {number for number, due in self._lingering.values() if due > now}
+        return next((number for number in self._queue if number not in early), None)
+
     def _forget(self, job: _Put) -> None:
         """The block is no longer queued."""
         del self._blocks[job.block.header.key]
+        self._lingering.pop(job.block.header.key, None)
         self._children.remove(job.block.header)
         self._n_bytes -= job.n_bytes
         self._tenants[job.tenant] -= job.n_bytes
@@ -463,10 +494,13 @@ class BackgroundStore:
 
     def _next(self) -> _Job | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._closing)
-            if not self._queue:
-                return None
-            self._current = self._queue.popitem(last=False)
+            while (number := self._due()) is None:
+                if self._closing and not self._queue:
+                    return None
+                next_due = min((due for _, due in self._lingering.values()), default=None)
+                wait = None if next_due is None else max(0.0, next_due - self._clock())
+                self._changed.wait(wait)
+            self._current = number, self._queue.pop(number)
             return self._current[1]
 
     def _pause_after(self, job: _Job) -> None:
@@ -515,6 +549,22 @@ def _joined(written: Sequence[BlockHeader], queued: Sequence[BlockHeader]) -> li
     """Each block once; the queued header of one that is being written."""
     keys = {one.key for one in queued}
     return [*(one for one in written if one.key not in keys), *queued]
+
+
+def _may_linger(block: StoredBlock) -> bool:
+    header = block.header
+    return block.interim and header.part is Part.FULL and not header.link.is_full
+
+
+def _extends(longer: BlockHeader, shorter: BlockHeader) -> bool:
+    """Whether a block has the tokens of another one, and more."""
+    mine, other = longer.link, shorter.link
+    return (
+        longer.part is Part.FULL
+        and mine.parent == other.parent
+        and len(mine.tokens) > len(other.tokens)
+        and mine.tokens[: len(other.tokens)] == other.tokens
+    )
 
 
 def _place(manifest: Manifest) -> Place:
