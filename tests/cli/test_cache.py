@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from semantic.adapters.http.middleware import tenant_name
 from semantic.adapters.stores.disk import DiskStore
+from semantic.adapters.stores.remote.remote_records import Records
+from semantic.adapters.stores.remote.remote_store import RemoteStore
+from semantic.application.chat.replay import turns_owner
 from semantic.cli.cache import CACHE_COMMANDS
 from semantic.composition import process_stores
 from semantic.composition.engine_settings import Settings
@@ -22,10 +26,12 @@ from semantic.composition.process_stores import (
     open_disk,
     open_store,
 )
+from semantic.domain.block_hash import LOCAL_TENANT, Scope, tenant_tag
 from semantic.domain.errors import StoreError
 from semantic.domain.stored import Tier
 from tests.cli.stocked import block_files, disk_store, everything, new_agent
 from tests.cli.support import Ran, process, semantic
+from tests.support.store_blocks import block, chain
 
 GIB = 1 << 30
 SUM = "What is 3 plus 4?"
@@ -410,3 +416,68 @@ def test_every_command_with_an_engine_has_the_options(command: str) -> None:
     shown = semantic(command, "--help").out
     for option in ("--store", "--no-store", "--disk-gb", "--ram-gb"):
         assert option in shown
+
+
+# The object store of a fleet
+
+FleetFlags = tuple[str, ...]
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FleetFlags:
+    """A bucket with blocks, a turn and a response of two tenants."""
+    secret = tmp_path / "fleet-secret"
+    secret.write_bytes(bytes(range(64)))
+    secret.chmod(0o600)
+    url = (tmp_path / "bucket").as_uri()
+    objects, key = process_stores.require_objects(Settings(remote=url, fleet_secret=secret))
+    store = RemoteStore(objects, key)
+    for name in (tenant_name("the-key"), LOCAL_TENANT):
+        tag = tenant_tag(key, name)
+        for link in chain(1024, scope=Scope(b"n" * 32, tag)):
+            assert store.put(block(link))
+        turns = Records(objects, key, "turns", pytest.fail)
+        turns.put(turns.tag(turns_owner(name)), b"turn", b"tokens")
+        Records(objects, key, "responses", pytest.fail).put(tag, b"response", b"text")
+    store.close()
+    monkeypatch.setenv("TENANT_KEY", "the-key")
+    return "--remote-store", url, "--fleet-secret-file", str(secret)
+
+
+def n_objects(fleet: FleetFlags, kind: str) -> int:
+    bucket = Path(fleet[1].removeprefix("file://"))
+    return sum(path.is_file() for path in bucket.glob(f"{kind}/*/*"))
+
+
+def test_a_pass_of_the_janitor_is_shown_by_stats(fleet: FleetFlags) -> None:
+    assert asked("stats", *fleet)["remote"] is None
+    assert "no janitor was here" in cache("stats", *fleet).out
+    report = asked("janitor", *fleet, "--remote-gb", "0.00002")
+    assert report == asked("stats", *fleet)["remote"]
+    assert report["evicted"] == {"blocks": 4}  # of each tenant two
+    assert int(str(report["n_bytes"])) <= int(str(report["max_bytes"]))
+    assert "evicted nothing" in cache("janitor", *fleet, "--remote-gb", "1").out
+    assert cache("stats", *fleet).out.splitlines()[-1].startswith("object store: evicted nothing")
+    for wrong, expected in (
+        ((), "remote_gb: expected the GiB"),
+        (("--remote-gb", "0"), "--remote-gb must be above 0"),
+    ):
+        ran = cache("janitor", *fleet, *wrong)
+        assert (ran.code, ran.out) == (2, "")
+        assert expected in ran.err
+    assert "remote_gb: expected remote_store too" in cache("janitor", "--remote-gb", "1").err
+
+
+def test_a_tenant_that_is_forgotten_has_no_object_left(fleet: FleetFlags) -> None:
+    given = ("forget-tenant", *fleet, "--key-variable", "TENANT_KEY")
+    unconfirmed = cache(*given)
+    assert (unconfirmed.code, unconfirmed.out) == (2, "")
+    assert "--yes" in unconfirmed.err
+    assert n_objects(fleet, "6e" * 32) == 8
+    assert asked(*given, "--yes") == {"deleted": 6}
+    for kind, n_left in (("6e" * 32, 4), ("turns", 1), ("responses", 1)):
+        assert n_objects(fleet, kind) == n_left
+    assert asked("forget-tenant", *fleet, "--local", "--yes") == {"deleted": 6}
+    assert n_objects(fleet, "*") == 0
+    for wrong in ((), ("--local", "--key-variable", "TENANT_KEY"), ("--key-variable", "NONE")):
+        assert "--key-variable" in cache("forget-tenant", *fleet, *wrong, "--yes").err

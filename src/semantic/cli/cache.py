@@ -11,9 +11,10 @@ import typer
 
 from semantic.cli.agent_lookup import open_store
 from semantic.cli.edge import EXIT_CHECK_FAILED
-from semantic.cli.options import AsJson, DiskRatedTbw, StoreOptions, terabytes
+from semantic.cli.options import AsJson, DiskRatedTbw, FleetOptions, StoreOptions, terabytes
 from semantic.cli.progress import work_bar
 from semantic.cli.report import show_bytes, show_name, store_json, store_lines, to_line
+from semantic.composition.fleet_store import last_pass
 from semantic.domain.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -23,9 +24,15 @@ _WHOLE = "1/1"
 
 
 def stats(
-    store: StoreOptions, disk_rated_tbw: DiskRatedTbw = None, as_json: AsJson = False
+    store: StoreOptions,
+    fleet: FleetOptions,
+    disk_rated_tbw: DiskRatedTbw = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Print the number of agents and blocks in the store, their size, and the bytes written."""
+    """Print the number of agents and blocks in the store, their size, and the bytes written.
+
+    With --remote-store also what the janitor has last found in a fleet's object store.
+    """
     rated = terabytes(disk_rated_tbw)
     if rated is not None and rated < 1:
         raise InvalidRequestError(f"--disk-rated-tbw must be above 0, got {disk_rated_tbw}")
@@ -34,7 +41,14 @@ def stats(
             replace(one, wear=None if one.wear is None else replace(one.wear, rated=rated))
             for one in disk.stats()
         ]
-    typer.echo(to_line({"tiers": store_json(tiers)}) if as_json else "\n".join(store_lines(tiers)))
+    found = None if fleet.remote_store is None else last_pass(fleet.settings())
+    if as_json:
+        remote = {} if fleet.remote_store is None else {"remote": found and asdict(found)}
+        typer.echo(to_line({"tiers": store_json(tiers), **remote}))
+        return
+    typer.echo("\n".join(store_lines(tiers)))
+    if fleet.remote_store is not None:
+        typer.echo(f"object store: {found or 'no janitor was here'}")
 
 
 def check(

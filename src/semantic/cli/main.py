@@ -23,6 +23,7 @@ from semantic.cli.doctor import doctor
 from semantic.cli.launch import LAUNCH_COMMANDS
 from semantic.cli.models.commands import MODEL_COMMANDS
 from semantic.cli.options import EngineOptions, ServeOptions, command
+from semantic.cli.remote.fleet_cache import FLEET_COMMANDS
 from semantic.cli.remote.memory_limit import MEMORY_COMMANDS
 from semantic.cli.remote.top import TOP_COMMANDS
 from semantic.cli.run import run
@@ -40,7 +41,10 @@ COMMANDS: dict[str, Callable[..., None]] = {
 }
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "agents": ("The agents in the store: list, show, fork, pin, move.", AGENT_COMMANDS),
-    "cache": ("The store on disk: its size, its integrity, freeing space.", CACHE_COMMANDS),
+    "cache": (
+        "The stores: their size, their integrity, freeing space.",
+        {**CACHE_COMMANDS, **FLEET_COMMANDS},
+    ),
     "config": ("The settings of a server: every value, and its source.", CONFIG_COMMANDS),
     "models": ("Models by name: list, show, download, delete, aliases.", MODEL_COMMANDS),
     "service": ("A server that starts with your login (systemd, launchd).", SERVICE_COMMANDS),

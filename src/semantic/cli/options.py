@@ -150,6 +150,15 @@ RemoteStore = Annotated[
         rich_help_panel=_STORE,
     ),
 ]
+RemoteGb = Annotated[
+    float | None,
+    typer.Option(
+        help="GiB that the fleet may have in --remote-store: one of the processes with this option "
+        "evicts what was not used for longest. Default: no limit.",
+        show_default=False,
+        rich_help_panel=_STORE,
+    ),
+]
 FleetSecretFile = Annotated[
     Path | None,
     typer.Option(
@@ -239,6 +248,22 @@ class StoreOptions:
     def settings(self) -> Settings:
         """As bootstrap takes them. Raises InvalidRequestError for a budget of 0 or less."""
         return Settings(use_disk=True, store=self.store, disk_bytes=gib("--disk-gb", self.disk_gb))
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOptions:
+    """The object store of a fleet."""
+
+    remote_store: RemoteStore = None
+    fleet_secret_file: FleetSecretFile = None
+
+    def settings(self, remote_bytes: int | None = None) -> Settings:
+        """As bootstrap takes them, with the budget of the object store."""
+        return Settings(
+            remote=self.remote_store,
+            remote_bytes=remote_bytes,
+            fleet_secret=self.fleet_secret_file,
+        )
 
 
 def gib(option: str, given: float | None) -> int | None:
@@ -464,6 +489,7 @@ class ServeOptions:
     share_across_chips: Annotated[bool | None, _ANY_CHIP] = None
     fleet_secret_file: FleetSecretFile = None
     remote_store: RemoteStore = None
+    remote_gb: RemoteGb = None
     memory_gb: Annotated[
         float | None,
         typer.Option(

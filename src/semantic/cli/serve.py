@@ -98,6 +98,7 @@ _CHOSEN_LATER = {
     "disk_writes_gb_per_day": "no limit",
     "disk_rated_tbw": "unknown",
     "ram_gb": "from the memory",
+    "remote_gb": "no limit",
     "memory_gb": "nine tenths of what is free, more if the weights need it",
     "pool_gb": "from the memory that the weights leave",
     "max_model_len": "from the model and the pool",
@@ -295,6 +296,7 @@ def engine_settings(settings: ServerSettings) -> Settings:
         any_chip=settings.share_across_chips,
         fleet_secret=settings.fleet_secret_file,
         remote=settings.remote_store,
+        remote_bytes=gib("remote_gb", settings.remote_gb),
     )
 
 

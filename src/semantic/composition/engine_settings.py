@@ -46,7 +46,8 @@ class Settings:
 
     `any_chip` shares blocks with other kinds of chips: see `fingerprint`. `fleet_secret` is the
     file with the secret of tenants' tags, by default that in $SEMANTIC_FLEET_SECRET_FILE; without
-    one every store has its own secret. `remote` is the URL of the object store that a fleet shares.
+    one every store has its own secret. `remote` is the URL of the object store that a fleet shares;
+    with `remote_bytes` this process may evict what exceeds that there.
     """
 
     model: str = DEFAULT_MODEL
@@ -65,6 +66,7 @@ class Settings:
     adapter: NamedAdapter | None = None
     weights_bytes: int | None = None
     remote: str | None = None
+    remote_bytes: int | None = None
 
     @property
     def label(self) -> str:

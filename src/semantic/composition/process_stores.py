@@ -5,6 +5,7 @@ Knows folders, quotas and a fleet's object store; no engine. Adapters are import
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from semantic.adapters.stores.remote.remote_store import RemoteStore
     from semantic.application.chat.turn_cache import TurnCache
     from semantic.ports.store import CacheStorePort, LookUpPort
+
+logger = logging.getLogger("semantic.server")
 
 _MIB = 1 << 20
 _GIB = 1 << 30
@@ -85,15 +88,16 @@ def open_store(settings: Settings) -> CacheStorePort:
     if memory_bytes is None:
         memory_bytes = default_memory_tier_bytes(memory_of(settings))
     queue_bytes = max(_MIN_QUEUE_BYTES, memory_bytes // _QUEUE_FRACTION)
-    remote = open_remote(settings)
+    fleet = open_objects(settings)
     if settings.use_disk:
         disk = open_disk(settings)
         memory = MemoryStore(memory_bytes, secret=disk.secret)
         own: CacheStorePort = TieredStore(memory, BackgroundStore(disk, queue_bytes))
     else:
         own = MemoryStore(memory_bytes, secret=fleet_secret(settings))
-    if remote is None:
+    if fleet is None:
         return own
+    remote = _remote_tier(settings, *fleet)
     rate = _UPLOAD_BYTES_PER_CORE * (os.cpu_count() or 1)
     uploads = BackgroundStore(
         remote, queue_bytes, tier=Tier.UPLOADS, bytes_per_second=rate, forgets_at_once=True
@@ -101,23 +105,28 @@ def open_store(settings: Settings) -> CacheStorePort:
     return SharedTiers(own, uploads)
 
 
-def open_remote(settings: Settings) -> RemoteStore | None:
-    """The tier that a fleet shares; None without one. Asks it nothing.
+def _remote_tier(settings: Settings, objects: Objects, secret: bytes) -> RemoteStore:
+    """The tier that a fleet shares; with a budget its janitor too, on a connection of its own."""
+    from semantic.adapters.stores.remote.remote_store import RemoteStore
+
+    if settings.remote_bytes is None:
+        return RemoteStore(objects, secret)
+    from semantic.adapters.stores.remote.janitor import BackgroundJanitor
+
+    own, _ = require_objects(settings)
+    janitor = BackgroundJanitor(own, secret, settings.remote_bytes, logger.info)
+    return RemoteStore(objects, secret, janitor=janitor)
+
+
+def open_objects(settings: Settings) -> tuple[Objects, bytes] | None:
+    """The object store of a fleet, and the fleet's secret; None without one. Asks it nothing.
 
     Raises InvalidRequestError for a URL that is none, or without the fleet's secret, and
     OperatorError if the packages for it are missing.
     """
-    opened = _open_objects(settings)
-    if opened is None:
-        return None
-    from semantic.adapters.stores.remote.remote_store import RemoteStore
-
-    return RemoteStore(*opened)
-
-
-def _open_objects(settings: Settings) -> tuple[Objects, bytes] | None:
-    """The object store of a fleet, and the fleet's secret. Raises as `open_remote`."""
     if settings.remote is None:
+        if settings.remote_bytes is not None:
+            raise InvalidRequestError("remote_gb: expected remote_store too")
         return None
     secret = fleet_secret(settings)
     if secret is None:
@@ -131,17 +140,23 @@ def _open_objects(settings: Settings) -> tuple[Objects, bytes] | None:
     return Objects.open(settings.remote), secret
 
 
+def require_objects(settings: Settings) -> tuple[Objects, bytes]:
+    """`open_objects`; raises InvalidRequestError for settings without a URL too."""
+    opened = open_objects(settings)
+    if opened is None:
+        raise InvalidRequestError("remote_store: expected a URL")
+    return opened
+
+
 def try_remote(settings: Settings) -> float:
     """Write, read and delete an object of the fleet's store; the seconds that it took.
 
-    Raises as `open_remote`, and StoreError if the object store fails.
+    Raises as `open_objects`, and StoreError if the object store fails.
     """
-    opened = _open_objects(settings)
-    if opened is None:
-        raise InvalidRequestError("remote_store: expected a URL")
+    objects, _ = require_objects(settings)
     from semantic.adapters.stores.remote.objects import UnavailableError
 
-    objects, path, data = opened[0], f"probes/{os.urandom(8).hex()}", os.urandom(64)
+    path, data = f"probes/{os.urandom(8).hex()}", os.urandom(64)
     started = time.monotonic()
     try:
         was_new = objects.create(path, data)
@@ -211,7 +226,7 @@ def open_responses(
     settings: Settings, warn: Callable[[str], None]
 ) -> FallbackResponses | SharedResponses:
     """The store of responses that clients can continue: in the store's folder, or in memory; and
-    in a fleet's object store. Raises as `open_remote`.
+    in a fleet's object store. Raises as `open_objects`.
 
     It is opened on first use, when the block store must be open. `warn` is called with a sentence
     when the file cannot be used; memory is used then.
@@ -259,8 +274,8 @@ def open_turns(settings: Settings, warn: Callable[[str], None]) -> TurnCache:
 def _open_records(
     settings: Settings, noun: str, warn: Callable[[str], None]
 ) -> tuple[Records, bytes] | None:
-    """A fleet's records of one kind and its secret; None without one. Raises as `open_remote`."""
-    opened = _open_objects(settings)
+    """A fleet's records of one kind and its secret; None without one. Raises as `open_objects`."""
+    opened = open_objects(settings)
     if opened is None:
         return None
     from semantic.adapters.stores.remote.remote_records import Records

@@ -84,6 +84,7 @@ class ServerSettings(BaseSettings):
     share_across_chips: bool = False
     fleet_secret_file: Path | None = None
     remote_store: str | None = None
+    remote_gb: Gib | None = None
     memory_gb: Gib | None = None
     max_batch: Count = 32
     max_waiting: Count = 256

@@ -201,6 +201,11 @@ class MemoryStore:
             block = self._blocks.get(key)
         return None if block is None else block.header
 
+    def headers(self) -> Sequence[BlockHeader]:
+        """The headers of all blocks that are here."""
+        with self._lock:
+            return [block.header for block in self._blocks.values()]
+
     def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]:
         with self._lock:
             return self._children.of(parent, part)

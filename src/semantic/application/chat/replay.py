@@ -61,6 +61,11 @@ class _Known:
     digest: bytes
 
 
+def turns_owner(tenant: str) -> bytes:
+    """What the turns of a tenant with this name are counted under."""
+    return digest("turns-owner-v1", tenant.encode("utf-8", "surrogatepass"))[:_OWNER_BYTES]
+
+
 class Replay:
     """Renders conversations of one model. Thread-safe."""
 
@@ -81,7 +86,7 @@ class Replay:
         Raises InvalidRequestError if the template refuses it.
         """
         name = tenant.encode("utf-8", "surrogatepass")
-        owner = digest("turns-owner-v1", name)[:_OWNER_BYTES]
+        owner = turns_owner(tenant)
         scope = digest("turns-v1", self._namespace, name)
         return replace(self._render(chat, scope, owner, keep=keep), owner=owner)
 

@@ -1,6 +1,7 @@
 """The remote tier: blocks, manifests, turns and responses in an object store, sealed.
 
 `objects` reads and writes with deadlines, `sealing` encrypts, `vault` derives and deletes keys,
-`remote_store` is the `CacheStorePort`, `remote_records` has turns and responses. An extra of the
-package: only `composition.process_stores` imports it, and only for a server with a remote store.
+`remote_store` is the `CacheStorePort`, `remote_records` has turns and responses; `janitor` evicts,
+while it has the `lease`, by the `uses` of all processes. An extra of the package: only
+`composition` imports it, and only for a remote store.
 """

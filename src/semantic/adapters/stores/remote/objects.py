@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
@@ -32,6 +32,8 @@ DEADLINE = 2.0
 """Seconds for a request with few bytes."""
 BODY_DEADLINE = 10.0
 """Seconds for a request of at most `READ_BYTES`, or for an upload."""
+PAGE = 1000
+"""Objects of a page of a listing, and the most that are deleted with one call, as S3 has them."""
 _CONNECT = timedelta(seconds=1)
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3")
 
@@ -136,11 +138,40 @@ class Objects:
         one."""
         found: list[Listed] = []
         with self._attempt():
-            for page in obstore.list(self._small, f"{folder}/", chunk_size=min(most, 1000)):
+            for page in obstore.list(self._small, f"{folder}/", chunk_size=min(most, PAGE)):
                 found += [Listed(one["path"], one["size"], one["last_modified"]) for one in page]
                 if len(found) >= most:
                     break
         return found[:most]
+
+    def pages(self, folder: str = "") -> Iterator[list[Listed]]:
+        """All objects below a folder, in pages of at most `PAGE`; of a store that changes meanwhile
+        each is in one page or in none."""
+        with self._attempt():
+            stream = iter(
+                obstore.list(self._large, f"{folder}/" if folder else None, chunk_size=PAGE)
+            )
+        while True:
+            with self._attempt():
+                page = next(stream, None)
+            if page is None:
+                return
+            yield [Listed(one["path"], one["size"], one["last_modified"]) for one in page]
+
+    def folders(self, folder: str = "") -> list[str]:
+        """The paths of the folders in one."""
+        with self._attempt():
+            return list(obstore.list_with_delimiter(self._large, folder or None)["common_prefixes"])
+
+    def delete_all(self, paths: Sequence[str]) -> None:
+        """Delete at most `PAGE` objects with as few requests as the store allows."""
+        with self._attempt():
+            try:
+                obstore.delete(self._large, list(paths))
+            except FileNotFoundError:  # a folder stops at one that is gone
+                for path in paths:
+                    with suppress(FileNotFoundError):
+                        obstore.delete(self._large, path)
 
     @contextmanager
     def _attempt(self) -> Iterator[None]:

@@ -80,7 +80,7 @@ class Records:
 
     def tag(self, name: bytes) -> bytes:
         """What stands for a tenant that is known by `name` only: as secret as its tag."""
-        return hmac.digest(self._secret, b"remote-records-v1" + name, "sha256")
+        return records_tag(self._secret, name)
 
     def _path(self, folder: str, key: bytes) -> str:
         return f"{self._noun}/{folder}/{hmac.digest(self._secret, key, 'sha256').hex()}"
@@ -92,6 +92,11 @@ class Records:
         if not self._notified:
             self._notified = True
             self._notify(f"{self._noun} are stored on this machine only: {error}")
+
+
+def records_tag(secret: bytes, name: bytes) -> bytes:
+    """See `Records.tag`."""
+    return hmac.digest(secret, b"remote-records-v1" + name, "sha256")
 
 
 class SharedResponses:

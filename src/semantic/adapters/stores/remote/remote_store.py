@@ -2,7 +2,8 @@
 
 Implements `CacheStorePort` and `LookUpPort`. Only the methods of `LookUpPort`, writes and reads ask
 the object store; all others answer from a catalog of what this process has put, read or looked up.
-Whatever fails, is late or cannot be verified is a miss. No object is evicted here.
+Whatever fails, is late or cannot be verified is a miss. A janitor, here or in another process,
+evicts objects: it reads which were used, and lets every process know which are gone.
 
     NAMESPACE/TENANT/HASH.PART             a body
     NAMESPACE/TENANT/after/PARENT/HASH.PART  the header of a body that no full block names: of a
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import struct
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -50,6 +52,7 @@ from semantic.adapters.stores.disk.manifest_file import (
 )
 from semantic.adapters.stores.memory import MemoryStore, data_of
 from semantic.adapters.stores.remote.deletions import Deletions
+from semantic.adapters.stores.remote.janitor import BackgroundJanitor
 from semantic.adapters.stores.remote.objects import Listed, Objects, UnavailableError
 from semantic.adapters.stores.remote.sealing import (
     chunks,
@@ -58,6 +61,7 @@ from semantic.adapters.stores.remote.sealing import (
     sealed_bytes,
     unsealed,
 )
+from semantic.adapters.stores.remote.uses import LOG_SECONDS, Evictions, UseLog, name_of
 from semantic.adapters.stores.remote.vault import Tenant, Vault
 from semantic.application.cache.checkpoint_plan import MOST_TOKENS
 from semantic.application.cache.prefix_lookup import window_links
@@ -128,9 +132,16 @@ class RemoteStore:
     """
 
     def __init__(
-        self, objects: Objects, secret: bytes, *, catalog_bytes: int = CATALOG_BYTES
+        self,
+        objects: Objects,
+        secret: bytes,
+        *,
+        catalog_bytes: int = CATALOG_BYTES,
+        janitor: BackgroundJanitor | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`secret` is the fleet's, 32 bytes: replicas with another one share nothing."""
+        """`secret` is the fleet's, 32 bytes: replicas with another one share nothing. `janitor`
+        works for this process, which closes it."""
         self._objects = objects
         self._vault = Vault(objects, secret)
         self._catalog = MemoryStore(catalog_bytes, secret=secret, counts_bodies=False)
@@ -140,6 +151,13 @@ class RemoteStore:
         self._deletions = Deletions()
         self._counts: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self._lock = threading.Lock()
+        self._janitor = janitor
+        self._clock = clock
+        self._uses = UseLog(objects, secret, clock=clock)
+        self._log_timer: threading.Timer | None = None
+        self._evictions = Evictions(objects, secret)
+        self._hearing = threading.Lock()
+        self._hears_next: float | None = None
 
     @property
     def secret(self) -> bytes:
@@ -157,12 +175,13 @@ class RemoteStore:
         if self._deletions.is_waiting((scope, agent_id)):
             return
         with self._misses():
+            self._hear_of_evictions()
             folder = self._agent_folder(scope, agent_id)
             newest = self._newest(folder)
             known = self._catalog.manifest(scope, agent_id)
             if newest is None:
                 self._catalog.remove(scope, agent_id)
-            elif known is None or known.generation < _generation(newest):
+            elif known is None or known.generation != _generation(newest):
                 found = self._manifest_in(scope, agent_id, newest)
                 if found is not None:
                     self._catalog.remember(found)
@@ -173,6 +192,7 @@ class RemoteStore:
         """See `LookUpPort.look_up`. Chains are evicted from their ends, so a binary search finds
         how much of one is stored."""
         with self._misses():
+            self._hear_of_evictions()
             found = _Chain(scope, self._vault.tenant(scope.tenant), links, layout)
             n_stored = self._search(found, start)
             tails: list[BlockHeader] = []
@@ -185,6 +205,7 @@ class RemoteStore:
     # Blocks
 
     def put(self, block: StoredBlock) -> bool:
+        self._record_uses([block.header])  # before: what it follows is not to be evicted
         with self._deletions.writing(block.header.key):
             return self._put(block)
 
@@ -227,6 +248,8 @@ class RemoteStore:
 
     def touch(self, keys: Sequence[BlockKey]) -> None:
         self._catalog.touch(keys)
+        headers = [self._catalog.header(key) for key in keys]
+        self._record_uses([one for one in headers if one is not None])
 
     # Agents
 
@@ -235,7 +258,9 @@ class RemoteStore:
             self._deletions.writing((manifest.scope, manifest.agent_id)),
             self._misses("write_errors"),
         ):
-            return self._save(manifest)
+            saved = self._save(manifest)
+            self._record_manifest(manifest)
+            return saved
         return False
 
     def manifest(self, scope: Scope, agent_id: str) -> Manifest | None:
@@ -268,30 +293,28 @@ class RemoteStore:
         """See `CacheStorePort.pinned`: nothing, this tier has no quota."""
         return Pinned(0, None)
 
-    def forget_tenant(self, tag: bytes) -> bool:
-        """Delete the key of the tenant with this tag: what it has stored cannot be read any more.
-        False if the object store fails."""
-        with self._misses("write_errors"):
-            self._vault.forget(tag)
-            return True
-        return False
-
     # Life
 
     def stats(self) -> Sequence[StoreStats]:
         """See `CacheStorePort.stats`. Numbers and bytes are those of the catalog; "unavailable"
-        counts calls that failed, and "breaks" how often the circuit breaker was opened."""
+        counts calls that failed, and "breaks" how often the circuit breaker was opened; those of
+        the janitor, if it is here, count what it has evicted for the fleet."""
         [known] = self._catalog.stats()
         with self._lock:
             counts = {**self._counts, "breaks": self._objects.breaks}
         counts["evicted"] = 0  # what is forgotten here is still in the object store
+        counts |= {} if self._janitor is None else self._janitor.counts()
         return [replace(known, tier=Tier.REMOTE, counts=counts)]
 
     def flush(self) -> None:
         """See `CacheStorePort.flush`: every upload has ended when its call returns."""
         self._deletions.flush()
+        self._write_uses()
 
     def close(self) -> None:
+        if self._janitor is not None:
+            self._janitor.close()
+        self._write_uses()
         self._deletions.close()
         self._pool.shutdown()
         self._parts.shutdown()
@@ -350,7 +373,10 @@ class RemoteStore:
         try:
             found = read()
         except FileNotFoundError:
-            self._catalog.drop([header.key])  # evicted by another process
+            self._catalog.drop([header.key])  # evicted
+            if _has_tail(header):
+                with self._misses("write_errors"):
+                    self._objects.delete(self._tail_path(header))
         except DamagedError as damage:
             self._discard(header, damage.kind)
         except NewerFormatError:
@@ -512,7 +538,9 @@ class RemoteStore:
         key = agent_key(manifest.scope, manifest.agent_id)
         tenant = self._vault.tenant(manifest.scope.tenant)
         newest = self._newest(folder)
-        first = 1 + (0 if newest is None else _generation(newest))
+        known = self._catalog.manifest(manifest.scope, manifest.agent_id)
+        before = 0 if known is None else known.generation  # the newest may be evicted
+        first = 1 + max(before, 0 if newest is None else _generation(newest))
         for generation in range(first, first + _GENERATIONS):
             own = replace(manifest, generation=generation)
             data = encode_manifest(FiledManifest(own, 0))
@@ -542,6 +570,67 @@ class RemoteStore:
         if _has_tail(header):
             self._objects.delete(self._tail_path(header))
         self._objects.delete(self._body_path(header))
+
+    # Uses and evictions
+
+    def _record_uses(self, headers: Iterable[BlockHeader]) -> None:
+        """Let the janitor know that bodies are used, and all that they follow: so what follows a
+        block is never used later than that."""
+        with self._misses():
+            for header in headers:
+                one: BlockHeader | None = header
+                while one is not None and (name := name_of(self._body_path(one))) not in self._uses:
+                    self._uses.add(name, 2 * one.link.start + (one.part is not Part.FULL))
+                    one = self._catalog.header(BlockKey(one.link.parent, Part.FULL))
+            self._write_uses_in_time()
+
+    def _record_manifest(self, manifest: Manifest) -> None:
+        """Record uses of all that an agent needs; it is itself evicted before any of that."""
+        links = manifest.scope.chain(manifest.token_ids)
+        known = [self._catalog.header(link.key(part)) for link in links for part in Part]
+        saved = self._catalog.manifest(manifest.scope, manifest.agent_id)
+        if saved is not None:
+            key = agent_key(saved.scope, saved.agent_id)
+            folder = self._agent_folder(saved.scope, saved.agent_id)
+            path = f"{folder}/{manifest_entry(key, saved.generation).name}"
+            self._uses.add(name_of(path), 2 * len(saved.token_ids) + 2)
+        self._record_uses([one for one in known if one is not None])
+
+    def _write_uses_in_time(self) -> None:
+        """Write the log of uses if that is due, else when it is."""
+        left = self._uses.seconds_left
+        if left == 0:
+            self._uses.write()
+        elif left is not None:
+            with self._lock:
+                if self._log_timer is None:
+                    self._log_timer = threading.Timer(left, self._write_uses)
+                    self._log_timer.name, self._log_timer.daemon = "remote", True
+                    self._log_timer.start()
+
+    def _write_uses(self) -> None:
+        with self._lock:
+            timer, self._log_timer = self._log_timer, None
+        if timer is not None:
+            timer.cancel()
+        with self._misses("write_errors"):
+            self._uses.write()
+
+    def _hear_of_evictions(self) -> None:
+        """Forget, from time to time, what the janitor has deleted: it is to be written again."""
+        with self._hearing:
+            if self._hears_next is not None and self._clock() < self._hears_next:
+                return
+            evicted = self._evictions.new()
+            self._hears_next = self._clock() + LOG_SECONDS
+        if evicted is None or evicted:
+            headers = self._catalog.headers()
+            gone = [
+                one.key
+                for one in headers
+                if evicted is None or name_of(self._body_path(one)) in evicted
+            ]
+            self._catalog.drop(gone)
 
     # Inside
 

@@ -22,6 +22,7 @@ from semantic.adapters.stores.remote.objects import Objects
 from semantic.adapters.stores.remote.sealing import derived
 from semantic.domain.digest import digest
 
+TENANTS = "tenants"
 SALT_SECONDS = 60.0
 """How long a salt is used until it is read again: so long after a deletion other replicas may still
 read what they had, and write what is lost."""
@@ -71,6 +72,23 @@ class Vault:
         with self._lock:
             self._known.pop(tag, None)
 
+    def erase(self, tag: bytes) -> int:
+        """`forget`, and delete all objects in the tenant's folders, whichever key they had; how
+        many there were.
+
+        Replicas write to its last folder for `SALT_SECONDS` more; the janitor deletes that.
+        """
+        self.forget(tag)
+        prefix, erased = f"{self._name(tag)}-", 0
+        for above in self._objects.folders():
+            for folder in self._objects.folders(above):
+                if not folder.rsplit("/", 1)[-1].startswith(prefix):
+                    continue
+                for page in self._objects.pages(folder):
+                    self._objects.delete_all([one.path for one in page])
+                    erased += len(page)
+        return erased
+
     def _salt(self, tag: bytes) -> bytes:
         """The tenant's salt: the first that a replica has written."""
         path = self._path(tag)
@@ -91,7 +109,7 @@ class Vault:
         return new
 
     def _derived(self, tag: bytes, salt: bytes) -> Tenant:
-        folder = f"{self._name(tag)}-{digest('remote-salt-v1', salt)[:8].hex()}"
+        folder = _folder(self._name(tag), salt)
         return Tenant(folder, derived(self._secret, salt, b"semantic-remote-v1" + tag))
 
     def _proof(self, tag: bytes, salt: bytes) -> bytes:
@@ -101,4 +119,18 @@ class Vault:
         return hmac.digest(self._secret, b"remote-name-v1" + tag, "sha256")[:_NAME_BYTES].hex()
 
     def _path(self, tag: bytes) -> str:
-        return f"tenants/{self._name(tag)}"
+        return f"{TENANTS}/{self._name(tag)}"
+
+
+def live_folder(objects: Objects, name: str) -> str | None:
+    """The folder of the tenant with the name ID that its key is for; None if it has no key. Raises
+    UnavailableError."""
+    try:
+        found = bytes(objects.get(f"{TENANTS}/{name}"))
+    except FileNotFoundError:
+        return None
+    return _folder(name, found[:_SALT_BYTES])
+
+
+def _folder(name: str, salt: bytes) -> str:
+    return f"{name}-{digest('remote-salt-v1', salt)[:8].hex()}"
