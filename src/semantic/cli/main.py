@@ -9,8 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from types import ModuleType
-from typing import Annotated, cast, get_type_hints
+from typing import Annotated, get_type_hints
 
 import typer
 
@@ -20,6 +19,7 @@ from semantic.cli.cache import CACHE_COMMANDS
 from semantic.cli.chat import chat
 from semantic.cli.demo.command import demo
 from semantic.cli.doctor import doctor
+from semantic.cli.fleet import FLEET_COMMANDS
 from semantic.cli.launch import LAUNCH_COMMANDS
 from semantic.cli.models.commands import MODEL_COMMANDS
 from semantic.cli.options import EngineOptions, ServeOptions, command
@@ -31,6 +31,7 @@ from semantic.cli.serve import CONFIG_COMMANDS, serve
 from semantic.cli.service import SERVICE_COMMANDS
 from semantic.cli.shell.plain_help import CONTEXT, PlainCommand, PlainGroup
 from semantic.cli.terminal import escape_unencodable
+from semantic.composition.framework import hide_torch
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo,
@@ -47,6 +48,7 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     ),
     "config": ("The settings of a server: every value, and its source.", CONFIG_COMMANDS),
     "models": ("Models by name: list, show, download, delete, aliases.", MODEL_COMMANDS),
+    "fleet": ("Several servers that share agents, on Ray.", FLEET_COMMANDS),
     "service": ("A server that starts with your login (systemd, launchd).", SERVICE_COMMANDS),
     "launch": ("Start a coding agent with a running server.", LAUNCH_COMMANDS),
 }
@@ -128,13 +130,5 @@ def main() -> None:
     if not sys.stderr.isatty():
         # Download bars are for a terminal only.
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    _hide_torch()
+    hide_torch()
     app(prog_name="semantic")
-
-
-def _hide_torch() -> None:
-    """Let `import torch` fail: transformers imports it where it is installed, for seconds.
-
-    This program computes with MLX alone.
-    """
-    cast("dict[str, ModuleType | None]", sys.modules).setdefault("torch", None)

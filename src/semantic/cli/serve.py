@@ -126,17 +126,19 @@ CONFIG_COMMANDS: dict[str, Callable[..., None]] = {"show": show}
 
 
 async def load_model(
-    settings: ServerSettings, store_unavailable: OnStoreUnavailable | None = None
+    settings: ServerSettings,
+    store_unavailable: OnStoreUnavailable | None = None,
+    sharing: int = 1,
 ) -> RunnableServing:
-    """The models that `settings` name, ready for requests. Raises as `serve.load_serving` and
-    `serve_models.load_models`."""
+    """The models that `settings` name, ready for requests, in a process as of `promised_of`. Raises
+    as `serve.load_serving` and `serve_models.load_models`."""
     import asyncio
 
     from semantic.application.engine.step_loop import StepLoop
     from semantic.serve import load_embeddings
 
     loop, embedding = StepLoop(), None
-    engine = await asyncio.wrap_future(loop.call(partial(promised_of, settings)))
+    engine = await asyncio.wrap_future(loop.call(partial(promised_of, settings, sharing)))
     guard_memory(loop, engine, logging.getLogger("semantic.server").info)
     promise = show_bytes(engine.process_bytes or 0)
     _print_line(f"memory: at most {promise} for this process; --memory-gb sets it")
@@ -154,13 +156,16 @@ async def load_model(
     return serving
 
 
-def promised_of(settings: ServerSettings) -> Settings:
-    """The engine's part of `settings`, with the memory that the process may have. Raises as
-    `promised`."""
+def promised_of(settings: ServerSettings, sharing: int = 1) -> Settings:
+    """The engine's part of `settings`, with the memory that the process may have as one of
+    `sharing` on the machine. Raises as `promised`."""
     others = map(model_of, (*settings.model[1:], *settings.allowed_models))
     embedding = settings.embedding_model
     return promised(
-        engine_settings(settings), tuple(others), None if embedding is None else model_of(embedding)
+        engine_settings(settings),
+        tuple(others),
+        None if embedding is None else model_of(embedding),
+        sharing,
     )
 
 

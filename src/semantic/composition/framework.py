@@ -5,7 +5,9 @@ Imports MLX inside functions: importing this loads no framework.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, cast
 
 from semantic.composition.engine_settings import Settings
 from semantic.domain.errors import (
@@ -17,6 +19,14 @@ if TYPE_CHECKING:
     from semantic.adapters.mlx.device import Device
     from semantic.adapters.mlx.model.provider import MLXModelProvider
     from semantic.domain.value_objects import ModelCacheSpec
+
+
+def hide_torch() -> None:
+    """Let `import torch` fail: transformers imports it where it is installed, for seconds.
+
+    This program computes with MLX alone.
+    """
+    cast("dict[str, ModuleType | None]", sys.modules).setdefault("torch", None)
 
 
 def free_memory() -> None:

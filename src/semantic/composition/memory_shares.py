@@ -93,11 +93,12 @@ def memory_of(settings: Settings) -> int:
     return min(device.memory_bytes, settings.process_bytes)
 
 
-def default_process_bytes(device: Device, weights: int = 0) -> int:
+def default_process_bytes(device: Device, weights: int = 0, sharing: int = 1) -> int:
     """The memory that the process promises to keep to: nine tenths of what the system says that it
-    may have on `device`, and more, up to all memory, if `weights` need that."""
+    may have on `device`, one part of it where so many are `sharing` that, and more, up to all
+    memory, if `weights` need that."""
     part, whole = _PROCESS_SHARE
-    share = device.free_bytes * part // whole
+    share = device.free_bytes * part // whole // sharing
     return min(device.memory_bytes, max(share, least_process_bytes(weights)))
 
 
@@ -111,9 +112,13 @@ def least_process_bytes(weights: int) -> int:
 
 
 def promised(
-    settings: Settings, others: Sequence[str] = (), embedding: str | None = None
+    settings: Settings,
+    others: Sequence[str] = (),
+    embedding: str | None = None,
+    sharing: int = 1,
 ) -> Settings:
-    """`settings` with the memory that the process may have, if none is set; on MLX's thread.
+    """`settings` with the memory that the process may have, if none is set, as one of so many
+    `sharing` the machine; on MLX's thread.
 
     `others` are models of which one at a time must fit, as that of `settings`, beside `embedding`.
     Raises as `load`, and CapacityError, before any weights are read, if that does not fit.
@@ -125,7 +130,7 @@ def promised(
     weights = beside + max(answering)
     promise = settings.process_bytes
     if promise is None:
-        promise = default_process_bytes(device, weights)
+        promise = default_process_bytes(device, weights, sharing)
     most = promise - promise // _UNPLANNED_FRACTION
     if weights > most:
         raise CapacityError(

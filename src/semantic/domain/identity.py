@@ -25,7 +25,12 @@ LONGEST_ABSENCE: Final = 86_400.0
 MOST_PRIORITY: Final = 8
 """The highest `Hints.priority`; the lowest is its negative."""
 
+CLAUDE_CODE: Final = "claude-code"
+CODEX: Final = "codex"
+OPENCODE: Final = "opencode"
+AIPERF: Final = "aiperf"
 _NO_CLIENT = "session"
+_CLIENTS: Final = frozenset({CLAUDE_CODE, CODEX, OPENCODE, AIPERF, _NO_CLIENT})
 _NUMBER = "~"
 
 
@@ -68,6 +73,16 @@ def name_of(client: str, session: str, agent: str | None = None) -> str:
     """The generated name of an identity's agent; distinct identities have distinct names."""
     parts = (client or _NO_CLIENT, session) if agent is None else (client, session, agent)
     return "/".join(map(_part, parts))
+
+
+def home_of(name: str) -> str:
+    """The name of the main agent of the session that an agent's `name` is of; `name` itself unless
+    it is one that `name_of` makes."""
+    client, _, rest = name.partition("/")
+    if client not in _CLIENTS or not rest:
+        return name
+    session = rest.partition("/")[0]
+    return f"{client}/{session.partition(_NUMBER)[0]}"
 
 
 def is_tag(text: object) -> TypeGuard[str]:

@@ -44,7 +44,7 @@ from semantic.application.chat.memory_responses import MemoryResponses
 from semantic.ports.responses import ResponsesPort
 from semantic.ports.serving import ServingPort
 
-_NO_TELEMETRY: Final[TelemetryConfig] = {
+NO_TELEMETRY: Final[TelemetryConfig] = {
     "tracing": False,
     "metrics": False,
     "logs": False,
@@ -87,11 +87,11 @@ def create_app(
         openapi_url="/openapi.json",
         docs_url=None,
         redoc_url=None,
-        telemetry=_NO_TELEMETRY,
+        telemetry=NO_TELEMETRY,
     )
     app.state.context = context
     app.state.metrics = metrics
-    app.state.bodies = LargeBodies(_LARGE_BODIES * settings.max_body_bytes, settings.body_timeout)
+    app.state.bodies = large_bodies(settings)
     app.state.responses = responses or MemoryResponses(RESPONSE_BYTES)
     add_error_handlers(app)
     _add_routes(app)
@@ -101,10 +101,14 @@ def create_app(
 
 def _middleware(settings: ServerSettings, model: str) -> Sequence[Middleware]:
     """Outermost first. The handler of unexpected errors wraps the whole stack: see `errors`."""
+    return (Middleware(RequestLogMiddleware, model=model), *guarding_middleware(settings))
+
+
+def guarding_middleware(settings: ServerSettings) -> Sequence[Middleware]:
+    """What keeps requests out: sizes, deadlines, hosts and keys, outermost first."""
     keys = ApiKeys(key.get_secret_value() for key in settings.api_keys)
     operators = ApiKeys(key.get_secret_value() for key in settings.operator_keys)
     return (
-        Middleware(RequestLogMiddleware, model=model),
         Middleware(ShutdownMiddleware),
         Middleware(RequestLimitsMiddleware, settings=settings),
         Middleware(
@@ -121,6 +125,11 @@ def _middleware(settings: ServerSettings, model: str) -> Sequence[Middleware]:
             open_paths=OPEN_PATHS | assets.FILES.keys(),
         ),
     )
+
+
+def large_bodies(settings: ServerSettings) -> LargeBodies:
+    """The bound of the large bodies that are in memory at once."""
+    return LargeBodies(_LARGE_BODIES * settings.max_body_bytes, settings.body_timeout)
 
 
 def _add_routes(app: FastAPI) -> None:

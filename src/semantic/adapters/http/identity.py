@@ -17,15 +17,18 @@ from fastapi import Request
 from pydantic_core import from_json
 
 from semantic.adapters.http.errors import FieldError, WireError
-from semantic.domain.identity import Identity, is_tag, name_of
-
-CLAUDE_CODE: Final = "claude-code"
-CODEX: Final = "codex"
-OPENCODE: Final = "opencode"
-AIPERF: Final = "aiperf"
+from semantic.domain.identity import (
+    AIPERF,
+    CLAUDE_CODE,
+    CODEX,
+    OPENCODE,
+    Identity,
+    is_tag,
+    name_of,
+)
 
 AGENT_HEADER: Final = "x-agent-id"
-_AGENT_FIELD: Final = "agent_id"
+AGENT_FIELD: Final = "agent_id"
 _LONGEST_AGENT: Final = 256
 
 Json = Mapping[str, object]
@@ -77,12 +80,12 @@ def agent_of(request: Request, body: Mapping[str, object]) -> str | None:
     given = _agent_header(request)
     param = "X-Agent-ID"
     if given is None:
-        named = body.get(_AGENT_FIELD)
+        named = body.get(AGENT_FIELD)
         if named is None:
             return None
         if not isinstance(named, str):
-            raise FieldError("agent_id: expected a text", param=_AGENT_FIELD)
-        given, param = named, _AGENT_FIELD
+            raise FieldError("agent_id: expected a text", param=AGENT_FIELD)
+        given, param = named, AGENT_FIELD
     if not 1 <= len(given) <= _LONGEST_AGENT or not given.isprintable():
         raise FieldError(
             f"{param}: expected 1 to {_LONGEST_AGENT} printable characters", param=param
@@ -92,8 +95,12 @@ def agent_of(request: Request, body: Mapping[str, object]) -> str | None:
 
 def identity_of(request: Request, body: Mapping[str, object]) -> Identity | None:
     """The identity that the client sends by itself; None if there is none."""
-    headers = {name: _header_text(value) for name, value in request.headers.items()}
-    return read_identity(headers, body)
+    return read_identity(header_texts(request.headers), body)
+
+
+def header_texts(headers: Mapping[str, str]) -> dict[str, str]:
+    """The values of `headers` as text, by their lower-case names."""
+    return {name: _header_text(value) for name, value in headers.items()}
 
 
 def read_identity(headers: Mapping[str, str], body: Json) -> Identity | None:

@@ -9,7 +9,8 @@ import asyncio
 import math
 import re
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from difflib import get_close_matches
 from itertools import islice
 from typing import Final, TypeVar
@@ -126,24 +127,40 @@ async def read_json(request: Request) -> dict[str, object]:
     """Read the body as a JSON object. An empty body is an error.
 
     Raises InvalidRequestError for a body that is not UTF-8, not JSON, not an object or nested
-    deeper than `MAX_DEPTH`; TooLargeError for too many bytes or values; ClientDisconnectedError if
-    the client disconnects; OverloadedError if other large bodies leave no room.
+    deeper than `MAX_DEPTH`; TooLargeError for too many bytes or values; and as `read_body`.
+    """
+    async with read_body(request) as data:
+        return await parse_offloaded(data)
+
+
+@asynccontextmanager
+async def read_body(request: Request) -> AsyncIterator[bytes]:
+    """Read the body; a large one counts as one in memory until the block ends.
+
+    Raises TooLargeError for too many bytes, ClientDisconnectedError if the client disconnects, and
+    OverloadedError if other large bodies leave no room.
     """
     bodies: LargeBodies = request.app.state.bodies
     data, taken = bytearray(), 0
     try:
-        async for piece in request.stream():
-            data += piece
-            if not taken and len(data) > _LARGE_BYTES:
-                await bodies.take(size := _size_of(request))
-                taken = size
-        if len(data) < _OFFLOAD_BYTES:
-            return parse_object(bytes(data))
-        return await to_thread.run_sync(parse_object, bytes(data))
-    except ClientDisconnect as error:
-        raise ClientDisconnectedError from error
+        try:
+            async for piece in request.stream():
+                data += piece
+                if not taken and len(data) > _LARGE_BYTES:
+                    await bodies.take(size := _size_of(request))
+                    taken = size
+        except ClientDisconnect as error:
+            raise ClientDisconnectedError from error
+        yield bytes(data)
     finally:
         bodies.give(taken)
+
+
+async def parse_offloaded(data: bytes) -> dict[str, object]:
+    """`parse_object`, of a body that is not small on a worker thread."""
+    if len(data) < _OFFLOAD_BYTES:
+        return parse_object(data)
+    return await to_thread.run_sync(parse_object, data)
 
 
 def _size_of(request: Request) -> int:

@@ -114,9 +114,13 @@ def make_server(
     app: FastAPI, settings: ServerSettings, on_stop: Callable[[], None] = lambda: None
 ) -> HttpServer:
     """Create a server of `app`; run it by `run(sockets=[...])`. Calls `on_stop` on shutdown."""
-    # Running streams may finish: uvicorn cancels the rest after `stop_timeout`.
-    AppStatus.enable_automatic_graceful_drain = False
+    let_streams_finish()
     return HttpServer(app, settings, on_stop)
+
+
+def let_streams_finish() -> None:
+    """Running streams may finish: uvicorn cancels the rest after `stop_timeout`."""
+    AppStatus.enable_automatic_graceful_drain = False
 
 
 def _config(

@@ -1,0 +1,1 @@
+"""Replicas run by Ray Serve. Only `ray_cluster` imports Ray."""

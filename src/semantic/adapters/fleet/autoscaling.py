@@ -1,0 +1,54 @@
+"""How many replicas there should be, from the requests that run and wait in each.
+
+Knows numbers only; how long they must hold before anything is done is set where replicas are run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+_FULL: Final = 0.75
+"""The part of the rows of all batches that requests should fill at most."""
+RUNNING: Final = "running"
+WAITING: Final = "waiting"
+ROWS: Final = "rows"
+
+
+class ScalingContext(Protocol):
+    """What is used of Ray Serve's context of a policy. `aggregated_metrics` are those of `RUNNING`,
+    `WAITING` and `ROWS` by replica; `total_queued_requests` are at no replica yet."""
+
+    @property
+    def current_num_replicas(self) -> int: ...
+    @property
+    def aggregated_metrics(self) -> Mapping[str, Mapping[object, float]] | None: ...
+    @property
+    def total_queued_requests(self) -> float | None: ...
+
+
+def wanted_replicas(current: int, running: float, waiting: float, rows: float) -> int:
+    """The replicas for so many requests, where one decodes `rows` at a time.
+
+    One more than now while any wait; fewer one at a time, and only while none does.
+    """
+    fitting = max(1, math.ceil((running + waiting) / (_FULL * rows)))
+    if waiting >= 1:
+        return max(fitting, current + 1)
+    return max(fitting, current - 1)
+
+
+def by_queue(context: ScalingContext) -> tuple[int, dict[str, object]]:
+    """A policy of Ray Serve."""
+    metrics = context.aggregated_metrics or {}
+
+    def total(name: str) -> float:
+        return sum(metrics.get(name, {}).values())
+
+    current = context.current_num_replicas
+    if not metrics.get(ROWS) or not current:
+        return max(1, current), {}
+    rows = max(metrics[ROWS].values())
+    waiting = total(WAITING) + (context.total_queued_requests or 0.0)
+    return wanted_replicas(current, total(RUNNING), waiting, rows), {}

@@ -1,0 +1,195 @@
+"""The edge of a fleet: checks requests as a server does, finds the key of each, and passes it on.
+
+Bodies are read whole before, and bounded as a server's. A client that leaves closes its answer,
+which cancels it where it is computed. Knows HTTP and keys; not how replicas are run or chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing
+from http import HTTPStatus
+from typing import Final
+
+from fastapi import FastAPI, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+from starlette.types import Receive, Scope, Send
+
+from semantic.adapters.http.app import NO_TELEMETRY, guarding_middleware, large_bodies
+from semantic.adapters.http.context import ServerContext, settings_of
+from semantic.adapters.http.errors import (
+    ClientDisconnectedError,
+    WireError,
+    add_error_handlers,
+    logger,
+)
+from semantic.adapters.http.fleet.routing_key import routing_key
+from semantic.adapters.http.health import Status
+from semantic.adapters.http.identity import header_texts, require_operator
+from semantic.adapters.http.request_body import parse_offloaded, read_body
+from semantic.adapters.http.settings import ServerSettings
+from semantic.adapters.http.streaming import until_disconnect
+from semantic.domain.errors import InvalidRequestError, OverloadedError
+from semantic.ports.fleet import PassedRequest, ReplicasPort, ResponseHead
+
+_REPLICA_LABEL: Final = "replica"
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+
+def create_edge(
+    replicas: ReplicasPort, settings: ServerSettings, lifespan: Lifespan, version: str
+) -> FastAPI:
+    """The application that passes requests on to `replicas`, which `lifespan` starts and stops."""
+    app = FastAPI(
+        title="semantic",
+        version=version,
+        middleware=guarding_middleware(settings),
+        lifespan=lifespan,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        telemetry=NO_TELEMETRY,
+    )
+    app.state.context = ServerContext(settings=settings, version=version)
+    app.state.bodies = large_bodies(settings)
+    add_error_handlers(app)
+
+    @app.api_route("/health", methods=["GET", "HEAD"])
+    async def health() -> Status:
+        return Status(status="ok")
+
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        if settings_of(request).api_keys:
+            require_operator(request, "metrics are about all tenants")
+        return await _all_metrics(replicas, request)
+
+    for path in ("/v1/agents/import", "/v1/agents/{agent_id:path}/export"):
+        app.add_api_route(path, _refuse_archives, methods=["GET", "POST"])
+    app.mount("/", _PassOn(replicas))
+    return app
+
+
+async def _refuse_archives() -> Response:
+    raise WireError(
+        HTTPStatus.NOT_IMPLEMENTED,
+        "a fleet takes and gives no archives of agents: its replicas share them by --remote-store; "
+        "export from `semantic serve` with the same store",
+        code="not_in_a_fleet",
+    )
+
+
+class _PassOn:
+    """Passes requests on; an ASGI application."""
+
+    def __init__(self, replicas: ReplicasPort) -> None:
+        self._replicas = replicas
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        answer = _Answer(send)
+        async with read_body(request) as data:
+            key = await _key_of(request, data)
+            passed = _passed(request, data)
+            try:
+                await until_disconnect(request, self._answer(key, passed, answer))
+            except ClientDisconnectedError:
+                return
+            except OverloadedError as error:
+                if not answer.has_begun:
+                    raise
+                # The connection is closed with the response incomplete, as the client must know.
+                logger.warning("an answer was cut: %s", error)
+
+    async def _answer(self, key: str, passed: PassedRequest, answer: _Answer) -> None:
+        async with aclosing(self._replicas.answer(key, passed)) as pieces:
+            async for piece in pieces:
+                await answer.send(piece)
+        await answer.end()
+
+
+class _Answer:
+    """A response as ASGI's messages."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.has_begun = False
+
+    async def send(self, piece: ResponseHead | bytes) -> None:
+        if isinstance(piece, bytes):
+            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+            return
+        self.has_begun = True
+        headers = list(piece.headers)
+        await self._send(
+            {"type": "http.response.start", "status": piece.status, "headers": headers}
+        )
+
+    async def end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _key_of(request: Request, data: bytes) -> str:
+    """Of a body that is no JSON object, the replica says so."""
+    body: Mapping[str, object] = {}
+    if data:
+        try:
+            body = await parse_offloaded(data)
+        except (InvalidRequestError, WireError):
+            body = {}
+    tenant = getattr(request.state, "tenant", "")
+    return routing_key(request.scope["path"], header_texts(request.headers), body, tenant)
+
+
+def _passed(request: Request, body: bytes = b"") -> PassedRequest:
+    scope = request.scope
+    return PassedRequest(
+        scope["method"],
+        scope["path"],
+        scope["raw_path"],
+        scope["query_string"],
+        tuple(scope["headers"]),
+        body,
+    )
+
+
+async def _all_metrics(replicas: ReplicasPort, request: Request) -> Response:
+    """Those of every replica, each with a label of its name."""
+    texts: dict[str, str] = {}
+    for name, (head, body) in (await replicas.answers(_passed(request))).items():
+        if head.status != HTTPStatus.OK:
+            return Response(body, head.status)
+        texts[name] = body.decode()
+    return Response(merged_metrics(texts), media_type=CONTENT_TYPE_LATEST)
+
+
+def merged_metrics(texts: Mapping[str, str]) -> bytes:
+    """The metrics of several servers, in Prometheus' text format, as those of one: by the servers'
+    names, which become a label."""
+    registry = CollectorRegistry()
+    registry.register(_Merged(texts))
+    return generate_latest(registry)
+
+
+class _Merged(Collector):
+    """Families of metrics of several servers."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self._texts = texts
+
+    def collect(self) -> Iterator[Metric]:
+        """See `Collector`."""
+        families: dict[str, Metric] = {}
+        for name, text in self._texts.items():
+            for family in text_string_to_metric_families(text):
+                known = families.setdefault(
+                    family.name, Metric(family.name, family.documentation, family.type)
+                )
+                for one in family.samples:
+                    labels = {**one.labels, _REPLICA_LABEL: name}
+                    known.samples.append(one._replace(labels=labels))
+        yield from families.values()

@@ -1,0 +1,366 @@
+"""`semantic fleet`: several servers of one kind behind one address, as replicas on Ray Serve.
+
+Reads settings, refuses what replicas cannot share, and joins the edge and the cluster. Knows
+neither a wire nor Ray.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from semantic import __version__
+from semantic.adapters.fleet.autoscaling import ROWS, RUNNING, WAITING
+from semantic.cli.edge import print_notice
+from semantic.cli.options import ConfigFile, ServeOptions
+from semantic.cli.serve import (
+    engine_settings,
+    load_model,
+    notify_store_unavailable,
+    remember,
+    require_keys,
+)
+from semantic.composition.framework import hide_torch
+from semantic.composition.process_stores import (
+    default_store_folder,
+    open_remote,
+    open_responses,
+)
+from semantic.domain.errors import BackendError, InvalidRequestError, SemanticError, StoreError
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from semantic.adapters.fleet.ray_cluster import FleetPlan, RayCluster
+    from semantic.adapters.http.context import ServerContext
+    from semantic.adapters.http.settings import ServerSettings
+    from semantic.application.models.model_manager import RunnableServing
+    from semantic.ports.fleet import PassedRequest, Piece
+
+_FLEET = "Fleet"
+_FOLDER = "fleet"
+"""Beside the folder of the store of a server alone."""
+
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        help="The address of a Ray cluster that runs, or auto. Default: one is started for this "
+        "command, on this machine.",
+        show_default=False,
+        rich_help_panel=_FLEET,
+    ),
+]
+DrainTimeout = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        max=86_400,
+        help="Seconds for answers to end on a replica that stops; then they are cut.",
+        rich_help_panel=_FLEET,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOptions:
+    """How many replicas there are, and what each may have."""
+
+    replicas: Annotated[
+        int, typer.Option(min=1, max=256, help="Replicas, at least.", rich_help_panel=_FLEET)
+    ] = 2
+    max_replicas: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=256,
+            help="Replicas, at most: more are started while requests wait. Default: as many as "
+            "--replicas.",
+            show_default=False,
+            rich_help_panel=_FLEET,
+        ),
+    ] = None
+    replica_requests: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=1 << 16,
+            help="Requests that a replica has at once; more go to another one. Default: "
+            "--max-batch.",
+            show_default=False,
+            rich_help_panel=_FLEET,
+        ),
+    ] = None
+    replicas_per_machine: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=256,
+            help="Replicas on one machine, at most; they share its memory. Default: all, or one "
+            "with --ray-address.",
+            show_default=False,
+            rich_help_panel=_FLEET,
+        ),
+    ] = None
+    replica_gpus: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=64,
+            help="GPUs of a replica, as Ray counts them. Default: one where there are any.",
+            show_default=False,
+            rich_help_panel=_FLEET,
+        ),
+    ] = None
+    drain_timeout: DrainTimeout = 300.0
+    ray_address: RayAddress = None
+
+    @property
+    def most(self) -> int:
+        """The most replicas that there can be."""
+        return self.max_replicas or self.replicas
+
+    @property
+    def per_machine(self) -> int:
+        """The most on one machine."""
+        return self.replicas_per_machine or (self.most if self.ray_address is None else 1)
+
+
+def serve(options: ServeOptions, fleet: FleetOptions, config: ConfigFile = None) -> None:
+    """Serve a model by several replicas behind one address, on Ray Serve.
+
+    All options of `semantic serve` but --allow-pull; each replica has its own memory and its own
+    folder in --store, and all share --remote-store. A session stays at one replica while that has
+    room. Needs semantic-engine[fleet].
+    """
+    from semantic.adapters.fleet.ray_cluster import RayCluster
+    from semantic.adapters.http.logs import configure_logs
+    from semantic.adapters.http.server import address, listen, make_server
+    from semantic.adapters.http.settings import load_settings
+
+    settings = load_settings(options.given(), config).settings
+    check_fleet(settings, fleet)
+    configure_logs(settings.log_format, settings.log_level)
+    cluster = RayCluster(plan_of(settings, fleet), BuildServedReplica(settings, sharing_of(fleet)))
+    bound = listen(settings)
+    where = address(settings.host, bound.getsockname()[1])
+    life = _FleetLife(cluster, lambda: _print_ready(where, settings, fleet))
+    server = make_server(
+        _edge(cluster, settings, life), settings, on_stop=lambda: print_notice("stopping")
+    )
+    life.on_failure = server.stop
+    print_notice(f"http://{where} answers probes; starting {fleet.replicas} replicas")
+    server.run(sockets=[bound])
+    if life.failure is not None:
+        raise life.failure
+    print_notice("stopped")
+
+
+def stop(ray_address: RayAddress = "auto", drain_timeout: DrainTimeout = 300.0) -> None:
+    """Stop the replicas that `semantic fleet serve --ray-address` started on a cluster.
+
+    Answers end, and agents are saved.
+    """
+    from semantic.adapters.fleet.ray_cluster import stop_application
+
+    stop_application(ray_address or "auto", drain_timeout)
+    print_notice("stopped")
+
+
+FLEET_COMMANDS: dict[str, Callable[..., None]] = {"serve": serve, "stop": stop}
+
+
+def check_fleet(settings: ServerSettings, fleet: FleetOptions) -> None:
+    """Raises InvalidRequestError for what no fleet can have, before anything is started."""
+    require_keys(settings)
+    if fleet.most < fleet.replicas:
+        raise InvalidRequestError(
+            f"--max-replicas {fleet.most}: expected at least --replicas, {fleet.replicas}"
+        )
+    if settings.allow_pull:
+        raise InvalidRequestError(
+            "--allow-pull: expected none in a fleet, where one replica alone would have the model; "
+            "`semantic models pull` on each machine, and --allow-model"
+        )
+    if settings.remote_store is None:
+        raise InvalidRequestError(
+            "expected --remote-store and --fleet-secret-file: replicas share agents, turns and "
+            "responses there"
+        )
+    open_remote(engine_settings(settings))  # asks it nothing
+
+
+def plan_of(settings: ServerSettings, fleet: FleetOptions) -> FleetPlan:
+    """What is run on Ray. Raises InvalidRequestError without a home folder or --store."""
+    from semantic.adapters.fleet.ray_cluster import FleetPlan
+
+    return FleetPlan(
+        fleet.replicas,
+        fleet.most,
+        fleet.replica_requests or settings.max_batch,
+        settings.max_waiting,
+        fleet.drain_timeout,
+        str(_folder_of(settings)),
+        fleet.replica_gpus,
+        fleet.per_machine,
+        fleet.ray_address,
+    )
+
+
+def sharing_of(fleet: FleetOptions) -> int:
+    """How many replicas share the memory of a machine; one, where each has GPUs of its own."""
+    return 1 if fleet.replica_gpus and fleet.replica_gpus >= 1 else fleet.per_machine
+
+
+def _folder_of(settings: ServerSettings) -> Path:
+    if settings.store is not None:
+        return settings.store.absolute()
+    try:
+        return default_store_folder().absolute().with_name(_FOLDER)
+    except StoreError as error:
+        raise InvalidRequestError(f"expected --store: {error}") from error
+
+
+def _edge(cluster: RayCluster, settings: ServerSettings, life: _FleetLife) -> FastAPI:
+    from semantic.adapters.http.fleet.edge import create_edge
+
+    return create_edge(cluster, settings, life.lifespan, __version__)
+
+
+def _print_ready(where: str, settings: ServerSettings, fleet: FleetOptions) -> None:
+    remember(settings)
+    more = f" to {fleet.most}" if fleet.most > fleet.replicas else ""
+    print_notice(
+        f"ready: http://{where}/v1 serves {settings.model[0]} by {fleet.replicas}{more} replicas"
+    )
+
+
+def _take_signals_back() -> None:
+    """Handle signals as before Ray started, which prints a stack for each; in the main thread."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.getsignal(number))
+
+
+class _FleetLife:
+    """Starts the cluster beside the server, and stops it after the last request."""
+
+    def __init__(self, cluster: RayCluster, ready: Callable[[], None]) -> None:
+        self._cluster = cluster
+        self._ready = ready
+        self.failure: SemanticError | None = None
+        self.on_failure: Callable[[], None] = lambda: None
+
+    @asynccontextmanager
+    async def lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
+        """The edge's lifespan."""
+        import asyncio
+
+        starting = asyncio.create_task(self._start())
+        try:
+            yield
+        finally:
+            await asyncio.wait((starting,))  # Ray cannot be stopped while it starts
+            try:
+                await asyncio.to_thread(self._cluster.stop)
+            except SemanticError as error:
+                self.failure = self.failure or error
+
+    async def _start(self) -> None:
+        import asyncio
+
+        try:
+            await asyncio.to_thread(self._cluster.start)
+        except SemanticError as error:
+            self.failure = error
+            self.on_failure()
+        else:
+            self._ready()
+        finally:
+            _take_signals_back()
+
+
+@dataclass(frozen=True, slots=True)
+class BuildServedReplica:
+    """Implements `BuildReplica`: what `semantic serve` runs, without a socket."""
+
+    settings: ServerSettings
+    sharing: int
+
+    @asynccontextmanager
+    async def __call__(self, folder: str) -> AsyncIterator[ServedReplica]:
+        """See `BuildReplica`. Raises as `load_model`."""
+        import asyncio
+
+        from semantic.adapters.http.app import create_app
+        from semantic.adapters.http.context import ServerContext
+        from semantic.adapters.http.errors import logger
+        from semantic.adapters.http.lifecycle import Lifecycle
+        from semantic.adapters.http.logs import configure_logs
+        from semantic.adapters.http.server import let_streams_finish
+
+        hide_torch()
+        let_streams_finish()
+        settings = self.settings
+        configure_logs(settings.log_format, settings.log_level)
+        if not settings.no_store:
+            settings = settings.model_copy(update={"store": Path(folder)})
+        responses = open_responses(engine_settings(settings), logger.warning)
+
+        def store_unavailable(error: StoreError) -> None:
+            responses.disable_disk()
+            notify_store_unavailable(error)
+
+        async def load() -> RunnableServing:
+            return await load_model(settings, store_unavailable, self.sharing)
+
+        over, context = asyncio.Event(), ServerContext(version=__version__)
+        lifecycle = Lifecycle(context, load, lambda _: over.set())
+        lifecycle.on_failure(over.set)
+        app = create_app(
+            settings=settings, lifecycle=lifecycle, context=context, responses=responses
+        )
+        try:
+            async with lifecycle.lifespan(app):
+                await over.wait()
+                if lifecycle.failure is not None:
+                    raise lifecycle.failure
+                yield ServedReplica(app, context)
+                context.watch.close()
+        finally:
+            await asyncio.to_thread(responses.close)
+        if lifecycle.failure is not None:
+            raise lifecycle.failure
+
+
+class ServedReplica:
+    """Implements `ReplicaPort` by a server's application."""
+
+    def __init__(self, app: FastAPI, context: ServerContext) -> None:
+        self._app = app
+        self._context = context
+
+    def answer(self, request: PassedRequest) -> AsyncGenerator[Piece, None]:
+        """See `ReplicaPort.answer`."""
+        from semantic.adapters.fleet.passed_requests import answer
+
+        return answer(self._app, request)
+
+    def load(self) -> Mapping[str, float]:
+        """See `ReplicaPort.load`."""
+        figures = self._context.figures
+        engine = None if figures is None else figures().engine
+        running, waiting = (0, 0) if engine is None else (engine.running, engine.waiting)
+        inbox = 0 if engine is None else engine.inbox
+        rows = self._context.settings.max_batch
+        return {RUNNING: float(running), WAITING: float(waiting + inbox), ROWS: float(rows)}
+
+    def check(self) -> None:
+        """See `ReplicaPort.check`."""
+        figures = self._context.figures
+        if figures is None or figures().engine.state.is_over:
+            raise BackendError("the engine has ended")

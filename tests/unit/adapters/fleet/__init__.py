@@ -1,0 +1,1 @@
+"""Replicas without Ray."""

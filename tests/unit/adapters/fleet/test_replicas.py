@@ -1,0 +1,147 @@
+"""A replica without Ray: passed requests, slots, and how many there should be."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from semantic.adapters.fleet.autoscaling import by_queue, wanted_replicas
+from semantic.adapters.fleet.passed_requests import AsgiApp, Message, Receive, Send, answer
+from semantic.adapters.fleet.replica import Replica
+from semantic.adapters.fleet.replica_slots import LOCK, taken_slot
+from semantic.adapters.http.app import create_app
+from semantic.cli.fleet import ServedReplica
+from semantic.domain.answer import TextDelta
+from semantic.domain.errors import BackendError
+from semantic.ports.fleet import PassedRequest, Piece, ResponseHead
+from tests.support.fake_serving import FakeServing, Script
+
+JSON = ((b"content-type", b"application/json"), (b"host", b"localhost"))
+
+
+def request(path: str, body: bytes = b"", method: str = "POST") -> PassedRequest:
+    return PassedRequest(method, path, path.encode(), b"", JSON, body)
+
+
+def run(app: AsgiApp, asked: PassedRequest) -> tuple[int, bytes]:
+    async def all_of() -> list[Piece]:
+        return [piece async for piece in answer(app, asked)]
+
+    head, *rest = asyncio.run(all_of())
+    assert isinstance(head, ResponseHead)
+    return head.status, b"".join(one for one in rest if isinstance(one, bytes))
+
+
+def test_our_application_answers_a_passed_request() -> None:
+    serving = FakeServing(lambda _: Script((TextDelta("Hel"), TextDelta("lo."))))
+    app = create_app(serving)
+    body = b'{"model": "fake", "messages": [{"role": "user", "content": "Hi"}], "stream": true}'
+    status, text = run(app, request("/v1/chat/completions", body))
+    assert status == 200
+    assert text.endswith(b"data: [DONE]\n\n")
+    assert run(app, request("/v1/chat/completions", b"{"))[0] == 400
+    assert run(app, request("/nowhere", method="GET"))[0] == 404
+
+
+def test_an_application_that_is_closed_sees_a_disconnect_and_ends_first() -> None:
+    seen: list[Message] = []
+
+    async def app(_scope: object, receive: Receive, send: Send) -> None:
+        seen.append(await receive())
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        seen.append(await receive())
+
+    async def leave() -> None:
+        async with aclosing(answer(app, request("/", b"body"))) as pieces:
+            assert isinstance(await anext(pieces), ResponseHead)
+            assert len(seen) == 1
+        assert [one["type"] for one in seen] == ["http.request", "http.disconnect"]
+
+    asyncio.run(leave())
+
+
+def test_what_waits_together_is_one_piece_and_errors_come_last() -> None:
+    async def app(_scope: object, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"a", b"b")]})
+        for _ in range(3):
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+        raise BackendError("broken")
+
+    async def collect() -> None:
+        async with aclosing(answer(app, request("/"))) as pieces:
+            assert await anext(pieces) == ResponseHead(200, ((b"a", b"b"),))
+            assert await anext(pieces) == b"xxx"
+            with pytest.raises(BackendError):
+                await anext(pieces)
+
+    asyncio.run(collect())
+
+
+def test_a_replica_names_itself_reports_its_load_and_ends_with_its_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+
+    @asynccontextmanager
+    async def build(folder: str) -> AsyncIterator[ServedReplica]:
+        app = create_app(FakeServing())
+        yield ServedReplica(app, app.state.context)
+        ended.append(folder)
+
+    async def live() -> None:
+        replica = Replica.__new__(Replica)
+        await replica.__init__(build, str(tmp_path))  # type: ignore[misc]
+        async with aclosing(replica.answer(request("/health", method="GET"))) as pieces:
+            head = await anext(pieces)
+        assert isinstance(head, ResponseHead)
+        assert (b"x-semantic-replica", b"0") in head.headers
+        name, head, body = await replica.whole(request("/health", method="GET"))
+        assert name.startswith("0@")
+        assert (head.status, body) == (200, b'{"status":"ok"}')
+        assert (await replica.record_autoscaling_stats())["rows"] == 32
+        with pytest.raises(BackendError):
+            await replica.check_health()  # it has no engine
+        await replica.__del__()
+        monkeypatch.delattr(Replica, "__del__")  # collecting it would make one more coroutine
+
+    asyncio.run(live())
+    assert ended == [str(tmp_path / "replica-0" / "store")]
+    with taken_slot(tmp_path) as free:
+        assert free.name == "0"
+
+
+def test_replicas_of_a_machine_have_slots_of_their_own(tmp_path: Path) -> None:
+    with taken_slot(tmp_path) as first:
+        with taken_slot(tmp_path) as second:
+            assert [first.name, second.name] == ["0", "1"]
+            lock = tmp_path / "replica-1" / LOCK
+            assert (int(lock.read_text()), lock.stat().st_mode & 0o777) == (os.getpid(), 0o600)
+        with taken_slot(tmp_path) as again:
+            assert again.folder == second.folder
+
+
+@pytest.mark.parametrize(
+    ("current", "running", "waiting", "wanted"),
+    [(2, 0, 0, 1), (1, 0, 0, 1), (1, 1, 5, 2), (1, 32, 64, 4), (4, 20, 0, 3), (2, 48, 0, 2),
+     (2, 49, 0, 3), (3, 0, 1, 4)],
+)  # fmt: skip
+def test_replicas_follow_the_queue(
+    current: int, running: float, waiting: float, wanted: int
+) -> None:
+    assert wanted_replicas(current, running, waiting, 32) == wanted
+
+
+def test_the_policy_adds_up_what_replicas_report() -> None:
+    metrics = {"running": {"a": 32.0, "b": 30.0}, "waiting": {"a": 3.0}, "rows": {"a": 32.0}}
+    context = SimpleNamespace(
+        current_num_replicas=2, aggregated_metrics=metrics, total_queued_requests=10.0
+    )
+    assert by_queue(context) == (4, {})
+    context.aggregated_metrics = None
+    assert by_queue(context) == (2, {})

@@ -1,0 +1,146 @@
+"""The edge of a fleet over real sockets: what passes, what does not, and clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from fastapi import FastAPI
+from pydantic import SecretStr
+
+from semantic.adapters.http.fleet.edge import create_edge, merged_metrics
+from semantic.adapters.http.settings import ServerSettings
+from semantic.domain.errors import OverloadedError
+from semantic.ports.fleet import PassedRequest, Piece, ResponseHead
+from tests.support.http_server import RunningServer, running, until
+
+HEAD = ResponseHead(200, ((b"content-type", b"text/plain"), (b"x-semantic-replica", b"1")))
+
+
+@dataclass
+class FakeReplicas:
+    """Implements `ReplicasPort`: repeats the body; what a path names besides."""
+
+    asked: list[tuple[str, PassedRequest]] = field(default_factory=list)
+    left: int = 0
+
+    async def answer(self, key: str, request: PassedRequest) -> AsyncGenerator[Piece, None]:
+        self.asked.append((key, request))
+        if request.path == "/full":
+            raise OverloadedError("all replicas are full", retry_after=5)
+        yield HEAD
+        yield request.body
+        if request.path == "/lost":
+            raise OverloadedError("the replica that answered is lost", retry_after=1)
+        if request.path == "/endless":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.left += 1
+
+    async def answers(self, request: PassedRequest) -> Mapping[str, tuple[ResponseHead, bytes]]:
+        del request
+        text = b'# HELP n Number.\n# TYPE n gauge\nn{model="m"} %d\n'
+        return {name: (HEAD, text % number) for number, name in enumerate(("0@a", "1@a"))}
+
+
+@asynccontextmanager
+async def no_life(_app: FastAPI) -> AsyncIterator[None]:
+    yield
+
+
+def edge(replicas: FakeReplicas, settings: ServerSettings) -> FastAPI:
+    return create_edge(replicas, settings, no_life, "1")
+
+
+@pytest.fixture
+def replicas() -> FakeReplicas:
+    return FakeReplicas()
+
+
+@pytest.fixture
+def server(replicas: FakeReplicas) -> object:
+    settings = ServerSettings()
+    with running(app=edge(replicas, settings), settings=settings) as one:
+        yield one
+
+
+def test_a_request_passes_whole_with_the_key_of_its_agent(
+    server: RunningServer, replicas: FakeReplicas
+) -> None:
+    for path in ("/v1/messages?beta=true", "/v1/agents/ada%2Fb/why"):
+        reply = server.ask("POST", path, b'{"a": 1}', {"X-Agent-ID": "ada/b"})
+        assert (reply.status, reply.body) == (200, b'{"a": 1}')
+        assert reply.headers["x-semantic-replica"] == "1"
+    (one, first), (other, second) = replicas.asked
+    assert one == other
+    assert (first.method, first.path, first.query) == ("POST", "/v1/messages", b"beta=true")
+    assert (second.path, second.raw_path) == ("/v1/agents/ada/b/why", b"/v1/agents/ada%2Fb/why")
+    assert (b"x-agent-id", b"ada/b") in first.headers
+
+
+def test_what_is_no_json_passes_too(server: RunningServer, replicas: FakeReplicas) -> None:
+    for body in (b"{", b"[1]", b"\xff", b""):
+        assert server.ask("POST", "/v1/messages", body).body == body
+    assert len({key for key, _ in replicas.asked}) == 1
+
+
+def test_a_full_fleet_says_when_to_come_back(server: RunningServer) -> None:
+    reply = server.ask("POST", "/full", b"{}")
+    assert (reply.status, reply.headers["retry-after"]) == (503, "5")
+
+
+def test_an_answer_of_a_lost_replica_is_seen_to_be_incomplete(server: RunningServer) -> None:
+    with server.connect() as client:
+        client.sendall(b"GET /lost HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        received = b""
+        while piece := client.recv(1 << 16):
+            received += piece
+    assert received.startswith(b"HTTP/1.1 200")
+    assert b"\r\n0\r\n\r\n" not in received
+
+
+def test_a_client_that_leaves_ends_its_answer(
+    server: RunningServer, replicas: FakeReplicas
+) -> None:
+    with server.connect() as client:
+        client.sendall(b"POST /endless HTTP/1.1\r\nHost: localhost\r\ncontent-length: 2\r\n\r\n{}")
+        assert client.recv(8)
+    until(lambda: replicas.left == 1)
+
+
+def test_archives_are_refused_and_health_is_the_edges(
+    server: RunningServer, replicas: FakeReplicas
+) -> None:
+    for method, path in (("POST", "import"), ("GET", "ada/export")):
+        reply = server.ask(method, f"/v1/agents/{path}", b"x")
+        assert reply.status == 501
+        assert b"--remote-store" in reply.body
+    assert server.ask("GET", "/health").json == {"status": "ok"}
+    assert replicas.asked == []
+
+
+def test_metrics_are_those_of_all_replicas_and_for_operators(replicas: FakeReplicas) -> None:
+    settings = ServerSettings(api_keys=(SecretStr("one"),), operator_keys=(SecretStr("op"),))
+    with running(app=edge(replicas, settings), settings=settings) as server:
+        assert server.ask("GET", "/metrics").status == 401
+        assert server.ask("GET", "/metrics", headers={"x-api-key": "one"}).status == 403
+        text = server.ask("GET", "/metrics", headers={"x-api-key": "op"}).body
+        assert b'n{model="m",replica="1@a"} 1.0' in text
+        assert server.ask("POST", "/v1/messages", b"{}").status == 401
+        for key in ("one", "one"):
+            server.ask("POST", "/v1/messages", b"{}", {"x-api-key": key})
+    assert len(replicas.asked) == 2
+
+
+def test_histograms_keep_their_form() -> None:
+    text = (
+        "# HELP h Seconds.\n# TYPE h histogram\n"
+        'h_bucket{le="1.0"} 1.0\nh_bucket{le="+Inf"} 2.0\nh_count 2.0\nh_sum 3.0\n'
+        "# HELP c_total Count.\n# TYPE c_total counter\nc_total 4.0\n"
+    )
+    merged = merged_metrics({"0": text}).decode()
+    assert merged.replace(',replica="0"', "").replace('{replica="0"}', "") == text
