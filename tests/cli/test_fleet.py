@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from semantic.adapters.http.settings import ServerSettings
-from semantic.cli.fleet import FleetOptions, plan_of, sharing_of
+from semantic.cli.fleet.fleet_commands import FleetOptions, plan_of, sharing_of
 from tests.cli.support import semantic
 
 

@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import obstore
+
 from semantic.adapters.stores.remote.objects import Objects, UnavailableError
 
 PROGRAM: Final = "SEMANTIC_WEED"
@@ -99,6 +101,19 @@ class Seaweed:
                 time.sleep(0.2)
             else:
                 return
+
+
+def paths_of(objects: Objects) -> list[str]:
+    """All objects."""
+    return [one["path"] for page in obstore.list(objects._small) for one in page]
+
+
+def until_uploaded(objects: Objects) -> None:
+    """Return when nothing new was uploaded for a second."""
+    before = -1
+    while (n := len(paths_of(objects))) != before or n < 8:
+        before = n
+        time.sleep(1)
 
 
 def _free_ports(n: int) -> list[int]:

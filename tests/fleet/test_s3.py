@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import obstore
 import pytest
 
 from semantic.adapters.stores.remote.objects import DEADLINE, Objects
@@ -22,26 +21,13 @@ from semantic.composition.engine_settings import Settings
 from semantic.composition.process_stores import try_remote
 from semantic.domain.errors import StoreError
 from semantic.domain.stored import Tier
-from tests.fleet.seaweed import BUCKET, PROGRAM, Seaweed
+from tests.fleet.seaweed import BUCKET, Seaweed, paths_of, until_uploaded
 from tests.support.durable import Durable, history, text
 from tests.support.serve_process import OURS, ServeProcess, served
 
 Json = dict[str, object]
 
 KINDS = ("llama", "gemma3", "lfm2", "recurrent_gemma", "deepseek_v3", "falcon_h1")
-
-
-@pytest.fixture(scope="module")
-def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
-    assert PROGRAM in os.environ, "run `make test-fleet`"
-    server = Seaweed(tmp_path_factory.mktemp("weed"))
-    kept = dict(os.environ)
-    os.environ.update(server.environment)
-    server.start()
-    yield server
-    server.stop()
-    os.environ.clear()
-    os.environ.update(kept)
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +86,7 @@ def test_damaged_objects_are_computed_again(damage: str, fleet: Fleet) -> None:
         past = history(prompt, one.ask("ann", prompt, 5))
         one.store.flush()
         objects = Objects.open(fleet.url)
-        for path in [one for one in _paths(objects) if one.endswith(".full")]:
+        for path in [one for one in paths_of(objects) if one.endswith(".full")]:
             data = bytearray(objects.get(path))
             data[len(data) // 2] ^= 4
             objects.replace(path, data if damage == "flipped" else data[:-9])
@@ -111,10 +97,6 @@ def test_damaged_objects_are_computed_again(damage: str, fleet: Fleet) -> None:
             life.store.flush()
         assert cached[0] == 0
         assert cached[-1] >= 0.8 * len(past)
-
-
-def _paths(objects: Objects) -> list[str]:
-    return [one["path"] for page in obstore.list(objects._small) for one in page]
 
 
 @pytest.mark.parametrize("fault", ["stopped", "frozen"])
@@ -227,7 +209,7 @@ def test_an_agent_survives_kill_9_of_its_server_in_the_middle_of_a_turn(fleet: F
         other = stack.enter_context(served(fleet.folder / "b", *flags, environment=environment))
         said, n_prompt, _ = answer(asked(one, "chat/completions", chat(*first)))
         response = asked(one, "responses", {"model": "default", "input": RULES})
-        _until_uploaded(Objects.open(fleet.url))
+        until_uploaded(Objects.open(fleet.url))
         onward = [*first, ("assistant", said), ("user", "What is my name?")]
         long = {**chat(*onward), "max_tokens": 200}
         turn = threading.Thread(target=_ignore_loss, args=(one, long))
@@ -264,14 +246,6 @@ def _killed(
         yield process
     finally:
         process.kill()
-
-
-def _until_uploaded(objects: Objects) -> None:
-    """Return when nothing new was uploaded for a second."""
-    before = -1
-    while (n := len(_paths(objects))) != before or n < 8:
-        before = n
-        time.sleep(1)
 
 
 def _ignore_loss(server: ServeProcess, body: Json) -> None:

@@ -19,7 +19,7 @@ from semantic.cli.cache import CACHE_COMMANDS
 from semantic.cli.chat import chat
 from semantic.cli.demo.command import demo
 from semantic.cli.doctor import doctor
-from semantic.cli.fleet import FLEET_COMMANDS
+from semantic.cli.fleet.fleet_commands import FLEET_COMMANDS
 from semantic.cli.launch import LAUNCH_COMMANDS
 from semantic.cli.models.commands import MODEL_COMMANDS
 from semantic.cli.options import EngineOptions, ServeOptions, command

@@ -141,6 +141,8 @@ class RayCluster:
             found = await handle.broadcast("whole", request).results_async()
         except RayError as error:
             raise OverloadedError("a replica is lost", retry_after=1) from error
+        if not found:
+            raise OverloadedError("there is no replica", retry_after=_RETRY)
         return {name: (head, body) for name, head, body in found}
 
     def _require_handle(self) -> DeploymentHandle:

@@ -16,7 +16,7 @@ from semantic.adapters.fleet.passed_requests import AsgiApp, Message, Receive, S
 from semantic.adapters.fleet.replica import Replica
 from semantic.adapters.fleet.replica_slots import LOCK, taken_slot
 from semantic.adapters.http.app import create_app
-from semantic.cli.fleet import ServedReplica
+from semantic.cli.fleet.served_replica import ServedReplica
 from semantic.domain.answer import TextDelta
 from semantic.domain.errors import BackendError
 from semantic.ports.fleet import PassedRequest, Piece, ResponseHead

@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 from pydantic import SecretStr
 
-from semantic.adapters.http.fleet.edge import create_edge, merged_metrics
+from semantic.adapters.http.fleet.fleet_edge import create_edge, merged_metrics
 from semantic.adapters.http.settings import ServerSettings
 from semantic.domain.errors import OverloadedError
 from semantic.ports.fleet import PassedRequest, Piece, ResponseHead
@@ -42,7 +42,10 @@ class FakeReplicas:
                 self.left += 1
 
     async def answers(self, request: PassedRequest) -> Mapping[str, tuple[ResponseHead, bytes]]:
-        del request
+        if request.method == "DELETE":
+            missing = ResponseHead(404, ((b"content-length", b"2"),))
+            here = ResponseHead(200, ((b"content-length", b"4"),))
+            return {"0@a": (missing, b"no"), "1@a": (here, b"done")}
         text = b'# HELP n Number.\n# TYPE n gauge\nn{model="m"} %d\n'
         return {name: (HEAD, text % number) for number, name in enumerate(("0@a", "1@a"))}
 
@@ -121,6 +124,12 @@ def test_archives_are_refused_and_health_is_the_edges(
         assert b"--remote-store" in reply.body
     assert server.ask("GET", "/health").json == {"status": "ok"}
     assert replicas.asked == []
+
+
+def test_what_is_deleted_is_deleted_everywhere(server: RunningServer) -> None:
+    for path in ("/v1/agents/team%2Fada", "/v1/requests/7"):
+        reply = server.ask("DELETE", path)
+        assert (reply.status, reply.body) == (200, b"done")
 
 
 def test_metrics_are_those_of_all_replicas_and_for_operators(replicas: FakeReplicas) -> None:

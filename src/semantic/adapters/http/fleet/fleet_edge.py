@@ -68,6 +68,12 @@ def create_edge(
             require_operator(request, "metrics are about all tenants")
         return await _all_metrics(replicas, request)
 
+    for path in ("/v1/agents/{agent_id:path}", "/v1/requests/{request_id}"):
+
+        @app.delete(path)
+        async def end_everywhere(request: Request) -> Response:
+            return await _first_done(replicas, request)
+
     for path in ("/v1/agents/import", "/v1/agents/{agent_id:path}/export"):
         app.add_api_route(path, _refuse_archives, methods=["GET", "POST"])
     app.mount("/", _PassOn(replicas))
@@ -155,6 +161,16 @@ def _passed(request: Request, body: bytes = b"") -> PassedRequest:
         tuple(scope["headers"]),
         body,
     )
+
+
+async def _first_done(replicas: ReplicasPort, request: Request) -> Response:
+    """The response of the replica that had what is deleted, asked of all; else of any."""
+    replies = [*(await replicas.answers(_passed(request))).values()]
+    done = [one for one in replies if one[0].status < HTTPStatus.BAD_REQUEST]
+    head, body = (done or replies)[0]
+    response = Response(body, head.status)
+    response.raw_headers = list(head.headers)
+    return response
 
 
 async def _all_metrics(replicas: ReplicasPort, request: Request) -> Response:

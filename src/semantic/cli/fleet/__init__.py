@@ -1,0 +1,1 @@
+"""`semantic fleet`: its commands, and the server that each replica is."""

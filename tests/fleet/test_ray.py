@@ -1,0 +1,263 @@
+"""Replicas on Ray Serve over an S3 server: sessions stay, agents survive, clients may leave.
+
+Each test has its own agents; the fleet of a model is started once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from semantic.adapters.fleet.replica_slots import LOCK
+from semantic.adapters.stores.remote.objects import Objects
+from tests.fleet.seaweed import BUCKET, Seaweed, until_uploaded
+from tests.support.serve_process import OURS, ServeProcess, served
+from tests.zoo.folder import write_folder
+
+PYTHON = "SEMANTIC_FLEET_PYTHON"
+"""The environment variable with the interpreter of an environment that has Ray."""
+HYBRID = "qwen3_5"
+_SECONDS = 180.0
+WORDS = " ".join(f"Rule {i} is that {i} plus {i} is {2 * i}." for i in range(90))
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """A running fleet of two replicas, whose slots are below `store`."""
+
+    process: ServeProcess
+    store: Path
+    url: str
+    model: str
+
+    def pid(self, replica: str) -> int:
+        return int((self.store / f"replica-{replica}" / LOCK).read_text())
+
+    def metric(self, name: str) -> dict[str, float]:
+        """A metric by the name of its replica."""
+        text = asked(self.process, "/metrics").text
+        found = re.findall(rf'^{name}{{.*replica="(\d+)@.*"}} (\S+)$', text, re.MULTILINE)
+        return {replica: float(value) for replica, value in found}
+
+
+@dataclass(frozen=True)
+class Reply:
+    status: int
+    headers: Mapping[str, str]
+    text: str
+
+    @property
+    def replica(self) -> str:
+        return self.headers["x-semantic-replica"]
+
+    @property
+    def answer(self) -> str:
+        found: str = json.loads(self.text)["choices"][0]["text"]
+        return found
+
+    @property
+    def cached_share(self) -> float:
+        usage = json.loads(self.text)["usage"]
+        cached: int = usage["prompt_tokens_details"]["cached_tokens"]
+        return cached / int(usage["prompt_tokens"])
+
+
+@pytest.fixture(scope="module", params=["semantic-tiny", HYBRID])
+def fleet(
+    request: pytest.FixtureRequest, weed: Seaweed, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Fleet]:
+    folder = tmp_path_factory.mktemp("fleet")
+    model = request.param
+    if model == HYBRID:
+        model = str(write_folder(HYBRID, folder / "model"))
+    with running_fleet(weed, folder, "--model", model) as one:
+        yield one
+
+
+@contextmanager
+def running_fleet(weed: Seaweed, folder: Path, *flags: str) -> Iterator[Fleet]:
+    del weed
+    url = f"s3://{BUCKET}/{folder.name}"
+    secret = folder / "secret"
+    if not secret.exists():
+        secret.write_bytes(os.urandom(40))
+        secret.chmod(0o600)
+    shared = ("--remote-store", url, "--fleet-secret-file", str(secret))
+    command = (os.environ[PYTHON], "-m", "semantic", "fleet", "serve", "--port", "0")
+    process = ServeProcess(
+        (*command, "--store", str(folder / "store"), *shared, *flags), {**os.environ, **OURS}
+    )
+    try:
+        process.wait_ready()
+        yield Fleet(process, folder / "store", url, flags[1])
+        process.stop()
+    finally:
+        process.kill()
+
+
+def completion(prompt: str, **more: object) -> dict[str, object]:
+    return {"model": "default", "prompt": prompt, "max_tokens": 16, "temperature": 0, **more}
+
+
+def asked(server: ServeProcess, path: str, body: object = None, agent: str | None = None) -> Reply:
+    with sent(server, path, body, agent) as response:
+        headers = {name.lower(): value for name, value in response.getheaders()}
+        return Reply(response.status, headers, response.read().decode())
+
+
+@contextmanager
+def sent(
+    server: ServeProcess, path: str, body: object = None, agent: str | None = None
+) -> Iterator[HTTPResponse]:
+    connection = HTTPConnection(urlsplit(server.url).netloc, timeout=_SECONDS)
+    headers = {} if agent is None else {"X-Agent-ID": agent}
+    try:
+        data = None if body is None else json.dumps(body)
+        connection.request("GET" if data is None else "POST", path, data, headers)
+        yield connection.getresponse()
+    finally:
+        connection.close()
+
+
+def complete(server: ServeProcess, prompt: str, agent: str, **more: object) -> Reply:
+    reply = asked(server, "/v1/completions", completion(prompt, **more), agent)
+    assert reply.status == 200, reply.text
+    return reply
+
+
+def test_sessions_stay_at_their_replica_and_use_both(fleet: Fleet) -> None:
+    homes: dict[str, set[str]] = {}
+    for turn in range(3):
+        for agent in (f"stays-{number}" for number in range(8)):
+            prompt = f"I am {agent}. " + WORDS[: 900 + 300 * turn]
+            reply = complete(fleet.process, prompt, agent)
+            homes.setdefault(agent, set()).add(reply.replica)
+            if turn:
+                assert reply.cached_share > 0.5
+    assert all(len(replicas) == 1 for replicas in homes.values())
+    assert {next(iter(replicas)) for replicas in homes.values()} == {"0", "1"}
+
+
+def test_a_stream_comes_in_pieces_and_a_client_that_leaves_frees_its_row(fleet: Fleet) -> None:
+    body = completion(WORDS, max_tokens=8, stream=True)
+    with sent(fleet.process, "/v1/completions", body, "streams") as response:
+        events = [line for line in response if line.startswith(b"data:")]
+    assert events[-1].strip() == b"data: [DONE]"
+    assert len(events) > 4
+    endless = completion(WORDS, max_tokens=20_000, stream=True, ignore_eos=True)
+    with sent(fleet.process, "/v1/completions", endless, "leaves") as response:
+        assert response.readline().startswith(b"data:")
+        replica = response.headers["x-semantic-replica"]
+        assert fleet.metric("vllm:num_requests_running")[replica] == 1
+    until(lambda: fleet.metric("vllm:num_requests_running")[replica] == 0)
+
+
+def test_an_agent_goes_on_elsewhere_when_its_replica_is_killed_in_a_turn(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    first = complete(fleet.process, WORDS, "moves")
+    until_uploaded(Objects.open(fleet.url))
+    pid = fleet.pid(first.replica)
+    onward = f"{WORDS}{first.answer} And then?"
+    broken: list[Exception] = []
+
+    def long_turn() -> None:
+        endless = completion(onward, max_tokens=20_000, stream=True, ignore_eos=True)
+        try:
+            with sent(fleet.process, "/v1/completions", endless, "moves") as response:
+                response.readline()
+                started.set()
+                response.read()
+        except HTTPException as error:
+            broken.append(error)
+
+    started = threading.Event()
+    turn = threading.Thread(target=long_turn)
+    turn.start()
+    assert started.wait(_SECONDS)
+    os.kill(pid, signal.SIGKILL)
+    turn.join(_SECONDS)
+    assert len(broken) == 1  # the stream was seen to be incomplete
+    moved = complete(fleet.process, onward, "moves")
+    assert moved.replica != first.replica
+    assert moved.cached_share >= 0.95
+    with served(tmp_path / "alone", "--model", fleet.model) as alone:
+        assert complete(alone, WORDS, "moves").answer == first.answer
+        assert complete(alone, onward, "moves").answer == moved.answer
+    until(lambda: len(fleet.metric("vllm:num_requests_running")) == 2)
+    assert fleet.pid(first.replica) != pid  # the slot has another process
+
+
+def until(condition: object) -> None:
+    deadline = time.monotonic() + _SECONDS
+    assert callable(condition)
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.2)
+
+
+@pytest.fixture
+def ray_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A Ray that outlives the commands that use it; the address."""
+    program = Path(os.environ[PYTHON]).with_name("ray")
+    for name, value in {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": os.urandom(32).hex(),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "OMP_NUM_THREADS": str(os.cpu_count()),
+        **OURS,
+    }.items():
+        monkeypatch.setenv(name, value)
+    folder = tempfile.mkdtemp(dir=Path(os.sep) / "tmp")  # a short path: sockets are below it
+    flags = ("--port=6399", "--node-ip-address=127.0.0.1", "--include-dashboard=false")
+    sizes = ("--object-store-memory=128000000", f"--temp-dir={folder}")
+    started = subprocess.run(
+        (program, "start", "--head", *flags, *sizes), capture_output=True, text=True, check=False
+    )
+    assert started.returncode == 0, started.stderr
+    yield "127.0.0.1:6399"
+    subprocess.run((program, "stop"), capture_output=True, check=False)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_replicas_are_replaced_while_a_stream_goes_on_and_agents_are_saved(
+    weed: Seaweed, tmp_path: Path, ray_cluster: str
+) -> None:
+    flags = ("--model", "semantic-tiny", "--ray-address", ray_cluster)
+    with ExitStack() as stack:
+        old = stack.enter_context(
+            running_fleet(weed, tmp_path, *flags, "--replicas", "2", "--replicas-per-machine", "4")
+        )
+        first = complete(old.process, WORDS, "drains")
+        body = completion(f"{WORDS}{first.answer} On.", max_tokens=3000, stream=True)
+        body |= {"ignore_eos": True}
+        response = stack.enter_context(sent(old.process, "/v1/completions", body, "drains"))
+        assert response.readline().startswith(b"data:")
+        new = stack.enter_context(
+            running_fleet(weed, tmp_path, *flags, "--replicas", "1", "--replicas-per-machine", "4")
+        )
+        assert len(new.metric("vllm:num_requests_running")) == 1
+        events = [line for line in response if line.startswith(b"data:")]
+        assert events[-1].strip() == b"data: [DONE]"
+        again = complete(new.process, f"{WORDS}{first.answer} And then?", "drains")
+        assert again.cached_share >= 0.9
+    ended = subprocess.run(
+        (os.environ[PYTHON], "-m", "semantic", "fleet", "stop", "--ray-address", ray_cluster),
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
