@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -103,7 +104,7 @@ def running_fleet(weed: Seaweed, folder: Path, *flags: str) -> Iterator[Fleet]:
         (*command, "--store", str(folder / "store"), *shared, *flags), {**os.environ, **OURS}
     )
     try:
-        process.wait_ready()
+        process.wait_ready(2 * _SECONDS)
         yield Fleet(process, folder / "store", url, flags[1])
         process.stop()
     finally:
@@ -226,13 +227,21 @@ def ray_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     folder = tempfile.mkdtemp(dir=Path(os.sep) / "tmp")  # a short path: sockets are below it
     flags = ("--port=6399", "--node-ip-address=127.0.0.1", "--include-dashboard=false")
     sizes = ("--object-store-memory=128000000", f"--temp-dir={folder}")
-    started = subprocess.run(
-        (program, "start", "--head", *flags, *sizes), capture_output=True, text=True, check=False
+    process = subprocess.Popen(
+        (program, "start", "--head", "--block", *flags, *sizes), stdout=subprocess.DEVNULL
     )
-    assert started.returncode == 0, started.stderr
-    yield "127.0.0.1:6399"
-    subprocess.run((program, "stop"), capture_output=True, check=False)
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        until(lambda: _is_open(6399))
+        yield "127.0.0.1:6399"
+    finally:
+        process.terminate()
+        process.wait(_SECONDS)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_open(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_replicas_are_replaced_while_a_stream_goes_on_and_agents_are_saved(

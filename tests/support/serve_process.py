@@ -51,9 +51,9 @@ class ServeProcess:
         """The end of the log."""
         return "\n".join(self.log[-20:])
 
-    def wait_ready(self) -> None:
-        """Return when requests can come. Raises ServerFailedError."""
-        self._ready.wait(_SECONDS)
+    def wait_ready(self, seconds: float = _SECONDS) -> None:
+        """Return when requests can come. Raises ServerFailedError, at the latest after `seconds`."""
+        self._ready.wait(seconds)
         if not self.url:
             self.kill()
             raise ServerFailedError(self.tail)
