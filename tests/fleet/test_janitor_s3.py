@@ -18,12 +18,12 @@ from semantic.composition.fleet_store import evict_remote, forget_tenant, last_p
 from semantic.composition.process_stores import fleet_secret
 from semantic.domain.block_hash import LOCAL_TENANT
 from tests.fleet.seaweed import Seaweed
-from tests.fleet.test_s3 import Fleet, fleet, weed
+from tests.fleet.test_s3 import Fleet, fleet
 from tests.support.durable import history, text
 from tests.support.fake_clock import FakeClock
 from tests.support.store_blocks import block, chain, manifest
 
-__all__ = ["fleet", "weed"]
+__all__ = ["fleet"]
 
 BODY = 3664
 

@@ -52,7 +52,7 @@ class ServeProcess:
         return "\n".join(self.log[-20:])
 
     def wait_ready(self, seconds: float = _SECONDS) -> None:
-        """Return when requests can come. Raises ServerFailedError, at the latest after `seconds`."""
+        """Return when requests can come. Raises ServerFailedError if they cannot in `seconds`."""
         self._ready.wait(seconds)
         if not self.url:
             self.kill()

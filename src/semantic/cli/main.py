@@ -19,7 +19,7 @@ from semantic.cli.cache import CACHE_COMMANDS
 from semantic.cli.chat import chat
 from semantic.cli.demo.command import demo
 from semantic.cli.doctor import doctor
-from semantic.cli.fleet.fleet_commands import FLEET_COMMANDS
+from semantic.cli.fleet.fleet_commands import REPLICA_COMMANDS
 from semantic.cli.launch import LAUNCH_COMMANDS
 from semantic.cli.models.commands import MODEL_COMMANDS
 from semantic.cli.options import EngineOptions, ServeOptions, command
@@ -48,7 +48,7 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     ),
     "config": ("The settings of a server: every value, and its source.", CONFIG_COMMANDS),
     "models": ("Models by name: list, show, download, delete, aliases.", MODEL_COMMANDS),
-    "fleet": ("Several servers that share agents, on Ray.", FLEET_COMMANDS),
+    "fleet": ("Several servers that share agents, on Ray.", REPLICA_COMMANDS),
     "service": ("A server that starts with your login (systemd, launchd).", SERVICE_COMMANDS),
     "launch": ("Start a coding agent with a running server.", LAUNCH_COMMANDS),
 }

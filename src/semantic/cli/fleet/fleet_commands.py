@@ -19,7 +19,7 @@ from semantic import __version__
 from semantic.cli.edge import print_notice
 from semantic.cli.options import ConfigFile, ServeOptions
 from semantic.cli.serve import engine_settings, remember, require_keys
-from semantic.composition.process_stores import default_store_folder, open_remote
+from semantic.composition.process_stores import default_store_folder, open_objects
 from semantic.domain.errors import InvalidRequestError, SemanticError, StoreError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ DrainTimeout = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class FleetOptions:
+class ReplicaOptions:
     """How many replicas there are, and what each may have."""
 
     replicas: Annotated[
@@ -116,7 +116,7 @@ class FleetOptions:
         return self.replicas_per_machine or (self.most if self.ray_address is None else 1)
 
 
-def serve(options: ServeOptions, fleet: FleetOptions, config: ConfigFile = None) -> None:
+def serve(options: ServeOptions, fleet: ReplicaOptions, config: ConfigFile = None) -> None:
     """Serve a model by several replicas behind one address, on Ray Serve.
 
     All options of `semantic serve` but --allow-pull; each replica has its own memory and its own
@@ -158,10 +158,10 @@ def stop(ray_address: RayAddress = "auto", drain_timeout: DrainTimeout = 300.0) 
     print_notice("stopped")
 
 
-FLEET_COMMANDS: dict[str, Callable[..., None]] = {"serve": serve, "stop": stop}
+REPLICA_COMMANDS: dict[str, Callable[..., None]] = {"serve": serve, "stop": stop}
 
 
-def check_fleet(settings: ServerSettings, fleet: FleetOptions) -> None:
+def check_fleet(settings: ServerSettings, fleet: ReplicaOptions) -> None:
     """Raises InvalidRequestError for what no fleet can have, before anything is started."""
     require_keys(settings)
     if fleet.most < fleet.replicas:
@@ -178,10 +178,10 @@ def check_fleet(settings: ServerSettings, fleet: FleetOptions) -> None:
             "expected --remote-store and --fleet-secret-file: replicas share agents, turns and "
             "responses there"
         )
-    open_remote(engine_settings(settings))  # asks it nothing
+    open_objects(engine_settings(settings))  # asks it nothing
 
 
-def plan_of(settings: ServerSettings, fleet: FleetOptions) -> FleetPlan:
+def plan_of(settings: ServerSettings, fleet: ReplicaOptions) -> FleetPlan:
     """What is run on Ray. Raises InvalidRequestError without a home folder or --store."""
     from semantic.adapters.fleet.ray_cluster import FleetPlan
 
@@ -198,7 +198,7 @@ def plan_of(settings: ServerSettings, fleet: FleetOptions) -> FleetPlan:
     )
 
 
-def sharing_of(fleet: FleetOptions) -> int:
+def sharing_of(fleet: ReplicaOptions) -> int:
     """How many replicas share the memory of a machine; one, where each has GPUs of its own."""
     return 1 if fleet.replica_gpus and fleet.replica_gpus >= 1 else fleet.per_machine
 
@@ -218,7 +218,7 @@ def _edge(cluster: RayCluster, settings: ServerSettings, life: _FleetLife) -> Fa
     return create_edge(cluster, settings, life.lifespan, __version__)
 
 
-def _print_ready(where: str, settings: ServerSettings, fleet: FleetOptions) -> None:
+def _print_ready(where: str, settings: ServerSettings, fleet: ReplicaOptions) -> None:
     remember(settings)
     more = f" to {fleet.most}" if fleet.most > fleet.replicas else ""
     print_notice(
