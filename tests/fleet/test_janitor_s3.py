@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ import pytest
 
 from semantic.adapters.stores.remote.janitor import BackgroundJanitor, Janitor
 from semantic.adapters.stores.remote.lease import PERIOD, Lease, LostLeaseError
-from semantic.adapters.stores.remote.objects import Objects, UnavailableError
+from semantic.adapters.stores.remote.objects import Listed, Objects, UnavailableError
 from semantic.adapters.stores.remote.remote_store import RemoteStore
 from semantic.composition.engine_settings import Settings
 from semantic.composition.fleet_store import evict_remote, forget_tenant, last_pass
@@ -78,6 +79,43 @@ def test_of_two_janitors_whose_clocks_are_hours_apart_one_acts(
     assert leases[1].acquire()
     with pytest.raises(LostLeaseError):
         janitors[0].run()
+
+
+class Asleep(Objects):
+    """A connection whose process sleeps once it has listed the store."""
+
+    def __init__(self, url: str, meanwhile: Callable[[], None]) -> None:
+        super().__init__(Objects.open(url)._small)
+        self._meanwhile = meanwhile
+        self.deleted: list[str] = []
+
+    def pages(self, folder: str = "") -> Iterator[list[Listed]]:
+        yield from super().pages(folder)
+        if folder == "tenants":
+            self._meanwhile()
+
+    def delete_all(self, paths: Sequence[str]) -> None:
+        self.deleted += paths
+        super().delete_all(paths)
+
+
+def test_a_janitor_that_sleeps_in_a_pass_deletes_nothing_when_it_wakes(fleet: Fleet) -> None:
+    filled(fleet, 1, 8).close()
+    clock = FakeClock()
+    other = Lease(Objects.open(fleet.url), clock=clock)
+
+    def sleep() -> None:
+        other.acquire()
+        clock.advance(PERIOD)
+        assert other.acquire()
+
+    objects = Asleep(fleet.url, sleep)
+    lease = Lease(objects)
+    assert lease.acquire()
+    with pytest.raises(LostLeaseError):
+        Janitor(objects, secret_of(fleet), lease, 1).run()
+    assert not objects.deleted
+    assert Janitor(Objects.open(fleet.url), secret_of(fleet), other, 1).run().evicted
 
 
 def test_janitors_in_threads_keep_the_budget_beside_writers_and_readers(fleet: Fleet) -> None:

@@ -17,7 +17,6 @@ from semantic.adapters.stores.remote import uses
 from semantic.adapters.stores.remote.janitor import (
     OBJECT_BYTES,
     BackgroundJanitor,
-    Group,
     Janitor,
     Report,
     share,
@@ -276,6 +275,19 @@ def test_records_have_a_part_of_their_own_and_the_oldest_go(world: World) -> Non
     assert found == sorted(found)
     assert 10 < sum(found) < 20  # a sixteenth of 38 bodies
     assert world.bucket.bytes_of("/") <= 40 * BODY
+    assert not world.evict(40 * BODY).evicted
+
+
+def test_records_have_what_blocks_leave(world: World) -> None:
+    turns = Records(world.bucket.objects(), SECRET, "turns", lambda _: None)
+    for number in range(50):
+        world.clock.advance(1)
+        turns.put(turns.tag(b"owner"), bytes([number]) * 32, bytes(400))
+    save(world.replica(), 512, 1)
+    before = world.bucket.bytes_of()
+    report = world.evict(before - 1)
+    assert report.evicted.keys() == {"records"}
+    assert report.n_bytes > before * 0.9
 
 
 def test_what_is_not_the_fleets_is_neither_counted_nor_deleted(world: World) -> None:
@@ -552,7 +564,7 @@ def test_requests_for_many_objects_are_bounded() -> None:
 
 @given(st.lists(st.integers(0, 50), max_size=8), st.integers(0, 300))
 def test_shares_are_equal_and_use_the_room(sizes: list[int], room: int) -> None:
-    most = share({Group(str(at), False): size for at, size in enumerate(sizes)}, room)
+    most = share(sizes, room)
     kept = sum(min(size, most) for size in sizes)
     assert kept <= room
     if sum(sizes) > room:

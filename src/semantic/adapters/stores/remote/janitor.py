@@ -42,7 +42,7 @@ PASS_SECONDS = 600.0
 TARGET = 19 / 20
 """Of the budget, once it was exceeded: what comes until the next pass has room."""
 RECORDS = 1 / 16
-"""The part of it that turns and responses may have."""
+"""The part of it that turns and responses may always have; more if blocks need less."""
 OBJECT_BYTES = 100
 """Memory for an object during a pass, at most: its use and size, its line in the table of uses, and
 what copies of that take while it is read and written. A million take some 100 MB."""
@@ -214,14 +214,17 @@ class Janitor:
         if n_bytes <= self._max_bytes:
             return {}
         room = max(0, int(self._max_bytes * TARGET) - self._others)
-        records = {group: one for group, one in groups.items() if group.is_record}
-        blocks = {group: one for group, one in groups.items() if not group.is_record}
-        most = share({group: one.n_bytes for group, one in records.items()}, int(room * RECORDS))
-        kept = sum(min(one.n_bytes, most) for one in records.values())
-        rest = share({group: one.n_bytes for group, one in blocks.items()}, room - kept)
-        surplus = {group: one.n_bytes - most for group, one in records.items()}
-        surplus |= {group: one.n_bytes - rest for group, one in blocks.items()}
-        return {group: groups[group].oldest(n) for group, n in surplus.items() if n > 0}
+        sizes = {group: one.n_bytes for group, one in groups.items()}
+        blocks = [n for group, n in sizes.items() if not group.is_record]
+        records = [n for group, n in sizes.items() if group.is_record]
+        most_records = share(records, max(int(room * RECORDS), room - sum(blocks)))
+        kept = sum(min(n, most_records) for n in records)
+        most_blocks = share(blocks, room - kept)
+        return {
+            group: groups[group].oldest(n - most)
+            for group, n in sizes.items()
+            if n > (most := most_records if group.is_record else most_blocks)
+        }
 
     def _evict(
         self,
@@ -336,15 +339,15 @@ class BackgroundJanitor:
             self._counts[name] += n
 
 
-def share(sizes: Mapping[Group, int], room: int) -> int:
-    """The most bytes of one group if all are to fit into `room`: of several none loses anything
-    while it has less than an equal part."""
+def share(sizes: Sequence[int], room: int) -> int:
+    """The most bytes of one if all are to fit into `room`: of several none loses anything while it
+    has less than an equal part."""
     left = len(sizes)
-    for n_bytes in sorted(sizes.values()):
+    for n_bytes in sorted(sizes):
         if n_bytes * left > room:
             return room // left
         room, left = room - n_bytes, left - 1
-    return max(sizes.values(), default=0)
+    return max(sizes, default=0)
 
 
 def _item(listed: Listed, use_of: Callable[[int], int]) -> Item | None:
