@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from semantic.domain.value_objects import ModelCacheSpec
     from semantic.ports.outbound import BatchBackend, ModelProviderPort, Tokenizer
     from semantic.ports.slices import Slices
-    from semantic.ports.store import CacheStorePort
+    from semantic.ports.store import BlockObserver, CacheStorePort
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,26 +64,32 @@ OnStoreUnavailable = Callable[[StoreError], None]
 """Called when the disk tier cannot be opened; the store then has its memory tier only."""
 
 
-def build_engine(settings: Settings, on_store_unavailable: OnStoreUnavailable | None = None) -> App:
-    """Load the model and build its engine; `engine.close` also stops the store's threads.
+def build_engine(
+    settings: Settings,
+    on_store_unavailable: OnStoreUnavailable | None = None,
+    observer: BlockObserver | None = None,
+) -> App:
+    """Load the model and build its engine; `engine.close` also stops the store's threads. The
+    store's tiers of this machine report to `observer`.
 
     Raises as `load`, InvalidRequestError for a pool without a block, and StoreError when the disk
     tier cannot be opened and there is no `on_store_unavailable`.
     """
-    return assemble(settings, mlx_provider(settings), on_store_unavailable)
+    return assemble(settings, mlx_provider(settings), on_store_unavailable, observer)
 
 
 def assemble(
     settings: Settings,
     provider: ModelProviderPort,
     on_store_unavailable: OnStoreUnavailable | None = None,
+    observer: BlockObserver | None = None,
 ) -> App:
     """`build_engine` with a model from `provider`."""
     with suggesting(settings.model):
         model, tokenizer = provider.load_model(settings.model, settings.adapter_folder)
     spec = provider.extract_spec(model)
     pool: BlockPool = make_pool(settings, spec)
-    store, settings = _open_or_report(settings, on_store_unavailable)
+    store, settings = _open_or_report(settings, on_store_unavailable, observer)
     return _new_app(model, tokenizer, pool, store, settings)
 
 
@@ -112,17 +118,19 @@ def open_shared(
 
 
 def _open_or_report(
-    settings: Settings, on_store_unavailable: OnStoreUnavailable | None
+    settings: Settings,
+    on_store_unavailable: OnStoreUnavailable | None,
+    observer: BlockObserver | None = None,
 ) -> tuple[CacheStorePort, Settings]:
     """The store, and the settings that it has: without a disk if that was reported."""
     try:
-        return open_store(settings), settings
+        return open_store(settings, observer), settings
     except StoreError as error:
         if on_store_unavailable is None:
             raise
         on_store_unavailable(error)
     settings = replace(settings, use_disk=False)
-    return open_store(settings), settings
+    return open_store(settings, observer), settings
 
 
 def rebuild_app(app: App) -> App:

@@ -45,6 +45,8 @@ from semantic.composition.memory_shares import give_up_under_pressure, guarded_l
 from semantic.composition.named_models import model_name, model_path
 from semantic.composition.process_stores import (
     durable_tier,
+    local_tiers,
+    open_publisher,
     open_turns,
     remote_tier,
     unfinished_folder,
@@ -95,7 +97,8 @@ class ServeSettings:
     Sampling parameters that are None are those recommended by the model's makers. `max_tokens` is
     an answer's limit in requests without one; None: up to the end of the context. Prefixes of the
     conversations in `public` are shared by all tenants. `tenants` are the names of those that have
-    keys, in the order of the keys: the log has their ids.
+    keys, in the order of the keys: the log has their ids. `events` are the address at which changes
+    of the store are published, and their topic.
     """
 
     engine: Settings = field(default_factory=Settings)
@@ -112,6 +115,7 @@ class ServeSettings:
     limits: QueueLimits = field(default_factory=QueueLimits)
     public: tuple[Chat, ...] = ()
     tenants: tuple[str, ...] = ()
+    events: tuple[str, str] | None = None
 
 
 async def load_serving(
@@ -123,14 +127,15 @@ async def load_serving(
     """Load the model on the engine's thread; returns when requests can be served. With `shared` it
     is one of several, around a store that stays open. `loop` is a thread that others use too.
 
-    Raises as `bootstrap.build_engine` and `Serving.publish`, and InvalidRequestError for a
-    `max_context` that is too large.
+    Raises as `bootstrap.build_engine`, `open_publisher` and `Serving.publish`, and
+    InvalidRequestError for a `max_context` that is too large.
     """
     apps: list[App] = []
     public: list[tuple[int, ...]] = []
+    publisher = None if settings.events is None else open_publisher(*settings.events)
 
     def build() -> BlockPoolBatchEngine:
-        apps.append(build_engine(settings.engine, on_store_unavailable))
+        apps.append(build_engine(settings.engine, on_store_unavailable, publisher))
         return apps[-1].engine
 
     def build_one_of(shared: Shared) -> Slices[BlockPoolBatchEngine]:
@@ -152,6 +157,8 @@ async def load_serving(
             in_slices, rebuild, settings.limits, loop=shared.loop, keep_store=True
         )
     async with AsyncExitStack() as undo:
+        if publisher is not None:
+            undo.callback(publisher.close)
         undo.push_async_callback(_give_up, thread, in_slices=shared is not None)
         thread.start()
         await asyncio.wrap_future(thread.ready)
@@ -163,6 +170,9 @@ async def load_serving(
         remote = remote_tier(apps[-1].store)
         if remote is not None:
             serving.discovery = Discovery(apps[-1].model, apps[-1].store, remote)
+        if publisher is not None:
+            publisher.begin(_namespace(apps[-1]), local_tiers(apps[-1].store))
+            serving.at_end = publisher.close
         public += [await serving.publish(chat) for chat in settings.public]
         undo.pop_all()
     return serving
@@ -267,7 +277,7 @@ def _build_serving(
         details,
         settings.parent,
     )
-    namespace = namespace_of(app.model.model_id, app.model.layout().name)
+    namespace = _namespace(app)
     logger.info(chat_format.history)
     if app.settings.any_chip:
         logger.warning(_ANY_CHIP)
@@ -313,18 +323,23 @@ def _build_serving(
     return serving
 
 
+def _namespace(app: App) -> bytes:
+    """The namespace of the blocks that `app` stores."""
+    return namespace_of(app.model.model_id, app.model.layout().name)
+
+
 def _transfers(
     thread: EngineThread, app: App, directory: AgentDirectory, tenants: Sequence[str]
 ) -> AgentTransfers:
     """Exports and imports of the agents of `app`."""
     from semantic.adapters.exchange.archive import AgentArchives
 
-    layout, store = app.model.layout(), app.store
+    store = app.store
     archives = AgentArchives(
         store,
         durable_tier(store),
-        namespace_of(app.model.model_id, layout.name),
-        layout,
+        _namespace(app),
+        app.model.layout(),
         unfinished_folder(app.settings),
         model=app.settings.label,
         model_name=model_name(app.settings.label),

@@ -107,6 +107,7 @@ def test_lists_are_separated_by_commas_in_the_environment(monkeypatch: pytest.Mo
         ('port = "x"', "port (file {}): expected a valid integer"),
         ("port = ", "{} is no TOML"),
         ('store = "a"\nno_store = true', "expected either store or no_store"),
+        ('kv_events = "ipc://a"\nmodel_ttl = 9', "kv_events: expected one model that stays loaded"),
         ("[server]\nport = 1", "server (file {}) is no setting"),
     ],
 )

@@ -32,6 +32,7 @@ def shared(tmp_path: Path) -> list[str]:
         ([], "expected --remote-store and --fleet-secret-file"),
         (["--remote-store", "file:///b"], "expected fleet_secret_file too"),
         (["--allow-pull", "org/*"], "--allow-pull: expected none in a fleet"),
+        (["--kv-events", "ipc://a"], "--kv-events: expected none in a fleet"),
         (["--replicas", "3", "--max-replicas", "2"], "expected at least --replicas, 3"),
         (["--host", "0.0.0.0"], "expected --api-key"),
         (["--port", "70000"], "port (flag)"),

@@ -304,6 +304,7 @@ VALUES: dict[str, object] = {
     "model": ["org/name", "b"], "allowed_models": ["c"], "kept_models": ["b"],
     "allow_pull": ["org/*"],
     "adapters": ["x=/y"], "remote_store": "s3://a/b",
+    "kv_events": "ipc:///a", "kv_events_topic": "kv",
     "log_format": "json", "log_level": "debug", "no_store": True, "force_usage": True,
     "share_across_chips": True,
     **dict.fromkeys(

@@ -18,9 +18,13 @@ from tests.support.model_folder import small_model
 
 @contextmanager
 def served(
-    folder: Path, model: Path | None = None, settings: ServerSettings | None = None
+    folder: Path,
+    model: Path | None = None,
+    settings: ServerSettings | None = None,
+    events: tuple[str, str] | None = None,
 ) -> Iterator[RunningServer]:
-    """A server of `model`, or of a small one, with what is in the store in `folder`."""
+    """A server of `model`, or of a small one, with what is in the store in `folder`. `events` as in
+    `ServeSettings`."""
     engine = Settings(
         model=str(model or small_model(folder / "small")),
         pool_blocks=400,
@@ -28,7 +32,7 @@ def served(
         store=folder / "store",
         disk_bytes=1 << 28,
     )
-    serving = asyncio.run(load_serving(ServeSettings(engine)))
+    serving = asyncio.run(load_serving(ServeSettings(engine, events=events)))
     try:
         context = ServerContext(serving, agents=serving.agents)
         app = create_app(settings=settings or ServerSettings(), context=context)

@@ -106,6 +106,8 @@ class Serving:
         """The limit of the process' memory."""
         self.discovery: Discovery | None = None
         """Asks the store's slow tier, if it has one."""
+        self.at_end: Callable[[], None] | None = None
+        """Ends what reads the store; called before the store is closed."""
         self._arrivals: Arrivals | None = None
         self._tool_times = ToolTimes()
 
@@ -128,6 +130,8 @@ class Serving:
         """`close` for a thread without an event loop; waits."""
         self._names.close()
         self.agents.close()
+        if self.at_end is not None:
+            self.at_end()
         self._thread.stop(drain=False)
         self._preparation.close()
         self._workers.shutdown(cancel_futures=True)

@@ -168,6 +168,17 @@ FleetSecretFile = Annotated[
         rich_help_panel=_STORE,
     ),
 ]
+KvEvents = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Publish which blocks this server stores, with their tokens, for routers that read "
+        "vLLM's KV cache events: tcp://127.0.0.1:5557 or ipc://PATH; the next port answers those "
+        "that missed some. All prompts can be read there. Needs semantic-engine[fleet].",
+        show_default=False,
+        rich_help_panel=_STORE,
+    ),
+]
 ServerUrl = Annotated[
     str, typer.Option(help="The server's address; `semantic serve` prints it when it is ready.")
 ]
@@ -490,6 +501,11 @@ class ServeOptions:
     fleet_secret_file: FleetSecretFile = None
     remote_store: RemoteStore = None
     remote_gb: RemoteGb = None
+    kv_events: KvEvents = None
+    kv_events_topic: Annotated[
+        str | None,
+        typer.Option(help="The topic of these events; by default empty.", rich_help_panel=_STORE),
+    ] = None
     memory_gb: Annotated[
         float | None,
         typer.Option(

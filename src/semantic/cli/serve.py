@@ -254,6 +254,7 @@ def _serve_settings(settings: ServerSettings, engine: Settings) -> ServeSettings
         limits=QueueLimits(settings.max_waiting, shared=len(settings.api_keys) > 1),
         public=tuple(map(read_public_prefix, settings.public_prefix)),
         tenants=tuple(tenant_name(key.get_secret_value()) for key in settings.api_keys),
+        events=(settings.kv_events, settings.kv_events_topic) if settings.kv_events else None,
     )
 
 

@@ -26,11 +26,14 @@ from semantic.domain.errors import (
 if TYPE_CHECKING:
     from semantic.adapters.stores.disk.store import DiskStore
     from semantic.adapters.stores.disk_responses import FallbackResponses
+    from semantic.adapters.stores.kv_publisher import KVPublisher
+    from semantic.adapters.stores.memory import MemoryStore
     from semantic.adapters.stores.remote.objects import Objects
     from semantic.adapters.stores.remote.remote_records import Records, SharedResponses
     from semantic.adapters.stores.remote.remote_store import RemoteStore
     from semantic.application.chat.turn_cache import TurnCache
-    from semantic.ports.store import CacheStorePort, LookUpPort
+    from semantic.domain.stored import Tier
+    from semantic.ports.store import BlockObserver, CacheStorePort, LookUpPort
 
 logger = logging.getLogger("semantic.server")
 
@@ -77,8 +80,11 @@ _TURNS_DISK_BYTES = 512 * _MIB
 _TURNS_MEMORY_BYTES = 64 * _MIB
 
 
-def open_store(settings: Settings) -> CacheStorePort:
-    """The store of `settings`. Raises StoreError when its folder cannot be used."""
+def open_store(settings: Settings, observer: BlockObserver | None = None) -> CacheStorePort:
+    """The store of `settings`, whose tiers of this machine report to `observer`.
+
+    Raises StoreError when its folder cannot be used.
+    """
     from semantic.adapters.stores.background import BackgroundStore
     from semantic.adapters.stores.memory import MemoryStore
     from semantic.adapters.stores.tiered import SharedTiers, TieredStore
@@ -90,11 +96,11 @@ def open_store(settings: Settings) -> CacheStorePort:
     queue_bytes = max(_MIN_QUEUE_BYTES, memory_bytes // _QUEUE_FRACTION)
     fleet = open_objects(settings)
     if settings.use_disk:
-        disk = open_disk(settings)
-        memory = MemoryStore(memory_bytes, secret=disk.secret)
+        disk = open_disk(settings, observer)
+        memory = MemoryStore(memory_bytes, secret=disk.secret, observer=observer)
         own: CacheStorePort = TieredStore(memory, BackgroundStore(disk, queue_bytes))
     else:
-        own = MemoryStore(memory_bytes, secret=fleet_secret(settings))
+        own = MemoryStore(memory_bytes, secret=fleet_secret(settings), observer=observer)
     if fleet is None:
         return own
     remote = _remote_tier(settings, *fleet)
@@ -194,7 +200,35 @@ def durable_tier(store: CacheStorePort) -> CacheStorePort:
     return store.inner if isinstance(store, BackgroundStore) else store
 
 
-def open_disk(settings: Settings) -> DiskStore:
+def local_tiers(store: CacheStorePort) -> dict[Tier, MemoryStore | DiskStore]:
+    """The tiers on this machine of a store of `open_store`."""
+    from semantic.adapters.stores.disk.store import DiskStore
+    from semantic.adapters.stores.memory import MemoryStore
+    from semantic.adapters.stores.tiered import SharedTiers, TieredStore
+    from semantic.domain.stored import Tier
+
+    own = store.warm if isinstance(store, SharedTiers) else store
+    warm = own.warm if isinstance(own, TieredStore) else own
+    tiers: dict[Tier, MemoryStore | DiskStore] = {}
+    if isinstance(warm, MemoryStore):
+        tiers[Tier.MEMORY] = warm
+    cold = durable_tier(store)
+    if isinstance(cold, DiskStore):
+        tiers[Tier.DISK] = cold
+    return tiers
+
+
+def open_publisher(endpoint: str, topic: str) -> KVPublisher:
+    """What publishes changes of the tiers. Raises as `KVPublisher`, and OperatorError if the
+    packages for it are missing."""
+    try:
+        from semantic.adapters.stores.kv_publisher import KVPublisher
+    except ImportError as error:
+        raise OperatorError(f"kv_events: {error}; install semantic-engine[fleet]") from error
+    return KVPublisher(endpoint, topic)
+
+
+def open_disk(settings: Settings, observer: BlockObserver | None = None) -> DiskStore:
     """The disk tier of `settings`. Raises StoreError when its folder cannot be used."""
     from semantic.adapters.stores.disk.store import DiskStore
     from semantic.adapters.stores.disk.wear import WriteLimits
@@ -202,13 +236,15 @@ def open_disk(settings: Settings) -> DiskStore:
     folder, secret = store_folder(settings), fleet_secret(settings)
     writes = WriteLimits(settings.disk_bytes_a_day, settings.disk_rated_bytes)
     if settings.disk_bytes is not None:
-        return DiskStore.open(folder, settings.disk_bytes, secret=secret, writes=writes)
+        return DiskStore.open(
+            folder, settings.disk_bytes, secret=secret, writes=writes, observer=observer
+        )
     free = _free_bytes(folder)
 
     def quota(used: int) -> int:
         return default_disk_bytes(free, used + _INDEX_GROWTH_BYTES)
 
-    return DiskStore.open(folder, quota, secret=secret, writes=writes)
+    return DiskStore.open(folder, quota, secret=secret, writes=writes, observer=observer)
 
 
 def fleet_secret(settings: Settings) -> bytes | None:

@@ -53,6 +53,11 @@ class BlockHeader:
     def key(self) -> BlockKey:
         return self.link.key(self.part)
 
+    @property
+    def is_whole_block(self) -> bool:
+        """Whether a prefix is found by it: keys and values of all tokens of a block."""
+        return self.part is Part.FULL and self.link.is_full
+
 
 class DeferredBody(Protocol):
     """A body that is still on its way from a device; its size is known."""

@@ -21,6 +21,7 @@ from semantic.domain.stored import (
     Place,
     StoredBlock,
     StoreStats,
+    Tier,
 )
 
 
@@ -169,6 +170,26 @@ class CacheStorePort(Protocol):
 
     def close(self) -> None:
         """Flush, and release files and threads. Nothing may be called afterwards."""
+        ...
+
+
+class BlockObserver(Protocol):
+    """Learns which whole blocks (`BlockHeader.is_whole_block`) a tier of a store has.
+
+    Called in the order of the changes, under the tier's locks and from any thread: returns at once,
+    and calls no store. False if a change could not be taken; it is then forgotten.
+    """
+
+    def stored(self, header: BlockHeader, tier: Tier) -> bool:
+        """The block can be found from now on; it may have been before."""
+        ...
+
+    def removed(self, name: BlockHash, tier: Tier) -> bool:
+        """The block can not be found any more."""
+        ...
+
+    def listed_anew(self) -> None:
+        """What a tier has may have changed in any way."""
         ...
 
 

@@ -85,6 +85,8 @@ class ServerSettings(BaseSettings):
     fleet_secret_file: Path | None = None
     remote_store: str | None = None
     remote_gb: Gib | None = None
+    kv_events: str | None = None
+    kv_events_topic: str = ""
     memory_gb: Gib | None = None
     max_batch: Count = 32
     max_waiting: Count = 256
@@ -174,6 +176,8 @@ class ServerSettings(BaseSettings):
     def _consistent(self) -> Self:
         if self.no_store and self.store is not None:
             raise ValueError("expected either store or no_store")
+        if self.kv_events is not None and self.has_managed_models:
+            raise ValueError("kv_events: expected one model that stays loaded")
         return self
 
     @property

@@ -43,6 +43,7 @@ from semantic.domain.stored import (
     Tier,
 )
 from semantic.domain.value_objects import BLOCK_TOKENS
+from semantic.ports.store import BlockObserver
 
 ENTRY_BYTES = 1024
 """What a block or manifest costs beside its body and tokens: objects, keys, table entries."""
@@ -126,7 +127,12 @@ class MemoryStore:
     """
 
     def __init__(
-        self, max_bytes: int, *, secret: bytes | None = None, counts_bodies: bool = True
+        self,
+        max_bytes: int,
+        *,
+        secret: bytes | None = None,
+        counts_bodies: bool = True,
+        observer: BlockObserver | None = None,
     ) -> None:
         """Without `counts_bodies` the quota is for what is known of blocks: their bodies are
         elsewhere.
@@ -141,6 +147,7 @@ class MemoryStore:
         self._public = tenant_tag(self._secret, PUBLIC_TENANT)
         self._max_bytes = max_bytes
         self._counts_bodies = counts_bodies
+        self._observer = observer
         self._n_bytes = 0
         self._lock = threading.Lock()
         self._blocks: dict[BlockKey, StoredBlock] = {}
@@ -178,6 +185,8 @@ class MemoryStore:
             self._children.add(block.header)
             self._enter(key)
             self._counts["written"] += 1
+            if self._observer is not None and block.header.is_whole_block:
+                self._count_unpublished(self._observer.stored(block.header, Tier.MEMORY))
             return True
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
@@ -194,6 +203,14 @@ class MemoryStore:
     def lacking(self, keys: Sequence[BlockKey]) -> frozenset[BlockKey]:
         with self._lock:
             return frozenset(key for key in keys if key not in self._blocks)
+
+    def roots(self, namespace: bytes) -> frozenset[BlockHash]:
+        """The parents of the first blocks of all chains in `namespace`."""
+        with self._lock:
+            links = [block.header.link for block in self._blocks.values()]
+        return frozenset(
+            link.parent for link in links if not link.start and link.scope.namespace == namespace
+        )
 
     def header(self, key: BlockKey) -> BlockHeader | None:
         """The header of a block that is here, or None."""
@@ -560,7 +577,14 @@ class MemoryStore:
 
     def _drop(self, key: BlockKey) -> None:
         self._leave(key)
-        self._children.remove(self._blocks.pop(key).header)
+        header = self._blocks.pop(key).header
+        self._children.remove(header)
+        if self._observer is not None and header.is_whole_block:
+            self._count_unpublished(self._observer.removed(key.hash, Tier.MEMORY))
+
+    def _count_unpublished(self, is_taken: bool) -> None:
+        if not is_taken:
+            self._counts["unpublished"] += 1
 
     def _enter(self, entry: _Entry) -> None:
         """Count an entry and make it the most recently used."""

@@ -173,6 +173,10 @@ def check_fleet(settings: ServerSettings, fleet: ReplicaOptions) -> None:
             "--allow-pull: expected none in a fleet, where one replica alone would have the model; "
             "`semantic models pull` on each machine, and --allow-model"
         )
+    if settings.kv_events is not None:
+        raise InvalidRequestError(
+            "--kv-events: expected none in a fleet, whose edge chooses the replicas"
+        )
     if settings.remote_store is None:
         raise InvalidRequestError(
             "expected --remote-store and --fleet-secret-file: replicas share agents, turns and "

@@ -97,6 +97,16 @@ def children(db: sqlite3.Connection, parent: BlockHash, part: Part) -> list[Bloc
     return [_header(parent, row) for row in rows]
 
 
+def roots(db: sqlite3.Connection, namespace: bytes) -> frozenset[BlockHash]:
+    """The parents of the first blocks of all chains in `namespace`."""
+    rows = db.execute(
+        "SELECT DISTINCT b.parent FROM scopes AS s JOIN blocks AS b ON b.scope = s.id"
+        " WHERE s.namespace = ? AND b.start = 0",
+        (namespace,),
+    )
+    return frozenset(BlockHash(blob(row[0])) for row in rows)
+
+
 def nearest_children(
     db: sqlite3.Connection, parent: BlockHash, part: Part, like: Sequence[int]
 ) -> list[BlockHeader]:

@@ -119,6 +119,7 @@ class Blocks:
                         block_rows.add(db, block.header, len(block.body), used)
                     store.quota.release(db, reservation)
                 undo.pop_all()
+                store.stored(block.header)
 
 
 class Flusher:

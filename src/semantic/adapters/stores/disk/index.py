@@ -12,7 +12,7 @@ import secrets
 import sqlite3
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
@@ -22,6 +22,7 @@ from semantic.adapters.stores.disk.entries import is_plain
 from semantic.adapters.stores.disk.files import CREATE_FLAGS, FOLDER_FLAGS, opened
 from semantic.adapters.stores.disk.folder import Folder
 from semantic.adapters.stores.disk.schema import IndexBrokenError
+from semantic.domain.block_hash import BlockHash
 
 _WAL_PAGES = 64
 _WAL_BYTES = 1 << 19
@@ -61,8 +62,13 @@ Identity = tuple[FileId, FileId | None, FileId | None]
 class Index:
     """The index of an open folder. One thread may be `reading` while another is `writing`."""
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(
+        self, folder: Folder, on_removed: Callable[[Sequence[BlockHash]], None] | None = None
+    ) -> None:
+        """`on_removed` is called under the folder's lock with the whole blocks whose rows a
+        transaction has deleted, if it deletes any."""
         self._folder = folder
+        self._on_removed = on_removed
         self._files = IndexFiles(folder)
         # Only the thread that holds a connection closes it: SQLite allows nothing else.
         self._writer = _Connection(self._files, checks_log=True)
@@ -75,9 +81,14 @@ class Index:
             db.execute("BEGIN IMMEDIATE")
             with ExitStack() as undo:
                 undo.callback(_roll_back, db)
+                if self._on_removed is not None:
+                    schema.watch_removals(db)
                 yield db
+                removed = [] if self._on_removed is None else schema.take_removals(db)
                 db.execute("COMMIT")
                 undo.pop_all()
+            if self._on_removed is not None and removed:
+                self._on_removed(removed)
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:

@@ -10,7 +10,7 @@ import errno
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -25,8 +25,10 @@ from semantic.adapters.stores.disk.recovery import Recovery, quarantine
 from semantic.adapters.stores.disk.schema import IndexBrokenError, number
 from semantic.adapters.stores.disk.seal import SEALED_FROM, Seal
 from semantic.adapters.stores.disk.wear import WriteLedger, WriteLimits
-from semantic.domain.block_hash import PUBLIC_TENANT, tenant_tag
+from semantic.domain.block_hash import PUBLIC_TENANT, BlockHash, tenant_tag
 from semantic.domain.errors import InvalidRequestError, StoreError
+from semantic.domain.stored import BlockHeader, Tier
+from semantic.ports.store import BlockObserver
 
 T = TypeVar("T")
 
@@ -57,6 +59,7 @@ class OpenStore:
         durable: bool,
         secret: bytes | None = None,
         writes: WriteLimits,
+        observer: BlockObserver | None = None,
     ) -> None:
         """Raises StoreError when the folder cannot be used, before anything in it is changed."""
         if isinstance(max_bytes, int) and max_bytes < 1:
@@ -69,7 +72,8 @@ class OpenStore:
         self.written = WriteLedger(self.folder, writes, durable=durable)
         self.entries = Entries(root, files)
         self.reader = BlockReader(self.entries)
-        self.index = Index(self.folder)
+        self._observer = observer
+        self.index = Index(self.folder, None if observer is None else self._removed)
         self._seal = Seal(self.folder)
         self._opened = False
         known = max_bytes if isinstance(max_bytes, int) else 1  # opening evicts nothing
@@ -113,8 +117,10 @@ class OpenStore:
         """
         with self.folder.locked(_RECOVERY_SECONDS):
             if self.index.is_sound():
-                with suppress(IndexBrokenError), self.index.writing() as db:
-                    self._recovery(db).run()
+                with suppress(IndexBrokenError):
+                    with self.index.writing() as db:
+                        self._recovery(db).run()
+                    self._list_anew()
                     return
             self.rebuild()
 
@@ -122,6 +128,7 @@ class OpenStore:
         """Discard the index and derive it from the files. Raises as `recover` does."""
         with self.folder.locked(_RECOVERY_SECONDS), self.index.recreating() as db:
             self._recovery(db).run()
+        self._list_anew()
 
     def with_recovery(self, action: Callable[[], T]) -> T:
         """`action()`; repeated after recovery when the index is broken, then after a rebuild, and
@@ -149,6 +156,24 @@ class OpenStore:
             self.with_recovery(lambda: self._quarantine(entry))
         except OSError as error:
             self.counts.add_error("write_errors", error)
+
+    def stored(self, header: BlockHeader) -> None:
+        """The block's row is committed; the folder's lock is held."""
+        if self._observer is None or not header.is_whole_block:
+            return
+        if not self._observer.stored(header, Tier.DISK):
+            self.counts.add("unpublished")
+
+    def _removed(self, names: Sequence[BlockHash]) -> None:
+        if self._observer is None:
+            return
+        for name in names:
+            if not self._observer.removed(name, Tier.DISK):
+                self.counts.add("unpublished")
+
+    def _list_anew(self) -> None:
+        if self._observer is not None:
+            self._observer.listed_anew()
 
     def release(self, reservation: int) -> None:
         """Release the quota reserved for a file that was not written. Raises nothing."""

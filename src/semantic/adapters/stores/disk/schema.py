@@ -20,8 +20,9 @@ import sqlite3
 from collections.abc import Iterable
 
 from semantic.adapters.stores.disk.entries import MAX_NUMBER
-from semantic.domain.block_hash import TOKEN_BYTES
+from semantic.domain.block_hash import TOKEN_BYTES, BlockHash
 from semantic.domain.digest import digest
+from semantic.domain.value_objects import BLOCK_TOKENS
 
 VERSION = 4
 
@@ -133,6 +134,11 @@ END;
 """  # noqa: S608
 
 SCRIPT = _TABLES + "".join(_SUM_TRIGGERS.format(table=table) for table in _COSTLY) + _COUNT_TRIGGERS
+_NOTE_REMOVAL = f"""
+CREATE TEMP TRIGGER IF NOT EXISTS note_removal AFTER DELETE ON main.blocks
+    WHEN old.part = 'full' AND old.n_tokens = {BLOCK_TOKENS}
+    BEGIN INSERT INTO removed VALUES (old.hash); END
+"""  # noqa: S608
 _RECOUNTS = (
     """
 UPDATE numbers SET value = (
@@ -229,6 +235,27 @@ def _definitions(db: sqlite3.Connection) -> list[tuple[object, ...]]:
         "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name"
     ).fetchall()
     return rows
+
+
+def watch_removals(db: sqlite3.Connection) -> None:
+    """Let this connection note the whole blocks whose rows it deletes, until it is rolled back.
+
+    In temporary tables: neither the file nor other connections change.
+    """
+    if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'blocks'").fetchone() is None:
+        return  # the index is being created
+    db.execute("CREATE TEMP TABLE IF NOT EXISTS removed(hash BLOB)")
+    db.execute(_NOTE_REMOVAL)
+
+
+def take_removals(db: sqlite3.Connection) -> list[BlockHash]:
+    """What `watch_removals` has noted since the last call."""
+    if db.execute("SELECT 1 FROM temp.sqlite_master WHERE name = 'removed'").fetchone() is None:
+        return []
+    removed = [BlockHash(blob(row[0])) for row in db.execute("SELECT hash FROM temp.removed")]
+    if removed:
+        db.execute("DELETE FROM temp.removed")
+    return removed
 
 
 def recount(db: sqlite3.Connection) -> None:

@@ -58,6 +58,7 @@ from semantic.domain.stored import (
     Tier,
     no_progress,
 )
+from semantic.ports.store import BlockObserver
 
 T = TypeVar("T")
 
@@ -99,6 +100,7 @@ class DiskStore:
         durable: bool = True,
         secret: bytes | None = None,
         writes: WriteLimits = NO_LIMITS,
+        observer: BlockObserver | None = None,
     ) -> DiskStore:
         """The store in `folder`, created when missing. Deletes nothing, even over the quota.
 
@@ -106,14 +108,24 @@ class DiskStore:
 
         With `durable` a saved agent survives power loss; without it only the end of the process,
         and a torn file is a miss. A `secret` takes the place of the folder's own, which stays: what
-        was stored with another one is not found. `writes` limits what is written a day.
+        was stored with another one is not found. `writes` limits what is written a day. `observer`
+        learns what this process stores and removes; not what others do in the same folder.
 
         Raises StoreError, with nothing changed, when the folder is not a store, not safe, of a
         newer format or not writable, and InvalidRequestError for a quota below 1.
         """
         files = files or FileSystem()
-        opened = OpenStore(folder, max_bytes, files, durable=durable, secret=secret, writes=writes)
-        return cls(opened)
+        return cls(
+            OpenStore(
+                folder,
+                max_bytes,
+                files,
+                durable=durable,
+                secret=secret,
+                writes=writes,
+                observer=observer,
+            )
+        )
 
     @staticmethod
     def inspect(folder: Path) -> FolderView | None:
@@ -165,6 +177,10 @@ class DiskStore:
 
     def lacking(self, keys: Sequence[BlockKey]) -> frozenset[BlockKey]:
         return frozenset(keys) - self.find(keys).keys()
+
+    def roots(self, namespace: bytes) -> frozenset[BlockHash]:
+        """The parents of the first blocks of all chains in `namespace`."""
+        return self._query(lambda db: block_rows.roots(db, namespace), failed=frozenset())
 
     def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]:
         return self._query(lambda db: block_rows.children(db, parent, part), failed=[])

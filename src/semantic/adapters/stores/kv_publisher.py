@@ -1,0 +1,310 @@
+"""Publishes what the tiers of this machine hold over ZeroMQ, as vLLM does.
+
+Implements `BlockObserver`: changes wait in a bounded queue, and one thread sends them. A message is
+`topic, number, payload`; numbers of 8 bytes, big-endian, have no gap, so that a subscriber sees
+what it has missed and asks for it at the second socket. Whenever changes could not be taken all
+that is stored is published anew. Knows sockets and `kv_events`; not why blocks come and go.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import groupby
+from typing import Final, Protocol
+
+import zmq
+
+from semantic.adapters.stores.kv_events import (
+    AllBlocksCleared,
+    Change,
+    Event,
+    Removed,
+    Stored,
+    encoded,
+    events_of,
+)
+from semantic.domain.block_hash import BlockHash, BlockKey, Part
+from semantic.domain.errors import InvalidRequestError, OperatorError
+from semantic.domain.stored import BlockHeader, Found, Tier
+
+MOST_WAITING: Final = 4096
+"""Changes that wait to be sent."""
+_BATCH: Final = 64
+"""Changes in one message: 16,384 tokens."""
+_REPLAYED: Final = 10_000
+"""Messages that can be asked for again, and their bytes together."""
+_REPLAYED_BYTES: Final = 32 << 20
+_UNREAD: Final = 1000
+"""Messages that wait for one subscriber; then it misses some, and asks for them."""
+_LONGEST_REQUEST: Final = 4096
+"""Bytes that a subscriber may send at once: it says a topic, or a number."""
+_NUMBER_BYTES: Final = 8
+_END: Final = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
+"""In place of a number: all that was asked for has been sent."""
+_LISTING_SECONDS: Final = 0.25
+"""Between two subscribers that get all that is stored."""
+_LAST_PORT: Final = 65_535
+_LINGER_MS: Final = 500
+"""How long the last messages may take at the end."""
+
+
+class ListedTier(Protocol):
+    """A tier whose chains can be walked."""
+
+    def roots(self, namespace: bytes) -> frozenset[BlockHash]:
+        """The parents of the first blocks of all chains in `namespace`."""
+        ...
+
+    def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]:
+        """See `CacheStorePort.children`."""
+        ...
+
+    def find(self, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
+        """See `CacheStorePort.find`."""
+        ...
+
+
+class KVPublisher:
+    """Sends nothing before `begin`; until then nothing is taken either."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        topic: str = "",
+        *,
+        most_waiting: int = MOST_WAITING,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Binds `endpoint`, and the one after it for what was missed (see `replay_endpoint`).
+
+        Raises InvalidRequestError for what is no address, and OperatorError for one that cannot be
+        bound.
+        """
+        self._topic = topic.encode()
+        self._most_waiting = most_waiting
+        self._clock = clock
+        self._changed = threading.Lock()
+        self._waiting: deque[Change] = deque()
+        self._begins_anew = False
+        self._is_awake = False
+        self._closing = False
+        self._namespace: bytes | None = None
+        self._tiers: Mapping[Tier, ListedTier] = {}
+        self._is_asked = False  # whether a subscriber has come since `_listed`
+        self._listed = -_LISTING_SECONDS
+        self._number = 0
+        self._sent: deque[tuple[int, bytes]] = deque()
+        self._sent_bytes = 0
+        second = replay_endpoint(endpoint)
+        self._context = zmq.Context()
+        self._publishes = self._bound(zmq.XPUB, endpoint, _UNREAD)
+        # Of every subscriber it says that it comes, not only of the first.
+        self._publishes.setsockopt(zmq.XPUB_VERBOSE, 1)
+        self._replays = self._bound(zmq.ROUTER, second, _REPLAYED + 1)
+        self._wakes, self._woken = socket.socketpair()
+        self._wakes.setblocking(False)
+        self._woken.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="kv events", daemon=True)
+
+    def begin(self, namespace: bytes, tiers: Mapping[Tier, ListedTier]) -> None:
+        """Publish what `tiers` have in `namespace`, and from now on what changes."""
+        self._namespace, self._tiers = namespace, tiers
+        self.listed_anew()
+        self._thread.start()
+
+    # What tiers report
+
+    def stored(self, header: BlockHeader, tier: Tier) -> bool:
+        """See `BlockObserver.stored`."""
+        return header.link.scope.namespace != self._namespace or self._take(Stored(header, tier))
+
+    def removed(self, name: BlockHash, tier: Tier) -> bool:
+        """See `BlockObserver.removed`."""
+        return self._namespace is None or self._take(Removed(name, tier))
+
+    def listed_anew(self) -> None:
+        """See `BlockObserver.listed_anew`."""
+        if self._namespace is not None:
+            with self._changed:
+                self._begins_anew = True
+                self._wake()
+
+    def close(self) -> None:
+        """Send what waits, for at most half a second, and free the addresses."""
+        with self._changed:
+            self._closing = True
+            self._wake()
+        self._namespace = None
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._context.destroy(linger=_LINGER_MS)
+        self._wakes.close()
+        self._woken.close()
+
+    def _take(self, change: Change) -> bool:
+        with self._changed:
+            if self._closing:
+                return True
+            is_taken = len(self._waiting) < self._most_waiting
+            if is_taken:
+                self._waiting.append(change)
+            else:
+                self._begins_anew = True
+            self._wake()
+        return is_taken
+
+    def _wake(self) -> None:
+        """Let the thread look; `_changed` is held."""
+        if not self._is_awake:
+            self._is_awake = True
+            self._wakes.send(b"\0")
+
+    def _bound(self, kind: int, endpoint: str, most_unread: int) -> zmq.Socket[bytes]:
+        """A socket that keeps so many messages for one that does not read; then it misses some."""
+        found = self._context.socket(kind)
+        found.setsockopt(zmq.MAXMSGSIZE, _LONGEST_REQUEST)
+        found.setsockopt(zmq.SNDHWM, most_unread)
+        found.setsockopt(zmq.IPV6, "[" in endpoint)
+        try:
+            found.bind(endpoint)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise OperatorError(f"kv_events: {endpoint} cannot be bound: {error}") from error
+        return found
+
+    # The thread
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        for one in (self._publishes, self._replays, self._woken):
+            poller.register(one, zmq.POLLIN)
+        while True:
+            pause = self._listed + _LISTING_SECONDS - self._clock()
+            ready = dict(poller.poll(max(0, int(1000 * pause)) if self._is_asked else None))
+            if self._publishes in ready:
+                self._is_asked |= self._has_new_subscriber()
+            if self._replays in ready:
+                self._answer_replay()
+            if self._send_waiting():
+                return
+            if self._is_asked and pause <= 0:
+                self._send_all_stored()
+
+    def _send_waiting(self) -> bool:
+        """Send all changes that wait; whether the thread is to end."""
+        with suppress(BlockingIOError):
+            self._woken.recv(_LONGEST_REQUEST)
+        while True:
+            with self._changed:
+                begins_anew, self._begins_anew = self._begins_anew, False
+                if begins_anew:
+                    self._waiting.clear()  # what they say is in what is listed now
+                some = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
+                self._is_awake = bool(some or begins_anew)
+                if not self._is_awake:
+                    return self._closing
+            if begins_anew:
+                self._send([AllBlocksCleared()])
+                self._send_all_stored()
+            if some:
+                self._send(events_of(some))
+
+    def _send_all_stored(self) -> None:
+        """Publish all that is stored; a subscriber that knows some of it learns nothing wrong."""
+        self._is_asked, self._listed = False, self._clock()
+        some: list[Change] = []
+        for change in self._all_stored():
+            some.append(change)
+            if len(some) == _BATCH:
+                self._send(events_of(some))
+                some = []
+                if self._closing:
+                    return
+        if some:
+            self._send(events_of(some))
+
+    def _all_stored(self) -> Iterator[Change]:
+        """Each chain from its beginning, as far as the tiers have it together."""
+        roots = {root for one in self._tiers.values() for root in one.roots(self._namespace or b"")}
+        waiting = [header for root in roots for header in self._after(root)]
+        run: list[BlockHeader] = []
+        while waiting:
+            run.append(waiting.pop())
+            following = self._after(run[-1].link.hash)
+            waiting += following
+            if not following or len(run) == _BATCH:
+                yield from self._of_each_tier(run)
+                run = []
+
+    def _after(self, parent: BlockHash) -> list[BlockHeader]:
+        """The whole blocks that follow `parent` in any tier."""
+        tiers = self._tiers.values()
+        found = (header for one in tiers for header in one.children(parent, Part.FULL))
+        return list({one.link.hash: one for one in found if one.is_whole_block}.values())
+
+    def _of_each_tier(self, run: Sequence[BlockHeader]) -> Iterator[Change]:
+        """`run` in each tier that has it; no block before its parent, in whichever tier."""
+        keys = [header.key for header in run]
+        found = {tier: one.find(keys) for tier, one in self._tiers.items()}
+
+        def tiers_of(header: BlockHeader) -> list[Tier]:
+            return [tier for tier, here in found.items() if header.key in here]
+
+        for tiers, some in groupby(run, tiers_of):
+            part = list(some)
+            yield from (Stored(header, tier) for tier in tiers for header in part)
+
+    def _send(self, events: Sequence[Event]) -> None:
+        payload = encoded(time.time(), events)
+        self._publishes.send_multipart((self._topic, _packed(self._number), payload))
+        self._sent.append((self._number, payload))
+        self._sent_bytes += len(payload)
+        while len(self._sent) > _REPLAYED or self._sent_bytes > _REPLAYED_BYTES:
+            self._sent_bytes -= len(self._sent.popleft()[1])
+        self._number += 1
+
+    def _has_new_subscriber(self) -> bool:
+        """Whether one of what subscribers said is that they come."""
+        came = False
+        with suppress(zmq.Again):
+            while True:
+                came |= self._publishes.recv(zmq.NOBLOCK).startswith(b"\1")
+        return came
+
+    def _answer_replay(self) -> None:
+        """Send one subscriber what it asks for: all messages from a number on, as far as they are
+        kept. What is no such request is ignored."""
+        asked = self._replays.recv_multipart()
+        if len(asked) != len(("client", "", "number")) or len(asked[2]) != _NUMBER_BYTES:
+            return
+        client, _, first = asked
+        for number, payload in self._sent:
+            if number >= int.from_bytes(first, "big"):
+                self._replays.send_multipart(
+                    (client, b"", self._topic, _packed(number), payload), zmq.NOBLOCK
+                )
+        self._replays.send_multipart((client, b"", b"", _END, b""), zmq.NOBLOCK)
+
+
+def replay_endpoint(endpoint: str) -> str:
+    """Where subscribers ask for what they missed: the next port, or the path with "-replay" at its
+    end. Raises InvalidRequestError for what is no address."""
+    if re.fullmatch(r"ipc://.+", endpoint):
+        return f"{endpoint}-replay"
+    found = re.fullmatch(r"(tcp://(?:\*|\[[0-9a-fA-F:.]+\]|[\w.-]+)):(\d{1,5})", endpoint)
+    if found is None or not 0 < int(found[2]) < _LAST_PORT:
+        raise InvalidRequestError(
+            f"kv_events: expected tcp://HOST:PORT or ipc://PATH, and a port of 1 to "
+            f"{_LAST_PORT - 1}: the next one is needed too; got {endpoint}"
+        )
+    return f"{found[1]}:{int(found[2]) + 1}"
+
+
+def _packed(number: int) -> bytes:
+    return number.to_bytes(_NUMBER_BYTES, "big")
