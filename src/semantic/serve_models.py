@@ -262,6 +262,7 @@ class _Loader:
         self._given: dict[str, ServeSettings] = {}
         self.known: dict[str, _Known] = {}
         """All models, by their ids."""
+        self._has_frozen = False
 
     async def add(self, settings: ServeSettings) -> ServedModel:
         """One more model; its weights are not read.
@@ -355,9 +356,13 @@ class _Loader:
 
     async def freeze(self) -> None:
         """Exempt what is in the process by now, nearly all of it imported, from the collections
-        of `free`, which stop every model: they look at what models made since. Until `close`."""
+        of `free`, which stop every model: they look at what models made since. Until `close`.
+
+        Where the program has frozen its objects before, that stays as it is."""
         await self.free()
-        gc.freeze()
+        self._has_frozen = gc.get_freeze_count() == 0
+        if self._has_frozen:
+            gc.freeze()
 
     async def load(self, name: str, room: int) -> tuple[RunnableServing, Weights]:
         """See `ModelLoader.load`."""
@@ -390,7 +395,8 @@ class _Loader:
 
     async def close(self) -> None:
         """See `ModelLoader.close`."""
-        gc.unfreeze()
+        if self._has_frozen:
+            gc.unfreeze()
         await asyncio.to_thread(self._shared.turns.close)
         await asyncio.wrap_future(self._shared.loop.call(self._shared.store.close))
 

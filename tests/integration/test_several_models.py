@@ -241,6 +241,15 @@ def test_the_budget_counts_what_weights_take_and_a_load_that_exceeds_it_reads_no
     run(work)
 
 
+@pytest.fixture
+def unfrozen() -> Iterator[None]:
+    """The program has not frozen its objects, as these tests have (`tests/conftest.py`)."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("unfrozen")
 def test_collections_at_the_end_of_a_model_do_not_look_at_what_was_imported(
     folders: tuple[Path, ...],
 ) -> None:
@@ -250,6 +259,17 @@ def test_collections_at_the_end_of_a_model_do_not_look_at_what_was_imported(
         assert len(gc.get_objects()) < gc.get_freeze_count() / 2
         await models.close()
         assert gc.get_freeze_count() == 0
+
+    run(work)
+
+
+def test_what_the_program_has_frozen_stays_frozen(folders: tuple[Path, ...]) -> None:
+    async def work() -> None:
+        frozen = gc.get_freeze_count()
+        models = await load_models(two_of(folders[:2]))
+        assert 0 < gc.get_freeze_count() <= frozen
+        await models.close()
+        assert 0 < gc.get_freeze_count() <= frozen
 
     run(work)
 
