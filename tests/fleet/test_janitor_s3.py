@@ -125,7 +125,7 @@ def test_janitors_in_threads_keep_the_budget_beside_writers_and_readers(fleet: F
         for _ in range(3):
             one = BackgroundJanitor(
                 Objects.open(fleet.url), secret_of(fleet), 60 * BODY, heard.append,
-                lease_seconds=2, pass_seconds=0.5,
+                lease_seconds=2, pass_seconds=(0.5, 0.5),
             )  # fmt: skip
             stack.callback(one.close)
         wrong: list[str] = []

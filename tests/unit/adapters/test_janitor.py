@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,7 @@ from semantic.adapters.stores.remote.janitor import (
     BackgroundJanitor,
     Janitor,
     Report,
+    seconds_to_fill,
     share,
 )
 from semantic.adapters.stores.remote.lease import PERIOD, Lease, LostLeaseError
@@ -391,7 +393,8 @@ def test_a_block_that_is_gone_from_the_middle_is_a_shorter_prefix_and_is_written
 # What processes learn
 
 
-def test_a_process_learns_what_is_gone_and_writes_it_again(world: World) -> None:
+@pytest.mark.parametrize("by", ["look_up", "save"])
+def test_a_process_learns_what_is_gone_and_writes_it_again(by: str, world: World) -> None:
     store = world.replica()
     old = save(store, 4 * 256, 1)
     world.clock.advance(3600)
@@ -402,7 +405,10 @@ def test_a_process_learns_what_is_gone_and_writes_it_again(world: World) -> None
     assert gone
     assert store.lacking(keys(gone)) == frozenset()  # it has not asked yet
     world.clock.advance(LOG_SECONDS)
-    store.look_up(SCOPE, chain(256, 9), LAYOUT)
+    if by == "look_up":
+        store.look_up(SCOPE, chain(256, 9), LAYOUT)
+    else:
+        assert store.save(manifest("agent2", 4 * 256, 2))
     assert store.lacking(keys([*old, *new])) == frozenset(keys(gone))
     for link in gone:
         assert store.put(block(link))
@@ -562,6 +568,17 @@ def test_requests_for_many_objects_are_bounded() -> None:
     assert objects.calls["delete_all"] <= 1100 // 1000 + 2
 
 
+@pytest.mark.parametrize(
+    ("grown", "left", "seconds"), [(100, 950, 300), (10, 950, 3000), (2000, 1000, 0), (-5, 10, inf)]
+)
+def test_the_next_pass_is_when_the_budget_will_be_reached(
+    grown: int, left: int, seconds: float
+) -> None:
+    last = Report(9, 900, 1000)
+    report = Report(9, left, 1000, freed_bytes=900 + grown - left)
+    assert seconds_to_fill(400.0, last, report, 1000.0) == seconds
+
+
 @given(st.lists(st.integers(0, 50), max_size=8), st.integers(0, 300))
 def test_shares_are_equal_and_use_the_room(sizes: list[int], room: int) -> None:
     most = share(sizes, room)
@@ -595,6 +612,26 @@ def replaced(table: UseTable) -> UseTable:
 
 
 # In a server
+
+
+def test_a_store_that_fails_is_reported_once_and_asked_again() -> None:
+    objects, heard = Bucket().objects(), list[str]()
+
+    def fail(_: str) -> None:
+        raise UnavailableError("gone")
+
+    objects.before = fail
+    janitor = BackgroundJanitor(objects, SECRET, BODY, heard.append, lease_seconds=0.01)
+    try:
+        while janitor.counts().get("failed passes", 0) < 3:
+            janitor._stop.wait(0.01)
+        objects.before = lambda _: None
+        while not janitor.counts().get("passes"):
+            janitor._stop.wait(0.01)
+    finally:
+        janitor.close()
+    assert len(heard) == 1
+    assert "gone" in heard[0]
 
 
 def test_of_two_servers_one_keeps_the_budget_and_both_stop(world: World) -> None:

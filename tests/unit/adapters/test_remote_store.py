@@ -422,6 +422,27 @@ def test_chunks_cannot_be_moved_or_left_out() -> None:
             unsealed(KEY, NAME, changed)
 
 
+# Objects
+
+
+@pytest.mark.parametrize("kind", ["memory", "folder"])
+def test_all_objects_are_listed_in_pages_and_deleted_in_batches(kind: str, tmp_path: Path) -> None:
+    in_folder = kind == "folder"
+    objects = Objects.open(tmp_path.as_uri()) if in_folder else Objects(ObjectsInMemory())
+    paths = [f"{folder}/x/{number}" for folder in ("a", "ab") for number in range(3)]
+    for path in paths:
+        assert objects.create(path, b"1234")
+    assert sorted(one.path for page in objects.pages() for one in page) == sorted(paths)
+    found = [one for page in objects.pages("a") for one in page]
+    assert sorted(one.path for one in found) == sorted(paths[:3])
+    assert {one.n_bytes for one in found} == {4}
+    assert sorted(objects.folders()) == ["a", "ab"]
+    assert objects.folders("a") == ["a/x"]
+    objects.delete_all([paths[0], "a/x/none", *paths[1:3]])
+    assert sorted(one.path for page in objects.pages() for one in page) == sorted(paths[3:])
+    assert list(objects.pages("none")) in ([], [[]])
+
+
 # Settings
 
 

@@ -37,8 +37,8 @@ from semantic.adapters.stores.remote.uses import (
 )
 from semantic.adapters.stores.remote.vault import TENANTS, live_folder
 
-PASS_SECONDS = 600.0
-"""Between two passes."""
+PASS_SECONDS = 60.0, 600.0
+"""The shortest and the longest time between two passes; in between until the budget is reached."""
 TARGET = 19 / 20
 """Of the budget, once it was exceeded: what comes until the next pass has room."""
 RECORDS = 1 / 16
@@ -159,7 +159,6 @@ class Janitor:
         self._secret = secret
         self._lease = lease
         self._max_bytes = max_bytes
-        self._others = 0
 
     def run(self) -> Report:
         """One pass. Raises UnavailableError, and LostLeaseError if another process took over."""
@@ -168,18 +167,23 @@ class Janitor:
         table = reader.table(self._keep)
         groups: dict[Group, _Sizes] = defaultdict(_Sizes)
         folders: dict[str, set[str]] = defaultdict(set)
-        n_objects = self._others = 0
-        for item in self._items(table.mark):
-            groups[item.group].add(item.used, item.n_bytes)
-            folders[item.group.tenant].add(item.folder)
-            n_objects += 1
-        n_bytes = self._others + sum(one.n_bytes for one in groups.values())
+        n_objects = own_bytes = 0
+        for one in self._listed():
+            item = _item(one, table.mark)
+            if item is not None:
+                groups[item.group].add(item.used, item.n_bytes)
+                folders[item.group.tenant].add(item.folder)
+                n_objects += 1
+            elif _OWN.fullmatch(one.path):
+                own_bytes += one.n_bytes
+        n_bytes = own_bytes + sum(one.n_bytes for one in groups.values())
         dead = self._dead(folders)
-        last = self._last_evicted(groups, n_bytes)
+        last: Mapping[Group, int] = {}
+        if n_bytes > self._max_bytes:
+            last = _last_evicted(groups, int(self._max_bytes * TARGET) - own_bytes)
         done: Counter[str] = Counter()
         if dead or last:
-            used_since = reader.since()
-            done = self._evict(table.get, dead, last, used_since)
+            done = self._evict(table.get, dead, last, reader.since())
         reader.replace(self._lease.number, table.kept())
         freed = done.pop("bytes", 0)
         n_left = n_objects - sum(done.values())
@@ -187,44 +191,19 @@ class Janitor:
         self._objects.replace(REPORT, json.dumps(asdict(report)).encode())
         return report
 
-    def _items(self, use_of: Callable[[int], int]) -> Iterator[Item]:
-        """All objects of tenants; the bytes of the fleet's own are added up, others are not
-        touched."""
+    def _listed(self) -> Iterator[Listed]:
         for page in self._objects.pages():
             self._keep()
-            for one in page:
-                item = _item(one, use_of)
-                if item is not None:
-                    yield item
-                elif _OWN.fullmatch(one.path):
-                    self._others += one.n_bytes
+            yield from page
 
     def _dead(self, folders: Mapping[str, set[str]]) -> frozenset[str]:
         """Those of `folders`, by tenant, whose key was deleted after they were listed."""
         pages = self._objects.pages(TENANTS)
         known = {one.path.rsplit("/", 1)[-1] for page in pages for one in page}
-        dead = {one for tenant in folders.keys() - known for one in folders[tenant]}
-        for tenant in known:
-            if len(folders.get(tenant, ())) > 1:
-                dead |= folders[tenant] - {live_folder(self._objects, tenant)}
-        return frozenset(dead)
-
-    def _last_evicted(self, groups: Mapping[Group, _Sizes], n_bytes: int) -> Mapping[Group, int]:
-        """Up to which use each group is to be evicted."""
-        if n_bytes <= self._max_bytes:
-            return {}
-        room = max(0, int(self._max_bytes * TARGET) - self._others)
-        sizes = {group: one.n_bytes for group, one in groups.items()}
-        blocks = [n for group, n in sizes.items() if not group.is_record]
-        records = [n for group, n in sizes.items() if group.is_record]
-        most_records = share(records, max(int(room * RECORDS), room - sum(blocks)))
-        kept = sum(min(n, most_records) for n in records)
-        most_blocks = share(blocks, room - kept)
-        return {
-            group: groups[group].oldest(n - most)
-            for group, n in sizes.items()
-            if n > (most := most_records if group.is_record else most_blocks)
-        }
+        doubtful = [one for one in folders if one not in known or len(folders[one]) > 1]
+        return frozenset().union(
+            *(folders[one] - {live_folder(self._objects, one)} for one in doubtful)
+        )
 
     def _evict(
         self,
@@ -236,7 +215,10 @@ class Janitor:
         """Delete all that is `dead`, or was `last` used then and is not `spared`; what was."""
         done: Counter[str] = Counter()
         victims: list[Item] = []
-        for item in self._items(use_of):
+        for one in self._listed():
+            item = _item(one, use_of)
+            if item is None:
+                continue
             is_old = item.used <= last.get(item.group, -1) and item.name not in spared
             if is_old or item.folder in dead:
                 victims.append(item)
@@ -252,10 +234,10 @@ class Janitor:
         for start in range(0, len(ordered), PAGE):
             batch = ordered[start : start + PAGE]
             names = dict.fromkeys(item.name for item in batch)
+            # Before, as this process may end in the middle; after, as others may look in between.
+            announce(self._objects, self._secret, f"{self._lease.number:020}-next", names)
             self._keep()
             self._lease.renew()
-            # Before, as this process may end in the middle; after, as others may look in between.
-            announce(self._objects, self._secret, f"{self._lease.number:020}", names)
             self._objects.delete_all([item.path for item in batch])
             announce(self._objects, self._secret, f"{self._lease.number:020}-done", names)
             done.update(item.kind for item in batch)
@@ -278,10 +260,10 @@ class BackgroundJanitor:
         notify: Callable[[str], None],
         *,
         lease_seconds: float = PERIOD,
-        pass_seconds: float = PASS_SECONDS,
+        pass_seconds: tuple[float, float] = PASS_SECONDS,
     ) -> None:
         """`objects` are the janitor's own: its failures open no circuit breaker of readers.
-        `notify` gets a line for each pass that evicted something, and for each that failed."""
+        `notify` gets a line for each pass that evicted something, and for the first that failed."""
         self._lease = Lease(objects, period=lease_seconds)
         self._stop = threading.Event()
         stopped = partial(self._stop.wait, _PAUSE)
@@ -290,8 +272,10 @@ class BackgroundJanitor:
         self._pause = lease_seconds / RENEWALS
         self._pass_seconds = pass_seconds
         self._next = time.monotonic()
+        self._last: tuple[float, Report] | None = None
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
+        self._has_failed = False
         self._thread = threading.Thread(target=self._run, name="janitor", daemon=True)
         self._thread.start()
 
@@ -314,8 +298,10 @@ class BackgroundJanitor:
     def _turn(self) -> None:
         if not self._lease.acquire() or time.monotonic() < self._next:
             return
-        report = self._janitor.run()
-        self._next = time.monotonic() + self._pass_seconds
+        report, now = self._janitor.run(), time.monotonic()
+        shortest, longest = self._pass_seconds
+        filled = shortest if self._last is None else seconds_to_fill(*self._last, report, now)
+        self._next, self._last = now + min(max(filled, shortest), longest), (now, report)
         blocks = report.evicted.get("blocks", 0)
         self._count("passes")
         self._count("evicted", blocks)
@@ -332,11 +318,37 @@ class BackgroundJanitor:
             return
         except (LostLeaseError, UnavailableError) as error:
             self._count("failed passes")
-            self._notify(f"object store: the janitor's pass failed, the next one follows: {error}")
+            if not self._has_failed:
+                self._notify(f"object store: the janitor failed, and will try again: {error}")
+            self._has_failed = True
+        else:
+            self._has_failed = False
 
     def _count(self, name: str, n: int = 1) -> None:
         with self._lock:
             self._counts[name] += n
+
+
+def _last_evicted(groups: Mapping[Group, _Sizes], room: int) -> Mapping[Group, int]:
+    """Up to which use each group is to be evicted, so that all have so many bytes."""
+    room = max(0, room)
+    sizes = {group: one.n_bytes for group, one in groups.items()}
+    blocks = [n for group, n in sizes.items() if not group.is_record]
+    records = [n for group, n in sizes.items() if group.is_record]
+    most_records = share(records, max(int(room * RECORDS), room - sum(blocks)))
+    most_blocks = share(blocks, room - sum(min(n, most_records) for n in records))
+    return {
+        group: groups[group].oldest(n - most)
+        for group, n in sizes.items()
+        if n > (most := most_records if group.is_record else most_blocks)
+    }
+
+
+def seconds_to_fill(before: float, last: Report, report: Report, now: float) -> float:
+    """Until the budget is reached if the store grows as it did between two passes."""
+    grown = report.n_bytes + report.freed_bytes - last.n_bytes
+    room = max(0, report.max_bytes - report.n_bytes)
+    return room * (now - before) / grown if grown > 0 else float("inf")
 
 
 def share(sizes: Sequence[int], room: int) -> int:

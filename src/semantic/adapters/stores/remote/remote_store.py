@@ -258,6 +258,7 @@ class RemoteStore:
             self._deletions.writing((manifest.scope, manifest.agent_id)),
             self._misses("write_errors"),
         ):
+            self._hear_of_evictions()  # all that a process asks for may be on its own disk
             saved = self._save(manifest)
             self._record_manifest(manifest)
             return saved
