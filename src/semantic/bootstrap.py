@@ -18,6 +18,7 @@ from semantic.composition.named_models import model_of, suggesting
 from semantic.composition.process_stores import open_store, open_turns
 from semantic.domain.errors import (
     InvalidRequestError,
+    SemanticError,
     StoreError,
 )
 
@@ -90,7 +91,30 @@ def assemble(
     spec = provider.extract_spec(model)
     pool: BlockPool = make_pool(settings, spec)
     store, settings = _open_or_report(settings, on_store_unavailable, observer)
+    if settings.ranks is not None:
+        from semantic.adapters.mlx.ranks.leading import LeadingBackend
+
+        if isinstance(model, LeadingBackend):
+            model.before_end(store.flush)
     return _new_app(model, tokenizer, pool, store, settings)
+
+
+def follow_first(settings: Settings) -> None:
+    """Compute as one of `settings.ranks` other than 0; returns when rank 0 ends in good order.
+
+    Raises as `load`, unless rank 0 ends first: it says what is wrong for all.
+    """
+    from semantic.adapters.mlx.ranks.following import follow, wait_for_end
+
+    provider = mlx_provider(settings)
+    try:
+        model, _ = provider.load_model(settings.model)
+    except SemanticError:
+        if provider.ranks is None or not wait_for_end(provider.ranks):
+            raise
+    else:
+        if provider.ranks is not None:
+            follow(model, provider.ranks)
 
 
 def build_in_slices(settings: Settings, shared: Shared) -> Slices[App]:

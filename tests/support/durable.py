@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from semantic import BlockPool, BlockPoolBatchEngine, CompletedGeneration
+from semantic.adapters.mlx.backend import MLXBackend
 from semantic.application.cache.discovery import Discovery
 from semantic.application.cache.loading import Loader
 from semantic.application.cache.prefix_lookup import PrefixLookup, StoredPrefix
@@ -89,8 +90,10 @@ class Durable:
         memory_bytes: int = 64 * MIB,
         disk_bytes: int = 256 * MIB,
         fleet: tuple[str, Path] | None = None,
+        backend: MLXBackend | None = None,
     ) -> None:
-        """With `fleet`, the URL of its object store and the file of its secret, it is a replica."""
+        """With `fleet`, the URL of its object store and the file of its secret, it is a replica.
+        `backend` is one that is there already."""
         remote, secret = fleet or (None, None)
         settings = Settings(
             use_disk=True,
@@ -103,7 +106,7 @@ class Durable:
         self.architecture = architecture.removesuffix(SUFFIX)
         self.store = open_store(settings)
         # Not `Rig`: some of the models here keep mlx-lm's own caches.
-        self.backend = tiny_backend(architecture, f"tiny:{self.architecture}")
+        self.backend = backend or tiny_backend(architecture, f"tiny:{self.architecture}")
         spec = self.backend.cache_spec()
         self.pool: BlockPool = BlockPool(spec, columns * spec.n_layers)
         self.engine: BlockPoolBatchEngine = BlockPoolBatchEngine(
@@ -214,7 +217,7 @@ class Durable:
 
 
 @contextmanager
-def running(architecture: str, folder: Path, **options: int) -> Iterator[Durable]:
+def running(architecture: str, folder: Path, **options: object) -> Iterator[Durable]:
     """One life, ended in order."""
     life = Durable(architecture, folder, **options)  # type: ignore[arg-type]
     try:

@@ -51,6 +51,20 @@ class ServeProcess:
         """The end of the log."""
         return "\n".join(self.log[-20:])
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
+    def wait(self, seconds: float) -> int:
+        """Its exit code when it ends by itself. Raises subprocess.TimeoutExpired."""
+        code = self._process.wait(seconds)
+        self._reader.join()
+        return code
+
     def wait_ready(self, seconds: float = _SECONDS) -> None:
         """Return when requests can come. Raises ServerFailedError if they cannot in `seconds`."""
         self._ready.wait(seconds)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,6 +24,7 @@ from semantic.cli.report import columns, show_bytes
 from semantic.cli.terminal import write
 from semantic.composition.engine_settings import Settings
 from semantic.composition.framework import read_device
+from semantic.composition.launched_ranks import read_grid
 from semantic.composition.memory_shares import default_process_bytes, guard_memory, promised
 from semantic.composition.named_models import (
     model_name,
@@ -55,6 +58,8 @@ def serve(options: ServeOptions, config: ConfigFile = None) -> None:
     from semantic.adapters.http.settings import load_settings
 
     settings = load_settings(options.given(), config).settings
+    if engine_settings(settings).ranks is not None and follow_rank(settings):
+        return
     responses = open_responses(engine_settings(settings), logger.warning)
 
     def store_unavailable(error: StoreError) -> None:
@@ -65,6 +70,29 @@ def serve(options: ServeOptions, config: ConfigFile = None) -> None:
         run_server(settings, partial(_load_and_remember, settings, store_unavailable), responses)
     finally:
         responses.close()
+
+
+def follow_rank(settings: ServerSettings) -> bool:
+    """Compute for rank 0 until it ends, if this process is another rank; whether it was.
+
+    Raises InvalidRequestError for settings that only one device can have.
+    """
+    from semantic.adapters.http.logs import configure_logs
+    from semantic.bootstrap import follow_first
+
+    if settings.has_managed_models or settings.embedding_model is not None:
+        raise InvalidRequestError(
+            "several ranks compute one model: expected one --model, and neither adapters, models "
+            "on demand nor an embedding model"
+        )
+    engine = engine_settings(settings)
+    if engine.ranks is None or engine.ranks.rank == 0:
+        return False
+    configure_logs(settings.log_format, settings.log_level)
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, signal.SIG_IGN)  # every rank gets it: rank 0 saves agents, then all end
+    follow_first(engine)
+    return True
 
 
 def show(options: ServeOptions, config: ConfigFile = None, as_json: AsJson = False) -> None:
@@ -303,6 +331,7 @@ def engine_settings(settings: ServerSettings) -> Settings:
         fleet_secret=settings.fleet_secret_file,
         remote=settings.remote_store,
         remote_bytes=gib("remote_gb", settings.remote_gb),
+        ranks=read_grid(os.environ),
     )
 
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    pass
-
+from semantic.composition.launched_ranks import Grid
 
 DEFAULT_MODEL = "semantic-tiny"
 """The model inside the package."""
@@ -48,6 +45,7 @@ class Settings:
     file with the secret of tenants' tags, by default that in $SEMANTIC_FLEET_SECRET_FILE; without
     one every store has its own secret. `remote` is the URL of the object store that a fleet shares;
     with `remote_bytes` this process may evict what exceeds that there.
+    `ranks` are the processes that compute the model, of which this is one.
     """
 
     model: str = DEFAULT_MODEL
@@ -67,6 +65,7 @@ class Settings:
     weights_bytes: int | None = None
     remote: str | None = None
     remote_bytes: int | None = None
+    ranks: Grid | None = None
 
     @property
     def label(self) -> str:

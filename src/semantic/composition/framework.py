@@ -6,10 +6,12 @@ Imports MLX inside functions: importing this loads no framework.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from semantic.composition.engine_settings import Settings
+from semantic.composition.launched_ranks import Grid
 from semantic.domain.errors import (
     OperatorError,
 )
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from semantic.adapters.mlx import BlasStatus
     from semantic.adapters.mlx.device import Device
     from semantic.adapters.mlx.model.provider import MLXModelProvider
+    from semantic.adapters.mlx.ranks.group import Ranks
     from semantic.domain.value_objects import ModelCacheSpec
 
 
@@ -85,4 +88,13 @@ def mlx_provider(settings: Settings | None = None) -> MLXModelProvider:
         from semantic.adapters.mlx.missing import what_to_install
 
         raise OperatorError(f"MLX cannot be loaded: {error}. {what_to_install()}") from error
-    return MLXModelProvider(any_chip=settings is not None and settings.any_chip)
+    if settings is None:
+        return MLXModelProvider()
+    meet = None if settings.ranks is None else partial(_meet, settings.ranks)
+    return MLXModelProvider(any_chip=settings.any_chip, ranks=meet)
+
+
+def _meet(grid: Grid) -> Ranks:
+    from semantic.adapters.mlx.ranks.group import Ranks
+
+    return Ranks(grid.transport, grid.host)

@@ -89,7 +89,7 @@ def memory_of(settings: Settings) -> int:
     """Bytes of memory that the process may have: what is set, at most the device's."""
     device = read_device()
     if settings.process_bytes is None:
-        return default_process_bytes(device)
+        return default_process_bytes(device) // (settings.ranks.here if settings.ranks else 1)
     return min(device.memory_bytes, settings.process_bytes)
 
 
@@ -128,7 +128,11 @@ def promised(
         map(_weights_of, (embedding, settings.model, *others)),
     )
     weights = beside + max(answering)
-    promise = settings.process_bytes
+    promise, grid = settings.process_bytes, settings.ranks
+    if grid is not None:
+        weights = weights // grid.size + 1
+    if promise is None and grid is not None:
+        promise = default_process_bytes(device, weights * grid.here) // grid.here
     if promise is None:
         promise = default_process_bytes(device, weights, sharing)
     most = promise - promise // _UNPLANNED_FRACTION

@@ -15,7 +15,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from semantic.adapters.mlx.batch.calibration import Calibration, new_batch
-from semantic.adapters.mlx.batch.decode_batch import DecodeBatch, Emitted, NewSequence
+from semantic.adapters.mlx.batch.decode_batch import Agree, DecodeBatch, Emitted, NewSequence
 from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache import attention_hook
 from semantic.adapters.mlx.kv_cache.forms import CacheForm, LayerCache, Memory
@@ -110,11 +110,12 @@ class MLXBackend:
         vocab_size: int,
         grammars: GrammarCompiler | None = None,
         calibration: Calibration | None = None,
+        agree: Agree | None = None,
     ) -> None:
         """`form` makes the caches and their bytes.
 
         Without `grammars` there is no constrained decoding. `calibration` decides which batches
-        decode padded; None for none.
+        decode padded; None for none. `agree` is for a model of which there are other shards.
         """
         self.model = model
         self._model_id = model_id
@@ -123,6 +124,7 @@ class MLXBackend:
         self.grammars = grammars or GrammarCompiler(None, (), vocab_size)
         self._layers, self._codec = form.layers, form.codec
         self._calibration = calibration
+        self._agree = agree
         self._sequences: dict[SequenceId, _Sequence] = {}
         self._starting: dict[SequenceId, _Start] = {}
         self._joined: list[_Sequence] = []
@@ -421,7 +423,7 @@ class MLXBackend:
     # Inside
 
     def _new_batch(self) -> DecodeBatch:
-        return new_batch(self.model, self._layers, self._calibration)
+        return new_batch(self.model, self._layers, self._calibration, self._agree)
 
     @contextmanager
     def _computing(self) -> Iterator[None]:

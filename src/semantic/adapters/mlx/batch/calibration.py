@@ -15,7 +15,12 @@ from dataclasses import dataclass
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from semantic.adapters.mlx.batch.decode_batch import ContinuousBatch, DecodeBatch, NewSequence
+from semantic.adapters.mlx.batch.decode_batch import (
+    Agree,
+    ContinuousBatch,
+    DecodeBatch,
+    NewSequence,
+)
 from semantic.adapters.mlx.batch.generator_batch import GeneratorBatch
 from semantic.adapters.mlx.batch.one_by_one import OneByOne
 from semantic.adapters.mlx.batch.padded_batch import PaddedBatch
@@ -25,6 +30,7 @@ from semantic.adapters.mlx.kv_cache.contiguous.layers import ContiguousLayers
 from semantic.adapters.mlx.kv_cache.forms import CacheLayers, LayerCache
 from semantic.adapters.mlx.kv_cache.probe import LogitsProbe
 from semantic.adapters.mlx.sampling.sampler import make_sampler
+from semantic.domain.errors import UnsupportedModelError
 from semantic.domain.value_objects import (
     BLOCK_TOKENS,
     LayerKind,
@@ -183,10 +189,20 @@ def choose_batching(
     return measure(model, layers)
 
 
-def new_batch(model: Module, layers: CacheLayers, calibration: Calibration | None) -> DecodeBatch:
-    """An empty batch for sequences with the caches of `layers`."""
+def new_batch(
+    model: Module,
+    layers: CacheLayers,
+    calibration: Calibration | None,
+    agree: Agree | None = None,
+) -> DecodeBatch:
+    """An empty batch for sequences with the caches of `layers`. Raises UnsupportedModelError if
+    ranks cannot `agree` on its tokens."""
     if not layers.together:
-        return OneByOne(model)
+        return OneByOne(model, agree)
     if not all(layers.ragged):
+        if agree is not None:
+            raise UnsupportedModelError("mlx-lm's own batches are computed on one device")
         return GeneratorBatch(model)
-    return ContinuousBatch(model) if calibration is None else PaddedBatch(model, calibration.pads)
+    if calibration is None:
+        return ContinuousBatch(model, agree=agree)
+    return PaddedBatch(model, calibration.pads)

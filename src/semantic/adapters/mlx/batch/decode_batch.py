@@ -9,7 +9,7 @@ and samplers; neither blocks nor requests.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple, Protocol, cast
@@ -25,6 +25,9 @@ from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache.forms import LayerCache
 from semantic.adapters.mlx.sampling.sampler import LogitsProcessor, Sampler, draw
 from semantic.domain.value_objects import SequenceId
+
+Agree = Callable[[mx.array], mx.array]
+"""From tokens that each rank sampled, (rows,), to the tokens of all; a part of the graph."""
 
 _CLEAR_EVERY = 512
 """Steps between calls of `mx.clear_cache`, as in mlx-lm."""
@@ -137,12 +140,16 @@ class ContinuousBatch:
 
     max_joins_per_step = None
 
-    def __init__(self, model: Module, *, launch_blocks: bool | None = None) -> None:
+    def __init__(
+        self, model: Module, *, launch_blocks: bool | None = None, agree: Agree | None = None
+    ) -> None:
         """`launch_blocks`: launching a step takes until the one before it has nearly been computed,
-        as it does on a CPU, where MLX queues few operations ahead. None: as the default device."""
+        as it does on a CPU, where MLX queues few operations ahead. None: as the default device.
+        `agree` makes the tokens of all ranks of a model those of one."""
         if launch_blocks is None:
             launch_blocks = on_cpu()
         self._launch_blocks = launch_blocks
+        self._agree = agree
         self._rows: list[_Row] = []
         self._caches = BatchRows(model)
         self._tokens: mx.array | None = None  # inputs of the next step, (rows,)
@@ -294,6 +301,7 @@ class ContinuousBatch:
             logits = mx.concatenate(rows)
             normalizers = mx.logsumexp(logits, axis=-1, keepdims=True)
         logprobs = logits - normalizers
-        self._tokens = draw([row.sampler for row in self._rows], logprobs)
+        tokens = draw([row.sampler for row in self._rows], logprobs)
+        self._tokens = tokens if self._agree is None else self._agree(tokens)
         self._logprobs = [logprobs[i] if row.logprobs else None for i, row in enumerate(self._rows)]
         return contexts

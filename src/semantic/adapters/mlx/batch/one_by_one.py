@@ -12,7 +12,7 @@ from typing import cast
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from semantic.adapters.mlx.batch.decode_batch import ContinuousBatch
+from semantic.adapters.mlx.batch.decode_batch import Agree, ContinuousBatch
 from semantic.adapters.mlx.batch.rows import BatchRows
 from semantic.adapters.mlx.kv_cache.forms import LayerCache
 
@@ -20,8 +20,8 @@ from semantic.adapters.mlx.kv_cache.forms import LayerCache
 class OneByOne(ContinuousBatch):
     """Implements `DecodeBatch` for any caches."""
 
-    def __init__(self, model: Module) -> None:
-        super().__init__(model)
+    def __init__(self, model: Module, agree: Agree | None = None) -> None:
+        super().__init__(model, agree=agree)
         self._caches = _RowsApart(model)
 
 

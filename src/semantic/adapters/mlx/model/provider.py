@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import cast
@@ -56,6 +57,8 @@ from semantic.adapters.mlx.model.fingerprint import (
 from semantic.adapters.mlx.model.joined import share
 from semantic.adapters.mlx.model.short_steps import keep_long, shorten_here
 from semantic.adapters.mlx.model.warm_up import warming_up
+from semantic.adapters.mlx.ranks.group import Ranks
+from semantic.adapters.mlx.ranks.shard import shard_backend, shard_model, shared_name
 from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
 from semantic.adapters.mlx.text.tokenizer import HuggingFaceTokenizer, MLXTokenizer
 from semantic.domain.errors import (
@@ -142,10 +145,14 @@ _WEIGHTS = "_semantic_weights"
 class MLXModelProvider:
     """Implements `ModelProviderPort`. Models that it loads from the same files share their weights
     while one of them is there. With `any_chip` ids of models say nothing of this machine's chip:
-    see `fingerprint`."""
+    see `fingerprint`. With `ranks` it loads the shard of this rank: on rank 0 a `LeadingBackend`,
+    else one to `follow` with."""
 
-    def __init__(self, *, any_chip: bool = False) -> None:
+    def __init__(self, *, any_chip: bool = False, ranks: Callable[[], Ranks] | None = None) -> None:
+        """`ranks` is called on MLX's thread, once."""
         self._any_chip = any_chip
+        self._meet = ranks
+        self.ranks: Ranks | None = None
         self._read: WeakValueDictionary[frozenset[tuple[str, FileState]], _Weights] = (
             WeakValueDictionary()
         )
@@ -164,6 +171,8 @@ class MLXModelProvider:
     ) -> Slices[tuple[MLXBackend, MLXTokenizer]]:
         """See `ModelProviderPort.load_in_slices`."""
         folder = find_folder(model_id)
+        if self.ranks is None and self._meet is not None:
+            self.ranks = self._meet()
         weights = yield from self._weights(folder, max_bytes)
         name, wrapped = weights.name, weights.tokenizer
         if adapter is None:
@@ -172,7 +181,12 @@ class MLXModelProvider:
             model, name = yield from adapting(weights.model, name, adapter)
         vars(model)[_WEIGHTS] = weights
         try:
-            backend = yield from wrapping(model, name, wrapped)
+            if self.ranks is not None:
+                # Neither pages nor padding: they are chosen by measurements, one rank at a time.
+                no_choice = partial(wrapping, attention=None, calibration=lambda *_: None)
+                backend = yield from no_choice(model, name, wrapped, ranks=self.ranks)
+            else:
+                backend = yield from wrapping(model, name, wrapped)
         except SemanticError:
             raise
         except LOAD_ERRORS as error:
@@ -180,7 +194,8 @@ class MLXModelProvider:
                 f"cannot compute the model in {folder} on this device: {error} "
                 f"(mlx-lm {version('mlx-lm')}; a newer one may)"
             ) from error
-        if mx.default_device() != mx.Device(mx.cpu):
+        follows = self.ranks is not None and self.ranks.rank
+        if mx.default_device() != mx.Device(mx.cpu) and not follows:
             for _ in warming_up(backend):
                 yield None
         return backend, wrapped
@@ -191,7 +206,13 @@ class MLXModelProvider:
             states = frozenset(file_states(folder).items())
         found = self._read.get(states)
         if found is None:
-            read = yield from reading_model(folder, any_chip=self._any_chip, max_bytes=max_bytes)
+            shard = None if self.ranks is None else partial(shard_model, ranks=self.ranks)
+            read = yield from reading_model(
+                folder, any_chip=self._any_chip, max_bytes=max_bytes, shard=shard
+            )
+            if self.ranks is not None:
+                files = fingerprint(folder, any_chip=True)
+                read = (*read[:2], shared_name(read[2], files, self.ranks))
             found = _Weights(*read)
             self._read[states] = found
         return found
@@ -202,12 +223,17 @@ class MLXModelProvider:
 
 
 def reading_model(
-    folder: Path, *, any_chip: bool = False, max_bytes: int | None = None
+    folder: Path,
+    *,
+    any_chip: bool = False,
+    max_bytes: int | None = None,
+    shard: Callable[[Module], None] | None = None,
 ) -> Slices[tuple[Module, MLXTokenizer, str]]:
     """The model in `folder` as mlx-lm loads it, its tokenizer and its fingerprint, in slices.
 
-    On a CPU the weights are converted to fp32. Raises ModelNotFoundError, and WeightsTooLargeError
-    if they take more than `max_bytes`.
+    On a CPU the weights are converted to fp32. `shard` leaves a part of the model before it is
+    read. Raises ModelNotFoundError, and WeightsTooLargeError if the weights take more than
+    `max_bytes`.
     """
     newer = "a newer one may, or another conversion of the model"
     with (
@@ -221,6 +247,8 @@ def reading_model(
         yield None
         ends = config.get("eos_token_id")
         reading = beside.submit(load_wrapped_tokenizer, folder, eos_token_ids=ends)
+        if shard is not None:
+            shard(model)
         if on_cpu():
             model.set_dtype(mx.float32)
         _require_room(model, folder, max_bytes)
@@ -301,8 +329,10 @@ def wrapping(
     attention: AttentionFor | None = find_kernels,
     calibration: CalibrationFor = calibrate_here,
     decoding: Callable[[Module], Module] = shorten_here,
+    ranks: Ranks | None = None,
 ) -> Slices[MLXBackend]:
-    """`wrap_model` in slices: each computes a few steps."""
+    """`wrap_model` in slices: each computes a few steps. The model may be the shard of one of
+    `ranks`, whose caches are not in pages."""
     spec = read_spec(model)
     if spec is None:
         raise InvalidRequestError(f"expected an mlx-lm model, got {type(model).__name__}")
@@ -323,6 +353,8 @@ def wrapping(
     if tokenizer is not None:
         grammars = GrammarCompiler(tokenizer.inner, tokenizer.eos_token_ids, size)
     yield None
+    if ranks is not None:
+        return shard_backend(model, model_id, spec, form, size, grammars, ranks)
     chosen = choose_batching(model, spec, form.layers, calibration)
     return MLXBackend(used, model_id, spec, form, size, grammars, chosen)
 

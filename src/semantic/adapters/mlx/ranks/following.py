@@ -1,0 +1,152 @@
+"""What the ranks other than 0 do: each makes the calls that rank 0 announces, on its own shard.
+
+Has neither an engine nor a store, decides nothing and samples nothing. Knows frames and the
+backend's calls; not why they are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import Empty
+
+from semantic.adapters.mlx.backend import MLXBackend
+from semantic.adapters.mlx.ranks.channel import Channel, Frame, Op
+from semantic.adapters.mlx.ranks.group import Ranks
+from semantic.adapters.mlx.ranks.leading import KEY_SHIFT, NO_KEY, PARTS
+from semantic.domain.entities import AgentBlocks, BlockData, BlockId, KVBlock
+from semantic.domain.errors import SemanticError
+from semantic.domain.stored import Body
+from semantic.domain.value_objects import SamplingParams, SequenceId
+from semantic.ports.outbound import BodyTarget
+
+_END_SECONDS = 5.0
+_NO_ID = BlockId(0)
+"""Blocks are counted on rank 0."""
+
+
+def follow(backend: MLXBackend, ranks: Ranks) -> None:
+    """Make each call of rank 0 with `backend`; returns when rank 0 ends in good order.
+
+    The process ends if rank 0 is lost.
+    """
+    follower = Follower(backend, ranks.channels[0])
+    while (frame := ranks.received.get()[1]).op is not Op.END:
+        with ranks.computing(frame.op.name):
+            follower.take(frame)
+
+
+def wait_for_end(ranks: Ranks) -> bool:
+    """Whether rank 0 ends in good order within a few seconds, as it does if it cannot begin."""
+    with suppress(Empty):
+        return ranks.received.get(timeout=_END_SECONDS)[1].op is Op.END
+    return False
+
+
+class Follower:
+    """The state of another rank than 0, beside that of its backend."""
+
+    def __init__(self, backend: MLXBackend, channel: Channel) -> None:
+        """`channel` leads to rank 0."""
+        self._backend = backend
+        self._channel = channel
+        self._held: dict[int, BlockData] = {}
+        self._targets: dict[int, Sequence[BodyTarget]] = {}
+        self._loads: dict[SequenceId, list[int]] = {}
+        self._calls: dict[Op, Callable[[Frame], object]] = {
+            Op.FREE: self._free,
+            Op.BODY: self._take_body,
+            Op.OPEN: lambda frame: backend.open(*frame.ints),
+            Op.RESTORE: self._restore,
+            Op.RESERVE: lambda frame: backend.reserve(SequenceId(frame.ints[0]), frame.ints[1]),
+            Op.SET_ASIDE: lambda frame: backend.set_aside(*frame.ints),
+            Op.PREFILL: lambda frame: backend.prefill(SequenceId(frame.ints[0]), frame.ints[1:]),
+            Op.SCORE: lambda frame: backend.score(
+                SequenceId(frame.ints[0]), frame.ints[2:], frame.ints[1]
+            ),
+            Op.START: self._start,
+            Op.DECODE: lambda _: backend.decode(),
+            Op.EXTRACT: self._extract,
+            Op.CLOSE: self._close,
+            Op.PAUSE: lambda frame: backend.pause(SequenceId(*frame.ints)),
+            Op.EXPORT: self._export,
+            Op.CHECKPOINT: lambda frame: self._send(
+                frame, backend.export_checkpoint(SequenceId(*frame.ints))
+            ),
+            Op.LOADING: self._load,
+            Op.LOADED: self._finish_load,
+        }
+
+    def take(self, frame: Frame) -> None:
+        """Make one call. An error that rank 0 may have as well is reported to it."""
+        try:
+            self._calls[frame.op](frame)
+        except SemanticError as error:
+            self._channel.send(Frame(Op.FAILED, frame.number, data=str(error).encode()))
+
+    def _free(self, frame: Frame) -> None:
+        for key in frame.ints:
+            del self._held[key]
+
+    def _restore(self, frame: Frame) -> None:
+        length, capacity, exclusive, *described = frame.ints
+        blocks, layer, at = AgentBlocks(""), 0, 0
+        while at < len(described):
+            n_blocks, at = described[at], at + 1
+            for _ in range(n_blocks):
+                start, n_tokens, key = described[at : at + 3]
+                data = None if key == NO_KEY else self._held[key]
+                blocks.add_block(KVBlock(_NO_ID, layer, n_tokens, data, start))
+                at += 3
+            layer += 1
+        self._backend.restore(blocks, length, capacity, exclusive=bool(exclusive))
+
+    def _start(self, frame: Frame) -> None:
+        sequence, last_token = frame.ints
+        self._backend.start(SequenceId(sequence), last_token, (), SamplingParams(), 0)
+
+    def _extract(self, frame: Frame) -> None:
+        sequence, *sizes = frame.ints
+        blocks = [[KVBlock(_NO_ID, i) for _ in range(n)] for i, n in enumerate(sizes)]
+        self._backend.extract(SequenceId(sequence), blocks)
+        filled = (one for layer in blocks for one in layer if one.layer_data is not None)
+        for key, block in enumerate(filled, frame.number << KEY_SHIFT):
+            self._held[key] = block.layer_data
+
+    def _close(self, frame: Frame) -> None:
+        sequence = SequenceId(*frame.ints)
+        self._drop_targets(sequence)
+        self._backend.close(sequence)
+
+    def _export(self, frame: Frame) -> None:
+        sequence, part, start, stop = frame.ints
+        self._send(
+            frame, self._backend.export_block(SequenceId(sequence), PARTS[part], start, stop)
+        )
+
+    def _send(self, frame: Frame, body: Body) -> None:
+        data = body if isinstance(body, bytes) else bytes(body.wait())
+        self._channel.send(Frame(Op.BODY, frame.number, data=data))
+
+    def _load(self, frame: Frame) -> None:
+        number, part, start, stop = frame.ints
+        sequence = SequenceId(number)
+        self._targets[frame.number] = self._backend.loading(sequence, PARTS[part], start, stop)
+        self._loads.setdefault(sequence, []).append(frame.number)
+
+    def _take_body(self, frame: Frame) -> None:
+        """A body for a target, unless its sequence was closed meanwhile."""
+        if frame.number in self._targets:
+            self._targets[frame.number][frame.ints[0]].put(memoryview(frame.data))
+
+    def _finish_load(self, frame: Frame) -> None:
+        number, length, has_checkpoint = frame.ints
+        sequence = SequenceId(number)
+        self._drop_targets(sequence)
+        checkpoint = bytes(frame.data) if has_checkpoint else None
+        self._backend.loaded(sequence, length, checkpoint)
+
+    def _drop_targets(self, sequence: SequenceId) -> None:
+        for number in self._loads.pop(sequence, ()):
+            for target in self._targets.pop(number):
+                target.close()

@@ -1,0 +1,406 @@
+"""The backend of rank 0: an `MLXBackend` over its shard that announces each call to the others.
+
+They make the same calls in the same order (`following`), so that all meet in the same collective
+operations; whatever is decided by a clock or by free memory is decided here. Bodies of blocks are
+those of all ranks one after another: one store has them, and what it finds all ranks have. Knows
+the port's calls; not what the other ranks do with them.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from queue import Empty
+from typing import NamedTuple
+
+from mlx.nn.layers.base import Module
+
+from semantic.adapters.mlx.backend import MLXBackend
+from semantic.adapters.mlx.kv_cache.forms import CacheForm
+from semantic.adapters.mlx.ranks.channel import Channel, Frame, Op
+from semantic.adapters.mlx.ranks.group import Ranks
+from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
+from semantic.domain.block_hash import Part
+from semantic.domain.entities import AgentBlocks, BlockData, KVBlock
+from semantic.domain.errors import CacheReconstructionError, SemanticError
+from semantic.domain.stored import BlockLayout, Body
+from semantic.domain.value_objects import (
+    BLOCK_TOKENS,
+    ModelCacheSpec,
+    SampledToken,
+    SamplingParams,
+    SequenceId,
+    TokenLogprob,
+)
+from semantic.ports.outbound import BodyTarget
+
+PARTS = tuple(Part)
+"""Parts of a block by their number in frames."""
+KEY_SHIFT = 24
+"""The key of a block's data is the number of the call that filled it, shifted, and an index."""
+NO_KEY = -1
+"""Of a block without data."""
+_AGREE_SECONDS = 20.0
+"""For the other ranks to fail in a call as rank 0 did."""
+_FREE_SECONDS = 1.0
+"""Without a call, until other ranks learn what was freed."""
+_LENGTH_BYTES = 8
+
+
+class Held:
+    """What rank 0 has in a block; the others have theirs under `key` until this one is gone."""
+
+    __slots__ = ("__weakref__", "data", "key")
+
+    def __init__(self, data: BlockData, key: int, freed: deque[int]) -> None:
+        self.data = data
+        self.key = key
+        weakref.finalize(self, freed.append, key).atexit = False
+
+
+class Outcomes:
+    """Which calls failed where: a call fails on every rank or on none. Thread-safe."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._changed = threading.Condition()
+        self._failed: dict[int, dict[int, str]] = {}
+        self._done = -1
+
+    def failed_there(self, number: int, rank: int, message: str) -> None:
+        """Another rank failed in a call."""
+        with self._changed:
+            self._failed.setdefault(number, {})[rank] = message
+            is_done = number <= self._done
+            self._changed.notify_all()
+        if is_done:
+            self._end(rank, message)
+
+    def succeeded(self, number: int) -> None:
+        """Rank 0 made the call."""
+        with self._changed:
+            self._done = number
+            failed = self._failed.pop(number, {})
+        for rank, message in failed.items():
+            self._end(rank, message)
+
+    def failed_here(self, number: int, error: SemanticError) -> None:
+        """Rank 0 failed; returns if all others did, else nothing follows."""
+        others = self._ranks.size - 1
+        with self._changed:
+            alike = self._changed.wait_for(
+                lambda: len(self._failed.get(number, ())) == others, _AGREE_SECONDS
+            )
+            self._done = number
+            self._failed.pop(number, None)
+        if not alike:
+            self._ranks.end(f"rank 0 failed alone: {error}")
+
+    def _end(self, rank: int, message: str) -> None:
+        self._ranks.end(f"rank {rank} failed alone: {message}")
+
+
+@dataclass(slots=True)
+class GatheredBody:
+    """A body of which each rank exports its part; implements `DeferredBody`."""
+
+    own: Body
+    others: Sequence[Future[bytes | bytearray]]
+
+    def __len__(self) -> int:
+        return len(self.own) * (1 + len(self.others))
+
+    def wait(self) -> memoryview:
+        """See `DeferredBody.wait`."""
+        own = self.own if isinstance(self.own, bytes) else self.own.wait()
+        return memoryview(b"".join((own, *(other.result() for other in self.others))))
+
+
+class _Place(NamedTuple):
+    """Where other ranks have the targets of a `loading`: its number, and which of them."""
+
+    channels: Sequence[Channel]
+    number: int
+    target: int
+
+
+class SharedTarget:
+    """Where a body goes of which each rank takes its part; implements `BodyTarget`."""
+
+    def __init__(self, own: BodyTarget, place: _Place, per_token: Sequence[int]) -> None:
+        """`per_token` are the bytes of a token in each segment of one rank's part."""
+        self._own = own
+        self._place = place
+        self._per_token = per_token
+        self._segments: list[list[memoryview]] = []
+
+    def put(self, body: bytes | memoryview) -> None:
+        """See `BodyTarget.put`."""
+        data = memoryview(body)
+        size = len(data) // (1 + len(self._place.channels))
+        for rank, channel in enumerate(self._place.channels, 1):
+            self._send(channel, bytes(data[rank * size : (rank + 1) * size]))
+        self._own.put(data[:size])
+
+    def open(self) -> list[memoryview]:
+        """See `BodyTarget.open`."""
+        self._segments = [
+            [memoryview(bytearray(BLOCK_TOKENS * n)) for n in self._per_token]
+            for _ in self._place.channels
+        ]
+        return [*self._own.open(), *(one for rank in self._segments for one in rank)]
+
+    def close(self, n_tokens: int = 0) -> None:
+        """See `BodyTarget.close`."""
+        segments, self._segments = self._segments, []
+        self._own.close(n_tokens)
+        if n_tokens:
+            for channel, mine in zip(self._place.channels, segments, strict=False):
+                sized = zip(mine, self._per_token, strict=True)
+                self._send(channel, b"".join(one[: n_tokens * n] for one, n in sized))
+
+    def _send(self, channel: Channel, data: bytes) -> None:
+        channel.send(Frame(Op.BODY, self._place.number, (self._place.target,), data))
+
+
+class LeadingBackend(MLXBackend):
+    """Implements `BatchBackend` for all ranks together."""
+
+    def __init__(
+        self,
+        model: Module,
+        model_id: str,
+        spec: ModelCacheSpec,
+        form: CacheForm,
+        vocab_size: int,
+        grammars: GrammarCompiler | None,
+        ranks: Ranks,
+    ) -> None:
+        """As `MLXBackend`, of the shard of rank 0. The other ranks follow from now on."""
+        super().__init__(model, model_id, spec, form, vocab_size, grammars, None, ranks.from_first)
+        self._ranks = ranks
+        self._outcomes = Outcomes(ranks)
+        self._number = 0
+        self._freed: deque[int] = deque()
+        self._arriving: dict[tuple[int, int], Future[bytes | bytearray]] = {}
+        own = super().layout()
+        self._layout = replace(
+            own,
+            name=f"{own.name} of {ranks.size} ranks",
+            full=own.full * ranks.size,
+            window=own.window * ranks.size,
+        )
+        ranks.before_end.append(self._give_up)
+        threading.Thread(target=self._receive, name="ranks", daemon=True).start()
+
+    def before_end(self, call: Callable[[], object]) -> None:
+        """Have `call` be made before the process ends because a rank was lost."""
+        self._ranks.before_end.append(call)
+
+    def abandon(self) -> None:
+        """See `MLXBackend.abandon`. The other ranks have no engine that could be built again."""
+        self._ranks.end("the engine failed")
+
+    def set_aside(self, n_bytes: int) -> None:
+        """See `BatchBackend.set_aside`."""
+        with self._announced(Op.SET_ASIDE, n_bytes):
+            super().set_aside(n_bytes)
+
+    def open(self, capacity: int) -> SequenceId:
+        """See `BatchBackend.open`."""
+        with self._announced(Op.OPEN, capacity):
+            return super().open(capacity)
+
+    def restore(
+        self, blocks: AgentBlocks, length: int, capacity: int, *, exclusive: bool
+    ) -> SequenceId:
+        """See `BatchBackend.restore`."""
+        mine = AgentBlocks(blocks.agent_id, model_id=blocks.model_id)
+        described: list[int] = []
+        for layer in range(self._spec.n_layers):
+            held = blocks.blocks_for_layer(layer)
+            described.append(len(held))
+            for block in held:
+                data = block.layer_data
+                key = data.key if isinstance(data, Held) else NO_KEY
+                described += (block.start, block.token_count, key)
+                own = data.data if isinstance(data, Held) else data
+                mine.add_block(replace(block, layer_data=own))
+        with self._announced(Op.RESTORE, length, capacity, int(exclusive), *described):
+            return super().restore(mine, length, capacity, exclusive=exclusive)
+
+    def reserve(self, sequence: SequenceId, capacity: int) -> None:
+        """See `BatchBackend.reserve`."""
+        with self._announced(Op.RESERVE, sequence, capacity):
+            super().reserve(sequence, capacity)
+
+    def prefill(self, sequence: SequenceId, tokens: Sequence[int]) -> None:
+        """See `BatchBackend.prefill`."""
+        with self._announced(Op.PREFILL, sequence, *tokens):
+            super().prefill(sequence, tokens)
+
+    def score(self, sequence: SequenceId, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:
+        """See `BatchBackend.score`."""
+        with self._announced(Op.SCORE, sequence, n_top, *tokens):
+            return super().score(sequence, tokens, n_top)
+
+    def start(
+        self,
+        sequence: SequenceId,
+        last_token: int,
+        history: Sequence[int],
+        params: SamplingParams,
+        drawn: int,
+    ) -> None:
+        """See `BatchBackend.start`. The others learn of it when the grammar was found to be right:
+        they sample nothing, and nothing is computed here."""
+        super().start(sequence, last_token, history, params, drawn)
+        with self._announced(Op.START, sequence, last_token):
+            pass
+
+    def decode(self) -> list[SampledToken]:
+        """See `BatchBackend.decode`."""
+        with self._announced(Op.DECODE):
+            return super().decode()
+
+    def extract(self, sequence: SequenceId, blocks: Sequence[Sequence[KVBlock]]) -> list[KVBlock]:
+        """See `BatchBackend.extract`."""
+        with self._announced(Op.EXTRACT, sequence, *map(len, blocks)) as number:
+            unused = super().extract(sequence, blocks)
+        filled = [one for layer in blocks for one in layer if _is_filled(one)]
+        for key, block in enumerate(filled, number << KEY_SHIFT):
+            block.layer_data = Held(block.layer_data, key, self._freed)
+        return unused
+
+    def close(self, sequence: SequenceId) -> None:
+        """See `BatchBackend.close`."""
+        with self._announced(Op.CLOSE, sequence):
+            super().close(sequence)
+
+    def layout(self) -> BlockLayout:
+        """See `BatchBackend.layout`. The segments of rank 0 are first."""
+        return self._layout
+
+    def pause(self, sequence: SequenceId) -> SampledToken | None:
+        """See `BatchBackend.pause`."""
+        with self._announced(Op.PAUSE, sequence):
+            return super().pause(sequence)
+
+    def export_block(self, sequence: SequenceId, part: Part, start: int, stop: int) -> Body:
+        """See `BatchBackend.export_block`."""
+        arriving = self._expect()
+        with self._announced(Op.EXPORT, sequence, PARTS.index(part), start, stop):
+            return GatheredBody(super().export_block(sequence, part, start, stop), arriving)
+
+    def is_finite(self, part: Part, body: bytes) -> bool:
+        """See `BatchBackend.is_finite`."""
+        size = len(body) // self._ranks.size
+        parts = (body[at : at + size] for at in range(0, len(body), size or 1))
+        return all(super(LeadingBackend, self).is_finite(part, one) for one in parts)
+
+    def export_checkpoint(self, sequence: SequenceId) -> bytes:
+        """See `BatchBackend.export_checkpoint`."""
+        arriving = self._expect()
+        with self._announced(Op.CHECKPOINT, sequence):
+            parts = [super().export_checkpoint(sequence), *(one.result() for one in arriving)]
+        return b"".join(len(one).to_bytes(_LENGTH_BYTES, "little") + one for one in parts)
+
+    def loading(self, sequence: SequenceId, part: Part, start: int, stop: int) -> list[BodyTarget]:
+        """See `BatchBackend.loading`."""
+        with self._announced(Op.LOADING, sequence, PARTS.index(part), start, stop) as number:
+            own = super().loading(sequence, part, start, stop)
+        per_token = super().layout().bytes_per_token(part)
+        channels = self._ranks.channels
+        return [
+            SharedTarget(one, _Place(channels, number, index), per_token)
+            for index, one in enumerate(own)
+        ]
+
+    def loaded(self, sequence: SequenceId, length: int, checkpoint: bytes | None = None) -> None:
+        """See `BatchBackend.loaded`."""
+        parts = None if checkpoint is None else self._split(checkpoint)
+        ints = (sequence, length, int(parts is not None))
+        with self._announced(Op.LOADED, *ints, data=(parts or [])[1:]):
+            super().loaded(sequence, length, None if parts is None else parts[0])
+
+    # Inside
+
+    @contextmanager
+    def _announced(self, op: Op, *ints: int, data: Sequence[bytes] = ()) -> Iterator[int]:
+        """Let the other ranks make a call, with `data` for each of them, while it is made here."""
+        number, self._number = self._number, self._number + 1
+        self._send_freed()
+        for at, channel in enumerate(self._ranks.channels):
+            channel.send(Frame(op, number, ints, data[at] if data else b""))
+        with self._ranks.computing(op.name):
+            try:
+                yield number
+            except SemanticError as error:
+                self._outcomes.failed_here(number, error)
+                raise
+            self._outcomes.succeeded(number)
+
+    def _send_freed(self) -> None:
+        """Let the other ranks free what nothing refers to any more. Any thread may call it."""
+        freed: list[int] = []
+        with suppress(IndexError):
+            while True:
+                freed.append(self._freed.popleft())
+        if freed:
+            for channel in self._ranks.channels:
+                channel.send(Frame(Op.FREE, 0, freed))
+
+    def _expect(self) -> list[Future[bytes | bytearray]]:
+        """What each other rank will send in the next call."""
+        arriving: list[Future[bytes | bytearray]] = []
+        for channel in self._ranks.channels:
+            future: Future[bytes | bytearray] = Future()
+            self._arriving[self._number, channel.peer] = future
+            arriving.append(future)
+        return arriving
+
+    def _receive(self) -> None:
+        """Take what other ranks send, on a thread of its own."""
+        while True:
+            try:
+                rank, frame = self._ranks.received.get(timeout=_FREE_SECONDS)
+            except Empty:
+                self._send_freed()
+                continue
+            arriving = self._arriving.pop((frame.number, rank), None)
+            if frame.op is Op.BODY and arriving is not None:
+                arriving.set_result(frame.data)
+            elif frame.op is Op.FAILED:
+                message = frame.data.decode()
+                if arriving is not None:
+                    arriving.set_exception(OSError(errno.EIO, f"rank {rank}: {message}"))
+                self._outcomes.failed_there(frame.number, rank, message)
+
+    def _give_up(self) -> None:
+        """Nothing arrives any more: a store that waits for it goes on."""
+        for future in list(self._arriving.values()):
+            with suppress(InvalidStateError):
+                future.set_exception(OSError(errno.EIO, "a rank was lost"))
+
+    def _split(self, checkpoint: bytes) -> list[bytes]:
+        """The parts of a checkpoint by rank. Raises CacheReconstructionError."""
+        parts: list[bytes] = []
+        at = 0
+        while at < len(checkpoint):
+            start = at + _LENGTH_BYTES
+            at = start + int.from_bytes(checkpoint[at:start], "little")
+            parts.append(checkpoint[start:at])
+        if at != len(checkpoint) or len(parts) != self._ranks.size:
+            raise CacheReconstructionError(f"not a checkpoint of {self._ranks.size} ranks")
+        return parts
+
+
+def _is_filled(block: KVBlock) -> bool:
+    """Whether a block has data that no other rank knows by a key."""
+    return block.layer_data is not None and not isinstance(block.layer_data, Held)

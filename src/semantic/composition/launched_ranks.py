@@ -1,0 +1,62 @@
+"""Whether this process is one of several that compute one model, as `mlx.launch` says.
+
+Reads the environment only; the ranks themselves are `adapters.mlx.ranks`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from semantic.domain.errors import InvalidRequestError
+
+_RANK = "MLX_RANK"
+_RING, _NCCL, _JACCL = "MLX_HOSTFILE", "NCCL_HOST_IP", "MLX_JACCL_COORDINATOR"
+_NCCL_SIZE, _JACCL_DEVICES = "MLX_WORLD_SIZE", "MLX_IBV_DEVICES"
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The ranks of one model: this one's number, how many there are and how many on this machine
+    share its memory, MLX's backend between them, and the address of rank 0."""
+
+    rank: int
+    size: int
+    here: int
+    transport: str
+    host: str
+
+
+def read_grid(environment: Mapping[str, str]) -> Grid | None:
+    """The ranks that this process was started as one of; None if it is alone. Raises
+    InvalidRequestError for an environment that `mlx.launch` does not make."""
+    if _RANK not in environment:
+        return None
+    try:
+        grid = _read(int(environment[_RANK]), environment)
+    except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
+        raise InvalidRequestError(
+            f"{_RANK} is set, but not what follows from it ({error}): expected a start by "
+            "`mlx.launch` with the backend ring, nccl or jaccl"
+        ) from error
+    return grid if grid.size > 1 else None
+
+
+def _read(rank: int, environment: Mapping[str, str]) -> Grid:
+    if _NCCL in environment:
+        size = int(environment[_NCCL_SIZE])
+        return Grid(rank, size, 1, "nccl", environment[_NCCL])
+    if _JACCL in environment:
+        size = len(json.loads(Path(environment[_JACCL_DEVICES]).read_text()))
+        return Grid(rank, size, 1, "jaccl", _address(environment[_JACCL]))
+    text = Path(environment[_RING]).read_text().strip()
+    ranks = json.loads(text) if text else [[]]
+    hosts = [_address(one if isinstance(one, str) else one[0]) for one in ranks if one]
+    here = hosts.count(hosts[rank]) if hosts else 1
+    return Grid(rank, len(ranks), here, "ring", hosts[0] if hosts else "")
+
+
+def _address(with_port: str) -> str:
+    return with_port.rpartition(":")[0].strip("[]")

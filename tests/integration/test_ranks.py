@@ -1,0 +1,37 @@
+"""A model that two processes compute over MLX's ring: the same answers, and one store for both."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from semantic.domain.value_objects import BLOCK_TOKENS
+from tests.support.durable import Asked, history, running, text
+from tests.support.two_ranks import ARCHITECTURE, leading_backend
+
+FIRST, SECOND = text(2 * BLOCK_TOKENS + 40, 1), text(90, 2)
+OTHERS = os.environ.get("SEMANTIC_TEST_SHARDED", ARCHITECTURE)
+"""Which model: a process has one."""
+
+
+@pytest.mark.long
+def test_two_ranks_answer_as_one_and_resume_from_one_store(tmp_path: Path) -> None:
+    backend = leading_backend(OTHERS)
+    alike = {"backend": backend, "columns": 40, "memory_bytes": 4096}
+    with running(OTHERS, tmp_path, **alike) as life:
+        together = [Asked("ada", FIRST), Asked("ben", SECOND), Asked("cy", FIRST[:300])]
+        ada, ben, _ = life.ask_all(together, steps_between=1)
+        ada_more = (*history(FIRST, ada), *SECOND)
+        in_pool = life.ask("ada", ada_more)
+        assert in_pool.cached_tokens >= len(FIRST)
+        life.engine.evict_idle(1 << 30)
+        bodies = life.bodies("ada")
+        assert bodies == life.restored_bodies("ada")
+    with running(OTHERS, tmp_path, **alike) as life:
+        from_disk = life.ask("ada", ada_more)
+        assert from_disk.cached_tokens >= len(FIRST)
+        assert from_disk.tokens == in_pool.tokens
+        assert life.ask("ben", SECOND).tokens == ben.tokens
+        assert life.bodies("ada").items() >= bodies.items()

@@ -1,0 +1,170 @@
+"""Ranks without a model: what `mlx.launch` says, frames over a connection, what is refused."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from semantic.composition.launched_ranks import Grid, read_grid
+from semantic.domain.errors import InvalidRequestError
+
+pytestmark = pytest.mark.mlx  # below `adapters.mlx` nothing is imported without it
+
+TWO = [["10.0.0.1:32323"], ["10.0.0.2:32324"]]
+HERE = [["127.0.0.1:5000", "127.0.0.1:5001"], ["127.0.0.1:5002", "127.0.0.1:5003"]]
+
+
+def ring(folder: Path, hosts: object, rank: str = "0") -> dict[str, str]:
+    path = folder / "hosts"
+    path.write_text(json.dumps(hosts) if hosts else "")
+    return {"MLX_RANK": rank, "MLX_HOSTFILE": str(path)}
+
+
+def test_a_process_that_was_started_alone_has_no_ranks(tmp_path: Path) -> None:
+    assert read_grid({}) is None
+    assert read_grid(ring(tmp_path, [])) is None
+
+
+def test_ranks_of_a_ring_are_those_of_its_file(tmp_path: Path) -> None:
+    assert read_grid(ring(tmp_path, TWO, "1")) == Grid(1, 2, 1, "ring", "10.0.0.1")
+    assert read_grid(ring(tmp_path, HERE)) == Grid(0, 2, 2, "ring", "127.0.0.1")
+    assert read_grid(ring(tmp_path, [["[fe80::1]:1"], ["[fe80::2]:1"]])) == Grid(
+        0, 2, 1, "ring", "fe80::1"
+    )
+
+
+def test_ranks_of_nccl_and_jaccl_are_in_the_environment(tmp_path: Path) -> None:
+    given = {"MLX_RANK": "1", "NCCL_HOST_IP": "10.0.0.1", "MLX_WORLD_SIZE": "2"}
+    assert read_grid(given) == Grid(1, 2, 1, "nccl", "10.0.0.1")
+    devices = tmp_path / "devices"
+    devices.write_text(json.dumps([[None, "rdma"], ["rdma", None]]))
+    given = {
+        "MLX_RANK": "0",
+        "MLX_JACCL_COORDINATOR": "10.0.0.1:32323",
+        "MLX_IBV_DEVICES": str(devices),
+    }
+    assert read_grid(given) == Grid(0, 2, 1, "jaccl", "10.0.0.1")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"MLX_RANK": "0"},
+        {"MLX_RANK": "x", "NCCL_HOST_IP": "h", "MLX_WORLD_SIZE": "2"},
+        {"MLX_RANK": "0", "NCCL_HOST_IP": "h"},
+        {"MLX_RANK": "0", "MLX_HOSTFILE": "no such file"},
+    ],
+)
+def test_an_environment_that_mlx_launch_does_not_make_is_refused(given: dict[str, str]) -> None:
+    with pytest.raises(InvalidRequestError, match=r"expected a start by `mlx\.launch`"):
+        read_grid(given)
+
+
+def test_a_rank_that_the_file_does_not_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match=r"mlx\.launch"):
+        read_grid(ring(tmp_path, TWO, "2"))
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = socket.create_connection(server.getsockname())
+        there, _ = server.accept()
+    yield here, there
+    here.close()
+    there.close()
+
+
+def test_frames_arrive_as_they_were_sent_and_beats_are_left_out(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    from semantic.adapters.mlx.ranks.channel import Channel, Frame, Op
+
+    here, there = (Channel(one, peer, 5.0) for one, peer in zip(pair, (1, 0), strict=True))
+    here.send(Frame(Op.BEAT, 0))
+    here.send(Frame(Op.PREFILL, 7, (3, -1, 1 << 40)))
+    here.send(Frame(Op.BODY, 8, (), b"\x00\xff" * 9))
+    frames = there.frames()
+    first, second = next(frames), next(frames)
+    assert (first.op, first.number, list(first.ints)) == (Op.PREFILL, 7, [3, -1, 1 << 40])
+    assert (second.op, second.number, bytes(second.data)) == (Op.BODY, 8, b"\x00\xff" * 9)
+
+
+def test_a_peer_that_ends_is_silent_or_sends_no_frame_is_lost(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    from semantic.adapters.mlx.ranks.channel import Channel, Frame, Op, PeerLostError
+
+    here, there = pair
+    quiet = Channel(there, 1, 0.01)
+    with pytest.raises(PeerLostError, match="rank 1 was silent"):
+        next(quiet.frames())
+    here.sendall(b"\xff" * 32)
+    with pytest.raises(PeerLostError, match="no frame"):
+        next(quiet.frames())
+    here.close()
+    with pytest.raises(PeerLostError, match="rank 1 ended"):
+        next(quiet.frames())
+    quiet.send(Frame(Op.BEAT, 0))  # what is lost is found by reading alone
+    quiet.close()
+    quiet.send(Frame(Op.BEAT, 0))
+
+
+class Ends:
+    """A group of three ranks that records why it ends."""
+
+    size, group, rank = 3, None, 0
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def end(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+
+def test_a_call_that_fails_on_every_rank_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from semantic.adapters.mlx.ranks import leading
+    from semantic.domain.errors import BackendError
+
+    ranks = Ends()
+    outcomes = leading.Outcomes(ranks)  # type: ignore[arg-type]
+    outcomes.failed_there(0, 1, "full")
+    outcomes.failed_there(0, 2, "full")
+    outcomes.failed_here(0, BackendError("full"))
+    outcomes.succeeded(1)
+    assert ranks.reasons == []
+    outcomes.failed_there(1, 2, "late")
+    outcomes.failed_there(2, 1, "early")
+    assert ranks.reasons == ["rank 2 failed alone: late"]
+    outcomes.succeeded(2)
+    assert ranks.reasons[1:] == ["rank 1 failed alone: early"]
+    monkeypatch.setattr(leading, "_AGREE_SECONDS", 0.0)
+    outcomes.failed_there(3, 1, "both")
+    outcomes.failed_here(3, BackendError("not all"))
+    assert ranks.reasons[2:] == ["rank 0 failed alone: not all"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("llama", "num_attention_heads is 4: expected"), ("gemma3", "cannot divide a gemma3_text")],
+)
+def test_models_that_cannot_be_divided_are_refused(name: str, reason: str) -> None:
+    from semantic.adapters.mlx.ranks.shard import shard_model
+    from semantic.domain.errors import UnsupportedModelError
+    from tests.support.tiny_models import tiny_model
+
+    with pytest.raises(UnsupportedModelError, match=reason):
+        shard_model(tiny_model(name), Ends())  # type: ignore[arg-type]
+
+
+def test_ranks_with_other_files_are_refused() -> None:
+    from semantic.adapters.mlx.ranks.group import require_same
+    from semantic.domain.errors import BackendError
+
+    require_same([b"a", b"a"], "model")
+    with pytest.raises(BackendError, match="rank 2 has another model than rank 0"):
+        require_same([b"a", b"a", b"b"], "model")
