@@ -13,6 +13,7 @@ from typing import Protocol
 
 from semantic.domain.block_hash import BlockKey, BlockLink, Part, Scope
 from semantic.domain.match import MatchReport
+from semantic.domain.value_objects import BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,16 @@ class BlockRead:
 
     header: BlockHeader
     targets: Sequence[memoryview]
+
+    @property
+    def segments(self) -> list[memoryview]:
+        """The bytes of the targets that the body is written to, of those that have any."""
+        n_tokens = len(self.header.link.tokens)
+        return [
+            target.cast("B")[: target.nbytes // BLOCK_TOKENS * n_tokens]
+            for target in self.targets
+            if target.nbytes
+        ]
 
 
 class Tier(StrEnum):

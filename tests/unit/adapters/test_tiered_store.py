@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from semantic.adapters.stores.memory import MemoryStore
-from semantic.adapters.stores.tiered import TieredStore
+from semantic.adapters.stores.tiered import SharedTiers, TieredStore
 from semantic.domain.block_hash import BlockKey, Part, Scope
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.stored import BlockHeader, Found, Manifest, Place, Tier
@@ -229,3 +229,24 @@ def test_interim_blocks_stay_in_memory_while_writes_are_held_back(
     tiers = {key.hash: one.tier for key, one in world.cold.find(keys(chain(700))).items()}
     assert tiers.keys() == {of_a_turn.header.key.hash, later.header.key.hash}
     assert len(world.warm.find(keys(chain(700)))) == 3
+
+
+def test_what_is_read_from_a_shared_store_is_kept_on_this_machine() -> None:
+    world = World()
+    store = SharedTiers(world.warm, world.cold)
+    links = chain(3 * 256 + 5)
+    for one in blocks(links):
+        world.cold.put(one)
+    rooms = [Room(header(link)) for link in links]
+    assert store.read_into([room.read for room in rooms]) == [True] * 4
+    world.cold.put(block(links[0], Part.CHECKPOINT))
+    assert store.read(header(links[0], Part.CHECKPOINT)) is not None
+    world.cold.drop([*keys(links), links[0].key(Part.CHECKPOINT)])
+    again = [Room(header(link)) for link in links]
+    assert store.read_into([room.read for room in again]) == [True] * 4
+    assert [room.body for room in again] == [one.body for one in blocks(links)]
+    kept = store.read(header(links[0], Part.CHECKPOINT))
+    assert kept == block(links[0], Part.CHECKPOINT).body
+    world.warm.drop(keys(links))
+    assert store.read_into([room.read for room in again]) == [False] * 4
+    assert not world.warm.find(keys(links))

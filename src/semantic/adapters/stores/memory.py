@@ -42,7 +42,6 @@ from semantic.domain.stored import (
     StoreStats,
     Tier,
 )
-from semantic.domain.value_objects import BLOCK_TOKENS
 from semantic.ports.store import BlockObserver
 
 ENTRY_BYTES = 1024
@@ -701,14 +700,12 @@ def fill(read: BlockRead, block: StoredBlock) -> bool:
     """
     if block.header != read.header:
         return False
-    n_tokens = len(read.header.link.tokens)
-    sizes = [target.nbytes // BLOCK_TOKENS * n_tokens for target in read.targets]
     data = data_of(block)
-    if data is None or sum(sizes) != len(data):
+    if data is None or sum(map(len, read.segments)) != len(data):
         return False
     body = memoryview(data)
     at = 0
-    for target, size in zip(read.targets, sizes, strict=True):
-        target.cast("B")[:size] = body[at : at + size]
-        at += size
+    for segment in read.segments:
+        segment[:] = body[at : at + len(segment)]
+        at += len(segment)
     return True

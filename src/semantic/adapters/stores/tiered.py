@@ -216,8 +216,9 @@ class _Prefetched:
 class SharedTiers(TieredStore):
     """Tiers of this machine, `warm`, in front of one that several machines share, `cold`.
 
-    What `warm` has is not asked of `cold`, and what it has not is not asked of `warm`. Pins are for
-    the quota of `warm`, and its drive is the one that wears out.
+    What `warm` has is not asked of `cold`, and what it has not is not asked of `warm`; what is read
+    from `cold` is kept in `warm`, so that a network is asked once. Pins are for the quota of
+    `warm`, and its drive is the one that wears out.
     """
 
     @property
@@ -235,11 +236,22 @@ class SharedTiers(TieredStore):
             done = store.read_into([reads[i] for i in rest]) if rest else ()
             for i, good in zip(rest, done, strict=True):
                 filled[i] = good
+                if good and store is self.cold:
+                    self._keep(reads[i].header, b"".join(reads[i].segments))
         return filled
 
     def read(self, header: BlockHeader) -> bytes | None:
         body = self.warm.read(header) if self.warm.find([header.key]) else None
-        return self.cold.read(header) if body is None else body
+        if body is not None:
+            return body
+        body = self.cold.read(header)
+        if body is not None:
+            self._keep(header, body)
+        return body
+
+    def _keep(self, header: BlockHeader, body: bytes) -> None:
+        """Another machine has written it: this one's drive need not."""
+        self.warm.put(StoredBlock(header, body, interim=True))
 
     def pinned(self, tenant: bytes) -> Pinned:
         return self.warm.pinned(tenant)

@@ -229,12 +229,7 @@ class BlockReader:
         """Read the body into the targets of `read` and verify it there."""
         with self._entries.opened(block_entry(read.header.key)) as (fd, size):
             found = self._expected(fd, read.header, size)
-            n_tokens = len(read.header.link.tokens)
-            segments = [
-                target.cast("B")[: target.nbytes // BLOCK_TOKENS * n_tokens]
-                for target in read.targets
-                if target.nbytes
-            ]
+            segments = read.segments
             if sum(len(segment) for segment in segments) != found.body_bytes:
                 raise MismatchError("size")
             self._verify(fd, segments, found)

@@ -324,12 +324,7 @@ class RemoteStore:
     # Reading
 
     def _read_into(self, ahead: int, read: BlockRead) -> bool:
-        n_tokens = len(read.header.link.tokens)
-        segments = [
-            target.cast("B")[: target.nbytes // BLOCK_TOKENS * n_tokens]
-            for target in read.targets
-            if target.nbytes
-        ]
+        segments = read.segments
 
         def fill() -> bool:
             _scatter(self._chunks(read.header, sum(map(len, segments)), ahead), segments)
