@@ -23,7 +23,7 @@ from experiments.harness.environment import ROOT
 from semantic.composition.framework import blas_status
 
 _OPENBLAS = "libopenblas.so.0"
-_START_SECONDS, _STOP_SECONDS = 120.0, 60.0
+_START_SECONDS, _STOP_SECONDS = 240.0, 60.0
 _SOURCES = ROOT / "src"
 
 
@@ -154,6 +154,16 @@ def semantic_server(
         *("--store", str(folder / "store"), "--log-level", "warning", *flags),
     )
     return ServerProcess(name, command, environment, "/ready", folder / f"{name}.log", port)
+
+
+def fleet_server(python: Path, model: str | Path, folder: Path, *flags: str) -> ServerProcess:
+    """`semantic fleet serve` with its replicas' stores in `folder`, by the `python` of an
+    environment that has Ray."""
+    server = semantic_server(model, folder, *flags, name="fleet")
+    command = [str(python), *server.command[1:]]
+    command.insert(command.index("serve"), "fleet")
+    server.command = command
+    return server
 
 
 def mlx_lm_server(model: Path, folder: Path, python: Path) -> ServerProcess:

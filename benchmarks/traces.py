@@ -15,7 +15,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from http.client import HTTPConnection, HTTPException
@@ -105,13 +105,15 @@ class Reply:
 
 @dataclass(slots=True)
 class Replay:
-    """Sends sessions to one server, several at once; each client sends again what fails."""
+    """Sends sessions to one server, several at once; each client sends again what fails. Each
+    request has `headers()` more."""
 
     server: ServerProcess
     sessions: Sequence[Session]
     at_once: int
     kills: bool = False
     replies: list[Reply] = field(default_factory=list)
+    headers: Callable[[], Mapping[str, str]] = dict
     _killed: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -156,14 +158,14 @@ class Replay:
         until = time.monotonic() + _SECONDS
         while True:
             try:
-                return _complete(self.server.port, turn.prompt)
+                return _complete(self.server.port, turn.prompt, self.headers())
             except (OSError, HTTPException):
                 if time.monotonic() > until:
                     raise
                 time.sleep(0.1)
 
 
-def _complete(port: int, prompt: str) -> tuple[int, float]:
+def _complete(port: int, prompt: str, more: Mapping[str, str]) -> tuple[int, float]:
     """Cached tokens of a streamed completion, and seconds to its first event."""
     body = {
         "model": MODEL_NAME,
@@ -177,7 +179,7 @@ def _complete(port: int, prompt: str) -> tuple[int, float]:
     began = time.perf_counter()
     first, cached, ended = 0.0, None, False
     try:
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", **more}
         connection.request("POST", "/v1/completions", json.dumps(body), headers)
         response = connection.getresponse()
         if response.status >= 500:
@@ -231,13 +233,9 @@ def run(recorded: Sequence[RecordedSession], shape: Shape, python: Path) -> Resu
 def _kind(
     kind: str, replayed: Sequence[Session], shape: Shape, folder: Path, python: Path
 ) -> Iterator[Row]:
-    model = write_folder(ROWS[kind], folder / "model")
-    _widen(model / "config.json", max(one.longest for one in replayed) + BLOCK_TOKENS)
-    spec = read_spec(drawn(ROWS[kind]))
-    if spec is None:
-        raise AssertionError(f"{ROWS[kind]} is no model")
+    model, spec = model_for(kind, replayed, folder / "model")
     held = held_bytes(spec, replayed, shape.at_once)
-    longest = max(one.longest for one in replayed) + _ANSWER
+    longest = longest_request(replayed)
     least = spec.bytes_for(longest + BLOCK_TOKENS)  # one request must fit
     for share in shape.shares:
         size = Size(max(int(share * held), least), longest)
@@ -245,6 +243,21 @@ def _kind(
     size = Size(held, longest)
     yield _ours(kind, "kill -9", shape.shares[0], size, replayed, shape, model, folder)
     yield _theirs(kind, replayed, shape, model, folder, python)
+
+
+def model_for(kind: str, replayed: Sequence[Session], folder: Path) -> tuple[Path, ModelCacheSpec]:
+    """A model of `kind` in `folder`, whose context has all prompts, and its caches."""
+    model = write_folder(ROWS[kind], folder)
+    _widen(model / "config.json", max(one.longest for one in replayed) + BLOCK_TOKENS)
+    spec = read_spec(drawn(ROWS[kind]))
+    if spec is None:
+        raise AssertionError(f"{ROWS[kind]} is no model")
+    return model, spec
+
+
+def longest_request(replayed: Sequence[Session]) -> int:
+    """Tokens of the longest request, its answer included."""
+    return max(one.longest for one in replayed) + _ANSWER
 
 
 def _widen(file: Path, context: int) -> None:
@@ -280,7 +293,7 @@ def _ours(
     finally:
         server.stop()
     stored = sum(file.stat().st_size for file in (own / "store" / "blocks").rglob("*.*"))
-    row = _row(kind, name, replay)
+    row = reuse_row(kind, name, replay)
     of_ceiling = float(str(row["of_ceiling"]))
     least = LEAST[kind] if share == shape.shares[0] else LEAST_OF_A_QUARTER
     met = row["lost_turns"] <= 1 if replay.kills else of_ceiling >= least  # type: ignore[operator]
@@ -297,10 +310,10 @@ def _theirs(
         replay.run()
     finally:
         server.stop()
-    return _row(kind, "mlx_lm.server", replay) | {"stored_mb": 0.0, "met": True}
+    return reuse_row(kind, "mlx_lm.server", replay) | {"stored_mb": 0.0, "met": True}
 
 
-def _row(kind: str, name: str, replay: Replay) -> Row:
+def reuse_row(kind: str, name: str, replay: Replay) -> Row:
     replies = replay.replies
     prompt = sum(one.turn.n_tokens for one in replies)
     ceiling = sum(one.turn.reusable for one in replies)

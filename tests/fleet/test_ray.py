@@ -247,22 +247,23 @@ def _is_open(port: int) -> bool:
 def test_replicas_are_replaced_while_a_stream_goes_on_and_agents_are_saved(
     weed: Seaweed, tmp_path: Path, ray_cluster: str
 ) -> None:
-    flags = ("--model", "semantic-tiny", "--ray-address", ray_cluster)
+    flags = ("--model", "semantic-tiny", "--ray-address", ray_cluster, "--drain-timeout", "900")
+    four = ("--replicas-per-machine", "4")
     with ExitStack() as stack:
-        old = stack.enter_context(
-            running_fleet(weed, tmp_path, *flags, "--replicas", "2", "--replicas-per-machine", "4")
-        )
+        old = stack.enter_context(running_fleet(weed, tmp_path, *flags, *four))
         first = complete(old.process, WORDS, "drains")
-        body = completion(f"{WORDS}{first.answer} On.", max_tokens=3000, stream=True)
+        body = completion(f"{WORDS}{first.answer} On.", max_tokens=8000, stream=True)
         body |= {"ignore_eos": True}
         response = stack.enter_context(sent(old.process, "/v1/completions", body, "drains"))
         assert response.readline().startswith(b"data:")
-        new = stack.enter_context(
-            running_fleet(weed, tmp_path, *flags, "--replicas", "1", "--replicas-per-machine", "4")
-        )
+        events: list[bytes] = []
+        reading = threading.Thread(target=lambda: events.extend(response))
+        reading.start()
+        new = stack.enter_context(running_fleet(weed, tmp_path, *flags, *four, "--replicas", "1"))
+        assert reading.is_alive()  # the stream is of a replica that is being stopped
         assert len(new.metric("vllm:num_requests_running")) == 1
-        events = [line for line in response if line.startswith(b"data:")]
-        assert events[-1].strip() == b"data: [DONE]"
+        reading.join(2 * _SECONDS)
+        assert [event for event in events if event.strip()][-1].strip() == b"data: [DONE]"
         again = complete(new.process, f"{WORDS}{first.answer} And then?", "drains")
         assert again.cached_share >= 0.9
     ended = subprocess.run(

@@ -112,10 +112,10 @@ class RayCluster:
 
     async def answer(self, key: str, request: PassedRequest) -> AsyncGenerator[Piece, None]:
         """See `ReplicasPort.answer`."""
+        handle = self._require_handle()  # before an import beside that of `start`
         from ray.exceptions import RayError, RayTaskError
         from ray.serve.exceptions import BackPressureError, RayServeException
 
-        handle = self._require_handle()
         call = handle.options(method_name="answer", session_id=key, stream=True).remote(request)
         is_over = False
         try:
@@ -134,9 +134,9 @@ class RayCluster:
 
     async def answers(self, request: PassedRequest) -> Mapping[str, tuple[ResponseHead, bytes]]:
         """See `ReplicasPort.answers`."""
+        handle = self._require_handle()
         from ray.exceptions import RayError
 
-        handle = self._require_handle()
         try:
             found = await handle.broadcast("whole", request).results_async()
         except RayError as error:

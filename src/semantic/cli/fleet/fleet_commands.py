@@ -23,6 +23,8 @@ from semantic.composition.process_stores import default_store_folder, open_objec
 from semantic.domain.errors import InvalidRequestError, SemanticError, StoreError
 
 if TYPE_CHECKING:
+    import asyncio
+
     from fastapi import FastAPI
 
     from semantic.adapters.fleet.ray_cluster import FleetPlan, RayCluster
@@ -237,12 +239,13 @@ def _take_signals_back() -> None:
 
 
 class _FleetLife:
-    """Starts the cluster beside the server, and stops it after the last request."""
+    """Starts the cluster beside the server, and stops it after the last request. `failure` is why
+    either did not work."""
 
     def __init__(self, cluster: RayCluster, ready: Callable[[], None]) -> None:
         self._cluster = cluster
         self._ready = ready
-        self.failure: SemanticError | None = None
+        self.failure: BaseException | None = None
         self.on_failure: Callable[[], None] = lambda: None
 
     @asynccontextmanager
@@ -250,7 +253,8 @@ class _FleetLife:
         """The edge's lifespan."""
         import asyncio
 
-        starting = asyncio.create_task(self._start())
+        starting = asyncio.ensure_future(asyncio.to_thread(self._cluster.start))
+        starting.add_done_callback(self._has_started)
         try:
             yield
         finally:
@@ -260,15 +264,10 @@ class _FleetLife:
             except SemanticError as error:
                 self.failure = self.failure or error
 
-    async def _start(self) -> None:
-        import asyncio
-
-        try:
-            await asyncio.to_thread(self._cluster.start)
-        except SemanticError as error:
-            self.failure = error
-            self.on_failure()
-        else:
+    def _has_started(self, start: asyncio.Future[None]) -> None:
+        _take_signals_back()
+        self.failure = start.exception()
+        if self.failure is None:
             self._ready()
-        finally:
-            _take_signals_back()
+        else:
+            self.on_failure()
