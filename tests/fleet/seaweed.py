@@ -1,4 +1,8 @@
-"""A SeaweedFS server of one process: S3 with keys, on free ports of this machine."""
+"""A SeaweedFS server of one process: S3 with keys, on free ports of this machine.
+
+`python -m tests.fleet.seaweed COMMAND ...` runs a command beside one; SEMANTIC_WEED is the path of
+the program `weed`, which `make test-fleet` installs in `.fleet`.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,13 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import obstore
@@ -45,11 +51,16 @@ class Seaweed:
     def environment(self) -> dict[str, str]:
         """What a client of it needs."""
         return {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._ports[3]}",
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
             "AWS_ACCESS_KEY_ID": KEY,
             "AWS_SECRET_ACCESS_KEY": SECRET,
             "AWS_REGION": "us-east-1",
         }
+
+    @property
+    def port(self) -> int:
+        """Of the S3 server."""
+        return self._ports[3]
 
     def start(self, *flags: str) -> None:
         """Return when an object can be written and read."""
@@ -130,3 +141,19 @@ def _free_ports(n: int) -> list[int]:
 def _is_free(port: int) -> bool:
     with socket.socket() as one:
         return one.connect_ex(("127.0.0.1", port)) != 0
+
+
+def main(command: list[str]) -> int:
+    """Run `command` with the environment of a server, and return its status."""
+    with TemporaryDirectory(prefix="semantic-weed-") as folder:
+        server = Seaweed(Path(folder))
+        os.environ.update(server.environment, SEMANTIC_REMOTE_STORE=f"s3://{BUCKET}/run")
+        server.start()
+        try:
+            return subprocess.run(command, check=False).returncode
+        finally:
+            server.stop()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

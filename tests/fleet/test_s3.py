@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.stores.remote.objects import DEADLINE, Objects
 from semantic.application.cache.loading import BreakEven
 from semantic.composition.engine_settings import Settings
@@ -46,8 +47,15 @@ class Fleet:
         self.secret.write_bytes(os.urandom(40))
         self.secret.chmod(0o600)
 
-    def replica(self, stack: ExitStack, name: str, architecture: str = "llama") -> Durable:
-        life = Durable(architecture, self.folder / name, fleet=(self.url, self.secret))
+    def replica(
+        self,
+        stack: ExitStack,
+        name: str,
+        architecture: str = "llama",
+        backend: MLXBackend | None = None,
+    ) -> Durable:
+        fleet = self.url, self.secret
+        life = Durable(architecture, self.folder / name, fleet=fleet, backend=backend)
         stack.callback(life.close)
         return life
 
