@@ -17,19 +17,18 @@ from semantic.adapters.mlx.arrays import array_from, bytes_of
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.kv_cache.contiguous.cache import SequenceCache
 from semantic.adapters.mlx.kv_cache.forms import LayerCache
-from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.domain.block_hash import Part
 from semantic.domain.errors import BackendError, CacheReconstructionError
 from semantic.domain.value_objects import SamplingParams, SequenceId
 from tests.support.bodies import exported
-from tests.support.tiny_models import tiny_model
+from tests.support.in_pages import tiny_backend
 
 _TOKENS = [(i * i * 7 + i * 3) % 96 for i in range(900)]
 _LENGTH = 330
 
 
 def backend(architecture: str) -> MLXBackend:
-    return wrap_model(tiny_model(architecture), f"tiny:{architecture}")
+    return tiny_backend(architecture, f"tiny:{architecture}")
 
 
 def prefilled(model: MLXBackend, length: int = _LENGTH, capacity: int = 512) -> SequenceId:

@@ -29,6 +29,7 @@ from semantic.ports.inbound import EngineEvent
 from semantic.ports.store import CacheStorePort
 from tests.support.char_tokenizer import CharTokenizer
 from tests.support.durable import MIB, plain, text
+from tests.support.in_pages import tiny_backend
 from tests.support.rig import FixedBudget
 from tests.support.tiny_models import tiny_model
 from tests.unit.application.world import world
@@ -54,7 +55,7 @@ class Served:
     def _build(self) -> Engine:
         """Around the same weights and, after the first time, the same store."""
         self.built_on.append(threading.get_ident())
-        model = wrap_model(tiny_model(self.architecture), f"tiny:{self.architecture}")
+        model = tiny_backend(self.architecture, f"tiny:{self.architecture}")
         spec = model.cache_spec()
         pool: BlockPool = BlockPool(spec, 200 * spec.n_layers)
         self.store = self.store or open_store(self.settings)

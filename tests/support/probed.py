@@ -5,41 +5,68 @@ The tests of both call them themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 from unittest import mock
 
 from semantic.adapters.mlx.kv_cache import forms
-from semantic.adapters.mlx.kv_cache.contiguous.layers import ContiguousLayers
 from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention
 from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
-from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
 from semantic.adapters.mlx.kv_cache.paged.self_test import computes_attention
-from semantic.adapters.mlx.kv_cache.probe import LogitsProbe
+from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, choosing_layers
+from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
+from semantic.adapters.mlx.model import provider
+from semantic.domain.value_objects import ModelCacheSpec
+from semantic.ports.slices import Slices
 
 _passed: Final[dict[tuple[object, ...], object]] = {}
 """What passed, with the model, so that no other takes over its id. Failures are not remembered."""
 
-_accepts = LogitsProbe.accepts
+_chosen: Final[dict[int, tuple[LogitsProbe, tuple[bool, ...]]]] = {}
+"""The layers that can use our caches, with the probe of their model, by the model's id."""
+
+_comparing_pages = forms._comparing_pages
 
 
 @contextmanager
 def probed_once() -> Iterator[None]:
     """Within, models of `tiny_model` that passed before are taken as they are."""
     with (
-        mock.patch.object(LogitsProbe, "accepts", _accepts_once),
+        mock.patch.object(provider, "choosing_layers", _choosing_once),
+        mock.patch.object(forms, "_comparing_pages", _comparing_once),
         mock.patch.object(forms, "computes_attention", _computes_once),
     ):
         yield
 
 
-def _accepts_once(probe: LogitsProbe, layers: ContiguousLayers | PagedLayers) -> bool:
-    # Of mlx-lm's own caches there is one form, which knows no layers.
-    key = (type(layers), id(probe.model), tuple(getattr(layers, "ragged", ())))
-    if key not in _passed and _accepts(probe, layers):
-        _passed[key] = probe.model
-    return key in _passed
+def _choosing_once(
+    probe: LogitsProbe, spec: ModelCacheSpec, shapes: Sequence[LayerShape | None]
+) -> Slices[tuple[bool, ...] | None]:
+    key = id(probe.model)
+    if key not in _chosen:
+        found = yield from choosing_layers(probe, spec, shapes)
+        if found is None:
+            return None
+        _chosen[key] = probe, found
+    return _chosen[key][1]
+
+
+def _comparing_once(
+    probe: LogitsProbe,
+    spec: ModelCacheSpec,
+    kinds: Sequence[PageKind],
+    found: Sequence[PagedAttention],
+    *,
+    side_by_side: bool = False,
+) -> Slices[bool]:
+    models = probe.model, probe._decoding
+    key = (*map(id, models), *map(type, found), side_by_side)
+    if key not in _passed:
+        if not (yield from _comparing_pages(probe, spec, kinds, found, side_by_side=side_by_side)):
+            return False
+        _passed[key] = models
+    return True
 
 
 def _computes_once(
