@@ -65,8 +65,9 @@ def small(layers: int = 4) -> Module:
 LLAMA_VOCAB = 128256
 
 
-def llama_8b(layers: int = 32, vocab: int = LLAMA_VOCAB) -> Module:
-    """The shape of Llama 3.1 8B: 32 layers, 32 heads, 8 KV heads, head_dim 128, bf16."""
+def llama_8b(layers: int = 32, vocab: int = LLAMA_VOCAB, *, lazy: bool = False) -> Module:
+    """The shape of Llama 3.1 8B: 32 layers, 32 heads, 8 KV heads, head_dim 128, bf16. The weights
+    of a `lazy` model are not computed yet: some may be left out."""
     return _random(
         llama.ModelArgs(
             model_type="llama",
@@ -81,6 +82,28 @@ def llama_8b(layers: int = 32, vocab: int = LLAMA_VOCAB) -> Module:
             tie_word_embeddings=False,
         ),
         mx.bfloat16,
+        lazy=lazy,
+    )
+
+
+def llama_70b(layers: int = 80, vocab: int = LLAMA_VOCAB, *, lazy: bool = False) -> Module:
+    """The shape of Llama 3.1 70B: 80 layers, 64 heads, 8 KV heads, head_dim 128, bf16, of 131 GiB.
+    See `llama_8b`."""
+    return _random(
+        llama.ModelArgs(
+            model_type="llama",
+            hidden_size=8192,
+            num_hidden_layers=layers,
+            intermediate_size=28672,
+            num_attention_heads=64,
+            num_key_value_heads=8,
+            rms_norm_eps=1e-5,
+            vocab_size=vocab,
+            rope_theta=500000.0,
+            tie_word_embeddings=False,
+        ),
+        mx.bfloat16,
+        lazy=lazy,
     )
 
 
@@ -88,7 +111,7 @@ def llama_8b_4bit(layers: int = 32) -> Module:
     """`llama_8b` with weights of 4 bits in groups of 64."""
     model = llama_8b(layers)
     quantize(model, group_size=64, bits=4)
-    _evaluate(model)
+    evaluate(model)
     return model
 
 
@@ -285,12 +308,13 @@ MODELS: dict[str, Callable[..., Module]] = {
 """Takes the number of layers; the default is the model's own."""
 
 
-def _random(args: llama.ModelArgs, dtype: mx.Dtype | None = None) -> Module:
+def _random(args: llama.ModelArgs, dtype: mx.Dtype | None = None, *, lazy: bool = False) -> Module:
     mx.random.seed(0)
     model = cast(Module, llama.Model(args))
     if dtype is not None:
         model.set_dtype(dtype)
-    _evaluate(model)
+    if not lazy:
+        evaluate(model)
     return model
 
 
@@ -298,11 +322,12 @@ def _half(model: object) -> Module:
     """The model in bf16, computed layer by layer: in fp32 it may not fit."""
     built = cast(Module, model)
     built.set_dtype(mx.bfloat16)
-    _evaluate(built)
+    evaluate(built)
     return built
 
 
-def _evaluate(model: Module) -> None:
+def evaluate(model: Module) -> None:
+    """Compute the weights, one by one."""
     for weight in cast("list[tuple[str, mx.array]]", tree_flatten(_parameters(model))):
         mx.eval(weight[1])
 

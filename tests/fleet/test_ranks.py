@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import pytest
 
+from benchmarks import gpu_ranks
 from semantic.adapters.mlx.ranks.group import SILENCE_SECONDS
 from tests.support.serve_process import OURS, ServeProcess
 from tests.support.two_ranks import SIZE, hostfile
@@ -151,6 +152,16 @@ def test_mlx_launch_starts_both(tmp_path: Path) -> None:
         for pid in _children(server.pid):
             os.kill(pid, signal.SIGKILL)
         server.kill()
+
+
+def test_the_benchmark_measures_one_device_and_all_ranks(tmp_path: Path) -> None:
+    gpu_ranks.main(["--small", "--backend", "ring", "--output", str(tmp_path)])
+    found = json.loads((tmp_path / "gpu_ranks_small.json").read_text())
+    forms = {line["form"]: line for line in found["summary"]["forms"]}
+    assert list(forms) == [gpu_ranks.PAGES, gpu_ranks.ALONE, gpu_ranks.RANKS]
+    assert forms[gpu_ranks.RANKS]["block_bytes"] == forms[gpu_ranks.ALONE]["block_bytes"]
+    steps = {form: line["step_ms"] for form, line in forms.items()}
+    assert all(ms["1"] > 0 and ms["8"] > 0 for ms in steps.values())
 
 
 def _children(pid: int) -> list[int]:

@@ -201,7 +201,9 @@ def new_batch(
         return OneByOne(model, agree)
     if not all(layers.ragged):
         if agree is not None:
-            raise UnsupportedModelError("mlx-lm's own batches are computed on one device")
+            raise UnsupportedModelError(
+                "batches of this model need mlx-lm's own caches: start it on one device"
+            )
         return GeneratorBatch(model)
     if calibration is None:
         return ContinuousBatch(model, agree=agree)
