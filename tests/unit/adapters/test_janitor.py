@@ -614,6 +614,13 @@ def replaced(table: UseTable) -> UseTable:
 # In a server
 
 
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A janitor of a server that waits for nothing between two pages."""
+    monkeypatch.setattr(janitor_module, "_PAUSE", 0)
+
+
+@pytest.mark.usefixtures("hurried")
 def test_a_store_that_fails_is_reported_once_and_asked_again() -> None:
     objects, heard = Bucket().objects(), list[str]()
 
@@ -634,6 +641,7 @@ def test_a_store_that_fails_is_reported_once_and_asked_again() -> None:
     assert "gone" in heard[0]
 
 
+@pytest.mark.usefixtures("hurried")
 def test_of_two_servers_one_keeps_the_budget_and_both_stop(world: World) -> None:
     store = world.replica()
     save(store, 8 * 256, 1)

@@ -46,7 +46,7 @@ RECORDS = 1 / 16
 OBJECT_BYTES = 100
 """Memory for an object during a pass, at most: its use and size, its line in the table of uses, and
 what copies of that take while it is read and written. A million take some 100 MB."""
-_PAUSE = 0.05
+_PAUSE = 0.2
 """Seconds between two pages of a janitor in a server, whose processor is for answers."""
 REPORT = "janitor/report"
 _VICTIMS = 1 << 15
