@@ -69,7 +69,7 @@ class Lease:
         if newest.n_bytes and number != self._seen:
             self.is_renewed = self._seen is not None
             self._seen, self._since = number, now
-        is_dead = number == self._seen and now - self._since >= self._period
+        is_dead = now - self._since >= self._period
         return self._follow(number) if is_dead or not newest.n_bytes else False
 
     def renew(self) -> None:

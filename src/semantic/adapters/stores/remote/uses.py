@@ -17,7 +17,7 @@ import threading
 import time
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import partial
 from itertools import compress, starmap
@@ -161,11 +161,12 @@ class Evictions:
         Raises UnavailableError.
         """
         listed = sorted(self._objects.listed(EVICTED, PAGE), key=_path)
-        before, self._last = self._last, listed[-1].path if listed else self._last or ""
+        before, last = self._last, listed[-1].path if listed else self._last or ""
         new = [one for one in listed if before is not None and one.path > before]
-        if len(new) >= MOST_EVICTED:
-            return None
-        return frozenset(name for one in new for name in self._numbers.read(one))
+        is_known = len(new) < MOST_EVICTED
+        names = [name for one in new for name in self._numbers.read(one)] if is_known else []
+        self._last = last  # now that all has been read
+        return frozenset(names) if is_known else None
 
 
 class UseTable:
@@ -181,19 +182,19 @@ class UseTable:
 
     def mark(self, name: int) -> int:
         """When `name` was used, 0 if that is not known; it is kept by `kept`."""
-        at = bisect_left(self.names, name)
-        if at == len(self.names) or self.names[at] != name:
+        at = self._place(name)
+        if at is None:
             return 0
         self._is_there[at] = 1
         return self.used[at]
 
     def get(self, name: int) -> int:
         """When `name` was used, 0 if that is not known."""
-        at = bisect_left(self.names, name)
-        return self.used[at] if at < len(self.names) and self.names[at] == name else 0
+        at = self._place(name)
+        return 0 if at is None else self.used[at]
 
     def merged(self, newer: Mapping[int, int]) -> UseTable:
-        """With the uses in `newer`, which are later than those of the same objects here."""
+        """With the uses in `newer`: of two of one object the later one."""
         names, used = array("Q"), array("Q")
         at = 0
         for name in sorted(newer):
@@ -201,7 +202,7 @@ class UseTable:
             names += self.names[at:until]
             used += self.used[at:until]
             names.append(name)
-            used.append(newer[name])
+            used.append(max(newer[name], self.get(name)))
             at = until + (until < len(self.names) and self.names[until] == name)
         return UseTable(names + self.names[at:], used + self.used[at:])
 
@@ -217,6 +218,10 @@ class UseTable:
         half = len(numbers) // 2
         return cls(numbers[:half], numbers[half : 2 * half])
 
+    def _place(self, name: int) -> int | None:
+        at = bisect_left(self.names, name)
+        return at if at < len(self.names) and self.names[at] == name else None
+
 
 class UseReader:
     """The janitor's side: reads all logs, and replaces them by one table."""
@@ -229,11 +234,13 @@ class UseReader:
     def table(self, keep: Callable[[], None]) -> UseTable:
         """What is known of uses; `keep` is called after each object. Raises UnavailableError."""
         tables = sorted(self._objects.listed(TABLES, PAGE), key=_path)
-        self._read = [one.path for one in tables]
+        logs = sorted(self._logs(), key=_written)
+        self._read = [one.path for one in (*tables, *logs)]
         table = UseTable.of(self._numbers.read(tables[-1])) if tables else UseTable()
         recent: dict[int, int] = {}
-        for log in sorted(self._logs(), key=_written):
-            recent.update(self._uses(log))
+        for log in logs:
+            for name, used in self._uses(log):
+                recent[name] = max(used, recent.get(name, 0))
             if len(recent) > _MOST_USES:
                 table, recent = table.merged(recent), {}
             keep()
@@ -242,11 +249,8 @@ class UseReader:
     def since(self) -> frozenset[int]:
         """The names of what was used since `table` was read. Raises UnavailableError."""
         known = frozenset(self._read)
-        logs = [one for one in self._logs() if one.path not in known]
-        read = len(self._read)
-        found = frozenset(name for log in logs for name in self._uses(log))
-        del self._read[read:]  # their times are for the next table
-        return found
+        new = (log for log in self._logs() if log.path not in known)
+        return frozenset(name for log in new for name in self._numbers.read(log))
 
     def replace(self, number: int, numbers: array[int]) -> None:
         """Write the table of a pass, and delete what it is made of. Raises UnavailableError."""
@@ -258,10 +262,9 @@ class UseReader:
     def _logs(self) -> list[Listed]:
         return [log for page in self._objects.pages(LOGS) for log in page]
 
-    def _uses(self, log: Listed) -> Mapping[int, int]:
-        self._read.append(log.path)
+    def _uses(self, log: Listed) -> Iterator[tuple[int, int]]:
         first = used_at(log.written)
-        return {name: first | place for place, name in enumerate(self._numbers.read(log))}
+        return ((name, first | place) for place, name in enumerate(self._numbers.read(log)))
 
 
 def announce(objects: Objects, secret: bytes, number: str, names: Iterable[int]) -> None:
