@@ -117,9 +117,9 @@ $(FLEET)/.installed: $(VENV)/.dev requirements-fleet.txt
 		|| $(FLEET)/bin/python -m pip install --quiet -r requirements-fleet.txt
 	@touch $@
 
-test-fleet: $(FLEET)/.installed  ## replicas on Ray, and over a real S3 server, in .fleet; ranks of one model
+test-fleet: $(FLEET)/.installed  ## replicas on Ray, over a real S3 server and behind routers, in .fleet; ranks of one model
 	@SEMANTIC_WEED=$(CURDIR)/$(FLEET)/bin/weed SEMANTIC_FLEET_PYTHON=$(CURDIR)/$(FLEET)/bin/python \
-		$(BIN)/python -m pytest tests/fleet $(ARGS)
+		SEMANTIC_ROUTER=$(CURDIR)/$(FLEET)/bin/vllm-router $(BIN)/python -m pytest tests/fleet $(ARGS)
 
 DOCS := .docs
 $(DOCS)/.installed: requirements-docs.txt

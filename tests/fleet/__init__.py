@@ -1,1 +1,1 @@
-"""Replicas over a real S3 server: `make test-fleet`. Not part of `make test`."""
+"""Replicas over a real S3 server, on Ray and behind routers: `make test-fleet`, no `make test`."""

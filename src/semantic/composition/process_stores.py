@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from semantic.composition.engine_settings import Settings
 from semantic.composition.memory_shares import default_memory_tier_bytes, memory_of
@@ -220,12 +221,18 @@ def local_tiers(store: CacheStorePort) -> dict[Tier, MemoryStore | DiskStore]:
 
 def open_publisher(endpoint: str, topic: str) -> KVPublisher:
     """What publishes changes of the tiers. Raises as `KVPublisher`, and OperatorError if the
-    packages for it are missing."""
+    packages for it are missing. Warns of an address that other machines reach."""
+    from semantic.adapters.http.settings import is_loopback
+
     try:
         from semantic.adapters.stores.kv_publisher import KVPublisher
     except ImportError as error:
         raise OperatorError(f"kv_events: {error}; install semantic-engine[fleet]") from error
-    return KVPublisher(endpoint, topic)
+    publisher = KVPublisher(endpoint, topic)
+    place = urlsplit(endpoint)
+    if place.scheme == "tcp" and not is_loopback(place.hostname or ""):
+        logger.warning("kv_events: all that can reach %s can read every prompt there", endpoint)
+    return publisher
 
 
 def open_disk(settings: Settings, observer: BlockObserver | None = None) -> DiskStore:

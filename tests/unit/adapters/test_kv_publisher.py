@@ -17,6 +17,7 @@ from semantic.adapters.stores.disk import DiskStore
 from semantic.adapters.stores.kv_events import Change, Removed, Stored, events_of
 from semantic.adapters.stores.kv_publisher import KVPublisher, replay_endpoint
 from semantic.adapters.stores.memory import MemoryStore
+from semantic.composition.process_stores import open_publisher
 from semantic.domain.block_hash import BlockHash, BlockLink
 from semantic.domain.errors import InvalidRequestError, OperatorError
 from semantic.domain.stored import Tier
@@ -253,3 +254,14 @@ def test_an_address_in_use_is_named() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(OperatorError, match=f"kv_events: tcp://127.0.0.1:{port}"):
             KVPublisher(f"tcp://127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_an_address_that_others_reach_is_warned_of(
+    host: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    open_publisher(f"tcp://{host}:{port}", "").close()
+    assert ("every prompt" in caplog.text) == (host == "0.0.0.0")

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from typing import Final, Protocol
@@ -73,14 +73,7 @@ class ListedTier(Protocol):
 class KVPublisher:
     """Sends nothing before `begin`; until then nothing is taken either."""
 
-    def __init__(
-        self,
-        endpoint: str,
-        topic: str = "",
-        *,
-        most_waiting: int = MOST_WAITING,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, endpoint: str, topic: str = "", *, most_waiting: int = MOST_WAITING) -> None:
         """Binds `endpoint`, and the one after it for what was missed (see `replay_endpoint`).
 
         Raises InvalidRequestError for what is no address, and OperatorError for one that cannot be
@@ -88,7 +81,6 @@ class KVPublisher:
         """
         self._topic = topic.encode()
         self._most_waiting = most_waiting
-        self._clock = clock
         self._changed = threading.Lock()
         self._waiting: deque[Change] = deque()
         self._begins_anew = False
@@ -184,40 +176,41 @@ class KVPublisher:
         poller = zmq.Poller()
         for one in (self._publishes, self._replays, self._woken):
             poller.register(one, zmq.POLLIN)
-        while True:
-            pause = self._listed + _LISTING_SECONDS - self._clock()
-            ready = dict(poller.poll(max(0, int(1000 * pause)) if self._is_asked else None))
+        is_busy = False
+        while not self._closing:
+            pause = max(0, int(1000 * (self._listed + _LISTING_SECONDS - time.monotonic())))
+            wait = 0 if is_busy else pause if self._is_asked else None
+            ready = dict(poller.poll(wait))
             if self._publishes in ready:
                 self._is_asked |= self._has_new_subscriber()
             if self._replays in ready:
                 self._answer_replay()
-            if self._send_waiting():
-                return
-            if self._is_asked and pause <= 0:
+            is_busy = self._send_some()
+            if self._is_asked and not pause:
                 self._send_all_stored()
+        while self._send_some():
+            """What was taken before the end."""
 
-    def _send_waiting(self) -> bool:
-        """Send all changes that wait; whether the thread is to end."""
+    def _send_some(self) -> bool:
+        """Send what waits, one message at most; whether there was anything."""
         with suppress(BlockingIOError):
             self._woken.recv(_LONGEST_REQUEST)
-        while True:
-            with self._changed:
-                begins_anew, self._begins_anew = self._begins_anew, False
-                if begins_anew:
-                    self._waiting.clear()  # what they say is in what is listed now
-                some = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
-                self._is_awake = bool(some or begins_anew)
-                if not self._is_awake:
-                    return self._closing
+        with self._changed:
+            begins_anew, self._begins_anew = self._begins_anew, False
             if begins_anew:
-                self._send([AllBlocksCleared()])
-                self._send_all_stored()
-            if some:
-                self._send(events_of(some))
+                self._waiting.clear()  # what they say is in what is listed now
+            some = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
+            self._is_awake = begins_anew or bool(some)
+        if begins_anew:
+            self._send([AllBlocksCleared()])
+            self._send_all_stored()
+        if some:
+            self._send(events_of(some))
+        return begins_anew or bool(some)
 
     def _send_all_stored(self) -> None:
         """Publish all that is stored; a subscriber that knows some of it learns nothing wrong."""
-        self._is_asked, self._listed = False, self._clock()
+        self._is_asked, self._listed = False, time.monotonic()
         some: list[Change] = []
         for change in self._all_stored():
             some.append(change)
