@@ -15,7 +15,7 @@ import pytest
 from llguidance import LLMatcher
 from llguidance.hf import from_tokenizer
 from mlx_lm.generate import BatchGenerator, GenerationBatch, PromptProcessingBatch
-from mlx_lm.models import base, cache, deepseek_v3, deepseek_v32, llama
+from mlx_lm.models import base, cache, deepseek_v3, deepseek_v32, gated_delta, llama
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerFast
 
@@ -24,6 +24,8 @@ from semantic.adapters.mlx.kv_cache.contiguous import row_by_row
 from semantic.adapters.mlx.kv_cache.contiguous.cache import RaggedBatch, SequenceCache
 from semantic.adapters.mlx.kv_cache.contiguous.ragged_array import ROW_BY_ROW, RaggedArray
 from semantic.adapters.mlx.kv_cache.paged.cache import RopeKeys, RopeScores
+from semantic.adapters.mlx.model import gated_delta as kernel
+from semantic.adapters.mlx.model.gated_delta import Rule
 from tests.support.text_tokenizer import text_tokenizer
 from tests.support.tiny_models import VOCAB, tiny_model
 
@@ -225,6 +227,38 @@ def test_functions_of_rows_take_what_mlxs_take_and_give_the_same() -> None:
     n_rows, heads, lengths, dim = rows.shape
     assert (n_rows, heads, dim) == (2, 1, 4)
     assert cast(mx.array, lengths).tolist() == [3, 2]
+
+
+def test_the_gated_delta_rule_is_computed_by_the_function_that_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours = inspect.signature(kernel.compute).parameters
+    assert list(inspect.signature(gated_delta.gated_delta_ops).parameters) == list(ours)
+    given = kernel.random_inputs(Rule(2, 4, 8, 8, mx.float32, mx.float32, vector=False), 2, 5)
+    called: list[tuple[object, ...]] = []
+
+    def recorded(*arguments: mx.array) -> tuple[mx.array, mx.array]:
+        called.append(arguments)
+        return kernel.by_token(*arguments[:6])
+
+    monkeypatch.setattr(gated_delta, kernel.HOOKED_NAME, recorded)
+    q, k, v, _, a, state = given
+    gated_delta.gated_delta_update(q, k, v, a, a, mx.zeros(4), mx.zeros(4), state)
+    ((*_, decay, _, before, mask),) = called
+    assert mask is None
+    assert before is state
+    assert cast(mx.array, decay).dtype == mx.float32
+    for name in ("qwen3_next", "qwen3_5", "kimi_linear", "olmo_hybrid"):
+        module = importlib.import_module(f"mlx_lm.models.{name}")
+        assert module.gated_delta_update is gated_delta.gated_delta_update
+
+
+@pytest.mark.parametrize("vector", [False, True], ids=["heads", "numbers"])
+def test_the_gated_delta_rule_written_out_is_mlx_lms(vector: bool) -> None:
+    given = kernel.random_inputs(Rule(2, 4, 16, 8, mx.float32, mx.float32, vector=vector), 2, 9)
+    theirs = kernel._operations(*given)
+    for found, expected in zip(kernel.by_token(*given), theirs, strict=True):
+        assert mx.allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_the_cache_of_a_state_has_the_fields_that_rows_are_gathered_from() -> None:

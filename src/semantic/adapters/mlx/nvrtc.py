@@ -23,6 +23,29 @@ _LIBRARIES = ("libnvrtc.so.13", "libnvrtc.so.12")
 _THREADS = 8
 _LOG_SHOWN = 2000
 
+# Without CUDA's headers, which take longer to compile than the kernels: two types of 16 bits.
+NUMBERS = """
+struct bfloat {
+  unsigned short bits;
+  bfloat() = default;
+  __device__ explicit bfloat(float x) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x)); }
+  __device__ operator float() const { return __uint_as_float((unsigned)bits << 16); }
+};
+struct half {
+  unsigned short bits;
+  half() = default;
+  __device__ explicit half(float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x)); }
+  __device__ operator float() const {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+    return x;
+  }
+};
+"""
+
+C_TYPES = {mx.bfloat16: "bfloat", mx.float16: "half", mx.float32: "float"}
+"""Names of MLX's types in a text after `NUMBERS`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Parameter:

@@ -29,7 +29,7 @@ from mlx_lm.utils import load_tokenizer as load_wrapped_tokenizer
 
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.batch.calibration import CalibrationFor, calibrate_here, choose_batching
-from semantic.adapters.mlx.device import on_cpu
+from semantic.adapters.mlx.device import on_cpu, on_cuda
 from semantic.adapters.mlx.kv_cache.forms import (
     AttentionFor,
     CacheForm,
@@ -40,13 +40,14 @@ from semantic.adapters.mlx.kv_cache.forms import (
 from semantic.adapters.mlx.kv_cache.model_spec import read_shapes, read_spec
 from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, choosing_layers
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
-from semantic.adapters.mlx.model import first_kernels
+from semantic.adapters.mlx.model import first_kernels, gated_delta
 from semantic.adapters.mlx.model.adapter import (
     CONFIG,
     adapter_files,
     apply_adapter,
     read_adapter,
 )
+from semantic.adapters.mlx.model.depthwise import replace_depthwise
 from semantic.adapters.mlx.model.digest_cache import FileState
 from semantic.adapters.mlx.model.fingerprint import (
     adapted_fingerprint,
@@ -336,6 +337,9 @@ def wrapping(
     spec = read_spec(model)
     if spec is None:
         raise InvalidRequestError(f"expected an mlx-lm model, got {type(model).__name__}")
+    if on_cuda():
+        gated_delta.install()
+        replace_depthwise(model)
     shapes = read_shapes(model)
     used, form = model, None
     if attention is not None:

@@ -15,7 +15,7 @@ import mlx.core as mx
 from semantic.adapters.mlx.arrays import Heads, plain
 from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache.paged import kernel_source
-from semantic.adapters.mlx.nvrtc import CudaKernel, Parameter
+from semantic.adapters.mlx.nvrtc import C_TYPES, NUMBERS, CudaKernel, Parameter
 
 Kernel = Callable[..., list[mx.array]]
 """Takes inputs, grid, threadgroup, output_shapes and output_dtypes; see `mx.fast.metal_kernel`.
@@ -115,29 +115,9 @@ def _parameter(name: str, body: str) -> Parameter:
     )
 
 
-# Without CUDA's headers, which take longer to compile than the kernels: two types of 16 bits.
-_NUMBERS = """
-struct bfloat {
-  unsigned short bits;
-  bfloat() = default;
-  __device__ explicit bfloat(float x) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x)); }
-  __device__ operator float() const { return __uint_as_float((unsigned)bits << 16); }
-};
-struct half {
-  unsigned short bits;
-  half() = default;
-  __device__ explicit half(float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x)); }
-  __device__ operator float() const {
-    float x;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
-    return x;
-  }
-};
-"""
-
 CUDA = Dialect(
     is_cuda=True,
-    names=_NUMBERS
+    names=NUMBERS
     + """
 #define DEV
 #define LOC
@@ -158,7 +138,7 @@ CUDA = Dialect(
     ids="""
   const int tid = threadIdx.x, gx = blockIdx.x, gy = blockIdx.y;
 """,
-    types={mx.bfloat16: "bfloat", mx.float16: "half", mx.float32: "float"},
+    types=C_TYPES,
     stages=2,
     space=64 << 10,
     fused=True,

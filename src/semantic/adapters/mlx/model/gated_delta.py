@@ -1,0 +1,263 @@
+"""The gated delta rule as one CUDA kernel: the recurrence of Qwen3-Next, Kimi Linear and others.
+
+mlx-lm has a kernel for Metal alone; elsewhere it computes a dozen operations for each token, one
+token after the other. Here a thread group keeps its part of a state in registers over all tokens. A
+token's sums have one order, whatever is computed beside or before it: tokens computed at once or
+one by one, alone or in a batch, give the same bits. The only module that knows mlx-lm's function;
+`tests/integration/test_mlx_lm_contract.py` fails when mlx-lm changes it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+import mlx.core as mx
+from mlx_lm.models import gated_delta
+
+from semantic.adapters.mlx.nvrtc import C_TYPES, NUMBERS, CudaKernel, Parameter
+
+HOOKED_NAME = "gated_delta_ops"
+
+Recurrence = Callable[..., tuple[mx.array, mx.array]]
+
+_THREADS, _LANES = 128, 8
+_ROWS = _THREADS // _LANES
+_VECTOR = 4
+_WIDEST = 256
+_STAGED = 8192
+"""Numbers of keys and queries, or of these and decays, in shared memory: 32 KiB."""
+_TOLERANCE = 1e-2
+"""Relative to the result's norm: half precision is right to 4e-3."""
+_SELF_TEST = 2, 70
+"""Rows and tokens: more than are staged at a time."""
+
+_operations = cast(Recurrence, gated_delta.gated_delta_ops)
+
+
+def install() -> None:
+    """Let mlx-lm's models compute the rule with the kernel, on CUDA. Idempotent."""
+    setattr(gated_delta, HOOKED_NAME, compute)
+
+
+class Rule(NamedTuple):
+    """What a kernel is compiled for. `vector` decays are of each number of a key."""
+
+    k_heads: int
+    v_heads: int
+    k_dim: int
+    v_dim: int
+    dtype: mx.Dtype
+    rate_dtype: mx.Dtype
+    vector: bool
+
+    @classmethod
+    def of(cls, q: mx.array, v: mx.array, g: mx.array, beta: mx.array) -> Rule:
+        """That of a call of `compute`."""
+        heads, widths = (q.shape[2], v.shape[2]), (q.shape[3], v.shape[3])
+        return cls(*heads, *widths, q.dtype, beta.dtype, g.ndim == q.ndim)
+
+    @property
+    def computable(self) -> bool:
+        """Whether there is a kernel: widths are divided evenly among threads."""
+        known = self.dtype in C_TYPES and self.rate_dtype in C_TYPES
+        even = self.k_dim % (_LANES * _VECTOR) == 0 and self.v_dim % _ROWS == 0
+        return known and even and self.k_dim <= _WIDEST and self.v_heads % self.k_heads == 0
+
+
+def compute(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    g: mx.array,
+    beta: mx.array,
+    state: mx.array | None = None,
+    mask: mx.array | None = None,
+) -> tuple[mx.array, mx.array]:
+    """mlx-lm's `gated_delta_ops`: results, (rows, tokens, v_heads, v_dim), and states after them.
+
+    `q` and `k` are (rows, tokens, k_heads, k_dim), `v` (rows, tokens, v_heads, v_dim), `g` and
+    `beta` (rows, tokens, v_heads), `g` perhaps (..., k_dim), states (rows, v_heads, v_dim, k_dim).
+    """
+    same = g.dtype == mx.float32 and k.dtype == v.dtype == q.dtype
+    kernel = None
+    if same and state is not None and state.dtype == mx.float32:
+        rule = Rule.of(q, v, g, beta)
+        kernel = right_kernel(rule)
+    if kernel is None or state is None:
+        return _operations(q, k, v, g, beta, state, mask)
+    if mask is not None:
+        # Padding leaves a state as it was: it decays by nothing, and nothing is written to it.
+        real = mask[..., None]
+        g, beta = mx.where(real[..., None] if rule.vector else real, g, 1), mx.where(real, beta, 0)
+    return _launch(kernel, rule, (q, k, v, g, beta, state))
+
+
+@functools.cache
+def right_kernel(rule: Rule) -> CudaKernel | None:
+    """The kernel of a rule if it computes on this device what MLX's operations do."""
+    if not rule.computable:
+        return None
+    kernel = build(rule)
+    given = random_inputs(rule, *_SELF_TEST)
+    try:
+        found = _launch(kernel, rule, given)
+        right = all(_close(*pair) for pair in zip(found, by_token(*given), strict=True))
+    except RuntimeError:  # it does not compile or a launch fails
+        return None
+    return kernel if right else None
+
+
+def build(rule: Rule) -> CudaKernel:
+    """Begin to compile the kernel of a rule."""
+    number = C_TYPES[rule.dtype]
+    constants = {
+        "HK": rule.k_heads, "HV": rule.v_heads, "DK": rule.k_dim, "DV": rule.v_dim,
+        "LANES": _LANES, "ROWS": _ROWS, "THREADS": _THREADS, "VECTOR": int(rule.vector),
+        "TILE": _STAGED // rule.k_dim // (4 if rule.vector else 2),
+    }  # fmt: skip
+    head = (
+        NUMBERS
+        + f"typedef {number} T;\n"
+        + "".join(f"#define {name} {value}\n" for name, value in constants.items())
+    )
+    name = "semantic_gated_delta_" + "_".join(str(part).rpartition(".")[2].lower() for part in rule)
+    inputs = [
+        Parameter("q", number), Parameter("k", number, n_strides=1), Parameter("v", number),
+        Parameter("g", "float"), Parameter("beta", C_TYPES[rule.rate_dtype]),
+        Parameter("state", "float"),
+    ]  # fmt: skip
+    return CudaKernel(
+        name, inputs, [Parameter("y", number), Parameter("after", "float")], head, BODY
+    )
+
+
+def _launch(
+    kernel: CudaKernel, rule: Rule, given: tuple[mx.array, ...]
+) -> tuple[mx.array, mx.array]:
+    v, state = given[2], given[-1]
+    y, after = kernel(
+        inputs=given,
+        grid=(_THREADS * (rule.v_dim // _ROWS), v.shape[0] * rule.v_heads, 1),
+        threadgroup=(_THREADS, 1, 1),
+        output_shapes=[v.shape, state.shape],
+        output_dtypes=[v.dtype, state.dtype],
+    )
+    return y, after
+
+
+def random_inputs(rule: Rule, rows: int, tokens: int) -> tuple[mx.array, ...]:
+    """What `compute` takes: keys of length one, decays and rates between 0 and 1."""
+    keys = iter(mx.random.split(mx.random.key(0), 6))
+    per_head = (rows, tokens, rule.v_heads)
+    of_key = (rows, tokens, rule.k_heads, rule.k_dim)
+    q, k, v, state = (
+        mx.random.normal(shape, key=next(keys))
+        for shape in (of_key, of_key, (*per_head, rule.v_dim),
+                      (rows, rule.v_heads, rule.v_dim, rule.k_dim))
+    )  # fmt: skip
+    g, beta = (
+        mx.random.uniform(shape=shape, key=next(keys))
+        for shape in ((*per_head, rule.k_dim) if rule.vector else per_head, per_head)
+    )
+    k = k / mx.linalg.norm(k, axis=-1, keepdims=True)
+    return *(one.astype(rule.dtype) for one in (q, k, v)), g, beta.astype(rule.rate_dtype), state
+
+
+def by_token(
+    q: mx.array, k: mx.array, v: mx.array, g: mx.array, beta: mx.array, state: mx.array
+) -> tuple[mx.array, mx.array]:
+    """`compute`, written out in MLX's operations."""
+    times = v.shape[2] // k.shape[2]
+    q, k = (mx.repeat(one, times, axis=2).astype(mx.float32) for one in (q, k))
+    found = []
+    for t in range(v.shape[1]):
+        decay = g[:, t, :, None, None] if g.ndim < q.ndim else g[:, t, :, None]
+        state = state * decay
+        key = k[:, t, :, None]
+        delta = (v[:, t] - (state * key).sum(axis=-1)) * beta[:, t, :, None]
+        state = state + key * delta[..., None]
+        found.append((state * q[:, t, :, None]).sum(axis=-1))
+    return mx.stack(found, axis=1).astype(v.dtype), state
+
+
+def _close(found: mx.array, expected: mx.array) -> bool:
+    expected = expected.astype(mx.float32)
+    gap = mx.linalg.norm(found.astype(mx.float32) - expected)
+    return bool((gap <= _TOLERANCE * mx.linalg.norm(expected)).item())
+
+
+# A row of a state, DK numbers for one number of a value, is held by LANES threads, four numbers at
+# a time each, so that they read shared memory side by side.
+BODY = """
+  constexpr int N = DK / LANES;
+  __shared__ __align__(16) float keys[TILE * DK], queries[TILE * DK];
+  __shared__ __align__(16) float decays[VECTOR ? TILE * DK : TILE];
+  __shared__ float values[TILE * ROWS], rates[TILE];
+  const int n_tokens = (int)(k_strides[0] / (HK * DK));
+  const int n = blockIdx.y, head = n % HV, k_head = head / (HV / HK);
+  const size_t first = (size_t)(n / HV) * n_tokens;
+  const int row = threadIdx.x / LANES, lane = threadIdx.x % LANES;
+  const int dv0 = blockIdx.x * ROWS;
+  const size_t mine = ((size_t)n * DV + dv0 + row) * DK + lane * 4;
+
+  float s[N];
+#pragma unroll
+  for (int j = 0; j < N; j += 4)
+    *(float4*)(s + j) = *(const float4*)(state + mine + j * LANES);
+
+  for (int start = 0; start < n_tokens; start += TILE) {
+    const int count = min(TILE, n_tokens - start);
+    __syncthreads();
+    for (int at = threadIdx.x; at < count * DK; at += THREADS) {
+      const size_t token = first + start + at / DK;
+      const size_t from = (token * HK + k_head) * DK + at % DK;
+      keys[at] = (float)k[from];
+      queries[at] = (float)q[from];
+      if (VECTOR) decays[at] = g[(token * HV + head) * DK + at % DK];
+    }
+    for (int at = threadIdx.x; at < count * ROWS; at += THREADS)
+      values[at] = (float)v[((first + start + at / ROWS) * HV + head) * DV + dv0 + at % ROWS];
+    for (int at = threadIdx.x; at < count; at += THREADS) {
+      rates[at] = (float)beta[(first + start + at) * HV + head];
+      if (!VECTOR) decays[at] = g[(first + start + at) * HV + head];
+    }
+    __syncthreads();
+    for (int t = 0; t < count; ++t) {
+      float key[N], sum = 0.0f;
+#pragma unroll
+      for (int j = 0; j < N; j += 4) {
+        const int at = t * DK + j * LANES + lane * 4;
+        *(float4*)(key + j) = *(const float4*)(keys + at);
+        float4 decay;
+        if (VECTOR) decay = *(const float4*)(decays + at);
+        else decay.x = decay.y = decay.z = decay.w = decays[t];
+        s[j] *= decay.x;
+        s[j + 1] *= decay.y;
+        s[j + 2] *= decay.z;
+        s[j + 3] *= decay.w;
+#pragma unroll
+        for (int i = j; i < j + 4; ++i) sum += s[i] * key[i];
+      }
+#pragma unroll
+      for (int mask = LANES / 2; mask; mask /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, mask);
+      const float delta = (values[t * ROWS + row] - sum) * rates[t];
+      float found = 0.0f;
+#pragma unroll
+      for (int j = 0; j < N; j += 4) {
+        const float4 query = *(const float4*)(queries + t * DK + j * LANES + lane * 4);
+#pragma unroll
+        for (int i = j; i < j + 4; ++i) s[i] += key[i] * delta;
+        found += s[j] * query.x + s[j + 1] * query.y + s[j + 2] * query.z + s[j + 3] * query.w;
+      }
+#pragma unroll
+      for (int mask = LANES / 2; mask; mask /= 2)
+        found += __shfl_xor_sync(0xffffffffu, found, mask);
+      if (lane == 0)
+        y[((first + start + t) * HV + head) * DV + dv0 + row] = T(found);
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < N; j += 4) *(float4*)(after + mine + j * LANES) = *(float4*)(s + j);
+"""
