@@ -338,8 +338,9 @@ def test_a_sequence_that_decodes_joins_no_pass_and_the_others_stay_as_they_were(
 
 @only("fake state beside", "mlx lfm2 in pages")
 @pytest.mark.parametrize("sizes", [(0, 0), (0, 30, 120, 0, 55)], ids=str)
+@pytest.mark.parametrize("even", [True, False], ids=["even", "padded"])
 def test_prompts_computed_side_by_side_answer_as_alone(
-    subject: Subject, sizes: tuple[int, ...]
+    subject: Subject, sizes: tuple[int, ...], even: bool
 ) -> None:
     """Some begin with a cache, of any length, and none ends where another one does."""
     backend = subject.backend
@@ -349,12 +350,13 @@ def test_prompts_computed_side_by_side_answer_as_alone(
         subject.prefilled(prompt[:size], 512) if size else backend.open(512)
         for prompt, size in zip(prompts, sizes, strict=True)
     ]
+    assert backend.pads_chunks
     for n_tokens in (4, 7):
         assert all(backend.side_by_side(sequence, n_tokens) for sequence in opened)
         chunks = []
-        for sequence, prompt in zip(opened, prompts, strict=True):
+        for i, (sequence, prompt) in enumerate(zip(opened, prompts, strict=True)):
             at = backend.length(sequence)
-            chunks.append((sequence, prompt[at : at + n_tokens]))
+            chunks.append((sequence, prompt[at : at + n_tokens - (0 if even else i % 3)]))
         backend.prefill_together(chunks)
     for sequence, prompt, answer in zip(opened, prompts, expected, strict=True):
         if rest := prompt[backend.length(sequence) : -1]:

@@ -332,6 +332,7 @@ class FakeBackend:
         seconds_per_shape: float = 0.0,
         joint_chunk: int = 64,
         cost_beside: float | None = None,
+        pads_chunks: bool = True,
         best_chunk: int = 512,
         silent_steps: int = 0,
     ) -> None:
@@ -350,6 +351,7 @@ class FakeBackend:
         self.shapes: set[tuple[int, int]] = set()
         self._joint_chunk = joint_chunk if cost_beside is None else 0
         self._cost_beside = cost_beside
+        self._pads_chunks = pads_chunks
         self._best_chunk = best_chunk
         self._silent_steps = silent_steps
         self._sequences: dict[SequenceId, _Sequence] = {}
@@ -460,6 +462,10 @@ class FakeBackend:
         self._get(sequence)
         return n_tokens <= self._joint_chunk
 
+    @property
+    def pads_chunks(self) -> bool:
+        return self._pads_chunks
+
     def side_by_side(self, sequence: SequenceId, n_tokens: int) -> bool:
         self._get(sequence)
         return self._cost_beside is not None and n_tokens > 0
@@ -467,7 +473,7 @@ class FakeBackend:
     def prefill_together(self, chunks: Sequence[tuple[SequenceId, Sequence[int]]]) -> None:
         states = [(self._resting(sequence), tokens) for sequence, tokens in chunks]
         _require(len({sequence for sequence, _ in chunks}) == len(chunks), "a sequence twice")
-        alike = len({len(tokens) for _, tokens in chunks}) == 1
+        alike = self._pads_chunks or len({len(tokens) for _, tokens in chunks}) == 1
         for sequence, tokens in chunks:
             _require(len(tokens) > 0, "prefill of no tokens")
             beside = alike and self.side_by_side(sequence, len(tokens))
@@ -478,12 +484,13 @@ class FakeBackend:
                 state.run(token)
         n_tokens = sum(len(tokens) for _, tokens in states)
         self.prefilled_tokens += n_tokens
-        first = len(states[0][1])
-        share = 1.0 if self._cost_beside is None else self._cost_beside
-        n_alone = first + (n_tokens - first) * share
-        self._spend(n_alone * self._seconds_per_token + self._seconds_per_pass)
-        if self._cost_beside is not None and (first, len(states)) not in self.shapes:
-            self.shapes.add((first, len(states)))
+        width, cost = n_tokens, 0.0
+        if self._cost_beside is not None:
+            width = max(len(tokens) for _, tokens in states)  # others are padded
+            cost = self._cost_beside * width * (len(states) - 1)
+        self._spend((width + cost) * self._seconds_per_token + self._seconds_per_pass)
+        if self._cost_beside is not None and (width, len(states)) not in self.shapes:
+            self.shapes.add((width, len(states)))
             self._spend(self._seconds_per_shape)
 
     def score(self, sequence: SequenceId, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:

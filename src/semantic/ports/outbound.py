@@ -173,16 +173,22 @@ class BatchBackend(Protocol):
         the cost of tokens of any other prompt."""
         ...
 
+    @property
+    def pads_chunks(self) -> bool:
+        """Whether chunks `side_by_side` may have different numbers of tokens; if so, each costs as
+        much as the longest."""
+        ...
+
     def side_by_side(self, sequence: SequenceId, n_tokens: int) -> bool:
-        """Whether `prefill_together` computes `n_tokens` of the sequence beside as many of each
-        other one, which may take less time than one after the other."""
+        """Whether `prefill_together` computes `n_tokens` of the sequence beside those of others in
+        one pass, which may take less time than one after the other."""
         ...
 
     def prefill_together(self, chunks: Sequence[tuple[SequenceId, Sequence[int]]]) -> None:
         """`prefill` of several sequences in one forward pass, each with tokens of its own.
 
-        Each must be one that `joins`, or all `side_by_side` with equally many tokens. On
-        BackendError none has grown.
+        Each must be one that `joins`, or all `side_by_side`, with equally many tokens unless it
+        `pads_chunks`. On BackendError none has grown.
         """
         ...
 

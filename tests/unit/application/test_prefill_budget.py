@@ -6,7 +6,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from semantic.application.engine.prefill_budget import PassCost, PrefillBudget, chunk_size
+from semantic.application.engine.prefill_budget import (
+    MeasuredPass,
+    PassCost,
+    PrefillBudget,
+    chunk_size,
+)
 
 TARGET = 0.25
 
@@ -48,14 +53,14 @@ class Machine:
             limit = left(budget, decoding=decoding, concurrent=concurrent)
             n = prompt - at if limit >= prompt - at else chunk_size(limit)
             seconds = self.prefill(n, at) + self.decode * (decoding > 0)
-            budget.observe(n, 1, seconds, decoding=decoding > 0)
+            budget.observe([MeasuredPass(n, seconds, limit)], seconds, decoding=decoding > 0)
             gaps.append(seconds)
             at += n
         return gaps
 
     def talk(self, budget: PrefillBudget, steps: int) -> None:
         for _ in range(steps):
-            budget.observe(0, 0, self.decode, decoding=True)
+            budget.observe([], self.decode, decoding=True)
 
 
 MACHINES = [
@@ -216,7 +221,8 @@ def test_the_end_of_a_prompt_does_not_pass_for_slowness() -> None:
     rate = budget.rate
     assert rate is not None
     for n in (1, 3, 16):
-        budget.observe(n, 1, machine.prefill(n, 0) + machine.decode, decoding=True)
+        seconds = machine.prefill(n, 0)
+        budget.observe([MeasuredPass(n, seconds, 1000)], seconds + machine.decode, decoding=True)
     assert budget.rate == rate
 
 
@@ -233,17 +239,17 @@ def test_several_passes_of_a_step_have_a_fixed_cost_each() -> None:
 
 def test_a_clock_that_stood_still_teaches_nothing() -> None:
     budget = PrefillBudget(TARGET)
-    budget.observe(200, 1, 0.0, decoding=False)
+    budget.observe([MeasuredPass(200, 0.0, 200)], 0.0, decoding=False)
     assert budget.rate is None
-    budget.observe(200, 1, 0.2, decoding=False)
-    budget.observe(200, 1, 0.0, decoding=False)
+    budget.observe([MeasuredPass(200, 0.2, 200)], 0.2, decoding=False)
+    budget.observe([MeasuredPass(200, 0.0, 200)], 0.0, decoding=False)
     assert budget.rate == pytest.approx(1000)
 
 
 def test_an_idle_step_teaches_nothing() -> None:
     budget = PrefillBudget(TARGET)
-    budget.observe(0, 0, 5.0, decoding=False)
-    budget.observe(200, 1, 0.1, decoding=True)
+    budget.observe([], 5.0, decoding=False)
+    budget.observe([MeasuredPass(200, 0.1, 200)], 0.1, decoding=True)
     assert budget.rate == pytest.approx(2000)
 
 

@@ -263,10 +263,15 @@ class MLXBackend:
             return False
         return _are_rows(pages, self._sequences[sequence], n_tokens, pages.costs.joined)
 
+    @property
+    def pads_chunks(self) -> bool:
+        """See `BatchBackend.pads_chunks`."""
+        return self._pages is not None and self._pages.beside == "padded"
+
     def side_by_side(self, sequence: SequenceId, n_tokens: int) -> bool:
         """See `BatchBackend.side_by_side`."""
         pages = self._pages
-        if pages is None or not pages.side_by_side or self._spec.reusable_tokens is not None:
+        if pages is None or pages.beside == "alone" or self._spec.reusable_tokens is not None:
             return False
         return _are_rows(pages, self._sequences[sequence], n_tokens, pages.costs.joined)
 

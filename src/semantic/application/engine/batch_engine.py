@@ -387,8 +387,9 @@ class BlockPoolBatchEngine:
         events: list[EngineEvent] = []
         of = self._sequences
         while chunks := self._scheduler.next_pass(
-            step, of.may_prefill, of.may_join, of.waits_for, of.side_by_side
-        ):
+            step, of.may_prefill, of.may_join, of.waits_for, of.side_by_side,
+            even=not of.pads_chunks,
+        ):  # fmt: skip
             events += self._compute(step, chunks)
         self._scheduler.end_prefill(step)
         return events

@@ -9,6 +9,8 @@ from __future__ import annotations
 import statistics
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from semantic.application.engine.memory_guard import Narrowing
 
@@ -25,8 +27,11 @@ _SMALL = 16
 """A pass of at most `largest / _SMALL` tokens shows the fixed cost, if its prompt ended there."""
 _ASSUMED_BESIDE = 0.25
 """What a token beside others is taken to cost, of one alone, before it is measured."""
-_SLOWER_WEIGHT = 0.25
-"""Weight of a measurement by which it costs more: the first passes of a shape take longer."""
+_FIRST_BESIDE = 3
+"""Others in the first pass over several; later ones have up to twice as many as any before."""
+_WORTH = 0.25
+"""Part of a pass that one over several prompts must save: it has costs of its own, as a new
+shape."""
 _FORGOTTEN = 0.995
 """What the cost of tokens beside others counts less with each pass that has none: one that was
 measured too high, while the device did something else, is measured again."""
@@ -34,7 +39,31 @@ _SIZES = tuple(size for k in range(4, 24) for size in (1 << k, 3 << (k - 1)))
 """Sizes of chunks that do not end a prompt. Few, so that the shapes of a forward pass recur: a
 device may need longer to plan a new shape than to compute it."""
 
-_SHORT_SIZES = (2, 3, 4, 6, 8, 12)
+SIZES_BESIDE = (2, 3, 4, 6, 8, 12, *_SIZES)
+"""The most tokens of each prompt in a pass over several."""
+
+
+class MeasuredPass(NamedTuple):
+    """A pass over `n_tokens` of one prompt, of `allowed`, and `n_beside` of others, padding
+    included."""
+
+    n_tokens: int
+    seconds: float
+    allowed: int
+    n_beside: int = 0
+
+
+class SharedPass(NamedTuple):
+    """A pass over at most `width` tokens of each of several prompts, the first and `others`.
+
+    A token of another one costs `share` of one alone; `gained` are the seconds by which first
+    tokens come sooner, all together.
+    """
+
+    width: int
+    others: list[int]
+    share: float
+    gained: float
 
 
 class PassCost:
@@ -53,6 +82,7 @@ class PassCost:
         self.fixed = 0.0
         self.rate: float | None = None  # tokens per second; None before the first pass
         self.beside = _ASSUMED_BESIDE
+        self.most_beside = 0  # sequences that were computed beside one, in a pass
 
     def observe(
         self, n_tokens: float, seconds: float, *, limited: bool, n_beside: float = 0.0
@@ -66,6 +96,7 @@ class PassCost:
         if seconds <= 0:
             return
         if n_beside and self.rate is not None:
+            self.most_beside = max(self.most_beside, round(n_beside / n_tokens))
             self._learn_beside(n_tokens, n_beside, seconds, self.rate)
             return
         self.beside *= _FORGOTTEN
@@ -87,11 +118,12 @@ class PassCost:
             self._learn_rate(n_tokens / seconds, rate)
 
     def _learn_beside(self, n_tokens: float, n_beside: float, seconds: float, rate: float) -> None:
+        if n_beside / rate < self.fixed:
+            return  # what they cost is lost in the fixed cost
         share = ((seconds - self.fixed) * rate - n_tokens) / n_beside
         if share > 1:  # the device is slower than the rate says
             self._learn_rate((n_tokens + n_beside) / (seconds - min(self.fixed, seconds / 2)), rate)
-        more = min(1.0, max(0.0, share)) - self.beside
-        self.beside += more * (_NEW_WEIGHT if more < 0 else _SLOWER_WEIGHT)
+        self.beside += _NEW_WEIGHT * (min(1.0, max(0.0, share)) - self.beside)
 
     def _learn_rate(self, measured: float, rate: float) -> None:
         at_once = measured > rate and self._passes <= _FIRST_PASSES
@@ -123,7 +155,6 @@ class PrefillBudget:
         self._largest = largest
         self._cost = PassCost(largest)
         self._decode_seconds = 0.0
-        self._allowed = 0  # tokens, in the last step that had a pass
         self.narrowing: Narrowing | None = None
         """Of `largest`."""
 
@@ -132,19 +163,49 @@ class PrefillBudget:
         """Measured prompt tokens per second beside the fixed cost; None before the first chunk."""
         return self._cost.rate
 
-    def beside(self, n_tokens: int, n_sequences: int) -> float | None:
-        """What a token costs beside others, of one alone, if `n_sequences` sequences get on sooner
-        by computing `n_tokens` each in one pass; None if they do so one after the other.
+    def beside(self, chunks: Sequence[int], left: int, *, even: bool) -> SharedPass | None:
+        """The pass over several prompts by which they get on soonest; None if one by one.
 
-        Together all end with the pass, one after the other after half of their passes on average.
+        `chunks[i]` is how many tokens a pass of prompt i alone would have, of at most `left`. The
+        first is in every pass. `even`: all must have equally many tokens in it.
+
+        A token of another one costs the share that was measured. What each saves is a pass of its
+        own, and half of that is gained: together all wait for the last, one by one for half of the
+        others on average.
         """
-        cost, rate = self._cost, self._cost.rate
-        if rate is None or n_sequences <= 1:
+        rate = self._cost.rate
+        if rate is None or len(chunks) <= 1:
             return None
-        more = (n_sequences - 1) * n_tokens / rate
-        alone = cost.fixed + n_tokens / rate
-        together = alone + cost.beside * more
-        return cost.beside if together < alone * (n_sequences + 1) / 2 else None
+        most = min(left, self.largest)
+        widths = [width for width in SIZES_BESIDE if width <= (chunks[0] if even else most)]
+        passes = (self._shared(width, chunks, most, rate, even=even) for width in widths)
+        found = max(passes, key=lambda one: one.gained, default=None)
+        worth = _WORTH * (self._cost.fixed + chunks[0] / rate)
+        return found if found is not None and found.gained > worth else None
+
+    def _shared(
+        self, width: int, chunks: Sequence[int], most: int, rate: float, *, even: bool
+    ) -> SharedPass:
+        """A pass over at most `width` tokens of each; over those prompts for which it pays."""
+        fixed, share = self._cost.fixed, self._cost.beside
+        slot = share * width / rate
+        gains = [
+            (min(n, width) / rate + fixed * (1 if n <= width else width / most)) / 2 - slot
+            for n in chunks[1:]
+        ]
+        paying = [
+            (gain, i)
+            for i, gain in enumerate(gains, 1)
+            if gain > 0 and (not even or chunks[i] >= width)
+        ]
+        paying.sort(key=lambda one: -one[0])
+        # Beside many only after it was measured beside some: what is assumed may be wrong.
+        room = int((most / width - 1) / share) if share else len(paying)
+        del paying[max(0, min(room, 2 * self._cost.most_beside + _FIRST_BESIDE)) :]
+        first = chunks[0]
+        lost = (width - first) / rate if width > first else fixed * (1 - width / first)
+        gained = sum(gain for gain, _ in paying) - lost
+        return SharedPass(width, sorted(i for _, i in paying), share, gained)
 
     @property
     def smallest(self) -> int:
@@ -167,9 +228,8 @@ class PrefillBudget:
         `decoding` requests decode in the same step, `prompts` requests have a prompt to compute;
         `concurrent`: more requests are expected.
         """
-        self._allowed = self._total(passes + 1, decoding, prompts, concurrent=concurrent)
-        self._allowed = min(self._allowed, n_prefilled + self.largest)
-        return self._allowed - n_prefilled
+        total = self._total(passes + 1, decoding, prompts, concurrent=concurrent)
+        return min(total - n_prefilled, self.largest)
 
     def _total(self, passes: int, decoding: int, prompts: int, *, concurrent: bool) -> int:
         """Prompt tokens that a step of `passes` passes may compute."""
@@ -187,20 +247,22 @@ class PrefillBudget:
         seconds = max(least, _MARGIN * (gap - others) - fixed)
         return max(self._smallest, min(self._largest, int(rate * seconds)))
 
-    def observe(
-        self, n_tokens: int, passes: int, seconds: float, *, decoding: bool, n_beside: int = 0
-    ) -> None:
-        """Learn from a step of `passes` passes over `n_tokens` in `seconds`, decoding included, and
-        over `n_beside` of other sequences beside them.
+    def observe(self, passes: Sequence[MeasuredPass], seconds: float, *, decoding: bool) -> None:
+        """Learn from a step of these passes that took `seconds`, decoding included.
 
-        `decoding`: requests decoded in the same step.
+        `decoding`: requests decoded in the same step. What a step takes besides its passes and
+        their decode step is counted for the first pass.
         """
-        if passes and n_tokens:
+        if passes:
             own = seconds - (self._decode_seconds if decoding else 0.0)
-            limited = 2 * n_tokens >= self._allowed
-            self._cost.observe(
-                n_tokens / passes, own / passes, limited=limited, n_beside=n_beside / passes
-            )
+            rest = own - sum(one.seconds for one in passes)
+            for i, one in enumerate(passes):
+                self._cost.observe(
+                    one.n_tokens,
+                    one.seconds + (0.0 if i else rest),
+                    limited=2 * one.n_tokens >= one.allowed,
+                    n_beside=one.n_beside,
+                )
         elif decoding:
             old = self._decode_seconds
             self._decode_seconds = (
@@ -214,14 +276,3 @@ def chunk_size(limit: int) -> int:
     A power of two or three halves of one; `limit` itself below 16.
     """
     return _SIZES[bisect_right(_SIZES, limit) - 1] if limit >= _SIZES[0] else limit
-
-
-def size_beside(limit: int, rest: int) -> int:
-    """The size of chunks of at most `limit` tokens side by side, where one prompt has `rest` left.
-
-    A power of two or three halves of one, for ends of prompts as well: of several prompts that end
-    at different tokens each would have a shape of its own. Never leaves one token of `rest`.
-    """
-    sizes = (*_SHORT_SIZES, *_SIZES)
-    fitting = [size for size in sizes if size <= min(limit, rest) and size != rest - 1]
-    return fitting[-1] if fitting else 0

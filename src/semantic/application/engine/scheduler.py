@@ -8,16 +8,17 @@ Knows requests, the block allocator and a clock; not what a backend computes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from semantic.application.cache.block_allocator import BlockAllocator
 from semantic.application.engine.fair_queue import FairQueue
 from semantic.application.engine.memory_guard import MemoryGuard
 from semantic.application.engine.prefill_budget import (
+    MeasuredPass,
     PrefillBudget,
+    SharedPass,
     chunk_size,
-    size_beside,
 )
 from semantic.application.engine.step_memory import StepMemory
 from semantic.application.request import Phase, Request
@@ -36,21 +37,20 @@ class Step:
     """The prefill and decode of one engine step, as they are measured.
 
     `decoding` requests decode in this step. `first_token_due`: a request awaits its first token,
-    so the step prefills nothing. `concurrent`: see `RecentConcurrency`. `n_prefilled` tokens were
-    computed in `passes` forward passes, and `n_beside` of other sequences beside them, which cost
-    as much as `cost_beside`. `share`: what a token of the pass to come costs there; None if its
-    requests are not side by side.
+    so the step prefills nothing. `concurrent`: see `RecentConcurrency`. Its `passes` cost as
+    much as `cost` tokens of one prompt. Of the pass to come: how many tokens it is `allowed`, when
+    it started, and what is computed `beside`.
     """
 
     started: float
     decoding: int
     first_token_due: bool
     concurrent: bool
-    n_prefilled: int = 0
-    n_beside: int = 0
-    cost_beside: float = 0.0
-    share: float | None = None
-    passes: int = 0
+    cost: float = 0.0
+    passes: list[MeasuredPass] = field(default_factory=list)
+    allowed: int = 0
+    beside: SharedPass | None = None
+    pass_started: float = 0.0
     prefill_ended: float = 0.0
 
 
@@ -171,15 +171,18 @@ class Scheduler:
         may_join: Callable[[Request], bool],
         waits_for: Callable[[Request], Request | None] = lambda _: None,
         beside: Callable[[Request, int], int] = lambda _request, _limit: 0,
+        *,
+        even: bool = False,
     ) -> list[Chunk]:
         """Chunked prefill: the chunks of the next forward pass; none ends the step's prefill.
 
         `may_prefill` is False for a request that waits for another one, `waits_for`, which then
         is as urgent as that: a short prompt does not wait for a long one's turn. Several chunks
-        only if each is the rest of a prompt that `may_join` others in a pass, or if all have as
-        many tokens: `beside` says how many a request's next chunk of at most so many has, 0 if it
-        is computed alone. After a prompt is complete, only prompts that fit entirely go on: a first
-        token never waits for a long chunk.
+        only if each is the rest of a prompt that `may_join` others in a pass, or if they are
+        computed side by side: `beside` says how many tokens a request's next chunk of at most so
+        many has, 0 if it is computed alone; `even` that all must have equally many. After a prompt
+        is complete, only prompts that fit entirely go on: a first token never waits for a long
+        chunk.
         """
         if step.first_token_due:
             return []
@@ -190,14 +193,15 @@ class Scheduler:
         request = self._order.next(ready, behind)
         if request is None:
             return []
+        step.pass_started = self._clock()
         left = self._budget.tokens_left(
-            step.n_prefilled + int(step.cost_beside),
-            step.passes,
+            int(step.cost),
+            len(step.passes),
             decoding=step.decoding,
             prompts=len(ready),
             concurrent=step.concurrent,
         )
-        left = self._within_memory(step, request, left)
+        left = step.allowed = self._within_memory(step, request, left)
         is_last = left >= request.to_prefill
         first_token_due = any(one.awaits_first_token for one in self.running)
         # What is left of a step may be less than a pass costs.
@@ -205,7 +209,7 @@ class Scheduler:
         if left < least or (first_token_due and not is_last):
             return []
         rest = [one for one in ready if one is not request]
-        chunks = self._side_by_side(step, request, rest, left, beside)
+        chunks = self._side_by_side(step, request, rest, left, beside, even=even)
         if chunks:
             return chunks
         if not is_last:
@@ -220,27 +224,27 @@ class Scheduler:
         rest: Sequence[Request],
         left: int,
         beside: Callable[[Request, int], int],
+        *,
+        even: bool,
     ) -> list[Chunk]:
-        """Chunks of equally many tokens, of `first` and as many others as it pays for; or none."""
-        budget = self._budget
-        most = beside(first, left) if rest else 0
-        n_tokens = size_beside(most, most)
-        if not n_tokens:
+        """Chunks of `first` and of those others for which a pass together pays; or none."""
+        n_first = beside(first, left) if rest else 0
+        if not n_first:
             return []
-        others = [one for one in self._order.by_least_computed(rest) if beside(one, n_tokens)]
-        share = budget.beside(n_tokens, 1 + len(others))
-        if share is None:
+        ready = self._order.by_least_computed(rest)
+        sizes = [(one, n) for one in ready if (n := beside(one, left))]
+        fitting = self._fitting(self._budget.largest, first.computed + n_first)
+        chunks = [n_first, *(n for _, n in sizes)]
+        chosen = self._budget.beside(chunks, min(left, fitting), even=even)
+        if chosen is None:
             return []
-        if share:
-            del others[max(0, int((left / budget.smallest - 1) / share)) :]
-        n_tokens = size_beside(min(most, int(left / (1 + share * len(others)))), most)
-        others = [one for one in others if beside(one, n_tokens) == n_tokens]
-        fitting = self._fitting(budget.largest, first.computed + n_tokens)
-        del others[max(0, fitting // max(1, n_tokens) - 1) :]
-        if not others:
+        width = chosen.width
+        others = [sizes[i - 1][0] for i in chosen.others][: max(0, fitting // width - 1)]
+        together = [one for one in (first, *others) if not even or beside(one, width) == width]
+        if together[:1] != [first] or len(together) == 1:
             return []
-        step.share = share
-        return [Chunk(one, n_tokens) for one in (first, *others)]
+        step.beside = chosen
+        return [Chunk(one, width) for one in together]
 
     def _within_memory(self, step: Step, request: Request, left: int) -> int:
         """At most `left` tokens of a prompt, for whose pass there is memory; 0 if it is better to
@@ -278,15 +282,18 @@ class Scheduler:
         it, 0 if that is not known."""
         longest = max((request.computed for request, _ in n_tokens), default=0)
         self._memory.observe(sum(n for _, n in n_tokens), longest, n_bytes)
-        step.passes += any(n for _, n in n_tokens)
+        total, n_beside = sum(n for _, n in n_tokens), 0
+        if step.beside is not None:
+            total = max((n for _, n in n_tokens), default=0)
+            n_beside = total * (len(n_tokens) - 1)  # padding costs as much
+            step.cost += n_beside * step.beside.share
+        step.cost += total
+        if total:
+            seconds = self._clock() - step.pass_started
+            step.passes.append(MeasuredPass(total, seconds, step.allowed, n_beside))
         for i, (request, n) in enumerate(n_tokens):
-            if i and step.share is not None:
-                step.n_beside += n
-                step.cost_beside += n * step.share
-            else:
-                step.n_prefilled += n
             self._order.account(request, n, same_pass=i > 0)
-        step.share = None
+        step.beside = None
 
     def end_prefill(self, step: Step) -> None:
         """Take the time at the end of a step's prefill."""
@@ -295,13 +302,7 @@ class Scheduler:
     def end_step(self, step: Step) -> None:
         """Learn the rates of prefill and decode from a finished step."""
         ended = self._clock() if step.decoding else step.prefill_ended
-        self._budget.observe(
-            step.n_prefilled,
-            step.passes,
-            ended - step.started,
-            decoding=step.decoding > 0,
-            n_beside=step.n_beside,
-        )
+        self._budget.observe(step.passes, ended - step.started, decoding=step.decoding > 0)
 
     # Grow and preempt
 

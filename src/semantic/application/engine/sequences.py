@@ -148,9 +148,14 @@ class Sequences:
             and self._model.joins(request.sequence, request.to_prefill)
         )
 
+    @property
+    def pads_chunks(self) -> bool:
+        """Whether chunks `side_by_side` may have different numbers of tokens."""
+        return self._model.pads_chunks
+
     def side_by_side(self, request: Request, limit: int) -> int:
         """How many tokens the request's next chunk of at most `limit` has, if it can be computed
-        beside as many of others; else 0."""
+        beside others; else 0."""
         if request.sequence is None or request.scoring:
             return 0
         n_tokens = len(self._next_tokens(request, limit))

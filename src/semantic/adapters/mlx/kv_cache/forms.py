@@ -43,6 +43,7 @@ from semantic.adapters.mlx.kv_cache.paged.layers import (
     RowCosts,
 )
 from semantic.adapters.mlx.kv_cache.paged.self_test import computes_attention
+from semantic.adapters.mlx.kv_cache.paged.side_by_side import Beside
 from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, attention_use
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape, trace
 from semantic.adapters.mlx.transfer.transfers import Transfers, transfers_here
@@ -129,7 +130,7 @@ def paged_form(
     at_once: bool = True,
     transfers: Transfers | None = None,
     costs: RowCosts = PORTABLE_COSTS,
-    side_by_side: bool = False,
+    beside: Beside = "alone",
 ) -> CacheForm:
     """All caches of tokens in pages of `kinds`, over which `attention` computes, and the states of
     other layers; see `PagedLayers`.
@@ -140,7 +141,7 @@ def paged_form(
     shapes = [by_layer.get(number) for number in range(spec.n_layers)]
     make = states_of(model, spec)
     layers = PagedLayers(
-        spec, kinds, attention, at_once=at_once, costs=costs, states=make, side_by_side=side_by_side
+        spec, kinds, attention, at_once=at_once, costs=costs, states=make, beside=beside
     )
     if transfers is not None:
         for pool in layers.pools:
@@ -198,10 +199,10 @@ def choosing_pages(
     ):
         return None
     yield None
-    side_by_side = _has_slots(probe.model, spec) and (
-        yield from _comparing_pages(probe, spec, kinds, found, side_by_side=True)
-    )
-    if not side_by_side and not (yield from _comparing_pages(probe, spec, kinds, found)):
+    for beside in _ways(probe.model, spec):
+        if (yield from _comparing_pages(probe, spec, kinds, found, beside)):
+            break
+    else:
         return None
     # A Mac's memory is shared with every other program: none is taken before it is needed.
     dialect = dialect_here()
@@ -219,7 +220,7 @@ def choosing_pages(
         at_once=dialect is not METAL,
         transfers=transfers_for(found),
         costs=costs,
-        side_by_side=side_by_side,
+        beside=beside,
     )
 
 
@@ -228,8 +229,7 @@ def _comparing_pages(
     spec: ModelCacheSpec,
     kinds: Sequence[PageKind],
     found: Sequence[PagedAttention],
-    *,
-    side_by_side: bool = False,
+    beside: Beside,
 ) -> Slices[bool]:
     """Whether the model's logits are right with pages, also beyond its windows."""
 
@@ -237,7 +237,7 @@ def _comparing_pages(
         spec: ModelCacheSpec, kinds: Sequence[PageKind], attention: Sequence[PagedAttention]
     ) -> PagedLayers:
         states = states_of(probe.model, spec)
-        return PagedLayers(spec, kinds, attention, states=states, side_by_side=side_by_side)
+        return PagedLayers(spec, kinds, attention, states=states, beside=beside)
 
     tested = False
     with probe.narrowed() as narrow:
@@ -254,10 +254,12 @@ def _comparing_pages(
     return tested or (yield from probe.comparing(layers_of(spec, kinds, found)))
 
 
-def _has_slots(model: Module, spec: ModelCacheSpec) -> bool:
-    """Whether the model has layers with states, and all are rows of arrays in a batch."""
+def _ways(model: Module, spec: ModelCacheSpec) -> tuple[Beside, ...]:
+    """How prompts may share a pass, best first: states of them are rows of arrays, or they are
+    computed alone."""
     make = states_of(model, spec)
-    return make is not None and all(isinstance(one, ArraysCache) for one in make().values())
+    slots = make is not None and all(isinstance(one, ArraysCache) for one in make().values())
+    return ("padded", "even", "alone") if slots else ("alone",)
 
 
 def transfers_for(attention: Sequence[PagedAttention]) -> Transfers | None:

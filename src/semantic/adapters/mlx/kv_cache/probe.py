@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import statistics
 from collections.abc import Iterator, Sequence
@@ -59,6 +60,9 @@ _MOST_ROUNDED = 0.4
 """Rounding is up to so many times what mlx-lm's own batch differs by, and at most this: in a deep
 mixture of experts it routes tokens to other experts. Wrong attention in one kind of layers differs
 by 0.8 and more."""
+
+_COPIES = 4
+"""Of a sequence in a batch that shows what rounding prefill in a batch is."""
 
 _STRAYS = 3
 """Of so many logit vectors one does not count under rounding: that which differs most. Rounding
@@ -115,6 +119,8 @@ class LogitsProbe:
         # False for NaN. The yardstick costs a run of its own and is rarely needed.
         if counted <= self._rounded:
             return True
+        if isinstance(layers, PagedLayers) and layers.beside != "alone":
+            return counted <= self._yardstick_copies
         # mlx-lm's batch is no yardstick for itself: padding may be what is wrong.
         padded = isinstance(layers, ContiguousLayers) and not any(layers.ragged)
         return counted <= (self._yardstick_unpadded if padded else self._yardstick)
@@ -174,6 +180,14 @@ class LogitsProbe:
         try:
             found = at_once(_batched(self.model, _Padded(self.model), alike))
             return _most_rounded(_differences(found, at_once(_solo(self.model, alike))))
+        except _NOT_AN_ARRAY:
+            return 0.0
+
+    @functools.cached_property
+    def _yardstick_copies(self) -> float:
+        """The same of a batch of mlx-lm's whose sequences are one, prefilled together."""
+        try:
+            return _most_rounded(self._differences(at_once(_solo(self.model, copies=_COPIES))))
         except _NOT_AN_ARRAY:
             return 0.0
 
@@ -283,14 +297,16 @@ def _ids(tokens: Sequence[Sequence[int]]) -> mx.array:
     )  # as sampled tokens are: a GPU compiles one gather
 
 
-def _solo(model: Module, prompts: _Prompts = _PROMPTS) -> Slices[list[mx.array]]:
+def _solo(
+    model: Module, prompts: _Prompts = _PROMPTS, *, copies: int = 1
+) -> Slices[list[mx.array]]:
     """Logits (2, vocab) of each step, each sequence alone, with mlx-lm's own caches."""
     by_sequence: list[list[mx.array]] = []
     for row, prompt in enumerate(prompts):
         caches = make_prompt_cache(model)
         logits: list[mx.array] = []
         for tokens in (list(prompt), *([step[row]] for step in _STEPS)):
-            logits.append(model(_ids([tokens]), cache=caches)[:, -1])
+            logits.append(model(_ids([tokens] * copies), cache=caches)[:1, -1])
             mx.eval(logits[-1])
             yield None
         by_sequence.append(logits[1:])
@@ -302,7 +318,7 @@ def _batched(
 ) -> Slices[list[mx.array]]:
     """`_solo` with both sequences in one batch."""
     sequences = [layers.empty(BLOCK_TOKENS) for _ in prompts]
-    if isinstance(layers, PagedLayers) and layers.side_by_side:
+    if isinstance(layers, PagedLayers) and layers.beside != "alone":
         paged = cast("list[list[PagedCache]]", sequences)
         yield from _prefilled_side_by_side(model, layers, paged, prompts)
     else:
@@ -335,19 +351,14 @@ def _prefilled_side_by_side(
     sequences: Sequence[Sequence[PagedCache]],
     prompts: _Prompts,
 ) -> Slices[None]:
-    """Prefill the prompts together, up to the end of each."""
-    at = 0
-    for stop in sorted({len(prompt) for prompt in prompts}):
-        compute_side_by_side(
-            model,
-            layers.chunk_layers,
-            [
-                (caches, prompt[at:stop])
-                for caches, prompt in zip(sequences, prompts, strict=True)
-                if len(prompt) >= stop
-            ],
-        )
-        at = stop
+    """Prefill the prompts together: equally many tokens of each, then what is left of each."""
+    lengths = sorted({len(prompt) for prompt in prompts})
+    stops = lengths if layers.beside == "even" else [lengths[0] // 2, lengths[-1]]
+    for at, stop in itertools.pairwise([0, *stops]):
+        parts = [
+            (caches, prompt[at:stop]) for caches, prompt in zip(sequences, prompts, strict=True)
+        ]
+        compute_side_by_side(model, layers.chunk_layers, [part for part in parts if part[1]])
         yield None
 
 

@@ -1,7 +1,7 @@
 """The states of a recurrent layer's sequences in a batch, in slots.
 
 A recurrent layer's states are one array per part, row i of which is sequence i's: a state has no
-length, so nothing is padded or aligned. A step replaces the arrays as a whole. Membership is an
+length, so nothing is aligned. A step replaces the arrays as a whole. Membership is an
 index: rows that stay, rows that join and padding are gathered once, in the step that follows.
 Knows mlx-lm's ArraysCache; not what computes with a state.
 """
@@ -59,6 +59,10 @@ class StateBatch(ArraysCache):
         self._settled &= padding == self._padding
         self._padding = padding
 
+    def take(self, counts: Sequence[int]) -> None:
+        """Let the only pass compute so many tokens of each row; what follows them is padding."""
+        self.lengths = mx.array([*counts, *[0] * self._padding], mx.int32)  # type: ignore[assignment]
+
     def filter(self, batch_indices: Sequence[int]) -> None:
         """Keep only these rows."""
         self._settle(padding=0)
@@ -110,8 +114,9 @@ class StateBatch(ArraysCache):
             for row in self._rows:
                 row.cache[idx] = _Lent(value.nbytes // value.shape[0])
 
-    def make_mask(self, *_: object, **__: object) -> None:
-        """No mask: nothing is padded."""
+    def make_mask(self, N: int, *_: object, **__: object) -> mx.array | None:
+        """Which of N tokens of each row are real, (rows, N); None: all of them."""
+        return cast("mx.array | None", super().make_mask(N))
 
     # Inside
 

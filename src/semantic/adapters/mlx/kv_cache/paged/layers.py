@@ -33,7 +33,12 @@ from semantic.adapters.mlx.kv_cache.paged.cache import PagedBatch, PagedCache, P
 from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool, PageRef
 from semantic.adapters.mlx.kv_cache.paged.page_table import PagedBlock, PagedSequence, PageTable
-from semantic.adapters.mlx.kv_cache.paged.side_by_side import ChunkBatch
+from semantic.adapters.mlx.kv_cache.paged.side_by_side import (
+    Beside,
+    ChunkBatch,
+    ChunkLayers,
+    ChunkLayout,
+)
 from semantic.domain.entities import AgentBlocks, BlockData, KVBlock
 from semantic.domain.errors import CacheReconstructionError
 from semantic.domain.prefix import earliest_cut
@@ -84,14 +89,14 @@ class PagedLayers:
         at_once: bool = True,
         costs: RowCosts = PORTABLE_COSTS,
         states: MakeStates | None = None,
-        side_by_side: bool = False,
+        beside: Beside = "alone",
     ) -> None:
         """`attention[i]` computes over pages of `kinds[i]`; `states` makes the caches of others.
 
         With `at_once`, `set_aside` allocates memory at once; else pools grow when needed.
-        `side_by_side`: sequences with states may compute equally many tokens in one pass.
+        `beside`: how sequences with states may share a pass.
         """
-        self.side_by_side = side_by_side and states is not None
+        self.beside: Beside = "alone" if states is None else beside
         self._at_once = at_once
         # A state would see padding, and cannot take its tokens as rows.
         self.costs = costs if states is None else costs._replace(pad_to=1)
@@ -225,23 +230,32 @@ class PagedLayers:
         layers = self._layers.values()
         return [PagedBatch(layer, metadata, (), write_first=True) for layer in layers]
 
-    def chunk_layers(
-        self, sequences: Sequence[Sequence[PagedCache]], n_tokens: int
-    ) -> list[ChunkBatch | StateBatch]:
-        """The layers of one pass over the next `n_tokens` of each of these sequences, padded."""
-        n_rows = self.costs.size(len(sequences))
-        metadata = _rows_of(
-            [(caches, n_tokens) for caches in sequences], lambda _: n_rows * n_tokens
-        )
+    def chunk_layers(self, chunks: Sequence[tuple[Sequence[PagedCache], int]]) -> ChunkLayers:
+        """The layers of one pass over the next tokens of these sequences, so many of each.
+
+        Raises ValueError if the model computes only equally many of each, and these are not.
+        """
+        counts = [n_tokens for _, n_tokens in chunks]
+        width = max(counts) if self.beside == "even" else self.costs.size(max(counts))
+        shape = n_sequences, _ = self.costs.size(len(chunks)), width
+        even = all(count == width for count in counts)
+        if self.beside == "even" and not even:
+            raise ValueError(f"expected {width} tokens of each, not {counts}")
+        size = (lambda _: n_sequences * width) if even else self.costs.size
+        metadata = _rows_of(chunks, size)
+        firsts = [first_paged(caches).offset for caches, _ in chunks]
+        layout = ChunkLayout(firsts, counts, shape, metadata.n_rows)
         layers: list[ChunkBatch | StateBatch] = []
         for i in range(self._spec.n_layers):
             if i in self._layers:
-                layers.append(ChunkBatch(self._layers[i], metadata, n_tokens))
+                layers.append(ChunkBatch(self._layers[i], metadata, layout))
                 continue
-            states = StateBatch([cast(ArraysCache, caches[i]) for caches in sequences])
-            states.pad_to(n_rows)
+            states = StateBatch([cast(ArraysCache, caches[i]) for caches, _ in chunks])
+            states.pad_to(n_sequences)
+            if not even:
+                states.take(counts)
             layers.append(states)
-        return layers
+        return ChunkLayers(shape, layers)
 
     def fill(
         self,

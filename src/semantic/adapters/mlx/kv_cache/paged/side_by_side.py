@@ -1,15 +1,16 @@
-"""Prefill of several sequences side by side: one pass over equally many tokens of each.
+"""Prefill of several sequences side by side: one pass over the next tokens of each.
 
-For models with states, which take their tokens one after the other: such a pass is about as long
-as that of one sequence where states bound it. In layers with pages each token is a row of a batch;
-states are rows as they are in decoding. Knows caches; neither requests nor when this pays.
+For models with states, which take their tokens one after the other: a pass over many sequences
+costs less than as many passes. Sequences with fewer tokens than the longest are padded behind
+them; their states do not see padding, as mlx-lm's `lengths` say. In layers with pages each token is
+a row of a batch, and padding is none. Knows caches; neither requests nor when this pays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -26,6 +27,10 @@ from semantic.adapters.mlx.kv_cache.paged.cache import (
     PagedLayer,
 )
 
+Beside = Literal["alone", "even", "padded"]
+"""How sequences of a model may share a pass: not at all, with equally many tokens of each, or with
+any number of each, of which mlx-lm's model tells padding by `lengths`."""
+
 Caches = Sequence[PagedCache]
 """A sequence's caches of all layers; those without pages are mlx-lm's states."""
 
@@ -34,25 +39,60 @@ Chunk = tuple[Caches, Sequence[int]]
 """A sequence and its next tokens."""
 
 
-class ChunkBatch:
-    """One layer's pages of sequences that compute `n_tokens` each; mlx-lm's batch cache interface.
+class ChunkLayout:
+    """Where the tokens of a pass are: sequence after sequence in rows, (sequences, width) else.
 
-    Rows of `metadata` are the tokens, sequence after sequence; padding is whole sequences.
+    Sequence i has `counts[i]` tokens, the first at position `firsts[i]`; the rest of its width is
+    padding, and so are the sequences after the last.
     """
 
-    def __init__(self, layer: PagedLayer, metadata: BatchMetadata, n_tokens: int) -> None:
+    def __init__(
+        self, firsts: Sequence[int], counts: Sequence[int], shape: tuple[int, int], n_rows: int
+    ) -> None:
+        """Of a pass of `shape`, (sequences, width), and `n_rows` rows, padding included."""
+        self.shape = n_sequences, width = shape
+        padding = [0] * (n_sequences - len(firsts))
+        self.offset = mx.array([*firsts, *padding], mx.int32)
+        self._slots: mx.array | None = None
+        if n_rows == n_sequences * width and all(count == width for count in counts):
+            return  # row i is slot i
+        slots = [i * width + at for i, count in enumerate(counts) for at in range(count)]
+        rows = [0] * (n_sequences * width)
+        for row, slot in enumerate(slots):
+            rows[slot] = row
+        self._slots = mx.array([*slots, *[0] * (n_rows - len(slots))], mx.uint32)
+        self._rows = mx.array(rows, mx.uint32)
+
+    def to_rows(self, columns: mx.array) -> mx.array:
+        """(sequences, heads, tokens, width) as (rows, heads, 1, width)."""
+        n_heads, width = columns.shape[1], columns.shape[3]
+        found = columns.swapaxes(1, 2).reshape(-1, n_heads, 1, width)
+        return found if self._slots is None else found[self._slots]
+
+    def to_columns(self, rows: mx.array) -> mx.array:
+        """Back again; padding is like the first token."""
+        found = rows if self._slots is None else rows[self._rows]
+        return found.reshape(*self.shape, rows.shape[1], rows.shape[3]).swapaxes(1, 2)
+
+
+class ChunkBatch:
+    """One layer's pages of sequences in a pass; mlx-lm's batch cache interface.
+
+    Rows of `metadata` are the tokens, sequence after sequence.
+    """
+
+    def __init__(self, layer: PagedLayer, metadata: BatchMetadata, layout: ChunkLayout) -> None:
         self._rows = PagedBatch(layer, metadata, (), write_first=True)
-        self._n_tokens = n_tokens
-        firsts = metadata.lengths[::n_tokens]
-        n_padding = metadata.n_rows // n_tokens - len(firsts)
-        self.offset = mx.array([*firsts, *[0] * n_padding], mx.int32)
+        self._layout = layout
+        self.offset = layout.offset
         """Position of the first token of each sequence; 0 of padding."""
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[PagedKeys, PagedKeys]:
-        """Take the tokens, (sequences, kv_heads, n_tokens, head_dim); as one handle."""
-        if keys.shape[2] != self._n_tokens:
-            raise ValueError(f"expected {self._n_tokens} tokens of each, not {keys.shape[2]}")
-        handle = PagedKeys(self, self._as_rows(keys), self._as_rows(values), 0)
+        """Take the tokens, (sequences, kv_heads, tokens, head_dim); as one handle."""
+        if (keys.shape[0], keys.shape[2]) != self._layout.shape:
+            raise ValueError(f"expected (sequences, tokens) of {self._layout.shape}")
+        as_rows = self._layout.to_rows
+        handle = PagedKeys(self, as_rows(keys), as_rows(values), 0)
         return handle, handle
 
     def attend(
@@ -63,17 +103,11 @@ class ChunkBatch:
         sinks: mx.array | None,
         rope: mx.array | None = None,
     ) -> mx.array:
-        """See `PagedBatch.attend`; (sequences, heads, n_tokens, width)."""
-        rope = None if rope is None else self._as_rows(rope)
-        found = self._rows.attend(self._as_rows(plain(q)), keys, scale, sinks, rope)
-        rows, n_heads, _, width = found.shape
-        found = found.reshape(rows // self._n_tokens, self._n_tokens, n_heads, width)
-        return found.swapaxes(1, 2)
-
-    @property
-    def n_rows(self) -> int:
-        """Sequences of a pass, with padding."""
-        return self.offset.size
+        """See `PagedBatch.attend`; (sequences, heads, tokens, width)."""
+        as_rows = self._layout.to_rows
+        rope = None if rope is None else as_rows(rope)
+        found = self._rows.attend(as_rows(plain(q)), keys, scale, sinks, rope)
+        return self._layout.to_columns(found)
 
     def make_mask(self, *_: object, **__: object) -> None:
         """No mask: a row attends to the tokens up to its own."""
@@ -83,11 +117,6 @@ class ChunkBatch:
         """The array to evaluate, which writes the tokens."""
         return self._rows.state
 
-    def _as_rows(self, columns: mx.array) -> mx.array:
-        """(sequences, heads, n_tokens, width) as (rows, heads, 1, width)."""
-        n, n_heads, n_tokens, width = columns.shape
-        return columns.swapaxes(1, 2).reshape(n * n_tokens, n_heads, 1, width)
-
 
 class _Pass(NamedTuple):
     """Tokens, (sequences, tokens of each), and layers of sequences with states of one shape."""
@@ -96,12 +125,19 @@ class _Pass(NamedTuple):
     layers: list[ChunkBatch | StateBatch]
 
 
-Layers = Callable[[Sequence[Caches], int], "list[ChunkBatch | StateBatch]"]
-"""The layers of a pass over so many tokens of each of these sequences."""
+class ChunkLayers(NamedTuple):
+    """The layers of a pass over `shape`, (sequences, tokens of each), with padding."""
+
+    shape: tuple[int, int]
+    layers: list[ChunkBatch | StateBatch]
+
+
+Layers = Callable[[Sequence[tuple[Caches, int]]], ChunkLayers]
+"""The layers of a pass over the next tokens of sequences, so many of each."""
 
 
 def compute_side_by_side(model: Module, layers: Layers, chunks: Sequence[Chunk]) -> None:
-    """Append equally many tokens to each of these sequences.
+    """Append its tokens to each of these sequences.
 
     What raises leaves all of them as they were.
     """
@@ -132,10 +168,10 @@ def _passes(layers: Layers, chunks: Sequence[Chunk]) -> list[_Pass]:
         groups.setdefault(state_shapes(chunk[0]), []).append(chunk)
     found: list[_Pass] = []
     for members in groups.values():
-        inputs = mx.array([list(tokens) for _, tokens in members], mx.uint32)
-        of = layers([caches for caches, _ in members], inputs.shape[1])
-        n_padding = max(layer.n_rows for layer in of) - len(members)
-        found.append(_Pass(mx.pad(inputs, [(0, n_padding), (0, 0)]), of))
+        (n_sequences, width), of = layers([(caches, len(tokens)) for caches, tokens in members])
+        rows = [[*tokens, *[0] * (width - len(tokens))] for _, tokens in members]
+        rows += [[0] * width] * (n_sequences - len(members))
+        found.append(_Pass(mx.array(rows, mx.uint32), of))
     return found
 
 
