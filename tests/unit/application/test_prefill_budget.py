@@ -257,3 +257,17 @@ def test_chunks_have_few_sizes_and_lose_less_than_a_third_by_it() -> None:
     sizes = {chunk_size(n) for n in range(16, 2049)}
     assert len(sizes) == 15
     assert all(2 * n / 3 - 1 <= chunk_size(n) <= n for n in range(1, 2049))
+
+
+def test_what_was_left_of_a_step_shows_the_fixed_cost_and_not_the_rate() -> None:
+    """Passes of 70 ms however small they are, as those of a shape that is new to a device."""
+    budget = PrefillBudget(TARGET)
+    cost = 0.07
+    rates: list[float] = []
+    for n in (64, 128, 192, 256):
+        passes = [MeasuredPass(n, cost, n + 48), MeasuredPass(48, cost, n + 48)]
+        budget.observe(passes, 2 * cost, decoding=False)
+        assert budget.rate is not None
+        rates.append(budget.rate)
+    assert rates == sorted(rates)
+    assert left(budget, decoding=0, concurrent=True) > 256

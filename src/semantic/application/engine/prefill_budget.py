@@ -44,8 +44,11 @@ SIZES_BESIDE = (2, 3, 4, 6, 8, 12, *_SIZES)
 
 
 class MeasuredPass(NamedTuple):
-    """A pass over `n_tokens` of one prompt, of `allowed`, and `n_beside` of others, padding
-    included."""
+    """A pass over `n_tokens` of one prompt, and `n_beside` of others, padding included.
+
+    `allowed` is how many tokens its step might have, with those before it: what is left of a step
+    may be few, and does not show how many a pass could have.
+    """
 
     n_tokens: int
     seconds: float

@@ -38,8 +38,8 @@ class Step:
 
     `decoding` requests decode in this step. `first_token_due`: a request awaits its first token,
     so the step prefills nothing. `concurrent`: see `RecentConcurrency`. Its `passes` cost as
-    much as `cost` tokens of one prompt. Of the pass to come: how many tokens it is `allowed`, when
-    it started, and what is computed `beside`.
+    much as `cost` tokens of one prompt, of `allowed`. Of the pass to come: when it started, and
+    what is computed `beside`.
     """
 
     started: float
@@ -201,7 +201,8 @@ class Scheduler:
             prompts=len(ready),
             concurrent=step.concurrent,
         )
-        left = step.allowed = self._within_memory(step, request, left)
+        left = self._within_memory(step, request, left)
+        step.allowed = int(step.cost) + left
         is_last = left >= request.to_prefill
         first_token_due = any(one.awaits_first_token for one in self.running)
         # What is left of a step may be less than a pass costs.
