@@ -14,6 +14,7 @@ from semantic.adapters.mlx.kv_cache import forms
 from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention
 from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
 from semantic.adapters.mlx.kv_cache.paged.self_test import computes_attention
+from semantic.adapters.mlx.kv_cache.paged.side_by_side import Beside
 from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, choosing_layers
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.adapters.mlx.model import provider
@@ -57,13 +58,12 @@ def _comparing_once(
     spec: ModelCacheSpec,
     kinds: Sequence[PageKind],
     found: Sequence[PagedAttention],
-    *,
-    side_by_side: bool = False,
+    beside: Beside,
 ) -> Slices[bool]:
     models = probe.model, probe._decoding
-    key = (*map(id, models), *map(type, found), side_by_side)
+    key = (*map(id, models), *map(type, found), beside)
     if key not in _passed:
-        if not (yield from _comparing_pages(probe, spec, kinds, found, side_by_side=side_by_side)):
+        if not (yield from _comparing_pages(probe, spec, kinds, found, beside)):
             return False
         _passed[key] = models
     return True
