@@ -24,7 +24,7 @@ ORDERS: Final = 2
 _PIECES: Final = BLOCK_TOKENS // PIECE
 Order = Literal["last used", "left first", "dropped"]
 EVICTED: Final[tuple[Order, ...]] = ("last used", "left first", "dropped")
-_Asked = tuple[float, str, tuple[int, ...], int]
+Asked = tuple[float, str, tuple[int, ...], int]
 """A request: when, of which agent, the hashes of its blocks, and its tokens."""
 
 
@@ -36,7 +36,7 @@ def left_histories(sessions: Sequence[Sequence[Recorded]], prefill: float) -> It
     milliseconds to compute what is not stored, at `prefill` tokens per second.
     """
     orders = [random.Random(seed).sample(list(sessions), len(sessions)) for seed in range(ORDERS)]
-    asked = [_asked(one) for one in orders]
+    asked = [requests_of(one, AT_ONCE) for one in orders]
     sizes = [working_set(visits(one, AT_ONCE)) * TOKENS_PER_TOKEN for one in orders]
     for share in SHARES:
         for order in EVICTED:
@@ -69,7 +69,7 @@ class _Store:
         self.lost = self.known = self.returned = 0
         self.computed: list[int] = []
 
-    def ask(self, asked: _Asked) -> None:
+    def ask(self, asked: Asked) -> None:
         """A prompt, with its answer's agent."""
         _, agent, chain, n_tokens = asked
         there, known = _beginning(chain, self._blocks), _beginning(chain, self._seen)
@@ -100,10 +100,10 @@ class _Store:
                 self._blocks.move_to_end(block, last=False)
 
 
-def _asked(sessions: Sequence[Sequence[Recorded]]) -> list[_Asked]:
+def requests_of(sessions: Sequence[Sequence[Recorded]], at_once: int) -> list[Asked]:
     """All requests in their order, so many sessions at once."""
-    free = [0.0] * AT_ONCE
-    found: list[_Asked] = []
+    free = [0.0] * at_once
+    found: list[Asked] = []
     for number, session in enumerate(sessions):
         start = heappop(free)
         pieces: dict[str, list[int]] = {}

@@ -1,16 +1,21 @@
 """A move to another replica against a prefill, and decoding while blocks are uploaded.
 
-The object store is a folder, or what SEMANTIC_REMOTE_STORE names: `make test-fleet` has a real one.
+The object store is a folder, or what SEMANTIC_REMOTE_STORE names; `python -m tests.fleet.seaweed
+COMMAND` runs a command beside a real one. Uploads go to a folder.
 """
 
 from __future__ import annotations
 
 import os
 import statistics
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import semantic.adapters.mlx  # isort: skip  # noqa: F401  loads OpenBLAS before MLX
 
@@ -32,20 +37,30 @@ from semantic.domain.block_hash import BlockLink, Part, Scope, namespace_of, ten
 from semantic.domain.stored import BlockHeader, StoredBlock
 from semantic.domain.value_objects import CompletedGeneration, TokenEvent
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 QUESTION = (
     "What does a move to another replica cost against a prefill, and decoding while uploading?"
 )
 CRITERION = "the median decode step is at most 2 % longer while blocks are uploaded at the set rate"
 MOST = 1.02
 LENGTH, MOVES = 1500, 3
-STEPS, WINDOWS, AGENTS = 16, 16, 2
+STEPS, WINDOWS, AGENTS = 16, 45, 2
 BYTES_PER_SECOND = 8 * (1 << 20) * (os.cpu_count() or 1)
 """As a server uploads."""
+NETWORKS, SHORT, DECIDED = (0.25, 4.0), 600, 2
+"""Networks as parts of the break-even, tokens of a prompt there, and how many are decided."""
+OBJECTS = 2000
+"""Small objects that are listed."""
+TRANSFERS = 16
+"""Bodies that are uploaded and read."""
 SECRET = bytes(range(32))
+Row = dict[str, Scalar]
 
 
 def run() -> Result:
-    """Moves first, then decode steps with and without uploads, in turns."""
+    """Moves first, then slow networks, then decode steps with and without uploads, in turns."""
     started = Run.start(
         "moves",
         QUESTION,
@@ -55,54 +70,145 @@ def run() -> Result:
     )
     with TemporaryDirectory(prefix="semantic-benchmark-") as folder:
         url = os.environ.get("SEMANTIC_REMOTE_STORE") or (Path(folder) / "bucket").as_uri()
-        samples = [*moves(url), *steps(f"{url}/uploads")]
-    middle = {what: statistics.median(each) for what, each in _by_kind(samples).items()}
-    ratio = middle["step beside uploads"] / middle["step"]
+        samples = [*requests(url), *transfers(f"{url}/transfers"), *moves(url)]
+        middle = _medians(samples)
+        even = middle["bytes"] / middle["prefill"] * 1e3
+        # A server on this machine would take its own part of the processor from decoding.
+        samples += [*networks(url, even), *steps((Path(folder) / "uploads").as_uri())]
+    middle = _medians(samples)
+    ratio, processor = middle["longer"], middle["more processor time"]
+    cores = os.cpu_count() or 1
     summary: dict[str, Json] = {
+        "store": url.split(":", 1)[0],
         "prefill_ms": round(middle["prefill"]),
         "move_ms": round(middle["move"]),
         "look_up_ms": round(middle["look-up"], 1),
         "mb": round(middle["bytes"] / 1e6, 1),
         "times": round(middle["prefill"] / middle["move"], 1),
+        "break_even_mb_s": round(even / 1e6, 1),
+        "networks": [{k: v for k, v in one.items() if k != "what"} for one in samples
+                     if one["what"] == "network"],
         "step_ms": round(middle["step"], 2),
         "step_beside_uploads_ms": round(middle["step beside uploads"], 2),
         "longer_percent": round(100 * (ratio - 1), 2),
+        "longer_by_other_load_percent": round(100 * (middle["longer by other load"] - 1), 2),
+        "more_processor_time_percent": round(100 * (processor - 1), 2),
         "uploads_mb_s": round(BYTES_PER_SECOND / 1e6, 1),
-    }
+        "upload_s_per_gb": round(middle["upload, processor seconds for a GB"], 2),
+        "read_s_per_gb": round(middle["read, processor seconds for a GB"], 2),
+        "uploads_percent_of_cores": round(
+            100 * middle["upload, processor seconds for a GB"] * BYTES_PER_SECOND / 1e9 / cores, 2
+        ),
+        "head_ms": round(middle["HEAD"], 2),
+        "put_ms": round(middle["PUT"], 2),
+        "list_page_ms": round(middle["LIST"], 1),
+    }  # fmt: skip
     return started.finish(
         samples, summary, Verdict(CRITERION, MOST, round(ratio, 4), passed=ratio <= MOST)
     )
 
 
-def replica(url: str) -> SharedTiers:
+class SlowObjects(Objects):
+    """An object store behind a network of `bytes_per_second`, which all readers share."""
+
+    bytes_per_second = float("inf")
+
+    def read(self, path: str, start: int, stop: int) -> Buffer:
+        with _NETWORK:
+            time.sleep((stop - start) / self.bytes_per_second)
+        return super().read(path, start, stop)
+
+
+_NETWORK = threading.Lock()
+
+
+def requests(url: str) -> Iterator[Row]:
+    """Milliseconds of requests with few bytes, and of a page of 1,000 names."""
+    objects = Objects.open(f"{url}/small")
+    for number in range(OBJECTS):
+        yield _timed("PUT", partial(objects.create, f"x/{number:06}", b"small"))
+    for number in range(0, OBJECTS, 20):
+        yield _timed("HEAD", partial(objects.size, f"x/{number:06}"))
+    for _ in range(5):
+        whole = _timed("LIST", lambda: objects.listed("x", OBJECTS))
+        yield whole | {"value": float(str(whole["value"])) * 1000 / OBJECTS}
+
+
+def _timed(what: str, does: Callable[[], object]) -> Row:
+    begun = time.perf_counter()
+    does()
+    return {"what": what, "value": 1e3 * (time.perf_counter() - begun)}
+
+
+def replica(url: str, kind: type[Objects] = Objects) -> SharedTiers:
     """A replica's store: memory, and the object store behind a queue."""
-    remote = RemoteStore(Objects.open(url), SECRET)
+    remote = RemoteStore(kind.open(url), SECRET)
     return SharedTiers(MemoryStore(1 << 33, secret=SECRET), BackgroundStore(remote, 1 << 33))
 
 
-def moves(url: str) -> Iterator[dict[str, Scalar]]:
+def moves(url: str) -> Iterator[Row]:
     """Milliseconds to the first token of agents that are computed, and of the same moved."""
     model = smollm2_135m()
     for number in range(MOVES):
-        tokens = [1 + (i * 31 + number * 7) % 997 for i in range(LENGTH)]
+        tokens = _prompt(LENGTH, number)
         one, other = replica(url), replica(url)
         here = Rig.build(model, store=one, model_id=stored.MODEL_ID)
-        yield {"what": "prefill", "value": 1e3 * first_token(here, tokens)}
+        yield {"what": "prefill", "value": 1e3 * first_token(here, tokens)[0]}
         one.flush()
         there = Rig.build(model, store=other, model_id=stored.MODEL_ID)
-        remote = remote_tier(other)
-        if remote is None:
-            raise AssertionError("the replica has no remote tier")
-        discovery = Discovery(there.backend, other, remote)
-        begun = time.perf_counter()
-        discovery.look_up("ann", "", tokens)
-        looked_up = time.perf_counter() - begun
+        looked_up = _look_up(there, other, tokens)
         yield {"what": "look-up", "value": 1e3 * looked_up}
         yield {"what": "bytes", "value": float(_bytes_of(there, other, tokens))}
-        yield {"what": "move", "value": 1e3 * (looked_up + first_token(there, tokens))}
-        discovery.close()
+        yield {"what": "move", "value": 1e3 * (looked_up + first_token(there, tokens)[0])}
         for rig in (here, there):
             rig.engine.close()
+
+
+def networks(url: str, even: float) -> Iterator[Row]:
+    """What a replica does behind networks that are slower and faster than `even` bytes a second:
+    the first prompt is read to measure it, then each is decided."""
+    model = smollm2_135m()
+    for share in NETWORKS:
+        prompts = [_prompt(SHORT, 100 + number) for number in range(1 + DECIDED)]
+        one, other = replica(f"{url}/{share}"), replica(f"{url}/{share}", SlowObjects)
+        here = Rig.build(model, store=one, model_id=stored.MODEL_ID)
+        computed = [first_token(here, tokens)[0] for tokens in prompts]
+        one.flush()
+        there = Rig.build(model, store=other, model_id=stored.MODEL_ID)
+        first_token(there, _prompt(SHORT, 99))  # what computing takes is measured first
+        SlowObjects.bytes_per_second = share * even
+        found = []
+        for tokens in prompts:
+            _look_up(there, other, tokens)
+            found.append(first_token(there, tokens))
+        yield {
+            "what": "network",
+            "of_break_even": share,
+            "measured_first_ms": round(1e3 * found[0][0]),
+            "then_ms": round(1e3 * statistics.median(seconds for seconds, _ in found[1:])),
+            "computed_ms": round(1e3 * statistics.median(computed)),
+            "then_read": sum(cached > 0 for _, cached in found[1:]),
+            "of": DECIDED,
+        }
+        for rig in (here, there):
+            rig.engine.close()
+
+
+def _prompt(n_tokens: int, number: int) -> list[int]:
+    return [1 + (i * 31 + number * 7) % 997 for i in range(n_tokens)]
+
+
+def _look_up(rig: Rig, store: SharedTiers, tokens: list[int]) -> float:
+    """Seconds to learn what the object store has of a prompt."""
+    remote = remote_tier(store)
+    if remote is None:
+        raise AssertionError("the replica has no remote tier")
+    discovery = Discovery(rig.backend, store, remote)
+    begun = time.perf_counter()
+    discovery.look_up("ann", "", tokens)
+    looked_up = time.perf_counter() - begun
+    discovery.close()
+    return looked_up
 
 
 def _bytes_of(rig: Rig, store: SharedTiers, tokens: list[int]) -> int:
@@ -114,15 +220,17 @@ def _bytes_of(rig: Rig, store: SharedTiers, tokens: list[int]) -> int:
     return 0 if prefix is None else prefix.n_bytes
 
 
-def first_token(rig: Rig, tokens: list[int]) -> float:
-    """Seconds to the first token of a prompt, to its end."""
+def first_token(rig: Rig, tokens: list[int]) -> tuple[float, int]:
+    """Seconds to the first token of a prompt, to its end, and how many tokens were cached."""
     begun = time.perf_counter()
     rig.engine.submit("ann", tokens, max_tokens=2)
-    seconds = 0.0
+    seconds, cached = 0.0, 0
     for event in _events(rig):
         if isinstance(event, TokenEvent) and not seconds:
             seconds = time.perf_counter() - begun
-    return seconds
+        if isinstance(event, CompletedGeneration):
+            cached = event.cached_tokens
+    return seconds, cached
 
 
 def _events(rig: Rig) -> Iterator[object]:
@@ -130,8 +238,10 @@ def _events(rig: Rig) -> Iterator[object]:
         yield from rig.engine.step_once()
 
 
-def steps(url: str) -> Iterator[dict[str, Scalar]]:
-    """Milliseconds of decode steps, in windows with and without an upload in progress."""
+def steps(url: str) -> Iterator[Row]:
+    """Milliseconds of decode steps, in windows with and without an upload in progress; how much
+    longer they are than in the two windows around them; and how much longer in the second of these
+    than in the first, which is what other load does to a figure."""
     rig = Rig.build(smollm2_135m())
     for number in range(AGENTS):
         tokens = rig.add_idle_agent(f"agent-{number}", 512)
@@ -141,23 +251,51 @@ def steps(url: str) -> Iterator[dict[str, Scalar]]:
     remote = RemoteStore(Objects.open(url), SECRET)
     uploads = BackgroundStore(remote, 1 << 33, bytes_per_second=BYTES_PER_SECOND)
     n_bytes = sum(rig.spec.bytes_per_block(layer) for layer in range(rig.spec.n_layers))
-    body, blocks = os.urandom(n_bytes), iter(_blocks())
-    for window in range(WINDOWS):
-        is_uploading = window % 2 == 1
-        if is_uploading:
-            for _ in range(4):
-                uploads.put(StoredBlock(next(blocks), body))
-        for _ in range(STEPS):
-            begun = time.perf_counter()
-            events = rig.engine.step_once()
-            seconds = time.perf_counter() - begun
-            if any(isinstance(one, CompletedGeneration) for one in events):
-                raise AssertionError("the agents ended before the windows did")
-            what = "step beside uploads" if is_uploading else "step"
-            yield {"what": what, "value": 1e3 * seconds}
-        if is_uploading:
-            uploads.flush()
+    body, headers = os.urandom(n_bytes), iter(_blocks())
+    for _ in range(WINDOWS // 3):
+        alone, alone_processor = _window(rig)
+        for _ in range(4):
+            uploads.put(StoredBlock(next(headers), body))
+        beside, beside_processor = _window(rig)
+        uploads.flush()
+        again, again_processor = _window(rig)
+        for what, window in (("step", alone + again), ("step beside uploads", beside)):
+            for one in window:
+                yield {"what": what, "value": one}
+        first, middle, last = map(statistics.median, (alone, beside, again))
+        yield {"what": "longer", "value": 2 * middle / (first + last)}
+        yield {"what": "longer by other load", "value": max(first, last) / min(first, last)}
+        without = (alone_processor + again_processor) / 2
+        yield {"what": "more processor time", "value": beside_processor / without}
     uploads.close()
+
+
+def _window(rig: Rig) -> tuple[list[float], float]:
+    """Milliseconds of some decode steps, and the processor seconds of the process in them."""
+    found, processor = [], time.process_time()
+    for _ in range(STEPS):
+        begun = time.perf_counter()
+        events = rig.engine.step_once()
+        found.append(1e3 * (time.perf_counter() - begun))
+        if any(isinstance(one, CompletedGeneration) for one in events):
+            raise AssertionError("the agents ended before the windows did")
+    return found, time.process_time() - processor
+
+
+def transfers(url: str) -> Iterator[Row]:
+    """Processor seconds of this process for a GB that is uploaded and read, and nothing else."""
+    remote, body = RemoteStore(Objects.open(url), SECRET), os.urandom(12 << 20)
+    for header in islice(_blocks(), TRANSFERS):
+        begun = time.process_time()
+        remote.put(StoredBlock(header, body))
+        written = time.process_time()
+        if remote.read(header) != body:
+            raise AssertionError("what was read is not what was written")
+        read = time.process_time()
+        for what, seconds in (("upload", written - begun), ("read", read - written)):
+            value = seconds / len(body) * 1e9
+            yield {"what": f"{what}, processor seconds for a GB", "value": value}
+    remote.close()
 
 
 def _blocks() -> Iterator[BlockHeader]:
@@ -167,8 +305,9 @@ def _blocks() -> Iterator[BlockHeader]:
         yield BlockHeader(link, Part.FULL, "benchmark")
 
 
-def _by_kind(samples: list[dict[str, Scalar]]) -> dict[str, list[float]]:
+def _medians(samples: list[Row]) -> dict[str, float]:
     found: dict[str, list[float]] = {}
     for sample in samples:
-        found.setdefault(str(sample["what"]), []).append(float(str(sample["value"])))
-    return found
+        if "value" in sample:
+            found.setdefault(str(sample["what"]), []).append(float(str(sample["value"])))
+    return {what: statistics.median(each) for what, each in found.items()}
