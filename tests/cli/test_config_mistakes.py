@@ -83,6 +83,12 @@ def test_an_operators_key_is_no_tenants(arguments: list[str], words: str) -> Non
     assert words in ran.err
 
 
+def test_events_have_the_prompts_of_one_key_alone() -> None:
+    ran = semantic("config", "show", "--kv-events", "ipc://a", "--api-key", "a", "--api-key", "b")
+    assert (ran.code, len(ran.error_lines)) == (2, 1)
+    assert "kv_events: expected one API key at most" in ran.err
+
+
 def test_operators_keys_come_from_a_file_too(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# ours\nfrom-file\n")

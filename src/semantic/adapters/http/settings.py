@@ -280,7 +280,14 @@ def load_settings(flags: Mapping[str, object], file: Path | None = None) -> Load
             given = () if origins[name] == "default" else (origins[name],)
             origins[name] = " and ".join((*given, f"file {path_of_keys}"))
     _require_operators_apart(settings)
+    _require_one_tenant_for_events(settings)
     return LoadedSettings(settings, origins, path)
+
+
+def _require_one_tenant_for_events(settings: ServerSettings) -> None:
+    """A router compares tokens: where it sends a prompt would say what another tenant has sent."""
+    if settings.kv_events is not None and len(settings.api_keys) > 1:
+        raise InvalidRequestError("kv_events: expected one API key at most, whose prompts it shows")
 
 
 def _require_operators_apart(settings: ServerSettings) -> None:
