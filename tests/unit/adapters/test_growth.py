@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -26,13 +27,35 @@ SLACK = 1.1
 Call = Callable[[CacheStorePort], object]
 
 
-def stocked(kind: str, folder: Path, n: int) -> CacheStorePort:
-    """A store with `n` agents that share a beginning, each with a block of its own."""
-    store: CacheStorePort = (
-        MemoryStore(PLENTY)
-        if kind == "memory"
-        else DiskStore.open(folder / f"{kind} {n}", PLENTY, durable=False)
-    )
+Stocked = Callable[[str, Path, int], CacheStorePort]
+"""Of a kind, in a folder: a store with so many agents."""
+
+
+@pytest.fixture(scope="module")
+def stocked(tmp_path_factory: pytest.TempPathFactory) -> Stocked:
+    """Folders are filled once and copied."""
+    root = tmp_path_factory.mktemp("stocked")
+    for n in (FEW, MANY):
+        with closing(opened(root, n)) as store:
+            fill(store, n)
+
+    def stock(kind: str, folder: Path, n: int) -> CacheStorePort:
+        if kind == "disk":
+            shutil.copytree(root / f"disk {n}", folder / f"disk {n}")
+            return opened(folder, n)
+        store = MemoryStore(PLENTY)
+        fill(store, n)
+        return store
+
+    return stock
+
+
+def opened(folder: Path, n: int) -> DiskStore:
+    return DiskStore.open(folder / f"disk {n}", PLENTY, durable=False)
+
+
+def fill(store: CacheStorePort, n: int) -> None:
+    """With `n` agents that share a beginning, each with a block of its own."""
     for number in range(n):
         tokens = (*text(256), *text(20), number)
         for link in SCOPE.chain(tokens):
@@ -40,7 +63,6 @@ def stocked(kind: str, folder: Path, n: int) -> CacheStorePort:
         name = f"agent {number:04}"
         saved = replace(manifest(name, 0), token_ids=tokens, saved_at=number, parent="parent 1")
         assert store.save(replace(saved, parent=f"parent {number}"))
-    return store
 
 
 def limit_to(store: CacheStorePort, n_bytes: int) -> None:
@@ -106,7 +128,7 @@ CALLS: dict[str, Call] = {
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("kind", STORES)
-def test_a_call(kind: str, name: str, tmp_path: Path) -> None:
+def test_a_call(kind: str, name: str, tmp_path: Path, stocked: Stocked) -> None:
     with (
         closing(stocked(kind, tmp_path, FEW)) as few,
         closing(stocked(kind, tmp_path, MANY)) as many,
@@ -117,7 +139,7 @@ def test_a_call(kind: str, name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_an_eviction(kind: str, tmp_path: Path) -> None:
+def test_an_eviction(kind: str, tmp_path: Path, stocked: Stocked) -> None:
     with (
         closing(stocked(kind, tmp_path, FEW)) as few,
         closing(stocked(kind, tmp_path, MANY)) as many,
@@ -130,7 +152,7 @@ def put_block(store: CacheStorePort, *, link: BlockLink) -> None:
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_an_eviction_for_another_tenant(kind: str, tmp_path: Path) -> None:
+def test_an_eviction_for_another_tenant(kind: str, tmp_path: Path, stocked: Stocked) -> None:
     counts = []
     for n in (FEW, MANY):
         with closing(stocked(kind, tmp_path, n)) as store:
@@ -150,7 +172,7 @@ def pin(store: CacheStorePort, first: int, n: int) -> None:
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_an_eviction_beside_pins(kind: str, tmp_path: Path) -> None:
+def test_an_eviction_beside_pins(kind: str, tmp_path: Path, stocked: Stocked) -> None:
     """Pinned entries are not searched for victims."""
     counts = []
     for n in (FEW, MANY):
@@ -163,7 +185,7 @@ def test_an_eviction_beside_pins(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_a_put_that_finds_no_room(kind: str, tmp_path: Path) -> None:
+def test_a_put_that_finds_no_room(kind: str, tmp_path: Path, stocked: Stocked) -> None:
     (link,) = chain(250, seed=9)
     counts = []
     for n in (FEW, MANY):
@@ -175,7 +197,7 @@ def test_a_put_that_finds_no_room(kind: str, tmp_path: Path) -> None:
     assert counts[1] <= SLACK * counts[0]
 
 
-def test_a_new_index_costs_as_much_per_agent(tmp_path: Path) -> None:
+def test_a_new_index_costs_as_much_per_agent(tmp_path: Path, stocked: Stocked) -> None:
     counts = []
     for n in (FEW, MANY):
         stocked("disk", tmp_path, n).close()
@@ -190,4 +212,4 @@ def test_a_new_index_costs_as_much_per_agent(tmp_path: Path) -> None:
 
 
 def open_again(folder: Path, n: int, to: list[DiskStore]) -> None:
-    to.append(DiskStore.open(folder / f"disk {n}", PLENTY, durable=False))
+    to.append(opened(folder, n))
