@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -41,7 +41,11 @@ class Several:
 
 @contextmanager
 def several(
-    settings: ServerSettings | None = None, *, opened: bool = True, capacity: int = 1
+    settings: ServerSettings | None = None,
+    *,
+    names: Sequence[str] = NAMES,
+    opened: bool = True,
+    capacity: int = 1,
 ) -> Iterator[Several]:
     """`capacity` of the models fit together."""
     loader = FakeLoader()
@@ -51,7 +55,7 @@ def several(
         loops.append(asyncio.get_running_loop())
         if opened:
             loader.open.set()
-        return fake_models(loader, *NAMES, capacity=capacity)[1]
+        return fake_models(loader, *names, capacity=capacity)[1]
 
     context = ServerContext()
     app = create_app(context=context, lifecycle=Lifecycle(context, load), settings=settings)

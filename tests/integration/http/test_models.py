@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import threading
@@ -25,7 +26,7 @@ from semantic.domain.errors import (
 )
 from semantic.ports.agents import EVERY_AGENT, AgentFilter, AgentSummary, Tenant, TenantId
 from tests.support.fake_serving import FakeServing
-from tests.support.http_server import running, until
+from tests.support.http_server import Reply, running, until
 from tests.support.model_server import KEY, OPERATOR, several
 from tests.support.runnable_serving import NoAgents
 from tests.support.served_agents import AgentsWorld
@@ -221,6 +222,87 @@ def test_agents_are_those_of_the_first_model_or_of_one_that_is_named() -> None:
         assert one.loader.loads == {"llama": 1, "org/qwen": 1}
         assert one.ask("GET", "/v1/agents?model=lama").status == 404
         assert one.ask("GET", "/v1/requests").json["data"] == []
+
+
+def test_the_plus_sign_of_an_adapters_name_may_be_unencoded() -> None:
+    with several(names=("base", "base+sql")) as one:
+        for query in ("base+sql", "base%2Bsql"):
+            assert one.ask("GET", f"/v1/agents?model={query}").status == 200
+        assert one.loader.loads == {"base+sql": 1}
+        assert one.ask("GET", "/v1/agents?model=base+sqk").status == 404
+
+
+WRONG_NAMES: tuple[object, ...] = (
+    *("", "LLAMA", "llama\0", "llama\r\nX: y", "llama+sql", "x" * 99_999, "\ud800"),
+    *(5, ["llama"]),
+)
+MORE_WIRES: dict[str, dict[str, object]] = {
+    "/v1/messages/count_tokens": {"messages": MESSAGES},
+    "/v1/responses/input_tokens": {"input": "hi"},
+    "/v1/embeddings": {"input": "hi"},
+    "/api/v0/chat/completions": {"messages": MESSAGES},
+    "/api/chat": {"messages": MESSAGES, "stream": False},
+    "/api/generate": {"prompt": "hi", "stream": False},
+    "/api/show": {},
+    "/api/embed": {"input": "hi"},
+    "/tokenize": {"prompt": "hi"},
+    "/detokenize": {"tokens": [97]},
+}
+
+
+def test_what_names_no_model_is_refused_on_every_wire_and_loads_none() -> None:
+    with several() as one:
+        assert one.ask("POST", "/v1/models/llama/load").status == 200
+        for path, body in {**WIRES, **MORE_WIRES}.items():
+            for name in WRONG_NAMES:
+                reply = one.ask("POST", path, {"model": name, **body})
+                assert reply.status in {400, 404}, (path, str(name)[:20])
+                assert len(reply.body) < 1000
+                assert str(reply.json["error"]) != ""
+        assert one.loader.loads == {"llama": 1}
+        assert one.state("llama") == "loaded"
+
+
+def test_a_response_is_continued_by_another_model_and_by_no_other_tenant() -> None:
+    other = "key-of-another-tenant"
+    settings = ServerSettings(api_keys=(SecretStr(KEY), SecretStr(other)))
+    with several(settings) as one:
+        first = one.ask("POST", "/v1/responses", {"model": "llama", "input": "hi"}, KEY).json
+        more = {"model": "default", "input": "more", "previous_response_id": first["id"]}
+        reply = one.ask("POST", "/v1/responses", more, KEY)
+        assert (reply.status, reply.json["model"]) == (200, "org/qwen")
+        stored = one.ask("GET", f"/v1/responses/{first['id']}", key=KEY)
+        assert (stored.status, stored.json["model"]) == (200, "llama")
+        refused = one.ask("POST", "/v1/responses", more, other)
+        assert (refused.status, "previous_response_not_found" in str(refused.json)) == (400, True)
+        assert one.ask("GET", f"/v1/responses/{first['id']}", key=other).status == 404
+        assert one.loader.loads == {"llama": 1, "org/qwen": 1}
+
+
+def test_an_unload_waits_for_the_stream_of_its_model_and_stops_no_other() -> None:
+    with several(capacity=2) as one:
+        held = one.loader.held = asyncio.Event()
+        chat = {"model": "llama", "messages": MESSAGES}
+        replies: list[Reply] = []
+
+        def ask(path: str, body: object) -> threading.Thread:
+            thread = threading.Thread(target=lambda: replies.append(one.ask("POST", path, body)))
+            thread.start()
+            return thread
+
+        threads = [ask("/v1/chat/completions", {**chat, "stream": True})]
+        until(lambda: one.ask("GET", "/v1/models/llama").json["running"] == 1)
+        one.loader.held = None
+        threads += [ask("/v1/models/llama/unload", {})]
+        beside = one.ask("POST", "/v1/chat/completions", {**chat, "model": "default"})
+        assert (beside.status, replies) == (200, [])
+        one.loop.call_soon_threadsafe(held.set)
+        for thread in threads:
+            thread.join(20)
+        assert [reply.status for reply in replies] == [200, 200]
+        assert any(b"Hello." in reply.body and b"[DONE]" in reply.body for reply in replies)
+        assert one.state("llama") == "unloaded"
+        assert one.loader.loads == {"llama": 1, "org/qwen": 1}
 
 
 def test_a_server_of_one_model_neither_unloads_it_nor_has_others() -> None:

@@ -19,9 +19,9 @@ from starlette.types import Receive, Scope, Send
 
 from semantic.adapters.http.cache_miss_report import LostTokens, lost_tokens
 from semantic.adapters.http.context import (
-    MODEL_QUERY,
     agents_of,
     agents_of_named,
+    model_in_query,
     serving_of,
     settings_of,
 )
@@ -299,7 +299,7 @@ async def why(request: Request, agent_id: AgentId, tenant: TenantParameter = Non
     if tenant is not None:
         require_operator(request, "tenant")
     detail = await agents_of(request).show(agent_id, tenant_of(request))
-    serving = serving_of(request, request.query_params.get(MODEL_QUERY))
+    serving = serving_of(request, model_in_query(request))
     match = None if detail.match is None else await _match(detail.match, serving)
     found = Why(object="agent.match", id=agent_id, match=match)
     return JSONResponse(found.model_dump(mode="json"))

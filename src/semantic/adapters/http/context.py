@@ -97,6 +97,17 @@ def embedding_of(request: Request) -> EmbeddingPort:
     return context.embedding
 
 
+def model_in_query(request: Request) -> str | None:
+    """The model that the query names. A plus sign, as in an adapter's name, may be unencoded, where
+    it means a space."""
+    given, models = request.query_params.get(MODEL_QUERY), context_of(request).models
+    if given is None or models is None:
+        return given
+    served = [one.served for one in models.statuses()]
+    names = (given, given.replace(" ", "+"))
+    return next((name for name in names if any(one.accepts(name) for one in served)), given)
+
+
 def agents_of_named(request: Request) -> AgentsPort:
     """`agents_of` a server of one model, or of the model that the request names. Raises also
     InvalidRequestError if it names none of several."""
@@ -118,7 +129,7 @@ def agents_of(request: Request) -> AgentsPort:
     context = context_of(request)
     if context.agents is None:
         raise OverloadedError("the model is being loaded", retry_after=RETRY_SECONDS)
-    name = request.query_params.get(MODEL_QUERY)
+    name = model_in_query(request)
     if name is None:
         return context.agents
     if context.models is not None:
