@@ -114,10 +114,8 @@ async def load_models(
     loop = loop or guarded_loop(first, logger.info)
 
     def open_all() -> tuple[Shared, int]:
-        budget = (settings.max_bytes or planned_bytes(memory_of(first))) - settings.reserved_bytes
-        tier = first.memory_bytes or _tier_bytes(budget)
-        engine = replace(first, memory_bytes=tier)
-        return open_shared(engine, loop, logger.warning, on_store_unavailable), budget - tier
+        engine, capacity = _shares(settings)
+        return open_shared(engine, loop, logger.warning, on_store_unavailable), capacity
 
     shared, capacity = await asyncio.wrap_future(loop.call(open_all))
     give_up_under_pressure(loop, shared.store)
@@ -144,6 +142,38 @@ async def load_models(
         undo.pop_all()
     manager.preload([one.id for one in known[1 : settings.loaded]])
     return ManagedModels(manager, lambda one: TenantId(tenant_id(secret, tenant_tag(secret, one))))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsPlan:
+    """What models would take, by their files; together they may take `capacity` bytes."""
+
+    models: Sequence[KnownModel]
+    capacity: int
+
+    @property
+    def n_bytes(self) -> int:
+        """What all take at once; weights that several have count once."""
+        weights = {one.weights.key: one.weights.n_bytes for one in self.models}
+        return sum(weights.values()) + sum(one.n_bytes for one in self.models)
+
+
+def plan_models(settings: ModelsSettings) -> ModelsPlan:
+    """What `load_models` would do, with nothing loaded; on MLX's thread. Raises as that."""
+    store, capacity = _shares(settings)
+    known = []
+    for number, one in enumerate(settings.models):
+        own = replace(one, is_first=not number)
+        known.append(_describe(own, find_model(one.engine.model), store, capacity)[1])
+    return ModelsPlan(known, capacity)
+
+
+def _shares(settings: ModelsSettings) -> tuple[Settings, int]:
+    """The settings of the store that models share, and what they may take beside it."""
+    first = settings.models[0].engine
+    budget = (settings.max_bytes or planned_bytes(memory_of(first))) - settings.reserved_bytes
+    tier = first.memory_bytes or _tier_bytes(budget)
+    return replace(first, memory_bytes=tier), budget - tier
 
 
 class ResidentModels:
@@ -242,7 +272,7 @@ def _tier_bytes(budget: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class KnownModel:
     """A model that can be loaded, and takes `n_bytes` besides its weights then. `states` are those
     of its files when they were read."""
 
@@ -260,7 +290,7 @@ class _Loader:
         self._shared = shared
         self._capacity = capacity
         self._given: dict[str, ServeSettings] = {}
-        self.known: dict[str, _Known] = {}
+        self.known: dict[str, KnownModel] = {}
         """All models, by their ids."""
         self._has_frozen = False
 
@@ -270,7 +300,7 @@ class _Loader:
         One of the hub that is not here is downloaded. Raises as loading it does.
         """
         settings = replace(settings, is_first=not self.known)
-        served, known = await self._describe(settings)
+        served, known = await self._described(settings)
         self._given[served.id], self.known[served.id] = settings, known
         return served
 
@@ -319,40 +349,17 @@ class _Loader:
         """See `ModelLoader.size`."""
         given = self._given[name]
         if self.known[name].states != await asyncio.to_thread(_states, given.engine):
-            self.known[name] = (await self._describe(given))[1]
+            self.known[name] = (await self._described(given))[1]
         known = self.known[name]
         return known.n_bytes, known.weights
 
-    async def _describe(self, settings: ServeSettings) -> tuple[ServedModel, _Known]:
+    async def _described(self, settings: ServeSettings) -> tuple[ServedModel, KnownModel]:
         folder = await asyncio.to_thread(find_model, settings.engine.model)
-
-        def describe() -> tuple[ServedModel, _Known]:
-            states = _states(settings.engine)
-            found = describe_model(folder, adapter=settings.engine.adapter_folder)
-            own = 0 if found.adapter is None else found.adapter.n_bytes
-            # Weights of other files are others.
-            files = hash(frozenset(_states(replace(settings.engine, adapter=None)).items()))
-            weights = Weights(f"{folder.resolve()} {files}", found.weights_bytes)
-            engine = _with_pool(
-                settings.engine, self._shared.settings, self._capacity, weights.n_bytes + own
+        return await asyncio.wrap_future(
+            self._shared.loop.call(
+                lambda: _describe(settings, folder, self._shared.settings, self._capacity)
             )
-            pool = make_pool(engine, found.spec)
-            most = context_limit(pool, found.context_tokens, None)
-            context = min(most, settings.max_context or most)
-            chosen = replace(settings, engine=engine, max_context=context)
-            names, aliases = served_names(chosen)
-            served = ServedModel(
-                names,
-                context,
-                found.vocab_size,
-                int(time.time()),
-                sampling_of(chosen, folder),
-                aliases=aliases,
-                parent=settings.parent,
-            )
-            return served, _Known(chosen, own + limit_bytes(pool), weights, states)
-
-        return await asyncio.wrap_future(self._shared.loop.call(describe))
+        )
 
     async def freeze(self) -> None:
         """Exempt what is in the process by now, nearly all of it imported, from the collections
@@ -399,6 +406,34 @@ class _Loader:
             gc.unfreeze()
         await asyncio.to_thread(self._shared.turns.close)
         await asyncio.wrap_future(self._shared.loop.call(self._shared.store.close))
+
+
+def _describe(
+    settings: ServeSettings, folder: Path, store: Settings, capacity: int
+) -> tuple[ServedModel, KnownModel]:
+    """A model of several by its files, around a store with the settings `store`."""
+    states = _states(settings.engine)
+    found = describe_model(folder, adapter=settings.engine.adapter_folder)
+    own = 0 if found.adapter is None else found.adapter.n_bytes
+    # Weights of other files are others.
+    files = hash(frozenset(_states(replace(settings.engine, adapter=None)).items()))
+    weights = Weights(f"{folder.resolve()} {files}", found.weights_bytes)
+    engine = _with_pool(settings.engine, store, capacity, weights.n_bytes + own)
+    pool = make_pool(engine, found.spec)
+    most = context_limit(pool, found.context_tokens, None)
+    context = min(most, settings.max_context or most)
+    chosen = replace(settings, engine=engine, max_context=context)
+    names, aliases = served_names(chosen)
+    served = ServedModel(
+        names,
+        context,
+        found.vocab_size,
+        int(time.time()),
+        sampling_of(chosen, folder),
+        aliases=aliases,
+        parent=settings.parent,
+    )
+    return served, KnownModel(chosen, own + limit_bytes(pool), weights, states)
 
 
 def _with_pool(own: Settings, store: Settings, capacity: int, weights: int) -> Settings:

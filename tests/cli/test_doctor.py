@@ -8,6 +8,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -32,6 +33,8 @@ from semantic.composition.memory_shares import (
 from semantic.composition.named_models import find_model
 from semantic.domain.errors import CapacityError, PoolExhaustedError
 from semantic.domain.services import BlockPool
+from semantic.serve import ServeSettings
+from semantic.serve_models import ModelsSettings, plan_models
 from tests.cli.support import ROOT, FakeProvider, process, semantic
 from tests.support.adapter_folder import write_adapter
 from tests.support.char_tokenizer import CharTokenizer
@@ -77,6 +80,32 @@ def test_an_adapter_is_checked_against_the_model(tmp_path: Path) -> None:
     other = write_model(tmp_path / "other", "qwen3_coder")
     wrong = doctor.check_adapter(str(other), NamedAdapter("sql", folder))
     assert (wrong.verdict, "is not one of this model" in wrong.detail) == ("failed", True)
+
+
+def test_of_several_models_it_says_what_fits_for_each_and_together(tmp_path: Path) -> None:
+    other = write_model(tmp_path / "other", "qwen3_coder")
+    adapter = write_adapter(tmp_path / "sql", other)
+    given = ("--model", DEFAULT_MODEL, "--model", str(other))
+    ran = semantic("doctor", "--json", *given, "--adapter", f"other+sql={adapter}")
+    findings = json.loads(ran.out)["findings"][-12:]
+    assert [one["name"] for one in findings] == [*NAMES[-5:], *NAMES[-5:], "adapter", "together"]
+    assert {one["verdict"] for one in findings} == {"ok"}
+    assert "other+sql, LoRA" in findings[-2]["detail"]
+    assert findings[-1]["detail"].startswith("all 3 models at once: ")
+    ran = semantic("doctor", *given, "--adapter", f"sql={adapter}")
+    assert (ran.code, "which of several models it is for" in ran.err) == (2, True)
+
+
+def test_models_that_do_not_fit_together_take_turns_and_one_that_never_fits_is_a_failure() -> None:
+    engine = Settings(process_bytes=GIB, pool_bytes=1 << 20)
+    models = [ServeSettings(engine, names) for names in (("a",), ("b",))]
+    plan = plan_models(ModelsSettings(models))
+    assert plan.n_bytes < sum(one.weights.n_bytes + one.n_bytes for one in plan.models)
+    assert doctor.check_together(replace(plan, capacity=plan.n_bytes)).detail.startswith("all 2")
+    short = doctor.check_together(replace(plan, capacity=plan.n_bytes - 1))
+    assert (short.verdict, short.detail.startswith("not all 2 models at once, ")) == ("ok", True)
+    never = doctor.check_together(replace(plan, capacity=1))
+    assert (never.verdict, never.detail.startswith("a takes ")) == ("failed", True)
 
 
 def test_a_model_that_does_not_load_is_a_finding_and_no_success() -> None:

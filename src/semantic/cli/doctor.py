@@ -6,7 +6,7 @@ import itertools
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -16,17 +16,13 @@ from semantic.bootstrap import build_engine, load, make_pool
 from semantic.cli.conversation import message
 from semantic.cli.driving import Driver
 from semantic.cli.edge import EXIT_CHECK_FAILED
-from semantic.cli.options import ADAPTERS, AsJson, EngineOptions
+from semantic.cli.options import ADAPTERS, AsJson, ModelsOptions
 from semantic.cli.report import Json, show_bytes, show_seconds, to_line
+from semantic.cli.serve import own_names, with_adapters
 from semantic.composition.engine_settings import DEFAULT_MODEL, NamedAdapter, Settings
-from semantic.composition.framework import blas_kernel, blas_status, read_device
-from semantic.composition.memory_shares import default_process_bytes
-from semantic.composition.named_models import (
-    describe_model,
-    find_model,
-    model_name,
-    parse_adapter,
-)
+from semantic.composition.framework import blas_kernel, blas_status, free_memory, read_device
+from semantic.composition.memory_shares import default_process_bytes, promised
+from semantic.composition.named_models import describe_model, find_model, model_name
 from semantic.composition.process_stores import (
     fleet_secret,
     open_disk,
@@ -39,6 +35,8 @@ from semantic.domain.value_objects import ModelCacheSpec
 
 if TYPE_CHECKING:
     from semantic.adapters.mlx.backend import MLXBackend
+    from semantic.serve import ServeSettings
+    from semantic.serve_models import ModelsPlan
 
 Verdict = Literal["ok", "warning", "failed"]
 
@@ -79,16 +77,17 @@ class Finding:
 
 
 def doctor(
-    engine: EngineOptions,
+    models: ModelsOptions,
     adapters: Annotated[list[str] | None, ADAPTERS] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check this machine and whether everything works; exits with 1 when not."""
-    given = [parse_adapter(one)[1] for one in adapters or ()]
-    settings = engine.settings()
+    """Check this machine and whether everything works; exits with 1 when not.
+
+    Of several models, or adapters, also what a server has of them at once.
+    """
+    served = _served(models, adapters or ())
     findings = []
-    checks = (check_adapter(settings.model, one) for one in given)
-    for finding in itertools.chain(examine(settings), checks):
+    for finding in examine(served):
         findings.append(finding)
         if not as_json:
             typer.echo("\n".join(_lines(finding)))
@@ -98,8 +97,9 @@ def doctor(
         raise typer.Exit(EXIT_CHECK_FAILED)
 
 
-def examine(settings: Settings) -> Iterator[Finding]:
+def examine(models: Sequence[ServeSettings]) -> Iterator[Finding]:
     """All checks, one after the other."""
+    settings = models[0].engine
     yield Finding("semantic", "ok", __version__)
     yield Finding("python", "ok", platform.python_version())
     yield Finding("platform", "ok", f"{platform.system()} {platform.machine()}")
@@ -116,7 +116,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     if settings.remote is not None:
         yield check_remote(settings)
     yield check_embedded_model()
-    yield from check_model(settings)
+    yield from check_models(models)
 
 
 def check_version(package: str) -> Finding:
@@ -227,6 +227,56 @@ def check_embedded_model() -> Finding:
     if _NAME not in done.text:
         return Finding(name, "failed", f"{answer}, expected {_NAME!r}", "install the package again")
     return Finding(name, "ok", f"{answer} after {show_seconds(driver.timings[uid].total)}")
+
+
+def _served(given: ModelsOptions, adapters: Sequence[str]) -> list[ServeSettings]:
+    """What a server would have of them. Raises InvalidRequestError."""
+    from semantic.serve import ServeSettings
+
+    engines = {name: given.settings_of(name) for name in given.model or (DEFAULT_MODEL,)}
+    models = [
+        ServeSettings(engine, own_names(engine.model, name)) for name, engine in engines.items()
+    ]
+    return [one for group in with_adapters(models, adapters) for one in group]
+
+
+def check_models(models: Sequence[ServeSettings]) -> Iterator[Finding]:
+    """Each model; of several with the pool that a server gives it, and then all together."""
+    from semantic.serve_models import ModelsSettings, plan_models
+
+    if len(models) == 1:
+        yield from check_model(models[0].engine)
+        return
+    first, *others = (one.engine for one in models)
+    try:
+        engine = promised(first, tuple(one.model for one in others))
+        plan = plan_models(ModelsSettings([replace(models[0], engine=engine), *models[1:]]))
+    except SemanticError as error:
+        yield Finding("together", "failed", str(error))
+        return
+    for one in plan.models:
+        own = one.settings.engine
+        yield from (
+            check_model(own) if own.adapter is None else [check_adapter(own.model, own.adapter)]
+        )
+        free_memory()
+    yield check_together(plan)
+
+
+def check_together(plan: ModelsPlan) -> Finding:
+    """Whether each of several models fits, and how many at once."""
+    most, n_models = show_bytes(plan.capacity), len(plan.models)
+    for one in plan.models:
+        alone = one.weights.n_bytes + one.n_bytes
+        if alone > plan.capacity:
+            needed = f"{one.settings.names[0]} takes {show_bytes(alone)} with its pool"
+            advice = "a smaller --pool-gb, or fewer programs beside it"
+            return Finding("together", "failed", f"{needed}, models may take {most}", advice)
+    needed = f"{show_bytes(plan.n_bytes)} with their pools, of {most} that models may take"
+    if plan.n_bytes <= plan.capacity:
+        return Finding("together", "ok", f"all {n_models} models at once: {needed}")
+    waits = "the least recently used is unloaded when another one is asked for"
+    return Finding("together", "ok", f"not all {n_models} models at once, {needed}: {waits}")
 
 
 def check_model(settings: Settings) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, get_type_hints
 
@@ -203,10 +203,9 @@ ConfigFile = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """The model, the memory of its caches, and their store."""
+class CacheOptions:
+    """The memory of a model's caches, and their store."""
 
-    model: Annotated[str, _MODEL] = DEFAULT_MODEL
     pool_gb: PoolGb = None
     pool_blocks: PoolBlocks = None
     store: StoreFolder = None
@@ -217,17 +216,15 @@ class EngineOptions:
     fleet_secret_file: FleetSecretFile = None
     remote_store: RemoteStore = None
 
-    def settings(self, adapter: str | None = None) -> Settings:
-        """As bootstrap takes them, an alias replaced by its model, under the `adapter` of
-        `--adapter`.
+    def settings_of(self, model: str) -> Settings:
+        """As bootstrap takes them for `model`, an alias replaced by its model.
 
-        Raises InvalidRequestError for a budget of 0 or less, and an adapter of another model.
+        Raises InvalidRequestError for a budget of 0 or less.
         """
         if self.no_store and self.store is not None:
             raise InvalidRequestError("expected either --store or --no-store")
         return Settings(
-            model_of(self.model),
-            adapter=None if adapter is None else self._adapter(adapter),
+            model_of(model),
             pool_bytes=gib("--pool-gb", self.pool_gb),
             pool_blocks=self.pool_blocks,
             use_disk=not self.no_store,
@@ -239,6 +236,19 @@ class EngineOptions:
             remote=self.remote_store,
         )
 
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions(CacheOptions):
+    """The model, the memory of its caches, and their store."""
+
+    model: Annotated[str, _MODEL] = DEFAULT_MODEL
+
+    def settings(self, adapter: str | None = None) -> Settings:
+        """`settings_of` the model, under the `adapter` of `--adapter`. Raises InvalidRequestError
+        also for an adapter of another model."""
+        found = self.settings_of(self.model)
+        return found if adapter is None else replace(found, adapter=self._adapter(adapter))
+
     def _adapter(self, given: str) -> NamedAdapter:
         base, adapter = parse_adapter(given)
         names = {self.model, model_name(model_of(self.model))}
@@ -247,6 +257,13 @@ class EngineOptions:
                 f"--adapter {given[:200]}: expected an adapter of {self.model}"
             )
         return adapter
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsOptions(CacheOptions):
+    """Models, the memory of their caches, and their store."""
+
+    model: Annotated[list[str] | None, _MODELS] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -641,7 +658,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 def _spread(
     parameters: Mapping[str, inspect.Parameter], hints: Mapping[str, type]
 ) -> inspect.Signature:
-    """A signature in which each dataclass is replaced by its fields."""
+    """A signature in which each dataclass is replaced by its fields, inherited ones last."""
     flat: list[inspect.Parameter] = []
     for name, parameter in parameters.items():
         hint = hints[name]
@@ -656,6 +673,6 @@ def _spread(
                 default=field.default,
                 annotation=own[field.name],
             )
-            for field in fields(hint)
+            for field in sorted(fields(hint), key=lambda one: one.name not in hint.__annotations__)
         ]
     return inspect.Signature(flat)

@@ -172,7 +172,7 @@ async def load_model(
     _print_line(f"memory: at most {promise} for this process; --memory-gb sets it")
     if settings.embedding_model is not None:
         model = model_of(settings.embedding_model)
-        names = _own_names(model, settings.embedding_model)
+        names = own_names(model, settings.embedding_model)
         # First, so that pools are made from the memory that it leaves.
         embedding = await load_embeddings(model, names, loop)
     store_unavailable = store_unavailable or notify_store_unavailable
@@ -213,7 +213,7 @@ async def _load_answering(
 
     others = (*settings.model[1:], *settings.allowed_models)
     models = [first, *(_of_model(first, one) for one in others)]
-    groups = _with_adapters(models, settings.adapters)
+    groups = with_adapters(models, settings.adapters)
     return await load_models(
         ModelsSettings(
             [one for group in groups for one in group],
@@ -233,10 +233,10 @@ def _of_model(first: ServeSettings, name: str) -> ServeSettings:
     """The settings of another model than the first."""
     model = model_of(name)
     engine = replace(first.engine, model=model)
-    return replace(first, engine=engine, names=_own_names(model, name))
+    return replace(first, engine=engine, names=own_names(model, name))
 
 
-def _with_adapters(
+def with_adapters(
     models: Sequence[ServeSettings], given: Sequence[str]
 ) -> list[list[ServeSettings]]:
     """Each model, and behind it what it is under each of its adapters. Raises
@@ -305,10 +305,10 @@ def remember(settings: ServerSettings) -> None:
 
 def served_names(settings: ServerSettings) -> tuple[str, ...]:
     """The names of the model for requests: as given, else its own and the alias that named it."""
-    return settings.served_model_name or _own_names(model_of(settings.model[0]), settings.model[0])
+    return settings.served_model_name or own_names(model_of(settings.model[0]), settings.model[0])
 
 
-def _own_names(model: str, given: str) -> tuple[str, ...]:
+def own_names(model: str, given: str) -> tuple[str, ...]:
     """A model's own name, and the alias that named it."""
     return (model_name(model), *(() if model == given else (given,)))
 
