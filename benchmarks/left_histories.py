@@ -1,8 +1,9 @@
 """What is lost of histories that agents left, as after a compaction, by the order of eviction.
 
 Chains of blocks of a recording go through one store of a limited size in memory: either every
-block that was used longest ago is evicted first, or first those that no agent goes on from, or
-these are dropped at once. Knows recordings; it is part of `benchmarks.returns`.
+block that was used longest ago is evicted first, or those that no agent goes on from count as used
+longer ago, as in our stores, or they go first, or are dropped at once. Knows recordings; it is part
+of `benchmarks.returns`.
 """
 
 from __future__ import annotations
@@ -10,20 +11,21 @@ from __future__ import annotations
 import random
 import statistics
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Final, Literal, cast
 
 from benchmarks.absence import PAUSE, PIECE, Recorded, Row, visits, working_set
 from benchmarks.absence import SCALE as TOKENS_PER_TOKEN
+from semantic.domain.stored import left_at
 from semantic.domain.value_objects import BLOCK_TOKENS
 
 AT_ONCE: Final = 8
 SHARES: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
-ORDERS: Final = 2
+ORDERS: Final = 5
 _PIECES: Final = BLOCK_TOKENS // PIECE
-Order = Literal["last used", "left first", "dropped"]
-EVICTED: Final[tuple[Order, ...]] = ("last used", "left first", "dropped")
+Order = Literal["last used", "left sooner", "left first", "dropped"]
+EVICTED: Final[tuple[Order, ...]] = ("last used", "left sooner", "left first", "dropped")
 Asked = tuple[float, str, tuple[int, ...], int]
 """A request: when, of which agent, the hashes of its blocks, and its tokens."""
 
@@ -62,7 +64,10 @@ class _Store:
     def __init__(self, most: int, order: Order) -> None:
         self._most = most
         self._order = order
-        self._blocks: OrderedDict[int, None] = OrderedDict()
+        self._blocks: dict[int, int] = {}  # when each was used last, by a counter of uses
+        self._used: OrderedDict[int, None] = OrderedDict()
+        self._left: OrderedDict[int, None] = OrderedDict()
+        self._uses = 0
         self._seen: set[int] = set()
         self._users: Counter[int] = Counter()
         self._latest: dict[str, tuple[int, ...]] = {}
@@ -79,25 +84,45 @@ class _Store:
         before = self._latest.get(agent, ())
         self.returned += known > max(_common(chain, one) for one in [*self._latest.values(), ()])
         for block in reversed(chain):
-            self._blocks[block] = None
-            self._blocks.move_to_end(block)
+            self._uses += 1
+            self._blocks[block] = self._uses
+            self._left.pop(block, None)
+            self._used[block] = None
+            self._used.move_to_end(block)
         self._seen.update(chain)
         self._users.update(chain)
         self._users.subtract(before)
         self._latest[agent] = chain
         self._leave(before)
         while len(self._blocks) > self._most:
-            self._blocks.popitem(last=False)
+            self._drop(self._first())
 
     def _leave(self, chain: tuple[int, ...]) -> None:
         """`chain` is not its agent's any more."""
-        for block in chain if self._order != "last used" else ():
-            if self._users[block] or block not in self._blocks:
+        if self._order == "last used" or not chain:
+            return
+        at = 0
+        if self._order == "left sooner":
+            at = left_at(self._blocks[self._first()], self._uses)
+        for block in reversed(chain):
+            if self._users[block] or self._blocks.get(block, 0) <= at:
                 continue
             if self._order == "dropped":
-                del self._blocks[block]
-            else:
-                self._blocks.move_to_end(block, last=False)
+                self._drop(block)
+                continue
+            self._blocks[block] = at
+            self._used.pop(block, None)
+            self._left[block] = None
+
+    def _first(self) -> int:
+        """The block to evict."""
+        firsts = [next(iter(one)) for one in (self._left, self._used) if one]
+        return min(firsts, key=self._blocks.__getitem__)
+
+    def _drop(self, block: int) -> None:
+        del self._blocks[block]
+        self._left.pop(block, None)
+        self._used.pop(block, None)
 
 
 def requests_of(sessions: Sequence[Sequence[Recorded]], at_once: int) -> list[Asked]:
@@ -128,7 +153,7 @@ def _chain(session: int, pieces: Sequence[int]) -> tuple[int, ...]:
     return tuple(chain)
 
 
-def _beginning(chain: Sequence[int], blocks: OrderedDict[int, None] | set[int]) -> int:
+def _beginning(chain: Sequence[int], blocks: Container[int]) -> int:
     """How many blocks at the beginning of `chain` are among `blocks`."""
     return next((n for n, block in enumerate(chain) if block not in blocks), len(chain))
 

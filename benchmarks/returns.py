@@ -37,6 +37,7 @@ from benchmarks.absence import (
     visits,
     working_set,
 )
+from benchmarks.left_histories import SHARES as LEFT_SHARES
 from benchmarks.left_histories import left_histories
 from benchmarks.trace_sessions import recorded_sessions
 from experiments.harness.document import Json
@@ -316,8 +317,17 @@ def run(sessions: Sequence[Sequence[Recorded]]) -> Result:
         "rows": [{**one} for one in rows],
         "left": [{**one} for one in left],
         "worst": round(worst, 3),
+        "left_more_lost": max(_left_more_lost(left)),
     }
     return started.finish(rows, summary, Verdict(CRITERION, MOST, round(worst, 3), worst <= MOST))
+
+
+def _left_more_lost(rows: Sequence[Row]) -> Iterator[float]:
+    """For each size of the store, by how much more is lost in the order of our stores than in that
+    of last use."""
+    lost = {(row["share"], row["order"]): float(str(row["lost"])) for row in rows}
+    for share in LEFT_SHARES:
+        yield round(lost[share, "left sooner"] - lost[share, "last used"], 5)
 
 
 def _ratios(rows: Sequence[Row]) -> Iterator[float]:

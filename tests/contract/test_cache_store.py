@@ -537,14 +537,20 @@ def test_what_was_used_last_stays(bounded: Make, tmp_path: Path) -> None:
             assert n_found(store, chain(256, seed)) == 1
 
 
-def test_what_an_agent_does_not_go_on_from_is_evicted_first(bounded: Make, tmp_path: Path) -> None:
-    with opened(bounded, tmp_path, 10 * BIG_BYTES) as store:
-        live, old = chain(2 * 256, 1), chain(4 * 256, 2)
-        put_all(store, [block(link, layout=BIG) for link in (*live, *old)])
+def test_what_an_agent_left_is_evicted_after_what_ended_long_ago_and_before_what_is_used(
+    bounded: Make, tmp_path: Path
+) -> None:
+    with opened(bounded, tmp_path, 12 * BIG_BYTES) as store:
+        ended, live, old = chain(2 * 256, 4), chain(2 * 256, 1), chain(4 * 256, 2)
+        put_all(store, [block(link, layout=BIG) for link in (*ended, *live, *old)])
+        assert store.save(manifest("ended", 2 * 256, 4))
         assert store.save(manifest("live", 2 * 256, 1))
         assert store.save(manifest("a", 4 * 256, 2))
+        for _ in range(20):
+            store.touch(keys(live))
+        store.touch(keys(old))
         store.flush()
-        # Compacted: it begins with the first block alone. The other agent was used before it.
+        # Compacted: it begins with the first block alone. The live agent was used before it.
         kept = (*text(256, 2), *text(200, 3))
         new = list(SCOPE.chain(kept))
         put_all(store, [block(link, layout=BIG) for link in new])
@@ -553,7 +559,9 @@ def test_what_an_agent_does_not_go_on_from_is_evicted_first(bounded: Make, tmp_p
         assert n_found(store, old) == 4, "it stays for as long as there is room"
         for seed in range(10, 30):
             press(store, [seed])
-            assert n_found(store, [*live, *new]) == 4
+            assert n_found(store, live) == n_found(store, new) == 2
+            if n_found(store, old) < 4:
+                assert n_found(store, ended) == 0
             if n_found(store, old) == 1:  # the one that both begin with
                 break
         assert n_found(store, old) == 1

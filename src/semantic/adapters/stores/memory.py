@@ -14,6 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import TypeAlias, TypeVar
 
 from cachetools import FIFOCache
@@ -41,6 +42,7 @@ from semantic.domain.stored import (
     StoredBlock,
     StoreStats,
     Tier,
+    left_at,
 )
 from semantic.ports.store import BlockObserver
 
@@ -77,46 +79,68 @@ class _Saved:
 
 @dataclass(slots=True)
 class _Tenant:
-    """A tenant's entries, least recently used first: those that are not pinned, and the others."""
+    """A tenant's entries, least recently used first, each with when that was by a counter of uses:
+    those that are not pinned, those of them that agents left, and those that are pinned."""
 
-    lru: OrderedDict[_Entry, None] = field(default_factory=OrderedDict)
-    pinned: OrderedDict[_Entry, None] = field(default_factory=OrderedDict)
+    lru: OrderedDict[_Entry, int] = field(default_factory=OrderedDict)
+    left: OrderedDict[_Entry, int] = field(default_factory=OrderedDict)
+    pinned: OrderedDict[_Entry, int] = field(default_factory=OrderedDict)
     n_bytes: int = 0
     pinned_bytes: int = 0
+    uses: int = 0
 
     def add(self, entry: _Entry, size: int, *, pinned: bool) -> None:
-        (self.pinned if pinned else self.lru)[entry] = None
+        self._insert(self.pinned if pinned else self.lru, entry)
         self.n_bytes += size
         self.pinned_bytes += size if pinned else 0
 
     def remove(self, entry: _Entry, size: int) -> None:
         self.n_bytes -= size
-        if entry in self.lru:
-            del self.lru[entry]
-        else:
-            del self.pinned[entry]
+        if self._take(entry) is self.pinned:
             self.pinned_bytes -= size
+
+    def is_evictable(self, entry: _Entry) -> bool:
+        """Whether the entry is here and not pinned."""
+        return entry in self.lru or entry in self.left
 
     def entries(self, *, pinned: bool) -> Iterator[_Entry]:
         """In order of eviction, with or without those that are `pinned`."""
-        return itertools.chain(self.lru, self.pinned if pinned else ())
+        used = heapq.merge(self.left.items(), self.lru.items(), key=itemgetter(1))
+        return itertools.chain(map(itemgetter(0), used), self.pinned if pinned else ())
 
-    def abandon(self, entry: _Entry) -> None:
-        if entry in self.lru:
-            self.lru.move_to_end(entry, last=False)
+    def abandon(self, entries: Iterable[_Entry]) -> None:
+        """Evict `entries` as if they had been used last at `left_at`."""
+        firsts = (next(iter(one.values()), self.uses) for one in (self.lru, self.left))
+        at = left_at(min(firsts), self.uses)
+        for entry in entries:
+            if self.lru.get(entry, at) > at:
+                del self.lru[entry]
+                self.left[entry] = at
 
     def use(self, entry: _Entry) -> None:
-        (self.lru if entry in self.lru else self.pinned).move_to_end(entry)
+        taken = self._take(entry)
+        self._insert(self.pinned if taken is self.pinned else self.lru, entry)
+
+    def _insert(self, order: OrderedDict[_Entry, int], entry: _Entry) -> None:
+        self.uses += 1
+        order[entry] = self.uses
+
+    def _take(self, entry: _Entry) -> OrderedDict[_Entry, int]:
+        """Remove the entry; where it was."""
+        orders = (self.lru, self.left, self.pinned)
+        order = next(one for one in orders if entry in one)
+        del order[entry]
+        return order
 
 
 class MemoryStore:
     """At most `max_bytes` of the most recently used blocks and manifests. Thread-safe.
 
     A block counts its body, its tokens and `ENTRY_BYTES`; a manifest likewise. The least recently
-    used entry is evicted first, manifests too, and before a block the blocks that depend on it;
-    before all others what an agent's newest manifest needs no more, if no other agent does. A
-    block never evicts its ancestors, so a chain that is too long retains its head. Only calls that
-    return all entries cost more because more exist.
+    used entry is evicted first, manifests too, and before a block the blocks that depend on it.
+    What an agent's newest manifest needs no more counts as used longer ago, see `left_at`, if no
+    other agent needs it. A block never evicts its ancestors, so a chain that is too long retains
+    its head. Only calls that return all entries cost more because more exist.
 
     For a tenant entries of those that have more are evicted first, of the largest, pinned ones
     last, and otherwise its own that are not pinned. Public prefixes count as no tenant: beside them
@@ -395,14 +419,12 @@ class MemoryStore:
                 self._tenants[self._tenant(key)].use(key)
 
     def _abandon(self, chain: Sequence[BlockLink]) -> None:
-        """Evict the blocks of `chain` that no agent needs any more before all others, its end
+        """Let the blocks of `chain` that no agent needs any more be evicted sooner, its end
         first."""
-        for link in chain:
-            if link.hash in self._users:
-                continue
-            for key in (link.key(part) for part in Part):
-                if key in self._blocks:
-                    self._tenants[self._tenant(key)].abandon(key)
+        left = [link for link in reversed(chain) if link.hash not in self._users]
+        keys = [key for link in left for key in map(link.key, Part) if key in self._blocks]
+        if keys:
+            self._tenants[self._tenant(keys[0])].abandon(keys)
 
     def _evict_for_block(self, block: StoredBlock) -> bool:
         n_bytes = self._block_bytes(block)
@@ -491,7 +513,7 @@ class MemoryStore:
             if -n_bytes > then:
                 heapq.heappush(larger, (n_bytes, tag))
         if tenant in self._tenants:
-            yield from self._of(self._tenants[tenant].lru, spared)
+            yield from self._of(self._tenants[tenant].entries(pinned=False), spared)
 
     def _of(
         self, entries: Iterable[_Entry], spared: AbstractSet[BlockHash | _Agent]
@@ -543,7 +565,7 @@ class MemoryStore:
                 entries.append(name)
             else:
                 entries += [BlockKey(name, part) for part in Part]
-        return sum(self._size(entry) for entry in entries if entry in own.lru)
+        return sum(self._size(entry) for entry in entries if own.is_evictable(entry))
 
     def _tenant(self, entry: _Entry) -> bytes:
         if isinstance(entry, BlockKey):

@@ -161,8 +161,8 @@ class Agents:
         """Delete what the saved manifest replaces: generations with the checkpoints of their turns,
         and partial blocks, of those that it needed before and those that a new one begins with.
 
-        What is left of a history that it does not continue is evicted before all others. A failure
-        only delays that.
+        What is left of a history that it does not continue is evicted sooner. A failure only delays
+        that.
         """
         store, manifest = self._store, filed.manifest
         known = set(before)
@@ -184,7 +184,7 @@ class Agents:
                     store.entries.delete(block_entry(key))
                     block_rows.drop(db, key)
                     self._counts.add("superseded")
-                block_rows.abandon(db, gone)
+                block_rows.abandon(db, manifest.scope.tenant, gone)
         except OSError as error:
             self._counts.add_error("write_errors", error)
         except IndexBrokenError:

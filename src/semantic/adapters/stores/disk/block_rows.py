@@ -34,7 +34,7 @@ from semantic.domain.block_hash import (
     pack_tokens,
     unpack_tokens,
 )
-from semantic.domain.stored import BlockHeader, Found, Tier
+from semantic.domain.stored import BlockHeader, Found, Tier, left_at
 from semantic.domain.value_objects import BLOCK_TOKENS
 
 _MAX_VARIABLES = 500
@@ -214,13 +214,24 @@ def touch_chain(db: sqlite3.Connection, hashes: Sequence[BlockHash]) -> None:
     )
 
 
-def abandon(db: sqlite3.Connection, hashes: Iterable[BlockHash]) -> None:
-    """Evict those of `hashes` that no agent needs before all others."""
+def abandon(db: sqlite3.Connection, tenant: bytes, hashes: Iterable[BlockHash]) -> None:
+    """Evict those of `hashes`, the tenant's, that no agent needs as if they had been used last at
+    `left_at`."""
+    now = tick(db, 0)
+    sql = "SELECT used FROM blocks WHERE scope = ? AND pinned = 0 ORDER BY used LIMIT 1"
+    firsts = (db.execute(sql, (scope,)).fetchone() for scope in _scopes(db, tenant))
+    at = left_at(min((whole(row[0]) for row in firsts if row is not None), default=now), now)
     db.executemany(
-        "UPDATE blocks SET used = 0 WHERE hash = ?1"
+        "UPDATE blocks SET used = ?2 WHERE hash = ?1 AND used > ?2"
         " AND NOT EXISTS (SELECT 1 FROM chain WHERE hash = ?1)",
-        ((one,) for one in hashes),
+        ((one, at) for one in hashes),
     )
+
+
+def _scopes(db: sqlite3.Connection, tenant: bytes) -> list[int]:
+    """As many as models that the tenant used."""
+    rows = db.execute("SELECT id FROM scopes WHERE tenant = ?", (tenant,)).fetchall()
+    return [whole(row[0]) for row in rows]
 
 
 def update_pins(db: sqlite3.Connection, hashes: Iterable[BlockHash]) -> None:
@@ -254,9 +265,9 @@ def lru_victim(
         f" WHERE b.scope = ? AND b.pinned = ? AND b.hash NOT IN ({places}) AND {_LEAF}"
         " ORDER BY b.used, b.start DESC LIMIT 1"
     )
-    # One search for each scope, of which a tenant has as many as it used models.
-    scopes = db.execute("SELECT id FROM scopes WHERE tenant = ?", (tenant,)).fetchall()
-    found = [db.execute(sql, (row[0], int(pinned), *spared)).fetchone() for row in scopes]
+    found = [  # one search for each scope
+        db.execute(sql, (scope, int(pinned), *spared)).fetchone() for scope in _scopes(db, tenant)
+    ]
     first = min((row for row in found if row is not None), default=None)
     return None if first is None else Victim(_key(first[2], first[3]), whole(first[4]))
 
