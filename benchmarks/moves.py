@@ -43,8 +43,11 @@ if TYPE_CHECKING:
 QUESTION = (
     "What does a move to another replica cost against a prefill, and decoding while uploading?"
 )
-CRITERION = "the median decode step is at most 2 % longer while blocks are uploaded at the set rate"
-MOST = 1.02
+CRITERION = (
+    "the median decode step is at most 2 % longer while blocks are uploaded at the set rate, in a "
+    "run in which other load makes it at most 5 % longer"
+)
+MOST, MOST_BY_OTHER_LOAD = 1.02, 1.05
 LENGTH, MOVES = 1500, 3
 STEPS, WINDOWS, AGENTS = 16, 45, 2
 BYTES_PER_SECOND = 8 * (1 << 20) * (os.cpu_count() or 1)
@@ -103,9 +106,9 @@ def run() -> Result:
         "put_ms": round(middle["PUT"], 2),
         "list_page_ms": round(middle["LIST"], 1),
     }  # fmt: skip
-    return started.finish(
-        samples, summary, Verdict(CRITERION, MOST, round(ratio, 4), passed=ratio <= MOST)
-    )
+    passed = ratio <= MOST and middle["longer by other load"] <= MOST_BY_OTHER_LOAD
+    verdict = Verdict(CRITERION, MOST, round(ratio, 4), passed=passed)
+    return started.finish(samples, summary, verdict)
 
 
 class SlowObjects(Objects):
