@@ -8,8 +8,9 @@ user's device before anything is believed, the latter in `tests/gpu`.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -87,7 +88,6 @@ class Compiler:
     def __init__(self) -> None:
         self.errors: list[str] = []
         self.n_launches = 0
-        self._index = cindex.Index.create()
 
     def metal_kernel(
         self,
@@ -107,23 +107,27 @@ class Compiler:
             **_: object,
         ) -> list[mx.array]:
             self.n_launches += 1
-            self.errors += self.errors_of(text.launched(inputs, output_dtypes))
+            self.errors += errors_of(text.launched(inputs, output_dtypes))
             return [mx.zeros(s, t) for s, t in zip(output_shapes, output_dtypes, strict=True)]
 
         return launch
 
-    def errors_of(self, text: str) -> Iterator[str]:
-        """What clang says, with the line it says it of."""
-        parsed = self._index.parse(
-            "it.clcpp",
-            args=["-x", "clcpp", "-cl-std=clc++2021", "-cl-no-stdinc"],
-            unsaved_files=[("it.clcpp", text)],
-        )
-        lines = ["", *text.splitlines()]  # clang counts from 1; 0 is nowhere
-        for found in parsed.diagnostics:
-            if found.severity >= cindex.Diagnostic.Error:
-                at = found.location.line
-                yield f"{found.spelling}: {lines[at].strip() if at < len(lines) else ''}"
+
+@functools.cache
+def errors_of(text: str) -> tuple[str, ...]:
+    """What clang says, with the line it says it of; many launches have the same text."""
+    parsed = cindex.Index.create().parse(
+        "it.clcpp",
+        args=["-x", "clcpp", "-cl-std=clc++2021", "-cl-no-stdinc"],
+        unsaved_files=[("it.clcpp", text)],
+    )
+    lines = ["", *text.splitlines()]  # clang counts from 1; 0 is nowhere
+    errors: list[str] = []
+    for found in parsed.diagnostics:
+        if found.severity >= cindex.Diagnostic.Error:
+            at = found.location.line
+            errors.append(f"{found.spelling}: {lines[at].strip() if at < len(lines) else ''}")
+    return tuple(errors)
 
 
 @pytest.fixture
