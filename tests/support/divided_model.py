@@ -1,0 +1,111 @@
+"""`python -m tests.support.divided_model ROW`: a model of the zoo on two ranks, and on one device.
+
+Prints what was found as a line of JSON; the same command with MLX_RANK is rank 1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from semantic.adapters.mlx.backend import MLXBackend
+from semantic.adapters.mlx.model.provider import wrapping
+from semantic.adapters.mlx.ranks.following import follow
+from semantic.adapters.mlx.ranks.group import Ranks
+from semantic.adapters.mlx.ranks.shard import shard_model, shared_name
+from semantic.domain.block_hash import Part
+from semantic.domain.errors import CacheReconstructionError, SemanticError
+from semantic.domain.value_objects import BLOCK_TOKENS, SamplingParams, SequenceId
+from semantic.ports.slices import at_once
+from tests.support.reference import is_answer
+from tests.support.two_ranks import hostfile
+from tests.zoo.folder import drawn
+
+PROMPT: Final = [4 + (i * i * 7 + i * 3) % 500 for i in range(330)]
+CAPACITY: Final = 2 * BLOCK_TOKENS
+N: Final = 8
+
+
+def main(row: str) -> None:
+    """Compare, and print; on rank 1 follow."""
+    if "MLX_RANK" not in os.environ:
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["MLX_HOSTFILE"] = str(hostfile(Path(folder)))
+            command = (sys.executable, "-m", "tests.support.divided_model", row)
+            with subprocess.Popen(command, env={**os.environ, "MLX_RANK": "1"}):
+                os.environ["MLX_RANK"] = "0"
+                ranks = Ranks("ring", "127.0.0.1")
+                sys.stdout.write(json.dumps(_found(row, ranks)) + "\n")
+                sys.stdout.flush()
+                ranks.finish()
+        return
+    ranks = Ranks("ring", "127.0.0.1")
+    with suppress(SemanticError):  # rank 0 says it
+        follow(_shard(row, ranks), ranks)
+
+
+def _shard(row: str, ranks: Ranks) -> MLXBackend:
+    model = drawn(row)
+    shard_model(model, ranks)
+    name = shared_name("tiny:zoo", "", ranks)
+    return at_once(wrapping(model, name, attention=None, calibration=lambda *_: None, ranks=ranks))
+
+
+def _found(row: str, ranks: Ranks) -> dict[str, object]:
+    """Whether the answer is that of one device, and that after a restore the one without."""
+    try:
+        backend = _shard(row, ranks)
+    except SemanticError as error:
+        return {"refused": str(error)}
+    whole = _prefilled(backend, PROMPT[:BLOCK_TOKENS])
+    parts = [one for one in (Part.FULL, Part.WINDOW) if backend.layout().bytes_per_token(one)]
+    bodies = {one: _exported(backend, whole, one) for one in parts}
+    checkpoint = None
+    if backend.layout().needs_checkpoint:
+        checkpoint = backend.export_checkpoint(whole)
+    tokens = _answer(backend, whole)
+    restored = backend.open(CAPACITY)
+    for part in parts or [Part.FULL]:
+        (target,) = backend.loading(restored, part, 0, BLOCK_TOKENS)
+        target.put(bodies.get(part, b""))
+    one_device = drawn(row)
+    one_device.eval()
+    right = is_answer(one_device, PROMPT, tokens, N)
+    try:
+        backend.loaded(restored, BLOCK_TOKENS, checkpoint)
+    except CacheReconstructionError:
+        return {"right": right, "restored": False}
+    return {"right": right, "restored": _answer(backend, restored) == tokens}
+
+
+def _prefilled(backend: MLXBackend, tokens: Sequence[int]) -> SequenceId:
+    sequence = backend.open(CAPACITY)
+    backend.prefill(sequence, tokens)
+    return sequence
+
+
+def _exported(backend: MLXBackend, sequence: SequenceId, part: Part) -> bytes:
+    body = backend.export_block(sequence, part, 0, BLOCK_TOKENS)
+    return body if isinstance(body, bytes) else bytes(body.wait())
+
+
+def _answer(backend: MLXBackend, sequence: SequenceId) -> list[int]:
+    """What follows the prompt, of which the sequence holds the first block."""
+    backend.prefill(sequence, PROMPT[BLOCK_TOKENS:-1])
+    backend.start(sequence, PROMPT[-1], PROMPT[:-1], SamplingParams(), 0)
+    said: list[int] = []
+    while len(said) < N:
+        said += [one.token for one in backend.decode() if one.sequence == sequence]
+    backend.close(sequence)
+    return said
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
