@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from semantic.adapters.http.settings import ServerSettings
-from semantic.cli.fleet.fleet_commands import ReplicaOptions, plan_of, sharing_of
+from semantic.cli.fleet.fleet_commands import ReplicaOptions, plan_of
 from tests.cli.support import semantic
 
 
@@ -61,10 +61,3 @@ def test_a_plan_has_what_was_given_and_the_servers_own_limits(tmp_path: Path) ->
     on_cluster = ReplicaOptions(replica_requests=4, ray_address="auto")
     assert plan_of(settings, on_cluster).requests == 4
     assert plan_of(settings, on_cluster).per_machine == 1
-
-
-def test_replicas_share_a_machines_memory_unless_they_have_gpus() -> None:
-    assert sharing_of(ReplicaOptions(replicas=3)) == 3
-    assert sharing_of(ReplicaOptions(replicas=3, replicas_per_machine=2)) == 2
-    assert sharing_of(ReplicaOptions(replicas=3, replica_gpus=1)) == 1
-    assert sharing_of(ReplicaOptions(replicas=3, replica_gpus=0.5)) == 3

@@ -244,26 +244,38 @@ def _is_open(port: int) -> bool:
         return one.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_replicas_are_replaced_while_a_stream_goes_on_and_agents_are_saved(
+def test_replicas_are_replaced_while_requests_go_on_and_agents_are_saved(
     weed: Seaweed, tmp_path: Path, ray_cluster: str
 ) -> None:
-    flags = ("--model", "semantic-tiny", "--ray-address", ray_cluster, "--drain-timeout", "900")
+    flags = ("--model", "semantic-tiny", "--ray-address", ray_cluster)
     four = ("--replicas-per-machine", "4")
+    last: list[bytes] = []
+    is_over = threading.Event()
+
+    def ask_on(server: ServeProcess, agent: str) -> None:
+        """One stream after the other."""
+        body = completion(f"{agent}. {WORDS}", max_tokens=600, stream=True, ignore_eos=True)
+        while not is_over.is_set():
+            with sent(server, "/v1/completions", body, agent) as response:
+                lines = [line.strip() for line in response if line.strip()]
+                last.append(lines[-1])
+
     with ExitStack() as stack:
         old = stack.enter_context(running_fleet(weed, tmp_path, *flags, *four))
         first = complete(old.process, WORDS, "drains")
-        body = completion(f"{WORDS}{first.answer} On.", max_tokens=8000, stream=True)
-        body |= {"ignore_eos": True}
-        response = stack.enter_context(sent(old.process, "/v1/completions", body, "drains"))
-        assert response.readline().startswith(b"data:")
-        events: list[bytes] = []
-        reading = threading.Thread(target=lambda: events.extend(response))
-        reading.start()
+        asking = [
+            threading.Thread(target=ask_on, args=(old.process, f"asks-{number}"))
+            for number in range(3)
+        ]
+        for one in asking:
+            one.start()
         new = stack.enter_context(running_fleet(weed, tmp_path, *flags, *four, "--replicas", "1"))
-        assert reading.is_alive()  # the stream is of a replica that is being stopped
+        is_over.set()
+        for one in asking:
+            one.join(_SECONDS)
+        assert len(last) > len(asking)
+        assert set(last) == {b"data: [DONE]"}
         assert len(new.metric("vllm:num_requests_running")) == 1
-        reading.join(2 * _SECONDS)
-        assert [event for event in events if event.strip()][-1].strip() == b"data: [DONE]"
         again = complete(new.process, f"{WORDS}{first.answer} And then?", "drains")
         assert again.cached_share >= 0.9
     ended = subprocess.run(

@@ -74,6 +74,7 @@ class ReplicaPort(Protocol):
 class BuildReplica(Protocol):
     """Starts a replica's server; it is pickled, and called in the replica's process."""
 
-    def __call__(self, folder: str) -> AbstractAsyncContextManager[ReplicaPort]:
-        """A server that keeps what it stores in `folder`, from ready to saved."""
+    def __call__(self, folder: str, sharing: int) -> AbstractAsyncContextManager[ReplicaPort]:
+        """A server that keeps what it stores in `folder`, from ready to saved; one of so many that
+        are `sharing` the memory of a machine."""
         ...

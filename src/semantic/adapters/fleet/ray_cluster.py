@@ -54,8 +54,9 @@ class FleetPlan:
     """What to run: `replicas` at first and at least, up to `most` as requests wait.
 
     A replica has at most `requests` at once, and `queued` wait for one at most. One that is to stop
-    lets its answers end for `drain` seconds. Each takes `gpus` of Ray's, by default one where there
-    are any. `address` is that of a running cluster; None starts Ray here, and stops it.
+    lets its answers end for `drain` seconds. At most `per_machine` are on one machine. Each takes
+    `gpus` of Ray's, by default one where there are any. `address` is that of a running cluster;
+    None starts Ray here, and stops it.
     """
 
     replicas: int
@@ -64,8 +65,8 @@ class FleetPlan:
     queued: int
     drain: float
     folder: str
+    per_machine: int
     gpus: float | None = None
-    per_machine: int | None = None
     address: str | None = None
 
 
@@ -77,6 +78,7 @@ class RayCluster:
         self._build = build
         self._handle: DeploymentHandle | None = None
         self._folder: str | None = None
+        self._has_ray = False
 
     def start(self) -> None:
         """Start Ray if need be, and the replicas; returns when all can answer.
@@ -89,19 +91,25 @@ class RayCluster:
             from ray import serve
         except ImportError as error:
             raise OperatorError(f"fleet: {error}; install semantic-engine[fleet]") from error
+        self._has_ray = True
         try:
             self._connect()
             serve.start(proxy_location="Disabled", logging_config=_log_of_serve())
-            target = self._deployment().bind(self._build, self._plan.folder)
+            gpus = self._gpus()
+            # GPUs of its own are a replica's memory; else all on one machine share it.
+            sharing = 1 if gpus >= 1 else self._plan.per_machine
+            target = self._deployment(gpus).bind(self._build, self._plan.folder, sharing)
             self._handle = serve.run(target, name=APPLICATION, route_prefix=None)
         except (RuntimeError, ConnectionError, ValueError, ray.exceptions.RayError) as error:
             raise OperatorError(f"the replicas do not start: {_reason(error)}") from error
 
     def stop(self) -> None:
         """End what `start` began: on a cluster that ran before, only the connection to it."""
+        self._handle = None
+        if not self._has_ray:
+            return
         import ray
 
-        self._handle = None
         if not ray.is_initialized():
             return
         if self._plan.address is None:
@@ -177,17 +185,21 @@ class RayCluster:
             _temp_dir=self._folder,
         )
 
-    def _deployment(self) -> Deployment:
+    def _gpus(self) -> float:
+        """Those of a replica."""
         import ray
+
+        if self._plan.gpus is not None:
+            return self._plan.gpus
+        return 1.0 if ray.cluster_resources().get("GPU") else 0.0
+
+    def _deployment(self, gpus: float) -> Deployment:
         from ray import serve
         from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
         from semantic.adapters.fleet.replica import Replica
 
         plan = self._plan
-        gpus = plan.gpus
-        if gpus is None:
-            gpus = 1.0 if ray.cluster_resources().get("GPU") else 0.0
         count: dict[str, object] = {"num_replicas": plan.replicas}
         if plan.most > plan.replicas:
             policy = AutoscalingPolicy(policy_function=_POLICY)
@@ -201,11 +213,10 @@ class RayCluster:
                     policy=policy,
                 )
             }
-        if plan.per_machine is not None:
-            count["max_replicas_per_node"] = plan.per_machine
         return serve.deployment(
             name="replica",
             ray_actor_options={"num_cpus": 0, "num_gpus": gpus},
+            max_replicas_per_node=plan.per_machine,
             max_ongoing_requests=plan.requests,
             max_queued_requests=plan.queued,
             graceful_shutdown_timeout_s=plan.drain + _TO_SAVE,

@@ -25,12 +25,13 @@ class Replica:
     _server: ReplicaPort
     _name: str
 
-    async def __init__(self, build: BuildReplica, folder: str) -> None:  # type: ignore[misc]
-        """Slots are below `folder`. Returns when requests can be answered; raises as `build`."""
+    async def __init__(self, build: BuildReplica, folder: str, sharing: int) -> None:  # type: ignore[misc]
+        """Slots are below `folder`; so many replicas are `sharing` the machine's memory. Returns
+        when requests can be answered; raises as `build`."""
         self._stack = AsyncExitStack()
         async with AsyncExitStack() as undo:
             slot = undo.enter_context(taken_slot(Path(folder)))
-            self._server = await undo.enter_async_context(build(str(slot.folder)))
+            self._server = await undo.enter_async_context(build(str(slot.folder), sharing))
             self._name = slot.name
             self._stack = undo.pop_all()
 

@@ -134,7 +134,7 @@ def serve(options: ServeOptions, fleet: ReplicaOptions, config: ConfigFile = Non
     settings = load_settings(options.given(), config).settings
     check_fleet(settings, fleet)
     configure_logs(settings.log_format, settings.log_level)
-    cluster = RayCluster(plan_of(settings, fleet), BuildServedReplica(settings, sharing_of(fleet)))
+    cluster = RayCluster(plan_of(settings, fleet), BuildServedReplica(settings))
     bound = listen(settings)
     where = address(settings.host, bound.getsockname()[1])
     life = _FleetLife(cluster, lambda: _print_ready(where, settings, fleet))
@@ -198,15 +198,10 @@ def plan_of(settings: ServerSettings, fleet: ReplicaOptions) -> FleetPlan:
         settings.max_waiting,
         fleet.drain_timeout,
         str(_folder_of(settings)),
-        fleet.replica_gpus,
         fleet.per_machine,
+        fleet.replica_gpus,
         fleet.ray_address,
     )
-
-
-def sharing_of(fleet: ReplicaOptions) -> int:
-    """How many replicas share the memory of a machine; one, where each has GPUs of its own."""
-    return 1 if fleet.replica_gpus and fleet.replica_gpus >= 1 else fleet.per_machine
 
 
 def _folder_of(settings: ServerSettings) -> Path:

@@ -33,10 +33,9 @@ class BuildServedReplica:
     """Implements `BuildReplica`: what `semantic serve` runs, without a socket."""
 
     settings: ServerSettings
-    sharing: int
 
     @asynccontextmanager
-    async def __call__(self, folder: str) -> AsyncIterator[ServedReplica]:
+    async def __call__(self, folder: str, sharing: int) -> AsyncIterator[ServedReplica]:
         """See `BuildReplica`. Raises as `load_model`."""
         from semantic.adapters.http.app import create_app
         from semantic.adapters.http.context import ServerContext
@@ -58,7 +57,7 @@ class BuildServedReplica:
             notify_store_unavailable(error)
 
         async def load() -> RunnableServing:
-            return await load_model(settings, store_unavailable, self.sharing)
+            return await load_model(settings, store_unavailable, sharing)
 
         over, context = asyncio.Event(), ServerContext(version=__version__)
         lifecycle = Lifecycle(context, load, lambda _: over.set())

@@ -89,14 +89,15 @@ def test_a_replica_names_itself_reports_its_load_and_ends_with_its_server(
     ended: list[str] = []
 
     @asynccontextmanager
-    async def build(folder: str) -> AsyncIterator[ServedReplica]:
+    async def build(folder: str, sharing: int) -> AsyncIterator[ServedReplica]:
         app = create_app(FakeServing())
+        assert sharing == 2
         yield ServedReplica(app, app.state.context)
         ended.append(folder)
 
     async def live() -> None:
         replica = Replica.__new__(Replica)
-        await replica.__init__(build, str(tmp_path))  # type: ignore[misc]
+        await replica.__init__(build, str(tmp_path), 2)  # type: ignore[misc]
         async with aclosing(replica.answer(request("/health", method="GET"))) as pieces:
             head = await anext(pieces)
         assert isinstance(head, ResponseHead)

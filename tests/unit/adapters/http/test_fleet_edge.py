@@ -122,6 +122,7 @@ def test_archives_are_refused_and_health_is_the_edges(
         reply = server.ask(method, f"/v1/agents/{path}", b"x")
         assert reply.status == 501
         assert b"--remote-store" in reply.body
+    assert server.ask("GET", "/v1/overview/stream").status == 501
     assert server.ask("GET", "/health").json == {"status": "ok"}
     assert replicas.asked == []
 

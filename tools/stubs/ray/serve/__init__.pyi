@@ -16,6 +16,7 @@ def deployment(
     *,
     name: str,
     ray_actor_options: Mapping[str, float],
+    max_replicas_per_node: int,
     max_ongoing_requests: int,
     max_queued_requests: int,
     graceful_shutdown_timeout_s: float,

@@ -76,6 +76,7 @@ def create_edge(
 
     for path in ("/v1/agents/import", "/v1/agents/{agent_id:path}/export"):
         app.add_api_route(path, _refuse_archives, methods=["GET", "POST"])
+    app.add_api_route("/v1/overview/stream", _refuse_watching, methods=["GET"])
     app.mount("/", _PassOn(replicas))
     return app
 
@@ -85,6 +86,14 @@ async def _refuse_archives() -> Response:
         HTTPStatus.NOT_IMPLEMENTED,
         "a fleet takes and gives no archives of agents: its replicas share them by --remote-store; "
         "export from `semantic serve` with the same store",
+        code="not_in_a_fleet",
+    )
+
+
+async def _refuse_watching() -> Response:
+    raise WireError(
+        HTTPStatus.NOT_IMPLEMENTED,
+        "a fleet streams no overview, which would hold a replica that stops: expected /v1/overview",
         code="not_in_a_fleet",
     )
 
