@@ -21,6 +21,7 @@ from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.bootstrap import assemble
 from semantic.cli import doctor
 from semantic.cli.doctor import SUPPORTED, check_blas, check_version
+from semantic.cli.options import ModelsOptions
 from semantic.composition import memory_shares
 from semantic.composition.engine_settings import DEFAULT_MODEL, NamedAdapter, Settings
 from semantic.composition.memory_shares import (
@@ -31,7 +32,7 @@ from semantic.composition.memory_shares import (
     promised,
 )
 from semantic.composition.named_models import find_model
-from semantic.domain.errors import CapacityError, PoolExhaustedError
+from semantic.domain.errors import CapacityError, InvalidRequestError, PoolExhaustedError
 from semantic.domain.services import BlockPool
 from semantic.serve import ServeSettings
 from semantic.serve_models import ModelsSettings, plan_models
@@ -85,15 +86,20 @@ def test_an_adapter_is_checked_against_the_model(tmp_path: Path) -> None:
 def test_of_several_models_it_says_what_fits_for_each_and_together(tmp_path: Path) -> None:
     other = write_model(tmp_path / "other", "qwen3_coder")
     adapter = write_adapter(tmp_path / "sql", other)
-    given = ("--model", DEFAULT_MODEL, "--model", str(other))
-    ran = semantic("doctor", "--json", *given, "--adapter", f"other+sql={adapter}")
-    findings = json.loads(ran.out)["findings"][-12:]
-    assert [one["name"] for one in findings] == [*NAMES[-5:], *NAMES[-5:], "adapter", "together"]
-    assert {one["verdict"] for one in findings} == {"ok"}
-    assert "other+sql, LoRA" in findings[-2]["detail"]
-    assert findings[-1]["detail"].startswith("all 3 models at once: ")
-    ran = semantic("doctor", *given, "--adapter", f"sql={adapter}")
-    assert (ran.code, "which of several models it is for" in ran.err) == (2, True)
+    options = ModelsOptions(model=[DEFAULT_MODEL, str(other)], no_store=True)
+
+    def found(*adapters: str) -> list[doctor.Finding]:
+        return list(doctor.check_models(doctor._served(options, adapters)))
+
+    findings = found(f"other+sql={adapter}")
+    assert [one.name for one in findings] == [*NAMES[-5:], *NAMES[-5:], "adapter", "together"]
+    assert {one.verdict for one in findings} == {"ok"}
+    assert "other+sql, LoRA" in findings[-2].detail
+    assert findings[-1].detail.startswith("all 3 models at once: ")
+    wrong = found(f"{DEFAULT_MODEL}+sql={adapter}")
+    assert [one.verdict for one in wrong] == [*["ok"] * 5, "failed", *["ok"] * 5, "failed"]
+    with pytest.raises(InvalidRequestError, match="which of several models it is for"):
+        found(f"sql={adapter}")
 
 
 def test_models_that_do_not_fit_together_take_turns_and_one_that_never_fits_is_a_failure() -> None:

@@ -247,20 +247,20 @@ def check_models(models: Sequence[ServeSettings]) -> Iterator[Finding]:
     if len(models) == 1:
         yield from check_model(models[0].engine)
         return
-    first, *others = (one.engine for one in models)
+    engines = [one.engine for one in models]
     try:
-        engine = promised(first, tuple(one.model for one in others))
+        engine = promised(engines[0], tuple(one.model for one in engines[1:]))
         plan = plan_models(ModelsSettings([replace(models[0], engine=engine), *models[1:]]))
+        engines, together = [one.settings.engine for one in plan.models], check_together(plan)
     except SemanticError as error:
-        yield Finding("together", "failed", str(error))
-        return
-    for one in plan.models:
-        own = one.settings.engine
-        yield from (
-            check_model(own) if own.adapter is None else [check_adapter(own.model, own.adapter)]
-        )
-        free_memory()
-    yield check_together(plan)
+        together = Finding("together", "failed", str(error))
+    for own in engines:
+        if own.adapter is None:
+            yield from check_model(own)
+            free_memory()
+        else:
+            yield check_adapter(own.model, own.adapter)
+    yield together
 
 
 def check_together(plan: ModelsPlan) -> Finding:
