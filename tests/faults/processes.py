@@ -125,14 +125,13 @@ def busy(root: str, seconds: str) -> None:
     say(json.dumps(kept))
 
 
-def crowd(root: str, number: str, seconds: str, budget: str) -> None:
-    """One of several processes that do everything to one store with a small budget."""
+def crowd(root: str, number: str, times: str, budget: str) -> None:
+    """One of several processes that do everything to one store with a small budget, so often."""
     random = Random(int(number))
-    until = time.monotonic() + float(seconds)
     store = DiskStore.open(Path(root), int(budget), durable=int(number) % 2 == 0)
     own = f"own {number}"
     n_read = 0
-    while time.monotonic() < until:
+    for _ in range(int(times)):
         seed = random.randrange(6)
         n_tokens = random.choice([300, 700, 1024, 1100])
         links = make.chain(n_tokens, seed)

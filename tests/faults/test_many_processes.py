@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,13 @@ from tests.faults.folder import (
 )
 from tests.faults.processes import ENVIRONMENT, ROOT, process
 from tests.support import store_blocks as make
+from tests.support.lanes import examples
 
 BUDGET = 1_660_000
+TIMES = examples(300, thorough=3000)
+"""Each process of a crowd uses the store so often."""
+KILLS = 3
+"""At least so many of one more are killed meanwhile."""
 
 
 @pytest.fixture
@@ -50,18 +56,17 @@ def test_processes_on_one_store(with_kills: bool) -> None:
     torn is read, the budget holds at every moment, and the sums are right in the end; also when
     one of them is killed again and again.
     """
-    seconds = 5.0
-    with fast_folder() as folder:
+    with fast_folder() as folder, ExitStack() as ends:
         root = folder / "store"
-        crowd = [process("crowd", root, number, seconds, BUDGET) for number in range(4)]
-        most = 0
-        for one in crowd:
-            one.__enter__()
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        crowd = [
+            ends.enter_context(process("crowd", root, number, TIMES, BUDGET)) for number in range(4)
+        ]
+        most = n_killed = 0
+        while any(one.is_running for one in crowd) or n_killed < KILLS * with_kills:
             if with_kills:
-                with process("crowd", root, 9, 60, BUDGET):
+                with process("crowd", root, 9, 100 * TIMES, BUDGET):
                     time.sleep(0.7)
+                n_killed += 1
             time.sleep(0.05)
             most = max(most, disk_usage(root) if root.exists() else 0)
         n_read = [int(one.result()) for one in crowd]
