@@ -27,7 +27,7 @@ import pytest
 from semantic.adapters.fleet.replica_slots import LOCK
 from semantic.adapters.stores.remote.objects import Objects
 from tests.fleet.seaweed import BUCKET, Seaweed, until_uploaded
-from tests.support.serve_process import OURS, ServeProcess, served
+from tests.support.serve_process import OURS, ServeProcess, ServerFailedError, served
 from tests.zoo.folder import write_folder
 
 PYTHON = "SEMANTIC_FLEET_PYTHON"
@@ -202,6 +202,15 @@ def test_an_agent_goes_on_elsewhere_when_its_replica_is_killed_in_a_turn(
         assert complete(alone, onward, "moves").answer == moved.answer
     until(lambda: len(fleet.metric("vllm:num_requests_running")) == 2)
     assert fleet.pid(first.replica) != pid  # the slot has another process
+
+
+def test_a_fleet_that_cannot_start_says_why_in_a_line(weed: Seaweed, tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing")
+    with (
+        pytest.raises(ServerFailedError, match=rf"error: the replicas do not start: .*{missing}"),
+        running_fleet(weed, tmp_path, "--model", missing),
+    ):
+        pytest.fail("it has started")
 
 
 def until(condition: object) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ray.serve.schema import LoggingConfig
 
 APPLICATION: Final = "semantic"
+_REPLICA: Final = "replica"
 _ROUTER: Final = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 _POLICY: Final = "semantic.adapters.fleet.autoscaling:by_queue"
 _QUIET: Final = {
@@ -47,6 +49,7 @@ _HEALTH_LOOK: Final = 2.0
 _STATUS_LOOK: Final = 0.2
 _RETRY: Final = 5
 _LONGEST_REASON: Final = 400
+_ERROR_LINE: Final = re.compile(r"[\w.]+(?:Error|Exception): ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +97,15 @@ class RayCluster:
         self._has_ray = True
         try:
             self._connect()
-            serve.start(proxy_location="Disabled", logging_config=_log_of_serve())
+            serve.start(proxy_location="Disabled", logging_config=_log_of_serve("CRITICAL"))
             gpus = self._gpus()
             # GPUs of its own are a replica's memory; else all on one machine share it.
             sharing = 1 if gpus >= 1 else self._plan.per_machine
             target = self._deployment(gpus).bind(self._build, self._plan.folder, sharing)
             self._handle = serve.run(target, name=APPLICATION, route_prefix=None)
         except (RuntimeError, ConnectionError, ValueError, ray.exceptions.RayError) as error:
-            raise OperatorError(f"the replicas do not start: {_reason(error)}") from error
+            reason = _reason(_said_of_replicas() or str(error))
+            raise OperatorError(f"the replicas do not start: {reason}") from error
 
     def stop(self) -> None:
         """End what `start` began: on a cluster that ran before, only the connection to it."""
@@ -113,7 +117,7 @@ class RayCluster:
         if not ray.is_initialized():
             return
         if self._plan.address is None:
-            _remove_application(self._plan.drain + _TO_SAVE)
+            _remove_application(self._plan.drain)
         ray.shutdown()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -214,7 +218,7 @@ class RayCluster:
                 )
             }
         return serve.deployment(
-            name="replica",
+            name=_REPLICA,
             ray_actor_options={"num_cpus": 0, "num_gpus": gpus},
             max_replicas_per_node=plan.per_machine,
             max_ongoing_requests=plan.requests,
@@ -223,24 +227,25 @@ class RayCluster:
             graceful_shutdown_wait_loop_s=_DRAIN_LOOK,
             health_check_period_s=_HEALTH_LOOK,
             max_constructor_retry_count=_TRIES,
-            logging_config=_log_of_serve(),
+            logging_config=_log_of_serve("WARNING"),
             request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
             **count,
         )(Replica)
 
 
-def _log_of_serve() -> LoggingConfig:
-    """Warnings alone: replicas log requests themselves."""
+def _log_of_serve(level: str) -> LoggingConfig:
+    """Of replicas warnings, as they log requests themselves. Of the controller less: it repeats
+    whole tracebacks of replicas, which `start` reports in a line."""
     from ray.serve.schema import LoggingConfig
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    return LoggingConfig(log_level="WARNING", enable_access_log=False)
+    return LoggingConfig(log_level=level, enable_access_log=False)
 
 
-def stop_application(address: str, seconds: float) -> None:
+def stop_application(address: str, drain: float) -> None:
     """Stop the replicas and Ray Serve on a running cluster; returns when agents are saved.
 
-    Raises OperatorError if the cluster is not reachable, and after `seconds`.
+    Raises OperatorError if the cluster is not reachable, and as `_remove_application`.
     """
     try:
         import ray
@@ -250,18 +255,20 @@ def stop_application(address: str, seconds: float) -> None:
     try:
         ray.init(address=address, logging_level="ERROR")
     except (RuntimeError, ConnectionError, ValueError, ray.exceptions.RayError) as error:
-        raise OperatorError(f"{address}: {_reason(error)}") from error
-    _remove_application(seconds)
+        raise OperatorError(f"{address}: {_reason(str(error))}") from error
+    _remove_application(drain)
     serve.shutdown()
     ray.shutdown()
 
 
-def _remove_application(seconds: float) -> None:
-    """Delete the application. Raises OperatorError if replicas are left after `seconds`."""
+def _remove_application(drain: float) -> None:
+    """Delete the application, whose answers may take `drain` seconds to end. Raises OperatorError
+    if replicas are left when Ray should have killed them."""
     from ray import serve
 
     if APPLICATION in serve.status().applications:
         serve.delete(APPLICATION, _blocking=False)
+    seconds = drain + 2 * _TO_SAVE
     until = time.monotonic() + seconds
     while APPLICATION in serve.status().applications:
         if time.monotonic() > until:
@@ -269,7 +276,20 @@ def _remove_application(seconds: float) -> None:
         time.sleep(_STATUS_LOOK)
 
 
-def _reason(error: Exception) -> str:
-    """The last line of an error of Ray's, whose text has tracebacks of other processes."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[-1] if lines else type(error).__name__)[:_LONGEST_REASON]
+def _said_of_replicas() -> str:
+    """What Ray Serve says of replicas that it could not start; "" if it says nothing."""
+    import ray
+    from ray import serve
+
+    if not ray.is_initialized():
+        return ""
+    application = serve.status().applications.get(APPLICATION)
+    return "" if application is None else application.deployments[_REPLICA].message
+
+
+def _reason(text: str) -> str:
+    """The error in a text of Ray's, which has tracebacks of other processes: its last line that
+    names one, else its last."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    named = [line for line in lines if _ERROR_LINE.match(line)]
+    return (named or lines or ["unknown"])[-1][:_LONGEST_REASON]

@@ -13,6 +13,7 @@ import pytest
 
 from semantic.adapters.fleet.autoscaling import by_queue, wanted_replicas
 from semantic.adapters.fleet.passed_requests import AsgiApp, Message, Receive, Send, answer
+from semantic.adapters.fleet.ray_cluster import _reason
 from semantic.adapters.fleet.replica import Replica
 from semantic.adapters.fleet.replica_slots import LOCK, taken_slot
 from semantic.adapters.http.app import create_app
@@ -146,3 +147,18 @@ def test_the_policy_adds_up_what_replicas_report() -> None:
     assert by_queue(context) == (4, {})
     context.aggregated_metrics = None
     assert by_queue(context) == (2, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("Traceback:\n  File x\nsemantic.errors.ModelNotFoundError: no model 'm'\n\n", "no model"),
+        ("RuntimeError: a\nValueError: b\nLogs are in a file.", "ValueError: b"),
+        ("not\nreachable", "reachable"),
+        ("", "unknown"),
+    ],
+)
+def test_of_an_error_of_rays_the_line_that_names_it_is_reported(text: str, reason: str) -> None:
+    found = _reason(text)
+    assert reason in found
+    assert "\n" not in found

@@ -9,8 +9,14 @@ class Application: ...
 class Deployment:
     def bind(self, *args: object) -> Application: ...
 
+class DeploymentStatus:
+    message: str
+
+class ApplicationStatus:
+    deployments: Mapping[str, DeploymentStatus]
+
 class ServeStatus:
-    applications: Mapping[str, object]
+    applications: Mapping[str, ApplicationStatus]
 
 def deployment(
     *,
