@@ -34,6 +34,7 @@ from semantic.domain.value_objects import LayerKind, SamplingParams
 from tests.integration.test_exactness import prompts
 from tests.support.char_tokenizer import CharTokenizer
 from tests.support.lanes import THOROUGH
+from tests.support.probed import probed_once
 from tests.support.rounding import equally_likely
 from tests.support.tiny_models import VOCAB, tiny_model
 from tests.support.unusual_models import UNUSUAL, WINDOW, unusual_model
@@ -62,9 +63,10 @@ class Served:
         """With a `folder`, caches are on disk."""
         attention = (lambda _: PortableAttention()) if in_pages else None
         self.name = name
-        self.backend: MLXBackend = wrap_model(
-            unusual_model(name), f"tiny:{name}", attention=attention
-        )
+        with probed_once():
+            self.backend: MLXBackend = wrap_model(
+                unusual_model(name), f"tiny:{name}", attention=attention
+            )
         assert self.backend.in_pages == in_pages
         settings = Settings(use_disk=True, store=folder)
         store = None if folder is None else open_store(settings)
