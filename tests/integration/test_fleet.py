@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from semantic.adapters.stores.background import Backoff
 from semantic.application.cache.loading import BreakEven
 from semantic.application.serving import Serving
 from semantic.composition.engine_settings import Settings
@@ -74,6 +75,24 @@ class Fleet:
 @pytest.fixture
 def fleet(tmp_path: Path) -> Fleet:
     return Fleet(tmp_path)
+
+
+def test_what_was_not_uploaded_is_uploaded_at_the_end_of_a_later_turn(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nothing that follows it would be found."""
+    prompt = text(700, seed=1)
+    with fleet.replica("a") as one:
+        with monkeypatch.context() as failing:
+            failing.setattr(Backoff, "is_on", lambda _: True)
+            past = history(prompt, one.ask("ann", prompt, 3))
+            assert one.store.holds_back
+        assert not fleet.objects(".full")
+        assert not one.store.holds_back
+        onward = (*past, *text(300, seed=2))
+        past = history(onward, one.ask("ann", onward, 3))
+    with fleet.replica("b") as other:
+        assert other.ask("ann", (*past, 1), 3).cached_tokens >= 0.95 * len(past)
 
 
 @pytest.mark.parametrize("architecture", KINDS)

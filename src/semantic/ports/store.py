@@ -40,7 +40,8 @@ class CacheStorePort(Protocol):
 
     @property
     def holds_back(self) -> bool:
-        """Whether interim blocks are not written to disk now: the day's limit is reached."""
+        """Whether interim blocks are not written to disk now, as the day's limit is reached, or not
+        to other machines, as uploads fail or are behind."""
         ...
 
     # Blocks

@@ -163,7 +163,12 @@ class BackgroundStore:
 
     @property
     def holds_back(self) -> bool:
-        return self._inner.holds_back
+        """See `CacheStorePort.holds_back`. With `forgets_at_once` also while the queue may drop
+        blocks: the end of a turn puts again what is lacking then."""
+        if self._waits or self._inner.holds_back:
+            return self._inner.holds_back
+        with self._changed:
+            return not self._accepts() or self._n_bytes > self._max_bytes // 2
 
     # Blocks
 

@@ -223,7 +223,7 @@ class SharedTiers(TieredStore):
 
     @property
     def holds_back(self) -> bool:
-        return self.warm.holds_back
+        return self.warm.holds_back or self.cold.holds_back
 
     def read_into(self, reads: Sequence[BlockRead]) -> Sequence[bool]:
         here = self.warm.find([read.header.key for read in reads])
