@@ -89,6 +89,10 @@ class CacheLayers(Protocol):
     ) -> list[KVBlock]: ...
 
 
+_TRACED = 16
+"""Tokens after which states have the shapes that they keep; that of n-grams holds the last few."""
+
+
 @dataclass(frozen=True, slots=True)
 class CacheForm:
     """The caches of a model and their bytes."""
@@ -113,7 +117,7 @@ def contiguous_form(
         if layer.kind is not LayerKind.FULL and not layers.ours[i]
     ]
     # Only shapes are read; the arrays are dropped without being computed.
-    traced = cast(list[MlxLmCache], trace(model, 1)) if theirs else []
+    traced = cast(list[MlxLmCache], trace(model, _TRACED)) if theirs else []
     states = {i: expected_state(traced[i]) for i in theirs}
     empty = dict(enumerate(cast(list[MlxLmCache], make_prompt_cache(model)))) if theirs else {}
     memory = ContiguousMemory(spec, shapes, {i: empty[i] for i in theirs})
@@ -149,7 +153,7 @@ def paged_form(
             if pool.kind.ring is None:
                 transfers.prepare(pool.kind.page_bytes, _PREPARED_PAGES)
     empty = {} if make is None else make()
-    traced = cast(list[MlxLmCache], trace(model, 1)) if empty else []
+    traced = cast(list[MlxLmCache], trace(model, _TRACED)) if empty else []
     states = {i: expected_state(traced[i]) for i in empty}
     memory = PagedMemory(attention, transfers, empty)
     codec = BlockCodec(spec, shapes, layers.ours, states, memory)
