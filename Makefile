@@ -85,7 +85,7 @@ fmt: $(VENV)/.dev  ## rewrite files in the house format
 	@$(BIN)/ruff format .
 
 type: $(VENV)/.dev  ## mypy, strict
-	@$(BIN)/mypy --num-workers 2
+	@$(BIN)/mypy
 
 imports: $(VENV)/.dev  ## which layer may import what
 	@$(BIN)/lint-imports --no-logo
