@@ -77,7 +77,9 @@ def scripts(text: str) -> list[tuple[str, str]]:
 
 
 def parse(words: list[str]) -> None:
-    """Raise unless the program knows a command with these arguments."""
+    """Raise unless the program knows a command with these arguments; `mlx.launch` starts one."""
+    if words[0] == "mlx.launch":
+        words = words[words.index("--") + 1 :]
     assert words[0] == "semantic", f"not tried: {shlex.join(words)}"
     command, rest = get_command(app), words[1:]
     while isinstance(command, TyperGroup):
