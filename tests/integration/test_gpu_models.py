@@ -32,7 +32,7 @@ from semantic.adapters.mlx.kv_cache import probe
 def test_a_shape_has_as_many_weights_as_its_model(
     monkeypatch: pytest.MonkeyPatch, name: str, billions: float
 ) -> None:
-    monkeypatch.setattr(shapes, "_evaluate", lambda _: None)
+    monkeypatch.setattr(shapes, "evaluate", lambda _: None)
     model = shapes.MODELS[name]()
     parameters = cast("Callable[[], dict[str, object]]", model.parameters)()
     weights = cast("list[tuple[str, mx.array]]", tree_flatten(parameters))
