@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -33,6 +35,22 @@ from tests.support.tiny_models import VOCAB, tiny_model
 def test_the_versions_are_the_ones_this_was_read_from() -> None:
     assert version("mlx-lm").startswith("0.32.")
     assert version("mlx").startswith("0.32.")
+
+
+@pytest.mark.parametrize("limits", [(1024, 8192), (256, 512)], ids=str)
+def test_importing_mlx_lm_lowers_no_limit_of_open_files(limits: tuple[int, int]) -> None:
+    code = (
+        f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, {limits})\n"
+        "import semantic.adapters.mlx, mlx_lm.utils\n"
+        "print(*resource.getrlimit(resource.RLIMIT_NOFILE))\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (200, 300))\n"
+        "print(*resource.getrlimit(resource.RLIMIT_NOFILE))\n"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout
+    soft, hard = limits
+    assert printed.splitlines()[-2:] == [f"{max(soft, min(2048, hard))} {hard}", "200 300"]
 
 
 def test_attention_takes_the_parameters_that_our_hook_passes_on() -> None:

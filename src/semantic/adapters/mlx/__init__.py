@@ -2,13 +2,15 @@
 
 `kv_cache` holds caches and their stored bytes, `batch` decodes, `sampling` draws tokens, `text` and
 `model` deal with tokenizers and weights; `backend` puts them together. Importing this package loads
-OpenBLAS and sets what MLX reads from its environment: both must precede `import mlx.core`.
+OpenBLAS and sets what MLX reads from its environment, which must precede `import mlx.core`, and
+keeps the limit of open files, which `import mlx_lm` would lower.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import sys
 from typing import Literal
 
@@ -49,6 +51,27 @@ def blas_kernel() -> str:
     return f"{release.decode()} {core().decode()}"
 
 
+def keep_file_limit() -> None:
+    """Let `mlx_lm.utils` raise the soft limit of open files only, as far as the hard one allows.
+
+    On import it sets the limits to 2,048 and 4,096, whatever they were. A process cannot raise its
+    hard limit again, and a server has a connection for each agent.
+    """
+    set_limits = resource.setrlimit
+
+    def setrlimit(which: int, limits: tuple[int, int], /) -> None:
+        caller = sys._getframe(1).f_globals  # noqa: SLF001  CPython has it
+        if caller.get("__name__") != "mlx_lm.utils":
+            set_limits(which, limits)
+            return
+        soft, hard = resource.getrlimit(which)
+        if soft != resource.RLIM_INFINITY:
+            most = limits[0] if hard == resource.RLIM_INFINITY else min(limits[0], hard)
+            set_limits(which, (max(soft, most), hard))
+
+    resource.setrlimit = setrlimit
+
+
 if sys.platform == "linux":
     # MLX's CUDA backend ends a CUDA graph when the arrays that its kernels read exceed this limit.
     # Each layer reads the whole page pool: a graph per layer would cost more than the layer.
@@ -58,3 +81,4 @@ if sys.platform == "linux":
     os.environ.setdefault("MLX_ENABLE_CACHE_THRASHING_CHECK", "0")
 
 BLAS_STATUS = load_openblas()
+keep_file_limit()
