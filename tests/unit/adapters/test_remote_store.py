@@ -299,9 +299,10 @@ def test_what_is_forgotten_is_deleted_on_another_thread() -> None:
     queue.drop(keys([first, second]))
     assert queue.remove(SCOPE, "ann")
     assert not queue.find(keys([first]))
+    assert store.read(block(first).header) is None  # though it is still there
     assert queue.manifest(SCOPE, "ann") is None
     store.look_up_agent(SCOPE, "ann")
-    assert queue.manifest(SCOPE, "ann") is None  # though it is still there
+    assert queue.manifest(SCOPE, "ann") is None
     goes_on.set()
     queue.flush()
     assert threading.current_thread() not in objects.threads

@@ -366,6 +366,9 @@ class RemoteStore:
 
     def _verified(self, header: BlockHeader, read: Callable[[], T]) -> T | None:
         """What `read` returns of a verified body; None when it fails, with the reason counted."""
+        if self._deletions.is_waiting(header.key):
+            self._count("misses")
+            return None
         try:
             found = read()
         except FileNotFoundError:
