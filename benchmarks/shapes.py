@@ -68,34 +68,25 @@ LLAMA_VOCAB = 128256
 def llama_8b(layers: int = 32, vocab: int = LLAMA_VOCAB, *, lazy: bool = False) -> Module:
     """The shape of Llama 3.1 8B: 32 layers, 32 heads, 8 KV heads, head_dim 128, bf16. The weights
     of a `lazy` model are not computed yet: some may be left out."""
-    return _random(
-        llama.ModelArgs(
-            model_type="llama",
-            hidden_size=4096,
-            num_hidden_layers=layers,
-            intermediate_size=14336,
-            num_attention_heads=32,
-            num_key_value_heads=8,
-            rms_norm_eps=1e-5,
-            vocab_size=vocab,
-            rope_theta=500000.0,
-            tie_word_embeddings=False,
-        ),
-        mx.bfloat16,
-        lazy=lazy,
-    )
+    return _llama_3(layers, vocab, heads=32, hidden=4096, intermediate=14336, lazy=lazy)
 
 
 def llama_70b(layers: int = 80, vocab: int = LLAMA_VOCAB, *, lazy: bool = False) -> Module:
     """The shape of Llama 3.1 70B: 80 layers, 64 heads, 8 KV heads, head_dim 128, bf16, of 131 GiB.
     See `llama_8b`."""
+    return _llama_3(layers, vocab, heads=64, hidden=8192, intermediate=28672, lazy=lazy)
+
+
+def _llama_3(
+    layers: int, vocab: int, *, heads: int, hidden: int, intermediate: int, lazy: bool
+) -> Module:
     return _random(
         llama.ModelArgs(
             model_type="llama",
-            hidden_size=8192,
+            hidden_size=hidden,
             num_hidden_layers=layers,
-            intermediate_size=28672,
-            num_attention_heads=64,
+            intermediate_size=intermediate,
+            num_attention_heads=heads,
             num_key_value_heads=8,
             rms_norm_eps=1e-5,
             vocab_size=vocab,

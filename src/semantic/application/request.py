@@ -172,7 +172,12 @@ class Request:
         return "".join(self._text)
 
     def next_chunk(self, limit: int, checkpoint_at: int | None = None) -> tuple[int, ...]:
-        """The next tokens to prefill: at most `limit`, not beyond a `checkpoint_at` ahead.
+        """The next tokens to prefill: those before `next_stop`."""
+        return self.tokens[self.computed : self.next_stop(limit, checkpoint_at)]
+
+    def next_stop(self, limit: int, checkpoint_at: int | None = None) -> int:
+        """Where the next chunk ends: after at most `limit` tokens, not beyond a `checkpoint_at`
+        ahead.
 
         Several tokens are left for the last chunk, or none: some models compute a chunk of one
         token differently.
@@ -183,7 +188,7 @@ class Request:
             stop -= 1
         if checkpoint_at is not None and checkpoint_at > self.computed:
             stop = min(stop, checkpoint_at)
-        return self.tokens[self.computed : stop]
+        return max(self.computed, stop)
 
     def next_scored(self) -> tuple[int, ...]:
         """The next tokens to score, preceded by the one before them."""

@@ -158,7 +158,7 @@ class Sequences:
         beside others; else 0."""
         if request.sequence is None or request.scoring:
             return 0
-        n_tokens = len(self._next_tokens(request, limit))
+        n_tokens = request.next_stop(limit, self._checkpoint_at(request)) - request.computed
         return n_tokens if self._model.side_by_side(request.sequence, n_tokens) else 0
 
     def preempt(self, request: Request) -> SampledToken | None:
@@ -326,9 +326,10 @@ class Sequences:
         return sequence
 
     def _next_tokens(self, request: Request, limit: int) -> tuple[int, ...]:
-        if self._prefixes is None:
-            return request.next_chunk(limit)
-        return request.next_chunk(limit, self._prefixes.shared.checkpoint_at(request))
+        return request.next_chunk(limit, self._checkpoint_at(request))
+
+    def _checkpoint_at(self, request: Request) -> int | None:
+        return None if self._prefixes is None else self._prefixes.shared.checkpoint_at(request)
 
     def _computed(self, request: Request, n_tokens: int) -> None:
         """Account for computed tokens, and publish the blocks that they complete."""

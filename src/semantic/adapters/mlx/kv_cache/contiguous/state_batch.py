@@ -1,8 +1,8 @@
 """The states of a recurrent layer's sequences in a batch, in slots.
 
 A recurrent layer's states are one array per part, row i of which is sequence i's: a state has no
-length, so nothing is aligned. A step replaces the arrays as a whole. Membership is an
-index: rows that stay, rows that join and padding are gathered once, in the step that follows.
+length, so nothing is aligned. A step replaces the arrays as a whole. Membership is an index: rows
+that stay, rows that join and padding are gathered once, in the step that follows.
 Knows mlx-lm's ArraysCache; not what computes with a state.
 """
 
