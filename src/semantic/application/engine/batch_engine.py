@@ -385,11 +385,7 @@ class BlockPoolBatchEngine:
     def _prefill(self, step: Step) -> list[EngineEvent]:
         """Compute prompt chunks, up to the step's budget."""
         events: list[EngineEvent] = []
-        of = self._sequences
-        while chunks := self._scheduler.next_pass(
-            step, of.may_prefill, of.may_join, of.waits_for, of.side_by_side,
-            even=not of.pads_chunks,
-        ):  # fmt: skip
+        while chunks := self._scheduler.next_pass(step, self._sequences):
             events += self._compute(step, chunks)
         self._scheduler.end_prefill(step)
         return events

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from semantic.application.cache.block_allocator import BlockAllocator
 from semantic.application.engine.fair_queue import FairQueue
@@ -20,13 +20,11 @@ from semantic.application.engine.prefill_budget import (
     SharedPass,
     chunk_size,
 )
+from semantic.application.engine.prefill_order import PrefillOrder
 from semantic.application.engine.step_memory import StepMemory
 from semantic.application.request import Phase, Request
 from semantic.ports.outbound import Clock
 
-_LONGEST_WAITING_EVERY = 4
-"""One chunk in this many goes to the request that has waited longest, if all others since its last
-went elsewhere: a stream of short prompts cannot starve a long one."""
 _CONCURRENT_SECONDS = 30.0
 """How long after two requests were last active together more are expected: agents that work at the
 same time usually send their next request within this time."""
@@ -59,6 +57,33 @@ class Chunk(NamedTuple):
 
     request: Request
     limit: int
+
+
+class Prompts(Protocol):
+    """What the scheduler asks of the sequences whose prompts are computed."""
+
+    @property
+    def pads_chunks(self) -> bool:
+        """Whether chunks `side_by_side` may have different numbers of tokens."""
+        ...
+
+    def may_prefill(self, request: Request) -> bool:
+        """False for a request that waits for another one."""
+        ...
+
+    def waits_for(self, request: Request) -> Request | None:
+        """The other one, which then is as urgent: a short prompt does not wait for a long one's
+        turn."""
+        ...
+
+    def may_join(self, request: Request) -> bool:
+        """Whether the rest of a prompt can be computed with that of others in one pass."""
+        ...
+
+    def side_by_side(self, request: Request, limit: int) -> int:
+        """Tokens of the next chunk, of at most `limit`, if it can be computed beside others; else
+        0."""
+        ...
 
 
 class Scheduler:
@@ -164,32 +189,19 @@ class Scheduler:
             concurrent=self._concurrency.observe(len(self) + others, now),
         )
 
-    def next_pass(
-        self,
-        step: Step,
-        may_prefill: Callable[[Request], bool],
-        may_join: Callable[[Request], bool],
-        waits_for: Callable[[Request], Request | None] = lambda _: None,
-        beside: Callable[[Request, int], int] = lambda _request, _limit: 0,
-        *,
-        even: bool = False,
-    ) -> list[Chunk]:
+    def next_pass(self, step: Step, prompts: Prompts) -> list[Chunk]:
         """Chunked prefill: the chunks of the next forward pass; none ends the step's prefill.
 
-        `may_prefill` is False for a request that waits for another one, `waits_for`, which then
-        is as urgent as that: a short prompt does not wait for a long one's turn. Several chunks
-        only if each is the rest of a prompt that `may_join` others in a pass, or if they are
-        computed side by side: `beside` says how many tokens a request's next chunk of at most so
-        many has, 0 if it is computed alone; `even` that all must have equally many. After a prompt
-        is complete, only prompts that fit entirely go on: a first token never waits for a long
-        chunk.
+        Several chunks only if each is the rest of a prompt that joins others in a pass, or if they
+        are computed side by side. After a prompt is complete, only prompts that fit entirely go
+        on: a first token never waits for a long chunk.
         """
         if step.first_token_due:
             return []
         prefilling = self.in_phase(Phase.PREFILL)
-        ready = [one for one in prefilling if may_prefill(one)]
+        ready = [one for one in prefilling if prompts.may_prefill(one)]
         numbers = {one.number for one in ready}
-        behind = [(one, waits_for(one)) for one in prefilling if one.number not in numbers]
+        behind = [(one, prompts.waits_for(one)) for one in prefilling if one.number not in numbers]
         request = self._order.next(ready, behind)
         if request is None:
             return []
@@ -210,12 +222,13 @@ class Scheduler:
         if left < least or (first_token_due and not is_last):
             return []
         rest = [one for one in ready if one is not request]
-        chunks = self._side_by_side(step, request, rest, left, beside, even=even)
+        chunks = self._side_by_side(step, request, rest, left, prompts)
         if chunks:
             return chunks
         if not is_last:
             return [Chunk(request, chunk_size(left))]
-        joining = [one for one in rest if may_join(one)] if rest and may_join(request) else []
+        joins = bool(rest) and prompts.may_join(request)
+        joining = [one for one in rest if prompts.may_join(one)] if joins else []
         return self._joined(Chunk(request, left), self._order.by_least_computed(joining))
 
     def _side_by_side(
@@ -224,11 +237,10 @@ class Scheduler:
         first: Request,
         rest: Sequence[Request],
         left: int,
-        beside: Callable[[Request, int], int],
-        *,
-        even: bool,
+        prompts: Prompts,
     ) -> list[Chunk]:
         """Chunks of `first` and of those others for which a pass together pays; or none."""
+        beside, even = prompts.side_by_side, not prompts.pads_chunks
         n_first = beside(first, left) if rest else 0
         if not n_first:
             return []
@@ -340,88 +352,6 @@ def preemption_victim(requests: Sequence[Request]) -> Request | None:
     """The request to preempt when the pool is full: the youngest. The oldest request always
     progresses, so every request ends."""
     return max(requests, key=lambda request: request.number, default=None)
-
-
-class PrefillOrder:
-    """The order in which prompts receive chunks.
-
-    The next chunk goes to the request whose agent will have computed the fewest tokens once this
-    prompt is complete: a short prompt does not wait for a long one, and an agent's many short
-    prompts are counted together. The count restarts for an agent that has no prompt ready. Of a
-    tenant's prompts only those of the highest priority have turns, but for those of the one that
-    has waited longest; of several tenants none gains by it.
-    """
-
-    def __init__(self) -> None:
-        self._turn = 0
-        self._computed: dict[str, int] = {}  # tokens, by agent
-        self._waits_since: dict[str, int] = {}  # turn, by agent
-        self._last_turn: dict[int, int] = {}  # by request: of its last chunk, or of its arrival
-        self._urgent: dict[int, tuple[int, int]] = {}  # by request: the order of one behind it
-        self._priority: dict[int, int] = {}  # by request: its own, or of one of the tenant behind
-
-    def next(
-        self,
-        requests: Sequence[Request],
-        behind: Sequence[tuple[Request, Request | None]] = (),
-    ) -> Request | None:
-        """The request to prefill next of those that are ready; None if none is.
-
-        Each request `behind` waits for another one. Counts and waits of agents and requests that
-        are not ready are forgotten.
-        """
-        numbers = {request.number for request in requests}
-        here = {request.owner for request in requests}
-        self._computed = {owner: self._computed.get(owner, 0) for owner in here}
-        self._waits_since = {owner: self._waits_since.get(owner, self._turn) for owner in here}
-        self._last_turn = {number: self._last_turn.get(number, self._turn) for number in numbers}
-
-        self._urgent = {}
-        self._priority = {request.number: request.hints.priority for request in requests}
-        for request, leader in behind:
-            if leader is not None:
-                self._inherit(leader, request)
-                order = self._computed.get(request.owner, 0) + request.to_prefill, request.number
-                before = self._urgent.get(leader.number, order)
-                self._urgent[leader.number] = min(before, order)
-
-        oldest = min(requests, key=self._longest_waiting, default=None)
-        if oldest is not None and (self._turn + 1) % _LONGEST_WAITING_EVERY == 0:
-            passed_over = self._turn - self._last_turn[oldest.number]
-            if passed_over >= _LONGEST_WAITING_EVERY - 1:
-                return oldest
-        return min(self._first_of_tenants(requests), key=self._least_computed, default=None)
-
-    def by_least_computed(self, requests: Sequence[Request]) -> list[Request]:
-        """Some of the requests that the last `next` was given, in the order of their chunks."""
-        return sorted(requests, key=self._least_computed)
-
-    def account(self, request: Request, n_tokens: int, *, same_pass: bool = False) -> None:
-        """Count a chunk of `n_tokens` for the request's agent; chunks of one pass are one turn."""
-        self._turn += not same_pass
-        self._computed[request.owner] = self._computed.get(request.owner, 0) + n_tokens
-        self._waits_since[request.owner] = self._last_turn[request.number] = self._turn
-
-    def _inherit(self, leader: Request, request: Request) -> None:
-        """Give a `leader` the priority of a request of its tenant that waits for it."""
-        own = self._priority.get(leader.number)
-        if own is not None and leader.tenant == request.tenant:
-            self._priority[leader.number] = max(own, request.hints.priority)
-
-    def _first_of_tenants(self, requests: Sequence[Request]) -> list[Request]:
-        """Those that none of their tenant's precedes by priority."""
-        highest: dict[str, int] = {}
-        for one in requests:
-            own = self._priority[one.number]
-            highest[one.tenant] = max(own, highest.get(one.tenant, own))
-        return [one for one in requests if self._priority[one.number] == highest[one.tenant]]
-
-    def _longest_waiting(self, request: Request) -> tuple[int, int]:
-        return self._waits_since[request.owner], request.number
-
-    def _least_computed(self, request: Request) -> tuple[int, int]:
-        order = self._computed[request.owner] + request.to_prefill, request.number
-        return min(order, self._urgent.get(request.number, order))
 
 
 class RecentConcurrency:

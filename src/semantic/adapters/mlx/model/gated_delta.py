@@ -80,18 +80,23 @@ def compute(
     `q` and `k` are (rows, tokens, k_heads, k_dim), `v` (rows, tokens, v_heads, v_dim), `g` and
     `beta` (rows, tokens, v_heads), `g` perhaps (..., k_dim), states (rows, v_heads, v_dim, k_dim).
     """
-    same = g.dtype == mx.float32 and k.dtype == v.dtype == q.dtype
-    kernel = None
-    if same and state is not None and state.dtype == mx.float32:
-        rule = Rule.of(q, v, g, beta)
-        kernel = right_kernel(rule)
-    if kernel is None or state is None:
+    if state is None or (kernel := _kernel_of(q, k, v, g, beta, state)) is None:
         return _operations(q, k, v, g, beta, state, mask)
     if mask is not None:
         # Padding leaves a state as it was: it decays by nothing, and nothing is written to it.
         real = mask[..., None]
-        g, beta = mx.where(real[..., None] if rule.vector else real, g, 1), mx.where(real, beta, 0)
-    return _launch(kernel, rule, (q, k, v, g, beta, state))
+        g = mx.where(real[..., None] if g.ndim == q.ndim else real, g, 1)
+        beta = mx.where(real, beta, 0)
+    return _launch(kernel, (q, k, v, g, beta, state))
+
+
+def _kernel_of(
+    q: mx.array, k: mx.array, v: mx.array, g: mx.array, beta: mx.array, state: mx.array
+) -> CudaKernel | None:
+    """The kernel for a call of `compute`; None if there is none for its types and widths."""
+    if not (q.dtype == k.dtype == v.dtype and g.dtype == state.dtype == mx.float32):
+        return None
+    return right_kernel(Rule.of(q, v, g, beta))
 
 
 @functools.cache
@@ -102,7 +107,7 @@ def right_kernel(rule: Rule) -> CudaKernel | None:
     kernel = build(rule)
     given = random_inputs(rule, *_SELF_TEST)
     try:
-        found = _launch(kernel, rule, given)
+        found = _launch(kernel, given)
         right = all(_close(*pair) for pair in zip(found, by_token(*given), strict=True))
     except RuntimeError:  # it does not compile or a launch fails
         return None
@@ -133,13 +138,12 @@ def build(rule: Rule) -> CudaKernel:
     )
 
 
-def _launch(
-    kernel: CudaKernel, rule: Rule, given: tuple[mx.array, ...]
-) -> tuple[mx.array, mx.array]:
+def _launch(kernel: CudaKernel, given: tuple[mx.array, ...]) -> tuple[mx.array, mx.array]:
     v, state = given[2], given[-1]
+    rows, _, heads, width = v.shape
     y, after = kernel(
         inputs=given,
-        grid=(_THREADS * (rule.v_dim // _ROWS), v.shape[0] * rule.v_heads, 1),
+        grid=(_THREADS * (width // _ROWS), rows * heads, 1),
         threadgroup=(_THREADS, 1, 1),
         output_shapes=[v.shape, state.shape],
         output_dtypes=[v.dtype, state.dtype],
