@@ -5,8 +5,8 @@
     evicted/NUMBER          objects that it has deleted
 
 Times are those at which the object store wrote a log, so that no other clock counts. An object is
-named by 64 bits of a hash of its place, of which a tail and its header have the same. What cannot
-be read is ignored: the order of eviction is then worse. Knows no block and no budget.
+named by 64 bits of a hash of its name, so that a body and the header it is found by are one. What
+cannot be read is ignored: the order of eviction is then worse. Knows no block and no budget.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _MILLISECONDS = 1000
 
 
 def name_of(path: str) -> int:
-    """The 64 bits that stand for the object: of its namespace, its tenant's folder and its name."""
-    first, folder, *_, name = path.split("/")
-    return xxhash.xxh3_64_intdigest(f"{first}/{folder}/{name}".encode())
+    """The 64 bits that stand for the object with this path, or this name: of its name alone, which
+    is a digest of what it is of."""
+    return xxhash.xxh3_64_intdigest(path.rsplit("/", 1)[-1].encode())
 
 
 def used_at(written: datetime, place: int = 0) -> int:
@@ -62,7 +62,7 @@ class Numbers:
 
     def __init__(self, objects: Objects, secret: bytes) -> None:
         self._objects = objects
-        self._key = derived(secret, b"", b"semantic-numbers-v1")
+        self._key = derived(secret, b"", b"semantic-numbers-v2")
 
     def create(self, path: str, numbers: array[int]) -> bool:
         """Whether there was no such object. Raises UnavailableError."""
