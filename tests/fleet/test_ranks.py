@@ -22,7 +22,7 @@ import pytest
 from benchmarks import gpu_ranks
 from semantic.adapters.mlx.ranks.group import SILENCE_SECONDS
 from tests.support.serve_process import OURS, ServeProcess
-from tests.support.two_ranks import SIZE, hostfile
+from tests.support.two_ranks import launched
 
 SERVE = (sys.executable, "-m", "semantic", "serve", "--port", "0", "--store")
 LAUNCH = str(Path(sys.executable).with_name("mlx.launch"))
@@ -57,10 +57,9 @@ def ask(server: ServeProcess, said: Sequence[str], *, max_tokens: int = 24) -> R
 @contextmanager
 def ranks(store: Path, *flags: str) -> Iterator[list[ServeProcess]]:
     """Both ranks, each started as `mlx.launch` does; none is left."""
-    environment = {**os.environ, **OURS, "MLX_HOSTFILE": str(hostfile(store.parent))}
     started = [
-        ServeProcess((*SERVE, str(store), *flags), {**environment, "MLX_RANK": str(rank)})
-        for rank in range(SIZE)
+        ServeProcess((*SERVE, str(store), *flags), {**os.environ, **OURS, **mine})
+        for mine in launched(store.parent)
     ]
     try:
         yield started
@@ -158,7 +157,8 @@ def test_the_benchmark_measures_one_device_and_all_ranks(tmp_path: Path) -> None
     gpu_ranks.main(["--small", "--backend", "ring", "--output", str(tmp_path)])
     found = json.loads((tmp_path / "gpu_ranks_small.json").read_text())
     forms = {line["form"]: line for line in found["summary"]["forms"]}
-    assert list(forms) == [gpu_ranks.PAGES, gpu_ranks.ALONE, gpu_ranks.RANKS]
+    both = [gpu_ranks.PAGED_RANKS, gpu_ranks.RANKS]
+    assert list(forms) == [gpu_ranks.PAGES, gpu_ranks.ALONE, *both]
     assert forms[gpu_ranks.RANKS]["block_bytes"] == forms[gpu_ranks.ALONE]["block_bytes"]
     steps = {form: line["step_ms"] for form, line in forms.items()}
     assert all(ms["1"] > 0 and ms["8"] > 0 for ms in steps.values())

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import cast
 
 import pytest
 
+from semantic.adapters.mlx.ranks.leading import LeadingBackend
 from semantic.ports.outbound import BatchBackend
 from tests.contract import test_batch_backend as contract
-from tests.support.two_ranks import ARCHITECTURE, leading_backend
+from tests.support.in_pages import SUFFIX
+from tests.support.two_ranks import Pair
 
 globals().update({name: one for name, one in vars(contract).items() if name.startswith("test_")})
 
+_ARCHITECTURE = "llama"
+_pair = functools.cache(Pair)
 
-@pytest.fixture(params=[f"mlx {ARCHITECTURE}"])
-def subject(request: pytest.FixtureRequest) -> Iterator[contract.Subject]:
-    if request.param != f"mlx {ARCHITECTURE}":
+
+@pytest.fixture(scope="module", params=["", SUFFIX], ids=["contiguous", "in pages"])
+def backend(request: pytest.FixtureRequest) -> LeadingBackend:
+    return _pair().model(_ARCHITECTURE + request.param)
+
+
+@pytest.fixture(params=[f"mlx {_ARCHITECTURE}"])
+def subject(request: pytest.FixtureRequest, backend: LeadingBackend) -> Iterator[contract.Subject]:
+    if request.param != f"mlx {_ARCHITECTURE}":
         pytest.skip("of another model")
-    backend = leading_backend()
     made = contract.Subject(cast("BatchBackend", backend), backend.cache_nbytes)
     yield made
     made.pool.check_integrity()

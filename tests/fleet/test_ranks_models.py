@@ -9,7 +9,11 @@ import sys
 import pytest
 
 from semantic.domain.errors import SemanticError
+from tests.support.in_pages import SUFFIX
 from tests.zoo.configurations import module_of, rows
+
+IN_PAGES = [row + SUFFIX for row in ("llama", "llama+window", "gpt_oss", "deepseek_v3", "qwen3_5")]
+"""All kinds of layers: full attention alone, windows, sinks, latents, states."""
 
 
 def divided() -> list[str]:
@@ -24,9 +28,9 @@ def _module(row: str) -> object:
         return None
 
 
-@pytest.mark.parametrize("row", divided())
+@pytest.mark.parametrize("row", [*divided(), *IN_PAGES])
 def test_two_ranks_answer_as_one_device_and_after_a_restore(row: str) -> None:
     command = (sys.executable, "-m", "tests.support.divided_model", row)
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=300)
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found == {"right": True, "restored": True}
+    assert found == {"right": True, "restored": True, "in pages": row in IN_PAGES}

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import os
+import functools
 from pathlib import Path
 
 import pytest
 
 from semantic.domain.value_objects import BLOCK_TOKENS
 from tests.support.durable import Asked, history, running, text
-from tests.support.two_ranks import ARCHITECTURE, leading_backend
+from tests.support.in_pages import SUFFIX
+from tests.support.two_ranks import Pair
 
 FIRST, SECOND = text(2 * BLOCK_TOKENS + 40, 1), text(90, 2)
-OTHERS = os.environ.get("SEMANTIC_TEST_SHARDED", ARCHITECTURE)
-"""Which model: a process has one."""
+ARCHITECTURE = "llama"
+pair = functools.cache(Pair)
 
 
 @pytest.mark.long
-def test_two_ranks_answer_as_one_and_resume_from_one_store(tmp_path: Path) -> None:
-    backend = leading_backend(OTHERS)
+@pytest.mark.parametrize("form", ["", SUFFIX], ids=["contiguous", "in pages"])
+def test_two_ranks_answer_as_one_and_resume_from_one_store(form: str, tmp_path: Path) -> None:
+    backend = pair().model(ARCHITECTURE + form)
     alike = {"backend": backend, "columns": 40, "memory_bytes": 4096}
-    with running(OTHERS, tmp_path, **alike) as life:
+    with running(ARCHITECTURE, tmp_path, **alike) as life:
         together = [Asked("ada", FIRST), Asked("ben", SECOND), Asked("cy", FIRST[:300])]
         ada, ben, _ = life.ask_all(together, steps_between=1)
         ada_more = (*history(FIRST, ada), *SECOND)
@@ -29,7 +31,7 @@ def test_two_ranks_answer_as_one_and_resume_from_one_store(tmp_path: Path) -> No
         life.engine.evict_idle(1 << 30)
         bodies = life.bodies("ada")
         assert bodies == life.restored_bodies("ada")
-    with running(OTHERS, tmp_path, **alike) as life:
+    with running(ARCHITECTURE, tmp_path, **alike) as life:
         from_disk = life.ask("ada", ada_more)
         assert from_disk.cached_tokens >= len(FIRST)
         assert from_disk.tokens == in_pool.tokens

@@ -1,5 +1,7 @@
 """`python -m tests.support.divided_model ROW`: a model of the zoo on two ranks, and on one device.
 
+"llama in pages" is the row "llama", with pages on the ranks.
+
 Prints what was found as a line of JSON; the same command with MLX_RANK is rank 1.
 """
 
@@ -24,8 +26,9 @@ from semantic.domain.block_hash import Part
 from semantic.domain.errors import CacheReconstructionError, SemanticError
 from semantic.domain.value_objects import BLOCK_TOKENS, SamplingParams, SequenceId
 from semantic.ports.slices import at_once
+from tests.support.in_pages import SUFFIX
 from tests.support.reference import is_answer
-from tests.support.two_ranks import hostfile
+from tests.support.two_ranks import HERE, TRANSPORT, launched, pages_here, shortened
 from tests.zoo.folder import drawn
 
 PROMPT: Final = [4 + (i * i * 7 + i * 3) % 500 for i in range(330)]
@@ -37,25 +40,26 @@ def main(row: str) -> None:
     """Compare, and print; on rank 1 follow."""
     if "MLX_RANK" not in os.environ:
         with tempfile.TemporaryDirectory() as folder:
-            os.environ["MLX_HOSTFILE"] = str(hostfile(Path(folder)))
+            mine, theirs = launched(Path(folder))
             command = (sys.executable, "-m", "tests.support.divided_model", row)
-            with subprocess.Popen(command, env={**os.environ, "MLX_RANK": "1"}):
-                os.environ["MLX_RANK"] = "0"
-                ranks = Ranks("ring", "127.0.0.1")
+            with subprocess.Popen(command, env={**os.environ, **theirs}):
+                os.environ.update(mine)
+                ranks = Ranks(TRANSPORT, HERE)
                 sys.stdout.write(json.dumps(_found(row, ranks)) + "\n")
                 sys.stdout.flush()
                 ranks.finish()
         return
-    ranks = Ranks("ring", "127.0.0.1")
+    ranks = Ranks(TRANSPORT, HERE)
     with suppress(SemanticError):  # rank 0 says it
         follow(_shard(row, ranks), ranks)
 
 
 def _shard(row: str, ranks: Ranks) -> MLXBackend:
-    model = drawn(row)
+    model = drawn(row.removesuffix(SUFFIX))
     shard_model(model, ranks)
     name = shared_name("tiny:zoo", "", ranks)
-    return at_once(wrapping(model, name, attention=None, calibration=lambda *_: None, ranks=ranks))
+    attention = pages_here() if row.endswith(SUFFIX) else None
+    return at_once(wrapping(model, name, attention=attention, decoding=shortened, ranks=ranks))
 
 
 def _found(row: str, ranks: Ranks) -> dict[str, object]:
@@ -75,14 +79,15 @@ def _found(row: str, ranks: Ranks) -> dict[str, object]:
     for part in parts or [Part.FULL]:
         (target,) = backend.loading(restored, part, 0, BLOCK_TOKENS)
         target.put(bodies.get(part, b""))
-    one_device = drawn(row)
+    one_device = drawn(row.removesuffix(SUFFIX))
     one_device.eval()
     right = is_answer(one_device, PROMPT, tokens, N)
     try:
         backend.loaded(restored, BLOCK_TOKENS, checkpoint)
     except CacheReconstructionError:
-        return {"right": right, "restored": False}
-    return {"right": right, "restored": _answer(backend, restored) == tokens}
+        return {"right": right, "restored": False, "in pages": backend.in_pages}
+    again = _answer(backend, restored)
+    return {"right": right, "restored": again == tokens, "in pages": backend.in_pages}
 
 
 def _prefilled(backend: MLXBackend, tokens: Sequence[int]) -> SequenceId:

@@ -60,7 +60,7 @@ def _comparing_once(
     found: Sequence[PagedAttention],
     beside: Beside,
 ) -> Slices[bool]:
-    models = probe.model, probe._decoding
+    models = probe.model, probe.decoding
     key = (*map(id, models), *map(type, found), beside)
     if key not in _passed:
         if not (yield from _comparing_pages(probe, spec, kinds, found, beside)):

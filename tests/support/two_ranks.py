@@ -1,12 +1,11 @@
 """A tiny model that two processes compute: this one is rank 0, and `python -m` of this file rank 1.
 
-Both talk over MLX's ring backend on loopback. MLX has one such group in a process, so there is one
-model for all tests of it.
+Both talk on loopback over MLX's backend ring; over nccl if SEMANTIC_RANKS says so, on one GPU. MLX
+has one such group in a process, so both compute one model after another: rank 1 reads their names.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import socket
@@ -14,60 +13,126 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Final
+
+from mlx.nn.layers.base import Module
 
 from semantic.adapters.mlx.backend import MLXBackend
+from semantic.adapters.mlx.device import on_cpu
+from semantic.adapters.mlx.kv_cache.forms import AttentionFor, find_kernels
+from semantic.adapters.mlx.kv_cache.paged.attention import PortableAttention
+from semantic.adapters.mlx.model.joined import join
 from semantic.adapters.mlx.model.provider import wrapping
+from semantic.adapters.mlx.model.short_steps import shorten
 from semantic.adapters.mlx.ranks.following import follow
 from semantic.adapters.mlx.ranks.group import Ranks
 from semantic.adapters.mlx.ranks.leading import LeadingBackend
 from semantic.adapters.mlx.ranks.shard import shard_model, shared_name
 from semantic.ports.slices import at_once
+from tests.support.in_pages import SUFFIX
 from tests.support.tiny_models import tiny_model
 
-ARCHITECTURE = "llama"
-SIZE = 2
-_HERE = "127.0.0.1"
-_started: list[subprocess.Popen[bytes]] = []
-"""Rank 1, which ends with this process."""
+TRANSPORT: Final = os.environ.get("SEMANTIC_RANKS", "ring")
+SIZE: Final = 2
+HERE: Final = "127.0.0.1"
 
 
-def hostfile(folder: Path) -> Path:
-    """A file that names `SIZE` free ports of this machine."""
-    sockets = [socket.create_server((_HERE, 0)) for _ in range(SIZE)]
-    ports = [one.getsockname()[1] for one in sockets]
+def launched(folder: Path) -> list[dict[str, str]]:
+    """What `mlx.launch` puts into the environment of each rank; files are in `folder`.
+
+    Over nccl both ranks have the same GPU, which NCCL accepts of processes that it takes to be on
+    different machines.
+    """
+    sockets = [socket.create_server((HERE, 0)) for _ in range(SIZE)]
+    ports = [str(one.getsockname()[1]) for one in sockets]
     for one in sockets:
         one.close()
+    if TRANSPORT == "nccl":
+        shared = {
+            "MLX_WORLD_SIZE": str(SIZE),
+            "NCCL_HOST_IP": HERE,
+            "NCCL_PORT": ports[0],
+            "NCCL_SOCKET_IFNAME": "lo",
+            "NCCL_IB_DISABLE": "1",
+            "CUDA_VISIBLE_DEVICES": "0",
+        }
+        return [
+            {**shared, "MLX_RANK": str(rank), "NCCL_HOSTID": f"rank {rank}"} for rank in range(SIZE)
+        ]
     path = folder / "hosts.json"
-    path.write_text(json.dumps([[f"{_HERE}:{port}"] for port in ports]))
-    return path
+    path.write_text(json.dumps([[f"{HERE}:{port}"] for port in ports]))
+    return [{"MLX_HOSTFILE": str(path), "MLX_RANK": str(rank)} for rank in range(SIZE)]
 
 
-@functools.cache
-def leading_backend(architecture: str = ARCHITECTURE) -> LeadingBackend:
-    """Rank 0 of a tiny model, of one in a process; rank 1 runs until this process ends."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["MLX_HOSTFILE"] = str(hostfile(Path(folder)))
-        os.environ["MLX_RANK"] = "0"
-        command = (sys.executable, "-m", "tests.support.two_ranks", architecture)
-        _started.append(subprocess.Popen(command, env={**os.environ, "MLX_RANK": "1"}))
-        try:
-            backend = _shard(Ranks("ring", _HERE), architecture)
-        finally:
-            del os.environ["MLX_RANK"], os.environ["MLX_HOSTFILE"]
-    assert isinstance(backend, LeadingBackend)
+class Pair:
+    """Rank 1, which ends with this process, and the model that both compute now."""
+
+    def __init__(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            mine, theirs = launched(Path(folder))
+            command = (sys.executable, "-m", "tests.support.two_ranks")
+            self._other = subprocess.Popen(
+                command, env={**os.environ, **theirs}, stdin=subprocess.PIPE, text=True
+            )
+            os.environ.update(mine)
+            try:
+                self._ranks: Ranks | None = Ranks(TRANSPORT, HERE)
+            finally:
+                for name in mine:
+                    del os.environ[name]
+        self._name = ""
+        self._backend: LeadingBackend | None = None
+
+    def model(self, name: str) -> LeadingBackend:
+        """Rank 0 of the tiny model with that name, "llama in pages" is "llama" with pages; no other
+        is computed any more."""
+        if self._backend is None or name != self._name:
+            if self._backend is not None and self._ranks is not None:
+                self._ranks.finish()
+                self._ranks = None
+            self._say(name)
+            backend = shard(name, self._ranks or Ranks(TRANSPORT, HERE))
+            assert isinstance(backend, LeadingBackend)
+            self._ranks, self._name, self._backend = backend.ranks, name, backend
+        return self._backend
+
+    def _say(self, name: str) -> None:
+        assert self._other.stdin is not None
+        self._other.stdin.write(name + "\n")
+        self._other.stdin.flush()
+
+
+def shard(name: str, ranks: Ranks) -> MLXBackend:
+    """This rank's backend of a tiny model."""
+    model = tiny_model.__wrapped__(name.removesuffix(SUFFIX))  # another object than others have
+    shard_model(model, ranks)
+    named = shared_name(f"tiny:{name}", "tiny", ranks)
+    attention = pages_here() if name.endswith(SUFFIX) else None
+    form = wrapping(model, named, attention=attention, decoding=shortened, ranks=ranks)
+    backend = at_once(form)
+    assert backend.in_pages == name.endswith(SUFFIX)
+    assert not backend.in_pages or hasattr(backend.model.model, "steps")  # they are shortened
     return backend
 
 
-def _shard(ranks: Ranks, architecture: str) -> MLXBackend:
-    model = tiny_model.__wrapped__(architecture)  # another object than the other tests have
-    shard_model(model, ranks)
-    name = shared_name(f"tiny:{architecture}", "tiny", ranks)
-    return at_once(wrapping(model, name, attention=None, calibration=lambda *_: None, ranks=ranks))
+def shortened(model: Module) -> Module:
+    """The model as a GPU decodes with it."""
+    joined = join(model)
+    shorten(joined)
+    return joined
+
+
+def pages_here() -> AttentionFor:
+    """This device's kernels; on a CPU the same in MLX's operations."""
+    return (lambda _: PortableAttention()) if on_cpu() else find_kernels
 
 
 def _main() -> None:
-    ranks = Ranks("ring", _HERE)
-    follow(_shard(ranks, sys.argv[1]), ranks)
+    ranks: Ranks | None = Ranks(TRANSPORT, HERE)
+    for line in sys.stdin:
+        ranks = ranks or Ranks(TRANSPORT, HERE)
+        follow(shard(line.strip(), ranks), ranks)
+        ranks = None
 
 
 if __name__ == "__main__":

@@ -191,16 +191,17 @@ def choosing_pages(
     if kinds is None or is_row_by_row(probe.model):
         return None  # a batch in pages has no rows of its own
     found = [one for kind in kinds if (one := attention(kind)) is not None]
-    if len(found) < len(kinds):
+    if not probe.agree(len(found) == len(kinds)):
         return None
     uses = attention_use(probe.model, spec, kinds)
     for one, use in zip(found, uses, strict=True):
         if isinstance(one, PagedKernels):
             one.prepare(use.n_heads, use.sinks, latent=use.latent)
-    if not all(
+    right = all(
         computes_attention(kind, one, use.n_heads, use.sinks, latent=use.latent)
         for kind, one, use in zip(kinds, found, uses, strict=True)
-    ):
+    )
+    if not probe.agree(right):
         return None
     yield None
     for beside in _ways(probe.model, spec):
@@ -211,10 +212,11 @@ def choosing_pages(
     # A Mac's memory is shared with every other program: none is taken before it is needed.
     dialect = dialect_here()
     costs = {None: PORTABLE_COSTS, METAL: METAL_COSTS}.get(dialect, CUDA_COSTS)
-    if all(
+    together = all(
         isinstance(one, PagedKernels) and one.reads_together(use.n_heads, latent=use.latent)
         for one, use in zip(found, uses, strict=True)
-    ):
+    )
+    if probe.agree(together):
         costs = TOGETHER_COSTS
     return paged_form(
         probe.model,

@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol, cast
 
 import mlx.core as mx
@@ -86,6 +86,10 @@ class _Merges(Protocol):
     def merge(self, caches: Sequence[object]) -> BatchLayer: ...
 
 
+Agree = Callable[[bool], bool]
+"""Whether all ranks of a model found what this one did; on one device it is what was found."""
+
+
 class LogitsProbe:
     """A model's logits of sequences that decode alone; compares batches with other caches to them.
 
@@ -93,11 +97,14 @@ class LogitsProbe:
     rounding is measured: mlx-lm's own batch of the same sequences is the yardstick.
     """
 
-    def __init__(self, model: Module, decoding: Module | None = None) -> None:
-        """Single sequences are computed by `model`, batches by `decoding` if it is another."""
+    def __init__(self, model: Module, decoding: Module | None = None, agree: Agree = bool) -> None:
+        """Single sequences are computed by `model`, batches by `decoding` if it is another.
+
+        Of a shard of a model all ranks `agree` after each comparison: they go on alike."""
         attention_hook.install(model)
         self.model = model
-        self._decoding = decoding or model
+        self.agree = agree
+        self.decoding = decoding or model
         self._alone: list[mx.array] | None = None
 
     def accepts(self, layers: _Layers) -> bool:
@@ -107,23 +114,19 @@ class LogitsProbe:
     def comparing(self, layers: _Layers) -> Slices[bool]:
         """`accepts`, a forward pass at a time."""
         try:
-            found = yield from _batched(self._decoding, layers)
+            found = yield from _batched(self.decoding, layers)
         except _NOT_AN_ARRAY:
             return False
         if self._alone is None:
             self._alone = yield from _solo(self.model)
         differences = self._differences(found)
         if self._exact:
-            return all(one <= _EXACT for one in differences)
+            return self.agree(all(one <= _EXACT for one in differences))
         counted = _without_strays(differences)
         # False for NaN. The yardstick costs a run of its own and is rarely needed.
-        if counted <= self._rounded:
+        if self.agree(counted <= self._rounded):
             return True
-        if isinstance(layers, PagedLayers) and layers.beside != "alone":
-            return counted <= self._yardstick_copies
-        # mlx-lm's batch is no yardstick for itself: padding may be what is wrong.
-        padded = isinstance(layers, ContiguousLayers) and not any(layers.ragged)
-        return counted <= (self._yardstick_unpadded if padded else self._yardstick)
+        return self.agree(counted <= self._yardstick_for(layers))
 
     def accepts_padding(self) -> bool:
         """Whether a batch with mlx-lm's own padded caches computes the right logits."""
@@ -131,13 +134,13 @@ class LogitsProbe:
 
     def anew(self) -> LogitsProbe:
         """A probe of the same model as it is now."""
-        return LogitsProbe(self.model, self._decoding)
+        return LogitsProbe(self.model, self.decoding, self.agree)
 
     @contextlib.contextmanager
     def narrowed(self) -> Iterator[LogitsProbe | None]:
         """A probe of the model with small windows, chunks and budgets meanwhile; None if it has
         none. It may not be computable with them."""
-        with narrowed(self.model, self._decoding) as changed:
+        with narrowed(self.model, self.decoding) as changed:
             yield self.anew() if changed else None
 
     def computing(self) -> Slices[bool]:
@@ -147,6 +150,13 @@ class LogitsProbe:
         except _NOT_AN_ARRAY:
             return False
         return True
+
+    def _yardstick_for(self, layers: _Layers) -> float:
+        if isinstance(layers, PagedLayers) and layers.beside != "alone":
+            return self._yardstick_copies
+        # mlx-lm's batch is no yardstick for itself: padding may be what is wrong.
+        padded = isinstance(layers, ContiguousLayers) and not any(layers.ragged)
+        return self._yardstick_unpadded if padded else self._yardstick
 
     @property
     def _solo(self) -> list[mx.array]:

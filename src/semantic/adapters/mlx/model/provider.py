@@ -183,9 +183,8 @@ class MLXModelProvider:
         vars(model)[_WEIGHTS] = weights
         try:
             if self.ranks is not None:
-                # Neither pages nor padding: they are chosen by measurements, one rank at a time.
-                no_choice = partial(wrapping, attention=None, calibration=lambda *_: None)
-                backend = yield from no_choice(model, name, wrapped, ranks=self.ranks)
+                with self.ranks.computing("the choice of caches"):
+                    backend = yield from wrapping(model, name, wrapped, ranks=self.ranks)
             else:
                 backend = yield from wrapping(model, name, wrapped)
         except SemanticError:
@@ -333,7 +332,7 @@ def wrapping(
     ranks: Ranks | None = None,
 ) -> Slices[MLXBackend]:
     """`wrap_model` in slices: each computes a few steps. The model may be the shard of one of
-    `ranks`, whose caches are not in pages."""
+    `ranks`: all of them choose the same, and nothing by its time."""
     spec = read_spec(model)
     if spec is None:
         raise InvalidRequestError(f"expected an mlx-lm model, got {type(model).__name__}")
@@ -342,10 +341,12 @@ def wrapping(
         replace_depthwise(model)
     shapes = read_shapes(model)
     used, form = model, None
+    agree = bool if ranks is None else ranks.all_found
     if attention is not None:
-        used, form = yield from _in_pages(model, decoding(model), spec, shapes, attention)
+        probe = LogitsProbe(model, decoding(model), agree)
+        used, form = yield from _in_pages(probe, spec, shapes, attention)
     if form is None:
-        ragged = yield from _chosen_layers(model, model_id, spec, shapes)
+        ragged = yield from _chosen_layers(LogitsProbe(model, agree=agree), model_id, spec, shapes)
         nothing = (False,) * spec.n_layers
         together = ragged is not None
         form = contiguous_form(model, spec, shapes, ragged or nothing, together=together)
@@ -358,13 +359,13 @@ def wrapping(
         grammars = GrammarCompiler(tokenizer.inner, tokenizer.eos_token_ids, size)
     yield None
     if ranks is not None:
-        return shard_backend(model, model_id, spec, form, size, grammars, ranks)
+        return shard_backend(used, model_id, spec, form, size, grammars, ranks)
     chosen = choose_batching(model, spec, form.layers, calibration)
     return MLXBackend(used, model_id, spec, form, size, grammars, chosen)
 
 
 def _chosen_layers(
-    model: Module,
+    probe: LogitsProbe,
     model_id: str | None,
     spec: ModelCacheSpec,
     shapes: Sequence[LayerShape | None],
@@ -372,7 +373,7 @@ def _chosen_layers(
     """`choosing_layers`, once in a process for each fingerprint."""
     if model_id in CHOSEN_LAYERS:
         return CHOSEN_LAYERS[model_id]
-    found = yield from choosing_layers(LogitsProbe(model), spec, shapes)
+    found = yield from choosing_layers(probe, spec, shapes)
     if model_id is not None and is_fingerprint(model_id):
         CHOSEN_LAYERS[model_id] = found
     return found
@@ -409,18 +410,19 @@ def _evaluating(weights: Sequence[mx.array]) -> Slices[None]:
 
 
 def _in_pages(
-    model: Module,
-    decoding: Module,
+    probe: LogitsProbe,
     spec: ModelCacheSpec,
     shapes: Sequence[LayerShape | None],
     attention: AttentionFor,
 ) -> Slices[tuple[Module, CacheForm | None]]:
-    """The paged form and the model that it is right with: `decoding`, or as mlx-lm wrote it."""
-    for used in (decoding,) if decoding is model else (decoding, model):
-        form = yield from choosing_pages(LogitsProbe(model, used), spec, shapes, attention)
+    """The paged form and the model that it is right with: what `probe` decodes with, or as mlx-lm
+    wrote it."""
+    plain = LogitsProbe(probe.model, agree=probe.agree)
+    for one in (plain,) if probe.decoding is probe.model else (probe, plain):
+        form = yield from choosing_pages(one, spec, shapes, attention)
         if form is not None:
-            return used, form
-    return model, None
+            return one.decoding, form
+    return probe.model, None
 
 
 def load_tokenizer(model_id: str) -> MLXTokenizer:

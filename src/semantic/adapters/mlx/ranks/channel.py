@@ -30,12 +30,15 @@ class Op(IntEnum):
     END = auto()  # from rank 0: the work is done
     FAILED = auto()  # to rank 0: a call raised; the bytes are its message
     BODY = auto()  # from rank 0: bytes of a body to load; to rank 0: of one that was exported
+    NO_BODY = auto()  # to rank 0: one could not be exported; the bytes are a message
     FREE = auto()  # from rank 0: keys of blocks that nothing refers to any more
     OPEN = auto()
     RESTORE = auto()
     RESERVE = auto()
     SET_ASIDE = auto()
+    RETURN_MEMORY = auto()
     PREFILL = auto()
+    PREFILL_TOGETHER = auto()
     SCORE = auto()
     START = auto()
     DECODE = auto()
@@ -48,13 +51,21 @@ class Op(IntEnum):
     LOADED = auto()
 
 
+Data = bytes | bytearray | memoryview
+
+
 class Frame(NamedTuple):
     """One frame. `number` is that of the call that it is or belongs to."""
 
     op: Op
     number: int
     ints: Sequence[int] = ()
-    data: bytes | bytearray = b""
+    data: Data = b""
+
+    @property
+    def text(self) -> str:
+        """The bytes of a message."""
+        return bytes(self.data).decode()
 
 
 class PeerLostError(Exception):

@@ -7,6 +7,7 @@ backend's calls; not why they are made.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from queue import Empty
 
@@ -50,6 +51,7 @@ class Follower:
         """`channel` leads to rank 0."""
         self._backend = backend
         self._channel = channel
+        self._sender = ThreadPoolExecutor(1, thread_name_prefix="bodies")
         self._held: dict[int, BlockData] = {}
         self._targets: dict[int, Sequence[BodyTarget]] = {}
         self._loads: dict[SequenceId, list[int]] = {}
@@ -61,6 +63,8 @@ class Follower:
             Op.RESERVE: lambda frame: backend.reserve(SequenceId(frame.ints[0]), frame.ints[1]),
             Op.SET_ASIDE: lambda frame: backend.set_aside(*frame.ints),
             Op.PREFILL: lambda frame: backend.prefill(SequenceId(frame.ints[0]), frame.ints[1:]),
+            Op.PREFILL_TOGETHER: self._prefill_together,
+            Op.RETURN_MEMORY: lambda frame: backend.return_memory(*frame.ints),
             Op.SCORE: lambda frame: backend.score(
                 SequenceId(frame.ints[0]), frame.ints[2:], frame.ints[1]
             ),
@@ -70,9 +74,7 @@ class Follower:
             Op.CLOSE: self._close,
             Op.PAUSE: lambda frame: backend.pause(SequenceId(*frame.ints)),
             Op.EXPORT: self._export,
-            Op.CHECKPOINT: lambda frame: self._send(
-                frame, backend.export_checkpoint(SequenceId(*frame.ints))
-            ),
+            Op.CHECKPOINT: self._export_checkpoint,
             Op.LOADING: self._load,
             Op.LOADED: self._finish_load,
         }
@@ -101,6 +103,15 @@ class Follower:
             layer += 1
         self._backend.restore(blocks, length, capacity, exclusive=bool(exclusive))
 
+    def _prefill_together(self, frame: Frame) -> None:
+        chunks: list[tuple[SequenceId, Sequence[int]]] = []
+        at = 0
+        while at < len(frame.ints):
+            sequence, n_tokens = frame.ints[at : at + 2]
+            at += 2 + n_tokens
+            chunks.append((SequenceId(sequence), frame.ints[at - n_tokens : at]))
+        self._backend.prefill_together(chunks)
+
     def _start(self, frame: Frame) -> None:
         sequence, last_token = frame.ints
         self._backend.start(SequenceId(sequence), last_token, (), SamplingParams(), 0)
@@ -120,13 +131,21 @@ class Follower:
 
     def _export(self, frame: Frame) -> None:
         sequence, part, start, stop = frame.ints
-        self._send(
-            frame, self._backend.export_block(SequenceId(sequence), PARTS[part], start, stop)
-        )
+        body = self._backend.export_block(SequenceId(sequence), PARTS[part], start, stop)
+        self._sender.submit(self._send, frame, body)
+
+    def _export_checkpoint(self, frame: Frame) -> None:
+        body = self._backend.export_checkpoint(SequenceId(*frame.ints))
+        self._sender.submit(self._send, frame, body)
 
     def _send(self, frame: Frame, body: Body) -> None:
-        data = body if isinstance(body, bytes) else bytes(body.wait())
-        self._channel.send(Frame(Op.BODY, frame.number, data=data))
+        """Send a body when it is here; on another thread, so that the next step does not wait."""
+        try:
+            data = body if isinstance(body, bytes) else body.wait()
+        except OSError as error:
+            self._channel.send(Frame(Op.NO_BODY, frame.number, data=str(error).encode()))
+        else:
+            self._channel.send(Frame(Op.BODY, frame.number, data=data))
 
     def _load(self, frame: Frame) -> None:
         number, part, start, stop = frame.ints

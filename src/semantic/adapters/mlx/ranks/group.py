@@ -100,6 +100,11 @@ class Ranks:
         found = mx.distributed.all_sum(mine, group=self.group)
         return [bytes(row) for row in cast(list[list[int]], found.tolist())]
 
+    def all_found(self, found: bool) -> bool:
+        """Whether every rank found so."""
+        n = mx.distributed.all_sum(mx.array(int(found)), group=self.group)
+        return n.item() == self.size
+
     def from_first(self, tokens: mx.array) -> mx.array:
         """The sampled `tokens` of rank 0, on every rank, as a part of the graph.
 

@@ -23,7 +23,7 @@ from mlx.nn.layers.base import Module
 
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.kv_cache.forms import CacheForm
-from semantic.adapters.mlx.ranks.channel import Channel, Frame, Op
+from semantic.adapters.mlx.ranks.channel import Channel, Data, Frame, Op
 from semantic.adapters.mlx.ranks.group import Ranks
 from semantic.adapters.mlx.sampling.grammar_compiler import GrammarCompiler
 from semantic.domain.block_hash import Part
@@ -111,7 +111,7 @@ class GatheredBody:
     """A body of which each rank exports its part; implements `DeferredBody`."""
 
     own: Body
-    others: Sequence[Future[bytes | bytearray]]
+    others: Sequence[Future[Data]]
 
     def __len__(self) -> int:
         return len(self.own) * (1 + len(self.others))
@@ -133,39 +133,36 @@ class _Place(NamedTuple):
 class SharedTarget:
     """Where a body goes of which each rank takes its part; implements `BodyTarget`."""
 
-    def __init__(self, own: BodyTarget, place: _Place, per_token: Sequence[int]) -> None:
-        """`per_token` are the bytes of a token in each segment of one rank's part."""
+    def __init__(self, own: BodyTarget, place: _Place, per_token: int) -> None:
+        """`per_token` are the bytes of a token in one rank's part."""
         self._own = own
         self._place = place
         self._per_token = per_token
-        self._segments: list[list[memoryview]] = []
+        self._parts: list[memoryview] = []
 
     def put(self, body: bytes | memoryview) -> None:
         """See `BodyTarget.put`."""
         data = memoryview(body)
         size = len(data) // (1 + len(self._place.channels))
         for rank, channel in enumerate(self._place.channels, 1):
-            self._send(channel, bytes(data[rank * size : (rank + 1) * size]))
+            self._send(channel, data[rank * size : (rank + 1) * size])
         self._own.put(data[:size])
 
     def open(self) -> list[memoryview]:
         """See `BodyTarget.open`."""
-        self._segments = [
-            [memoryview(bytearray(BLOCK_TOKENS * n)) for n in self._per_token]
-            for _ in self._place.channels
-        ]
-        return [*self._own.open(), *(one for rank in self._segments for one in rank)]
+        size = BLOCK_TOKENS * self._per_token
+        self._parts = [memoryview(bytearray(size)) for _ in self._place.channels]
+        return [*self._own.open(), *self._parts]
 
     def close(self, n_tokens: int = 0) -> None:
         """See `BodyTarget.close`."""
-        segments, self._segments = self._segments, []
+        parts, self._parts = self._parts, []
         self._own.close(n_tokens)
         if n_tokens:
-            for channel, mine in zip(self._place.channels, segments, strict=False):
-                sized = zip(mine, self._per_token, strict=True)
-                self._send(channel, b"".join(one[: n_tokens * n] for one, n in sized))
+            for channel, part in zip(self._place.channels, parts, strict=False):
+                self._send(channel, part[: n_tokens * self._per_token])
 
-    def _send(self, channel: Channel, data: bytes) -> None:
+    def _send(self, channel: Channel, data: memoryview) -> None:
         channel.send(Frame(Op.BODY, self._place.number, (self._place.target,), data))
 
 
@@ -184,11 +181,11 @@ class LeadingBackend(MLXBackend):
     ) -> None:
         """As `MLXBackend`, of the shard of rank 0. The other ranks follow from now on."""
         super().__init__(model, model_id, spec, form, vocab_size, grammars, None, ranks.from_first)
-        self._ranks = ranks
+        self.ranks = ranks
         self._outcomes = Outcomes(ranks)
         self._number = 0
         self._freed: deque[int] = deque()
-        self._arriving: dict[tuple[int, int], Future[bytes | bytearray]] = {}
+        self._arriving: dict[tuple[int, int], Future[Data]] = {}
         own = super().layout()
         self._layout = replace(
             own,
@@ -201,11 +198,11 @@ class LeadingBackend(MLXBackend):
 
     def before_end(self, call: Callable[[], object]) -> None:
         """Have `call` be made before the process ends because a rank was lost."""
-        self._ranks.before_end.append(call)
+        self.ranks.before_end.append(call)
 
     def abandon(self) -> None:
         """See `MLXBackend.abandon`. The other ranks have no engine that could be built again."""
-        self._ranks.end("the engine failed")
+        self.ranks.end("the engine failed")
 
     def set_aside(self, n_bytes: int) -> None:
         """See `BatchBackend.set_aside`."""
@@ -240,10 +237,21 @@ class LeadingBackend(MLXBackend):
         with self._announced(Op.RESERVE, sequence, capacity):
             super().reserve(sequence, capacity)
 
+    def return_memory(self, room: int) -> bool:
+        """See `BatchBackend.return_memory`."""
+        with self._announced(Op.RETURN_MEMORY, room):
+            return super().return_memory(room)
+
     def prefill(self, sequence: SequenceId, tokens: Sequence[int]) -> None:
         """See `BatchBackend.prefill`."""
         with self._announced(Op.PREFILL, sequence, *tokens):
             super().prefill(sequence, tokens)
+
+    def prefill_together(self, chunks: Sequence[tuple[SequenceId, Sequence[int]]]) -> None:
+        """See `BatchBackend.prefill_together`."""
+        ints = [one for sequence, tokens in chunks for one in (sequence, len(tokens), *tokens)]
+        with self._announced(Op.PREFILL_TOGETHER, *ints):
+            super().prefill_together(chunks)
 
     def score(self, sequence: SequenceId, tokens: Sequence[int], n_top: int) -> list[TokenLogprob]:
         """See `BatchBackend.score`."""
@@ -300,7 +308,7 @@ class LeadingBackend(MLXBackend):
 
     def is_finite(self, part: Part, body: bytes) -> bool:
         """See `BatchBackend.is_finite`."""
-        size = len(body) // self._ranks.size
+        size = len(body) // self.ranks.size
         parts = (body[at : at + size] for at in range(0, len(body), size or 1))
         return all(super(LeadingBackend, self).is_finite(part, one) for one in parts)
 
@@ -315,8 +323,8 @@ class LeadingBackend(MLXBackend):
         """See `BatchBackend.loading`."""
         with self._announced(Op.LOADING, sequence, PARTS.index(part), start, stop) as number:
             own = super().loading(sequence, part, start, stop)
-        per_token = super().layout().bytes_per_token(part)
-        channels = self._ranks.channels
+        per_token = sum(super().layout().bytes_per_token(part))
+        channels = self.ranks.channels
         return [
             SharedTarget(one, _Place(channels, number, index), per_token)
             for index, one in enumerate(own)
@@ -336,9 +344,9 @@ class LeadingBackend(MLXBackend):
         """Let the other ranks make a call, with `data` for each of them, while it is made here."""
         number, self._number = self._number, self._number + 1
         self._send_freed()
-        for at, channel in enumerate(self._ranks.channels):
+        for at, channel in enumerate(self.ranks.channels):
             channel.send(Frame(op, number, ints, data[at] if data else b""))
-        with self._ranks.computing(op.name):
+        with self.ranks.computing(op.name):
             try:
                 yield number
             except SemanticError as error:
@@ -353,14 +361,14 @@ class LeadingBackend(MLXBackend):
             while True:
                 freed.append(self._freed.popleft())
         if freed:
-            for channel in self._ranks.channels:
+            for channel in self.ranks.channels:
                 channel.send(Frame(Op.FREE, 0, freed))
 
-    def _expect(self) -> list[Future[bytes | bytearray]]:
+    def _expect(self) -> list[Future[Data]]:
         """What each other rank will send in the next call."""
-        arriving: list[Future[bytes | bytearray]] = []
-        for channel in self._ranks.channels:
-            future: Future[bytes | bytearray] = Future()
+        arriving: list[Future[Data]] = []
+        for channel in self.ranks.channels:
+            future: Future[Data] = Future()
             self._arriving[self._number, channel.peer] = future
             arriving.append(future)
         return arriving
@@ -369,15 +377,17 @@ class LeadingBackend(MLXBackend):
         """Take what other ranks send, on a thread of its own."""
         while True:
             try:
-                rank, frame = self._ranks.received.get(timeout=_FREE_SECONDS)
+                rank, frame = self.ranks.received.get(timeout=_FREE_SECONDS)
             except Empty:
                 self._send_freed()
                 continue
             arriving = self._arriving.pop((frame.number, rank), None)
             if frame.op is Op.BODY and arriving is not None:
                 arriving.set_result(frame.data)
+            elif frame.op is Op.NO_BODY and arriving is not None:
+                arriving.set_exception(OSError(errno.EIO, f"rank {rank}: {frame.text}"))
             elif frame.op is Op.FAILED:
-                message = frame.data.decode()
+                message = frame.text
                 if arriving is not None:
                     arriving.set_exception(OSError(errno.EIO, f"rank {rank}: {message}"))
                 self._outcomes.failed_there(frame.number, rank, message)
@@ -396,8 +406,8 @@ class LeadingBackend(MLXBackend):
             start = at + _LENGTH_BYTES
             at = start + int.from_bytes(checkpoint[at:start], "little")
             parts.append(checkpoint[start:at])
-        if at != len(checkpoint) or len(parts) != self._ranks.size:
-            raise CacheReconstructionError(f"not a checkpoint of {self._ranks.size} ranks")
+        if at != len(checkpoint) or len(parts) != self.ranks.size:
+            raise CacheReconstructionError(f"not a checkpoint of {self.ranks.size} ranks")
         return parts
 
 

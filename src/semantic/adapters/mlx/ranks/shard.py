@@ -12,6 +12,9 @@ from typing import cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
+from mlx.nn.layers.distributed import AllToShardedLinear, QuantizedAllToShardedLinear
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.quantized import QuantizedLinear
 
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.kv_cache.forms import CacheForm
@@ -25,6 +28,13 @@ from semantic.domain.value_objects import ModelCacheSpec
 _HEADS = ("num_attention_heads", "num_key_value_heads")
 _LATENT = "kv_lora_rank"
 """Of models whose keys and values of all heads are one latent, which every rank has."""
+
+_WITHOUT_GRADIENTS: Mapping[type[Module], type[Module]] = {
+    AllToShardedLinear: Linear,
+    QuantizedAllToShardedLinear: QuantizedLinear,
+}
+"""Layers of which a rank has some rows, and those that compute the same but for gradients: as these
+they are known to what joins the products of a step."""
 
 _Shard = Callable[[mx.distributed.Group], None]
 
@@ -46,6 +56,8 @@ def shard_model(model: Module, ranks: Ranks) -> None:
                 f"{name} is {n_heads}: expected a number of ranks that divides it, got {ranks.size}"
             )
     shard(ranks.group)
+    for module in cast("Callable[[], list[Module]]", model.modules)():
+        module.__class__ = _WITHOUT_GRADIENTS.get(type(module), type(module))
 
 
 def shared_name(name: str, files: str, ranks: Ranks) -> str:
@@ -76,7 +88,9 @@ def shard_backend(
             "this model computes other keys if a prompt is divided elsewhere: start it on one "
             "device"
         )
-    form_here = f"{form.codec.layout} {spec} {form.layers.ragged} {form.layers.together}"
+    layers = form.layers
+    kind = f"{type(layers).__name__} {layers.ragged} {layers.together}"
+    form_here = f"{kind} {form.codec.layout} {spec}"
     require_same(ranks.gather(digest("form-v1", form_here.encode())), "form of caches")
     if ranks.rank == 0:
         return LeadingBackend(model, model_id, spec, form, vocab_size, grammars, ranks)
