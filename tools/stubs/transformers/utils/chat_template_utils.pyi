@@ -1,0 +1,6 @@
+from typing import Any
+
+import jinja2
+
+def _compile_jinja_template(chat_template: str) -> jinja2.Template: ...
+def get_json_schema(func: Any) -> dict[str, Any]: ...
