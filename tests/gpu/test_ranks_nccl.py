@@ -1,0 +1,39 @@
+"""One model on two ranks over NCCL, both on one GPU: what tests of ranks find over a ring."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import mlx.core as mx
+import pytest
+
+_MODELS = (
+    "tests/fleet/test_ranks_models.py::test_two_ranks_answer_as_one_device_and_after_a_restore"
+)
+_SERVER = "tests/fleet/test_ranks.py::test_"
+CHECKS = {
+    "answers": (f"{_MODELS}[llama]",),
+    "answers in pages": (f"{_MODELS}[llama in pages]", f"{_MODELS}[gpt_oss in pages]"),
+    "contract": ("tests/fleet/test_ranks_contract.py", "-k", "contiguous"),
+    "contract in pages": ("tests/fleet/test_ranks_contract.py", "-k", "pages"),
+    "restart": (f"{_SERVER}a_server_of_two_ranks_ends_in_good_order_and_resumes",),
+    "kill": (
+        f"{_SERVER}the_other_ranks_end_with_a_reason_when_one_is_lost_in_a_turn",
+        "-k",
+        "not silent",
+    ),
+}
+
+
+@pytest.mark.skipif(
+    not (mx.cuda.is_available() and mx.distributed.is_available("nccl")),
+    reason="NCCL needs CUDA",
+)
+@pytest.mark.parametrize("check", CHECKS)
+def test_over_nccl_ranks_do_what_they_do_over_a_ring(check: str) -> None:
+    command = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *CHECKS[check])
+    over_nccl = {**os.environ, "SEMANTIC_RANKS": "nccl"}
+    done = subprocess.run(command, env=over_nccl, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stdout[-4000:]
