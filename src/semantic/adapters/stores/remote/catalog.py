@@ -6,11 +6,13 @@ object store nothing.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from semantic.adapters.stores.memory import MemoryStore
+from semantic.adapters.stores.remote.body_table import ENTRY_BYTES, BodyTable, Known
 from semantic.adapters.stores.remote.names import depth_of, has_tail, name_of_body
 from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope
 from semantic.domain.stored import (
@@ -24,8 +26,12 @@ from semantic.domain.stored import (
     Tier,
 )
 
-CATALOG_BYTES = 128 << 20
-"""Memory for what is known of the object store: some ten thousand blocks."""
+CATALOG_BYTES = 192 << 20
+"""Memory for what is known of the object store: some million bodies, and manifests."""
+_TAILS = 1 / 8
+"""The part of it for manifests, and for headers that no chain of full blocks names."""
+_RECENT = 1 / 24
+"""The part of it for headers of some of the others."""
 
 
 class KnownBody:
@@ -45,37 +51,67 @@ class KnownBody:
 
 
 class Catalog:
-    """Bodies and manifests that are in the object store as far as is known here. Thread-safe."""
+    """Bodies and manifests that are in the object store as far as is known here. Thread-safe.
+
+    Of a body that a chain of full blocks names its size is enough. Other headers, and manifests,
+    are kept with their tokens, by which they are found; and some hundred of the former too, for
+    prompts that have only the first tokens of a block.
+    """
 
     def __init__(
         self, max_bytes: int, secret: bytes, is_forgotten: Callable[[Hashable], bool]
     ) -> None:
         """What `is_forgotten` holds for, a BlockKey or an AgentName, is not learned: it is about
         to be deleted."""
-        self._details = MemoryStore(max_bytes, secret=secret, counts_bodies=False)
+        for_tails, for_recent = (max(1, int(max_bytes * part)) for part in (_TAILS, _RECENT))
+        self._tails = MemoryStore(for_tails, secret=secret, counts_bodies=False)
+        self._recent = MemoryStore(for_recent, secret=secret, counts_bodies=False)
+        self._table = BodyTable(max_bytes - for_tails - for_recent)
+        self._lock = threading.Lock()  # of the table
+        self._max_bytes = max_bytes
         self.is_forgotten = is_forgotten
 
     # Bodies
 
     def learn(self, header: BlockHeader, n_bytes: int) -> None:
         """A body of so many bytes is there."""
-        if not self.is_forgotten(header.key):
-            self._details.put(StoredBlock(header, KnownBody(n_bytes)))
+        if self.is_forgotten(header.key):
+            return
+        known = StoredBlock(header, KnownBody(n_bytes))
+        if has_tail(header):
+            self._tails.put(known)
+            return
+        with self._lock:
+            self._table.add(header, n_bytes)
+        self._recent.put(known)
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
         """These bodies are gone."""
-        self._details.drop(keys)
+        with self._lock:
+            for key in keys:
+                self._table.drop(name_of_body(key))
+        self._tails.drop(keys)
+        self._recent.drop(keys)
 
     def drop_named(self, names: AbstractSet[int] | None) -> None:
         """What has these names, see `name_of_body`, is gone; None: any may be."""
-        headers = self._details.headers()
-        keys = [one.key for one in headers if names is None or name_of_body(one.key) in names]
-        self._details.drop(keys)
+        if names is None:
+            with self._lock:
+                self._table.clear()
+        for name in names or ():  # a hundred thousand: others may look in between
+            with self._lock:
+                self._table.drop(name)
+        for store in (self._tails, self._recent):
+            keys = [one.key for one in store.headers()]
+            store.drop([one for one in keys if names is None or name_of_body(one) in names])
 
     def find(self, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
         """See `CacheStorePort.find`."""
-        found = self._details.find(keys)
-        return {key: replace(one, tier=Tier.REMOTE) for key, one in found.items()}
+        sizes = {key: one.n_bytes for key, one in self._tails.find(keys).items()}
+        with self._lock:
+            known = ((key, self._table.get(key)) for key in keys)
+            sizes.update((key, one.n_bytes) for key, one in known if one is not None)
+        return {key: Found(n_bytes, Tier.REMOTE) for key, n_bytes in sizes.items()}
 
     def n_bytes(self, key: BlockKey) -> int | None:
         """Bytes of a body, or None."""
@@ -84,81 +120,101 @@ class Catalog:
 
     def lacking(self, keys: Sequence[BlockKey]) -> frozenset[BlockKey]:
         """Those of `keys` that are not known."""
-        return self._details.lacking(keys)
+        return frozenset(keys) - self.find(keys).keys()
 
     def touch(self, keys: Sequence[BlockKey]) -> None:
         """See `CacheStorePort.touch`."""
-        self._details.touch(keys)
+        with self._lock:
+            self._table.use(reversed(keys))
+        self._tails.touch(keys)
+        self._recent.touch(keys)
 
     def place(self, key: BlockKey) -> tuple[Scope, BlockHash | None] | None:
         """The scope of a body, and the block that its tail follows, if it has one; or None."""
-        header = self._details.header(key)
-        if header is None:
-            return None
-        return header.link.scope, header.link.parent if has_tail(header) else None
+        tail = self._tails.header(key)
+        if tail is not None:
+            return tail.link.scope, tail.link.parent
+        with self._lock:
+            known = self._table.get(key)
+        return None if known is None else (known.scope, None)
 
     def lineage(self, key: BlockKey) -> Iterator[tuple[int, int]]:
-        """The name of a body and how deep it is, see `names`; then those of all full blocks
-        that it follows, as far as is known."""
-        header = self._details.header(key)
-        while header is not None:
-            yield name_of_body(header.key), depth_of(header)
-            header = self._details.header(BlockKey(header.link.parent, Part.FULL))
+        """The name of a body and how deep it is, see `names`; then those of all full blocks that
+        it follows, as far as is known."""
+        name, tail = name_of_body(key), self._tails.header(key)
+        if tail is not None:
+            yield name, depth_of(tail)
+            name = name_of_body(BlockKey(tail.link.parent, Part.FULL))
+        while (known := self._named(name)) is not None:
+            yield name, known.depth
+            name = known.before
 
-    def header(self, key: BlockKey) -> BlockHeader | None:
-        """The header of a body, or None."""
-        return self._details.header(key)
+    def tail(self, key: BlockKey) -> BlockHeader | None:
+        """The header of a body that no chain of full blocks names, or None."""
+        return self._tails.header(key)
 
     def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]:
         """See `CacheStorePort.children`."""
-        return self._details.children(parent, part)
+        return [*self._tails.children(parent, part), *self._recent.children(parent, part)]
 
     def nearest(self, parent: BlockHash, part: Part, like: Sequence[int]) -> Sequence[BlockHeader]:
         """See `CacheStorePort.nearest`."""
-        return self._details.nearest(parent, part, like)
+        tails = self._tails.nearest(parent, part, like)
+        return [*tails, *self._recent.nearest(parent, part, like)]
 
     # Agents
 
     def learn_agent(self, manifest: Manifest) -> None:
         """This is an agent's newest manifest, with its generation."""
         if not self.is_forgotten((manifest.scope, manifest.agent_id)):
-            self._details.remember(manifest)
+            self._tails.remember(manifest)
 
     def drop_agent(self, scope: Scope, agent_id: str) -> bool:
         """An agent's manifest is gone; whether it was known."""
-        return self._details.remove(scope, agent_id)
+        return self._tails.remove(scope, agent_id)
 
     def manifest(self, scope: Scope, agent_id: str) -> Manifest | None:
         """See `CacheStorePort.manifest`."""
-        return self._details.manifest(scope, agent_id)
+        return self._tails.manifest(scope, agent_id)
 
     def manifests(self) -> Sequence[Manifest]:
         """See `CacheStorePort.manifests`."""
-        return self._details.manifests()
+        return self._tails.manifests()
 
     def scopes(self) -> Sequence[Scope]:
         """See `CacheStorePort.scopes`."""
-        return self._details.scopes()
+        return self._tails.scopes()
 
     def page(self, scope: Scope, limit: int, after: Place | None = None) -> Sequence[Manifest]:
         """See `CacheStorePort.page`."""
-        return self._details.page(scope, limit, after)
+        return self._tails.page(scope, limit, after)
 
     def child_agents(self, scope: Scope, parent: str) -> Sequence[str]:
         """See `CacheStorePort.child_agents`."""
-        return self._details.child_agents(scope, parent)
+        return self._tails.child_agents(scope, parent)
 
     def users(self, hashes: Sequence[BlockHash]) -> Mapping[BlockHash, frozenset[AgentName]]:
         """See `CacheStorePort.users`."""
-        return self._details.users(hashes)
+        return self._tails.users(hashes)
 
     # Life
 
     def stats(self) -> StoreStats:
         """Numbers and bytes of what is known."""
-        [found] = self._details.stats()
-        return found
+        [tails], [recent] = self._tails.stats(), self._recent.stats()
+        with self._lock:
+            n_named = len(self._table)
+        n_bytes = tails.n_bytes + recent.n_bytes + n_named * ENTRY_BYTES
+        n_blocks = tails.n_blocks + n_named
+        return replace(tails, n_blocks=n_blocks, n_bytes=n_bytes, max_bytes=self._max_bytes)
 
     def close(self) -> None:
         """Forget everything."""
-        self._details.close()
+        with self._lock:
+            self._table.clear()
+        self._tails.close()
+        self._recent.close()
+
+    def _named(self, name: int) -> Known | None:
+        with self._lock:
+            return self._table.named(name)

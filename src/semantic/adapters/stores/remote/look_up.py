@@ -107,7 +107,7 @@ class LookUp:
         key = parse_block(last_name(listed))
         if key is None:
             return None
-        known = self._catalog.header(key)
+        known = self._catalog.tail(key)
         if known is not None:
             return known
         try:
