@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import threading
 
+import mlx.core as mx
 import pytest
 
+from semantic.adapters.mlx.arrays import ordered_bytes_of
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.kv_cache import forms
+from semantic.adapters.mlx.kv_cache.contiguous import block_memory
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers, _unshare
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool
@@ -86,6 +89,45 @@ def test_exported_bodies_are_those_that_mlx_gives(model: MLXBackend, plain: MLXB
         assert exported(model, ours, Part.FULL, start, stop) == exported(
             plain, theirs, Part.FULL, start, stop
         )
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_bodies_of_contiguous_caches_are_copied_as_they_were(
+    architecture: str, monkeypatch: pytest.MonkeyPatch, driver: HostDriver
+) -> None:
+    plain = tiny_backend(architecture, "tiny")
+    monkeypatch.setattr(forms, "transfers_here", lambda: Transfers(driver))
+    model = tiny_backend(architecture, "tiny")
+    parts = [part for part in (Part.FULL, Part.WINDOW) if plain.layout().bytes_per_token(part)]
+    wanted = [(part, *RANGES[-1]) for part in parts]
+    theirs = prefilled(plain)
+    expected = [exported(plain, theirs, *one) for one in wanted]
+    driver.gate.clear()
+    ours = prefilled(model)
+    bodies = [model.export_block(ours, *one) for one in wanted]
+    model.prefill(ours, TOKENS[:40])  # over what a window held
+    assert not driver.calls["to_host"]
+    driver.gate.set()
+    assert [bytes_of_body(body) for body in bodies] == expected
+    assert driver.calls["to_host"] == len(wanted)
+
+
+def test_without_copies_beside_mlx_only_the_tokens_of_a_body_are_moved_to_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = tiny_backend("llama", "tiny")
+    sequence = prefilled(model)
+    expected = exported(model, sequence, Part.FULL, *RANGES[-1])
+    looked_at: list[int] = []
+
+    def bytes_of(array: mx.array) -> memoryview:
+        looked_at.append(array.nbytes)
+        return ordered_bytes_of(array)
+
+    monkeypatch.setattr(block_memory, "ordered_bytes_of", bytes_of)
+    monkeypatch.setattr(block_memory, "on_cuda", lambda: True)
+    assert exported(model, sequence, Part.FULL, *RANGES[-1]) == expected
+    assert sum(looked_at) == len(expected)
 
 
 def test_keys_and_values_of_two_widths_are_copied_both_ways(

@@ -120,7 +120,7 @@ def contiguous_form(
     traced = cast(list[MlxLmCache], trace(model, _TRACED)) if theirs else []
     states = {i: expected_state(traced[i]) for i in theirs}
     empty = dict(enumerate(cast(list[MlxLmCache], make_prompt_cache(model)))) if theirs else {}
-    memory = ContiguousMemory(spec, shapes, {i: empty[i] for i in theirs})
+    memory = ContiguousMemory(spec, shapes, {i: empty[i] for i in theirs}, transfers_here())
     codec = BlockCodec(spec, shapes, layers.ours, states, memory)
     return CacheForm(cast(CacheLayers, layers), cast("BlockCodec[LayerCache, Memory]", codec))
 

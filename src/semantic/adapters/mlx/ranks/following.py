@@ -51,7 +51,7 @@ class Follower:
         """`channel` leads to rank 0."""
         self._backend = backend
         self._channel = channel
-        self._sender = ThreadPoolExecutor(1, thread_name_prefix="bodies")
+        self._sender = ThreadPoolExecutor(1, thread_name_prefix="ranks")
         self._held: dict[int, BlockData] = {}
         self._targets: dict[int, Sequence[BodyTarget]] = {}
         self._loads: dict[SequenceId, list[int]] = {}

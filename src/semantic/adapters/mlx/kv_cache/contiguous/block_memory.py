@@ -1,18 +1,22 @@
 """Contiguous caches as the bytes of stored blocks, read and written in place.
 
 FULL bodies are written where the tokens stay; WINDOW bodies into separate buffers, since the
-window's first tokens are in the checkpoint. Implements `block_codec.BlockMemory`. Knows layers
+window's first tokens are in the checkpoint. Where the device has memory of its own its arrays are
+not looked at: tokens are copied on the device, in one piece, and that beside all computation.
+Implements `block_codec.BlockMemory`. Knows layers
 and their arrays; not the byte layout of a block.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Protocol, cast
 
 import mlx.core as mx
 
 from semantic.adapters.mlx.arrays import bytes_of, ordered_bytes_of
+from semantic.adapters.mlx.device import on_cuda
 from semantic.adapters.mlx.kv_cache.checkpoint import StoredArray
 from semantic.adapters.mlx.kv_cache.contiguous.buffer import BufferRange, KVBuffer
 from semantic.adapters.mlx.kv_cache.contiguous.cache import SequenceCache
@@ -30,6 +34,8 @@ from semantic.adapters.mlx.kv_cache.staging import (
     blocks_in,
     require_held,
 )
+from semantic.adapters.mlx.transfer.driver import Rows
+from semantic.adapters.mlx.transfer.transfers import ArrivingBody, Transfers
 from semantic.domain.block_hash import Part
 from semantic.domain.errors import BackendError
 from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec, whole_blocks
@@ -52,11 +58,14 @@ class ContiguousMemory:
         spec: ModelCacheSpec,
         shapes: Sequence[LayerShape | None],
         empty: Mapping[int, MlxLmCache] | None = None,
+        transfers: Transfers | None = None,
     ) -> None:
-        """`empty` has an empty cache of each layer that is stored as a whole state of mlx-lm's."""
+        """`empty` has an empty cache of each layer that is stored as a whole state of mlx-lm's;
+        `transfers` are the device's copies beside MLX, None if it has none."""
         self._spec = spec
         self._shapes = shapes
         self._empty = empty or {}
+        self._transfers = transfers
 
     # Export
 
@@ -65,8 +74,17 @@ class ContiguousMemory:
         caches: Sequence[ContiguousCache],
         layers: Sequence[int],
         tokens: range,
-    ) -> None:
-        """See `BlockMemory.deferred`. Never: the next token is written to the same arrays."""
+    ) -> ArrivingBody | None:
+        """See `BlockMemory.deferred`. Of a copy: the next token is written to the same arrays."""
+        if self._transfers is None or not layers:
+            return None
+        pieces: list[mx.array] = []
+        for layer in layers:
+            buffer, start = self.reader(caches).held(layer, tokens)
+            pieces += buffer.read(start, start + len(tokens))
+        body = mx.concatenate([piece.reshape(-1).view(mx.uint8) for piece in pieces])
+        place = _Copied(body, self._transfers.driver.address(body))
+        return self._transfers.fetch(place, [Rows(1, body.nbytes, body.nbytes)])
 
     def reader(self, caches: Sequence[ContiguousCache]) -> _Reader:
         """See `BlockMemory.reader`."""
@@ -171,28 +189,48 @@ class _Reader:
 
     def __call__(self, layer: int, tokens: range) -> tuple[list[memoryview], list[memoryview]]:
         """See `block_codec.ReadTokens`."""
-        buffer, held = _tokens_of(self._caches[layer])
-        require_held(layer, held, tokens)
+        buffer, start = self.held(layer, tokens)
         if not tokens:
             return [], []
+        stop = start + len(tokens)
+        if on_cuda():  # MLX would move all of an array to managed memory, for good
+            buffer = KVBuffer.gather([BufferRange(buffer, start, stop)], len(tokens))
+            start, stop = 0, len(tokens)
+        return _segments(buffer.k, start, stop), _segments(buffer.v, start, stop)
+
+    def held(self, layer: int, tokens: range) -> tuple[KVBuffer, int]:
+        """A layer's keys and values, and where `tokens` begin in them. Raises BackendError if it
+        does not hold those, or not in the layer's form."""
+        buffer, held = _tokens_of(self._caches[layer])
+        require_held(layer, held, tokens)
         shape = _require_shape(self._shapes, layer)
-        start, stop = tokens.start - held.start, tokens.stop - held.start
-        return (
-            _segments(
-                buffer.k, layer, shape.dtype, (shape.kv_heads, shape.k_head_dim), start, stop
-            ),
-            _segments(
-                buffer.v, layer, shape.dtype, (shape.kv_heads, shape.v_head_dim), start, stop
-            ),
-        )
+        for array, dim in ((buffer.k, shape.k_head_dim), (buffer.v, shape.v_head_dim)):
+            found = array.dtype, array.shape[1], array.shape[3]
+            if tokens and found != (shape.dtype, shape.kv_heads, dim):
+                raise BackendError(f"layer {layer} holds {array.dtype} of shape {array.shape}")
+        return buffer, tokens.start - held.start
 
 
-def _segments(
-    array: mx.array, layer: int, dtype: mx.Dtype, heads: tuple[int, int], start: int, stop: int
-) -> list[memoryview]:
-    """Tokens `start` to `stop` of each head of an array that must be of this type and shape."""
-    if (array.dtype, array.shape[1], array.shape[3]) != (dtype, *heads):
-        raise BackendError(f"layer {layer} holds {array.dtype} of shape {array.shape}")
+class _Copied:
+    """An array that nothing else refers to; implements `Place`."""
+
+    def __init__(self, array: mx.array, address: int) -> None:
+        """`address` is where it begins on the device."""
+        self._array: mx.array | None = array
+        self._address = address
+
+    @contextmanager
+    def address(self) -> Iterator[int | None]:
+        """See `Place.address`."""
+        yield None if self._array is None else self._address
+
+    def end(self) -> None:
+        """See `Place.end`."""
+        self._array = None
+
+
+def _segments(array: mx.array, start: int, stop: int) -> list[memoryview]:
+    """Tokens `start` to `stop` of each head of an array."""
     raw = ordered_bytes_of(array)
     return list(_head_views(raw, array.shape[1], array.shape[2], start, stop))
 
