@@ -95,7 +95,7 @@ def open_store(settings: Settings, observer: BlockObserver | None = None) -> Cac
     if memory_bytes is None:
         memory_bytes = default_memory_tier_bytes(memory_of(settings))
     queue_bytes = max(_MIN_QUEUE_BYTES, memory_bytes // _QUEUE_FRACTION)
-    fleet = open_objects(settings)
+    fleet = open_objects(settings, logger.warning)
     if settings.use_disk:
         disk = open_disk(settings, observer)
         memory = MemoryStore(memory_bytes, secret=disk.secret, observer=observer)
@@ -125,8 +125,11 @@ def _remote_tier(settings: Settings, objects: Objects, secret: bytes) -> RemoteS
     return RemoteStore(objects, secret, janitor=janitor)
 
 
-def open_objects(settings: Settings) -> tuple[Objects, bytes] | None:
+def open_objects(
+    settings: Settings, notify: Callable[[str], None] | None = None
+) -> tuple[Objects, bytes] | None:
     """The object store of a fleet, and the fleet's secret; None without one. Asks it nothing.
+    `notify` gets a sentence when it fails, and one when it answers again.
 
     Raises InvalidRequestError for a URL that is none, or without the fleet's secret, and
     OperatorError if the packages for it are missing.
@@ -144,7 +147,7 @@ def open_objects(settings: Settings) -> tuple[Objects, bytes] | None:
         from semantic.adapters.stores.remote.objects import Objects
     except ImportError as error:
         raise OperatorError(f"remote_store: {error}; install semantic-engine[fleet]") from error
-    return Objects.open(settings.remote), secret
+    return Objects.open(settings.remote, notify), secret
 
 
 def require_objects(settings: Settings) -> tuple[Objects, bytes]:

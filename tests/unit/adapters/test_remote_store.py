@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytest
@@ -479,7 +482,76 @@ def test_an_object_store_that_is_not_there_is_an_error_of_one_line(
     }.items():
         monkeypatch.setenv(name, value)
     objects = Objects.open("s3://bucket/prefix")
-    with pytest.raises(UnavailableError) as failed:
+    with pytest.raises(UnavailableError, match="Connection refused") as failed:
         objects.size("x")
     assert "\n" not in str(failed.value)
     assert "any-secret" not in str(failed.value)
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, str]]]:
+    """An S3 server that answers with the last of these: a status, and an error's code."""
+    answers: list[tuple[int, str]] = []
+
+    class Refusing(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            status, code = answers[-1]
+            said = f"<?xml?>\n<Error><Code>{code}</Code><Message>so</Message></Error>".encode()
+            self.send_response(status)
+            self.send_header("content-length", str(len(said)))
+            self.send_header("etag", "1")
+            self.end_headers()
+            self.wfile.write(said)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        Thread(target=server.serve_forever, args=(0.01,)).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any-secret")
+        yield answers
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (403, "SignatureDoesNotMatch"),
+        (403, "RequestTimeTooSkewed"),
+        (400, "ExpiredToken"),
+        (404, "NoSuchBucket"),
+        (503, "SlowDown"),
+    ],
+)
+def test_the_reason_of_a_server_is_in_the_error(
+    refusing: list[tuple[int, str]], status: int, code: str
+) -> None:
+    refusing.append((status, code))
+    objects = Objects.open("s3://bucket/prefix")
+    for write in (objects.create, objects.replace):
+        with pytest.raises(UnavailableError, match=f"{code}: so") as failed:
+            write("x", b"data")
+        assert "\n" not in str(failed.value)
+
+
+def test_an_outage_is_told_once_and_its_end_too(refusing: list[tuple[int, str]]) -> None:
+    told: list[str] = []
+    for minute in range(2):
+        clock, objects = FakeClock(), Objects.open("s3://bucket/prefix", told.append)
+        objects._clock = objects._backoff._clock = clock
+        for _ in range(6):
+            refusing.append((403, "ExpiredToken"))
+            for _ in range(3):
+                with pytest.raises(UnavailableError):
+                    objects.replace("x", b"data")
+            clock.now += 31.0 if minute else 4.0
+            refusing.append((200, ""))
+            objects.replace("x", b"data")
+        # Within a minute once, of three minutes each time that one has gone by.
+        assert len(told) == (6 if minute else 2)
+        assert "ExpiredToken" in told[-2]
+        assert "again" in told[-1]
+        told.clear()

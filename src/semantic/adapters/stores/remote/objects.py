@@ -7,6 +7,7 @@ environment. Knows paths and bytes; not what is in them.
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +36,13 @@ BODY_DEADLINE = 10.0
 PAGE = 1000
 """Objects of a page of a listing, and the most that are deleted with one call, as S3 has them."""
 _CONNECT = timedelta(seconds=1)
+_MOST_CHARACTERS = 300
+_REPORT_SECONDS = 60.0
+"""Between two sentences about a store that fails again and again."""
+_REQUEST = re.compile(r"Error performing (\w+) ([^\s?]+)\S* in \S+ - (?:Server returned .*code: )?")
+_ANSWER = re.compile(r"<Code>([^<]+)</Code>(?:\s*<Message>([^<]*)</Message>)?")
+_CAUSE = re.compile(r'(?:error|message): "([^"\n]+)"|Invalid\w+\(\s*(\w+)|(TimedOut)')
+"""In the structure of an error, whose own line says no more than that a request failed."""
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3")
 
 
@@ -57,7 +65,8 @@ class Objects:
 
     Every call raises UnavailableError for what fails: at once while the breaker is open, which one
     timeout or a few errors open for a second and, if the next call fails too, for longer. A
-    FileNotFoundError says that there is no such object; that is no failure.
+    FileNotFoundError says that there is no such object; that is no failure. That there is no bucket
+    is one.
     """
 
     def __init__(
@@ -65,22 +74,28 @@ class Objects:
         small: ObjectStore,
         large: ObjectStore | None = None,
         *,
+        notify: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`large` has the longer deadline of bodies; by default it is `small`."""
+        """`large` has the longer deadline of bodies; by default it is `small`. `notify` gets a
+        sentence when the breaker opens, at most one a minute, and one when the store answers
+        again."""
         self._small = small
         self._large = large or small
         self._backoff = Backoff(clock)
         self._lock = threading.Lock()
-        self.last_error = ""
+        self._notify = notify
+        self._clock = clock
+        self._reported: float | None = None
+        self._is_reported = False
 
     @classmethod
-    def open(cls, url: str) -> Objects:
+    def open(cls, url: str, notify: Callable[[str], None] | None = None) -> Objects:
         """The prefix at `url`; asks it nothing.
 
         Raises InvalidRequestError for a URL that is none of `SCHEMES`.
         """
-        return cls(_connected(url, DEADLINE), _connected(url, BODY_DEADLINE))
+        return cls(_connected(url, DEADLINE), _connected(url, BODY_DEADLINE), notify=notify)
 
     @property
     def is_open(self) -> bool:
@@ -113,7 +128,7 @@ class Objects:
 
     def create(self, path: str, data: Buffer) -> bool:
         """Write an object unless there is one; whether there was none."""
-        with self._attempt():
+        with self._attempt(), _into_a_bucket():
             try:
                 obstore.put(self._large, path, data, mode="create", use_multipart=False)
             except AlreadyExistsError:
@@ -122,7 +137,7 @@ class Objects:
 
     def replace(self, path: str, data: Buffer) -> None:
         """Write an object in the place of any other."""
-        with self._attempt():
+        with self._attempt(), _into_a_bucket():
             obstore.put(self._large, path, data, use_multipart=False)
 
     def delete(self, path: str) -> None:
@@ -192,11 +207,32 @@ class Objects:
     def _record(self, error: Exception | None) -> None:
         with self._lock:
             self._backoff.record(succeeded=error is None)
-            if error is None:
-                return
-            self.last_error = _line(error)
-            while _is_timeout(error) and not self._backoff.is_on():
+            while error is not None and _is_timeout(error) and not self._backoff.is_on():
                 self._backoff.record(succeeded=False)
+            sentence = self._sentence(error)
+        if sentence is not None and self._notify is not None:
+            self._notify(sentence)
+
+    def _sentence(self, error: Exception | None) -> str | None:
+        """What is to be said after a call, if anything."""
+        if error is None:
+            was_reported, self._is_reported = self._is_reported, False
+            return "the object store answers again" if was_reported else None
+        now = self._clock()
+        is_due = self._reported is None or now - self._reported >= _REPORT_SECONDS
+        if self._is_reported or not is_due or not self._backoff.is_on():
+            return None
+        self._reported, self._is_reported = now, True
+        return f"the object store fails, what it has is computed: {_line(error)}"
+
+
+@contextmanager
+def _into_a_bucket() -> Iterator[None]:
+    """Nothing is missing to write an object but the bucket."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise OSError(f"the bucket is not there: {error}") from error
 
 
 def _connected(url: str, seconds: float) -> ObjectStore:
@@ -226,9 +262,22 @@ def _connected(url: str, seconds: float) -> ObjectStore:
 
 
 def _is_timeout(error: Exception) -> bool:
-    return "timed out" in f"{error}" or "timeout" in f"{error}".lower()
+    return "timed out" in f"{error}" or "TimedOut" in f"{error}"  # not `retry_timeout`
 
 
 def _line(error: Exception) -> str:
-    """The first line of an error: the others repeat it as a structure."""
-    return str(error).strip().split("\n", 1)[0][:300]
+    """An error in one line: the request, without a query, which may have a signature, and what the
+    server answered or why there is no answer."""
+    line, _, structure = str(error).strip().partition("\n")
+    found = _REQUEST.search(line)
+    if found is None:
+        return line[:_MOST_CHARACTERS]
+    verb, url = found.groups()
+    reason = line[found.end() :].split("<", 1)[0].rstrip(": ")
+    said = _ANSWER.search(str(error))
+    causes = _CAUSE.findall(structure)
+    if said is not None:
+        reason = ": ".join([reason, *filter(None, said.groups())])
+    elif causes:
+        reason = "".join(causes[-1]).replace("TimedOut", "no answer in time")
+    return f"{reason} ({verb} {url})"[:_MOST_CHARACTERS]
