@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPResponse
+from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -175,17 +175,14 @@ def test_an_agent_goes_on_elsewhere_when_its_replica_is_killed_in_a_turn(
     until_uploaded(Objects.open(fleet.url))
     pid = fleet.pid(first.replica)
     onward = f"{WORDS}{first.answer} And then?"
-    broken: list[Exception] = []
+    ends: list[bytes] = []
 
     def long_turn() -> None:
         endless = completion(onward, max_tokens=20_000, stream=True, ignore_eos=True)
-        try:
-            with sent(fleet.process, "/v1/completions", endless, "moves") as response:
-                response.readline()
-                started.set()
-                response.read()
-        except HTTPException as error:
-            broken.append(error)
+        with sent(fleet.process, "/v1/completions", endless, "moves") as response:
+            response.readline()
+            started.set()
+            ends.append(response.read())
 
     started = threading.Event()
     turn = threading.Thread(target=long_turn)
@@ -193,7 +190,7 @@ def test_an_agent_goes_on_elsewhere_when_its_replica_is_killed_in_a_turn(
     assert started.wait(_SECONDS)
     os.kill(pid, signal.SIGKILL)
     turn.join(_SECONDS)
-    assert len(broken) == 1  # the stream was seen to be incomplete
+    assert b"the replica that answered is lost" in ends[0].strip().split(b"\n\n")[-1]
     moved = complete(fleet.process, onward, "moves")
     assert moved.replica != first.replica
     assert moved.cached_share >= 0.95
@@ -292,3 +289,64 @@ def test_replicas_are_replaced_while_requests_go_on_and_agents_are_saved(
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
+
+
+def test_streams_longer_than_a_replica_drains_end_with_a_reason_and_go_on_elsewhere(
+    weed: Seaweed, tmp_path: Path, ray_cluster: str
+) -> None:
+    """The old replicas are replaced under streams of every wire, then the new one's edge stops."""
+    flags = ("--model", "semantic-tiny", "--ray-address", ray_cluster, "--max-batch", "8")
+    short = (*flags, "--replicas-per-machine", "4", "--drain-timeout", "3")
+    texts: dict[str, str] = {}
+
+    def stream(server: ServeProcess, path: str) -> None:
+        body = {"model": "default", "stream": True, **ENDLESS[path][0]}
+        with sent(server, path, body, f"long{path.replace('/', '-')}") as response:
+            texts[path] = response.read().decode()
+
+    def streamed(server: ServeProcess) -> list[threading.Thread]:
+        threads = [threading.Thread(target=stream, args=(server, path)) for path in ENDLESS]
+        for one in threads:
+            one.start()
+        return threads
+
+    def have_ended(threads: list[threading.Thread], *, events: Mapping[str, str]) -> None:
+        for one in threads:
+            one.join(_SECONDS)
+        for path, text in texts.items():
+            assert "the server is stopping: send the request again" in text
+            assert text.strip().split("\n\n")[-1].startswith(events[path])
+        assert set(texts) == set(ENDLESS)
+        texts.clear()
+
+    def running(server: ServeProcess) -> float:
+        return sum(Fleet(server, tmp_path, "", "").metric("vllm:num_requests_running").values())
+
+    with ExitStack() as stack:
+        old = stack.enter_context(running_fleet(weed, tmp_path, *short)).process
+        threads = streamed(old)
+        until(lambda: running(old) == len(ENDLESS))
+        new = stack.enter_context(running_fleet(weed, tmp_path, *short, "--replicas", "1")).process
+        have_ended(threads, events={path: of[1] for path, of in ENDLESS.items()})
+        again = complete(new, WORDS, "long-v1-completions")
+        assert again.cached_share >= 0.95
+        threads = streamed(new)
+        until(lambda: running(new) == len(ENDLESS))
+        new.stop()
+        have_ended(threads, events={path: of[2] for path, of in ENDLESS.items()})
+
+
+_LONG: dict[str, object] = {"max_tokens": 3500, "ignore_eos": True}
+_SAYS: dict[str, object] = {"messages": [{"role": "user", "content": WORDS}], **_LONG}
+_ERROR = 'data: {"error"'
+ENDLESS: dict[str, tuple[dict[str, object], str, str]] = {
+    "/v1/completions": ({"prompt": WORDS, **_LONG}, _ERROR, _ERROR),
+    "/v1/chat/completions": (_SAYS, _ERROR, _ERROR),
+    "/v1/responses": (
+        {"input": WORDS, "max_output_tokens": 3500, "ignore_eos": True},
+        "event: response.failed",
+        "event: error",
+    ),
+}
+"""Of each wire that knows `ignore_eos` a long request, and what the last event of its stream begins
+with if the replica ends it, and if the edge does."""

@@ -14,14 +14,16 @@ from pathlib import Path
 
 import pytest
 
+from semantic.adapters.http.activity.ending import Ending
+from semantic.adapters.http.metrics import InstrumentedServing
 from semantic.adapters.stores.background import Backoff
 from semantic.application.cache.loading import BreakEven
 from semantic.application.serving import Serving
 from semantic.composition.engine_settings import Settings
 from semantic.composition.process_stores import open_responses
-from semantic.domain.answer import AnswerEnd, AnswerStarted, TextDelta
+from semantic.domain.answer import AnswerEnd, AnswerStarted, ReasoningDelta, TextDelta
 from semantic.domain.chat import Chat, Message
-from semantic.domain.errors import InvalidRequestError
+from semantic.domain.errors import InvalidRequestError, OverloadedError
 from semantic.domain.responses import StoredResponse
 from semantic.domain.stored import Tier
 from semantic.domain.value_objects import SamplingParams
@@ -246,6 +248,36 @@ def test_a_conversation_goes_on_at_another_server_in_the_tokens_of_the_first(
         assert not end.usage.match.any_chip
         await other.close()
         assert len(fleet.objects("turns/")) == 2
+
+    asyncio.run(run())
+
+
+def test_an_answer_that_a_stop_ends_goes_on_at_another_server(fleet: Fleet) -> None:
+    """The same request again, and the conversation with what of the answer had come."""
+    rules = " ".join(f"Rule {i} is that {i} plus {i} is {2 * i}." for i in range(1, 60))
+    chat = Chat((Message("system", rules), Message("user", "Tell all rules.")))
+
+    async def run() -> None:
+        one, ending = await load_serving(settings(fleet, "one")), Ending()
+        ask = Ask(chat, SamplingParams(ignore_eos=True), 500, "ann")
+        begun = ""
+
+        async def begin() -> None:
+            nonlocal begun
+            async for event in InstrumentedServing(one, [], through=ending.events).answer(ask):
+                if isinstance(event, ReasoningDelta):
+                    begun += event.text
+                    ending.begin()
+
+        with pytest.raises(OverloadedError, match="stopping"):
+            await begin()
+        await one.close()
+        other = await load_serving(settings(fleet, "two"))
+        onward = (*chat.messages, Message("assistant", "", begun), Message("user", "And then?"))
+        for again in (chat, Chat(onward)):
+            _, end, n_prompt = await said(other, again)
+            assert end.usage.cached > 0.95 * (n_prompt - 10)
+        await other.close()
 
     asyncio.run(run())
 

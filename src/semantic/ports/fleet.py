@@ -66,6 +66,10 @@ class ReplicaPort(Protocol):
         has. Thread-safe."""
         ...
 
+    def end(self) -> None:
+        """End all answers, now and from now on, each with a reason that its client can read."""
+        ...
+
     def check(self) -> None:
         """Raises BackendError when the server cannot answer any more."""
         ...

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from semantic.adapters.fleet.replica import Drain
 from semantic.domain.errors import OperatorError, OverloadedError
 from semantic.ports.fleet import BuildReplica, PassedRequest, Piece, ResponseHead
 
@@ -43,7 +44,7 @@ _OBJECT_BYTES: Final = 128 << 20
 _FOLDER: Final = "semantic-ray-"
 _TRIES: Final = 2
 _TO_SAVE: Final = 60.0
-"""Seconds for a replica without requests to save its agents."""
+"""Seconds for a replica that is to stop to end what still runs, and to save its agents."""
 _DRAIN_LOOK: Final = 0.2
 _HEALTH_LOOK: Final = 2.0
 _STATUS_LOOK: Final = 0.2
@@ -57,8 +58,9 @@ class FleetPlan:
     """What to run: `replicas` at first and at least, up to `most` as requests wait.
 
     A replica has at most `requests` at once, and `queued` wait for one at most. One that is to stop
-    lets its answers end for `drain` seconds. At most `per_machine` are on one machine. Each takes
-    `gpus` of Ray's, by default one where there are any. `address` is that of a running cluster;
+    lets its answers go on for `drain` seconds, then ends them. At most `per_machine` are on one
+    machine. Each takes `gpus` of Ray's, by default one where there are any. `address` is that of a
+    running cluster;
     None starts Ray here, and stops it.
     """
 
@@ -101,7 +103,9 @@ class RayCluster:
             gpus = self._gpus()
             # GPUs of its own are a replica's memory; else all on one machine share it.
             sharing = 1 if gpus >= 1 else self._plan.per_machine
-            target = self._deployment(gpus).bind(self._build, self._plan.folder, sharing)
+            target = self._deployment(gpus).bind(
+                self._build, self._plan.folder, sharing, Drain(self._plan.drain, is_any_stopping)
+            )
             self._handle = serve.run(target, name=APPLICATION, route_prefix=None)
         except (RuntimeError, ConnectionError, ValueError, ray.exceptions.RayError) as error:
             reason = _reason(_said_of_replicas() or str(error))
@@ -274,6 +278,21 @@ def _remove_application(drain: float) -> None:
         if time.monotonic() > until:
             raise OperatorError(f"the replicas have not stopped within {seconds:g} seconds")
         time.sleep(_STATUS_LOOK)
+
+
+def is_any_stopping() -> bool:
+    """Whether a replica is to stop; for the replicas themselves. Raises OverloadedError if the
+    cluster cannot be asked."""
+    import ray
+    from ray import serve
+
+    try:
+        application = serve.status().applications.get(APPLICATION)
+    except (ray.exceptions.RayError, serve.exceptions.RayServeException) as error:
+        raise OverloadedError(_reason(str(error)), retry_after=_RETRY) from error
+    if application is None:
+        return False
+    return "STOPPING" in application.deployments[_REPLICA].replica_states
 
 
 def _said_of_replicas() -> str:

@@ -1,22 +1,41 @@
 """A replica as Ray Serve runs it: a server without a socket, in a process of its own.
 
-Ray Serve calls the methods by their names. Imports no Ray: it is plain Python.
+Ray Serve calls the methods by their names, and waits for the last answer before it destroys a
+replica that is to stop; that it is to stop it does not say. What it does is ask no more for its
+health. Imports no Ray: it is plain Python.
 """
 
 from __future__ import annotations
 
+import asyncio
 import platform
-from collections.abc import AsyncGenerator, Mapping
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from semantic.adapters.fleet.passed_requests import whole_answer, with_header
 from semantic.adapters.fleet.replica_slots import taken_slot
+from semantic.domain.errors import OverloadedError
 from semantic.ports.fleet import BuildReplica, PassedRequest, Piece, ReplicaPort, ResponseHead
 
 HEADER: Final = b"x-semantic-replica"
 """Of responses: the name of the replica that answered, its slot on its machine."""
+_LOOK: Final = 1.0
+"""Seconds between two looks at the time of the last question for health."""
+SILENT: Final = 10.0
+"""Seconds without one after which this may be a replica that is to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """How long answers may go on in a replica that is to stop, in seconds, and whether any is: the
+    latter waits for the cluster, and raises OverloadedError if it cannot be asked."""
+
+    seconds: float
+    is_any: Callable[[], bool]
 
 
 class Replica:
@@ -25,14 +44,20 @@ class Replica:
     _server: ReplicaPort
     _name: str
 
-    async def __init__(self, build: BuildReplica, folder: str, sharing: int) -> None:  # type: ignore[misc]
+    async def __init__(  # type: ignore[misc]
+        self, build: BuildReplica, folder: str, sharing: int, drain: Drain
+    ) -> None:
         """Slots are below `folder`; so many replicas are `sharing` the machine's memory. Returns
         when requests can be answered; raises as `build`."""
         self._stack = AsyncExitStack()
+        self._drain = drain
         async with AsyncExitStack() as undo:
             slot = undo.enter_context(taken_slot(Path(folder)))
             self._server = await undo.enter_async_context(build(str(slot.folder), sharing))
             self._name = slot.name
+            self._asked_at = time.monotonic()
+            ending = asyncio.create_task(self._end_overdue())
+            undo.callback(ending.cancel)
             self._stack = undo.pop_all()
 
     async def answer(self, request: PassedRequest) -> AsyncGenerator[Piece, None]:
@@ -53,8 +78,23 @@ class Replica:
 
     async def check_health(self) -> None:
         """Raises BackendError for a replica that must be replaced."""
+        self._asked_at = time.monotonic()
         self._server.check()
 
     async def __del__(self) -> None:
         """Called once no request is left; returns when agents are saved."""
         await self._stack.aclose()
+
+    async def _end_overdue(self) -> None:
+        """End the answers of a replica that was to stop so long ago that it would be killed."""
+        while not await self._is_overdue():
+            await asyncio.sleep(_LOOK)
+        self._server.end()
+
+    async def _is_overdue(self) -> bool:
+        if time.monotonic() - self._asked_at < max(self._drain.seconds, SILENT):
+            return False
+        try:
+            return await asyncio.to_thread(self._drain.is_any)
+        except OverloadedError:
+            return False

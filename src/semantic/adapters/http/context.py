@@ -11,6 +11,7 @@ from typing import Final
 
 from fastapi import Request
 
+from semantic.adapters.http.activity.ending import Ending
 from semantic.adapters.http.activity.watch import Watch
 from semantic.adapters.http.errors import RETRY_SECONDS
 from semantic.adapters.http.logs import log_entry_of
@@ -35,7 +36,8 @@ class ServerContext:
     limit of the process' memory.
 
     `observers` are notified of every answer. `figures` returns the engine's current figures and may
-    be called from any thread. `version` is the program's. `watch` is what the page shows.
+    be called from any thread. `version` is the program's. `watch` is what the page shows. `ending`
+    ends all answers.
     """
 
     serving: ServingPort | None = None
@@ -48,6 +50,7 @@ class ServerContext:
     figures: Callable[[], Figures] | None = None
     version: str = "unknown"
     watch: Watch = field(init=False)
+    ending: Ending = field(default_factory=Ending)
 
     def __post_init__(self) -> None:
         self.watch = Watch(
@@ -81,7 +84,7 @@ def serving_of(request: Request, name: object = None) -> ServingPort:
     recorder = context.watch.recorder.of(getattr(request.state, "tenant", ""), serving.model.id)
     observers = [*context.observers, recorder, log_entry_of(request.scope)]
     model = "" if context.models is None else serving.model.id
-    return InstrumentedServing(serving, observers, model=model)
+    return InstrumentedServing(serving, observers, model=model, through=context.ending.events)
 
 
 def embedding_of(request: Request) -> EmbeddingPort:

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -31,6 +31,8 @@ from semantic.domain.errors import SemanticError
 from semantic.domain.match import MatchReport
 from semantic.domain.stored import Wear
 from semantic.ports.serving import Ask, Prompt, ServedModel, ServingPort
+
+Events: TypeAlias = AsyncGenerator[AnswerEvent, None]
 
 
 @dataclass(slots=True)
@@ -98,6 +100,10 @@ class Observer(Protocol):
         ...
 
 
+def _unchanged(events: Events) -> Events:
+    return events
+
+
 class InstrumentedServing:
     """Implements `ServingPort` by delegation, and notifies observers."""
 
@@ -108,9 +114,11 @@ class InstrumentedServing:
         clock: Callable[[], float] = time.monotonic,
         *,
         model: str = "",
+        through: Callable[[Events], Events] = _unchanged,
     ) -> None:
-        """`model`: the id of one of several."""
+        """`model`: the id of one of several. The events of each answer pass `through`."""
         self._of = model
+        self._through = through
         self._serving = serving
         self._observers = observers
         self._clock = clock
@@ -121,10 +129,13 @@ class InstrumentedServing:
         return self._serving.model
 
     async def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
-        """See `ServingPort.answer`."""
+        """See `ServingPort.answer`. Raises what `through` raises, at any event."""
         timer = _AnswerTimer(self._observers, self._clock, self._of)
         try:
-            async with aclosing(self._serving.answer(ask)) as events:
+            async with (
+                aclosing(self._serving.answer(ask)) as answer,
+                aclosing(self._through(answer)) as events,
+            ):
                 async for event in events:
                     timer.observe(event)
                     yield event
@@ -186,7 +197,8 @@ class _AnswerTimer:
                 self._piece()
 
     def reject(self, error: SemanticError) -> None:
-        self._record.finish = "refused"
+        if self._uid is None:
+            self._record.finish = "refused"
         self._record.error = type(error).__name__
 
     def finish(self) -> None:

@@ -43,8 +43,8 @@ _STOPPING: Final = Problem(
 class ShutdownMiddleware:
     """Replies 503 to a request that is cancelled before its response has started.
 
-    Only a shutdown cancels a request's task; a disconnect is signalled through `receive`. A
-    response that has started ends without its final event.
+    Only a shutdown cancels a request's task, once answers have had the time to end; a disconnect
+    is signalled through `receive`. A response that has started ends without its final event.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -20,6 +20,7 @@ import uvicorn
 from fastapi import FastAPI
 from sse_starlette.sse import AppStatus
 
+from semantic.adapters.http.activity.ending import SENDING
 from semantic.adapters.http.connections import (
     ConnectionLimits,
     Connections,
@@ -57,6 +58,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(_config(app, settings, protocol_of(self._connections)))
         self._on_stop = on_stop
         self._watch = context.watch
+        self._ending = context.ending
 
     def refresh_connection_limits(self) -> None:
         """Recompute the connection limits: loading a model may have changed the limit of open
@@ -93,7 +95,10 @@ class HttpServer(uvicorn.Server):
         self._on_stop()
         self._watch.close()  # an open page never ends by itself
         await self._finish_accepting()
+        loop = asyncio.get_running_loop()
+        ending = loop.call_later(self._settings.stop_timeout, self._ending.begin)
         await super().shutdown(sockets)
+        ending.cancel()
 
     async def _finish_accepting(self) -> None:
         """Accept no more connections, and open those that are accepted.
@@ -119,7 +124,7 @@ def make_server(
 
 
 def let_streams_finish() -> None:
-    """Running streams may finish: uvicorn cancels the rest after `stop_timeout`."""
+    """Running streams may finish: `Ending` ends the rest after `stop_timeout`."""
     AppStatus.enable_automatic_graceful_drain = False
 
 
@@ -139,7 +144,7 @@ def _config(
         h11_max_incomplete_event_size=settings.max_header_bytes,
         backlog=_BACKLOG,
         timeout_keep_alive=settings.idle_timeout,
-        timeout_graceful_shutdown=settings.stop_timeout,
+        timeout_graceful_shutdown=settings.stop_timeout + SENDING,
     )
 
 

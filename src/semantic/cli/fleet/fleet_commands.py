@@ -48,7 +48,7 @@ DrainTimeout = Annotated[
     typer.Option(
         min=0,
         max=86_400,
-        help="Seconds for answers to end on a replica that stops; a minute later it is killed.",
+        help="Seconds for answers to end on a replica that stops; then they end with an error.",
         rich_help_panel=_FLEET,
     ),
 ]

@@ -100,8 +100,14 @@ class ServedReplica:
         rows = self._context.settings.max_batch
         return {RUNNING: float(running), WAITING: float(waiting + inbox), ROWS: float(rows)}
 
+    def end(self) -> None:
+        """See `ReplicaPort.end`."""
+        self._context.ending.begin()
+
     def check(self) -> None:
         """See `ReplicaPort.check`."""
         figures = self._context.figures
         if figures is None or figures().engine.state.is_over:
             raise BackendError("the engine has ended")
+        if self._context.ending.has_begun:
+            raise BackendError("its answers were ended")

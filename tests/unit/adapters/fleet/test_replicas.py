@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from semantic.adapters.fleet import replica as replicas
 from semantic.adapters.fleet.autoscaling import by_queue, wanted_replicas
 from semantic.adapters.fleet.passed_requests import AsgiApp, Message, Receive, Send, answer
 from semantic.adapters.fleet.ray_cluster import _reason
-from semantic.adapters.fleet.replica import Replica
+from semantic.adapters.fleet.replica import Drain, Replica
 from semantic.adapters.fleet.replica_slots import LOCK, taken_slot
 from semantic.adapters.http.app import create_app
 from semantic.cli.fleet.served_replica import ServedReplica
-from semantic.domain.answer import TextDelta
+from semantic.domain.answer import AnswerEvent, TextDelta
 from semantic.domain.errors import BackendError
 from semantic.ports.fleet import PassedRequest, Piece, ResponseHead
+from semantic.ports.serving import Ask
 from tests.support.fake_serving import FakeServing, Script
 
 JSON = ((b"content-type", b"application/json"), (b"host", b"localhost"))
@@ -98,7 +101,7 @@ def test_a_replica_names_itself_reports_its_load_and_ends_with_its_server(
 
     async def live() -> None:
         replica = Replica.__new__(Replica)
-        await replica.__init__(build, str(tmp_path), 2)  # type: ignore[misc]
+        await replica.__init__(build, str(tmp_path), 2, Drain(0, lambda: False))  # type: ignore[misc]
         async with aclosing(replica.answer(request("/health", method="GET"))) as pieces:
             head = await anext(pieces)
         assert isinstance(head, ResponseHead)
@@ -116,6 +119,72 @@ def test_a_replica_names_itself_reports_its_load_and_ends_with_its_server(
     assert ended == [str(tmp_path / "replica-0" / "store")]
     with taken_slot(tmp_path) as free:
         assert free.name == "0"
+
+
+class Endless(FakeServing):
+    """Answers that never end by themselves."""
+
+    async def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
+        async with aclosing(super().answer(ask)) as events:
+            async for event in events:
+                yield event
+                if isinstance(event, TextDelta):
+                    await asyncio.Event().wait()
+
+
+SAYS: dict[str, object] = {"messages": [{"role": "user", "content": "Hi"}]}
+ENDS: dict[str, tuple[dict[str, object], bytes]] = {
+    "/v1/chat/completions": (SAYS, b'data: {"error": {"message": "the server is stopping'),
+    "/v1/completions": ({"prompt": "Hi"}, b'data: {"error": {"message": "the server is stopping'),
+    "/v1/responses": ({"input": "Hi"}, b"event: response.failed\n"),
+    "/v1/messages": ({**SAYS, "max_tokens": 9}, b'event: error\ndata: {"type": "error"'),
+    "/api/chat": (SAYS, b'{"error": "the server is stopping'),
+    "/api/generate": ({"prompt": "Hi"}, b'{"error": "the server is stopping'),
+}
+"""Of each wire a request, and what the last event of its stream begins with."""
+
+
+@pytest.mark.parametrize("path", ENDS)
+def test_answers_of_a_replica_that_must_stop_end_with_a_reason(
+    path: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Once nothing has asked for its health for a while, and a replica is known to stop."""
+    fields, last = ENDS[path]
+    serving, is_any = Endless(lambda _: Script((TextDelta("Hello."),))), False
+    monkeypatch.setattr(replicas, "SILENT", 0.0)
+    monkeypatch.setattr(replicas, "_LOOK", 0.0)
+
+    @asynccontextmanager
+    async def build(_folder: str, _sharing: int) -> AsyncIterator[ServedReplica]:
+        app = create_app(serving)
+        yield ServedReplica(app, app.state.context)
+
+    async def live() -> list[Piece]:
+        nonlocal is_any
+        replica = Replica.__new__(Replica)
+        await replica.__init__(build, str(tmp_path), 1, Drain(0, lambda: is_any))  # type: ignore[misc]
+        found: list[Piece] = []
+        asked = {"model": "fake", "stream": True, **fields}
+        async with aclosing(replica.answer(request(path, json.dumps(asked).encode()))) as pieces:
+            async for piece in pieces:
+                found.append(piece)
+                is_any = is_any or b"Hello" in b"".join(f for f in found if isinstance(f, bytes))
+        assert serving.cancelled == ["request-0"]
+        whole = request(path, json.dumps({**asked, "stream": False}).encode())
+        _, head, _ = await replica.whole(whole)
+        assert head.status == 503
+        assert b"retry-after" in dict(head.headers)
+        await replica.__del__()
+        monkeypatch.delattr(Replica, "__del__")  # collecting it would make one more coroutine
+        return found
+
+    head, *rest = asyncio.run(live())
+    assert isinstance(head, ResponseHead)
+    text = b"".join(one for one in rest if isinstance(one, bytes))
+    separator = b"\n" if path.startswith("/api") else b"\n\n"
+    assert text.endswith(separator)
+    assert text.removesuffix(separator).split(separator)[-1].startswith(last)
+    assert b"the server is stopping: send the request again" in text
 
 
 def test_replicas_of_a_machine_have_slots_of_their_own(tmp_path: Path) -> None:

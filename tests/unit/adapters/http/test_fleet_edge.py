@@ -26,14 +26,15 @@ class FakeReplicas:
 
     asked: list[tuple[str, PassedRequest]] = field(default_factory=list)
     left: int = 0
+    head: ResponseHead = HEAD
 
     async def answer(self, key: str, request: PassedRequest) -> AsyncGenerator[Piece, None]:
         self.asked.append((key, request))
         if request.path == "/full":
             raise OverloadedError("all replicas are full", retry_after=5)
-        yield HEAD
+        yield self.head
         yield request.body
-        if request.path == "/lost":
+        if request.path == "/lost" or request.query == b"lost":
             raise OverloadedError("the replica that answered is lost", retry_after=1)
         if request.path == "/endless":
             try:
@@ -104,6 +105,44 @@ def test_an_answer_of_a_lost_replica_is_seen_to_be_incomplete(server: RunningSer
             received += piece
     assert received.startswith(b"HTTP/1.1 200")
     assert b"\r\n0\r\n\r\n" not in received
+
+
+LASTS = {
+    "/v1/chat/completions": b'data: {"error": {"message": ',
+    "/v1/messages": b'event: error\ndata: {"type": "error"',
+    "/v1/responses": b'event: error\ndata: {"type": "error"',
+    "/api/chat": b'{"error": ',
+}
+"""Of each wire what the last event of a stream that fails begins with."""
+
+
+@pytest.mark.parametrize("path", LASTS)
+def test_a_stream_of_a_lost_replica_ends_with_the_reason(
+    path: str, server: RunningServer, replicas: FakeReplicas
+) -> None:
+    kind = b"application/x-ndjson" if path.startswith("/api") else b"text/event-stream"
+    replicas.head = ResponseHead(200, ((b"content-type", kind),))
+    reply = server.ask("POST", f"{path}?lost", b"{}\n\n")
+    assert reply.body.startswith(b"{}\n\n" + LASTS[path])
+    assert b"the replica that answered is lost" in reply.body
+    assert reply.body.endswith(b"}\n" if path.startswith("/api") else b"}\n\n")
+
+
+def test_an_edge_that_stops_ends_streams_with_the_reason(replicas: FakeReplicas) -> None:
+    settings = ServerSettings(stop_timeout=0)
+    replicas.head = ResponseHead(200, ((b"content-type", b"text/event-stream"),))
+    with (
+        running(app=edge(replicas, settings), settings=settings) as server,
+        server.connect() as client,
+    ):
+        client.sendall(b"POST /endless HTTP/1.1\r\nHost: localhost\r\ncontent-length: 2\r\n\r\n{}")
+        received = client.recv(8)
+        server.server.stop()
+        while piece := client.recv(1 << 16):
+            received += piece
+    assert b"the server is stopping" in received
+    assert received.endswith(b"\r\n0\r\n\r\n")
+    assert replicas.left == 1
 
 
 def test_a_client_that_leaves_ends_its_answer(

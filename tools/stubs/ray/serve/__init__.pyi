@@ -11,6 +11,7 @@ class Deployment:
 
 class DeploymentStatus:
     message: str
+    replica_states: Mapping[str, int]
 
 class ApplicationStatus:
     deployments: Mapping[str, DeploymentStatus]

@@ -19,23 +19,32 @@ from prometheus_client.registry import Collector
 from starlette.types import Receive, Scope, Send
 
 from semantic.adapters.http.app import NO_TELEMETRY, guarding_middleware, large_bodies
-from semantic.adapters.http.context import ServerContext, settings_of
+from semantic.adapters.http.context import ServerContext, context_of, settings_of
 from semantic.adapters.http.errors import (
     ClientDisconnectedError,
+    Problem,
     WireError,
     add_error_handlers,
+    anthropic_error,
+    is_anthropic,
+    is_ollama,
     logger,
+    ollama_error,
+    openai_error,
+    problem_of,
 )
 from semantic.adapters.http.fleet.routing_key import routing_key
 from semantic.adapters.http.health import Status
 from semantic.adapters.http.identity import header_texts, require_operator
 from semantic.adapters.http.request_body import parse_offloaded, read_body
 from semantic.adapters.http.settings import ServerSettings
-from semantic.adapters.http.streaming import until_disconnect
+from semantic.adapters.http.streaming import NDJSON, json_line, sse_event, until_disconnect
 from semantic.domain.errors import InvalidRequestError, OverloadedError
 from semantic.ports.fleet import PassedRequest, ReplicasPort, ResponseHead
 
 _REPLICA_LABEL: Final = "replica"
+_RESPONSES_PATHS: Final = "/v1/responses"
+_STREAMS: Final = (b"text/event-stream", NDJSON.encode())
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -106,33 +115,36 @@ class _PassOn:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        answer = _Answer(send)
+        answer = _Answer(scope["path"], send)
         async with read_body(request) as data:
             key = await _key_of(request, data)
-            passed = _passed(request, data)
             try:
-                await until_disconnect(request, self._answer(key, passed, answer))
+                await until_disconnect(request, self._answer(request, key, answer, data))
             except ClientDisconnectedError:
                 return
             except OverloadedError as error:
                 if not answer.has_begun:
                     raise
-                # The connection is closed with the response incomplete, as the client must know.
                 logger.warning("an answer was cut: %s", error)
+                await answer.fail(problem_of(error))
 
-    async def _answer(self, key: str, passed: PassedRequest, answer: _Answer) -> None:
-        async with aclosing(self._replicas.answer(key, passed)) as pieces:
+    async def _answer(self, request: Request, key: str, answer: _Answer, data: bytes) -> None:
+        async with (
+            aclosing(self._replicas.answer(key, _passed(request, data))) as replies,
+            aclosing(context_of(request).ending.events(replies)) as pieces,
+        ):
             async for piece in pieces:
                 await answer.send(piece)
         await answer.end()
 
 
 class _Answer:
-    """A response as ASGI's messages."""
+    """A response to a request of `path` as ASGI's messages."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, path: str, send: Send) -> None:
+        self._path = path
         self._send = send
-        self.has_begun = False
+        self.has_begun = self._is_stream = False
 
     async def send(self, piece: ResponseHead | bytes) -> None:
         if isinstance(piece, bytes):
@@ -140,12 +152,33 @@ class _Answer:
             return
         self.has_begun = True
         headers = list(piece.headers)
+        kind = dict(headers).get(b"content-type", b"")
+        self._is_stream = kind.startswith(_STREAMS)
         await self._send(
             {"type": "http.response.start", "status": piece.status, "headers": headers}
         )
 
     async def end(self) -> None:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def fail(self, problem: Problem) -> None:
+        """End what has begun: a stream with an event that has the reason. Of any other response
+        the connection is closed while it is incomplete, as the client must know."""
+        if self._is_stream:
+            await self.send(_last_event(self._path, problem))
+            await self.end()
+
+
+def _last_event(path: str, problem: Problem) -> bytes:
+    """What ends a stream of `path`, in the form of its wire."""
+    if is_ollama(path):
+        return json_line(ollama_error(problem))
+    if is_anthropic(path):
+        return sse_event(anthropic_error(problem), "error")
+    if path == _RESPONSES_PATHS:
+        error = {"code": "server_error", "message": problem.message, "param": None}
+        return sse_event({"type": "error", **error, "sequence_number": 0}, "error")
+    return sse_event(openai_error(problem))
 
 
 async def _key_of(request: Request, data: bytes) -> str:
