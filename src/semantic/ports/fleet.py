@@ -16,7 +16,8 @@ Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 
 @dataclass(frozen=True, slots=True)
 class PassedRequest:
-    """An HTTP request with all of its body. `raw_path` is the path as it was sent."""
+    """An HTTP request with all of its body. `raw_path` is the path as it was sent, `route` the key
+    that the request belongs to: hexadecimal digits."""
 
     method: str
     path: str
@@ -24,6 +25,7 @@ class PassedRequest:
     query: bytes
     headers: Headers
     body: bytes = b""
+    route: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,5 +104,5 @@ def _scope(request: PassedRequest) -> MutableMapping[str, object]:
         "headers": list(request.headers),
         "client": None,
         "server": None,
-        "state": {},
+        "state": {"route": request.route},
     }

@@ -57,6 +57,12 @@ def tenant_of(request: Request) -> str:
     return tenant
 
 
+def route_of(request: Request) -> str:
+    """The key by which a fleet has routed the request; "" on a server alone."""
+    route: str = getattr(request.state, "route", "")
+    return route
+
+
 def is_operator(request: Request) -> bool:
     """Whether the request has an operator's key."""
     return getattr(request.state, "operator", False) is True

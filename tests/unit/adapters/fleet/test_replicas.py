@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -51,6 +52,12 @@ def test_our_application_answers_a_passed_request() -> None:
     assert text.endswith(b"data: [DONE]\n\n")
     assert run(app, request("/v1/chat/completions", b"{"))[0] == 400
     assert run(app, request("/nowhere", method="GET"))[0] == 404
+
+
+def test_the_id_of_a_response_ends_with_the_route_of_its_request() -> None:
+    body = b'{"model": "fake", "input": "Hi"}'
+    _, text = run(create_app(FakeServing()), replace(request("/v1/responses", body), route="0bad"))
+    assert json.loads(text)["id"].endswith("0bad")
 
 
 def test_an_application_that_is_closed_sees_a_disconnect_and_ends_first() -> None:

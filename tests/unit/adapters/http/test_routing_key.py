@@ -6,6 +6,7 @@ import pytest
 
 from semantic.adapters.http.fleet.routing_key import routing_key
 from semantic.adapters.http.identity import Json
+from semantic.adapters.http.openai.responses.output_items import new_response_id
 from semantic.domain.identity import Identity, home_of
 from tests.unit.adapters.http.test_identity import CLIENTS, A, S
 
@@ -79,9 +80,35 @@ def test_conversations_without_names_differ_by_their_openings() -> None:
     assert len({routing_key(CHAT, {}, body) for body in bodies}) == len(bodies)
 
 
+def test_a_response_is_continued_where_its_request_was_routed() -> None:
+    first = routing_key("/v1/responses", {}, {"input": "hi"}, "tenant")
+    response = new_response_id(first)
+    onward: Json = {"input": "and then?", "previous_response_id": response}
+    assert routing_key("/v1/responses", {}, onward, "tenant") == first
+    assert new_response_id(routing_key("/v1/responses", {}, onward, "tenant")).endswith(first)
+    for path in (f"/v1/responses/{response}", f"/v1/responses/{response}/input_items"):
+        assert routing_key(path, {}, {}, "tenant") == first
+    assert routing_key("/v1/responses", {"x-agent-id": "ada"}, onward) == routing_key(
+        "/v1/responses", {"x-agent-id": "ada"}, {}
+    )
+
+
+@pytest.mark.parametrize("given", [None, 7, "", "resp_", "resp_00", new_response_id(), "x" * 9999])
+def test_any_other_id_of_a_response_names_no_key(given: object) -> None:
+    body: Json = {"input": "hi", "previous_response_id": given}
+    assert routing_key("/v1/responses", {}, body) == routing_key(
+        "/v1/responses", {}, {"input": "hi"}
+    )
+
+
+def test_a_thousand_conversations_with_one_system_prompt_have_keys_of_their_own() -> None:
+    asked = [opening(f"task {number}", system="s" * 9999) for number in range(1000)]
+    assert len({routing_key(CHAT, {}, one) for one in asked}) == 1000
+
+
 def test_keys_show_nothing_of_what_was_sent() -> None:
     key = routing_key(CHAT, {"x-agent-id": "Ada"}, {}, "tenant")
-    assert len(key) == 32
+    assert len(key) == 8
     assert set(key) <= set("0123456789abcdef")
 
 

@@ -130,7 +130,7 @@ class _PassOn:
 
     async def _answer(self, request: Request, key: str, answer: _Answer, data: bytes) -> None:
         async with (
-            aclosing(self._replicas.answer(key, _passed(request, data))) as replies,
+            aclosing(self._replicas.answer(key, _passed(request, data, key))) as replies,
             aclosing(context_of(request).ending.events(replies)) as pieces,
         ):
             async for piece in pieces:
@@ -193,7 +193,7 @@ async def _key_of(request: Request, data: bytes) -> str:
     return routing_key(request.scope["path"], header_texts(request.headers), body, tenant)
 
 
-def _passed(request: Request, body: bytes = b"") -> PassedRequest:
+def _passed(request: Request, body: bytes = b"", key: str = "") -> PassedRequest:
     scope = request.scope
     return PassedRequest(
         scope["method"],
@@ -202,6 +202,7 @@ def _passed(request: Request, body: bytes = b"") -> PassedRequest:
         scope["query_string"],
         tuple(scope["headers"]),
         body,
+        key,
     )
 
 

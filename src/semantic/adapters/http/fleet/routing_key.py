@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from semantic.adapters.http.identity import AGENT_FIELD, AGENT_HEADER, Json, read_identity
+from semantic.adapters.http.openai.responses.kept_items import RESPONSE_PREFIX
+from semantic.adapters.http.openai.responses.output_items import ID_BYTES
 from semantic.domain.identity import home_of
 
 _AGENT_PATH: Final = re.compile(r"/v1/agents/(.+?)(?:/(?:why|fork|pin))?")
@@ -27,21 +29,31 @@ _TOKENS: Final = 512
 """Token ids that are."""
 _USER: Final = "user"
 _CACHE_MARK: Final = "cache_control"
-_DIGITS: Final = 32
+_DIGITS: Final = 8
+"""Of a key; ids of responses end with them. Keys that are equal by chance harm nothing."""
+_RESPONSE_ID: Final = re.compile(
+    rf"{RESPONSE_PREFIX}[0-9a-f]{{{2 * ID_BYTES}}}(?P<key>[0-9a-f]{{{_DIGITS}}})"
+)
+_RESPONSE_PATH: Final = re.compile(r"/v1/responses/([^/]+)(?:/input_items)?")
+_PREVIOUS: Final = "previous_response_id"
 
 
 def routing_key(path: str, headers: Mapping[str, str], body: Json, tenant: str = "") -> str:
     """The key of a request to `path`; `headers` have lower-case names.
 
     A request that names an agent, in its path, its header or its body, has the agent's; one with
-    a client's session that of the session's main agent; any other that of its opening. Sessions
-    that several conversations share, as those of a user, do not count.
+    a client's session that of the session's main agent; one that continues a response, or is about
+    it, that of the request that it answered, which is in its id; any other that of its opening.
+    Sessions that several conversations share, as those of a user, do not count.
     """
     found = _named(path, headers, body)
     if found is None:
         identity = read_identity(headers, body)
         if identity is not None and not identity.shared:
             found = home_of(identity.name)
+    of_response = _key_of_response(path, body)
+    if found is None and of_response is not None:
+        return of_response
     name = f"opening:{_opening(body)}" if found is None else f"agent:{found}"
     text = f"{len(tenant)}:{tenant}{name}".encode("utf-8", "surrogatepass")
     return hashlib.sha256(text).hexdigest()[:_DIGITS]
@@ -51,6 +63,13 @@ def _named(path: str, headers: Mapping[str, str], body: Json) -> str | None:
     in_path = _AGENT_PATH.fullmatch(path)
     given = headers.get(AGENT_HEADER, body.get(AGENT_FIELD)) if in_path is None else in_path[1]
     return home_of(given) if isinstance(given, str) and given else None
+
+
+def _key_of_response(path: str, body: Json) -> str | None:
+    in_path = _RESPONSE_PATH.fullmatch(path)
+    given = body.get(_PREVIOUS) if in_path is None else in_path[1]
+    match = _RESPONSE_ID.fullmatch(given) if isinstance(given, str) else None
+    return None if match is None else match["key"]
 
 
 def _opening(body: Json) -> str:

@@ -23,13 +23,13 @@ Status = Literal["in_progress", "completed", "incomplete"]
 _CONTENT_INDEX: Final = 0
 """Every item has at most one part."""
 
-_ID_BYTES: Final = 24
+ID_BYTES: Final = 24
 _ENCODED_PREFIX: Final = "semantic.thought."
 
 
-def new_response_id() -> str:
-    """A new random id of a response."""
-    return RESPONSE_PREFIX + secrets.token_hex(_ID_BYTES)
+def new_response_id(route: str = "") -> str:
+    """A new random id of a response; in a fleet it ends with the `route` of its request."""
+    return f"{RESPONSE_PREFIX}{secrets.token_hex(ID_BYTES)}{route}"
 
 
 def encoded_reasoning(text: str) -> str:

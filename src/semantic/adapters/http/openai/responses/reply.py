@@ -41,12 +41,14 @@ class ResponseReply:
         answer: StartedStream[AnswerEvent] | AsyncGenerator[AnswerEvent, None],
         serving: ServingPort,
         store: ResponsesPort,
+        route: str = "",
     ) -> None:
+        """`route` is that of the request in a fleet."""
         self._parsed = parsed
         self._answer = answer
         self._serving = serving
         self._store = store
-        self._writer = ResponseWriter(parsed, serving.model.id)
+        self._writer = ResponseWriter(parsed, serving.model.id, route)
         self._agent = ""
         self._sequence_number = 0
 

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from semantic.adapters.http.context import serving_of
 from semantic.adapters.http.errors import FieldError, WireError
-from semantic.adapters.http.identity import agent_of, identity_of, tenant_of
+from semantic.adapters.http.identity import agent_of, identity_of, route_of, tenant_of
 from semantic.adapters.http.openai.requests import Caller
 from semantic.adapters.http.openai.responses import stored
 from semantic.adapters.http.openai.responses.reply import ResponseReply
@@ -58,7 +58,7 @@ async def create_response(request: Request) -> Response:
     with stored.store_errors():
         parsed = await to_thread.run_sync(response_request, body, serving.model, caller, store)
     answer = await start_stream(request, serving.answer(parsed.ask))
-    reply = ResponseReply(parsed, answer, serving, store)
+    reply = ResponseReply(parsed, answer, serving, store, route_of(request))
     if parsed.stream:
         return event_stream(request, reply.events(request))
     return JSONResponse(await until_disconnect(request, reply.body()))

@@ -55,8 +55,13 @@ class ResponseWriter:
     """Writes one response. `write` takes an answer's events in order and returns those to send."""
 
     def __init__(
-        self, request: ResponseRequest, model: str, clock: Callable[[], float] = time.time
+        self,
+        request: ResponseRequest,
+        model: str,
+        route: str = "",
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        """`route` is that of the request in a fleet."""
         self._request = request
         self._clock = clock
         self._items: list[OutputItem] = []
@@ -64,7 +69,7 @@ class ResponseWriter:
         self._open: OutputItem | None = None
         self._created = False
         self._response: Json = {
-            "id": new_response_id(),
+            "id": new_response_id(route),
             "object": "response",
             "created_at": int(clock()),
             "background": False,
