@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from semantic.composition.engine_settings import DEFAULT_MODEL, Settings
 from semantic.composition.framework import mlx_provider
-from semantic.composition.memory_shares import default_pool_of
+from semantic.composition.memory_shares import default_pool_of, memory_left, promised
 from semantic.composition.named_models import model_of, suggesting
 from semantic.composition.process_stores import open_store, open_turns
 from semantic.domain.errors import (
@@ -106,6 +107,7 @@ def follow_first(settings: Settings) -> None:
     """
     from semantic.adapters.mlx.ranks.following import follow, wait_for_end
 
+    settings = promised(settings)
     provider = mlx_provider(settings)
     try:
         model, _ = provider.load_model(settings.model)
@@ -114,6 +116,7 @@ def follow_first(settings: Settings) -> None:
             raise
     else:
         if provider.ranks is not None:
+            provider.ranks.left = partial(memory_left, settings)
             follow(model, provider.ranks)
 
 

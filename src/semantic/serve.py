@@ -41,7 +41,7 @@ from semantic.bootstrap import (
     rebuild_app,
 )
 from semantic.composition.engine_settings import NamedAdapter, Settings
-from semantic.composition.memory_shares import give_up_under_pressure, guarded_loop
+from semantic.composition.memory_shares import give_up_under_pressure, guarded_loop, heed_ranks
 from semantic.composition.named_models import model_name, model_path
 from semantic.composition.process_stores import (
     durable_tier,
@@ -150,11 +150,18 @@ async def load_serving(
 
     if shared is None:
         loop = loop or guarded_loop(settings.engine, logger.info)
-        thread = EngineThread(build, rebuild, settings.limits, loop=loop)
+        thread = EngineThread(
+            build, rebuild, settings.limits, loop=loop, on_failure=_report_failure
+        )
     else:
         in_slices = partial(build_one_of, shared)
         thread = EngineThread(
-            in_slices, rebuild, settings.limits, loop=shared.loop, keep_store=True
+            in_slices,
+            rebuild,
+            settings.limits,
+            loop=shared.loop,
+            keep_store=True,
+            on_failure=_report_failure,
         )
     async with AsyncExitStack() as undo:
         if publisher is not None:
@@ -164,6 +171,7 @@ async def load_serving(
         await asyncio.wrap_future(thread.ready)
         if loop is not None:
             give_up_under_pressure(loop, apps[-1].store)
+            heed_ranks(loop, apps[-1].model)
         turns = None if shared is None else BorrowedTurns(shared.turns)
         serving = await asyncio.to_thread(_build_serving, thread, apps[-1], settings, turns)
         undo.push_async_callback(serving.close)
@@ -176,6 +184,10 @@ async def load_serving(
         public += [await serving.publish(chat) for chat in settings.public]
         undo.pop_all()
     return serving
+
+
+def _report_failure(error: Exception) -> None:
+    logger.error("unexpected %s: %s", type(error).__name__, error)
 
 
 async def _give_up(thread: EngineThread, *, in_slices: bool) -> None:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,29 @@ from tests.support.two_ranks import launched
 
 SERVE = (sys.executable, "-m", "semantic", "serve", "--port", "0", "--store")
 LAUNCH = str(Path(sys.executable).with_name("mlx.launch"))
+BROKEN = (
+    sys.executable,
+    "-c",
+    """
+import sys
+from semantic.adapters.mlx.ranks.leading import LeadingBackend
+from semantic.cli.main import main
+
+decode, calls = LeadingBackend.decode, []
+
+def breaking(self):
+    calls.append(1)
+    if len(calls) > 5:
+        raise RuntimeError("injected")
+    return decode(self)
+
+LeadingBackend.decode = breaking
+main()
+""",
+    *SERVE[3:],
+)
+"""A server whose engine fails in a turn."""
+SECONDS_OF_TWO_LOOKS = 30
 STORY = "I am Ada. I have three cats, a dog and a red boat in the harbour. " * 30
 BOUND = 15.0
 """Seconds in which all ranks end when one is lost and known to be."""
@@ -55,11 +79,17 @@ def ask(server: ServeProcess, said: Sequence[str], *, max_tokens: int = 24) -> R
 
 
 @contextmanager
-def ranks(store: Path, *flags: str) -> Iterator[list[ServeProcess]]:
+def ranks(
+    store: Path,
+    *flags: str,
+    first: Sequence[str] = SERVE,
+    of_second: Sequence[str] = (),
+) -> Iterator[list[ServeProcess]]:
     """Both ranks, each started as `mlx.launch` does; none is left."""
+    commands = (*first, str(store), *flags), (*SERVE, str(store), *flags, *of_second)
     started = [
-        ServeProcess((*SERVE, str(store), *flags), {**os.environ, **OURS, **mine})
-        for mine in launched(store.parent)
+        ServeProcess(command, {**os.environ, **OURS, **mine})
+        for command, mine in zip(commands, launched(store.parent), strict=True)
     ]
     try:
         yield started
@@ -113,6 +143,39 @@ def test_the_other_ranks_end_with_a_reason_when_one_is_lost_in_a_turn(
         again = ask(first, [STORY])
         assert again.text == answer.text
         assert again.cached > 256
+
+
+def test_all_ranks_end_with_a_reason_when_the_engine_fails(tmp_path: Path) -> None:
+    with ranks(tmp_path / "store", first=BROKEN) as (first, second):
+        first.wait_ready()
+        _ask_in_vain(first)
+        assert first.wait(BOUND) == 1, first.tail
+        assert second.wait(BOUND) == 1, second.tail
+        said = "\n".join(first.log)
+        assert "unexpected RuntimeError: injected" in said
+        assert "rank 0 of 2 ends: the engine failed" in said
+        assert "rank 1 of 2 ends: rank 0 ends: the engine failed" in "\n".join(second.log)
+
+
+def test_what_another_rank_may_still_take_limits_the_first(tmp_path: Path) -> None:
+    most = 3 << 30
+    with ranks(tmp_path / "store", "--memory-gb", "3", of_second=("--memory-gb", "2")) as (
+        first,
+        _,
+    ):
+        first.wait_ready()
+        for _ in range(SECONDS_OF_TWO_LOOKS):
+            limit = _limit_of(first)
+            if limit < most:
+                break
+            time.sleep(1.0)
+        assert (1 << 30) < limit < most - (1 << 29)
+        assert ask(first, [STORY]).text == ask(first, [STORY]).text
+
+
+def _limit_of(server: ServeProcess) -> int:
+    with urllib.request.urlopen(f"{server.url}/v1/memory", timeout=30) as reply:
+        return int(json.load(reply)["limit_bytes"])
 
 
 def _ask_in_vain(server: ServeProcess) -> None:

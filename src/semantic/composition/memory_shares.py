@@ -5,6 +5,7 @@ Shares are functions of bytes. Knows devices and loops; neither names of models 
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from semantic.domain.errors import (
 if TYPE_CHECKING:
     from semantic.adapters.mlx.device import Device
     from semantic.application.engine.step_loop import StepLoop
+    from semantic.ports.outbound import BatchBackend
     from semantic.ports.store import CacheStorePort
 
 _MIB = 1 << 20
@@ -174,6 +176,28 @@ def guard_memory(loop: StepLoop, settings: Settings, report: Callable[[str], Non
         report=report,
         most=read_device().memory_bytes,
     )
+
+
+def memory_left(settings: Settings) -> int:
+    """Bytes that a process with these settings may still take, below 0 if it has too many."""
+    from semantic.adapters.mlx.device import memory_in_use, memory_to_spare
+
+    left = sys.maxsize if settings.process_bytes is None else settings.process_bytes
+    spare = memory_to_spare()
+    left -= memory_in_use()
+    return left if spare is None else min(left, spare)
+
+
+def heed_ranks(loop: StepLoop, model: BatchBackend) -> None:
+    """Have the guard of `loop` count what every rank of `model` has left, if there are others."""
+    from semantic.adapters.mlx.device import memory_in_use, memory_kept
+    from semantic.adapters.mlx.ranks.leading import LeadingBackend
+    from semantic.application.engine.memory_guard import Memory
+
+    if loop.guard is not None and isinstance(model, LeadingBackend):
+        loop.guard.measure_by(
+            Memory(memory_in_use, model.give_memory_back, model.memory_to_spare, memory_kept)
+        )
 
 
 def guarded_loop(settings: Settings, report: Callable[[str], None]) -> StepLoop:

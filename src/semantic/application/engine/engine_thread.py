@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from semantic.application.engine.admission import Admission, QueueLimits, limit_bytes
@@ -246,7 +247,7 @@ class EngineThread:
         with self._changed:
             if not (self._inbox or self._to_cancel or self._calls or engine.has_work):
                 return self._stop is None
-        failure = self._iterate(engine)
+        failure = attempt(partial(self._iterate, engine))
         if failure is not None:
             self._engine = self._rebuilt(engine, failure)
             del engine

@@ -104,6 +104,10 @@ class MemoryGuard:
         self.is_exceeded = False
         """Whether giving up everything was not enough: no more requests should begin."""
 
+    def measure_by(self, memory: Memory) -> None:
+        """From now on what is in use and what is left is what `memory` says."""
+        self._memory = memory
+
     def add(self, name: str, free: Free) -> None:
         """`name` is given up after all that were added before."""
         self._order.append((name, free))

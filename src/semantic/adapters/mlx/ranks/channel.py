@@ -28,6 +28,8 @@ class Op(IntEnum):
 
     BEAT = auto()  # either way: the sender lives
     END = auto()  # from rank 0: the work is done
+    LOST = auto()  # either way: the sender ends, and so must the receiver; the bytes are a reason
+    MEMORY = auto()  # to rank 0, as a beat: bytes that the sender may still take
     FAILED = auto()  # to rank 0: a call raised; the bytes are its message
     BODY = auto()  # from rank 0: bytes of a body to load; to rank 0: of one that was exported
     NO_BODY = auto()  # to rank 0: one could not be exported; the bytes are a message
@@ -37,6 +39,7 @@ class Op(IntEnum):
     RESERVE = auto()
     SET_ASIDE = auto()
     RETURN_MEMORY = auto()
+    GIVE_BACK = auto()  # no call of the port: memory that MLX keeps is not needed
     PREFILL = auto()
     PREFILL_TOGETHER = auto()
     SCORE = auto()

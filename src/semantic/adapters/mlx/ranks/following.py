@@ -12,6 +12,7 @@ from contextlib import suppress
 from queue import Empty
 
 from semantic.adapters.mlx.backend import MLXBackend
+from semantic.adapters.mlx.device import give_memory_back
 from semantic.adapters.mlx.ranks.channel import Channel, Frame, Op
 from semantic.adapters.mlx.ranks.group import Ranks
 from semantic.adapters.mlx.ranks.leading import KEY_SHIFT, NO_KEY, PARTS
@@ -65,6 +66,7 @@ class Follower:
             Op.PREFILL: lambda frame: backend.prefill(SequenceId(frame.ints[0]), frame.ints[1:]),
             Op.PREFILL_TOGETHER: self._prefill_together,
             Op.RETURN_MEMORY: lambda frame: backend.return_memory(*frame.ints),
+            Op.GIVE_BACK: lambda _: give_memory_back(),
             Op.SCORE: lambda frame: backend.score(
                 SequenceId(frame.ints[0]), frame.ints[2:], frame.ints[1]
             ),

@@ -36,6 +36,8 @@ _STDERR = 2
 _GREETING_SECONDS = 5.0
 SILENCE_SECONDS = 20.0
 """After which a rank that sends nothing is lost."""
+_BEAT_SECONDS = 1.0
+"""Between two signs of life, which have the memory that is left."""
 _STALL_SECONDS = 600.0
 """For one call. A chunk of a prompt takes seconds; one that takes this long will not end."""
 _END_SECONDS = 10.0
@@ -75,6 +77,8 @@ class Ranks:
         self.rank, self.size = self.group.rank(), self.group.size()
         self.before_end: list[Callable[[], object]] = []
         """Called, for a few seconds at most, before the process ends because a rank was lost."""
+        self.left: Callable[[], int] | None = None
+        """Bytes that this rank may still take; rank 0 is told, by the others."""
         self.received: SimpleQueue[tuple[int, Frame]] = SimpleQueue()
         """Each frame that came, and from which rank."""
         self._stall = stall
@@ -85,7 +89,7 @@ class Ranks:
             self.channels = self._connect(host, silence)
         except OSError as error:
             raise BackendError(f"the ranks cannot connect to rank 0 on {host}: {error}") from error
-        self._start(lambda: self._watch(silence / 4))
+        self._start(lambda: self._watch(min(_BEAT_SECONDS, silence / 4)))
         for channel in self.channels:
             self._start(partial(self._listen, channel))
         if self.rank == 0:
@@ -136,7 +140,12 @@ class Ranks:
             if self._is_over:
                 return
             logger.critical("rank %d of %d ends: %s", self.rank, self.size, reason)
-            calls = [threading.Thread(target=call, daemon=True) for call in self.before_end]
+            lost = Frame(Op.LOST, 0, data=reason.encode())
+            calls = [
+                threading.Thread(target=channel.send, args=(lost,), daemon=True)
+                for channel in self.channels
+            ]
+            calls += [threading.Thread(target=call, daemon=True) for call in self.before_end]
             for one in calls:
                 one.start()
             deadline = time.monotonic() + _END_SECONDS
@@ -181,6 +190,8 @@ class Ranks:
     def _listen(self, channel: Channel) -> None:
         try:
             for frame in channel.frames():
+                if frame.op is Op.LOST:
+                    self.end(f"rank {channel.peer} ends: {frame.text}")
                 self._is_over = self._is_over or frame.op is Op.END
                 self.received.put((channel.peer, frame))
         except PeerLostError as error:
@@ -189,12 +200,19 @@ class Ranks:
     def _watch(self, interval: float) -> None:
         """Tell the others that this rank lives, and notice when it is stuck."""
         while not self._is_over:
+            beat = self._beat()
             for channel in self.channels:
-                channel.send(Frame(Op.BEAT, 0))
+                channel.send(beat)
             begun = self._computing
             if begun is not None and time.monotonic() - begun[1] > self._stall:
                 self.end(f"{begun[0]} has not ended for {self._stall:.0f} seconds")
             time.sleep(interval)
+
+    def _beat(self) -> Frame:
+        if self.left is not None:
+            with suppress(OSError):  # the system does not say it
+                return Frame(Op.MEMORY, 0, (self.left(),))
+        return Frame(Op.BEAT, 0)
 
 
 def _read_greeting(sock: socket.socket, n_bytes: int) -> bytes:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from mlx.nn.layers.base import Module
 
+from semantic.adapters.mlx import device
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.kv_cache.forms import CacheForm
 from semantic.adapters.mlx.ranks.channel import Channel, Data, Frame, Op
@@ -184,6 +185,7 @@ class LeadingBackend(MLXBackend):
         self.ranks = ranks
         self._outcomes = Outcomes(ranks)
         self._number = 0
+        self._most: dict[int, int] = {}  # that rank 0 may have, as each other rank can have as much
         self._freed: deque[int] = deque()
         self._arriving: dict[tuple[int, int], Future[Data]] = {}
         own = super().layout()
@@ -241,6 +243,21 @@ class LeadingBackend(MLXBackend):
         """See `BatchBackend.return_memory`."""
         with self._announced(Op.RETURN_MEMORY, room):
             return super().return_memory(room)
+
+    def memory_to_spare(self) -> int | None:
+        """Bytes that every rank may still take, as `device.memory_to_spare`.
+
+        Until a rank says more it is taken to need as rank 0 does: shards are of one size.
+        """
+        used = device.memory_in_use()
+        spare = [most - used for most in tuple(self._most.values())]
+        own = device.memory_to_spare()
+        return min(spare if own is None else [own, *spare], default=None)
+
+    def give_memory_back(self) -> None:
+        """`device.give_memory_back` on every rank."""
+        with self._announced(Op.GIVE_BACK):
+            device.give_memory_back()
 
     def prefill(self, sequence: SequenceId, tokens: Sequence[int]) -> None:
         """See `BatchBackend.prefill`."""
@@ -379,6 +396,10 @@ class LeadingBackend(MLXBackend):
             try:
                 rank, frame = self.ranks.received.get(timeout=_FREE_SECONDS)
             except Empty:
+                self._send_freed()
+                continue
+            if frame.op is Op.MEMORY:
+                self._most[rank] = device.memory_in_use() + frame.ints[0]
                 self._send_freed()
                 continue
             arriving = self._arriving.pop((frame.number, rank), None)
