@@ -78,7 +78,7 @@ class Ranks:
         self.before_end: list[Callable[[], object]] = []
         """Called, for a few seconds at most, before the process ends because a rank was lost."""
         self.left: Callable[[], int] | None = None
-        """Bytes that this rank may still take; rank 0 is told, by the others."""
+        """Bytes that this rank may still take; the others than 0 send it with each beat."""
         self.received: SimpleQueue[tuple[int, Frame]] = SimpleQueue()
         """Each frame that came, and from which rank."""
         self._stall = stall
