@@ -201,6 +201,51 @@ def test_an_agent_goes_on_elsewhere_when_its_replica_is_killed_in_a_turn(
     assert fleet.pid(first.replica) != pid  # the slot has another process
 
 
+def test_load_brings_replicas_and_its_end_takes_them_away(weed: Seaweed, tmp_path: Path) -> None:
+    """All that two at once leave waiting; agents of a replica that goes go on at the one left.
+    Equal conversations without names, which have one key, do not wait for one replica."""
+    flags = ("--replicas", "1", "--max-replicas", "3", "--upscale-delay", "0")
+    quick = (*flags, "--downscale-delay", "4", "--max-batch", "2")
+    homes: dict[str, Reply] = {}
+    of_one_key: set[str] = set()
+    is_enough = threading.Event()
+
+    def ask_on(server: ServeProcess, agent: str) -> None:
+        while not is_enough.is_set():
+            homes[agent] = complete(server, f"{agent}. {WORDS}", agent, max_tokens=64)
+
+    def ask_without_name(server: ServeProcess) -> None:
+        while not is_enough.is_set():
+            reply = asked(server, "/v1/completions", completion(WORDS, max_tokens=64))
+            of_one_key.add(reply.replica)
+
+    with running_fleet(weed, tmp_path, "--model", "semantic-tiny", *quick) as one:
+
+        def replicas() -> set[str]:
+            return set(one.metric("vllm:num_requests_running"))
+
+        agents = [f"scales-{number}" for number in range(9)]
+        asking = [threading.Thread(target=ask_on, args=(one.process, agent)) for agent in agents]
+        asking += [threading.Thread(target=ask_without_name, args=(one.process,)) for _ in range(4)]
+        for thread in asking:
+            thread.start()
+        try:
+            until(lambda: {home.replica for home in homes.values()} == {"0", "1", "2"})
+        finally:
+            is_enough.set()
+            for thread in asking:
+                thread.join(_SECONDS)
+        assert len(of_one_key) > 1
+        assert len(replicas()) == 3
+        until(lambda: len(replicas()) == 1)
+        (left,) = replicas()
+        for agent, home in homes.items():
+            onward = f"{agent}. {WORDS}{home.answer} And then?"
+            again = complete(one.process, onward, agent)
+            assert again.replica == left
+            assert again.cached_share >= 0.95
+
+
 def test_a_fleet_that_cannot_start_says_why_in_a_line(weed: Seaweed, tmp_path: Path) -> None:
     missing = str(tmp_path / "missing")
     with (

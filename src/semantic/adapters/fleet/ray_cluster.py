@@ -48,6 +48,8 @@ _TO_SAVE: Final = 60.0
 _DRAIN_LOOK: Final = 0.2
 _HEALTH_LOOK: Final = 2.0
 _STATUS_LOOK: Final = 0.2
+_LOOK_BACK: Final = 10.0
+"""Seconds over which what replicas report is averaged."""
 _RETRY: Final = 5
 _LONGEST_REASON: Final = 400
 _ERROR_LINE: Final = re.compile(r"[\w.]+(?:Error|Exception): ")
@@ -55,7 +57,8 @@ _ERROR_LINE: Final = re.compile(r"[\w.]+(?:Error|Exception): ")
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """What to run: `replicas` at first and at least, up to `most` as requests wait.
+    """What to run: `replicas` at first and at least, up to `most` as requests wait: one more
+    once they have for `more_after` seconds, one fewer after `fewer_after` with room to spare.
 
     A replica has at most `requests` at once, and `queued` wait for one at most. One that is to stop
     lets its answers go on for `drain` seconds, then ends them. At most `per_machine` are on one
@@ -71,6 +74,8 @@ class FleetPlan:
     drain: float
     folder: str
     per_machine: int
+    more_after: float = 10.0
+    fewer_after: float = 120.0
     gpus: float | None = None
     address: str | None = None
 
@@ -215,9 +220,9 @@ class RayCluster:
                 "autoscaling_config": AutoscalingConfig(
                     min_replicas=plan.replicas,
                     max_replicas=plan.most,
-                    upscale_delay_s=10,
-                    downscale_delay_s=120,
-                    look_back_period_s=10,
+                    upscale_delay_s=plan.more_after,
+                    downscale_delay_s=plan.fewer_after,
+                    look_back_period_s=_LOOK_BACK,
                     policy=policy,
                 )
             }

@@ -72,6 +72,24 @@ class ReplicaOptions:
             rich_help_panel=_FLEET,
         ),
     ] = None
+    upscale_delay: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=86_400,
+            help="Seconds that requests must wait before a replica is added.",
+            rich_help_panel=_FLEET,
+        ),
+    ] = 10.0
+    downscale_delay: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=86_400,
+            help="Seconds that the other replicas must suffice before one is taken away.",
+            rich_help_panel=_FLEET,
+        ),
+    ] = 120.0
     replica_requests: Annotated[
         int | None,
         typer.Option(
@@ -199,6 +217,8 @@ def plan_of(settings: ServerSettings, fleet: ReplicaOptions) -> FleetPlan:
         fleet.drain_timeout,
         str(_folder_of(settings)),
         fleet.per_machine,
+        fleet.upscale_delay,
+        fleet.downscale_delay,
         fleet.replica_gpus,
         fleet.ray_address,
     )
