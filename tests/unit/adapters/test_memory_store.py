@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from dataclasses import replace
+
 import pytest
 
-from semantic.adapters.stores.memory import ENTRY_BYTES, TOKEN_BYTES, MemoryStore
+from semantic.adapters.stores.memory import (
+    ENTRY_BYTES,
+    LINK_BYTES,
+    TOKEN_BYTES,
+    MemoryStore,
+)
 from semantic.domain.block_hash import Part
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.stored import Tier
@@ -15,7 +23,10 @@ BLOCK = 256 * 14 + 256 * TOKEN_BYTES + ENTRY_BYTES
 
 
 def manifest_bytes(agent_id: str, n_tokens: int) -> int:
-    return ENTRY_BYTES + TOKEN_BYTES * n_tokens + 4 * len(agent_id)
+    """Packed, but for the last block."""
+    n_blocks, n_last = -(-n_tokens // 256), (n_tokens - 1) % 256 + 1
+    of_tokens = 4 * n_tokens + TOKEN_BYTES * n_last
+    return ENTRY_BYTES + of_tokens + LINK_BYTES * n_blocks + 4 * len(agent_id)
 
 
 def there(store: MemoryStore, n_tokens: int, seed: int = 0) -> list[int]:
@@ -231,3 +242,21 @@ def test_release_leaves_what_is_pinned() -> None:
     assert store.save(manifest("a", 512, pinned=True))
     assert not store.release(20 * BLOCK)
     assert there(store, 512) == [0, 1]
+
+
+def test_a_long_manifest_costs_what_it_is_counted_for() -> None:
+    """A few bytes a token: many agents are known, however long they are."""
+    store, n_tokens = MemoryStore(1 << 30), 20_000
+    given = [manifest(f"agent {i}", n_tokens, seed=i) for i in range(3)]
+    tracemalloc.start()
+    try:
+        for one in given:
+            assert store.save(one)
+        n_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    [tier] = store.stats()
+    assert tier.n_bytes / 2 < n_bytes < tier.n_bytes < 3 * 8 * n_tokens
+    assert [store.manifest(SCOPE, one.agent_id) for one in given] == [
+        replace(one, generation=1) for one in given
+    ]

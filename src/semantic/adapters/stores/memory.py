@@ -27,7 +27,9 @@ from semantic.domain.block_hash import (
     BlockLink,
     Part,
     Scope,
+    pack_tokens,
     tenant_tag,
+    unpack_tokens,
 )
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.stored import (
@@ -50,6 +52,8 @@ ENTRY_BYTES = 1024
 """What a block or manifest costs beside its body and tokens: objects, keys, table entries."""
 TOKEN_BYTES = 48
 """What a token costs: an int and two pointers. Ints shared by entries count in each."""
+LINK_BYTES = 640
+"""What a manifest costs for each of its blocks: the hash, and which agents need it."""
 _CHARACTER_BYTES = 4
 _MAX_REFUSED = 1000
 """Refused blocks that are remembered. Dropping one too early only worsens an eviction."""
@@ -64,16 +68,30 @@ _Entry: TypeAlias = BlockKey | _Agent
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """A manifest and the blocks that follow from it."""
+    """A manifest without its tokens, which are packed, and the blocks that follow from it."""
 
-    manifest: Manifest
-    chain: tuple[BlockLink, ...]
+    bare: Manifest
+    tokens: bytes
+    chain: tuple[BlockHash, ...]
+    last: tuple[BlockLink, ...]
+    """The last block, if there is any."""
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> _Saved:
+        links = list(manifest.scope.chain(manifest.token_ids))
+        tokens, chain = pack_tokens(manifest.token_ids), tuple(link.hash for link in links)
+        return cls(replace(manifest, token_ids=()), tokens, chain, tuple(links[-1:]))
+
+    @property
+    def manifest(self) -> Manifest:
+        return replace(self.bare, token_ids=unpack_tokens(self.tokens))
 
     @property
     def n_bytes(self) -> int:
-        manifest = self.manifest
-        texts = (manifest.agent_id, manifest.model, manifest.parent or "")
-        n_bytes = ENTRY_BYTES + TOKEN_BYTES * len(manifest.token_ids)
+        bare = self.bare
+        texts = (bare.agent_id, bare.model, bare.parent or "", bare.note)
+        n_bytes = ENTRY_BYTES + len(self.tokens) + LINK_BYTES * len(self.chain)
+        n_bytes += TOKEN_BYTES * sum(len(link.tokens) for link in self.last)
         return n_bytes + _CHARACTER_BYTES * sum(map(len, texts))
 
 
@@ -303,19 +321,19 @@ class MemoryStore:
 
     def _save(self, manifest: Manifest, generation: int | None = None) -> bool:
         agent = manifest.scope, manifest.agent_id
-        saved = _Saved(manifest, tuple(manifest.scope.chain(manifest.token_ids)))
+        saved = _Saved.of(manifest)
         with self._lock:
             older = self._agents.get(agent)
-            self._mark_used([link.key(part) for link in saved.chain for part in Part])
+            self._mark_used(_keys(saved.chain))
             n_more = saved.n_bytes - (older.n_bytes if older else 0)
             if not self._evict_for(manifest.scope.tenant, n_more, {agent}):
                 self._counts["dropped manifests"] += 1
                 return False
             if older is not None:
                 self._drop_agent(agent)
-            next_one = 1 + (older.manifest.generation if older else 0)
+            next_one = 1 + (older.bare.generation if older else 0)
             self._insert_agent(agent, saved, next_one if generation is None else generation)
-            self._drop_superseded(older.chain[-1:] if older else (), saved.chain[-1:])
+            self._drop_superseded(older.last if older else (), saved.last)
             if older is not None:
                 self._abandon(older.chain)
             return True
@@ -327,7 +345,8 @@ class MemoryStore:
 
     def manifests(self) -> Sequence[Manifest]:
         with self._lock:
-            return [saved.manifest for saved in reversed(self._agents.values())]
+            saved = list(reversed(self._agents.values()))
+        return [one.manifest for one in saved]
 
     def scopes(self) -> Sequence[Scope]:
         with self._lock:
@@ -339,7 +358,8 @@ class MemoryStore:
             stop = len(places) if after is None else bisect_left(places, after)
             names = [name for _, name in reversed(places[max(0, stop - limit) : stop])]
             agents = [(scope, name.decode("utf-8", "surrogatepass")) for name in names]
-            return [self._agents[agent].manifest for agent in agents]
+            saved = [self._agents[agent] for agent in agents]
+        return [one.manifest for one in saved]
 
     def child_agents(self, scope: Scope, parent: str) -> Sequence[str]:
         with self._lock:
@@ -418,11 +438,11 @@ class MemoryStore:
             if key in self._blocks:
                 self._tenants[self._tenant(key)].use(key)
 
-    def _abandon(self, chain: Sequence[BlockLink]) -> None:
+    def _abandon(self, chain: Sequence[BlockHash]) -> None:
         """Let the blocks of `chain` that no agent needs any more be evicted sooner, its end
         first."""
-        left = [link for link in reversed(chain) if link.hash not in self._users]
-        keys = [key for link in left for key in map(link.key, Part) if key in self._blocks]
+        left = (name for name in reversed(chain) if name not in self._users)
+        keys = [key for key in _keys(left) if key in self._blocks]
         if keys:
             self._tenants[self._tenant(keys[0])].abandon(keys)
 
@@ -575,7 +595,7 @@ class MemoryStore:
     def _is_pinned(self, entry: _Entry) -> bool:
         if isinstance(entry, BlockKey):
             return entry.hash in self._pinned
-        return self._agents[entry].manifest.pinned
+        return self._agents[entry].bare.pinned
 
     def _size(self, entry: _Entry) -> int:
         if isinstance(entry, BlockKey):
@@ -622,42 +642,41 @@ class MemoryStore:
         if not self._tenants[tag].n_bytes:
             del self._tenants[tag]
 
-    def _pin(self, chain: Sequence[BlockLink], n: int) -> None:
+    def _pin(self, chain: Sequence[BlockHash], n: int) -> None:
         """Change the number of pinned agents that need the blocks of `chain` by `n`."""
-        keys = [link.key(part) for link in reversed(chain) for part in Part]
-        stored = [key for key in keys if key in self._blocks]
+        stored = [key for key in _keys(reversed(chain)) if key in self._blocks]
         for key in stored:
             self._leave(key)
         if n > 0:
-            self._pinned.update(link.hash for link in chain)
+            self._pinned.update(chain)
         else:
             _subtract(self._pinned, chain)
         for key in stored:
             self._enter(key)
 
     def _insert_agent(self, agent: _Agent, saved: _Saved, generation: int) -> None:
-        manifest = replace(saved.manifest, generation=generation)
-        self._agents[agent] = replace(saved, manifest=manifest)
+        manifest = replace(saved.bare, generation=generation)
+        self._agents[agent] = replace(saved, bare=manifest)
         self._enter(agent)
         insort(self._listed.setdefault(manifest.scope, []), manifest.place)
         if manifest.parent is not None:
             children = self._names.setdefault((manifest.scope, manifest.parent), {})
             children[manifest.agent_id] = None
-        for link in saved.chain:
-            self._users.setdefault(link.hash, {})[agent] = None
+        for name in saved.chain:
+            self._users.setdefault(name, {})[agent] = None
         if manifest.pinned:
             self._pin(saved.chain, 1)
 
     def _drop_agent(self, agent: _Agent) -> None:
         self._leave(agent)
         saved = self._agents.pop(agent)
-        manifest = saved.manifest
+        manifest = saved.bare
         places = self._listed[manifest.scope]
         del places[bisect_left(places, manifest.place)]
         if manifest.parent is not None:
             _discard(self._names, (manifest.scope, manifest.parent), manifest.agent_id)
-        for link in saved.chain:
-            _discard(self._users, link.hash, agent)
+        for name in saved.chain:
+            _discard(self._users, name, agent)
         if manifest.pinned:
             self._pin(saved.chain, -1)
 
@@ -687,6 +706,10 @@ def _name(entry: _Entry) -> BlockHash | _Agent:
     return entry.hash if isinstance(entry, BlockKey) else entry
 
 
+def _keys(names: Iterable[BlockHash]) -> list[BlockKey]:
+    return [BlockKey(name, part) for name in names for part in Part]
+
+
 def _full(links: Sequence[BlockLink]) -> list[BlockKey]:
     return [link.key(Part.FULL) for link in links]
 
@@ -699,11 +722,11 @@ def _discard(groups: dict[K, dict[V, None]], group: K, member: V) -> None:
         groups.pop(group, None)
 
 
-def _subtract(counts: Counter[BlockHash], chain: Sequence[BlockLink]) -> None:
-    for link in chain:
-        counts[link.hash] -= 1
-        if not counts[link.hash]:
-            del counts[link.hash]
+def _subtract(counts: Counter[BlockHash], chain: Sequence[BlockHash]) -> None:
+    for name in chain:
+        counts[name] -= 1
+        if not counts[name]:
+            del counts[name]
 
 
 def data_of(block: StoredBlock) -> bytes | memoryview | None:

@@ -26,11 +26,12 @@ from semantic.domain.stored import (
     Tier,
 )
 
-CATALOG_BYTES = 192 << 20
-"""Memory for what is known of the object store: some million bodies, and manifests."""
-_TAILS = 1 / 8
+CATALOG_BYTES = 256 << 20
+"""Memory for what is known of the object store: a million bodies, and as many manifests as have ten
+million tokens together."""
+_TAILS = 5 / 16
 """The part of it for manifests, and for headers that no chain of full blocks names."""
-_RECENT = 1 / 24
+_RECENT = 1 / 16
 """The part of it for headers of some of the others."""
 
 
