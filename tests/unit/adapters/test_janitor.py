@@ -447,6 +447,21 @@ def test_a_process_learns_what_is_gone_and_writes_it_again(by: str, world: World
     assert world.stored(old) == [True] * 4
 
 
+def test_who_misses_a_block_learns_at_once_what_else_is_gone(world: World) -> None:
+    """Which the request that has missed it then writes again, with the block."""
+    store = world.replica()
+    old = save(store, 20 * 256, 1)
+    world.clock.advance(3600)
+    save(store, 4 * 256, 2)
+    store.look_up(SCOPE, old, LAYOUT)
+    world.evict(14 * BODY)
+    gone = [link for link, stored in zip(old, world.stored(old), strict=True) if not stored]
+    assert 5 < len(gone) < 20
+    world.clock.advance(1)
+    assert store.read(header(gone[0])) is None
+    assert store.lacking(keys(old)) == frozenset(keys(gone))
+
+
 def test_a_process_that_missed_too_much_forgets_what_it_knows(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -77,6 +77,10 @@ class Counted(Objects):
         self._called("get")
         return super().get(path)
 
+    def read(self, path: str, start: int, stop: int) -> Buffer:
+        self._called("read")
+        return super().read(path, start, stop)
+
     def delete(self, path: str) -> None:
         self._called("delete")
         super().delete(path)
@@ -86,6 +90,7 @@ class Counted(Objects):
         self.threads.add(threading.current_thread())
         if self.fails is not None:
             with self._attempt():
+                self.calls["failed"] += 1
                 raise self.fails
 
 
@@ -210,6 +215,111 @@ def test_eight_parts_are_read_at_once(n_bodies: int, monkeypatch: pytest.MonkeyP
     rooms = [Room(header(link, layout=layout), layout) for link in links]
     assert store.read_into([room.read for room in rooms]) == [True] * n_bodies
     assert [room.body for room in rooms] == [block(link, layout=layout).body for link in links]
+    store.close()
+
+
+# What is known here and not true there
+
+
+def flipped(data: bytes) -> bytes:
+    return data[:-20] + bytes([data[-20] ^ 1]) + data[-19:]
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda _: b"",
+    "cut by a byte": lambda data: data[:-1],
+    "cut by many": lambda data: data[:-200],
+    "cut to its frame": lambda data: data[:64],
+    "flipped": flipped,
+}
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, "gone", "another block's"])
+@pytest.mark.parametrize("at", [0, 5, 11, 12])  # the first, one, the last full block, the tail
+def test_what_is_not_there_as_it_is_known_is_missed_once_and_written_again(
+    damage: str, at: int
+) -> None:
+    """By who knew it, and by who looks it up now."""
+    objects, links = Counted(), chain(12 * 256 + 30)
+    writer, reader, fresh = (RemoteStore(objects, SECRET) for _ in range(3))
+    for link in links:
+        assert writer.put(block(link))
+    reader.look_up(SCOPE, links, LAYOUT)
+    assert set(reader.find(keys(links))) == set(keys(links))
+    [path] = [one for one in paths(objects) if links[at].hash.hex() in one and "after" not in one]
+    [other] = [one for one in paths(objects) if links[3].hash.hex() in one]
+    if damage == "gone":
+        objects.delete(path)
+    elif damage in DAMAGES:
+        objects.replace(path, DAMAGES[damage](bytes(objects.get(path))))
+    else:
+        objects.replace(path, objects.get(other))
+    rooms = [Room(header(link)) for link in links]
+    read = reader.read_into([room.read for room in rooms])
+    assert [number for number, good in enumerate(read) if not good] == [at]
+    for link, room, good in zip(links, rooms, read, strict=True):
+        assert not good or room.body == block(link).body
+    assert reader.lacking(keys(links)) == frozenset(keys(links[at : at + 1]))
+    assert reader.put(block(links[at]))
+    fresh.look_up(SCOPE, links, LAYOUT)
+    for store in (reader, writer, fresh):
+        assert [store.read(header(link)) for link in links] == [block(one).body for one in links]
+        store.close()
+
+
+def test_a_large_body_that_was_cut_is_damaged_and_no_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Some of its parts begin behind the end of the object."""
+    monkeypatch.setattr(sealing, "CHUNK", 4096)
+    monkeypatch.setattr(sealing, "READ_CHUNKS", 1)
+    objects, layout, [link] = Counted(), BlockLayout("8 parts", full=(8 * 4096 // 256,)), chain(256)
+    store = RemoteStore(objects, SECRET)
+    assert store.put(block(link, layout=layout))
+    [path] = paths(objects)
+    objects.replace(path, bytes(objects.get(path))[: 64 + 3 * (4096 + 16)])
+    for _ in range(2):
+        assert store.read(header(link, layout=layout)) is None
+    [stats] = store.stats()
+    assert stats.counts["damaged"] == 1
+    assert not {"unavailable", "breaks"} & {name for name, n in stats.counts.items() if n}
+    assert store.put(block(link, layout=layout))
+    assert store.read(header(link, layout=layout)) == block(link, layout=layout).body
+    store.close()
+
+
+def test_a_store_that_hangs_costs_one_deadline_however_much_is_known() -> None:
+    clock = FakeClock()
+    objects, links = Counted(clock), chain(100 * 256)
+    store = RemoteStore(objects, SECRET, clock=clock)
+    for link in links:
+        assert store.put(block(link))
+    objects.fails = TimeoutError("operation timed out")
+    objects.calls.clear()
+    rooms = [Room(header(link)) for link in links]
+    assert not any(store.read_into([room.read for room in rooms]))
+    assert objects.calls["failed"] <= 8  # at once
+    assert not any(store.read_into([room.read for room in rooms]))
+    assert objects.calls["failed"] <= 8
+    objects.fails = None
+    clock.advance(2.0)
+    assert all(store.read_into([room.read for room in rooms]))
+    store.close()
+
+
+def test_what_follows_a_block_that_is_gone_is_known_no_more() -> None:
+    """Also when nothing was announced, as by an expiry of the bucket's own."""
+    objects, links = Counted(), chain(100 * 256)
+    store = RemoteStore(objects, SECRET)
+    for link in links:
+        assert store.put(block(link))
+    for path in paths(objects):
+        if any(link.hash.hex() in path for link in links[40:]):
+            objects.delete(path)
+    assert [store.read(header(link)) is not None for link in links[39:42]] == [True, False, False]
+    assert len(store.lacking(keys(links))) == 2
+    store.look_up(SCOPE, links, LAYOUT)
+    assert store.lacking(keys(links)) == frozenset(keys(links[40:]))
     store.close()
 
 
@@ -442,6 +552,11 @@ def test_all_objects_are_listed_in_pages_and_deleted_in_batches(kind: str, tmp_p
     assert {one.n_bytes for one in found} == {4}
     assert sorted(objects.folders()) == ["a", "ab"]
     assert objects.folders("a") == ["a/x"]
+    assert bytes(objects.read(paths[0], 2, 9)) == b"34"
+    assert bytes(objects.read(paths[0], 4, 9)) == b""
+    with pytest.raises(FileNotFoundError):
+        objects.read("a/x/none", 4, 9)
+    assert not objects.breaks
     objects.delete_all([paths[0], "a/x/none", *paths[1:3]])
     assert sorted(one.path for page in objects.pages() for one in page) == sorted(paths[3:])
     assert list(objects.pages("none")) in ([], [[]])

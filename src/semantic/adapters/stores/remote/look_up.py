@@ -69,19 +69,24 @@ class LookUp:
 
     def _search(self, chain: _Chain, start: int) -> int:
         """How many blocks of a chain have their FULL bodies stored; the first `start` are not asked
-        for."""
-        wanted = [link.key(Part.FULL) for link in chain.links if link.is_full]
-        known = self._catalog.find(wanted)
-        low = begun = start + sum(1 for _ in takewhile(known.__contains__, wanted[start:]))
-        high, middle, n_bytes = len(wanted), low + 1, 0  # first the next: mostly it is not there
+        for. What was known further back is known no more."""
+        full = [chain.header(link, Part.FULL) for link in chain.links if link.is_full]
+        known = self._catalog.find([one.key for one in full])
+        n_known = sum(1 for _ in takewhile(lambda one: one.key in known, full[start:]))
+        low = begun = start + n_known
+        high, middle = len(full), low + 1  # first the next: mostly it is not there
         while low < high:
-            found = self._bodies.n_bytes(chain.folder, wanted[middle - 1])
-            low, high = (low, middle - 1) if found is None else (middle, high)
-            n_bytes = n_bytes if found is None else found
+            is_there = self._is_stored(chain, full[middle - 1])
+            low, high = (middle, high) if is_there else (low, middle - 1)
             middle = (low + high + 1) // 2
-        for link in chain.links[begun:low]:
-            self._catalog.learn(chain.header(link, Part.FULL), n_bytes)
+        for header in full[begun:low]:
+            self._catalog.learn(header, chain.n_bytes(header))
+        self._catalog.drop([one.key for one in full[low:] if one.key in known])
         return low
+
+    def _is_stored(self, chain: _Chain, header: BlockHeader) -> bool:
+        """Whether there is a body; one of another size is damaged, and will be replaced."""
+        return self._bodies.n_bytes(chain.folder, header.key) == chain.n_bytes(header)
 
     def _each_tail(self, chain: _Chain, places: Sequence[int]) -> list[BlockHeader]:
         """What follows the blocks of `chain` at `places` and no full block names: it is known from
@@ -135,10 +140,10 @@ class LookUp:
         headers = [chain.header(one, Part.WINDOW) for one in links.values()]
         known = self._catalog.find([one.key for one in headers])
         unknown = [one for one in headers if one.key not in known]
-        sizes = self._threads.each(lambda one: self._bodies.n_bytes(chain.folder, one.key), unknown)
-        for header, n_bytes in zip(unknown, sizes, strict=True):
-            if n_bytes is not None:
-                self._catalog.learn(header, n_bytes)
+        stored = self._threads.each(partial(self._is_stored, chain), unknown)
+        for header, is_there in zip(unknown, stored, strict=True):
+            if is_there:
+                self._catalog.learn(header, chain.n_bytes(header))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +156,10 @@ class _Chain:
 
     def header(self, link: BlockLink, part: Part) -> BlockHeader:
         return BlockHeader(link, part, self.layout.name)
+
+    def n_bytes(self, header: BlockHeader) -> int:
+        """Bytes of a body that is no checkpoint."""
+        return self.layout.body_bytes(header.part, len(header.link.tokens))
 
     def names_after(self, place: int) -> frozenset[str]:
         """The hashes of all beginnings of what follows the block at `place` in the prompt."""

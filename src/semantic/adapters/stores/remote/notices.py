@@ -37,20 +37,18 @@ class Notices:
         self._uses = UseLog(objects, secret, clock=clock)
         self._evictions = Evictions(objects, secret)
         self._hearing = threading.Lock()
-        self._hears_next: float | None = None
+        self._heard: float | None = None
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
 
-    def hear(self) -> None:
-        """Forget, from time to time, what the janitor has deleted: it is to be written again.
-
-        Raises UnavailableError.
-        """
+    def hear(self, within: float = LOG_SECONDS) -> None:
+        """Forget what the janitor has deleted, unless that was heard within so many seconds: it is
+        to be written again. Raises UnavailableError."""
         with self._hearing:
-            if self._hears_next is not None and self._clock() < self._hears_next:
+            if self._heard is not None and self._clock() - self._heard < within:
                 return
             evicted = self._evictions.new()
-            self._hears_next = self._clock() + LOG_SECONDS
+            self._heard = self._clock()
         if evicted is None or evicted:
             self._catalog.drop_named(evicted)
 

@@ -14,6 +14,7 @@ from semantic.adapters.stores.disk.entries import DamagedError, MismatchError, N
 from semantic.adapters.stores.remote.bodies import Bodies
 from semantic.adapters.stores.remote.catalog import Catalog
 from semantic.adapters.stores.remote.names import has_tail
+from semantic.adapters.stores.remote.notices import Notices
 from semantic.adapters.stores.remote.objects import UnavailableError
 from semantic.adapters.stores.remote.parallel import THREADS, Parallel
 from semantic.adapters.stores.remote.tally import Tally
@@ -21,13 +22,17 @@ from semantic.domain.stored import BlockHeader, BlockRead
 
 T = TypeVar("T")
 
+_HEARD = 1.0
+"""Seconds within which several bodies that are gone let the janitor be heard once."""
+
 
 class Reader:
     """Reads bodies for one process. Thread-safe."""
 
-    def __init__(self, bodies: Bodies, catalog: Catalog, tally: Tally) -> None:
+    def __init__(self, bodies: Bodies, catalog: Catalog, notices: Notices, tally: Tally) -> None:
         self._bodies = bodies
         self._catalog = catalog
+        self._notices = notices
         self._tally = tally
         self._threads = Parallel()
 
@@ -66,10 +71,7 @@ class Reader:
         try:
             found = read()
         except FileNotFoundError:
-            self._catalog.drop([header.key])  # evicted
-            if has_tail(header):
-                with self._tally.misses("write_errors"):
-                    self._bodies.delete_tail(header.link.scope, header.key, header.link.parent)
+            self._is_gone(header)
         except DamagedError as damage:
             self._discard(header, damage.kind)
         except NewerFormatError:
@@ -81,6 +83,8 @@ class Reader:
                 self._discard(header, "identity")
             else:
                 self._tally.count("mismatches", str(error))
+            if str(error) == "size":  # as it was known, or as it is asked for
+                self._catalog.drop([header.key])
         except UnavailableError:
             self._tally.count("unavailable")
         else:
@@ -88,6 +92,16 @@ class Reader:
             return found
         self._tally.count("misses")
         return None
+
+    def _is_gone(self, header: BlockHeader) -> None:
+        """It was evicted, and most likely what follows it too: that is to be written again with
+        it, by the request that misses it."""
+        self._catalog.drop([header.key])
+        if has_tail(header):
+            with self._tally.misses("write_errors"):
+                self._bodies.delete_tail(header.link.scope, header.key, header.link.parent)
+        with self._tally.misses():
+            self._notices.hear(_HEARD)
 
     def _discard(self, header: BlockHeader, damage: str) -> None:
         """Delete a damaged object: what is not there can be written again."""

@@ -72,9 +72,9 @@ class RemoteStore:
         vault = Vault(objects, secret)
         self._bodies = Bodies(objects, vault)
         self._manifests = Manifests(objects, vault)
-        self._reader = Reader(self._bodies, self._catalog, self._tally)
         self._look_up = LookUp(objects, self._bodies, self._catalog, self._tally)
         self._notices = Notices(objects, secret, self._catalog, self._tally, clock)
+        self._reader = Reader(self._bodies, self._catalog, self._notices, self._tally)
 
     @property
     def secret(self) -> bytes:
