@@ -35,6 +35,7 @@ from benchmarks import (
     start,
     swap_soak,
     turns,
+    uploads,
 )
 
 BENCHMARKS = {
@@ -61,6 +62,7 @@ BENCHMARKS = {
     "start": start.run,
     "swap_soak": swap_soak.run,
     "turns": turns.run,
+    "uploads": uploads.run,
 }
 PLOTS = {"many_agents": many_agents.PLOTS, "server": server.PLOTS, "turns": turns.PLOTS}
 

@@ -16,7 +16,7 @@ from semantic.composition.engine_settings import DEFAULT_MODEL, Settings
 from semantic.composition.framework import mlx_provider
 from semantic.composition.memory_shares import default_pool_of, memory_left, promised
 from semantic.composition.named_models import model_of, suggesting
-from semantic.composition.process_stores import open_store, open_turns
+from semantic.composition.process_stores import new_step_observer, open_store, open_turns
 from semantic.domain.errors import (
     InvalidRequestError,
     SemanticError,
@@ -199,6 +199,7 @@ def _new_app(
         max_batch=settings.max_batch,
         model_name=settings.label,
     )
+    engine.report_steps(new_step_observer(store))
     return App(engine, model, tokenizer, pool, pool.spec, store, settings)
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from semantic.adapters.stores.remote.remote_store import RemoteStore
     from semantic.application.chat.turn_cache import TurnCache
     from semantic.domain.stored import Tier
+    from semantic.ports.outbound import StepObserver
     from semantic.ports.store import BlockObserver, CacheStorePort, LookUpPort
 
 logger = logging.getLogger("semantic.server")
@@ -59,9 +60,11 @@ _QUEUE_FRACTION = 1
 
 _MIN_QUEUE_BYTES = 64 * _MIB
 
-# Uploads to a fleet's object store, bytes a second: encrypting and sending takes the processor from
-# decoding, so the rate is bounded by the cores (benchmarks/moves.py measures what is left of it).
-_UPLOAD_BYTES_PER_CORE = 8 * _MIB
+# Threads that upload to a fleet's object store, at least one: a part of the cores. One seals and
+# sends less than a network of 10 Gbit/s takes.
+_CORES_PER_UPLOAD = 4
+
+_MOST_UPLOADS = 8
 
 # Disk tier: a part of the free space, so that a forgotten store does not fill a disk.
 _DISK_FRACTION = 10
@@ -89,6 +92,7 @@ def open_store(settings: Settings, observer: BlockObserver | None = None) -> Cac
     from semantic.adapters.stores.background import BackgroundStore
     from semantic.adapters.stores.memory import MemoryStore
     from semantic.adapters.stores.tiered import SharedTiers, TieredStore
+    from semantic.application.cache.upload_pace import UploadPace
     from semantic.domain.stored import Tier
 
     memory_bytes = settings.memory_bytes
@@ -104,12 +108,20 @@ def open_store(settings: Settings, observer: BlockObserver | None = None) -> Cac
         own = MemoryStore(memory_bytes, secret=fleet_secret(settings), observer=observer)
     if fleet is None:
         return own
-    remote = _remote_tier(settings, *fleet)
-    rate = _UPLOAD_BYTES_PER_CORE * (os.cpu_count() or 1)
     uploads = BackgroundStore(
-        remote, queue_bytes, tier=Tier.UPLOADS, bytes_per_second=rate, forgets_at_once=True
+        _remote_tier(settings, *fleet),
+        queue_bytes,
+        tier=Tier.UPLOADS,
+        pace=UploadPace(time.monotonic),
+        threads=upload_threads(os.cpu_count() or 1),
+        forgets_at_once=True,
     )
     return SharedTiers(own, uploads)
+
+
+def upload_threads(cores: int) -> int:
+    """How many blocks are uploaded at a time."""
+    return max(1, min(_MOST_UPLOADS, cores // _CORES_PER_UPLOAD))
 
 
 def _remote_tier(settings: Settings, objects: Objects, secret: bytes) -> RemoteStore:
@@ -177,6 +189,17 @@ def try_remote(settings: Settings) -> float:
     if not was_new or again or found != data:
         raise StoreError("the object store replaces objects that are to be created only once")
     return time.monotonic() - started
+
+
+def new_step_observer(store: CacheStorePort) -> StepObserver | None:
+    """What an engine in front of a store of `open_store` reports its steps to, if anything."""
+    from semantic.adapters.stores.background import BackgroundStore
+    from semantic.adapters.stores.tiered import SharedTiers
+
+    if not (isinstance(store, SharedTiers) and isinstance(store.cold, BackgroundStore)):
+        return None
+    pace = store.cold.pace
+    return None if pace is None else pace.new_observer()
 
 
 def remote_tier(store: CacheStorePort) -> LookUpPort | None:

@@ -351,6 +351,16 @@ class ModelProviderPort(Protocol):
         ...
 
 
+class StepObserver(Protocol):
+    """Learns how long an engine's steps take. Called on the thread that steps it: returns at
+    once."""
+
+    def stepped(self, seconds: float, n_decoding: int, *, prefilled: bool) -> None:
+        """A step has ended in which `n_decoding` requests decoded; `prefilled`: it computed prompts
+        too."""
+        ...
+
+
 class Clock(Protocol):
     """Seconds from an arbitrary start, never going back."""
 

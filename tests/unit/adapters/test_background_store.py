@@ -19,6 +19,7 @@ from semantic.adapters.stores.background import (
     BackgroundStore,
 )
 from semantic.adapters.stores.memory import MemoryStore
+from semantic.application.cache.upload_pace import UploadPace
 from semantic.domain.block_hash import PUBLIC_TENANT, BlockKey, Part, tenant_tag
 from semantic.domain.errors import IntegrityError, InvalidRequestError
 from semantic.domain.stored import Manifest, StoredBlock, Tier
@@ -451,11 +452,11 @@ def test_closing_writes_all_and_ends_the_thread(world: World) -> None:
     world.store.close()
     assert world.inner.told[1:] == [*(f"put {i}" for i in range(50)), f"save a {50 * 256}"]
     assert world.inner.is_closed
-    assert not world.store._thread.is_alive()
+    assert not any(one.is_alive() for one in world.store._threads)
 
 
 def test_the_thread_does_not_keep_a_process_alive(world: World) -> None:
-    assert world.store._thread.daemon
+    assert all(one.daemon for one in world.store._threads)
 
 
 def test_flushing_flushes_the_inner_store(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -482,7 +483,7 @@ def test_a_thread_that_dies_of_a_bug_hangs_nobody(world: World) -> None:
         in_time(call)
         assert [type(one.__cause__) for one in caught] == [ZeroDivisionError]
     assert world.inner.is_closed
-    assert not world.store._thread.is_alive()
+    assert not any(one.is_alive() for one in world.store._threads)
 
 
 def test_after_its_thread_has_died_a_store_still_reads_but_takes_no_more(world: World) -> None:
@@ -504,18 +505,39 @@ def test_after_its_thread_has_died_a_store_still_reads_but_takes_no_more(world: 
     assert (world.count("dropped"), world.count("dropped manifests")) == (1, 1)
 
 
-def test_with_a_rate_the_next_block_waits_unless_it_is_flushed() -> None:
-    """A byte a second: without the flush the second block would come after an hour."""
-    inner = Slow()
-    store = BackgroundStore(inner, PLENTY, bytes_per_second=1.0)
-    for link in chain(2 * 256):
-        assert store.put(block(link))
+def test_a_block_waits_for_the_rest_of_its_pace_unless_it_is_flushed() -> None:
+    """Time stands still: without the flush the second block would never come."""
+    inner, clock = Slow(), FakeClock()
+    pace = UploadPace(clock)
+    pace.new_observer().stepped(0.1, 1, prefilled=False)
+    inner.open.clear()
+    store = BackgroundStore(inner, PLENTY, clock=clock, pace=pace)
+    for one in blocks(chain(2 * 256)):
+        assert store.put(one)
     assert inner.entered.acquire(timeout=PATIENCE)
-    [queue, _] = store.stats()
-    assert queue.n_blocks >= 1
-    assert not inner.entered.acquire(blocking=False)
+    clock.advance(0.1)
+    inner.open.set()
+    until(lambda: store.stats()[0].n_blocks == 1)
+    assert not inner.entered.acquire(timeout=0.01)
     store.flush()
     assert inner.told == ["put 0", "put 1"]
+    store.close()
+
+
+def test_of_several_threads_each_writes_a_block_and_a_manifest_waits_for_all_of_them() -> None:
+    inner = Slow()
+    inner.open.clear()
+    store = BackgroundStore(inner, PLENTY, threads=3)
+    for one in blocks(chain(3 * 256)):
+        assert store.put(one)
+    assert store.save(manifest("a", 3 * 256))
+    for _ in range(3):
+        assert inner.entered.acquire(timeout=PATIENCE)
+    assert not inner.entered.acquire(timeout=0.01)
+    inner.open.set()
+    store.flush()
+    assert sorted(inner.told[:3]) == ["put 0", "put 1", "put 2"]
+    assert inner.told[3:] == [f"save a {3 * 256}"]
     store.close()
 
 

@@ -1,4 +1,4 @@
-"""Write-behind queue in front of a slow store: puts return at once, one thread writes.
+"""Write-behind queue in front of a slow store: puts return at once, threads write.
 
 Implements `CacheStorePort` in front of another one. Queued blocks and manifests are found and read
 from the queue. Knows the queue's size and whether writes fail; not where or how they are written.
@@ -20,6 +20,7 @@ from typing import TypeAlias
 from semantic.adapters.stores.memory import data_of, fill
 from semantic.adapters.stores.neighbours import Children
 from semantic.application.agents.listing import walk
+from semantic.application.cache.upload_pace import UploadPace
 from semantic.domain.block_hash import (
     PUBLIC_TENANT,
     BlockHash,
@@ -91,7 +92,7 @@ _Agent: TypeAlias = tuple[Scope, str]
 
 
 class BackgroundStore:
-    """Accepts writes at once and passes them to `inner`, in order, from one thread. Thread-safe.
+    """Accepts writes at once and passes them to `inner`, in order, from threads. Thread-safe.
 
     At most `max_queued_bytes` of blocks are queued (each counts `QUEUED_BLOCK_BYTES` beside its
     body), and of several tenants at most 7/8 of that for each, public prefixes not counted as one;
@@ -112,13 +113,15 @@ class BackgroundStore:
         *,
         clock: Callable[[], float] = time.monotonic,
         tier: Tier = Tier.QUEUE,
-        bytes_per_second: float | None = None,
+        pace: UploadPace | None = None,
+        threads: int = 1,
         forgets_at_once: bool = False,
     ) -> None:
-        """`tier` is what the queue is called. With `bytes_per_second` blocks are passed on no
-        faster, unless a `flush` or `close` waits for them: writing takes time from computing. With
-        `forgets_at_once` it is `inner` that keeps what is written and what is removed in order, and
-        neither `drop` nor `remove` waits for a write.
+        """`tier` is what the queue is called. Blocks are passed on when `pace` allows, unless a
+        `flush` or `close` waits for them: writing takes time from computing. Of several `threads`
+        each passes on a block at a time; all else waits for what was put before it, as with one.
+        With `forgets_at_once` it is `inner` that keeps what is written and what is removed in
+        order, and neither `drop` nor `remove` waits for a write.
 
         Raises InvalidRequestError for a bound below 1.
         """
@@ -129,14 +132,14 @@ class BackgroundStore:
         self._inner = inner
         self._max_bytes = max_queued_bytes
         self._tier = tier
-        self._rate = bytes_per_second
+        self._pace = pace
         self._waits = not forgets_at_once
         self._clock = clock
         self._backoff = Backoff(clock)
         self._changed = threading.Condition()
         self._queue: OrderedDict[int, _Job] = OrderedDict()
         self._numbers = 0
-        self._current: tuple[int, _Job] | None = None
+        self._current: dict[int, _Job] = {}  # by number, the oldest first
         self._blocks: dict[BlockKey, _Put] = {}
         self._children = Children()  # of `_blocks`
         self._lingering: dict[BlockKey, tuple[int, float]] = {}  # number and when it is due
@@ -149,13 +152,22 @@ class BackgroundStore:
         self._counts: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self._closing = False
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="store writer", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._run, name="store writer", daemon=True)
+            for _ in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def inner(self) -> CacheStorePort:
         """The store behind the queue."""
         return self._inner
+
+    @property
+    def pace(self) -> UploadPace | None:
+        """When blocks may be passed on."""
+        return self._pace
 
     @property
     def secret(self) -> bytes:
@@ -386,7 +398,8 @@ class BackgroundStore:
             with self._changed:
                 self._closing = True
                 self._changed.notify_all()
-            self._thread.join()
+            for thread in self._threads:
+                thread.join()
             self._inner.close()
 
     def _drain(self) -> None:
@@ -439,16 +452,17 @@ class BackgroundStore:
 
     def _is_done(self, number: int) -> bool:
         """Whether everything up to `number` has been written."""
-        oldest = self._current[0] if self._current else next(iter(self._queue), None)
-        return oldest is None or oldest > number
+        return all(one > number for one in self._current) and (
+            next(iter(self._queue), number + 1) > number
+        )
 
     def _is_saving(self, agent: _Agent) -> bool:
-        job = self._current[1] if self._current else None
-        return isinstance(job, _Save) and _agent(job) == agent
+        jobs = self._current.values()
+        return any(isinstance(job, _Save) and _agent(job) == agent for job in jobs)
 
     def _is_writing(self, keys: frozenset[BlockKey]) -> bool:
-        job = self._current[1] if self._current else None
-        return isinstance(job, _Put) and job.block.header.key in keys
+        jobs = self._current.values()
+        return any(isinstance(job, _Put) and job.block.header.key in keys for job in jobs)
 
     def _drop_superseded(self, longer: BlockHeader) -> None:
         """Give up blocks that linger and whose tokens this one begins with."""
@@ -474,15 +488,15 @@ class BackgroundStore:
         self._n_bytes -= job.n_bytes
         self._tenants[job.tenant] -= job.n_bytes
 
-    # The thread
+    # The threads
 
     def _run(self) -> None:
         with contextlib.ExitStack() as at_exit:
             at_exit.push(self._on_exit)
-            while (job := self._next()) is not None:
+            while (found := self._next()) is not None:
+                number, job = found
                 self._write(job)
-                self._done(job)
-                self._pause_after(job)
+                self._done(number, job)
 
     def _on_exit(
         self,
@@ -492,37 +506,50 @@ class BackgroundStore:
     ) -> bool:
         """Record the error for `flush` and `close`, and wake every waiting thread."""
         with self._changed:
-            self._error = error
-            self._current = None
+            self._error = self._error or error
+            self._current.clear()
             self._changed.notify_all()
         return True
 
-    def _next(self) -> _Job | None:
+    def _next(self) -> tuple[int, _Job] | None:
+        """Wait for the next job, and take it; None when there will be none."""
         with self._changed:
-            while (number := self._due()) is None:
-                if self._closing and not self._queue:
+            while self._error is None:
+                number = self._due()
+                if number is None and self._closing and not self._queue:
                     return None
-                next_due = min((due for _, due in self._lingering.values()), default=None)
-                wait = None if next_due is None else max(0.0, next_due - self._clock())
+                wait = self._until_linger() if number is None else self._until_start(number)
+                if number is not None and wait == 0:
+                    job = self._current[number] = self._queue.pop(number)
+                    if self._pace is not None and isinstance(job, _Put):
+                        self._pace.begin()
+                    return number, job
                 self._changed.wait(wait)
-            self._current = number, self._queue.pop(number)
-            return self._current[1]
+        return None
 
-    def _pause_after(self, job: _Job) -> None:
-        """Wait until the rate allows the next block."""
-        if self._rate is None or not isinstance(job, _Put):
-            return
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._flushing or self._closing, job.n_bytes / self._rate
-            )
+    def _until_linger(self) -> float | None:
+        """Seconds until what lingers is due; None if nothing does."""
+        next_due = min((due for _, due in self._lingering.values()), default=None)
+        return None if next_due is None else max(0.0, next_due - self._clock())
+
+    def _until_start(self, number: int) -> float | None:
+        """Seconds after which to ask again whether a job may be done; None when another one has
+        ended."""
+        if not isinstance(self._queue[number], _Put):
+            return None if self._current else 0.0
+        hurries = self._flushing or self._closing
+        return 0.0 if self._pace is None or hurries else self._pace.delay()
 
     def _write(self, job: _Job) -> None:
         match job:
             case _Touch(keys):
                 self._inner.touch(keys)
             case _Put(block):
-                self._attempt(lambda: self._inner.put(block), "dropped")
+                try:
+                    self._attempt(lambda: self._inner.put(block), "dropped")
+                finally:
+                    if self._pace is not None:
+                        self._pace.end()
             case _Save():
                 self._with_generation(job)
                 self._attempt(lambda: self._inner.save(job.manifest), "dropped manifests")
@@ -536,9 +563,9 @@ class BackgroundStore:
         with self._changed:
             self._backoff.record(succeeded=succeeded)
 
-    def _done(self, job: _Job) -> None:
+    def _done(self, number: int, job: _Job) -> None:
         with self._changed:
-            self._current = None
+            self._current.pop(number, None)
             match job:
                 case _Touch():
                     self._touches -= 1

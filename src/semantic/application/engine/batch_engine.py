@@ -42,7 +42,7 @@ from semantic.domain.value_objects import (
     TokenEvent,
 )
 from semantic.ports.inbound import EngineEvent
-from semantic.ports.outbound import BatchBackend, Clock, Tokenizer
+from semantic.ports.outbound import BatchBackend, Clock, StepObserver, Tokenizer
 from semantic.ports.store import CacheStorePort
 
 _LOAD_WAIT = 0.02
@@ -216,6 +216,10 @@ class BlockPoolBatchEngine:
         self._scheduler.keep_within(guard)
         if self._prefixes is not None:
             self._prefixes.keep_within(guard.max_bytes)
+
+    def report_steps(self, observer: StepObserver | None) -> None:
+        """Have `observer` learn how long steps take."""
+        self._scheduler.observer = observer
 
     @property
     def n_requests(self) -> int:

@@ -23,7 +23,7 @@ from semantic.application.engine.prefill_budget import (
 from semantic.application.engine.prefill_order import PrefillOrder
 from semantic.application.engine.step_memory import StepMemory
 from semantic.application.request import Phase, Request
-from semantic.ports.outbound import Clock
+from semantic.ports.outbound import Clock, StepObserver
 
 _CONCURRENT_SECONDS = 30.0
 """How long after two requests were last active together more are expected: agents that work at the
@@ -111,6 +111,7 @@ class Scheduler:
         self.waiting = FairQueue()
         self.running: list[Request] = []
         self.preemptions = 0  # since the start
+        self.observer: StepObserver | None = None
 
     def __iter__(self) -> Iterator[Request]:
         """All requests that have not ended."""
@@ -315,7 +316,10 @@ class Scheduler:
     def end_step(self, step: Step) -> None:
         """Learn the rates of prefill and decode from a finished step."""
         ended = self._clock() if step.decoding else step.prefill_ended
-        self._budget.observe(step.passes, ended - step.started, decoding=step.decoding > 0)
+        seconds = ended - step.started
+        self._budget.observe(step.passes, seconds, decoding=step.decoding > 0)
+        if self.observer is not None and (step.passes or step.decoding):
+            self.observer.stepped(seconds, step.decoding, prefilled=bool(step.passes))
 
     # Grow and preempt
 

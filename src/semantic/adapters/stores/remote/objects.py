@@ -25,7 +25,7 @@ from semantic.adapters.stores.background import Backoff
 from semantic.domain.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from obstore.store import ObjectStore
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig
     from typing_extensions import Buffer
 
 SCHEMES = ("s3", "gs", "az", "file", "memory")
@@ -95,7 +95,8 @@ class Objects:
 
         Raises InvalidRequestError for a URL that is none of `SCHEMES`.
         """
-        return cls(_connected(url, DEADLINE), _connected(url, BODY_DEADLINE), notify=notify)
+        large = _connected(url, BODY_DEADLINE, signs_bodies=False)
+        return cls(_connected(url, DEADLINE), large, notify=notify)
 
     @property
     def is_open(self) -> bool:
@@ -247,7 +248,9 @@ def _into_a_bucket() -> Iterator[None]:
         raise OSError(f"the bucket is not there: {error}") from error
 
 
-def _connected(url: str, seconds: float) -> ObjectStore:
+def _connected(url: str, seconds: float, *, signs_bodies: bool = True) -> ObjectStore:
+    """With `signs_bodies` a request to S3 is signed with its body: to hash it takes as long as to
+    encrypt and to send it, and what is uploaded proves itself to readers."""
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES:
         raise InvalidRequestError(
@@ -260,14 +263,16 @@ def _connected(url: str, seconds: float) -> ObjectStore:
         if parts.scheme == "memory":
             return from_url(url)
         in_clear = any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS)
+        client: ClientConfig = {
+            "timeout": timedelta(seconds=seconds),
+            "connect_timeout": _CONNECT,
+            "allow_http": in_clear,
+        }
+        retry: RetryConfig = {"max_retries": 0, "retry_timeout": timedelta(seconds=seconds)}
+        if parts.scheme != "s3":
+            return from_url(url, client_options=client, retry_config=retry)
         return from_url(
-            url,
-            client_options={
-                "timeout": timedelta(seconds=seconds),
-                "connect_timeout": _CONNECT,
-                "allow_http": in_clear,
-            },
-            retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=seconds)},
+            url, client_options=client, retry_config=retry, unsigned_payload=not signs_bodies
         )
     except (BaseError, OSError, ValueError) as error:
         raise InvalidRequestError(f"remote_store: {_line(error)}") from error

@@ -1,0 +1,158 @@
+"""UploadPace: when blocks may be uploaded, so that decode steps become hardly longer by it.
+
+What uploads cost is measured: a decode step that one falls into is compared with the steps of as
+many requests that none did. A second of uploading lengthens them by so many seconds; the rest
+after it is so long that, of all the time, that part is `MOST_COST`. Where uploads cost nothing they
+go on all the time but for what is needed to compare, and while no engine steps nothing holds them
+up. Knows neither stores nor networks.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections import deque
+from typing import NamedTuple
+
+from semantic.ports.outbound import Clock
+
+MOST_COST = 0.01
+"""By this part decode steps become longer at most. Half of what they may: it is measured from few
+steps, and what an upload leaves behind in caches is not seen."""
+ASSUMED_COST = 0.5
+"""Seconds by which a second of uploading lengthens decode steps, before it is measured."""
+LEAST_REST = 1 / 8
+"""Of the time of uploading: in it the steps run that it is compared with."""
+MOST_BUSY = 0.25
+"""Seconds after which no further upload begins beside others before a rest."""
+MOST_REST = 10.0
+"""Seconds of a rest at most: uploads never cease."""
+IDLE = 1.0
+"""Seconds after the last step of an engine from which on uploads cost nothing."""
+FEWEST_STEPS = 16
+"""Steps beside uploads from which their cost is known."""
+_STEPS = 128
+"""Steps beside uploads that count: the last ones."""
+_FEWEST_ALONE, _STEPS_ALONE, _SECONDS_ALONE = 8, 32, 60.0
+"""Steps without an upload that a step is compared with: at least so many, at most the last so many,
+and none that is older: contexts grow."""
+_MOST_TIMES = 3.0
+"""A step that takes more times what is usual counts as so much: something else held it up."""
+_ASK_AGAIN = 0.25
+"""Seconds after which what rests looks whether engines still step."""
+
+
+class _Beside(NamedTuple):
+    """A step: by how many seconds it was longer, and for how many there was an upload."""
+
+    excess: float
+    overlap: float
+
+
+class UploadPace:
+    """The pace of all uploads of a process. Thread-safe.
+
+    Uploads call `begin` once `delay` is 0, and `end`. Each engine reports its steps to an observer
+    of its own, of `new_observer`.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._active = 0
+        self._began = 0.0  # the time of uploading that goes on, or was the last
+        self._ended = 0.0
+        self._before: deque[tuple[float, float]] = deque(maxlen=256)  # when each began, ended
+        self._beside: deque[_Beside] = deque(maxlen=_STEPS)
+        self._stepped: float | None = None
+
+    @property
+    def cost(self) -> float:
+        """Seconds by which a second of uploading lengthens decode steps; at least 0."""
+        with self._lock:
+            return self._cost()
+
+    @property
+    def n_compared(self) -> int:
+        """Steps by which the cost is known."""
+        with self._lock:
+            return len(self._beside)
+
+    def new_observer(self) -> DecodeSteps:
+        """What learns of the steps of one engine."""
+        return DecodeSteps(self)
+
+    def delay(self) -> float:
+        """Seconds after which to ask again whether an upload may begin; 0 if it may now."""
+        with self._lock:
+            now = self._clock()
+            if self._stepped is None or now - self._stepped > IDLE:
+                return 0.0
+            if self._active:
+                return 0.0 if now - self._began < MOST_BUSY else _ASK_AGAIN
+            times = max(LEAST_REST, self._cost() / MOST_COST - 1)
+            rest = min(MOST_REST, (self._ended - self._began) * times)
+            return min(_ASK_AGAIN, max(0.0, self._ended + rest - now))
+
+    def begin(self) -> None:
+        """An upload begins, maybe beside others."""
+        with self._lock:
+            if not self._active:
+                self._began = self._clock()
+            self._active += 1
+
+    def end(self) -> None:
+        """An upload has ended."""
+        with self._lock:
+            self._active -= 1
+            if not self._active:
+                self._ended = self._clock()
+                self._before.append((self._began, self._ended))
+
+    def stepped(self, seconds: float) -> float:
+        """An engine has stepped for `seconds`, until now; for how many there was an upload."""
+        with self._lock:
+            now = self._stepped = self._clock()
+            started = now - seconds
+            found = now - max(self._began, started) if self._active else 0.0
+            for began, ended in reversed(self._before):
+                if ended <= started:
+                    break
+                found += ended - max(began, started)
+            return found
+
+    def compared(self, excess: float, overlap: float) -> None:
+        """A step was `excess` seconds longer than without the upload during `overlap` of it."""
+        with self._lock:
+            self._beside.append(_Beside(excess, overlap))
+
+    def _cost(self) -> float:
+        if len(self._beside) < FEWEST_STEPS:
+            return ASSUMED_COST
+        excess = sum(one.excess for one in self._beside)
+        return max(0.0, excess / sum(one.overlap for one in self._beside))
+
+
+class DecodeSteps:
+    """What the decode steps of one engine take with and without uploads. See `StepObserver`."""
+
+    def __init__(self, pace: UploadPace) -> None:
+        self._pace = pace
+        self._now = 0.0  # the sum of all steps: contexts grow with it
+        self._alone: dict[int, deque[tuple[float, float]]] = {}  # by the number of requests
+
+    def stepped(self, seconds: float, n_decoding: int, *, prefilled: bool) -> None:
+        """See `StepObserver.stepped`."""
+        overlap = self._pace.stepped(seconds)
+        self._now += seconds
+        if prefilled or not n_decoding:
+            return
+        alone = self._alone.setdefault(n_decoding, deque(maxlen=_STEPS_ALONE))
+        if not overlap:
+            alone.append((self._now, seconds))
+            return
+        recent = [one for at, one in alone if self._now - at <= _SECONDS_ALONE]
+        if len(recent) >= _FEWEST_ALONE:
+            most = _MOST_TIMES * statistics.median(recent)
+            usual = statistics.fmean(min(one, most) for one in recent)
+            self._pace.compared(min(seconds, most) - usual, overlap)
