@@ -25,6 +25,8 @@ from benchmarks.trace_sessions import recorded_sessions
 from experiments.harness.document import Json
 from experiments.harness.record import Run
 from experiments.harness.result import Result, Verdict
+from semantic.application.cache.upload_pace import LEAST_REST
+from semantic.composition.process_stores import upload_threads
 from semantic.domain.value_objects import BLOCK_TOKENS
 
 QUESTION: Final = "What does a fleet ask of its object store, and up to which size does that pay?"
@@ -59,8 +61,9 @@ ASSUMED: Final = (
     "what waits to be uploaded is late by its bytes over the rate",
     "what exceeds the rate is dropped by whole turns, and no look-up finds what follows a gap",
     "a lost replica loses its drive and what waits to be uploaded; its agents go to others",
-    "what a network faster than computing can deliver is read, else nothing is",
+    "what a network faster than computing delivers is read, else nothing is; the rest is computed",
     "requests for keys of tenants, logs of uses, retries and stored responses are left out",
+    "decoding does not use the cores that upload: each sends what it was measured to on a CPU",
     "an hour of a GPU host costs 3 dollars, and of a Mac half a dollar",
 )
 
@@ -106,16 +109,20 @@ ROUTINGS: Final[tuple[Routing, ...]] = ("affinity", "random")
 HOURS: Final = (0.25, 1.0, 4.0, 24.0, 168.0)
 """How long the bucket keeps what is not used, in the sweep."""
 USUAL_HOURS: Final = 4.0
-UPLOADS_PER_CORE: Final = 8 << 20
 
 
 def hosts() -> tuple[Host, ...]:
-    """A GPU host with the prefill rate that was measured, the same with uploads that are bounded
-    by half of its network only, and a Mac with an assumed rate."""
-    paced = float(UPLOADS_PER_CORE * GPU_CORES)
-    gpu = Host("H200", 1000, measured_speeds().prefill, GPU_CORES, 4e12, NIC, paced, 3.0)
-    mac = Host("Mac, assumed", 40, 1000.0, 12, 5e11, 10e9 / 8, float(UPLOADS_PER_CORE * 12), 0.5)
-    return gpu, gpu._replace(name="H200, uploads not paced", uploads=NIC / 2), mac
+    """A GPU host with the prefill rate that was measured, and a Mac with an assumed rate."""
+    gpu = Host("H200", 1000, measured_speeds().prefill, GPU_CORES, 4e12, NIC, 0.0, 3.0)
+    mac = Host("Mac, assumed", 40, 1000.0, 12, 5e11, 10e9 / 8, 0.0, 0.5)
+    return tuple(one._replace(uploads=_uploads(one)) for one in (gpu, mac))
+
+
+def _uploads(host: Host) -> float:
+    """Bytes per second that a host uploads whose decode steps uploads do not lengthen: of all its
+    threads with the least rests, or half of its network."""
+    each = 1e9 / transfers()["upload_s_per_gb"]
+    return min(host.network / 2, upload_threads(host.cores) * each / (1 + LEAST_REST))
 
 
 def transfers() -> dict[str, float]:
@@ -176,7 +183,10 @@ def row(found: Sequence[Session], fleet: Fleet, measured: dict[str, float]) -> R
     bytes_in, bytes_out = (n * BLOCK_BYTES * each for n in (use.uploaded, use.read))
     money = MONTH * (PRICES["write"] * writes + PRICES["read"] * reads)
     keeping = stored * BLOCK_BYTES / 1e9 * PRICES["gb_month"]
-    saved = use.read * BLOCK_TOKENS * each / host.prefill / 3600 * host.hourly * MONTH
+    # What a network does not deliver is computed.
+    delivered = min(1.0, fleet.n_hosts * host.network / bytes_out) if bytes_out else 1.0
+    computed = use.computed + (1 - delivered) * use.read
+    saved = delivered * use.read * BLOCK_TOKENS * each / host.prefill / 3600 * host.hourly * MONTH
     processor = bytes_in * measured["upload_s_per_gb"] + bytes_out * measured["read_s_per_gb"]
     return {
         "host": host.name,
@@ -185,7 +195,7 @@ def row(found: Sequence[Session], fleet: Fleet, measured: dict[str, float]) -> R
         "routing": fleet.routing,
         "losses_a_day": fleet.losses_a_day,
         "bucket_hours": fleet.bucket_hours,
-        "of_ceiling": round((use.local + use.read) / use.ceiling, 4),
+        "of_ceiling": round((use.local + delivered * use.read) / use.ceiling, 4),
         "local": round(use.local / use.ceiling, 4),
         "head_s": round(per_second["HEAD"], 1),
         "get_s": round(per_second["GET"], 1),
@@ -210,7 +220,7 @@ def row(found: Sequence[Session], fleet: Fleet, measured: dict[str, float]) -> R
         "cores": round(processor / 1e9 / fleet.n_hosts, 3),
         "break_even_gbit": round(8 * host.prefill * BYTES_PER_TOKEN / 1e9, 1),
         "prefill_share": round(
-            use.computed * BLOCK_TOKENS * each / fleet.n_hosts / host.prefill, 3
+            computed * BLOCK_TOKENS * each / fleet.n_hosts / host.prefill, 3
         ),
     }  # fmt: skip
 
@@ -226,6 +236,7 @@ def run(recorded: Sequence[Sequence[Recorded]]) -> Result:
             "sessions": len(recorded),
             "in_session": IN_SESSION,
             "bytes_per_token": BYTES_PER_TOKEN,
+            "gpu_cores": GPU_CORES,
             **{f"usd_{name}": price for name, price in PRICES.items()},
             **{name: round(value, 4) for name, value in measured.items()},
         },
@@ -284,7 +295,7 @@ def _fleets() -> Iterator[Fleet]:
 
 
 def _keeping() -> Iterator[Fleet]:
-    one = Fleet(hosts()[1], SIZES[-1], "affinity", 1.0, USUAL_HOURS)
+    one = Fleet(hosts()[0], SIZES[-1], "affinity", 1.0, USUAL_HOURS)
     for routing in ROUTINGS:
         for hours in HOURS:
             yield replace(one, routing=routing, bucket_hours=hours)
