@@ -24,7 +24,7 @@ from semantic.cli.report import columns, show_bytes
 from semantic.cli.terminal import write
 from semantic.composition.engine_settings import Settings
 from semantic.composition.framework import read_device
-from semantic.composition.launched_ranks import read_grid
+from semantic.composition.launched_ranks import read_grid, with_secret
 from semantic.composition.memory_shares import default_process_bytes, guard_memory, promised
 from semantic.composition.named_models import (
     model_name,
@@ -32,7 +32,7 @@ from semantic.composition.named_models import (
     parse_adapter,
     remember_served,
 )
-from semantic.composition.process_stores import default_store_folder, open_responses
+from semantic.composition.process_stores import default_store_folder, fleet_secret, open_responses
 from semantic.domain.errors import InvalidRequestError, OperatorError, SemanticError, StoreError
 
 if TYPE_CHECKING:
@@ -314,8 +314,9 @@ def own_names(model: str, given: str) -> tuple[str, ...]:
 
 
 def engine_settings(settings: ServerSettings) -> Settings:
-    """The engine's part of a server's settings, an alias replaced by its model."""
-    return Settings(
+    """The engine's part of a server's settings, an alias replaced by its model. Raises
+    InvalidRequestError."""
+    engine = Settings(
         model_of(settings.model[0]),
         pool_bytes=gib("pool_gb", settings.pool_gb),
         pool_blocks=settings.pool_blocks,
@@ -331,7 +332,10 @@ def engine_settings(settings: ServerSettings) -> Settings:
         fleet_secret=settings.fleet_secret_file,
         remote=settings.remote_store,
         remote_bytes=gib("remote_gb", settings.remote_gb),
-        ranks=read_grid(os.environ),
+    )
+    grid = read_grid(os.environ)
+    return (
+        engine if grid is None else replace(engine, ranks=with_secret(grid, fleet_secret(engine)))
     )
 
 

@@ -97,4 +97,4 @@ def mlx_provider(settings: Settings | None = None) -> MLXModelProvider:
 def _meet(grid: Grid) -> Ranks:
     from semantic.adapters.mlx.ranks.group import Ranks
 
-    return Ranks(grid.transport, grid.host)
+    return Ranks(grid.transport, grid.host, grid.secret)

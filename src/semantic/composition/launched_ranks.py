@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from semantic.domain.errors import InvalidRequestError
@@ -20,13 +20,15 @@ _NCCL_SIZE, _JACCL_DEVICES = "MLX_WORLD_SIZE", "MLX_IBV_DEVICES"
 @dataclass(frozen=True, slots=True)
 class Grid:
     """The ranks of one model: this one's number, how many there are and how many on this machine
-    share its memory, MLX's backend between them, and the address of rank 0."""
+    share its memory, MLX's backend between them, the address of rank 0, and what they prove to each
+    other to know."""
 
     rank: int
     size: int
     here: int
     transport: str
     host: str
+    secret: bytes = field(default=b"", repr=False)
 
 
 def read_grid(environment: Mapping[str, str]) -> Grid | None:
@@ -42,6 +44,21 @@ def read_grid(environment: Mapping[str, str]) -> Grid | None:
             "`mlx.launch` with the backend ring, nccl or jaccl"
         ) from error
     return grid if grid.size > 1 else None
+
+
+def with_secret(grid: Grid, secret: bytes | None) -> Grid:
+    """`grid` with a secret of its ranks. Raises InvalidRequestError without one, unless rank 0 can
+    be reached from its own machine alone."""
+    from semantic.adapters.http.settings import is_loopback
+
+    if secret is not None:
+        return replace(grid, secret=secret)
+    if is_loopback(grid.host):
+        return grid
+    raise InvalidRequestError(
+        f"rank 0 is on {grid.host}, which others can reach: expected --fleet-secret-file, the same "
+        "for every rank"
+    )
 
 
 def _read(rank: int, environment: Mapping[str, str]) -> Grid:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from semantic.composition.launched_ranks import Grid, read_grid
+from semantic.composition.launched_ranks import Grid, read_grid, with_secret
 from semantic.domain.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from semantic.adapters.mlx.ranks.greeting import Keys
 
 pytestmark = pytest.mark.mlx  # below `adapters.mlx` nothing is imported without it
 
@@ -69,8 +76,15 @@ def test_a_rank_that_the_file_does_not_name_is_refused(tmp_path: Path) -> None:
         read_grid(ring(tmp_path, TWO, "2"))
 
 
-@pytest.fixture
-def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+def keys() -> tuple[Keys, Keys]:
+    """Of both ends of a connection."""
+    from semantic.adapters.mlx.ranks.greeting import Keys
+
+    return Keys(b"one", b"other"), Keys(b"other", b"one")
+
+
+@contextmanager
+def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         here = socket.create_connection(server.getsockname())
         there, _ = server.accept()
@@ -79,12 +93,21 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     there.close()
 
 
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    with connected() as both:
+        yield both
+
+
 def test_frames_arrive_as_they_were_sent_and_beats_are_left_out(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     from semantic.adapters.mlx.ranks.channel import Channel, Frame, Op
 
-    here, there = (Channel(one, peer, 5.0) for one, peer in zip(pair, (1, 0), strict=True))
+    here, there = (
+        Channel(one, peer, 5.0, known)
+        for one, peer, known in zip(pair, (1, 0), keys(), strict=True)
+    )
     here.send(Frame(Op.BEAT, 0))
     here.send(Frame(Op.PREFILL, 7, (3, -1, 1 << 40)))
     here.send(Frame(Op.BODY, 8, (), b"\x00\xff" * 9))
@@ -100,11 +123,11 @@ def test_a_peer_that_ends_is_silent_or_sends_no_frame_is_lost(
     from semantic.adapters.mlx.ranks.channel import Channel, Frame, Op, PeerLostError
 
     here, there = pair
-    quiet = Channel(there, 1, 0.01)
+    quiet = Channel(there, 1, 0.01, keys()[1])
     with pytest.raises(PeerLostError, match="rank 1 was silent"):
         next(quiet.frames())
-    here.sendall(b"\xff" * 32)
-    with pytest.raises(PeerLostError, match="no frame"):
+    here.sendall(b"\xff" * 64)
+    with pytest.raises(PeerLostError, match="not what rank 1 sent"):
         next(quiet.frames())
     here.close()
     with pytest.raises(PeerLostError, match="rank 1 ended"):
@@ -112,6 +135,68 @@ def test_a_peer_that_ends_is_silent_or_sends_no_frame_is_lost(
     quiet.send(Frame(Op.BEAT, 0))  # what is lost is found by reading alone
     quiet.close()
     quiet.send(Frame(Op.BEAT, 0))
+
+
+def change(sent: bytes) -> bytes:
+    return sent[:70] + bytes([sent[70] ^ 1]) + sent[71:]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [change, lambda sent: sent[len(sent) // 2 :], lambda sent: sent[: len(sent) // 2] * 2],
+    ids=["changed", "left out", "repeated"],
+)
+def test_a_frame_that_is_changed_left_out_or_repeated_loses_the_peer(
+    pair: tuple[socket.socket, socket.socket], damage: Callable[[bytes], bytes]
+) -> None:
+    from semantic.adapters.mlx.ranks.channel import Channel, Frame, Op, PeerLostError
+
+    here, there = pair
+    with connected() as (sent, received):
+        source = Channel(here, 0, 5.0, keys()[0])
+        for number in range(2):
+            source.send(Frame(Op.PREFILL, number, (5, 6), b"body"))
+        here.shutdown(socket.SHUT_WR)
+        said = there.makefile("rb").read()
+        sent.sendall(damage(said))
+        frames = Channel(received, 1, 5.0, keys()[1]).frames()
+        with pytest.raises(PeerLostError, match="not what rank 1 sent"):
+            list(itertools.islice(frames, 2))
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_ranks_know_each_other_by_a_secret_that_neither_sends(
+    pair: tuple[socket.socket, socket.socket], alike: bool
+) -> None:
+    from semantic.adapters.mlx.ranks.greeting import admit, join
+
+    here, there = pair
+    with ThreadPoolExecutor(1) as other:
+        joining = other.submit(join, here, b"secret", 3)
+        found = admit(there, b"secret" if alike else b"another")
+        there.shutdown(socket.SHUT_WR)
+        mine = joining.result()
+    if not alike:
+        assert found is None
+        assert mine is None
+        return
+    assert found is not None
+    assert mine is not None
+    rank, theirs = found
+    assert rank == 3
+    assert (mine.own, mine.peer) == (theirs.peer, theirs.own)
+    assert mine.own != mine.peer
+
+
+def test_ranks_that_others_can_reach_need_a_secret(tmp_path: Path) -> None:
+    far, near = (read_grid(ring(tmp_path, hosts)) for hosts in (TWO, HERE))
+    assert far is not None
+    assert near is not None
+    assert with_secret(near, None).secret == b""
+    assert with_secret(far, b"known").secret == b"known"
+    assert "known" not in repr(with_secret(far, b"known"))
+    with pytest.raises(InvalidRequestError, match=r"10\.0\.0\.1.*expected --fleet-secret-file"):
+        with_secret(far, None)
 
 
 class Ends:

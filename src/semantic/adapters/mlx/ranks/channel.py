@@ -1,11 +1,14 @@
 """A connection between two ranks: frames of integers, some followed by bytes.
 
 A wait for a frame costs no computation, unlike one inside a collective operation, and the end of a
-process is known at once. Knows sockets; not what the integers mean beyond the kind of a frame.
+process is known at once. Each frame is sealed: one that is changed, left out, repeated or of
+another sender is found. Nothing is encrypted. Knows sockets; not what the integers mean beyond the
+kind of a frame.
 """
 
 from __future__ import annotations
 
+import hmac
 import socket
 import struct
 import sys
@@ -15,6 +18,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from enum import IntEnum, auto
 from typing import NamedTuple
+
+from semantic.adapters.mlx.ranks.greeting import Keys
 
 _HEAD = struct.Struct("<qqqq")
 """Kind, number of the call, number of integers, number of bytes."""
@@ -71,6 +76,23 @@ class Frame(NamedTuple):
         return bytes(self.data).decode()
 
 
+class _Seals:
+    """The seals of one direction: over each piece and the number of those before it."""
+
+    SIZE = 32
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._n = 0
+
+    def next(self, *pieces: Data) -> bytes:
+        seal = hmac.new(self._key, self._n.to_bytes(8, "little"), "sha256")
+        self._n += 1
+        for piece in pieces:
+            seal.update(piece)
+        return seal.digest()
+
+
 class PeerLostError(Exception):
     """The other rank ended, is silent or sends what is no frame; the text says which."""
 
@@ -78,12 +100,14 @@ class PeerLostError(Exception):
 class Channel:
     """Frames to and from one other rank. Any thread may send, one receives."""
 
-    def __init__(self, sock: socket.socket, peer: int, silence: float) -> None:
-        """`peer` is the other's rank. It is lost if nothing comes for `silence` seconds."""
+    def __init__(self, sock: socket.socket, peer: int, silence: float, keys: Keys) -> None:
+        """`peer` is the other's rank, which has the same `keys`. It is lost if nothing comes for
+        `silence` seconds."""
         self.peer = peer
         self._sock = sock
         self._silence = silence
         self._sending = threading.Lock()
+        self._own, self._theirs = _Seals(keys.own), _Seals(keys.peer)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.settimeout(silence)
 
@@ -93,24 +117,35 @@ class Channel:
         if sys.byteorder == "big":
             ints.byteswap()
         head = _HEAD.pack(frame.op, frame.number, len(ints), len(frame.data))
+        body = ints.tobytes()
         try:
-            with self._sending:
-                self._sock.sendall(head + ints.tobytes())
+            with self._sending:  # seals are numbered in the order of sending
+                start = head + self._own.next(head)
+                if not body and not frame.data:
+                    self._sock.sendall(start)
+                    return
+                self._sock.sendall(start + body)
                 if frame.data:
                     self._sock.sendall(frame.data)
+                self._sock.sendall(self._own.next(body, frame.data))
         except OSError:
             self.close()
 
     def frames(self) -> Iterator[Frame]:
         """Each frame as it comes, without beats. Raises PeerLostError."""
         while True:
-            op, number, n_ints, n_bytes = _HEAD.unpack(self._read(_HEAD.size))
+            head = self._read(_HEAD.size)
+            self._check_seal(head)  # before memory is taken for what it promises
+            op, number, n_ints, n_bytes = _HEAD.unpack(head)
             if not (0 <= n_ints <= _MOST_INTS and 0 <= n_bytes <= _MOST_BYTES):
                 raise PeerLostError(f"rank {self.peer} sent what is no frame")
-            ints = array("q", bytes(self._read(n_ints * _INT_BYTES)))
+            body = self._read(n_ints * _INT_BYTES)
+            data = self._read(n_bytes)
+            if body or data:
+                self._check_seal(body, data)
+            ints = array("q", bytes(body))
             if sys.byteorder == "big":
                 ints.byteswap()
-            data = self._read(n_bytes)
             if op != Op.BEAT:
                 yield Frame(Op(op), number, ints, data)
 
@@ -119,6 +154,10 @@ class Channel:
         with suppress(OSError):  # it had ended
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
+
+    def _check_seal(self, *pieces: bytearray) -> None:
+        if not hmac.compare_digest(self._read(_Seals.SIZE), self._theirs.next(*pieces)):
+            raise PeerLostError(f"what came is not what rank {self.peer} sent")
 
     def _read(self, n_bytes: int) -> bytearray:
         found = bytearray(n_bytes)

@@ -25,6 +25,7 @@ from typing import cast
 import mlx.core as mx
 
 from semantic.adapters.mlx.ranks.channel import Channel, Frame, Op, PeerLostError
+from semantic.adapters.mlx.ranks.greeting import admit, join
 from semantic.domain.errors import BackendError
 
 logger = logging.getLogger("semantic.server")
@@ -56,12 +57,15 @@ class Ranks:
         self,
         transport: str,
         host: str,
+        secret: bytes = b"",
         *,
         silence: float = SILENCE_SECONDS,
         stall: float = _STALL_SECONDS,
     ) -> None:
         """Meet the others over MLX's backend `transport`; rank 0 listens on its address `host`.
 
+        What they send each other is sealed with `secret`, which all have, and with a token of this
+        start, which they get over `transport`: without a secret as safe as that is.
         Raises BackendError if they cannot be reached.
         """
         self.transport = transport
@@ -86,7 +90,7 @@ class Ranks:
         self._ends = threading.Lock()
         self._is_over = False
         try:
-            self.channels = self._connect(host, silence)
+            self.channels = self._connect(host, secret, silence)
         except OSError as error:
             raise BackendError(f"the ranks cannot connect to rank 0 on {host}: {error}") from error
         self._start(lambda: self._watch(min(_BEAT_SECONDS, silence / 4)))
@@ -155,33 +159,38 @@ class Ranks:
 
     # Inside
 
-    def _connect(self, host: str, silence: float) -> list[Channel]:
-        """One connection to rank 0 for each other rank; a secret of this start opens it."""
+    def _connect(self, host: str, secret: bytes, silence: float) -> list[Channel]:
+        """One connection to rank 0 for each other rank."""
         if self.rank == 0:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             with socket.create_server((host, 0), family=family, backlog=self.size) as server:
                 token = secrets.token_bytes(_TOKEN_BYTES)
                 self.gather(server.getsockname()[1].to_bytes(2, "little") + token)
-                return self._accept(server, token, silence)
+                return self._accept(server, _joined(secret, token), silence)
         offered = self.gather(bytes(2 + _TOKEN_BYTES))[0]
         port = int.from_bytes(offered[:2], "little")
         sock = socket.create_connection((host, port), timeout=_JOIN_SECONDS)
-        sock.sendall(offered[2:] + self.rank.to_bytes(4, "little"))
-        return [Channel(sock, 0, silence)]
+        keys = join(sock, _joined(secret, offered[2:]), self.rank)
+        if keys is None:
+            raise BackendError(
+                "rank 0 has another secret: expected one --fleet-secret-file for all"
+            )
+        return [Channel(sock, 0, silence, keys)]
 
-    def _accept(self, server: socket.socket, token: bytes, silence: float) -> list[Channel]:
+    def _accept(self, server: socket.socket, secret: bytes, silence: float) -> list[Channel]:
         found: dict[int, Channel] = {}
         deadline = time.monotonic() + _JOIN_SECONDS
         while len(found) < self.size - 1:
             server.settimeout(max(0.001, deadline - time.monotonic()))
             sock, _ = server.accept()
             sock.settimeout(_GREETING_SECONDS)
-            said = _read_greeting(sock, len(token) + 4)
-            rank = int.from_bytes(said[len(token) :], "little")
-            if not hmac.compare_digest(said[: len(token)], token) or rank in found:
+            admitted = admit(sock, secret)
+            if admitted is None or admitted[0] in found or not 0 < admitted[0] < self.size:
+                logger.warning("a connection that does not know the ranks' secret was refused")
                 sock.close()
                 continue
-            found[rank] = Channel(sock, rank, silence)
+            rank, keys = admitted
+            found[rank] = Channel(sock, rank, silence, keys)
         return [found[rank] for rank in range(1, self.size)]
 
     def _start(self, work: Callable[[], None]) -> None:
@@ -215,13 +224,8 @@ class Ranks:
         return Frame(Op.BEAT, 0)
 
 
-def _read_greeting(sock: socket.socket, n_bytes: int) -> bytes:
-    """What a new connection sends first; as much as came if it is less."""
-    found = b""
-    with suppress(OSError):  # of no rank
-        while len(found) < n_bytes and (more := sock.recv(n_bytes - len(found))):
-            found += more
-    return found
+def _joined(secret: bytes, token: bytes) -> bytes:
+    return hmac.digest(secret, token, "sha256")
 
 
 def require_same(found: Sequence[bytes], what: str) -> None:
