@@ -407,6 +407,59 @@ def test_a_janitor_that_slept_past_its_lease_deletes_nothing_more(world: World) 
     assert {path for path in before if "lease" not in path} <= world.bucket.paths("/")
 
 
+def test_a_janitor_that_slept_right_before_it_deletes_sends_nothing(world: World) -> None:
+    """After it has renewed its lease and seen that nobody else has: then another takes it over."""
+    store, clocks = world.replica(), (FakeClock(), FakeClock())
+    links = save(store, 4 * 256, 1)
+    objects = world.bucket.objects()
+    own, other = Lease(objects, clock=clocks[0]), Lease(world.bucket.objects(), clock=clocks[1])
+    assert own.acquire()
+    assert not other.acquire()
+    delete, slept = objects.delete, list[bool]()
+
+    def deleted(path: str) -> None:
+        """The last call of a renewal."""
+        delete(path)
+        if "-next" in "".join(world.bucket.paths("evicted/")) and not slept:
+            assert not other.acquire()
+            for clock in clocks:
+                clock.advance(PERIOD)
+            slept.append(other.acquire())
+
+    objects.delete = deleted  # type: ignore[method-assign]
+    with pytest.raises(LostLeaseError):
+        Janitor(objects, SECRET, own, 1).run()
+    assert slept == [True]
+    assert objects.calls["delete_all"] == 0
+    assert world.stored(links) == [True] * 4
+
+
+def test_a_batch_that_is_deleted_too_late_is_missed_once_and_written_again(world: World) -> None:
+    """Its request was on its way while another janitor worked and processes knew it again."""
+    store = world.replica()
+    links = save(store, 4 * 256, 1)
+    store.look_up(SCOPE, links, LAYOUT)
+    objects = world.bucket.objects()
+    janitor = world.janitor(1, objects)
+
+    def late(called: str) -> None:
+        if called == "delete_all":
+            objects.before = lambda _: None
+            world.clock.advance(LOG_SECONDS)
+            store.look_up(SCOPE, links, LAYOUT)  # it was announced, and is still there
+            assert set(store.find(keys(links))) == set(keys(links))
+
+    objects.before = late
+    janitor.run()
+    assert world.stored(links) == [False] * 4
+    world.clock.advance(1)
+    assert store.read(header(links[0])) is None
+    assert store.lacking(keys(links)) == frozenset(keys(links))
+    for link in links:
+        assert store.put(block(link))
+    assert world.stored(links) == [True] * 4
+
+
 def test_a_block_that_is_gone_from_the_middle_is_a_shorter_prefix_and_is_written_again(
     world: World,
 ) -> None:

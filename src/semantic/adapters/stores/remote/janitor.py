@@ -4,11 +4,11 @@ longest.
 A pass lists the store twice: first to add up what each tenant has and when it was used, then to
 delete. In between it holds no path, only `OBJECT_BYTES` for each object. What is written or used
 meanwhile stays. Only the holder of the lease deletes, and renews it right before each batch: a
-process that slept past its lease notices that. Whatever is gone is a miss for readers.
+process that slept meanwhile notices that. Whatever is gone is a miss for readers.
 
 Evicts what deleted tenants had, then of the tenants that have most, like the disk quota, down to
 `TARGET` of the budget. Turns and responses have a part of their own, as they are small, and worth
-more. Nothing is decided by a clock of this machine. Knows names and sizes; no contents.
+more. Nothing is evicted by a clock of this machine. Knows names and sizes; no contents.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
 
 The highest number counts, and a number is created only once: so of two that renew or take over
 only one succeeds. A lease is dead when its number has not changed for a whole `PERIOD` by the
-*observer's* monotonic clock: no time of one machine is compared with that of another. The holder
-decides nothing by a clock: it renews right before whatever it may do alone. Knows no object but its
-own.
+*observer's* clock: no time of one machine is compared with that of another. The holder renews right
+before whatever it may do alone; its own clock can only stop it, when it slept meanwhile. Knows no
+object but its own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,12 @@ RENEWALS = 4
 
 
 class LostLeaseError(Exception):
-    """Another process has the lease now."""
+    """Another process has the lease now, or may have."""
+
+
+def clock() -> float:
+    """Seconds that go on while the machine is asleep, as `time.monotonic` does not."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class Lease:
@@ -36,7 +41,7 @@ class Lease:
         objects: Objects,
         *,
         period: float = PERIOD,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = clock,
     ) -> None:
         self._objects = objects
         self._period = period
@@ -73,9 +78,15 @@ class Lease:
         return self._follow(number) if is_dead or not newest.n_bytes else False
 
     def renew(self) -> None:
-        """Call right before what only the holder may do. Raises LostLeaseError."""
+        """Call right before what only the holder may do. Raises LostLeaseError.
+
+        Also when it took so long that it might end behind the period in which others wait: half of
+        that is left for one call to the object store.
+        """
         if not self._follow(self.number):
             raise LostLeaseError("another process took the lease over")
+        if self._clock() - self._renewed >= self._period / 2:
+            raise LostLeaseError("renewing the lease took too long")
 
     def keep(self) -> None:
         """`renew` if that is due: call from time to time during long work."""
