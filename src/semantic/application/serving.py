@@ -175,8 +175,7 @@ class Serving:
         with self._names.claimed(prepared, ask) as agent:
             self._tool_times.returned(agent, ask.tenant)
             if self.discovery is not None:
-                begun = self.discovery.begin(agent, ask.tenant, prepared.tokens)
-                await asyncio.wrap_future(begun)
+                await self.discovery.wait(agent, ask.tenant, prepared.tokens)
             submission = Submission(
                 agent,
                 prepared.tokens,

@@ -198,7 +198,8 @@ class LookUpPort(Protocol):
     """A tier that is too slow to be asked between two steps: it is asked before a request is
     queued, from a thread that may wait.
 
-    No call raises for a failure, nor waits longer than one deadline after the first.
+    No call raises for a failure, and one request that is late ends it. A call makes some requests,
+    one after the other.
     """
 
     def look_up_agent(self, scope: Scope, agent_id: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -29,13 +30,16 @@ from semantic.adapters.stores.remote.sealing import (
 )
 from semantic.adapters.stores.remote.uses import EVICTED
 from semantic.adapters.stores.remote.vault import Vault
+from semantic.application.cache.discovery import Discovery
 from semantic.application.cache.prefix_lookup import window_links
 from semantic.composition.engine_settings import Settings
 from semantic.composition.process_stores import open_objects, try_remote
-from semantic.domain.block_hash import Part, tenant_tag
+from semantic.domain.block_hash import Part, Scope, tenant_tag
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.stored import BlockLayout
+from tests.support.fake_backend import FakeBackend
 from tests.support.fake_clock import FakeClock
+from tests.support.paged_sequences import spec_of
 from tests.support.store_blocks import (
     LAYOUT,
     SCOPE,
@@ -652,21 +656,57 @@ def test_the_reason_of_a_server_is_in_the_error(
         assert "\n" not in str(failed.value)
 
 
-def test_an_outage_is_told_once_and_its_end_too(refusing: list[tuple[int, str]]) -> None:
-    told: list[str] = []
-    for minute in range(2):
-        clock, objects = FakeClock(), Objects.open("s3://bucket/prefix", told.append)
-        objects._clock = objects._backoff._clock = clock
-        for _ in range(6):
-            refusing.append((403, "ExpiredToken"))
-            for _ in range(3):
-                with pytest.raises(UnavailableError):
-                    objects.replace("x", b"data")
-            clock.now += 31.0 if minute else 4.0
-            refusing.append((200, ""))
-            objects.replace("x", b"data")
-        # Within a minute once, of three minutes each time that one has gone by.
-        assert len(told) == (6 if minute else 2)
-        assert "ExpiredToken" in told[-2]
-        assert "again" in told[-1]
-        told.clear()
+def test_an_outage_is_reported_at_most_once_a_minute_and_its_end_too() -> None:
+    reports: list[str] = []
+    clock = FakeClock()
+    objects = Objects(ObjectsInMemory(), notify=reports.append, clock=clock)
+    for n_reports in (2, 2, 4):
+        for _ in range(9):
+            with pytest.raises(UnavailableError), objects._attempt():
+                raise OSError("out of order")
+        clock.now += 31.0
+        objects.replace("x", b"data")
+        assert len(reports) == n_reports
+    assert reports[-2:] == [
+        "the object store fails, what it has is computed: out of order",
+        "the object store answers again",
+    ]
+
+
+def test_a_store_that_is_read_but_not_written_is_reported_too() -> None:
+    """Reads go on: each closes the breaker."""
+    reports: list[str] = []
+    objects = Objects(ObjectsInMemory(), notify=reports.append, clock=FakeClock())
+    for _ in range(5):
+        with pytest.raises(UnavailableError), objects._attempt(writes=True):
+            raise OSError("it is full")
+        assert objects.size("x") is None
+    assert reports == ["the object store takes nothing new: it is full"]
+    objects.replace("x", b"data")
+    assert reports[1:] == ["the object store takes what is new again"]
+
+
+class Late:
+    """A `LookUpPort` that answers when it is let."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.may_answer = threading.Event()
+
+    def look_up_agent(self, scope: Scope, agent_id: str) -> None:  # noqa: ARG002
+        self.asked.append(agent_id)
+        assert self.may_answer.wait(30)
+
+    def look_up(self, *_: object) -> None:
+        self.asked.append("blocks")
+
+
+def test_a_request_does_not_wait_for_a_look_up_that_is_late() -> None:
+    late, store = Late(), RemoteStore(Counted(), SECRET)
+    discovery = Discovery(FakeBackend(spec_of(None)), store, late, seconds=0.01)
+    asyncio.run(discovery.wait("ann", "", range(1024)))
+    assert late.asked == ["ann"]
+    late.may_answer.set()
+    discovery.close()
+    assert late.asked == ["ann", "blocks"]  # for later requests
+    store.close()

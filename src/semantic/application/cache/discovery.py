@@ -7,8 +7,10 @@ when a request runs.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 
 from semantic.application.cache.prefix_lookup import PrefixLookup, StoredPrefix
@@ -19,23 +21,42 @@ from semantic.ports.store import CacheStorePort, LookUpPort
 
 _THREADS = 8
 """Prompts that are looked up at a time."""
+_SECONDS = 2.0
+"""A request waits for its look-up at least so long."""
+_TOKENS_PER_SECOND = 10_000
+"""And for a long prompt as long as it takes to compute at this rate: more would be no gain."""
 
 
 class Discovery:
     """Asks `remote`, a tier of `store`, for the blocks of one model. Thread-safe."""
 
-    def __init__(self, model: BatchBackend, store: CacheStorePort, remote: LookUpPort) -> None:
+    def __init__(
+        self,
+        model: BatchBackend,
+        store: CacheStorePort,
+        remote: LookUpPort,
+        *,
+        seconds: float = _SECONDS,
+    ) -> None:
         self._layout = model.layout()
         self._spec = model.cache_spec()
         self._namespace = namespace_of(model.model_id, self._layout.name)
         self._store = store
         self._remote = remote
         self._lookup = PrefixLookup(store, self._layout)
+        self._seconds = seconds
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="look-up")
 
     def begin(self, agent_id: str, tenant: str, tokens: Sequence[int]) -> Future[None]:
         """`look_up` on another thread."""
         return self._threads.submit(self.look_up, agent_id, tenant, tokens)
+
+    async def wait(self, agent_id: str, tenant: str, tokens: Sequence[int]) -> None:
+        """`begin`, and return when it has ended or is late. What a late one finds is for later
+        requests; one that has not begun by then is not begun."""
+        begun = asyncio.wrap_future(self.begin(agent_id, tenant, tokens))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(begun, max(self._seconds, len(tokens) / _TOKENS_PER_SECOND))
 
     def close(self) -> None:
         """End the threads after the look-ups in progress."""
@@ -44,8 +65,8 @@ class Discovery:
     def look_up(self, agent_id: str, tenant: str, tokens: Sequence[int]) -> None:
         """Let the store know what the slow tier has of an agent and of its prompt `tokens`.
 
-        Asks nothing if all but a block of the prompt is known already. Raises nothing; waits one
-        deadline at most.
+        Asks nothing if all but a block of the prompt is known already. Raises nothing; takes as
+        long as some requests of the slow tier that follow one another.
         """
         reusable = tokens[: self._spec.reusable(len(tokens) - 1)]
         scope = self._scope(agent_id, tenant)

@@ -21,7 +21,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError
 from obstore.store import from_url
 
-from semantic.adapters.stores.background import Backoff
+from semantic.adapters.stores.background import FAILURES, Backoff
 from semantic.domain.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -78,16 +78,18 @@ class Objects:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`large` has the longer deadline of bodies; by default it is `small`. `notify` gets a
-        sentence when the breaker opens, at most one a minute, and one when the store answers
-        again."""
+        sentence when the breaker opens, at most one a minute, or some writes in a row fail, and
+        one when the store answers, or writes, again."""
         self._small = small
         self._large = large or small
         self._backoff = Backoff(clock)
         self._lock = threading.Lock()
-        self._notify = notify
-        self._clock = clock
-        self._reported: float | None = None
-        self._is_reported = False
+        self._notify = notify or (lambda _: None)
+        self._refused = 0
+        fails = "the object store fails, what it has is computed"
+        self._fails = _Outage(fails, "the object store answers again", clock)
+        full = "the object store takes nothing new"
+        self._takes_nothing = _Outage(full, "the object store takes what is new again", clock)
 
     @classmethod
     def open(cls, url: str, notify: Callable[[str], None] | None = None) -> Objects:
@@ -134,7 +136,7 @@ class Objects:
 
     def create(self, path: str, data: Buffer) -> bool:
         """Write an object unless there is one; whether there was none."""
-        with self._attempt(), _into_a_bucket():
+        with self._attempt(writes=True):
             try:
                 obstore.put(self._large, path, data, mode="create", use_multipart=False)
             except AlreadyExistsError:
@@ -143,7 +145,7 @@ class Objects:
 
     def replace(self, path: str, data: Buffer) -> None:
         """Write an object in the place of any other."""
-        with self._attempt(), _into_a_bucket():
+        with self._attempt(writes=True):
             obstore.put(self._large, path, data, use_multipart=False)
 
     def delete(self, path: str) -> None:
@@ -202,50 +204,65 @@ class Objects:
         return False
 
     @contextmanager
-    def _attempt(self) -> Iterator[None]:
+    def _attempt(self, *, writes: bool = False) -> Iterator[None]:
         if self.is_open:
             raise UnavailableError("not asked again yet, after it failed")
         try:
             yield
-        except FileNotFoundError:
-            self._record(error=None)
-            raise
-        except (BaseError, OSError, ValueError) as error:
-            if isinstance(error, NotSupportedError):
-                raise UnavailableError(_line(error)) from error
-            self._record(error=error)
+        except NotSupportedError as error:
             raise UnavailableError(_line(error)) from error
-        self._record(error=None)
+        except (BaseError, OSError, ValueError) as error:
+            if isinstance(error, FileNotFoundError) and not writes:
+                self._record(error=None)
+                raise
+            self._record(error, writes=writes)  # nothing but a bucket is missing to write
+            raise UnavailableError(_line(error)) from error
+        self._record(error=None, writes=writes)
 
-    def _record(self, error: Exception | None) -> None:
+    def _record(self, error: Exception | None, *, writes: bool = False) -> None:
         with self._lock:
             self._backoff.record(succeeded=error is None)
             while error is not None and _is_timeout(error) and not self._backoff.is_on():
                 self._backoff.record(succeeded=False)
-            sentence = self._sentence(error)
-        if sentence is not None and self._notify is not None:
-            self._notify(sentence)
+            if writes:
+                self._refused = 0 if error is None else self._refused + 1
+            sentences = [one for one in self._sentences(error, writes=writes) if one is not None]
+        for one in sentences:
+            self._notify(one)
 
-    def _sentence(self, error: Exception | None) -> str | None:
-        """What is to be said after a call, if anything."""
+    def _sentences(self, error: Exception | None, *, writes: bool) -> Iterator[str | None]:
+        """What to report after a call. A full or read-only store is still read: then the
+        breaker stays closed."""
         if error is None:
-            was_reported, self._is_reported = self._is_reported, False
-            return "the object store answers again" if was_reported else None
+            yield self._fails.ended()
+            yield self._takes_nothing.ended() if writes else None
+        elif self._backoff.is_on():
+            yield self._fails.begun(_line(error))
+        elif self._refused >= FAILURES:
+            yield self._takes_nothing.begun(_line(error))
+
+
+class _Outage:
+    """Reports failures that go on: when they begin, at most once a minute, and when they have
+    ended. Not thread-safe."""
+
+    def __init__(self, begun: str, ended: str, clock: Callable[[], float]) -> None:
+        self._begun = begun
+        self._ended = ended
+        self._clock = clock
+        self._reported: float | None = None
+        self._is_on = False
+
+    def begun(self, reason: str) -> str | None:
         now = self._clock()
-        is_due = self._reported is None or now - self._reported >= _REPORT_SECONDS
-        if self._is_reported or not is_due or not self._backoff.is_on():
+        if self._is_on or (self._reported is not None and now - self._reported < _REPORT_SECONDS):
             return None
-        self._reported, self._is_reported = now, True
-        return f"the object store fails, what it has is computed: {_line(error)}"
+        self._reported, self._is_on = now, True
+        return f"{self._begun}: {reason}"
 
-
-@contextmanager
-def _into_a_bucket() -> Iterator[None]:
-    """Nothing is missing to write an object but the bucket."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise OSError(f"the bucket is not there: {error}") from error
+    def ended(self) -> str | None:
+        was_on, self._is_on = self._is_on, False
+        return self._ended if was_on else None
 
 
 def _connected(url: str, seconds: float, *, signs_bodies: bool = True) -> ObjectStore:
