@@ -8,10 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typing_extensions import Buffer
 
 from semantic.adapters.stores.disk_turns import DiskTurns
+from semantic.adapters.stores.remote.remote_records import Records, RemoteTurns
 from semantic.application.chat.turn_cache import TurnCache
 from semantic.domain.history import Turn, thought_digest
+from tests.support.bucket import Bucket, Process
 
 FIRST = Turn(b"1" * 32, None, 0, (1, 2, 70_000), thought_digest("hm"))
 SECOND = Turn(b"2" * 32, FIRST.point, 2, (), thought_digest(""))
@@ -113,3 +116,31 @@ def test_where_turns_cannot_be_kept_somebody_is_told_once(tmp_path: Path) -> Non
     turns.close()
     assert len(told) == 1
     assert "turns cannot be stored on disk" in told[0]
+
+
+def test_an_agent_that_alternates_between_machines_reads_each_turn_once(tmp_path: Path) -> None:
+    """Not its whole history with each turn."""
+    bucket = Bucket()
+    asked: list[str] = []
+
+    class Asked(Process):
+        def get(self, path: str) -> Buffer:
+            asked.append(path)
+            return super().get(path)
+
+    def machine(name: str) -> TurnCache:
+        shared = RemoteTurns(Records(Asked(bucket), b"s" * 32, "turns", nobody))
+        return TurnCache(1 << 20, DiskTurns(tmp_path / name, 1 << 20, nobody), shared=shared)
+
+    machines, points = [machine("one"), machine("two")], list[bytes]()
+    for number in range(20):
+        here = machines[number % 2]
+        asked.clear()
+        here.look_up(b"owner", points)
+        assert all(here.get(point) for point in points)
+        assert len([path for path in asked if path.startswith("turns/")]) <= 2
+        points.append(number.to_bytes(32, "big"))
+        here.put(replace(FIRST, point=points[-1], owner=b"owner"))
+        here._writer.submit(lambda: None).result()  # it is there
+    for one in machines:
+        one.close()

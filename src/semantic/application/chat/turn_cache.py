@@ -117,7 +117,8 @@ class TurnCache:
         """See `TurnsPort.look_up`. What is found is written below too: asked for once."""
         if self._shared is None or not points or self.get(points[-1]) is not None:
             return
-        for turn in self._shared.look_up(owner, points):
+        unknown = [point for point in points if self.get(point) is None]
+        for turn in self._shared.look_up(owner, unknown):
             self._remember(_packed(turn))
             if self._below is not None:
                 self._below.put(turn)
