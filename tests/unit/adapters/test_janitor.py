@@ -408,7 +408,7 @@ def test_a_janitor_that_slept_past_its_lease_deletes_nothing_more(world: World) 
 
 
 def test_a_janitor_that_slept_right_before_it_deletes_sends_nothing(world: World) -> None:
-    """After it has renewed its lease and seen that nobody else has: then another takes it over."""
+    """After it has renewed its lease and seen that no other has: then another takes it over."""
     store, clocks = world.replica(), (FakeClock(), FakeClock())
     links = save(store, 4 * 256, 1)
     objects = world.bucket.objects()
