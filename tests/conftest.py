@@ -5,11 +5,13 @@ Selects the tests of a lane. Each test has a store folder of its own and never s
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import logging
 import os
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -94,6 +96,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_sessionfinish() -> None:
     """The quick lane has not imported MLX, not even where nothing noticed."""
     assert not (lanes.QUICK and lanes.loaded_mlx()), lanes.loaded_mlx()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def fastapi_caches() -> Iterator[None]:
+    """What FastAPI remembers of endpoints is forgotten: it would keep every app, some 20,000
+    objects each, and a collection of garbage look at all of them."""
+    yield
+    models = sys.modules.get("fastapi.dependencies.models")
+    for remembered in vars(models).values() if models else ():
+        if isinstance(remembered, functools._lru_cache_wrapper):
+            remembered.cache_clear()
 
 
 @pytest.fixture(scope="session")

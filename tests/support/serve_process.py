@@ -126,4 +126,10 @@ def served(
         process.kill()
 
 
-OURS: Final = {"PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1", "TERM": "dumb"}
+OURS: Final = {
+    "PYTHONPATH": str(ROOT / "src"),
+    "HF_HUB_OFFLINE": "1",
+    "TERM": "dumb",
+    # Else each server takes all cores, where others of the suite compute: its threads spin.
+    **{name: value for name, value in os.environ.items() if name.startswith("OPENBLAS_")},
+}
