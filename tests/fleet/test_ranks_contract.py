@@ -12,7 +12,7 @@ from semantic.adapters.mlx.ranks.leading import LeadingBackend
 from semantic.ports.outbound import BatchBackend
 from tests.contract import test_batch_backend as contract
 from tests.support.in_pages import SUFFIX
-from tests.support.two_ranks import Pair
+from tests.support.two_ranks import WIDE, Pair
 
 globals().update({name: one for name, one in vars(contract).items() if name.startswith("test_")})
 
@@ -20,9 +20,9 @@ _ARCHITECTURE = "llama"
 _pair = functools.cache(Pair)
 
 
-@pytest.fixture(scope="module", params=["", SUFFIX], ids=["contiguous", "in pages"])
+@pytest.fixture(scope="module", params=[_ARCHITECTURE, WIDE + _ARCHITECTURE + SUFFIX])
 def backend(request: pytest.FixtureRequest) -> LeadingBackend:
-    return _pair().model(_ARCHITECTURE + request.param)
+    return _pair().model(request.param)
 
 
 @pytest.fixture(params=[f"mlx {_ARCHITECTURE}"])

@@ -15,9 +15,11 @@ _MODELS = (
 _SERVER = "tests/fleet/test_ranks.py::test_"
 CHECKS = {
     "answers": (f"{_MODELS}[llama]",),
-    "answers in pages": (f"{_MODELS}[llama in pages]", f"{_MODELS}[gpt_oss in pages]"),
-    "contract": ("tests/fleet/test_ranks_contract.py", "-k", "contiguous"),
-    "contract in pages": ("tests/fleet/test_ranks_contract.py", "-k", "pages"),
+    "answers in pages": tuple(
+        f"{_MODELS}[{row} in pages]" for row in ("llama", "gpt_oss", "deepseek_v3")
+    ),
+    "contract": ("tests/fleet/test_ranks_contract.py", "-k", "not wide"),
+    "contract in pages": ("tests/fleet/test_ranks_contract.py", "-k", "wide"),
     "restart": (f"{_SERVER}a_server_of_two_ranks_ends_in_good_order_and_resumes",),
     "kill": (
         f"{_SERVER}the_other_ranks_end_with_a_reason_when_one_is_lost_in_a_turn",

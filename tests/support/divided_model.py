@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from mlx.nn.layers.base import Module
+
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.model.provider import wrapping
 from semantic.adapters.mlx.ranks.following import follow
@@ -55,11 +57,15 @@ def main(row: str) -> None:
 
 
 def _shard(row: str, ranks: Ranks) -> MLXBackend:
-    model = drawn(row.removesuffix(SUFFIX))
+    model = _model(row)
     shard_model(model, ranks)
     name = shared_name("tiny:zoo", "", ranks)
     attention = pages_here() if row.endswith(SUFFIX) else None
     return at_once(wrapping(model, name, attention=attention, decoding=shortened, ranks=ranks))
+
+
+def _model(row: str) -> Module:
+    return drawn(row.removesuffix(SUFFIX), wide=row.endswith(SUFFIX))
 
 
 def _found(row: str, ranks: Ranks) -> dict[str, object]:
@@ -79,7 +85,7 @@ def _found(row: str, ranks: Ranks) -> dict[str, object]:
     for part in parts or [Part.FULL]:
         (target,) = backend.loading(restored, part, 0, BLOCK_TOKENS)
         target.put(bodies.get(part, b""))
-    one_device = drawn(row.removesuffix(SUFFIX))
+    one_device = _model(row)
     one_device.eval()
     right = is_answer(one_device, PROMPT, tokens, N)
     try:

@@ -31,10 +31,13 @@ from semantic.adapters.mlx.ranks.shard import shard_model, shared_name
 from semantic.ports.slices import at_once
 from tests.support.in_pages import SUFFIX
 from tests.support.tiny_models import tiny_model
+from tests.zoo.folder import drawn
 
 TRANSPORT: Final = os.environ.get("SEMANTIC_RANKS", "ring")
 SIZE: Final = 2
 HERE: Final = "127.0.0.1"
+WIDE: Final = "wide "
+"""Begins the names of models with heads that a GPU has kernels for."""
 
 
 def launched(folder: Path) -> list[dict[str, str]]:
@@ -104,7 +107,7 @@ class Pair:
 
 def shard(name: str, ranks: Ranks) -> MLXBackend:
     """This rank's backend of a tiny model."""
-    model = tiny_model.__wrapped__(name.removesuffix(SUFFIX))  # another object than others have
+    model = _model(name.removesuffix(SUFFIX))
     shard_model(model, ranks)
     named = shared_name(f"tiny:{name}", "tiny", ranks)
     attention = pages_here() if name.endswith(SUFFIX) else None
@@ -113,6 +116,13 @@ def shard(name: str, ranks: Ranks) -> MLXBackend:
     assert backend.in_pages == name.endswith(SUFFIX)
     assert not backend.in_pages or hasattr(backend.model.model, "steps")  # they are shortened
     return backend
+
+
+def _model(name: str) -> Module:
+    """Another object than other tests have."""
+    if name.startswith(WIDE):
+        return drawn(name.removeprefix(WIDE), wide=True)
+    return tiny_model.__wrapped__(name)
 
 
 def shortened(model: Module) -> Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -20,6 +20,7 @@ from tests.zoo.configurations import configuration, module_of
 
 _TOKENIZER = ("chat_template.jinja", "tokenizer.json", "tokenizer_config.json")
 _SEED = 7
+_WIDE = {"head_dim": 64, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
 
 
 def write_folder(row: str, folder: Path) -> Path:
@@ -38,13 +39,24 @@ def write_folder(row: str, folder: Path) -> Path:
     return folder
 
 
-def drawn(row: str) -> Module:
-    """The model of a row as mlx-lm builds it, with random weights."""
+def drawn(row: str, *, wide: bool = False) -> Module:
+    """The model of a row as mlx-lm builds it, with random weights; with heads as `wide` as a GPU's
+    kernels for pages need."""
     architecture = module_of(row)
     mx.random.seed(_SEED)
-    model = architecture.Model(architecture.ModelArgs.from_dict(configuration(row)))
+    config = configuration(row)
+    if wide:
+        config = _widened(config)
+    model = architecture.Model(architecture.ModelArgs.from_dict(config))
     randomize(model)
     return model
+
+
+def _widened(config: Mapping[str, object]) -> dict[str, object]:
+    return {
+        name: _widened(value) if isinstance(value, dict) else _WIDE.get(name, value)
+        for name, value in config.items()
+    }
 
 
 def alone(row: str) -> bool:
