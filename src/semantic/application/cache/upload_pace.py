@@ -4,7 +4,8 @@ What uploads cost is measured: a decode step that one falls into is compared wit
 many requests that none did. A second of uploading lengthens them by so many seconds; the rest
 after it is so long that, of all the time, that part is `MOST_COST`. Where uploads cost nothing they
 go on all the time but for what is needed to compare, and while no engine steps nothing holds them
-up. Knows neither stores nor networks.
+up. Where steps of one kind differ much, as beside other programs that compute, the cost is
+overestimated: uploads fall into the longer ones more often. Knows neither stores nor networks.
 """
 
 from __future__ import annotations
