@@ -86,7 +86,7 @@ def test_agents_of_every_kind_of_cache_move(architecture: str, fleet: Fleet) -> 
         assert stranger.cached_tokens == 0
 
 
-@pytest.mark.parametrize("damage", ["flipped", "truncated"])
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "emptied"])
 def test_damaged_objects_are_computed_again(damage: str, fleet: Fleet) -> None:
     prompt = text(900, seed=1)
     with ExitStack() as stack:
@@ -97,7 +97,9 @@ def test_damaged_objects_are_computed_again(damage: str, fleet: Fleet) -> None:
         for path in [one for one in paths_of(objects) if one.endswith(".full")]:
             data = bytearray(objects.get(path))
             data[len(data) // 2] ^= 4
-            objects.replace(path, data if damage == "flipped" else data[:-9])
+            kept = {"flipped": len(data), "truncated": len(data) - 9, "emptied": 0}[damage]
+            objects.replace(path, data[:kept])
+            assert not bytes(objects.read(path, len(data), len(data) + 9))  # no failure
         cached = []
         for name in "bcd":
             life = fleet.replica(stack, name)
