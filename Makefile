@@ -71,7 +71,12 @@ test: check  ## all checks; the tests come last
 thorough: export HYPOTHESIS_PROFILE := thorough
 thorough: check  ## the same with further values and many more examples: hours
 
-check: lint type imports unit
+# mypy computes on one core and tests wait now and then: it takes the time beside them.
+TYPED := $(VENV)/type.log
+check: lint imports
+	@$(MAKE) --no-print-directory type >$(TYPED) 2>&1 & typing=$$!; \
+		$(MAKE) --no-print-directory unit; tested=$$?; \
+		wait $$typing; typed=$$?; cat $(TYPED); exit $$((tested ? tested : typed))
 
 lint: $(VENV)/.dev  ## style, format, and what pages have of results, tests and the program
 	@$(BIN)/ruff check .
