@@ -66,6 +66,9 @@ _CORES_PER_UPLOAD = 4
 
 _MOST_UPLOADS = 8
 
+# A stop waits so long for what is still to be uploaded: over a slow line it may be hours.
+_UPLOAD_AT_STOP_SECONDS = 15.0
+
 # Disk tier: a part of the free space, so that a forgotten store does not fill a disk.
 _DISK_FRACTION = 10
 
@@ -115,6 +118,7 @@ def open_store(settings: Settings, observer: BlockObserver | None = None) -> Cac
         pace=UploadPace(time.monotonic),
         threads=upload_threads(os.cpu_count() or 1),
         forgets_at_once=True,
+        close_seconds=_UPLOAD_AT_STOP_SECONDS,
     )
     return SharedTiers(own, uploads)
 

@@ -710,3 +710,23 @@ def test_a_request_does_not_wait_for_a_look_up_that_is_late() -> None:
     discovery.close()
     assert late.asked == ["ann", "blocks"]  # for later requests
     store.close()
+
+
+def test_a_stop_does_not_wait_for_a_long_queue_of_uploads() -> None:
+    """What is not uploaded in time is dropped: this machine has it."""
+    clock = FakeClock()
+
+    class Slow(Counted):
+        def create(self, path: str, data: Buffer) -> bool:
+            clock.now += 1.0
+            return super().create(path, data)
+
+    store, links = RemoteStore(Slow(), SECRET), chain(40 * 256)
+    queue = BackgroundStore(store, 1 << 24, clock=clock, forgets_at_once=True, close_seconds=5.0)
+    with queue._changed:  # nothing is uploaded before the stop
+        for link in links:
+            assert queue.put(block(link))
+    queue.close()
+    counts = queue.stats()[0].counts
+    assert 0 < counts["dropped"] < 40
+    assert clock.now < 15.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
+import math
 import threading
 import time
 from collections import Counter, OrderedDict
@@ -116,12 +117,14 @@ class BackgroundStore:
         pace: UploadPace | None = None,
         threads: int = 1,
         forgets_at_once: bool = False,
+        close_seconds: float = math.inf,
     ) -> None:
         """`tier` is what the queue is called. Blocks are passed on when `pace` allows, unless a
         `flush` or `close` waits for them: writing takes time from computing. Of several `threads`
         each passes on a block at a time; all else waits for what was put before it, as with one.
         With `forgets_at_once` it is `inner` that keeps what is written and what is removed in
-        order, and neither `drop` nor `remove` waits for a write.
+        order, and neither `drop` nor `remove` waits for a write. `close` drops what is not passed
+        on `close_seconds` after its begin.
 
         Raises InvalidRequestError for a bound below 1.
         """
@@ -151,6 +154,8 @@ class BackgroundStore:
         self._flushing = 0
         self._counts: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self._closing = False
+        self._close_seconds = close_seconds
+        self._ends = math.inf
         self._error: BaseException | None = None
         self._threads = [
             threading.Thread(target=self._run, name="store writer", daemon=True)
@@ -392,6 +397,8 @@ class BackgroundStore:
 
     def close(self) -> None:
         """See `CacheStorePort.close`. Raises IntegrityError when a bug has ended the thread."""
+        with self._changed:
+            self._ends = self._clock() + self._close_seconds
         try:
             self._drain()
         finally:
@@ -556,7 +563,7 @@ class BackgroundStore:
 
     def _attempt(self, write: Callable[[], bool], dropped: str) -> None:
         with self._changed:
-            if self._backoff.is_on():
+            if self._backoff.is_on() or self._clock() >= self._ends:
                 self._counts[dropped] += 1
                 return
         succeeded = write()
