@@ -246,6 +246,23 @@ def test_models_that_cannot_be_divided_are_refused(name: str, reason: str) -> No
         shard_model(tiny_model(name), Ends())  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("quantized", [False, True])
+def test_a_layer_of_some_rows_computes_what_a_linear_one_does(quantized: bool) -> None:
+    import mlx.core as mx
+    from mlx.nn.layers.distributed import shard_linear
+    from mlx.nn.layers.linear import Linear
+
+    from semantic.adapters.mlx.ranks.shard import _WITHOUT_GRADIENTS
+
+    linear = Linear(64, 32)
+    layer = linear.to_quantized(64, 8) if quantized else linear
+    part = shard_linear(layer, "all-to-sharded", group=mx.distributed.init())
+    x = mx.random.normal((3, 64), key=mx.random.key(1))
+    expected = part(x)
+    part.__class__ = _WITHOUT_GRADIENTS[type(part)]
+    assert mx.array_equal(part(x), expected).item()
+
+
 def test_ranks_with_other_files_are_refused() -> None:
     from semantic.adapters.mlx.ranks.group import require_same
     from semantic.domain.errors import BackendError
