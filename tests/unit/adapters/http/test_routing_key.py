@@ -93,7 +93,10 @@ def test_a_response_is_continued_where_its_request_was_routed() -> None:
     )
 
 
-@pytest.mark.parametrize("given", [None, 7, "", "resp_", "resp_00", new_response_id(), "x" * 9999])
+_OF_NO_FLEET = pytest.param(new_response_id(), id="of a server alone")
+
+
+@pytest.mark.parametrize("given", [None, 7, "", "resp_", "resp_00", _OF_NO_FLEET, "x" * 9999])
 def test_any_other_id_of_a_response_names_no_key(given: object) -> None:
     body: Json = {"input": "hi", "previous_response_id": given}
     assert routing_key("/v1/responses", {}, body) == routing_key(
