@@ -2,7 +2,9 @@
 
 `python -m benchmarks.fleet_replay FILE --python ENVIRONMENT/bin/python`, of an environment with
 semantic-engine[fleet]. Sessions are named by nothing, so a request's opening is its key; at random,
-each has the name of another agent. The object store is a folder.
+each has the name of another agent. The object store is a folder. A request follows the answer
+before it at once, but for a run with pauses: at random it mostly needs what another replica has
+computed a moment ago, and is still to upload.
 """
 
 from __future__ import annotations
@@ -43,7 +45,15 @@ AT_RANDOM: Final = 0.9
 CRITERION: Final = (
     f"two replicas reuse {WITH_AFFINITY} of what one does with affinity, {AT_RANDOM} at random"
 )
-_RUNS: Final = {"alone": 0.0, "two, affinity": WITH_AFFINITY, "two, random": AT_RANDOM}
+_PAUSE: Final = 3.0
+"""Seconds between an answer and the next request in the run with pauses: of the recording's
+requests one in twenty comes sooner, half come after nine seconds."""
+_RUNS: Final = {
+    "alone": 0.0,
+    "two, affinity": WITH_AFFINITY,
+    "two, random": AT_RANDOM,
+    "two, random, with pauses": AT_RANDOM,
+}
 """And the least that they may reuse of what is reused alone."""
 _ANSWERS: Final = 40
 _STREAMS: Final = 8
@@ -178,15 +188,11 @@ def _kind(
     size = Size(held_bytes(spec, replayed, shape.at_once), longest_request(replayed))
     flags = ("--model", str(model), *size.flags())
     of_one = 0.0
-    for name, least in (
-        ("alone", 0.0),
-        ("two, affinity", WITH_AFFINITY),
-        ("two, random", AT_RANDOM),
-    ):
-        own = folder / name.replace(", ", "-")
-        with _running(name, own, python, 2, flags) as server:
-            replay = Replay(server, replayed, shape.at_once)
-            if name.endswith("random"):
+    for number, (name, least) in enumerate(_RUNS.items()):
+        with _running(name, folder / str(number), python, 2, flags) as server:
+            pause = _PAUSE if name.endswith("pauses") else 0.0
+            replay = Replay(server, replayed, shape.at_once, pause=pause)
+            if "random" in name:
                 replay.headers = lambda: {"X-Agent-ID": os.urandom(8).hex()}
             replay.run()
         row = reuse_row(kind, name, replay)

@@ -106,12 +106,13 @@ class Reply:
 @dataclass(slots=True)
 class Replay:
     """Sends sessions to one server, several at once; each client sends again what fails. Each
-    request has `headers()` more."""
+    request has `headers()` more, and comes `pause` seconds after the answer before it."""
 
     server: ServerProcess
     sessions: Sequence[Session]
     at_once: int
     kills: bool = False
+    pause: float = 0.0
     replies: list[Reply] = field(default_factory=list)
     headers: Callable[[], Mapping[str, str]] = dict
     _killed: bool = False
@@ -146,7 +147,8 @@ class Replay:
 
     def _session(self, session: Session) -> None:
         met_kill = False
-        for turn in session.turns:
+        for number, turn in enumerate(session.turns):
+            time.sleep(self.pause if number else 0.0)
             reply = self._ask(turn)
             after_kill = self._killed and not met_kill
             met_kill |= after_kill
