@@ -614,3 +614,22 @@ def test_a_queue_that_is_half_full_waits_for_nothing() -> None:
     assert world.store.put(interim(100))
     until(lambda: world.inner.told == ["put 0"])
     world.store.close()
+
+
+def test_what_is_dropped_while_it_is_written_is_not_found_and_can_be_put_again() -> None:
+    inner = Slow()
+    store = BackgroundStore(inner, PLENTY, forgets_at_once=True)
+    links = chain(256)
+    inner.open.clear()
+    store.put(block(links[0]))
+    assert inner.entered.acquire(timeout=PATIENCE)
+    store.drop(keys(links))
+    assert store.find(keys(links)) == {}
+    assert list(store.children(links[0].parent, Part.FULL)) == []
+    assert store.stats()[0].n_bytes == 0
+    store.put(block(links[0]))
+    inner.open.set()
+    store.flush()
+    assert store.stats()[0].n_bytes == 0
+    assert [*store.find(keys(links))] == keys(links)
+    store.close()

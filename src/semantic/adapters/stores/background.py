@@ -213,9 +213,14 @@ class BackgroundStore:
             return True
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
-        """See `CacheStorePort.drop`. Not queued; waits for a block that is being written."""
+        """See `CacheStorePort.drop`. Not queued; waits for a block that is being written, unless
+        the queue `forgets_at_once`."""
         gone = frozenset(keys)
         with self._changed:
+            if not self._waits:
+                for key in gone & self._blocks.keys():
+                    if self._blocks[key] in self._current.values():
+                        self._forget(self._blocks[key])
             for number, job in list(self._queue.items()):
                 if isinstance(job, _Put) and job.block.header.key in gone:
                     del self._queue[number]
@@ -576,8 +581,9 @@ class BackgroundStore:
             match job:
                 case _Touch():
                     self._touches -= 1
-                case _Put():
-                    self._forget(job)
+                case _Put(block):
+                    if self._blocks.get(block.header.key) is job:  # not dropped meanwhile
+                        self._forget(job)
                 case _Save():
                     if self._saves.get(_agent(job)) is job:
                         del self._saves[_agent(job)]

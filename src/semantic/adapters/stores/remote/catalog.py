@@ -68,7 +68,7 @@ class Catalog:
         self._tails = MemoryStore(for_tails, secret=secret, counts_bodies=False)
         self._recent = MemoryStore(for_recent, secret=secret, counts_bodies=False)
         self._table = BodyTable(max_bytes - for_tails - for_recent)
-        self._lock = threading.Lock()  # of the table
+        self._lock = threading.Lock()  # of the table, and of what is learned and dropped
         self._max_bytes = max_bytes
         self.is_forgotten = is_forgotten
 
@@ -76,23 +76,23 @@ class Catalog:
 
     def learn(self, header: BlockHeader, n_bytes: int) -> None:
         """A body of so many bytes is there."""
-        if self.is_forgotten(header.key):
-            return
         known = StoredBlock(header, KnownBody(n_bytes))
-        if has_tail(header):
-            self._tails.put(known)
-            return
-        with self._lock:
-            self._table.add(header, n_bytes)
-        self._recent.put(known)
+        with self._lock:  # `drop` follows what makes it forgotten, so either finds the other
+            if self.is_forgotten(header.key):
+                return
+            if has_tail(header):
+                self._tails.put(known)
+            else:
+                self._table.add(header, n_bytes)
+                self._recent.put(known)
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
         """These bodies are gone."""
         with self._lock:
             for key in keys:
                 self._table.drop(name_of_body(key))
-        self._tails.drop(keys)
-        self._recent.drop(keys)
+            self._tails.drop(keys)
+            self._recent.drop(keys)
 
     def drop_named(self, names: AbstractSet[int] | None) -> None:
         """What has these names, see `name_of_body`, is gone; None: any may be."""
@@ -167,12 +167,14 @@ class Catalog:
 
     def learn_agent(self, manifest: Manifest) -> None:
         """This is an agent's newest manifest, with its generation."""
-        if not self.is_forgotten((manifest.scope, manifest.agent_id)):
-            self._tails.remember(manifest)
+        with self._lock:  # as in `learn`
+            if not self.is_forgotten((manifest.scope, manifest.agent_id)):
+                self._tails.remember(manifest)
 
     def drop_agent(self, scope: Scope, agent_id: str) -> bool:
         """An agent's manifest is gone; whether it was known."""
-        return self._tails.remove(scope, agent_id)
+        with self._lock:
+            return self._tails.remove(scope, agent_id)
 
     def manifest(self, scope: Scope, agent_id: str) -> Manifest | None:
         """See `CacheStorePort.manifest`."""
