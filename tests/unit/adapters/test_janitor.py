@@ -70,6 +70,13 @@ class World:
         finally:
             janitor._lease.release()
 
+    def lose(self, folder: str) -> None:
+        """Delete all that is in a folder, unannounced."""
+        objects = self.bucket.objects()
+        for path in self.bucket.paths():
+            if path.startswith(folder):
+                objects.delete(path)
+
     def stored(self, links: list[BlockLink], part: Part = Part.FULL) -> list[bool]:
         """Which of the bodies are in the bucket."""
         paths = self.bucket.paths()
@@ -528,6 +535,54 @@ def test_a_process_that_missed_too_much_forgets_what_it_knows(
     world.clock.advance(LOG_SECONDS)
     store.look_up(SCOPE, chain(256, 9), LAYOUT)
     assert store.lacking(keys(links)) == frozenset(keys(links))
+
+
+@pytest.mark.parametrize("lost", ["janitor/lease", ""])
+def test_evictions_are_heard_when_the_numbers_of_leases_begin_anew(lost: str, world: World) -> None:
+    """After the lease was lost, or all of the bucket."""
+    store = world.replica()
+    save(store, 8 * 256, 1)
+    for n_blocks in (6, 5, 4):
+        world.evict(n_blocks * BODY)
+    world.clock.advance(LOG_SECONDS)
+    store.look_up(SCOPE, chain(256, 9), LAYOUT)
+    world.lose(lost)
+    world.clock.advance(LOG_SECONDS)
+    links = save(store, 8 * 256, 2)
+    world.clock.advance(LOG_SECONDS)
+    store.look_up(SCOPE, links, LAYOUT)
+    assert world.evict(2 * BODY).evicted["blocks"] >= 6
+    world.clock.advance(LOG_SECONDS)
+    store.look_up(SCOPE, chain(256, 9), LAYOUT)
+    there = [one for one, stored in zip(keys(links), world.stored(links), strict=True) if stored]
+    assert store.find(keys(links)).keys() == set(there)
+    assert len(there) <= 2
+
+
+@pytest.mark.parametrize("is_emptied", [False, True])
+def test_what_a_tenant_had_under_another_key_is_written_again(
+    world: World, *, is_emptied: bool
+) -> None:
+    """It was forgotten, or the bucket was deleted and made anew, while servers run."""
+    store, other = world.replica(), scope_of(tenant="b")
+    mine, theirs = save(store, 4 * 256, 1), save(store, 4 * 256, 2, other)
+    tail = chain(300, 1)[-1]
+    assert store.put(block(tail))
+    if is_emptied:
+        world.lose("")
+    else:
+        assert Vault(world.bucket.objects(), SECRET).erase(SCOPE.tenant)
+    world.clock.advance(SALT_SECONDS)
+    links = [*mine, tail]
+    store.look_up(SCOPE, mine, LAYOUT)
+    assert store.lacking(keys(links)) == frozenset(keys(links))
+    assert [one.scope for one in store.manifests()] == [other]
+    assert store.lacking(keys(theirs)) == frozenset()  # nothing was asked for it yet
+    save(store, 4 * 256, 1)
+    assert world.stored(mine) == [True] * 4
+    store.look_up(other, theirs, LAYOUT)
+    save(store, 4 * 256, 2, other)
+    assert world.stored(theirs) == [True] * 4
 
 
 def test_an_agent_whose_manifest_is_gone_goes_on_with_its_generations(world: World) -> None:

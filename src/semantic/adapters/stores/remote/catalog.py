@@ -106,6 +106,16 @@ class Catalog:
             keys = [one.key for one in store.headers()]
             store.drop([one for one in keys if names is None or name_of_body(one) in names])
 
+    def drop_tenant(self, tenant: bytes) -> None:
+        """All that the tenant with this tag had is gone."""
+        with self._lock:
+            self._table.drop_tenant(tenant)
+        for store in (self._tails, self._recent):
+            store.drop([one.key for one in store.headers() if one.link.scope.tenant == tenant])
+        for one in self._tails.manifests():
+            if one.scope.tenant == tenant:
+                self._tails.remove(one.scope, one.agent_id)
+
     def find(self, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
         """See `CacheStorePort.find`."""
         sizes = {key: one.n_bytes for key, one in self._tails.find(keys).items()}

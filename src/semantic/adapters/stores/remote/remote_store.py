@@ -69,7 +69,7 @@ class RemoteStore:
         self._tally = Tally()
         self._deletions = Deletions()
         self._catalog = Catalog(catalog_bytes, secret, self._deletions.is_waiting)
-        vault = Vault(objects, secret)
+        vault = Vault(objects, secret, clock=clock, renewed=self._catalog.drop_tenant)
         self._bodies = Bodies(objects, vault)
         self._manifests = Manifests(objects, vault)
         self._look_up = LookUp(objects, self._bodies, self._catalog, self._tally)

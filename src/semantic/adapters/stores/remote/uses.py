@@ -66,8 +66,11 @@ class Numbers:
 
     def create(self, path: str, numbers: array[int]) -> bool:
         """Whether there was no such object. Raises UnavailableError."""
-        data = _little_endian(numbers).tobytes()
-        return self._objects.create(path, seal(self._key, _identity(path), data))
+        return self._objects.create(path, self._sealed(path, numbers))
+
+    def replace(self, path: str, numbers: array[int]) -> None:
+        """Write them in the place of any other. Raises UnavailableError."""
+        self._objects.replace(path, self._sealed(path, numbers))
 
     def read(self, listed: Listed) -> array[int]:
         """The numbers; none if the object is gone or damaged. Raises UnavailableError."""
@@ -81,6 +84,9 @@ class Numbers:
         except (FileNotFoundError, DamagedError, MismatchError, NewerFormatError, ValueError):
             return array("Q")
         return _little_endian(numbers)
+
+    def _sealed(self, path: str, numbers: array[int]) -> memoryview:
+        return seal(self._key, _identity(path), _little_endian(numbers).tobytes())
 
 
 class UseLog:
@@ -153,19 +159,19 @@ class Evictions:
     def __init__(self, objects: Objects, secret: bytes) -> None:
         self._objects = objects
         self._numbers = Numbers(objects, secret)
-        self._last: str | None = None
+        self._heard: frozenset[Listed] | None = None
 
     def new(self) -> frozenset[int] | None:
-        """The names of what was deleted since the last call; None if that is not known any more.
+        """The names of what was deleted since the last call; None if that is not known any more,
+        as in a bucket that was emptied: the numbers of its lease begin anew.
 
         Raises UnavailableError.
         """
-        listed = sorted(self._objects.listed(EVICTED, PAGE), key=_path)
-        before, last = self._last, listed[-1].path if listed else self._last or ""
-        new = [one for one in listed if before is not None and one.path > before]
-        is_known = len(new) < MOST_EVICTED
+        listed, heard = frozenset(self._objects.listed(EVICTED, PAGE)), self._heard
+        new = frozenset[Listed]() if heard is None else listed - heard
+        is_known = len(new) < MOST_EVICTED and (not heard or not heard.isdisjoint(listed))
         names = [name for one in new for name in self._numbers.read(one)] if is_known else []
-        self._last = last  # now that all has been read
+        self._heard = listed  # now that all has been read
         return frozenset(names) if is_known else None
 
 
@@ -233,8 +239,8 @@ class UseReader:
 
     def table(self, keep: Callable[[], None]) -> UseTable:
         """What is known of uses; `keep` is called after each object. Raises UnavailableError."""
-        tables = sorted(self._objects.listed(TABLES, PAGE), key=_path)
-        logs = sorted(self._logs(), key=_written)
+        tables = sorted(self._objects.listed(TABLES, PAGE), key=_age)
+        logs = sorted(self._logs(), key=_age)
         self._read = [one.path for one in (*tables, *logs)]
         table = UseTable.of(self._numbers.read(tables[-1])) if tables else UseTable()
         recent: dict[int, int] = {}
@@ -268,25 +274,21 @@ class UseReader:
 
 
 def announce(objects: Objects, secret: bytes, number: str, names: Iterable[int]) -> None:
-    """Let every process know what is deleted: `number` sorts after those before it. Raises
-    UnavailableError."""
-    Numbers(objects, secret).create(f"{EVICTED}/{number}", array("Q", names))
-    listed = sorted(one.path for one in objects.listed(EVICTED, PAGE))
-    outdated = listed[:-MOST_EVICTED]
+    """Let every process know what is deleted. An announcement of the same number is one from
+    before the lease was lost. Raises UnavailableError."""
+    Numbers(objects, secret).replace(f"{EVICTED}/{number}", array("Q", names))
+    outdated = sorted(objects.listed(EVICTED, PAGE), key=_age)[:-MOST_EVICTED]
     if outdated:
-        objects.delete_all(outdated)
+        objects.delete_all([one.path for one in outdated])
 
 
 def _identity(path: str) -> bytes:
     return digest("remote-numbers-v1", path.encode())
 
 
-def _path(listed: Listed) -> str:
-    return listed.path
-
-
-def _written(log: Listed) -> datetime:
-    return log.written
+def _age(listed: Listed) -> tuple[datetime, str]:
+    """By what objects are sorted, the oldest first; those of one moment by their numbers."""
+    return listed.written, listed.path
 
 
 def _little_endian(numbers: array[int]) -> array[int]:

@@ -43,12 +43,19 @@ class Vault:
     """Keys of the tenants of one fleet in one object store. Thread-safe."""
 
     def __init__(
-        self, objects: Objects, secret: bytes, *, clock: Callable[[], float] = time.monotonic
+        self,
+        objects: Objects,
+        secret: bytes,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        renewed: Callable[[bytes], None] = lambda _: None,
     ) -> None:
-        """`secret` is the fleet's, 32 bytes."""
+        """`secret` is the fleet's, 32 bytes. `renewed` gets the tag of a tenant that has another
+        key than it had: whatever was stored before is gone."""
         self._objects = objects
         self._secret = secret
         self._clock = clock
+        self._renewed = renewed
         self._lock = threading.Lock()
         self._known: dict[bytes, tuple[float, Tenant]] = {}
 
@@ -63,7 +70,10 @@ class Vault:
             return found
         made = self._derived(tag, self._salt(tag))
         with self._lock:
+            _, before = self._known.get(tag, (0.0, None))
             self._known[tag] = self._clock() + SALT_SECONDS, made
+        if before is not None and before != made:
+            self._renewed(tag)
         return made
 
     def forget(self, tag: bytes) -> None:
