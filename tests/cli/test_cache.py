@@ -436,9 +436,9 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FleetFlags:
         tag = tenant_tag(key, name)
         for link in chain(1024, scope=Scope(b"n" * 32, tag)):
             assert store.put(block(link))
-        turns = Records(objects, key, "turns", pytest.fail)
+        turns = Records(objects, key, "turns")
         turns.put(turns.tag(turns_owner(name)), b"turn", b"tokens")
-        Records(objects, key, "responses", pytest.fail).put(tag, b"response", b"text")
+        Records(objects, key, "responses").put(tag, b"response", b"text")
     store.close()
     monkeypatch.setenv("TENANT_KEY", "the-key")
     return "--remote-store", url, "--fleet-secret-file", str(secret)

@@ -16,7 +16,11 @@ import pytest
 
 from semantic.adapters.http.activity.ending import Ending
 from semantic.adapters.http.metrics import InstrumentedServing
+from semantic.adapters.stores import background
 from semantic.adapters.stores.background import Backoff
+from semantic.adapters.stores.disk_responses import FallbackResponses
+from semantic.adapters.stores.remote.objects import Objects
+from semantic.adapters.stores.remote.remote_records import SharedResponses
 from semantic.application.cache.loading import BreakEven
 from semantic.application.serving import Serving
 from semantic.composition.engine_settings import Settings
@@ -278,6 +282,53 @@ def test_an_answer_that_a_stop_ends_goes_on_at_another_server(fleet: Fleet) -> N
             _, end, n_prompt = await said(other, again)
             assert end.usage.cached > 0.95 * (n_prompt - 10)
         await other.close()
+
+    asyncio.run(run())
+
+
+def test_a_request_waits_once_for_a_store_that_hangs(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its response, its history and its blocks are behind one circuit breaker."""
+    monkeypatch.setattr(background, "FIRST_PAUSE", 1e6)  # however slow this machine is
+    waited, attempt, hangs = list[bool](), Objects._attempt, False
+
+    @contextmanager
+    def waiting(objects: Objects, *, writes: bool = False) -> Iterator[None]:
+        with attempt(objects, writes=writes):
+            if hangs:
+                waited.append(writes)
+                raise TimeoutError("operation timed out")
+            yield
+
+    monkeypatch.setattr(Objects, "_attempt", waiting)
+    rules = " ".join(f"Rule {i} is that {i} plus {i} is {2 * i}." for i in range(1, 40))
+    first = Chat((Message("system", rules), Message("user", "What is 3 + 4?")))
+    response = StoredResponse("resp_1", "ann", (), (), "{}", None, (), 1)
+
+    async def run() -> None:
+        nonlocal hangs
+        one, responses = await served("one")
+        text, _, _ = await said(one, first)
+        onward = Chat((*first.messages, Message("assistant", text), Message("user", "And 5?")))
+        expected, _, _ = await said(one, onward)
+        responses.put("", response)
+        await one.close()
+        responses.close()
+        hangs = True
+        other, responses = await served("two")
+        assert responses.get("", "resp_1") is None
+        answer, end, _ = await said(other, onward)
+        responses.put("", response)
+        assert (answer, end.usage.cached) == (expected, 0)
+        assert waited == [False]
+        assert responses.get("", "resp_1") == response  # of this machine
+        await other.close()
+        responses.close()
+
+    async def served(name: str) -> tuple[Serving, FallbackResponses | SharedResponses]:
+        here = settings(fleet, name)
+        return await load_serving(here), open_responses(here.engine, pytest.fail)
 
     asyncio.run(run())
 

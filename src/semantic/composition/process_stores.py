@@ -9,12 +9,14 @@ import logging
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 from semantic.composition.engine_settings import Settings
 from semantic.composition.memory_shares import default_memory_tier_bytes, memory_of
@@ -86,6 +88,10 @@ _TURNS_DISK_BYTES = 512 * _MIB
 
 _TURNS_MEMORY_BYTES = 64 * _MIB
 
+_SHARED: WeakValueDictionary[str, Objects] = WeakValueDictionary()  # by URL
+
+_SHARING = threading.Lock()
+
 
 def open_store(settings: Settings, observer: BlockObserver | None = None) -> CacheStorePort:
     """The store of `settings`, whose tiers of this machine report to `observer`.
@@ -102,7 +108,7 @@ def open_store(settings: Settings, observer: BlockObserver | None = None) -> Cac
     if memory_bytes is None:
         memory_bytes = default_memory_tier_bytes(memory_of(settings))
     queue_bytes = max(_MIN_QUEUE_BYTES, memory_bytes // _QUEUE_FRACTION)
-    fleet = open_objects(settings, logger.warning)
+    fleet = open_objects(settings)
     if settings.use_disk:
         disk = open_disk(settings, observer)
         memory = MemoryStore(memory_bytes, secret=disk.secret, observer=observer)
@@ -141,15 +147,37 @@ def _remote_tier(settings: Settings, objects: Objects, secret: bytes) -> RemoteS
     return RemoteStore(objects, secret, janitor=janitor)
 
 
-def open_objects(
-    settings: Settings, notify: Callable[[str], None] | None = None
-) -> tuple[Objects, bytes] | None:
+def open_objects(settings: Settings) -> tuple[Objects, bytes] | None:
     """The object store of a fleet, and the fleet's secret; None without one. Asks it nothing.
-    `notify` gets a sentence when it fails, and one when it answers again.
+
+    All stores of a process that have one URL share it: its connections, its circuit breaker, so
+    that a request waits once for one that hangs, and what the log says of its outages.
 
     Raises InvalidRequestError for a URL that is none, or without the fleet's secret, and
     OperatorError if the packages for it are missing.
     """
+    fleet = _fleet_of(settings)
+    if fleet is None:
+        return None
+    url, secret = fleet
+    with _SHARING:
+        objects = _SHARED.get(url)
+        if objects is None:
+            objects = _SHARED[url] = _new_objects(url, logger.warning)
+    return objects, secret
+
+
+def require_objects(settings: Settings) -> tuple[Objects, bytes]:
+    """The same with connections and a breaker of its own, which reports nothing: for a janitor, and
+    for commands. Raises InvalidRequestError for settings without a URL too."""
+    fleet = _fleet_of(settings)
+    if fleet is None:
+        raise InvalidRequestError("remote_store: expected a URL")
+    return _new_objects(fleet[0]), fleet[1]
+
+
+def _fleet_of(settings: Settings) -> tuple[str, bytes] | None:
+    """The URL of a fleet's object store, and its secret; None without one."""
     if settings.remote is None:
         if settings.remote_bytes is not None:
             raise InvalidRequestError("remote_gb: expected remote_store too")
@@ -159,19 +187,15 @@ def open_objects(
         raise InvalidRequestError(
             "remote_store: expected fleet_secret_file too, the same for every replica"
         )
+    return settings.remote, secret
+
+
+def _new_objects(url: str, notify: Callable[[str], None] | None = None) -> Objects:
     try:
         from semantic.adapters.stores.remote.objects import Objects
     except ImportError as error:
         raise OperatorError(f"remote_store: {error}; install semantic-engine[fleet]") from error
-    return Objects.open(settings.remote, notify), secret
-
-
-def require_objects(settings: Settings) -> tuple[Objects, bytes]:
-    """`open_objects`; raises InvalidRequestError for settings without a URL too."""
-    opened = open_objects(settings)
-    if opened is None:
-        raise InvalidRequestError("remote_store: expected a URL")
-    return opened
+    return Objects.open(url, notify)
 
 
 def try_remote(settings: Settings) -> float:
@@ -316,7 +340,7 @@ def open_responses(
     responses = FallbackResponses(SqliteResponses(path, _RESPONSES_DISK_BYTES, warn), memory, warn)
     if folder is None:
         responses.disable_disk()
-    records = _open_records(settings, "responses", warn)
+    records = _open_records(settings, "responses")
     if records is None:
         return responses
     from semantic.adapters.stores.remote.remote_records import SharedResponses
@@ -336,7 +360,7 @@ def open_turns(settings: Settings, warn: Callable[[str], None]) -> TurnCache:
     if settings.use_disk:
         with suppress(StoreError):  # reported when the block store is opened
             below = DiskTurns(store_folder(settings) / TURNS_FILE, _TURNS_DISK_BYTES, warn)
-    records = _open_records(settings, "turns", warn)
+    records = _open_records(settings, "turns")
     if records is None:
         return TurnCache(_TURNS_MEMORY_BYTES, below)
     from semantic.adapters.stores.remote.remote_records import RemoteTurns
@@ -344,16 +368,14 @@ def open_turns(settings: Settings, warn: Callable[[str], None]) -> TurnCache:
     return TurnCache(_TURNS_MEMORY_BYTES, below, shared=RemoteTurns(records[0]))
 
 
-def _open_records(
-    settings: Settings, noun: str, warn: Callable[[str], None]
-) -> tuple[Records, bytes] | None:
+def _open_records(settings: Settings, noun: str) -> tuple[Records, bytes] | None:
     """A fleet's records of one kind and its secret; None without one. Raises as `open_objects`."""
     opened = open_objects(settings)
     if opened is None:
         return None
     from semantic.adapters.stores.remote.remote_records import Records
 
-    return Records(*opened, noun, warn), opened[1]
+    return Records(*opened, noun), opened[1]
 
 
 def store_folder(settings: Settings) -> Path:

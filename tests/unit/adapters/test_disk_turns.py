@@ -129,7 +129,7 @@ def test_an_agent_that_alternates_between_machines_reads_each_turn_once(tmp_path
             return super().get(path)
 
     def machine(name: str) -> TurnCache:
-        shared = RemoteTurns(Records(Asked(bucket), b"s" * 32, "turns", nobody))
+        shared = RemoteTurns(Records(Asked(bucket), b"s" * 32, "turns"))
         return TurnCache(1 << 20, DiskTurns(tmp_path / name, 1 << 20, nobody), shared=shared)
 
     machines, points = [machine("one"), machine("two")], list[bytes]()

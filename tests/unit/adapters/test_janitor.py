@@ -305,7 +305,7 @@ def test_no_tenant_loses_anything_while_it_has_less_than_an_equal_part(world: Wo
 
 def test_records_have_a_part_of_their_own_and_the_oldest_go(world: World) -> None:
     objects = world.bucket.objects()
-    turns = Records(objects, SECRET, "turns", lambda _: None)
+    turns = Records(objects, SECRET, "turns")
     tag = turns.tag(b"owner")
     for number in range(60):
         world.clock.advance(1)
@@ -320,7 +320,7 @@ def test_records_have_a_part_of_their_own_and_the_oldest_go(world: World) -> Non
 
 
 def test_records_have_what_blocks_leave(world: World) -> None:
-    turns = Records(world.bucket.objects(), SECRET, "turns", lambda _: None)
+    turns = Records(world.bucket.objects(), SECRET, "turns")
     for number in range(50):
         world.clock.advance(1)
         turns.put(turns.tag(b"owner"), bytes([number]) * 32, bytes(400))

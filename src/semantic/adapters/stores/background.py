@@ -638,6 +638,11 @@ class Backoff:
         """Whether writes are paused now."""
         return self._until is not None and self._clock() < self._until
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether writes are or were paused, and none has succeeded since."""
+        return self._until is not None
+
     def record(self, *, succeeded: bool) -> None:
         """Record the result of a write."""
         if succeeded:

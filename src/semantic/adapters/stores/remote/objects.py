@@ -107,6 +107,13 @@ class Objects:
             return self._backoff.is_on()
 
     @property
+    def has_failed(self) -> bool:
+        """Whether the breaker was opened and no call has succeeded since: the next may wait for a
+        deadline in vain."""
+        with self._lock:
+            return self._backoff.has_begun
+
+    @property
     def breaks(self) -> int:
         """How often the breaker was opened."""
         return self._backoff.times

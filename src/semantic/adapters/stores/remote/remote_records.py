@@ -10,8 +10,9 @@ object store loses nothing that is stored here too. Knows their encodings; no bl
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from semantic.adapters.stores.disk.entries import DamagedError, MismatchError, NewerFormatError
 from semantic.adapters.stores.disk_responses import FallbackResponses
@@ -33,17 +34,13 @@ _MOST_TURNS = 1000
 
 class Records:
     """Small records of tenants, each under a key of 32 bytes. Thread-safe; a failing object store
-    has none: `notify` gets one sentence."""
+    has none."""
 
-    def __init__(
-        self, objects: Objects, secret: bytes, noun: str, notify: Callable[[str], None]
-    ) -> None:
+    def __init__(self, objects: Objects, secret: bytes, noun: str) -> None:
         self._objects = objects
         self._secret = secret
         self._vault = Vault(objects, secret)
         self._noun = noun
-        self._notify = notify
-        self._notified = False
 
     def get(self, tag: bytes, key: bytes) -> bytes | None:
         """The record of the tenant with this tag; None if there is none that is sound."""
@@ -51,20 +48,27 @@ class Records:
             tenant = self._vault.tenant(tag)
             data = self._objects.get(self._path(tenant.folder, key))
             return unsealed(tenant.key, self._identity(key), data)
-        except (FileNotFoundError, DamagedError, MismatchError, NewerFormatError):
-            return None
-        except UnavailableError as error:
-            self._report(error)
+        except (
+            FileNotFoundError,
+            DamagedError,
+            MismatchError,
+            NewerFormatError,
+            UnavailableError,
+        ):
             return None
 
     def put(self, tag: bytes, key: bytes, data: bytes) -> None:
-        """Write a record in the place of any other; drops it if that fails."""
-        try:
+        """Write a record in the place of any other; drops it if that fails.
+
+        Also while the object store has failed last: the end of an answer waits for this, and is not
+        to find out whether it still does.
+        """
+        if self._objects.has_failed:
+            return
+        with suppress(UnavailableError):
             tenant = self._vault.tenant(tag)
             sealed = seal(tenant.key, self._identity(key), data)
             self._objects.replace(self._path(tenant.folder, key), sealed)
-        except UnavailableError as error:
-            self._report(error)
 
     def delete(self, tag: bytes, key: bytes) -> bool:
         """Delete a record; whether there was one."""
@@ -73,8 +77,7 @@ class Records:
             if self._objects.size(path) is None:
                 return False
             self._objects.delete(path)
-        except UnavailableError as error:
-            self._report(error)
+        except UnavailableError:
             return False
         return True
 
@@ -87,11 +90,6 @@ class Records:
 
     def _identity(self, key: bytes) -> bytes:
         return digest("remote-record-v1", self._noun.encode(), key)
-
-    def _report(self, error: UnavailableError) -> None:
-        if not self._notified:
-            self._notified = True
-            self._notify(f"{self._noun} are stored on this machine only: {error}")
 
 
 def records_tag(secret: bytes, name: bytes) -> bytes:
