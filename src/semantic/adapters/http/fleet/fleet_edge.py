@@ -36,6 +36,8 @@ from semantic.adapters.http.errors import (
 from semantic.adapters.http.fleet.routing_key import routing_key
 from semantic.adapters.http.health import Status
 from semantic.adapters.http.identity import header_texts, require_operator
+from semantic.adapters.http.openai.responses.routes import RESPONSES_PATH
+from semantic.adapters.http.openai.responses.writer import error_event
 from semantic.adapters.http.request_body import parse_offloaded, read_body
 from semantic.adapters.http.settings import ServerSettings
 from semantic.adapters.http.streaming import NDJSON, json_line, sse_event, until_disconnect
@@ -43,7 +45,6 @@ from semantic.domain.errors import InvalidRequestError, OverloadedError
 from semantic.ports.fleet import PassedRequest, ReplicasPort, ResponseHead
 
 _REPLICA_LABEL: Final = "replica"
-_RESPONSES_PATHS: Final = "/v1/responses"
 _STREAMS: Final = (b"text/event-stream", NDJSON.encode())
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -175,9 +176,9 @@ def _last_event(path: str, problem: Problem) -> bytes:
         return json_line(ollama_error(problem))
     if is_anthropic(path):
         return sse_event(anthropic_error(problem), "error")
-    if path == _RESPONSES_PATHS:
-        error = {"code": "server_error", "message": problem.message, "param": None}
-        return sse_event({"type": "error", **error, "sequence_number": 0}, "error")
+    if path == RESPONSES_PATH:
+        event = error_event(problem)
+        return sse_event({**event, "sequence_number": 0}, str(event["type"]))
     return sse_event(openai_error(problem))
 
 

@@ -16,6 +16,7 @@ from typing import Final
 from semantic.adapters.http.identity import AGENT_FIELD, AGENT_HEADER, Json, read_identity
 from semantic.adapters.http.openai.responses.kept_items import RESPONSE_PREFIX
 from semantic.adapters.http.openai.responses.output_items import ID_BYTES
+from semantic.adapters.http.openai.responses.routes import RESPONSES_PATH
 from semantic.domain.identity import home_of
 
 _AGENT_PATH: Final = re.compile(r"/v1/agents/(.+?)(?:/(?:why|fork|pin))?")
@@ -34,7 +35,7 @@ _DIGITS: Final = 8
 _RESPONSE_ID: Final = re.compile(
     rf"{RESPONSE_PREFIX}[0-9a-f]{{{2 * ID_BYTES}}}(?P<key>[0-9a-f]{{{_DIGITS}}})"
 )
-_RESPONSE_PATH: Final = re.compile(r"/v1/responses/([^/]+)(?:/input_items)?")
+_RESPONSE_PATH: Final = re.compile(rf"{RESPONSES_PATH}/([^/]+)(?:/input_items)?")
 _PREVIOUS: Final = "previous_response_id"
 
 

@@ -22,7 +22,9 @@ from semantic.adapters.http.request_body import read_json
 from semantic.adapters.http.request_fields.own_field import hints_of, keep_of
 from semantic.adapters.http.streaming import event_stream, start_stream, until_disconnect
 
-router: Final = APIRouter(tags=["openai"])
+RESPONSES_PATH: Final = "/v1/responses"
+
+router: Final = APIRouter(tags=["openai"], prefix=RESPONSES_PATH)
 
 _NO_COMPACTION: Final = (
     "/v1/responses/compact is not offered: its items are encrypted by OpenAI's servers, and a "
@@ -42,7 +44,7 @@ register_url_convertor("response_id", _ResponseIdConvertor())
 ResponseId = Annotated[str, Path(description="The response's id, as its body had it.")]
 
 
-@router.post("/v1/responses", openapi_extra=described("input"))
+@router.post("", openapi_extra=described("input"))
 async def create_response(request: Request) -> Response:
     """Answers a conversation as a response, which can be continued by its id."""
     body = await read_json(request)
@@ -64,7 +66,7 @@ async def create_response(request: Request) -> Response:
     return JSONResponse(await until_disconnect(request, reply.body()))
 
 
-@router.post("/v1/responses/input_tokens", openapi_extra=described("input"))
+@router.post("/input_tokens", openapi_extra=described("input"))
 async def count_input_tokens(request: Request) -> Response:
     """The tokens of a response's prompt: instructions, tools, and the history it continues."""
     body = await read_json(request)
@@ -78,14 +80,14 @@ async def count_input_tokens(request: Request) -> Response:
     return JSONResponse({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
 
-@router.post("/v1/responses/compact", include_in_schema=False)
+@router.post("/compact", include_in_schema=False)
 async def compact_response(request: Request) -> Response:
     """Not offered: an opaque summary would change answers without being seen."""
     serving_of(request)
     raise WireError(HTTPStatus.NOT_FOUND, _NO_COMPACTION, code="not_offered")  # 5xx is repeated
 
 
-@router.get("/v1/responses/{response_id:response_id}")
+@router.get("/{response_id:response_id}")
 async def retrieve_response(
     request: Request,
     response_id: ResponseId,
@@ -99,7 +101,7 @@ async def retrieve_response(
     return Response(found.body, media_type="application/json")
 
 
-@router.delete("/v1/responses/{response_id:response_id}")
+@router.delete("/{response_id:response_id}")
 async def delete_response(request: Request, response_id: ResponseId) -> Response:
     """Deletes a stored response. Responses that continue it can no longer be continued."""
     serving_of(request)
@@ -107,7 +109,7 @@ async def delete_response(request: Request, response_id: ResponseId) -> Response
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
-@router.get("/v1/responses/{response_id:response_id}/input_items")
+@router.get("/{response_id:response_id}/input_items")
 async def list_input_items(
     request: Request,
     response_id: ResponseId,

@@ -124,7 +124,7 @@ class ResponseWriter:
         events = self._close("incomplete")
         self._response |= {
             "status": "failed",
-            "error": {"code": _code(problem), "message": _message(problem)},
+            "error": _error(problem),
         }
         return [*created, *events, self._final("failed")]
 
@@ -201,6 +201,15 @@ class ResponseWriter:
 
     def _final(self, kind: str) -> Json:
         return {"type": f"response.{kind}", "response": self.response}
+
+
+def error_event(problem: Problem) -> Json:
+    """The event that ends a stream with an error where the response is not known."""
+    return {"type": "error", **_error(problem), "param": problem.param}
+
+
+def _error(problem: Problem) -> Json:
+    return {"code": _code(problem), "message": _message(problem)}
 
 
 def _code(problem: Problem) -> str:
