@@ -176,21 +176,27 @@ def test_an_agent_goes_on_elsewhere_when_its_replica_is_killed_in_a_turn(
     pid = fleet.pid(first.replica)
     onward = f"{WORDS}{first.answer} And then?"
     ends: list[bytes] = []
+    wholes: list[Reply] = []
 
     def long_turn() -> None:
         endless = completion(onward, max_tokens=20_000, stream=True, ignore_eos=True)
         with sent(fleet.process, "/v1/completions", endless, "moves") as response:
-            response.readline()
-            started.set()
             ends.append(response.read())
 
-    started = threading.Event()
-    turn = threading.Thread(target=long_turn)
-    turn.start()
-    assert started.wait(_SECONDS)
+    def whole_turn() -> None:
+        endless = completion(onward, max_tokens=20_000, ignore_eos=True)
+        wholes.append(asked(fleet.process, "/v1/completions", endless, "moves"))
+
+    turns = [threading.Thread(target=one) for one in (long_turn, whole_turn)]
+    for turn in turns:
+        turn.start()
+    until(lambda: fleet.metric("vllm:num_requests_running")[first.replica] == len(turns))
     os.kill(pid, signal.SIGKILL)
-    turn.join(_SECONDS)
+    for turn in turns:
+        turn.join(_SECONDS)
     assert b"the replica that answered is lost" in ends[0].strip().split(b"\n\n")[-1]
+    assert (wholes[0].status, wholes[0].headers["retry-after"]) == (503, "1")
+    assert "the replica that answered is lost" in json.loads(wholes[0].text)["error"]["message"]
     moved = complete(fleet.process, onward, "moves")
     assert moved.replica != first.replica
     assert moved.cached_share >= 0.95

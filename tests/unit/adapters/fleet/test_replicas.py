@@ -172,15 +172,20 @@ def test_answers_of_a_replica_that_must_stop_end_with_a_reason(
         await replica.__init__(build, str(tmp_path), 1, Drain(0, lambda: is_any))  # type: ignore[misc]
         found: list[Piece] = []
         asked = {"model": "fake", "stream": True, **fields}
+        whole = request(path, json.dumps({**asked, "stream": False}).encode())
         async with aclosing(replica.answer(request(path, json.dumps(asked).encode()))) as pieces:
+            found.append(await anext(pieces))
+            running = asyncio.create_task(replica.whole(whole))
+            while len(serving.asked) < 2:
+                await asyncio.sleep(0.001)
             async for piece in pieces:
                 found.append(piece)
                 is_any = is_any or b"Hello" in b"".join(f for f in found if isinstance(f, bytes))
-        assert serving.cancelled == ["request-0"]
-        whole = request(path, json.dumps({**asked, "stream": False}).encode())
-        _, head, _ = await replica.whole(whole)
-        assert head.status == 503
-        assert b"retry-after" in dict(head.headers)
+        for _, head, body in (await running, await replica.whole(whole)):
+            assert head.status == 503
+            assert b"retry-after" in dict(head.headers)
+            assert b"the server is stopping: send the request again" in body
+        assert sorted(serving.cancelled) == ["request-0", "request-1"]
         await replica.__del__()
         monkeypatch.delattr(Replica, "__del__")  # collecting it would make one more coroutine
         return found

@@ -32,10 +32,15 @@ class FakeReplicas:
         self.asked.append((key, request))
         if request.path == "/full":
             raise OverloadedError("all replicas are full", retry_after=5)
+        lost = OverloadedError("the replica that answered is lost", retry_after=1)
+        if request.query == b"lost=at-once":
+            raise lost
         yield self.head
+        if request.query == b"lost=after-head":
+            raise lost
         yield request.body
-        if request.path == "/lost" or request.query == b"lost":
-            raise OverloadedError("the replica that answered is lost", retry_after=1)
+        if request.query == b"lost":
+            raise lost
         if request.path == "/endless":
             try:
                 await asyncio.Event().wait()
@@ -97,23 +102,44 @@ def test_a_full_fleet_says_when_to_come_back(server: RunningServer) -> None:
     assert (reply.status, reply.headers["retry-after"]) == (503, "5")
 
 
-def test_an_answer_of_a_lost_replica_is_seen_to_be_incomplete(server: RunningServer) -> None:
-    with server.connect() as client:
-        client.sendall(b"GET /lost HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        received = b""
-        while piece := client.recv(1 << 16):
-            received += piece
-    assert received.startswith(b"HTTP/1.1 200")
-    assert b"\r\n0\r\n\r\n" not in received
-
-
 LASTS = {
     "/v1/chat/completions": b'data: {"error": {"message": ',
+    "/v1/completions": b'data: {"error": {"message": ',
     "/v1/messages": b'event: error\ndata: {"type": "error"',
-    "/v1/responses": b'event: error\ndata: {"type": "error"',
+    "/v1/responses": b'event: error\ndata: {"type": "error", "code": "server_error"',
     "/api/chat": b'{"error": ',
+    "/api/generate": b'{"error": ',
 }
 """Of each wire what the last event of a stream that fails begins with."""
+
+LOST = "the replica that answered is lost"
+_OPENAI: dict[str, object] = {
+    "error": {"message": LOST, "type": "server_error", "param": None, "code": "overloaded"}
+}
+ERRORS: dict[str, dict[str, object]] = {
+    "/v1/chat/completions": _OPENAI,
+    "/v1/completions": _OPENAI,
+    "/v1/messages": {"type": "error", "error": {"type": "overloaded_error", "message": LOST}},
+    "/v1/responses": _OPENAI,
+    "/api/chat": {"error": LOST},
+    "/api/generate": {"error": LOST},
+}
+"""Of each wire the body of an answer without a stream that fails."""
+
+
+@pytest.mark.parametrize("path", ERRORS)
+def test_a_whole_answer_of_a_lost_replica_is_an_error_that_may_be_repeated(
+    path: str, server: RunningServer, replicas: FakeReplicas
+) -> None:
+    """However much of it has come. The edge itself does not repeat it."""
+    kind, length = (b"content-type", b"application/json"), (b"content-length", b"9")
+    replicas.head = ResponseHead(200, (kind, length))
+    for when in ("lost=at-once", "lost=after-head", "lost"):
+        reply = server.ask("POST", f"{path}?{when}", b"{}")
+        assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+        assert "x-should-retry" not in reply.headers
+        assert {**ERRORS[path], **reply.json} == reply.json
+    assert len(replicas.asked) == 3
 
 
 @pytest.mark.parametrize("path", LASTS)
@@ -145,12 +171,28 @@ def test_an_edge_that_stops_ends_streams_with_the_reason(replicas: FakeReplicas)
     assert replicas.left == 1
 
 
+def test_an_edge_that_stops_answers_what_was_not_whole(replicas: FakeReplicas) -> None:
+    settings = ServerSettings(stop_timeout=0)
+    with (
+        running(app=edge(replicas, settings), settings=settings) as server,
+        server.connect() as client,
+    ):
+        client.sendall(b"POST /endless HTTP/1.1\r\nHost: localhost\r\ncontent-length: 2\r\n\r\n{}")
+        until(lambda: bool(replicas.asked))
+        server.server.stop()
+        received = b"".join(iter(lambda: client.recv(1 << 16), b""))
+    assert received.startswith(b"HTTP/1.1 503")
+    assert b"retry-after: 5" in received
+    assert received.endswith(b"}")
+    assert replicas.left == 1
+
+
 def test_a_client_that_leaves_ends_its_answer(
     server: RunningServer, replicas: FakeReplicas
 ) -> None:
     with server.connect() as client:
         client.sendall(b"POST /endless HTTP/1.1\r\nHost: localhost\r\ncontent-length: 2\r\n\r\n{}")
-        assert client.recv(8)
+        until(lambda: bool(replicas.asked))
     until(lambda: replicas.left == 1)
 
 

@@ -1,7 +1,9 @@
 """The edge of a fleet: checks requests as a server does, finds the key of each, and passes it on.
 
 Bodies are read whole before, and bounded as a server's. A client that leaves closes its answer,
-which cancels it where it is computed. Knows HTTP and keys; not how replicas are run or chosen.
+which cancels it where it is computed. An answer whose replica is lost ends with an error and is not
+asked for again: what killed one replica would kill the next, and clients know whether to repeat.
+Knows HTTP and keys; not how replicas are run or chosen.
 """
 
 from __future__ import annotations
@@ -140,34 +142,46 @@ class _PassOn:
 
 
 class _Answer:
-    """A response to a request of `path` as ASGI's messages."""
+    """A response to a request of `path` as ASGI's messages.
+
+    A stream is sent as it comes. Any other response is sent once it is whole: until then nothing
+    has begun, and what goes wrong is a response of its own.
+    """
 
     def __init__(self, path: str, send: Send) -> None:
         self._path = path
         self._send = send
-        self.has_begun = self._is_stream = False
+        self._head: ResponseHead | None = None
+        self._body = bytearray()
+        self.has_begun = False
 
     async def send(self, piece: ResponseHead | bytes) -> None:
-        if isinstance(piece, bytes):
+        if isinstance(piece, ResponseHead):
+            self._head = piece
+            if dict(piece.headers).get(b"content-type", b"").startswith(_STREAMS):
+                await self._begin(piece)
+        elif self.has_begun:
             await self._send({"type": "http.response.body", "body": piece, "more_body": True})
-            return
-        self.has_begun = True
-        headers = list(piece.headers)
-        kind = dict(headers).get(b"content-type", b"")
-        self._is_stream = kind.startswith(_STREAMS)
-        await self._send(
-            {"type": "http.response.start", "status": piece.status, "headers": headers}
-        )
+        else:
+            self._body += piece
 
     async def end(self) -> None:
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        """Raises OverloadedError for an answer without a head."""
+        if self._head is None:
+            raise OverloadedError("the replica ended without an answer", retry_after=1)
+        if not self.has_begun:
+            await self._begin(self._head)
+        await self._send({"type": "http.response.body", "body": bytes(self._body)})
 
     async def fail(self, problem: Problem) -> None:
-        """End what has begun: a stream with an event that has the reason. Of any other response
-        the connection is closed while it is incomplete, as the client must know."""
-        if self._is_stream:
-            await self.send(_last_event(self._path, problem))
-            await self.end()
+        """End a stream that has begun with an event that has the reason."""
+        await self.send(_last_event(self._path, problem))
+        await self.end()
+
+    async def _begin(self, head: ResponseHead) -> None:
+        self.has_begun = True
+        headers = list(head.headers)
+        await self._send({"type": "http.response.start", "status": head.status, "headers": headers})
 
 
 def _last_event(path: str, problem: Problem) -> bytes:
