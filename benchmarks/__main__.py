@@ -35,6 +35,7 @@ from benchmarks import (
     start,
     swap_soak,
     turns,
+    upload_parts,
     uploads,
 )
 
@@ -62,6 +63,7 @@ BENCHMARKS = {
     "start": start.run,
     "swap_soak": swap_soak.run,
     "turns": turns.run,
+    "upload_parts": upload_parts.run,
     "uploads": uploads.run,
 }
 PLOTS = {"many_agents": many_agents.PLOTS, "server": server.PLOTS, "turns": turns.PLOTS}

@@ -23,6 +23,7 @@ from semantic.adapters.stores.remote.objects import Objects, UnavailableError
 from semantic.adapters.stores.remote.remote_store import RemoteStore
 from semantic.adapters.stores.remote.sealing import (
     CHUNK,
+    SealingMemory,
     contents_bytes,
     seal,
     sealed_bytes,
@@ -538,6 +539,61 @@ def test_chunks_cannot_be_moved_or_left_out() -> None:
     ):
         with pytest.raises((DamagedError, MismatchError)):
             unsealed(KEY, NAME, changed)
+
+
+@pytest.fixture
+def memory() -> Iterator[SealingMemory]:
+    sealing_memory = SealingMemory()
+    yield sealing_memory
+    sealing_memory.close()
+    assert not sealing_memory.n_bytes
+
+
+def test_a_body_is_sealed_into_memory_that_another_one_was_in(memory: SealingMemory) -> None:
+    for n_bytes in (9000, 300, 9000):
+        contents = bytes([n_bytes % 251]) * n_bytes
+        with memory.piece(sealed_bytes(n_bytes)) as piece:
+            assert unsealed(KEY, NAME, seal(KEY, NAME, contents, piece)) == contents
+        assert memory.n_bytes == sealed_bytes(9000)
+
+
+def test_there_is_no_more_memory_than_was_used_at_once(memory: SealingMemory) -> None:
+    for n_bytes in (100, 200, 400, 300):
+        with memory.piece(n_bytes), memory.piece(n_bytes):
+            pass
+    assert memory.n_bytes == 2 * 400
+
+
+def test_memory_is_not_used_again_after_an_error_or_while_something_refers_to_it(
+    memory: SealingMemory,
+) -> None:
+    with pytest.raises(UnavailableError), memory.piece(100):
+        raise UnavailableError  # a connection may still send from it
+    assert not memory.n_bytes
+    with memory.piece(100) as piece:
+        held = memoryview(piece)
+    assert not memory.n_bytes
+    held.release()
+
+
+def test_memory_for_sealing_is_given_back_when_nothing_is_sealed(memory: SealingMemory) -> None:
+    with memory.piece(100):
+        pass
+    with memory.piece(100):
+        pass
+    memory.give_back_unused()
+    assert memory.n_bytes == 100
+    memory.give_back_unused()
+    assert not memory.n_bytes
+
+
+def test_what_an_object_store_in_this_process_holds_is_not_written_over() -> None:
+    store, links = RemoteStore(Counted(), SECRET), chain(4 * 256)
+    for link in links:
+        assert store.put(block(link))
+    for link in links:
+        assert store.read(header(link)) == block(link).body
+    store.close()
 
 
 # Objects

@@ -27,6 +27,7 @@ from semantic.adapters.stores.remote.names import (
 from semantic.adapters.stores.remote.objects import Objects
 from semantic.adapters.stores.remote.parallel import Parallel
 from semantic.adapters.stores.remote.sealing import (
+    SealingMemory,
     chunks,
     contents_bytes,
     seal,
@@ -52,6 +53,7 @@ class Bodies:
         self._vault = vault
         # Of their own: a body that is read on another thread waits for its parts.
         self._parts = Parallel()
+        self._sealing = SealingMemory()
 
     def folder(self, scope: Scope) -> Folder:
         """Where the objects of a scope are."""
@@ -90,16 +92,21 @@ class Bodies:
         folder = self.folder(header.link.scope)
         path, key = folder.body(header.key), folder.tenant.key
         there = self._objects.size(path)
-        if there is None:
-            self._objects.create(path, seal(key, body_identity(header), data))
-            done = ("written",)
-        elif there != sealed_bytes(len(data)):
-            self._objects.replace(path, seal(key, body_identity(header), data))
-            done = ("written", "replaced")
+        n_sealed = sealed_bytes(len(data))
+        if there != n_sealed:
+            with self._sealing.piece(n_sealed) as piece:
+                sealed = seal(key, body_identity(header), data, piece)
+                if there is None:
+                    self._objects.create(path, sealed)
+                else:
+                    self._objects.replace(path, sealed)
+            done = ("written",) if there is None else ("written", "replaced")
         if has_tail(header):
             contents = encode_header(block) + _SIZE.pack(len(data))
-            sealed = seal(key, tail_identity(header.key), contents)
-            self._objects.create(folder.tail(header.key, header.link.parent), sealed)
+            self._objects.create(
+                folder.tail(header.key, header.link.parent),
+                seal(key, tail_identity(header.key), contents),
+            )
         return done
 
     def tail(
@@ -132,3 +139,4 @@ class Bodies:
 
     def close(self) -> None:
         self._parts.close()
+        self._sealing.close()

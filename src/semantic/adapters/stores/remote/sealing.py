@@ -12,7 +12,8 @@
 
 Each object has a key of its own, by HKDF from the tenant's and the salt; a chunk's nonce is its
 number, and whether it is the last. So no chunk can be changed, moved, left out or put into another
-object, and each is verified before the next is read. Knows keys and bytes; no object store.
+object, and each is verified before the next is read. Bodies are sealed into memory that is used
+again. Knows keys and bytes; no object store.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from __future__ import annotations
 import hmac
 import os
 import struct
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -39,6 +42,8 @@ CHUNK = 1 << 20
 TAG = 16
 READ_CHUNKS = 8
 """Chunks that are read with one request."""
+IDLE_SECONDS = 5.0
+"""After so long without a body the memory for sealing is given back, at most twice as long."""
 
 _MAGIC = b"SEMSEAL1"
 _FIELDS = struct.Struct("<8sIIQ16s16s")
@@ -68,11 +73,14 @@ def derived(key: bytes, salt: bytes, purpose: bytes) -> bytes:
     return HKDF(SHA256(), 32, salt, purpose).derive(key)
 
 
-def seal(key: bytes, identity: bytes, contents: Buffer) -> memoryview:
-    """The object of `contents`, which `identity` says what it is."""
+def seal(
+    key: bytes, identity: bytes, contents: Buffer, into: memoryview | None = None
+) -> memoryview:
+    """The object of `contents`, which `identity` says what it is: in `into`, of as many bytes as
+    `sealed_bytes` says, or in memory of its own."""
     data = memoryview(contents).cast("B")
     salt = os.urandom(_SALT_BYTES)
-    sealed = memoryview(bytearray(sealed_bytes(len(data))))
+    sealed = memoryview(bytearray(sealed_bytes(len(data)))) if into is None else into
     frame = _frame(key, identity, len(data), salt)
     sealed[:FRAME] = frame
     cipher = AESGCM(derived(key, salt, b"object"))
@@ -82,6 +90,87 @@ def seal(key: bytes, identity: bytes, contents: Buffer) -> memoryview:
         nonce = _NONCE.pack(number + 1 == n_chunks, number)
         cipher.encrypt_into(nonce, chunk, frame + identity, sealed[at : at + len(chunk) + TAG])
     return sealed
+
+
+class SealingMemory:
+    """Memory that bodies are sealed into, used again. Thread-safe.
+
+    Fresh memory takes several times the time of sealing: each page is cleared when it is first
+    touched, and unmapped under a lock that holds up all threads. There are at most as many pieces
+    as were ever used at once, and none `IDLE_SECONDS` after the last.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: list[bytearray] = []
+        self._was_used = False
+        self._is_closed = False
+        self._timer: threading.Timer | None = None
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that nothing uses now."""
+        with self._lock:
+            return sum(map(len, self._free))
+
+    @contextmanager
+    def piece(self, n_bytes: int) -> Iterator[memoryview]:
+        """Memory of any content, at least a byte, valid inside only.
+
+        It is used again unless an error comes from inside, as a connection may still send from it
+        then, or something refers to it, as an object store in this process does.
+        """
+        memory = self._take(n_bytes)
+        view = memoryview(memory)[:n_bytes]
+        yield view
+        try:
+            view.release()
+            memory.append(memory.pop())  # raises if there is any other view
+        except BufferError:
+            return
+        self._give_back(memory)
+
+    def give_back_unused(self) -> None:
+        """Give all of it back unless a piece was used since the last call."""
+        with self._lock:
+            self._timer = None
+            if self._was_used:
+                self._watch()
+            else:
+                self._free.clear()
+
+    def close(self) -> None:
+        """Give all of it back, and retain none from now on."""
+        with self._lock:
+            self._is_closed = True
+            self._free.clear()
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _take(self, n_bytes: int) -> bytearray:
+        with self._lock:
+            fits = [at for at, one in enumerate(self._free) if len(one) >= n_bytes]
+            if fits:
+                return self._free.pop(min(fits, key=lambda at: len(self._free[at])))
+            if self._free:
+                self._free.pop()  # a larger one takes its place
+        return bytearray(n_bytes)
+
+    def _give_back(self, memory: bytearray) -> None:
+        with self._lock:
+            if self._is_closed:
+                return
+            self._free.append(memory)
+            self._was_used = True
+            if self._timer is None:
+                self._watch()
+
+    def _watch(self) -> None:
+        """With the lock held: `give_back_unused` after a while."""
+        self._was_used = False
+        self._timer = threading.Timer(IDLE_SECONDS, self.give_back_unused)
+        self._timer.name, self._timer.daemon = "remote", True
+        self._timer.start()
 
 
 def unsealed(key: bytes, identity: bytes, data: Buffer) -> bytes:
