@@ -164,7 +164,7 @@ def _running(
     name: str, folder: Path, python: Path, replicas: int, flags: Sequence[str]
 ) -> Iterator[ServerProcess]:
     """A server alone, or a fleet, over an object store of its own."""
-    folder.mkdir(parents=True)
+    (folder / "bucket").mkdir(parents=True)
     secret = folder / "secret"
     secret.write_bytes(secrets.token_bytes(40))
     secret.chmod(0o600)

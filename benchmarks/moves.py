@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import semantic.adapters.mlx  # isort: skip  # noqa: F401  loads OpenBLAS before MLX
 
@@ -65,7 +66,7 @@ def run() -> Result:
     )
     with TemporaryDirectory(prefix="semantic-benchmark-") as folder:
         url = os.environ.get("SEMANTIC_REMOTE_STORE") or (Path(folder) / "bucket").as_uri()
-        samples = [*requests(url), *transfers(f"{url}/transfers"), *moves(url)]
+        samples = [*requests(url), *transfers(below(url, "transfers")), *moves(below(url))]
         middle = medians(samples)
         even = middle["bytes"] / middle["prefill"] * 1e3
         samples += networks(url, even)
@@ -105,9 +106,16 @@ class SlowObjects(Objects):
 _NETWORK = threading.Lock()
 
 
+def below(url: str, name: str = "") -> str:
+    """A prefix of an object store; of one in a folder it is made."""
+    if url.startswith("file:"):
+        Path(urlsplit(url).path, name).mkdir(parents=True, exist_ok=True)
+    return f"{url}/{name}".rstrip("/")
+
+
 def requests(url: str) -> Iterator[Row]:
     """Milliseconds of requests with few bytes, and of a page of 1,000 names."""
-    objects = Objects.open(f"{url}/small")
+    objects = Objects.open(below(url, "small"))
     for number in range(OBJECTS):
         yield _timed("PUT", partial(objects.create, f"x/{number:06}", b"small"))
     for number in range(0, OBJECTS, 20):
@@ -153,7 +161,8 @@ def networks(url: str, even: float) -> Iterator[Row]:
     model = smollm2_135m()
     for share in NETWORKS:
         prompts = [_prompt(SHORT, 100 + number) for number in range(1 + DECIDED)]
-        one, other = replica(f"{url}/{share}"), replica(f"{url}/{share}", SlowObjects)
+        place = below(url, f"{share}")
+        one, other = replica(place), replica(place, SlowObjects)
         here = Rig.build(model, store=one, model_id=stored.MODEL_ID)
         computed = [first_token(here, tokens)[0] for tokens in prompts]
         one.flush()

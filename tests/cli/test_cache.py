@@ -429,6 +429,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FleetFlags:
     secret = tmp_path / "fleet-secret"
     secret.write_bytes(bytes(range(64)))
     secret.chmod(0o600)
+    (tmp_path / "bucket").mkdir()
     url = (tmp_path / "bucket").as_uri()
     objects, key = process_stores.require_objects(Settings(remote=url, fleet_secret=secret))
     store = RemoteStore(objects, key)

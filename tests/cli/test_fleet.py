@@ -23,6 +23,7 @@ def shared(tmp_path: Path) -> list[str]:
     secret = tmp_path / "secret"
     secret.write_bytes(bytes(range(40)))
     secret.chmod(0o600)
+    (tmp_path / "bucket").mkdir()
     return ["--remote-store", (tmp_path / "bucket").as_uri(), "--fleet-secret-file", str(secret)]
 
 

@@ -114,7 +114,9 @@ def remote(folder: Path, _max_bytes: int) -> CacheStorePort:
 
 
 def remote_in_a_folder(folder: Path, _max_bytes: int) -> CacheStorePort:
-    return RemoteStore(Objects.open((folder / "bucket").absolute().as_uri()), secret_in(folder))
+    bucket = folder / "bucket"
+    bucket.mkdir(parents=True, exist_ok=True)
+    return RemoteStore(Objects.open(bucket.absolute().as_uri()), secret_in(folder))
 
 
 def shared(folder: Path, max_bytes: int) -> CacheStorePort:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -14,12 +17,13 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from obstore.store import LocalStore as ObjectsInFolder
 from obstore.store import MemoryStore as ObjectsInMemory
 
 from semantic.adapters.stores.background import BackgroundStore
 from semantic.adapters.stores.disk.entries import DamagedError, MismatchError
 from semantic.adapters.stores.remote import sealing, vault
-from semantic.adapters.stores.remote.objects import Objects, UnavailableError
+from semantic.adapters.stores.remote.objects import Objects, SharedFolder, UnavailableError
 from semantic.adapters.stores.remote.remote_store import RemoteStore
 from semantic.adapters.stores.remote.sealing import (
     CHUNK,
@@ -34,7 +38,7 @@ from semantic.adapters.stores.remote.vault import Vault
 from semantic.application.cache.discovery import Discovery
 from semantic.application.cache.prefix_lookup import window_links
 from semantic.composition.engine_settings import Settings
-from semantic.composition.process_stores import open_objects, try_remote
+from semantic.composition.process_stores import open_objects, require_objects, try_remote
 from semantic.domain.block_hash import Part, Scope, tenant_tag
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.stored import BlockLayout
@@ -630,6 +634,7 @@ def fleet(tmp_path: Path) -> Settings:
     secret = tmp_path / "secret"
     secret.write_bytes(SECRET * 2)
     secret.chmod(0o600)
+    (tmp_path / "bucket").mkdir()
     return Settings(fleet_secret=secret, remote=(tmp_path / "bucket").as_uri())
 
 
@@ -644,6 +649,66 @@ def test_a_remote_store_needs_the_fleets_secret_and_a_url(fleet: Settings, tmp_p
     for url in ("bucket", "ftp://host/x", "http://host/x", ""):
         with pytest.raises(InvalidRequestError, match="remote_store"):
             open_objects(Settings(fleet_secret=fleet.fleet_secret, remote=url))
+
+
+@pytest.mark.parametrize("kind", ["missing", "a file"])
+def test_a_folder_that_is_not_there_is_refused_and_not_made(
+    kind: str, fleet: Settings, tmp_path: Path
+) -> None:
+    """As that of a network file system which is not mounted yet."""
+    bucket = (tmp_path / "bucket").rename(tmp_path / "shared folder")
+    if kind == "a file":
+        (tmp_path / "bucket").touch()
+    for opens in (open_objects, require_objects):
+        with pytest.raises(
+            InvalidRequestError, match=r"remote_store: .*bucket does not exist: mount it"
+        ):
+            opens(fleet)
+    assert not (tmp_path / "bucket").is_dir()
+    assert try_remote(replace(fleet, remote=bucket.as_uri())) > 0  # with %20 in it
+    for url in ("file://host/bucket", "file:bucket"):
+        with pytest.raises(InvalidRequestError, match="remote_store: "):
+            open_objects(replace(fleet, remote=url))
+
+
+@pytest.mark.parametrize("how", ["gone", "not mounted"])
+def test_a_mount_that_ends_is_missed_and_not_replaced_by_a_folder(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket, mounted, clock, reports = tmp_path / "bucket", True, FakeClock(), list[str]()
+    bucket.mkdir()
+    monkeypatch.setattr(
+        os.path, "ismount", lambda at: at == tmp_path.parent or (mounted and at == tmp_path)
+    )
+    local = ObjectsInFolder(bucket)
+    folder = SharedFolder(bucket)
+    store = RemoteStore(Objects(local, folder=folder, notify=reports.append, clock=clock), SECRET)
+    first, second = chain(512)
+    assert store.put(block(first))
+    if how == "gone":
+        bucket.rename(tmp_path / "elsewhere")
+    else:  # the folder that it was mounted on is there, and empty
+        mounted = False
+        shutil.copytree(bucket, tmp_path / "elsewhere")
+        shutil.rmtree(bucket)
+        bucket.mkdir()
+    assert store.read(header(first)) is None
+    assert not store.put(block(second))
+    assert not store.save(manifest("ann", 256))
+    assert not list(tmp_path.glob("bucket/*"))
+    assert bucket.exists() == (how == "not mounted")
+    assert [one.split(": ")[0] for one in reports] == [
+        "the object store fails, what it has is computed"
+    ]
+    if bucket.exists():
+        bucket.rmdir()
+    (tmp_path / "elsewhere").rename(bucket)
+    mounted = True
+    clock.advance(60)
+    assert store.read(header(first)) == block(first).body
+    assert store.put(block(second))
+    assert reports[1:] == ["the object store answers again"]
+    store.close()
 
 
 def test_an_object_store_that_is_not_there_is_an_error_of_one_line(

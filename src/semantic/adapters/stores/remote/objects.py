@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError
@@ -74,14 +75,17 @@ class Objects:
         small: ObjectStore,
         large: ObjectStore | None = None,
         *,
+        folder: SharedFolder | None = None,
         notify: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`large` has the longer deadline of bodies; by default it is `small`. `notify` gets a
+        """`large` has the longer deadline of bodies; by default it is `small`. `folder` is where
+        they are, if that may vanish. `notify` gets a
         sentence when the breaker opens, at most one a minute, or some writes in a row fail, and
         one when the store answers, or writes, again."""
         self._small = small
         self._large = large or small
+        self._folder = folder
         self._backoff = Backoff(clock)
         self._lock = threading.Lock()
         self._notify = notify or (lambda _: None)
@@ -95,10 +99,12 @@ class Objects:
     def open(cls, url: str, notify: Callable[[str], None] | None = None) -> Objects:
         """The prefix at `url`; asks it nothing.
 
-        Raises InvalidRequestError for a URL that is none of `SCHEMES`.
+        Raises InvalidRequestError for a URL that is none of `SCHEMES`, and for a folder that is not
+        there.
         """
+        folder = _folder_of(url)
         large = _connected(url, BODY_DEADLINE, signs_bodies=False)
-        return cls(_connected(url, DEADLINE), large, notify=notify)
+        return cls(_connected(url, DEADLINE), large, folder=folder, notify=notify)
 
     @property
     def is_open(self) -> bool:
@@ -215,6 +221,8 @@ class Objects:
         if self.is_open:
             raise UnavailableError("not asked again yet, after it failed")
         try:
+            if self._folder is not None:
+                self._folder.require()
             yield
         except NotSupportedError as error:
             raise UnavailableError(_line(error)) from error
@@ -249,6 +257,30 @@ class Objects:
             yield self._takes_nothing.begun(_line(error))
 
 
+class SharedFolder:
+    """A folder that several machines have mounted. Missing folders are made when an object is
+    written: without a look before each call those of a mount that is gone would be, on this
+    machine's disk."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises InvalidRequestError if there is no such folder."""
+        self._path = path
+        if not path.is_dir():
+            raise InvalidRequestError(
+                f"remote_store: expected a folder, {path} does not exist: mount it, or make it"
+            )
+        real = path.resolve()
+        self._mount = next(one for one in (real, *real.parents) if os.path.ismount(one))
+
+    def require(self) -> None:
+        """Raises OSError if the folder is not there, or what it was on is not mounted. One that
+        comes back is used again."""
+        if not self._path.is_dir():
+            raise OSError(f"the folder {self._path} is gone")  # not FileNotFoundError: that is one
+        if not os.path.ismount(self._mount):
+            raise OSError(f"{self._mount} is not mounted any more")
+
+
 class _Outage:
     """Reports failures that go on: when they begin, at most once a minute, and when they have
     ended. Not thread-safe."""
@@ -272,6 +304,11 @@ class _Outage:
         return self._ended if was_on else None
 
 
+def _folder_of(url: str) -> SharedFolder | None:
+    parts = urlsplit(url)
+    return SharedFolder(Path(unquote(parts.path))) if parts.scheme == "file" else None
+
+
 def _connected(url: str, seconds: float, *, signs_bodies: bool = True) -> ObjectStore:
     """With `signs_bodies` a request to S3 is signed with its body: to hash it takes as long as to
     encrypt and to send it, and what is uploaded proves itself to readers."""
@@ -282,9 +319,7 @@ def _connected(url: str, seconds: float, *, signs_bodies: bool = True) -> Object
             f"got {parts.scheme or 'no scheme'}"
         )
     try:
-        if parts.scheme == "file":
-            return from_url(url, mkdir=True)
-        if parts.scheme == "memory":
+        if parts.scheme in ("file", "memory"):
             return from_url(url)
         in_clear = any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS)
         client: ClientConfig = {
