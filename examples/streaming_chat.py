@@ -35,11 +35,11 @@ def turn(client: OpenAI, messages: list[ChatCompletionMessageParam]) -> str:
 
 def main(url: str = "http://127.0.0.1:8000") -> None:
     """Chat until an empty line."""
-    client = OpenAI(base_url=f"{url}/v1", api_key="none")
-    messages: list[ChatCompletionMessageParam] = []
-    while text := input("> ").strip():
-        messages.append({"role": "user", "content": text})
-        messages.append({"role": "assistant", "content": turn(client, messages)})
+    with OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        messages: list[ChatCompletionMessageParam] = []
+        while text := input("> ").strip():
+            messages.append({"role": "user", "content": text})
+            messages.append({"role": "assistant", "content": turn(client, messages)})
 
 
 if __name__ == "__main__":

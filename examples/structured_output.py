@@ -25,25 +25,25 @@ class Report(BaseModel):
 
 def main(url: str = "http://127.0.0.1:8000") -> None:
     """Ask twice for the same object; the second prompt is cached."""
-    client = OpenAI(base_url=f"{url}/v1", api_key="none")
-    schema = {**Report.model_json_schema(), "additionalProperties": False}
-    for _ in range(2):
-        reply = client.chat.completions.create(
-            model="default",
-            messages=[{"role": "user", "content": FACTS}],
-            max_tokens=600,
-            temperature=0,
-            response_format={
-                "type": "json_schema",
-                "json_schema": {"name": "report", "schema": schema, "strict": True},
-            },
-            extra_headers={"X-Agent-ID": "reporter"},
-        )
-        report = Report(**json.loads(reply.choices[0].message.content or ""))
-        usage = reply.usage
-        if usage and usage.prompt_tokens_details:
-            cached = usage.prompt_tokens_details.cached_tokens
-            print(f"{report!r} ({cached} of {usage.prompt_tokens} prompt tokens were cached)")
+    with OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        schema = {**Report.model_json_schema(), "additionalProperties": False}
+        for _ in range(2):
+            reply = client.chat.completions.create(
+                model="default",
+                messages=[{"role": "user", "content": FACTS}],
+                max_tokens=600,
+                temperature=0,
+                response_format={
+                    "type": "json_schema",
+                    "json_schema": {"name": "report", "schema": schema, "strict": True},
+                },
+                extra_headers={"X-Agent-ID": "reporter"},
+            )
+            report = Report(**json.loads(reply.choices[0].message.content or ""))
+            usage = reply.usage
+            if usage and usage.prompt_tokens_details:
+                cached = usage.prompt_tokens_details.cached_tokens
+                print(f"{report!r} ({cached} of {usage.prompt_tokens} prompt tokens were cached)")
 
 
 if __name__ == "__main__":

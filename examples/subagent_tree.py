@@ -43,13 +43,13 @@ def print_tree(client: OpenAI, parent: str | None = None, depth: int = 0) -> Non
 
 def main(url: str = "http://127.0.0.1:8000") -> None:
     """Brief the lead, fork its subagents, and give each its task."""
-    client = OpenAI(base_url=f"{url}/v1", api_key="none")
-    chats = {"lead": ask(client, "lead", [{"role": "user", "content": BRIEFING}])}
-    for name, task in TASKS.items():
-        parent = PARENTS[name]
-        client.post(f"/agents/{parent}/fork", body={"new_id": name}, cast_to=object)
-        chats[name] = ask(client, name, [*chats[parent], {"role": "user", "content": task}])
-    print_tree(client)
+    with OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        chats = {"lead": ask(client, "lead", [{"role": "user", "content": BRIEFING}])}
+        for name, task in TASKS.items():
+            parent = PARENTS[name]
+            client.post(f"/agents/{parent}/fork", body={"new_id": name}, cast_to=object)
+            chats[name] = ask(client, name, [*chats[parent], {"role": "user", "content": task}])
+        print_tree(client)
 
 
 if __name__ == "__main__":

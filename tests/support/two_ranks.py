@@ -6,6 +6,7 @@ has one such group in a process, so both compute one model after another: rank 1
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import socket
@@ -68,7 +69,7 @@ def launched(folder: Path) -> list[dict[str, str]]:
 
 
 class Pair:
-    """Rank 1, which ends with this process, and the model that both compute now."""
+    """Rank 1, which is ended with this process, and the model that both compute now."""
 
     def __init__(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -77,6 +78,7 @@ class Pair:
             self._other = subprocess.Popen(
                 command, env={**os.environ, **theirs}, stdin=subprocess.PIPE, text=True
             )
+            atexit.register(self._end)
             os.environ.update(mine)
             try:
                 self._ranks: Ranks | None = Ranks(TRANSPORT, HERE)
@@ -98,6 +100,10 @@ class Pair:
             assert isinstance(backend, LeadingBackend)
             self._ranks, self._name, self._backend = backend.ranks, name, backend
         return self._backend
+
+    def _end(self) -> None:
+        self._other.kill()
+        self._other.communicate()
 
     def _say(self, name: str) -> None:
         assert self._other.stdin is not None

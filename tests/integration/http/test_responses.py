@@ -66,8 +66,11 @@ def started(folder: Path, **environment: str) -> Iterator[ServeProcess]:
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
-    with started(tmp_path_factory.mktemp("responses")) as process:
-        yield client_of(process)
+    with (
+        started(tmp_path_factory.mktemp("responses")) as process,
+        client_of(process) as found,
+    ):
+        yield found
 
 
 def ask(client: OpenAI, text: str, previous: str | None = None) -> Response:
@@ -263,8 +266,7 @@ def test_errors_are_of_the_sdks_classes(client: OpenAI) -> None:
 
 def test_a_history_goes_on_in_another_process(tmp_path: Path) -> None:
     """With its agent: what that one had computed is restored, and the answer is the same."""
-    with started(tmp_path) as process:
-        client = client_of(process)
+    with started(tmp_path) as process, client_of(process) as client:
         first = ask(client, talk.HELLO)
         second = ask(client, talk.reading("diary"), first.id)
         witness = ask(client, talk.NAME, second.id)
@@ -272,8 +274,7 @@ def test_a_history_goes_on_in_another_process(tmp_path: Path) -> None:
         client.responses.delete(dropped.id)
     mode = stat.S_IMODE((tmp_path / "store" / FILE).stat().st_mode)
     assert mode == stat.S_IRUSR | stat.S_IWUSR
-    with started(tmp_path) as process:
-        client = client_of(process)
+    with started(tmp_path) as process, client_of(process) as client:
         assert client.responses.retrieve(second.id) == second
         third = ask(client, talk.NAME, second.id)
         with pytest.raises(openai.NotFoundError):
@@ -300,9 +301,9 @@ def broken(
 
 def test_a_broken_file_keeps_no_server_from_starting(broken: tuple[ServeProcess, Path]) -> None:
     process, store = broken
-    client = client_of(process, "key-a")
-    other = ask(client, talk.HELLO)
-    assert ask(client, talk.NAME, other.id).output_text == talk.NAME_ANSWER
+    with client_of(process, "key-a") as client:
+        other = ask(client, talk.HELLO)
+        assert ask(client, talk.NAME, other.id).output_text == talk.NAME_ANSWER
     said = [line for line in process.log if "responses was broken" in line]
     assert len(said) == 1
     assert any(".bad-" in one.name for one in store.iterdir())
@@ -312,8 +313,7 @@ def test_where_the_store_is_refused_responses_are_kept_in_memory(tmp_path: Path)
     """Nothing is written where the store may not be."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "store").symlink_to(tmp_path / "elsewhere")
-    with started(tmp_path) as process:
-        client = client_of(process)
+    with started(tmp_path) as process, client_of(process) as client:
         given = ask(client, talk.HELLO)
         assert ask(client, talk.NAME, given.id).output_text == talk.NAME_ANSWER
         client.responses.delete(given.id)
@@ -324,13 +324,13 @@ def test_where_the_store_is_refused_responses_are_kept_in_memory(tmp_path: Path)
 
 def test_tenants_do_not_see_each_others_responses(broken: tuple[ServeProcess, Path]) -> None:
     process, store = broken
-    ours, theirs = client_of(process, "key-a"), client_of(process, "key-b")
-    given = ask(ours, talk.HELLO)
-    with pytest.raises(openai.NotFoundError):
-        theirs.responses.retrieve(given.id)
-    with pytest.raises(openai.NotFoundError):
-        theirs.responses.delete(given.id)
-    with pytest.raises(openai.BadRequestError):
-        ask(theirs, talk.NAME, given.id)
-    assert ask(ours, talk.NAME, given.id).output_text == talk.NAME_ANSWER
+    with client_of(process, "key-a") as ours, client_of(process, "key-b") as theirs:
+        given = ask(ours, talk.HELLO)
+        with pytest.raises(openai.NotFoundError):
+            theirs.responses.retrieve(given.id)
+        with pytest.raises(openai.NotFoundError):
+            theirs.responses.delete(given.id)
+        with pytest.raises(openai.BadRequestError):
+            ask(theirs, talk.NAME, given.id)
+        assert ask(ours, talk.NAME, given.id).output_text == talk.NAME_ANSWER
     assert all(b"key-a" not in one.read_bytes() for one in store.glob(f"{FILE}*"))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,18 +76,30 @@ class Clients:
         return self.anthropic.messages.create(model=talk.MODEL, messages=messages, max_tokens=60)
 
 
-def clients_of(process: ServeProcess) -> Clients:
-    return Clients(
+@contextmanager
+def clients_of(process: ServeProcess) -> Iterator[Clients]:
+    with (
         OpenAI(
             base_url=f"{process.url}/v1",
             api_key="none",
             max_retries=0,
             _strict_response_validation=True,
-        ),
+        ) as ours,
         Anthropic(
             base_url=process.url, api_key="none", max_retries=0, _strict_response_validation=True
-        ),
-    )
+        ) as theirs,
+    ):
+        yield Clients(ours, theirs)
+
+
+@contextmanager
+def started(folder: Path) -> Iterator[tuple[ServeProcess, Clients]]:
+    """A server that keeps everything in `folder`, and its clients."""
+    with (
+        served(folder / "store", environment=environment(folder)) as process,
+        clients_of(process) as found,
+    ):
+        yield process, found
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -95,9 +108,8 @@ def environment(folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
-    folder = tmp_path_factory.mktemp("sdks")
-    with served(folder / "store", environment=environment(folder)) as process:
-        yield clients_of(process)
+    with started(tmp_path_factory.mktemp("sdks")) as (_, found):
+        yield found
 
 
 def said(text: str) -> ChatCompletionMessageParam:
@@ -386,15 +398,15 @@ def test_an_agent_goes_on_in_another_process(tmp_path: Path) -> None:
     """What was computed before the restart is not computed again, and the answer is the same."""
     agent = "ada"
     messages = [said(talk.HELLO), *answer(talk.HELLO_ANSWER), said(talk.reading("diary"))]
-    with served(tmp_path / "store", environment=environment(tmp_path)) as process:
-        first = clients_of(process).chat(*messages, agent=agent)
+    with started(tmp_path) as (_, clients):
+        first = clients.chat(*messages, agent=agent)
         assert first.usage is not None
         n_first = first.usage.prompt_tokens
         messages += [*answer(first.choices[0].message.content or ""), said(talk.NAME)]
-        same_process = clients_of(process).chat(*messages, agent="witness")
-    with served(tmp_path / "store", environment=environment(tmp_path)) as process:
+        same_process = clients.chat(*messages, agent="witness")
+    with started(tmp_path) as (process, clients):
         assert talk.tokens_when_idle(process.url, agent) >= n_first
-        resumed = clients_of(process).chat(*messages, agent=agent)
+        resumed = clients.chat(*messages, agent=agent)
     assert cached(first) == 0
     assert cached(resumed) >= n_first
     assert resumed.choices[0].message.content == talk.NAME_ANSWER

@@ -258,8 +258,10 @@ def test_a_failure_of_the_model_is_asked_for_once(
     server: RunningServer, serving: FakeServing
 ) -> None:
     serving.script = lambda _: Script((TextDelta("a"),), reason="error")
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=3)
-    with pytest.raises(openai.InternalServerError) as failed:
+    with (
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=3) as client,
+        pytest.raises(openai.InternalServerError) as failed,
+    ):
         client.chat.completions.create(model="fake", messages=HELLO)
     assert failed.value.response.headers["x-should-retry"] == "false"
     assert len(serving.asked) == 1
@@ -267,19 +269,19 @@ def test_a_failure_of_the_model_is_asked_for_once(
 
 def test_a_cancelled_request_is_not_repeated(server: RunningServer, serving: FakeServing) -> None:
     serving.script = lambda _: Script((TextDelta("a"),), reason="cancelled")
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=3)
-    for ask in (
-        partial(client.chat.completions.create, model="fake", messages=HELLO),
-        partial(client.completions.create, model="fake", prompt="Hello"),
-        partial(client.responses.create, model="fake", input="Hello"),
-    ):
-        serving.asked.clear()
-        with pytest.raises(openai.APIStatusError, match="the request was cancelled") as failed:
-            ask()
-        response = failed.value.response
-        assert (response.status_code, response.headers["x-should-retry"]) == (499, "false")
-        assert "retry-after" not in response.headers
-        assert len(serving.asked) == 1
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=3) as client:
+        for ask in (
+            partial(client.chat.completions.create, model="fake", messages=HELLO),
+            partial(client.completions.create, model="fake", prompt="Hello"),
+            partial(client.responses.create, model="fake", input="Hello"),
+        ):
+            serving.asked.clear()
+            with pytest.raises(openai.APIStatusError, match="the request was cancelled") as failed:
+                ask()
+            response = failed.value.response
+            assert (response.status_code, response.headers["x-should-retry"]) == (499, "false")
+            assert "retry-after" not in response.headers
+            assert len(serving.asked) == 1
 
 
 # --- clients that leave -------------------------------------------------------------------------
