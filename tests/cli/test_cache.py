@@ -475,10 +475,14 @@ def test_a_tenant_that_is_forgotten_has_no_object_left(fleet: FleetFlags) -> Non
     assert (unconfirmed.code, unconfirmed.out) == (2, "")
     assert "--yes" in unconfirmed.err
     assert n_objects(fleet, "6e" * 32) == 8
-    assert asked(*given, "--yes") == {"deleted": 6}
+    gone = {"deleted": 6, "keys": True, "keeps_versions": False}
+    assert asked(*given, "--yes") == gone
+    again = cache(*given, "--yes")
+    assert (again.code, again.err) == (0, "")
+    assert "has nothing" in again.out
     for kind, n_left in (("6e" * 32, 4), ("turns", 1), ("responses", 1)):
         assert n_objects(fleet, kind) == n_left
-    assert asked("forget-tenant", *fleet, "--local", "--yes") == {"deleted": 6}
+    assert asked("forget-tenant", *fleet, "--local", "--yes") == gone
     assert n_objects(fleet, "*") == 0
     for wrong in ((), ("--local", "--key-variable", "TENANT_KEY"), ("--key-variable", "NONE")):
         assert "--key-variable" in cache("forget-tenant", *fleet, *wrong, "--yes").err

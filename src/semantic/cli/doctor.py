@@ -20,6 +20,7 @@ from semantic.cli.options import ADAPTERS, AsJson, ModelsOptions
 from semantic.cli.report import Json, show_bytes, show_seconds, to_line
 from semantic.cli.serve import own_names, with_adapters
 from semantic.composition.engine_settings import DEFAULT_MODEL, NamedAdapter, Settings
+from semantic.composition.fleet_store import keeps_versions
 from semantic.composition.framework import blas_kernel, blas_status, free_memory, read_device
 from semantic.composition.memory_shares import default_process_bytes, promised
 from semantic.composition.named_models import describe_model, find_model, model_name
@@ -206,10 +207,14 @@ def check_remote(settings: Settings) -> Finding:
     """Whether the object store of the fleet can be written, read and deleted from."""
     name = "remote store"
     try:
-        seconds = try_remote(settings)
+        seconds, has_versions = try_remote(settings), keeps_versions(settings)
     except SemanticError as error:
         return Finding(name, "failed", str(error), "URL, credentials and permissions decide it")
-    return Finding(name, "ok", f"written, read and deleted in {show_seconds(seconds)}")
+    found = f"written, read and deleted in {show_seconds(seconds)}"
+    if has_versions:
+        kept = "but the bucket keeps old versions: nothing is freed, and no tenant's key is deleted"
+        return Finding(name, "warning", f"{found}, {kept}", "use a bucket without versions")
+    return Finding(name, "ok", found)
 
 
 def check_embedded_model() -> Finding:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from semantic.application.chat.replay import turns_owner
@@ -18,6 +19,16 @@ from semantic.domain.errors import InvalidRequestError, StoreError
 
 if TYPE_CHECKING:
     from semantic.adapters.stores.remote.janitor import Report
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """What a tenant had in the object store."""
+
+    n_objects: int
+    had_keys: bool
+    keeps_versions: bool
+    """Whether the bucket keeps old versions of all that, and of the keys."""
 
 
 def evict_remote(settings: Settings, wait: Callable[[float], None] = time.sleep) -> Report | None:
@@ -54,9 +65,16 @@ def last_pass(settings: Settings) -> Report | None:
         return read_report(objects)
 
 
-def forget_tenant(settings: Settings, name: str) -> int:
-    """Delete the keys and all objects of the tenant `name`; how many there were. Raises as
-    `evict_remote`."""
+def keeps_versions(settings: Settings) -> bool:
+    """Whether the bucket keeps old versions of what is deleted: then nothing is freed, and no key
+    is gone. Raises as `evict_remote`."""
+    objects, _ = require_objects(settings)
+    with _failures():
+        return objects.keeps_versions()
+
+
+def forget_tenant(settings: Settings, name: str) -> Forgotten:
+    """Delete the keys and all objects of the tenant `name`. Raises as `evict_remote`."""
     objects, secret = require_objects(settings)
     from semantic.adapters.stores.remote.remote_records import records_tag
     from semantic.adapters.stores.remote.vault import Vault
@@ -64,9 +82,9 @@ def forget_tenant(settings: Settings, name: str) -> int:
     vault = Vault(objects, secret)
     tags = tenant_tag(secret, name), records_tag(secret, turns_owner(name))
     with _failures():
-        for tag in tags:  # all keys first: from then on nothing can be read
-            vault.forget(tag)
-        return sum(map(vault.erase, tags))
+        # All keys first: from then on nothing can be read.
+        had_keys = sum(vault.forget(tag) for tag in tags) > 0
+        return Forgotten(sum(map(vault.erase, tags)), had_keys, objects.keeps_versions())
 
 
 @contextmanager

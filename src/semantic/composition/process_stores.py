@@ -210,8 +210,10 @@ def try_remote(settings: Settings) -> float:
     started = time.monotonic()
     try:
         was_new = objects.create(path, data)
-        again, found = objects.create(path, b""), bytes(objects.get(path))
-        objects.delete(path)
+        try:
+            again, found = objects.create(path, b""), bytes(objects.get(path))
+        finally:
+            objects.delete(path)
     except (UnavailableError, FileNotFoundError) as error:
         raise StoreError(f"the object store failed: {error}") from error
     if not was_new or again or found != data:

@@ -730,17 +730,31 @@ def test_an_object_store_that_is_not_there_is_an_error_of_one_line(
 
 @pytest.fixture
 def refusing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, str]]]:
-    """An S3 server that answers with the last of these: a status, and an error's code."""
+    """An S3 server that answers with the last of these: a status, and an error's code or, with 200,
+    the version of an object."""
     answers: list[tuple[int, str]] = []
 
     class Refusing(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.do_PUT()
+
+        def do_POST(self) -> None:
+            self.do_PUT()
+
         def do_PUT(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
+            self.rfile.read(int(self.headers.get("content-length", 0)))
             status, code = answers[-1]
-            said = f"<?xml?>\n<Error><Code>{code}</Code><Message>so</Message></Error>".encode()
+            error = f"<?xml?>\n<Error><Code>{code}</Code><Message>so</Message></Error>"
+            said = (
+                error
+                if status != 200
+                else "<DeleteResult><Deleted><Key>x</Key></Deleted></DeleteResult>"
+            ).encode()
             self.send_response(status)
             self.send_header("content-length", str(len(said)))
             self.send_header("etag", "1")
+            if status == 200 and code:
+                self.send_header("x-amz-version-id", code)
             self.end_headers()
             self.wfile.write(said)
 
@@ -775,6 +789,28 @@ def test_the_reason_of_a_server_is_in_the_error(
         with pytest.raises(UnavailableError, match=f"{code}: so") as failed:
             write("x", b"data")
         assert "\n" not in str(failed.value)
+
+
+def test_an_object_in_a_bucket_that_is_not_there_is_a_failure(
+    refusing: list[tuple[int, str]],
+) -> None:
+    objects = Objects.open("s3://bucket/prefix")
+    refusing.append((404, "NoSuchKey"))
+    with pytest.raises(FileNotFoundError):
+        objects.get("x")
+    refusing.append((404, "NoSuchBucket"))
+    with pytest.raises(UnavailableError, match="NoSuchBucket: so"):
+        objects.get("x")
+
+
+@pytest.mark.parametrize(
+    ("version", "is_kept"), [("", False), ("null", False), ("3sL4kqtJlcpXroDTDmJ", True)]
+)
+def test_a_bucket_that_keeps_old_versions_is_known(
+    refusing: list[tuple[int, str]], version: str, *, is_kept: bool
+) -> None:
+    refusing.append((200, version))
+    assert Objects.open("s3://bucket/prefix").keeps_versions() is is_kept
 
 
 def test_an_outage_is_reported_at_most_once_a_minute_and_its_end_too() -> None:

@@ -54,9 +54,16 @@ def forget(
         if not is_interactive():
             raise InvalidRequestError("this would delete all of the tenant; --yes confirms it")
         typer.confirm("Delete all that the tenant has stored?", abort=True, err=True)
-    n_objects = forget_tenant(fleet.settings(), name)
-    text = f"deleted {n_objects} objects and the tenant's keys"
-    typer.echo(to_line({"deleted": n_objects}) if as_json else text)
+    done = forget_tenant(fleet.settings(), name)
+    if as_json:
+        keys = {"keys": done.had_keys, "keeps_versions": done.keeps_versions}
+        typer.echo(to_line({"deleted": done.n_objects, **keys}))
+        return
+    had = done.n_objects or done.had_keys
+    text = f"deleted {done.n_objects} objects and the tenant's keys"
+    typer.echo(text if had else "this tenant of this fleet secret has nothing in the object store")
+    if done.keeps_versions:
+        typer.echo("the bucket keeps old versions, with which all of it can be read: delete those")
 
 
 FLEET_COMMANDS: dict[str, Callable[..., None]] = {"janitor": janitor, "forget-tenant": forget}

@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError
-from obstore.store import from_url
+from obstore.store import S3Store, from_url
 
 from semantic.adapters.stores.background import FAILURES, Backoff
 from semantic.domain.errors import InvalidRequestError
@@ -42,6 +42,7 @@ _REPORT_SECONDS = 60.0
 """Between two sentences about a store that fails again and again."""
 _REQUEST = re.compile(r"Error performing (\w+) ([^\s?]+)\S* in \S+ - (?:Server returned .*code: )?")
 _ANSWER = re.compile(r"<Code>([^<]+)</Code>(?:\s*<Message>([^<]*)</Message>)?")
+_NO_BUCKET = "<Code>NoSuchBucket<"
 _CAUSE = re.compile(r'(?:error|message): "([^"\n]+)"|Invalid\w+\(\s*(\w+)|(TimedOut)')
 """In the structure of an error, whose own line says no more than that a request failed."""
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3")
@@ -209,6 +210,15 @@ class Objects:
                     with suppress(FileNotFoundError):
                         obstore.delete(self._large, path)
 
+    def keeps_versions(self) -> bool:
+        """Whether what is deleted stays as an old version, as in a bucket of S3 with versions; of
+        other stores that is not known. Writes and deletes an object."""
+        path = f"probes/{os.urandom(8).hex()}"
+        with self._attempt(writes=True):
+            version = obstore.put(self._small, path, b"probe", use_multipart=False)["version"]
+        self.delete(path)
+        return isinstance(self._small, S3Store) and version not in (None, "null")
+
     def _ends_before(self, path: str, start: int) -> bool:
         """Whether a range from `start` on failed as an object is shorter: each kind of store says
         that in other words."""
@@ -227,7 +237,7 @@ class Objects:
         except NotSupportedError as error:
             raise UnavailableError(_line(error)) from error
         except (BaseError, OSError, ValueError) as error:
-            if isinstance(error, FileNotFoundError) and not writes:
+            if isinstance(error, FileNotFoundError) and not (writes or _NO_BUCKET in str(error)):
                 self._record(error=None)
                 raise
             self._record(error, writes=writes)  # nothing but a bucket is missing to write

@@ -76,11 +76,14 @@ class Vault:
             self._renewed(tag)
         return made
 
-    def forget(self, tag: bytes) -> None:
-        """Delete the key of the tenant with this tag. Raises UnavailableError."""
+    def forget(self, tag: bytes) -> bool:
+        """Delete the key of the tenant with this tag; whether there was one. Raises
+        UnavailableError."""
+        was_there = self._objects.size(self._path(tag)) is not None
         self._objects.delete(self._path(tag))
         with self._lock:
             self._known.pop(tag, None)
+        return was_there
 
     def erase(self, tag: bytes) -> int:
         """`forget`, and delete all objects in the tenant's folders, whichever key they had; how
