@@ -10,10 +10,13 @@ import socket
 import subprocess
 import tempfile
 import time
+import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -62,7 +65,6 @@ class Proxied:
 
 @pytest.fixture
 def proxied(tmp_path: Path) -> Iterator[Proxied]:
-    assert PROGRAM is not None
     with ExitStack() as stack:
         lives = {name: ExitStack() for name in ("one", "two")}
         servers = {
@@ -70,19 +72,28 @@ def proxied(tmp_path: Path) -> Iterator[Proxied]:
         }
         for server in servers.values():
             stack.callback(server.kill)
+        found = stack.enter_context(proxy({name: one.url[7:] for name, one in servers.items()}))
+        yield replace(found, servers=servers)
+
+
+@contextmanager
+def proxy(addresses: Mapping[str, str]) -> Iterator[Proxied]:
+    """A proxy in front of servers at these addresses, once it has found both."""
+    assert PROGRAM is not None
+    with ExitStack() as stack:
         admin = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "admin"
         url = f"127.0.0.1:{free_port()}"
         environment = {
             "SEMANTIC_ADMIN": str(admin),
             "SEMANTIC_BIND": url,
-            **{f"SEMANTIC_{name.upper()}": one.url[7:] for name, one in servers.items()},
+            **{f"SEMANTIC_{name.upper()}": one for name, one in addresses.items()},
         }
         process = subprocess.Popen(
             [PROGRAM, "-f", FILE], env=environment, stdout=subprocess.DEVNULL
         )
         stack.callback(process.wait)
         stack.callback(process.kill)
-        found = Proxied(f"http://{url}", str(admin), servers)
+        found = Proxied(f"http://{url}", str(admin), {})
         until = time.monotonic() + 30
         while not admin.exists() or found.tell("show servers state").count(" 2 0 ") < 2:
             assert time.monotonic() < until
@@ -104,6 +115,58 @@ def test_sessions_stay_streams_pass_and_servers_may_go(proxied: Proxied) -> None
     status, _ = ask(f"{proxied.url}/v1/chat/completions", chat("Hi"), {"X-Agent-ID": agents[1]})
     assert status == 200
     assert proxied.home(X_Agent_ID=agents[1]) == "one"
+
+
+LOST = "the server that answered is lost"
+_OPENAI = {"error": {"message": LOST, "type": "server_error", "param": None, "code": "overloaded"}}
+ERRORS: dict[str, object] = {
+    "/v1/chat/completions": _OPENAI,
+    "/v1/completions": _OPENAI,
+    "/v1/responses": _OPENAI,
+    "/api/v0/chat/completions": _OPENAI,
+    "/v1/messages": {
+        "type": "error",
+        "error": {"type": "overloaded_error", "message": LOST},
+        "request_id": None,
+    },
+    "/api/chat": {"error": LOST},
+    "/api/generate": {"error": LOST},
+}
+"""Of each wire what the proxy answers when a server is lost."""
+
+
+class _Lost(BaseHTTPRequestHandler):
+    """Of a server that is ready, and closes each connection with a request on it unanswered."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_POST(self) -> None:
+        self.close_connection = True
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_a_server_that_is_lost_is_an_error_of_the_wire() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Lost) as server, ThreadPoolExecutor(1) as pool:
+        pool.submit(server.serve_forever)
+        one = f"127.0.0.1:{server.server_port}"
+        try:
+            with proxy({"one": one, "two": one}) as found:
+                replies = {path: _refused(found.url + path) for path in ERRORS}
+        finally:
+            server.shutdown()
+    assert replies == {path: (502, "1", error) for path, error in ERRORS.items()}
+
+
+def _refused(url: str) -> tuple[int, str, object]:
+    """The status of an error, when to repeat the request, and the body."""
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        urllib.request.urlopen(urllib.request.Request(url, b"{}"), timeout=30)
+    with raised.value as reply:
+        return reply.code, reply.headers["Retry-After"], json.load(reply)
 
 
 def check_drain(proxied: Proxied, agent: str) -> None:
