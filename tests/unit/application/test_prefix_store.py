@@ -34,6 +34,7 @@ from tests.unit.application.world import (
 )
 
 AMPLE = 1 << 30
+PROMPT = text_of(1, 12 * 256)
 every_spec = pytest.mark.parametrize("layers", SPECS.values(), ids=SPECS.keys())
 WHOLE = (FULL, FULL)
 with_checkpoints = pytest.mark.parametrize(
@@ -614,27 +615,40 @@ class SlowMemory(MemoryStore):
         return list(super().read_into(reads))
 
 
-@pytest.mark.parametrize("layers", [WHOLE, (FULL, STATE)])
-def test_reading_is_given_up_where_computing_overtakes_it(layers: tuple[LayerSpec, ...]) -> None:
+def slow_world(layers: Sequence[LayerSpec], seconds: float) -> tuple[World, SlowMemory]:
+    """An engine over 12 blocks of PROMPT whose bodies take `seconds` each, a block's tokens one."""
     store = SlowMemory(AMPLE)
-    of, prompt = world(layers, store), text_of(1, 256 * 12)
-    answer(of, "ann", prompt)
+    answer(world(layers, store), "ann", PROMPT)
     again = world(layers, store)
-    store.clock, store.seconds = again.clock, 10.0
+    store.clock, store.seconds = again.clock, seconds
     prefix_store = again.engine._prefixes
     assert isinstance(prefix_store, PrefixStore)
     prefix_store.break_even._prefill_seconds = lambda n_tokens: n_tokens / 256
-    needs_checkpoint = again.backend.layout().needs_checkpoint
+    return again, store
+
+
+@pytest.mark.parametrize("layers", [WHOLE, (FULL, STATE)])
+def test_reading_is_given_up_where_computing_overtakes_it(layers: tuple[LayerSpec, ...]) -> None:
+    of, store = slow_world(layers, 10.0)
     for number in range(5):
-        store.n_read, computed = 0, again.backend.prefilled_tokens
-        done = answer(again, f"agent-{number}", prompt)
+        store.n_read, computed = 0, of.backend.prefilled_tokens
+        done = answer(of, f"agent-{number}", PROMPT)
         assert done.match is not None
         assert done.match.end is MatchEnd.SLOWER
-        assert store.n_read == (8 if number < 3 else 0)  # of 12, computed in 12 seconds
-        used = 0 if needs_checkpoint else store.n_read * 256
+        assert store.n_read == (8 if number < 3 else 0)
+        used = 0 if of.backend.layout().needs_checkpoint else store.n_read * 256
         assert done.cached_tokens == used
-        assert again.backend.prefilled_tokens - computed == len(prompt) - 1 - used
-        again.forget_all()
+        assert of.backend.prefilled_tokens - computed == len(PROMPT) - 1 - used
+        of.forget_all()
+
+
+def test_what_can_only_be_used_whole_is_read_to_its_end_where_little_is_left() -> None:
+    """After 16 seconds 8 for the rest of the bodies, or 4 to compute the rest; without what was
+    read it is 12."""
+    for layers, n_read in ((WHOLE, 8), ((FULL, STATE), 12)):
+        of, store = slow_world(layers, 2.0)
+        answer(of, "bob", PROMPT)
+        assert store.n_read == n_read
 
 
 @every_spec
