@@ -615,9 +615,19 @@ class SlowMemory(MemoryStore):
         return list(super().read_into(reads))
 
 
-def slow_world(layers: Sequence[LayerSpec], seconds: float) -> tuple[World, SlowMemory]:
+class LateMemory(SlowMemory):
+    """Misses all that it is asked for, late."""
+
+    def read_into(self, reads: Sequence[BlockRead]) -> list[bool]:
+        super().read_into(reads)
+        return [False] * len(reads)
+
+
+def slow_world(
+    layers: Sequence[LayerSpec], seconds: float, kind: type[SlowMemory] = SlowMemory
+) -> tuple[World, SlowMemory]:
     """An engine over 12 blocks of PROMPT whose bodies take `seconds` each, a block's tokens one."""
-    store = SlowMemory(AMPLE)
+    store = kind(AMPLE)
     answer(world(layers, store), "ann", PROMPT)
     again = world(layers, store)
     store.clock, store.seconds = again.clock, seconds
@@ -640,6 +650,18 @@ def test_reading_is_given_up_where_computing_overtakes_it(layers: tuple[LayerSpe
         assert done.cached_tokens == used
         assert of.backend.prefilled_tokens - computed == len(PROMPT) - 1 - used
         of.forget_all()
+
+
+@pytest.mark.parametrize(("seconds", "n_tried"), [(10.0, 3), (0.001, 5)])
+def test_a_store_that_misses_is_slow_only_if_it_misses_late(seconds: float, n_tried: int) -> None:
+    of, store = slow_world(WHOLE, seconds, LateMemory)
+    tried = 0
+    for number in range(5):
+        store.n_read = 0
+        assert answer(of, f"agent-{number}", PROMPT).cached_tokens == 0
+        tried += store.n_read > 0
+        of.forget_all()
+    assert tried == n_tried
 
 
 def test_what_can_only_be_used_whole_is_read_to_its_end_where_little_is_left() -> None:
