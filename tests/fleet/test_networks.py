@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from semantic.adapters.stores.remote.objects import DEADLINE
-from semantic.application.cache.loading import BreakEven
+from semantic.application.cache.break_even import NEVER_GIVEN_UP, BreakEven
 from semantic.domain.match import MatchEnd
 from semantic.domain.stored import Tier
 from tests.fleet.seaweed import Seaweed
@@ -27,7 +27,7 @@ MOVED, AT_ONCE = 1000, 25
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny model computes faster than S3 is read; here reading is what is tested."""
-    monkeypatch.setattr(BreakEven, "worth_reading", lambda *_: True)
+    monkeypatch.setattr(BreakEven, "terms", lambda *_: NEVER_GIVEN_UP)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from semantic.adapters.exchange.transfer import export_agent, import_agent
-from semantic.application.cache.loading import BreakEven
+from semantic.application.cache.break_even import NEVER_GIVEN_UP, BreakEven
 from semantic.domain.block_hash import HEAD_TOKENS
 from semantic.domain.match import MatchEnd
 from semantic.domain.prefix import common_prefix
@@ -42,13 +42,13 @@ _OTHERS = [name for name in EVERY_ARCHITECTURE if name not in ONE_OF_A_KIND]
 every_kind = pytest.mark.parametrize("architecture", [*ONE_OF_A_KIND, *more(*_OTHERS)])
 """One of each kind of caches; all of them in the thorough lane."""
 
-_WORTH_READING = BreakEven.worth_reading
+_TERMS = BreakEven.terms
 
 
 @pytest.fixture(autouse=True)
 def always_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny model computes faster than any disk reads; here the disk is what is tested."""
-    monkeypatch.setattr(BreakEven, "worth_reading", lambda *_: True)
+    monkeypatch.setattr(BreakEven, "terms", lambda *_: NEVER_GIVEN_UP)
 
 
 @pytest.fixture
@@ -429,7 +429,7 @@ def test_with_measured_rates_the_tokens_are_the_same(
     architecture: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether the disk is read or passed over is a question of time alone."""
-    monkeypatch.setattr(BreakEven, "worth_reading", _WORTH_READING)
+    monkeypatch.setattr(BreakEven, "terms", _TERMS)
     past = [text(600, seed=i) for i in range(4)]
     for turn in range(examples(2, thorough=4)):
         with running(architecture, folder, columns=8, memory_bytes=TINY_MEMORY) as life:

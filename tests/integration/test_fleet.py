@@ -21,7 +21,7 @@ from semantic.adapters.stores.background import Backoff
 from semantic.adapters.stores.disk_responses import FallbackResponses
 from semantic.adapters.stores.remote.objects import Objects
 from semantic.adapters.stores.remote.remote_records import SharedResponses
-from semantic.application.cache.loading import BreakEven
+from semantic.application.cache.break_even import NEVER_GIVEN_UP, BreakEven
 from semantic.application.serving import Serving
 from semantic.composition.engine_settings import Settings
 from semantic.composition.process_stores import open_responses
@@ -43,7 +43,7 @@ KINDS = ("llama", "gemma3", "lfm2", *more("recurrent_gemma", "gpt_oss", "falcon_
 @pytest.fixture(autouse=True)
 def always_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny model computes faster than a folder is read; here reading is what is tested."""
-    monkeypatch.setattr(BreakEven, "worth_reading", lambda *_: True)
+    monkeypatch.setattr(BreakEven, "terms", lambda *_: NEVER_GIVEN_UP)
 
 
 class Fleet:

@@ -29,7 +29,7 @@ from semantic.adapters.mlx.kv_cache.probe import LogitsProbe
 from semantic.adapters.mlx.kv_cache.spec_reader import read_shapes
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.application.cache import prefix_store
-from semantic.application.cache.loading import BreakEven
+from semantic.application.cache.break_even import NEVER_GIVEN_UP, BreakEven, Terms
 from semantic.application.engine import batch_engine
 from semantic.bootstrap import App, build_engine
 from semantic.composition.engine_settings import Settings
@@ -65,8 +65,8 @@ Prompt = tuple[int, ...]
 class _Reads(BreakEven):
     """Every prefix that is stored is read, however fast it would be computed."""
 
-    def worth_reading(self, n_bytes: Mapping[Tier, int], n_tokens: int) -> bool:  # noqa: ARG002
-        return True
+    def terms(self, n_bytes: Mapping[Tier, int], n_tokens: int) -> Terms:  # noqa: ARG002
+        return NEVER_GIVEN_UP
 
 
 @contextlib.contextmanager

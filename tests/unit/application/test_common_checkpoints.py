@@ -12,6 +12,7 @@ import pytest
 
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.application.cache import shared_prefill
+from semantic.application.cache.break_even import Terms
 from semantic.application.cache.checkpoint_plan import FEWEST_TOKENS
 from semantic.application.cache.common_prefixes import CommonPrefixes, computes_before
 from semantic.application.engine.scheduler import Chunk, Step
@@ -354,13 +355,13 @@ def test_reading_is_compared_with_what_is_left_to_compute() -> None:
     prefixes = of.engine._prefixes
     assert prefixes is not None
     asked: list[int] = []
-    worth_reading = prefixes.break_even.worth_reading
+    terms = prefixes.break_even.terms
 
-    def recorded(n_bytes: Mapping[Tier, int], n_tokens: int) -> bool:
+    def recorded(n_bytes: Mapping[Tier, int], n_tokens: int) -> Terms | None:
         asked.append(n_tokens)
-        return worth_reading(n_bytes, n_tokens)
+        return terms(n_bytes, n_tokens)
 
-    prefixes.break_even.worth_reading = recorded  # type: ignore[method-assign]
+    prefixes.break_even.terms = recorded  # type: ignore[method-assign]
     held = follower.computed
     of.finish()
     assert asked[0] == 1000 - held

@@ -123,9 +123,9 @@ class SharingMachine(StoredEngineMachine):
         prefixes = self.world.engine._prefixes
         assert prefixes is not None
         if slower:
-            prefixes.break_even.worth_reading = lambda *_: False  # type: ignore[method-assign]
+            prefixes.break_even.terms = lambda *_: None  # type: ignore[method-assign]
         else:
-            prefixes.break_even.__dict__.pop("worth_reading", None)
+            prefixes.break_even.__dict__.pop("terms", None)
 
     @rule(method=st.sampled_from(["open", "loading", "prefill", "prefill_together", "close"]))
     def something_breaks(self, method: str) -> None:

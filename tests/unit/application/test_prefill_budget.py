@@ -93,6 +93,16 @@ def test_the_first_chunk_cannot_hurt() -> None:
     assert PrefillBudget().rate is None
 
 
+def test_more_tokens_take_their_rate_and_a_share_of_a_pass() -> None:
+    budget = PrefillBudget(largest=1000)
+    assert budget.seconds(100) is None
+    Machine(500, 0.0, overhead=0.0).run(budget, 4000, decoding=0)
+    assert budget.seconds(100) == pytest.approx(0.2)
+    for _ in range(8):
+        budget.observe([MeasuredPass(10, 0.02 + 0.5, 1000)], 0.02 + 0.5, decoding=False)
+    assert budget.seconds(100) == pytest.approx(0.2 + 0.05)
+
+
 @pytest.mark.parametrize("machine", MACHINES, ids=str)
 def test_the_gap_between_two_tokens_stays_near_the_target(machine: Machine) -> None:
     budget = PrefillBudget(TARGET)

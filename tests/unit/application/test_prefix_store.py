@@ -11,7 +11,7 @@ import pytest
 
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.adapters.stores.tiered import TieredStore
-from semantic.application.cache.loading import BreakEven
+from semantic.application.cache.break_even import NEVER_GIVEN_UP, BreakEven, Terms
 from semantic.application.cache.prefix_store import PrefixStore
 from semantic.application.request import Phase
 from semantic.domain.block_hash import BlockKey, Part
@@ -20,6 +20,7 @@ from semantic.domain.match import MatchEnd
 from semantic.domain.stored import BlockHeader, BlockRead, StoredBlock, Tier
 from semantic.domain.value_objects import LayerSpec, ModelCacheSpec, SamplingParams, TokenEvent
 from tests.support.fake_backend import FULL, STATE, window
+from tests.support.fake_clock import FakeClock
 from tests.support.late_reads import LateReads
 from tests.unit.application.world import (
     SPECS,
@@ -33,6 +34,7 @@ from tests.unit.application.world import (
 )
 
 AMPLE = 1 << 30
+PROMPT = text_of(1, 12 * 256)
 every_spec = pytest.mark.parametrize("layers", SPECS.values(), ids=SPECS.keys())
 WHOLE = (FULL, FULL)
 with_checkpoints = pytest.mark.parametrize(
@@ -61,14 +63,14 @@ def world(
 class Reads(BreakEven):
     """Whatever is stored is read: threads read beside a clock that only the engine advances."""
 
-    def worth_reading(self, n_bytes: Mapping[Tier, int], n_tokens: int) -> bool:  # noqa: ARG002
-        return True
+    def terms(self, n_bytes: Mapping[Tier, int], n_tokens: int) -> Terms:  # noqa: ARG002
+        return NEVER_GIVEN_UP
 
 
 def reading(of: World) -> World:
     """The same engine, which reads what is stored however long that seems to take."""
     assert of.engine._prefixes is not None
-    of.engine._prefixes.break_even = Reads(lambda: None)
+    of.engine._prefixes.break_even = Reads(lambda _: None)
     return of
 
 
@@ -590,12 +592,85 @@ def test_a_store_that_is_too_slow_is_passed_over() -> None:
     again = world(WHOLE, store_of(first))
     prefix_store = again.engine._prefixes
     assert isinstance(prefix_store, PrefixStore)
-    prefix_store.break_even._prefill_rate = lambda: 1e9
-    prefix_store.break_even.observe({Tier.MEMORY: 1}, 1e9)
+    prefix_store.break_even._prefill_seconds = lambda n_tokens: n_tokens / 1e9
+    for _ in range(3):
+        prefix_store.break_even.observe({Tier.MEMORY: 1}, 1e9)
     done = answer(again, "ann", prompt)
     assert done.cached_tokens == 0
     assert done.match is not None
     assert done.match.end is MatchEnd.SLOWER
+
+
+class SlowMemory(MemoryStore):
+    """Reads a body in `seconds` of a clock, and counts them."""
+
+    clock, seconds, n_read = FakeClock(), 0.0, 0
+
+    def resident(self, headers: Sequence[BlockHeader]) -> dict[BlockKey, bytes | memoryview]:  # noqa: ARG002
+        return {}
+
+    def read_into(self, reads: Sequence[BlockRead]) -> list[bool]:
+        self.clock.advance(self.seconds * len(reads))
+        self.n_read += len(reads)
+        return list(super().read_into(reads))
+
+
+class LateMemory(SlowMemory):
+    """Misses all that it is asked for, late."""
+
+    def read_into(self, reads: Sequence[BlockRead]) -> list[bool]:
+        super().read_into(reads)
+        return [False] * len(reads)
+
+
+def slow_world(
+    layers: Sequence[LayerSpec], seconds: float, kind: type[SlowMemory] = SlowMemory
+) -> tuple[World, SlowMemory]:
+    """An engine over 12 blocks of PROMPT whose bodies take `seconds` each, a block's tokens one."""
+    store = kind(AMPLE)
+    answer(world(layers, store), "ann", PROMPT)
+    again = world(layers, store)
+    store.clock, store.seconds = again.clock, seconds
+    prefix_store = again.engine._prefixes
+    assert isinstance(prefix_store, PrefixStore)
+    prefix_store.break_even._prefill_seconds = lambda n_tokens: n_tokens / 256
+    return again, store
+
+
+@pytest.mark.parametrize("layers", [WHOLE, (FULL, STATE)])
+def test_reading_is_given_up_where_computing_overtakes_it(layers: tuple[LayerSpec, ...]) -> None:
+    of, store = slow_world(layers, 10.0)
+    for number in range(5):
+        store.n_read, computed = 0, of.backend.prefilled_tokens
+        done = answer(of, f"agent-{number}", PROMPT)
+        assert done.match is not None
+        assert done.match.end is MatchEnd.SLOWER
+        assert store.n_read == (8 if number < 3 else 0)
+        used = 0 if of.backend.layout().needs_checkpoint else store.n_read * 256
+        assert done.cached_tokens == used
+        assert of.backend.prefilled_tokens - computed == len(PROMPT) - 1 - used
+        of.forget_all()
+
+
+@pytest.mark.parametrize(("seconds", "n_tried"), [(10.0, 3), (0.001, 5)])
+def test_a_store_that_misses_is_slow_only_if_it_misses_late(seconds: float, n_tried: int) -> None:
+    of, store = slow_world(WHOLE, seconds, LateMemory)
+    tried = 0
+    for number in range(5):
+        store.n_read = 0
+        assert answer(of, f"agent-{number}", PROMPT).cached_tokens == 0
+        tried += store.n_read > 0
+        of.forget_all()
+    assert tried == n_tried
+
+
+def test_what_can_only_be_used_whole_is_read_to_its_end_where_little_is_left() -> None:
+    """After 16 seconds 8 for the rest of the bodies, or 4 to compute the rest; without what was
+    read it is 12."""
+    for layers, n_read in ((WHOLE, 8), ((FULL, STATE), 12)):
+        of, store = slow_world(layers, 2.0)
+        answer(of, "bob", PROMPT)
+        assert store.n_read == n_read
 
 
 @every_spec

@@ -1,18 +1,20 @@
 """Restores prefixes: reads block bodies into a sequence's memory while other sequences decode.
 
 The stepping thread says where they go and takes the result; reading, verifying and copying run in
-threads of their own. Also decides whether that beats computing. Knows the store's and the
-backend's ports; not requests.
+threads of their own, and end when computing overtakes them. Knows the store's and the backend's
+ports; not requests.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import pairwise
 
+from semantic.application.cache.break_even import FEWEST_AT_ONCE, NEVER_GIVEN_UP, Terms
 from semantic.application.cache.prefix_lookup import StoredPrefix
 from semantic.domain.block_hash import BlockKey, Part
 from semantic.domain.errors import CacheReconstructionError
@@ -27,93 +29,29 @@ Target = tuple[BlockHeader, BodyTarget]
 
 _THREADS = 4
 """Concurrent loads; the store reads the bodies of each in parallel besides."""
-_OLD_WEIGHT = 0.7
-"""Weight of all earlier loads in a tier's rate, beside the newest."""
-_RETRY_AFTER = 8
-"""A tier that was slower than computing is measured again after this many skipped loads."""
 _GROUP_BYTES = 256 << 20
 """Bytes that a load reads before they are copied to where they stay: the memory that it needs."""
-_FEWEST_IN_GROUP = 8
-"""Bodies in such a group, whatever their size: as many as a store reads at a time."""
-
-
-class BreakEven:
-    """Compares the time to restore a prefix with the time to compute it.
-
-    Both are measured while running: of a load everything that is done until the sequence has the
-    blocks, for each tier.
-    """
-
-    def __init__(self, prefill_rate: Callable[[], float | None]) -> None:
-        """`prefill_rate` is the measured prompt tokens per second, None before the first chunk."""
-        self._prefill_rate = prefill_rate
-        self._loads: dict[Tier, tuple[float, float]] = {}  # weighted bytes and seconds
-        self._skipped = 0
-
-    def bytes_per_second(self, tier: Tier) -> float | None:
-        """The measured rate of loads from `tier`, None before the first."""
-        n_bytes, seconds = self._loads.get(tier, (0.0, 0.0))
-        return n_bytes / seconds if seconds else None
-
-    def worth_reading(self, n_bytes: Mapping[Tier, int], n_tokens: int) -> bool:
-        """Whether loading `n_bytes` by tier is expected to be faster than computing `n_tokens`.
-
-        What was not measured is expected to cost nothing, so that it is measured.
-        """
-        rate = self._prefill_rate()
-        if rate is None or self._seconds(n_bytes) <= n_tokens / rate:
-            self._skipped = 0
-            return True
-        self._skipped += 1
-        if self._skipped < _RETRY_AFTER:
-            return False
-        self._skipped = 0
-        return True
-
-    def observe(self, n_bytes: Mapping[Tier, int], seconds: float) -> None:
-        """Record a load of `n_bytes` by tier that took `seconds`.
-
-        Large loads count more: a small one measures what any load costs. Of a load from several
-        tiers those that are expected to be faster take their usual time.
-        """
-        tiers = [tier for tier in Tier if n_bytes.get(tier)]
-        if not tiers or seconds <= 0:
-            return
-        slowest = min(tiers, key=lambda tier: self.bytes_per_second(tier) or 0.0)
-        others = {tier: n for tier, n in n_bytes.items() if tier is not slowest}
-        rest = max(seconds - self._seconds(others), seconds * n_bytes[slowest] / total(n_bytes))
-        old_bytes, old_seconds = self._loads.get(slowest, (0.0, 0.0))
-        self._loads[slowest] = (
-            _OLD_WEIGHT * old_bytes + n_bytes[slowest],
-            _OLD_WEIGHT * old_seconds + rest,
-        )
-
-    def _seconds(self, n_bytes: Mapping[Tier, int]) -> float:
-        """Expected seconds of a load."""
-        rates = {tier: self.bytes_per_second(tier) for tier in n_bytes}
-        return sum(n / rate for tier, n in n_bytes.items() if (rate := rates[tier]) is not None)
-
-
-def total(n_bytes: Mapping[Tier, int]) -> int:
-    """Bytes of all tiers."""
-    return sum(n_bytes.values())
 
 
 @dataclass(frozen=True, slots=True)
 class ReadBodies:
     """Result of reading: how many bodies were verified before the first that was not, the
-    checkpoint's bytes, and the seconds it took."""
+    checkpoint's bytes, in how many groups and seconds, and whether it was given up because
+    computing the rest is faster."""
 
     n_verified: int
     checkpoint: bytes | None
+    n_groups: int
     seconds: float
+    overtaken: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A prefix that is being read into a sequence; it took `seconds` to begin."""
+    """A prefix that is being read into a sequence on `terms`; it took `seconds` to begin."""
 
     prefix: StoredPrefix
+    terms: Terms
     sequence: SequenceId
     seconds: float
     future: Future[ReadBodies]
@@ -127,11 +65,16 @@ class Load:
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """How many tokens the sequence holds after a load, why not all that were expected, and the
-    seconds that it took: to begin, to read and to finish, without what it waited for others."""
+    seconds that it took: to begin, to read and to finish, without what it waited for others.
+
+    `bytes_by_tier` were read, in `n_reads` reads one after the other.
+    """
 
     length: int
     end: MatchEnd
     seconds: float
+    bytes_by_tier: Mapping[Tier, int]
+    n_reads: int
 
 
 class Loader:
@@ -153,24 +96,28 @@ class Loader:
         """Have at most so many bytes read, by all loads together, that are not copied."""
         self._group_bytes = min(_GROUP_BYTES, n_bytes // _THREADS)
 
-    def begin(self, prefix: StoredPrefix, sequence: SequenceId) -> Load:
+    def begin(
+        self, prefix: StoredPrefix, sequence: SequenceId, terms: Terms = NEVER_GIVEN_UP
+    ) -> Load:
         """Start to read `prefix` into `sequence`, which holds the tokens before `prefix.start`.
 
-        Raises BackendError when there is no memory for it.
+        It is given up when computing the rest is faster. Raises BackendError when there is no
+        memory for it.
         """
         started = self._clock()
         targets = self._targets(prefix.full, sequence, Part.FULL, prefix.start, prefix.length)
         if prefix.window:
             first = prefix.window[0].link.start
             targets += self._targets(prefix.window, sequence, Part.WINDOW, first, prefix.length)
-        size = max(_FEWEST_IN_GROUP, self._group_bytes * len(targets) // max(1, prefix.n_bytes))
-        groups = [targets[at : at + size] for at in range(0, len(targets), size)]
+        size = max(FEWEST_AT_ONCE, self._group_bytes * len(targets) // max(1, prefix.n_bytes))
+        ends = [0, *group_ends(terms.first, size, len(targets))]
+        groups = [targets[start:stop] for start, stop in pairwise(ends)]
         given_up = threading.Event()
         with self._ended:
             self._loads += 1
-        future = self._threads.submit(self._read, groups, prefix.checkpoint, given_up)
+        future = self._threads.submit(self._read, groups, prefix.checkpoint, terms, given_up)
         future.add_done_callback(self._count_down)
-        return Load(prefix, sequence, self._clock() - started, future, given_up)
+        return Load(prefix, terms, sequence, self._clock() - started, future, given_up)
 
     def finish(self, load: Load) -> Loaded:
         """Give the sequence the verified blocks of a `load` that is done.
@@ -194,8 +141,13 @@ class Loader:
         except CacheReconstructionError:
             length, complete = prefix.start, False  # the tokens are computed instead
         end = prefix.end if complete else MatchEnd.DAMAGED
+        # The one that was not verified took its time, too.
+        n_read = len(prefix.headers) if complete else read.n_verified + 1
+        if read.overtaken:
+            end, n_read = MatchEnd.SLOWER, read.n_verified
         seconds = load.seconds + read.seconds + self._clock() - started
-        return Loaded(length, end, seconds)
+        n_bytes = prefix.bytes_of(prefix.headers[:n_read])
+        return Loaded(length, end, seconds, n_bytes, max(1, read.n_groups))
 
     def give_up(self, load: Load) -> None:
         """The sequence is being closed: read no more than what has begun."""
@@ -233,24 +185,30 @@ class Loader:
         self,
         groups: list[list[Target]],
         checkpoint: BlockHeader | None,
+        terms: Terms,
         given_up: threading.Event,
     ) -> ReadBodies:
         started = self._clock()
-        n_verified, complete = 0, True
+        n_bodies, n_groups = sum(map(len, groups)), len(groups)
+        n_verified, complete, overtaken = 0, True, False
         try:
-            while groups and complete and not given_up.is_set():
+            while groups and complete and not overtaken and not given_up.is_set():
                 verified = self._read_group(groups.pop(0))
                 n_good = next((i for i, good in enumerate(verified) if not good), len(verified))
                 n_verified += n_good
                 complete = n_good == len(verified)
+                overtaken = complete and terms.overtaken(
+                    self._clock() - started, n_verified / n_bodies, divisible=checkpoint is None
+                )
         finally:
             for group in groups:
                 for _, target in group:
                     target.close()
         body = None
-        if checkpoint is not None and complete and not given_up.is_set():
+        if checkpoint is not None and complete and not overtaken and not given_up.is_set():
             body = self._store.read(checkpoint)
-        return ReadBodies(n_verified, body, self._clock() - started)
+        seconds = self._clock() - started
+        return ReadBodies(n_verified, body, n_groups - len(groups), seconds, overtaken)
 
     def _resident(self, headers: Sequence[BlockHeader]) -> dict[BlockKey, bytes | memoryview]:
         """The bodies that need no reading."""
@@ -278,3 +236,11 @@ class Loader:
             for _, target in group:
                 target.close()
         return [verified[header.key] for header, _ in group]
+
+
+def group_ends(first: int, most: int, n_bodies: int) -> Iterator[int]:
+    """Where groups of bodies end: `first` ones, then as many as all before, at most `most`."""
+    stop = 0
+    while stop < n_bodies:
+        stop = min(n_bodies, stop + min(most, max(first, stop)))
+        yield stop

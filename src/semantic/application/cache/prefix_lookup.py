@@ -6,7 +6,7 @@ only at one. Knows the store's index; reads no body.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from semantic.domain.block_hash import (
@@ -52,8 +52,15 @@ class StoredPrefix:
 
     def bytes_in(self, tier: Tier) -> int:
         """Bytes of the bodies in `tier`."""
-        found = (self.found.get(header.key) for header in self.headers)
-        return sum(each.n_bytes for each in found if each is not None and each.tier is tier)
+        return self.bytes_by_tier[tier]
+
+    def bytes_of(self, headers: Iterable[BlockHeader]) -> dict[Tier, int]:
+        """Bytes of some of the bodies in each tier."""
+        n_bytes = dict.fromkeys(Tier, 0)
+        for header in headers:
+            if (found := self.found.get(header.key)) is not None:
+                n_bytes[found.tier] += found.n_bytes
+        return n_bytes
 
     @property
     def n_bytes(self) -> int:
@@ -63,7 +70,7 @@ class StoredPrefix:
     @property
     def bytes_by_tier(self) -> dict[Tier, int]:
         """Bytes of the bodies in each tier."""
-        return {tier: self.bytes_in(tier) for tier in Tier}
+        return self.bytes_of(self.headers)
 
     @property
     def source(self) -> Tier:

@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from semantic.application.cache.break_even import NEVER_GIVEN_UP, BreakEven, Terms
 from semantic.application.cache.checkpoint_plan import FEWEST_TOKENS
-from semantic.application.cache.loading import BreakEven, Load, Loader
+from semantic.application.cache.loading import Load, Loader
 from semantic.application.cache.match_report import match_report
 from semantic.application.cache.origin import parent_in
 from semantic.application.cache.prefix_lookup import PrefixLookup, StoredPrefix, window_links
@@ -55,6 +56,10 @@ class _State:
     """The stored prefix to restore when the request is opened."""
     searched: bool = False
     """Whether `prefix` has been looked up since the request began to wait."""
+    terms: Terms = NEVER_GIVEN_UP
+    """On which `prefix` is read."""
+    preferred: int = 0
+    """Tokens up to which computing was found to be faster than reading: that stays decided."""
     load: Load | None = None
     """The prefix that is being read into the request's sequence."""
     put: list[BlockKey] = field(default_factory=list)
@@ -93,12 +98,12 @@ class PrefixStore:
         model: BatchBackend,
         store: CacheStorePort,
         *,
-        prefill_rate: Callable[[], float | None],
+        prefill_seconds: Callable[[int], float | None],
         model_name: str = "",
         now: Callable[[], float] = time.time,
         clock: Clock = time.perf_counter,
     ) -> None:
-        """`prefill_rate` is the measured prompt tokens per second, None before the first chunk.
+        """`prefill_seconds` is expected of so many prompt tokens, None before the first chunk.
 
         `now` is Unix time in seconds, recorded for display only; `clock` measures loads.
         """
@@ -108,7 +113,7 @@ class PrefixStore:
         self._store = store
         self._lookup = PrefixLookup(store, self._layout)
         self._loader = Loader(model, store, clock)
-        self.break_even = BreakEven(prefill_rate)
+        self.break_even = BreakEven(prefill_seconds)
         self._any_chip = model.model_id.startswith(ANY_CHIP)
         self._namespace = namespace_of(model.model_id, self._layout.name)
         self._model_name = model_name
@@ -255,8 +260,10 @@ class PrefixStore:
         if load is None:
             return
         loaded = self._loader.finish(load)
-        if loaded.end is not MatchEnd.DAMAGED:
-            self.break_even.observe(load.prefix.bytes_by_tier, loaded.seconds)
+        if loaded.end is not MatchEnd.DAMAGED or loaded.seconds > load.terms.seconds:
+            self.break_even.observe(loaded.bytes_by_tier, loaded.seconds, loaded.n_reads)
+        if loaded.end is MatchEnd.SLOWER:
+            state.preferred = load.prefix.length
         request.computed = loaded.length
         request.cached_tokens += loaded.length - load.prefix.start
         request.cached_tokens = min(request.cached_tokens, len(request.prompt) - 1)
@@ -264,13 +271,14 @@ class PrefixStore:
         state.stored_blocks = 0 if load.prefix.is_public else loaded.length // BLOCK_TOKENS
         self.shared.continues_from(request, loaded.length)
         reuse.end = loaded.end if loaded.length >= state.unread else MatchEnd.DAMAGED
-        if load.prefix.checkpoint is not None and not loaded.length:
+        unreadable = load.prefix.checkpoint is not None and loaded.end is MatchEnd.DAMAGED
+        if unreadable and not loaded.length:
             # A body was damaged, or replaced by a longer block: look for what is left.
             self.shared.read_in_vain(request, look_again=not state.unread)
             state.unread = state.unread or load.prefix.length
         if loaded.length > load.prefix.start:
             if loaded.end is not MatchEnd.DAMAGED:
-                self.restored_bytes.update(load.prefix.bytes_by_tier)
+                self.restored_bytes.update(loaded.bytes_by_tier)
             reuse.source = load.prefix.source.value
             if not load.prefix.is_public:
                 state.read += load.prefix.headers
@@ -390,7 +398,8 @@ class PrefixStore:
     def preempt(self, request: Request) -> None:
         """Look the prefix up again when the request is next admitted: it may be evicted by then."""
         state = self._state(request)
-        state.prefix, state.searched, state.load, state.unread = None, False, None, 0
+        state.prefix, state.searched, state.load = None, False, None
+        state.unread = state.preferred = 0
         self.shared.preempt(request)
 
     def drop(self, request: Request) -> None:
@@ -436,7 +445,8 @@ class PrefixStore:
             raise AssertionError("only an opened request is loaded")
         # A block that is read is not computed: others need not wait for it.
         self.shared.release(request)
-        self._state(request).load = self._loader.begin(prefix, request.sequence)
+        state = self._state(request)
+        state.load = self._loader.begin(prefix, request.sequence, state.terms)
         return True
 
     def _next_block(self, request: Request) -> BlockHash | None:
@@ -483,9 +493,13 @@ class PrefixStore:
         """`prefix`, unless computing it is faster than reading it."""
         if prefix is None:
             return None
-        n_tokens = prefix.length - request.computed
-        if self.break_even.worth_reading(prefix.bytes_by_tier, n_tokens):
-            return prefix
+        state, n_tokens = self._state(request), prefix.length - request.computed
+        if prefix.length > state.preferred:
+            terms = self.break_even.terms(prefix.bytes_by_tier, n_tokens)
+            if terms is not None:
+                state.terms = terms
+                return prefix
+            state.preferred = prefix.length
         request.reuse.end = MatchEnd.SLOWER
         return None
 

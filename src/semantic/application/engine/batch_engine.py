@@ -100,7 +100,7 @@ class BlockPoolBatchEngine:
             self._prefixes = PrefixStore(
                 model,
                 store,
-                prefill_rate=lambda: budget.rate,
+                prefill_seconds=budget.seconds,
                 model_name=model_name,
                 clock=clock,
             )

@@ -166,6 +166,16 @@ class PrefillBudget:
         """Measured prompt tokens per second beside the fixed cost; None before the first chunk."""
         return self._cost.rate
 
+    def seconds(self, n_tokens: int) -> float | None:
+        """Expected of so many more prompt tokens, computed alone; None before the first chunk.
+
+        Fewer than a pass has share its fixed cost with those that are computed in any case.
+        """
+        rate = self._cost.rate
+        return (
+            None if rate is None else n_tokens / rate + self._cost.fixed * n_tokens / self.largest
+        )
+
     def beside(self, chunks: Sequence[int], left: int, *, even: bool) -> SharedPass | None:
         """The pass over several prompts by which they get on soonest; None if one by one.
 
