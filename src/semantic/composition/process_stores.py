@@ -88,7 +88,10 @@ _TURNS_DISK_BYTES = 512 * _MIB
 
 _TURNS_MEMORY_BYTES = 64 * _MIB
 
-_SHARED: WeakValueDictionary[str, Objects] = WeakValueDictionary()  # by URL
+_SHARED: WeakValueDictionary[tuple[str, ...], Objects] = WeakValueDictionary()
+
+_CLOUDS = ("AWS_", "GOOGLE_", "AZURE_")
+"""Begin the names of what the environment says of object stores."""
 
 _SHARING = threading.Lock()
 
@@ -150,8 +153,9 @@ def _remote_tier(settings: Settings, objects: Objects, secret: bytes) -> RemoteS
 def open_objects(settings: Settings) -> tuple[Objects, bytes] | None:
     """The object store of a fleet, and the fleet's secret; None without one. Asks it nothing.
 
-    All stores of a process that have one URL share it: its connections, its circuit breaker, so
-    that a request waits once for one that hangs, and what the log says of its outages.
+    All stores of a process that have one URL, and credentials, share it: its connections, its
+    circuit breaker, so that a request waits once for one that hangs, and what the log says of its
+    outages.
 
     Raises InvalidRequestError for a URL that is none, or without the fleet's secret, and
     OperatorError if the packages for it are missing.
@@ -160,10 +164,12 @@ def open_objects(settings: Settings) -> tuple[Objects, bytes] | None:
     if fleet is None:
         return None
     url, secret = fleet
+    named = (f"{name}={value}" for name, value in os.environ.items() if name.startswith(_CLOUDS))
+    key = (url, *sorted(named))
     with _SHARING:
-        objects = _SHARED.get(url)
+        objects = _SHARED.get(key)
         if objects is None:
-            objects = _SHARED[url] = _new_objects(url, logger.warning)
+            objects = _SHARED[key] = _new_objects(url, logger.warning)
     return objects, secret
 
 
