@@ -651,6 +651,21 @@ def test_a_remote_store_needs_the_fleets_secret_and_a_url(fleet: Settings, tmp_p
             open_objects(Settings(fleet_secret=fleet.fleet_secret, remote=url))
 
 
+def test_stores_share_a_connection_to_one_place_as_one_user(
+    fleet: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, again = open_objects(fleet), open_objects(fleet)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://elsewhere.test")
+    elsewhere = open_objects(fleet)
+    assert first is not None
+    assert again is not None
+    assert elsewhere is not None
+    assert first[0] is again[0]
+    assert first[0] is not elsewhere[0]
+    own = require_objects(fleet)[0]
+    assert own not in (first[0], elsewhere[0])
+
+
 @pytest.mark.parametrize("kind", ["missing", "a file"])
 def test_a_folder_that_is_not_there_is_refused_and_not_made(
     kind: str, fleet: Settings, tmp_path: Path
