@@ -48,7 +48,7 @@ NOT_TRIED: Final = (
 )
 """Other programs: `make release` tries how the package is installed, the tests of exports over HTTP
 send the same requests, and those of fleets make such a file."""
-TRIED_WITH_FLEETS: Final = frozenset({"vllm-router"})
+TRIED_WITH_FLEETS: Final = frozenset({"export", "mkdir", "vllm-router"})
 ELLIPSIS: Final = "messages=[...]"
 MESSAGES: Final = 'messages=[{"role": "user", "content": "Hello"}]'
 
