@@ -67,10 +67,18 @@ def read(n_blocks: int, block_bytes: int) -> Counter[str]:
     return Counter(GET=n_blocks * -(-block_bytes // (CHUNK * READ_CHUNKS)))
 
 
-def end_of_turn(n_new: int, *, has_tail: bool, is_first: bool) -> Counter[str]:
-    """Of a turn's new blocks, its end, its manifest and its record."""
+def end_of_turn(
+    n_new: int, *, has_tail: bool, is_first: bool, replaces_tail: bool = False
+) -> Counter[str]:
+    """Of a turn's new blocks, its end, its manifest and its record; and of the end of the turn
+    before, which it replaces: whether others have it, and its deletion, one call."""
     blocks = n_new + has_tail
-    return Counter(HEAD=blocks, PUT=blocks + has_tail + 1 + 1, LIST=1, DELETE=0 if is_first else 1)
+    return Counter(
+        HEAD=blocks + replaces_tail,
+        PUT=blocks + has_tail + 1 + 1,
+        LIST=1,
+        DELETE=(0 if is_first else 1) + replaces_tail,
+    )
 
 
 @dataclass(slots=True)
@@ -103,6 +111,8 @@ class _Session:
     """The replica that served each agent last."""
     visited: dict[int, float] = field(default_factory=dict)
     turns: Counter[str] = field(default_factory=Counter)
+    with_tail: set[str] = field(default_factory=set)
+    """Agents whose last turn has ended with a partial block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +203,14 @@ class Replicas:
         new = chain[max(local, stored) :] if is_uploaded else ()
         has_tail = n_tokens % BLOCK_TOKENS > 0
         is_first = not state.turns[agent]
-        use.requests += end_of_turn(len(new), has_tail=has_tail, is_first=is_first)
+        use.requests += end_of_turn(
+            len(new),
+            has_tail=has_tail,
+            is_first=is_first,
+            replaces_tail=agent in state.with_tail and is_uploaded,
+        )
+        state.with_tail -= {agent}
+        state.with_tail |= {agent} if has_tail else set()
         use.uploaded += len(new)
         use.small += 1 + 2 * has_tail + is_first
         there = now + len(new) * self.bytes_per_block / self.upload_rate

@@ -7,9 +7,12 @@ The replicas are engines on tiny models with stores of their own and one folder 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,21 +22,33 @@ from semantic.adapters.http.metrics import InstrumentedServing
 from semantic.adapters.stores import background
 from semantic.adapters.stores.background import Backoff
 from semantic.adapters.stores.disk_responses import FallbackResponses
+from semantic.adapters.stores.disk_turns import DiskTurns
+from semantic.adapters.stores.remote import remote_records
 from semantic.adapters.stores.remote.objects import Objects
-from semantic.adapters.stores.remote.remote_records import SharedResponses
+from semantic.adapters.stores.remote.remote_records import Records, SharedResponses
 from semantic.application.cache.break_even import NEVER_GIVEN_UP, BreakEven
 from semantic.application.serving import Serving
 from semantic.composition.engine_settings import Settings
 from semantic.composition.process_stores import open_responses
-from semantic.domain.answer import AnswerEnd, AnswerStarted, ReasoningDelta, TextDelta
+from semantic.domain.answer import (
+    AnswerEnd,
+    AnswerEvent,
+    AnswerStarted,
+    ReasoningDelta,
+    TextDelta,
+)
 from semantic.domain.chat import Chat, Message
 from semantic.domain.errors import OverloadedError
+from semantic.domain.history import Turn
 from semantic.domain.responses import StoredResponse
 from semantic.domain.stored import Tier
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask
+from semantic.ports.turns import MOST_WAIT
 from semantic.serve import ServeSettings, load_serving
 from tests.support.durable import Durable, history, text
+from tests.support.fake_clock import FakeClock
+from tests.support.held_turns import PATIENCE
 from tests.support.lanes import more
 from tests.support.model_folder import small_model
 
@@ -291,8 +306,8 @@ def test_a_request_waits_once_for_a_store_that_hangs(
     waited, attempt, hangs = list[bool](), Objects._attempt, False
 
     @contextmanager
-    def waiting(objects: Objects, *, writes: bool = False) -> Iterator[None]:
-        with attempt(objects, writes=writes):
+    def waiting(objects: Objects, what: str = "", *, writes: bool = False) -> Iterator[None]:
+        with attempt(objects, what, writes=writes):
             if hangs:
                 waited.append(writes)
                 raise TimeoutError("operation timed out")
@@ -326,6 +341,272 @@ def test_a_request_waits_once_for_a_store_that_hangs(
     async def served(name: str) -> tuple[Serving, FallbackResponses | SharedResponses]:
         here = settings(fleet, name)
         return await load_serving(here), open_responses(here.engine, pytest.fail)
+
+    asyncio.run(run())
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """A loop whose time passes only by `clock`: what waits for it waits until then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = FakeClock()
+
+    def time(self) -> float:
+        return self.clock()
+
+
+class HeldUploads:
+    """Writes of turns that wait until they are let."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go = threading.Semaphore(0), threading.Event()
+        put = Records.put
+
+        def held(
+            records: Records, tag: bytes, key: bytes, data: bytes, *, replaces: bool = True
+        ) -> None:
+            self.begun.release()
+            assert self.go.wait(PATIENCE)
+            put(records, tag, key, data, replaces=replaces)
+
+        monkeypatch.setattr(Records, "put", held)
+
+    async def wait(self) -> None:
+        """Return when one more has begun, and all that can happen here has."""
+        loop = asyncio.get_running_loop()
+        assert await loop.run_in_executor(None, partial(self.begun.acquire, timeout=PATIENCE))
+        await quiet()
+
+
+async def quiet() -> None:
+    """Let the loop do what it can do now."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+def is_over(events: list[AnswerEvent]) -> bool:
+    """Whether the client knows that its answer has ended; it has all of its text."""
+    assert any(isinstance(one, ReasoningDelta | TextDelta) for one in events)
+    return isinstance(events[-1], AnswerEnd)
+
+
+def on_a_clock(test: Callable[[FakeClock], Coroutine[None, None, None]]) -> None:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, VirtualLoop)
+        runner.run(test(loop.clock))
+
+
+TOLD = Chat((Message("user", "Tell all rules."),))
+OTHER = Chat((Message("user", "Tell one rule."),))
+PLAIN = Ask(TOLD, SamplingParams(ignore_eos=True), 12, "ann")
+
+
+def begun_answer(serving: Serving, ask: Ask) -> tuple[list[AnswerEvent], asyncio.Task[None]]:
+    """The events of an answer as they come."""
+    events: list[AnswerEvent] = []
+
+    async def read() -> None:
+        async with aclosing(serving.answer(ask)) as answer:
+            async for event in answer:
+                events.append(event)  # noqa: PERF401  they are looked at on the way
+
+    return events, asyncio.ensure_future(read())
+
+
+def test_an_answer_ends_when_another_server_finds_its_turn(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = HeldUploads(monkeypatch)
+
+    async def run(clock: FakeClock) -> None:
+        one = await load_serving(settings(fleet, "one"))
+        events, reading = begun_answer(one, PLAIN)
+        await held.wait()
+        assert not is_over(events)
+        clock.advance(MOST_WAIT - 0.01)
+        await quiet()
+        assert not is_over(events)
+        held.go.set()
+        await reading
+        assert is_over(events)
+        assert len(fleet.objects("turns/")) == 1
+        await one.close()
+
+    on_a_clock(run)
+
+
+def test_an_answer_does_not_wait_long_for_an_upload_that_hangs(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does the loop: another answer is read meanwhile, and what is late is still uploaded."""
+    held = HeldUploads(monkeypatch)
+
+    async def run(clock: FakeClock) -> None:
+        one = await load_serving(settings(fleet, "one"))
+        events, reading = begun_answer(one, PLAIN)
+        await held.wait()
+        more, also_reading = begun_answer(one, replace(PLAIN, prompt=OTHER, agent="ben"))
+        await held.wait()
+        assert not is_over(events)
+        assert not is_over(more)
+        clock.advance(MOST_WAIT)
+        await asyncio.gather(reading, also_reading)
+        assert is_over(events)
+        assert fleet.objects("turns/") == []
+        held.go.set()
+        await one.close()
+        assert len(fleet.objects("turns/")) == 2
+
+    on_a_clock(run)
+
+
+def test_a_client_that_leaves_at_the_end_leaves_nothing_behind(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = HeldUploads(monkeypatch)
+
+    async def run(_: FakeClock) -> None:
+        one = await load_serving(settings(fleet, "one"))
+        before = asyncio.all_tasks()
+        events, reading = begun_answer(one, PLAIN)
+        await held.wait()
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        assert not is_over(events)
+        assert asyncio.all_tasks() == before
+        held.go.set()
+        await one.close()
+        assert len(fleet.objects("turns/")) == 1  # it has the answer, and may go on elsewhere
+
+    on_a_clock(run)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [replace(PLAIN, keep=False), replace(PLAIN, prompt="Tell all rules.")],
+    ids=["not kept", "no chat"],
+)
+def test_what_is_not_recorded_is_not_waited_for(
+    ask: Ask, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = HeldUploads(monkeypatch)
+
+    async def run(_: FakeClock) -> None:
+        one = await load_serving(settings(fleet, "one"))
+        events, reading = begun_answer(one, ask)
+        await reading
+        assert is_over(events)
+        held.go.set()
+        await one.close()
+        assert fleet.objects("turns/") == []
+
+    on_a_clock(run)
+
+
+def test_an_answer_that_was_cut_waits_too_and_none_while_the_store_has_failed(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(_: FakeClock) -> None:
+        one = await load_serving(settings(fleet, "one"))
+        events, reading = begun_answer(one, replace(PLAIN, keep=False))
+        await reading
+        text = "".join(event.text for event in events if isinstance(event, ReasoningDelta))
+        held = HeldUploads(monkeypatch)
+        cut = replace(PLAIN, sampling=SamplingParams(ignore_eos=True, stop=(text[-6:-2],)))
+        events, reading = begun_answer(one, cut)
+        await held.wait()
+        assert not is_over(events)
+        held.go.set()
+        await reading
+        held.go.clear()
+        monkeypatch.setattr(Objects, "has_failed", True)
+        for ask in (cut, replace(PLAIN, prompt=OTHER)):
+            events, reading = begun_answer(one, ask)
+            await reading
+            assert is_over(events)
+        held.go.set()
+        await one.close()
+        assert len(fleet.objects("turns/")) == 2
+
+    on_a_clock(run)
+
+
+def test_a_stored_response_is_waited_for_as_a_turn_is(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it is there, or is late, or not at all after a failure; it is not back once deleted."""
+    held, waited = HeldUploads(monkeypatch), list[float | None]()
+
+    def waiting(futures: Iterable[Future[None]], seconds: float | None = None) -> None:
+        waited.append(seconds)
+        if seconds is None:
+            held.go.set()
+            wait(futures)
+
+    monkeypatch.setattr(remote_records, "wait", waiting)
+    here, there = (
+        open_responses(settings(fleet, name).engine, pytest.fail) for name in ("one", "two")
+    )
+    stored = StoredResponse("resp_1", "ann", (), (), "{}", None, (), 1)
+    here.put("", stored)
+    assert waited == [MOST_WAIT]
+    assert here.get("", "resp_1") == stored
+    assert there.get("", "resp_1") is None
+    here.delete("", "resp_1")
+    assert waited == [MOST_WAIT, None]
+    assert there.get("", "resp_1") is None
+    monkeypatch.setattr(Objects, "has_failed", True)
+    here.put("", stored)
+    assert len(waited) == 2
+    monkeypatch.setattr(remote_records, "wait", wait)
+    here.close()
+    assert there.get("", "resp_1") == stored
+    there.close()
+
+
+def test_servers_that_answer_in_turns_give_the_tokens_of_one(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However slow their disks are: no turn reaches those before the last answer."""
+    may_write = threading.Event()
+    on_disk = DiskTurns.put
+
+    def slow(turns: DiskTurns, turn: Turn) -> None:
+        assert may_write.wait(PATIENCE)
+        on_disk(turns, turn)
+
+    chat = Chat((Message("user", "What is 3 + 4?"),))
+
+    async def conversation(*servers: Serving) -> list[tuple[int, ...]]:
+        """The tokens of each prompt, which have those of the answers before."""
+        nonlocal chat
+        chat, prompts = Chat(chat.messages[:1]), list[tuple[int, ...]]()
+        for number in range(5):
+            server = servers[number % len(servers)]
+            prompts.append(await server.tokenize(chat))
+            text, _, _ = await said(server, chat)
+            answer = Message("assistant", text)
+            chat = Chat((*chat.messages, answer, Message("user", f"And {number}?")))
+        for server in servers:
+            prompts.append(await server.tokenize(chat))
+        return prompts
+
+    async def run() -> None:
+        alone = await load_serving(settings(fleet, "alone", remote=None, fleet_secret=None))
+        *expected, last = await conversation(alone)
+        await alone.close()
+        stranger = await load_serving(settings(fleet, "new", remote=None, fleet_secret=None))
+        assert await stranger.tokenize(chat) != last  # rendered anew
+        await stranger.close()
+        monkeypatch.setattr(DiskTurns, "put", slow)
+        pair = [await load_serving(settings(fleet, name)) for name in ("one", "two")]
+        assert await conversation(*pair) == [*expected, last, last]
+        may_write.set()
+        for one in pair:
+            await one.close()
 
     asyncio.run(run())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from obstore.store import MemoryStore as ObjectsInMemory
@@ -58,6 +59,10 @@ class Counted(Objects):
         self._count("DELETE", path)
         super().delete(path)
 
+    def delete_all(self, paths: Sequence[str]) -> None:
+        self._count("DELETE", paths[0])
+        super().delete_all(paths)
+
     def _count(self, method: str, path: str) -> None:
         if path.startswith(SCOPE.namespace.hex()):  # not those for keys, nor once a minute
             self.requests[method] += 1
@@ -95,6 +100,12 @@ def test_turns_moves_and_reads_ask_as_often_as_the_remote_tier(
         expected = end_of_turn(3 if is_first else 0, has_tail=is_first, is_first=is_first)
         assert objects.requests == +(expected - record)
         objects.requests.clear()
+    later = chain(3 * 256 + 90)
+    store.put(block(later[-1]))
+    store.save(manifest("ann", 3 * 256 + 90))
+    expected = end_of_turn(0, has_tail=True, is_first=False, replaces_tail=True)
+    assert objects.requests == +(expected - record)
+    objects.requests.clear()
     other.look_up_agent(SCOPE, "ann")
     other.look_up(SCOPE, links, LAYOUT)
     assert objects.requests == look_up(3, 0, 3) + moved(n_turns=0)

@@ -11,7 +11,7 @@ import itertools
 import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 from typing import TypeVar
 
@@ -59,6 +59,7 @@ from semantic.ports.inbound import EngineEvent
 from semantic.ports.models import ModelsPort
 from semantic.ports.outbound import Tokenizer
 from semantic.ports.serving import Ask, Prompt, ServedModel
+from semantic.ports.turns import MOST_WAIT
 
 T = TypeVar("T")
 
@@ -279,7 +280,8 @@ class Serving:
         """The answer's events after its start.
 
         With log-probabilities of the prompt, pieces are held back to the end: the scores precede
-        them and are complete only then.
+        them and are complete only then. The end itself comes when another replica finds the turn:
+        the client may send its next request there at once.
         """
         stream = AnswerStream(self._reader(prepared, new_id))
         held: list[AnswerPiece] = []
@@ -293,13 +295,15 @@ class Serving:
                     self._thread.cancel(handle)
             else:
                 pieces, reason = stream.end(event)
+                uploading: Future[None] | None = None
                 if reason in _COMPLETE:
-                    self._record_turn(prepared, stream, event)
+                    uploading = self._record_turn(prepared, stream, event)
                     self._expect(handle.submission, stream.message)
                 if scores and event.prompt_logprobs:
                     yield PromptScored(prepared.tokens, event.prompt_logprobs)
                 for piece in (*held, *pieces):
                     yield piece
+                await _ended(uploading)
                 keep = handle.submission.keep
                 yield _end(event, reason, stream.reasoning_tokens, keep=keep)
                 return
@@ -310,16 +314,16 @@ class Serving:
 
     def _record_turn(
         self, prepared: Prepared, stream: AnswerStream, done: CompletedGeneration
-    ) -> None:
-        """Record the answer's tokens, so that the next request replays them verbatim."""
+    ) -> Future[None] | None:
+        """Record the answer's tokens, so that the next request replays them verbatim. Returns what
+        `TurnsPort.put` does."""
         replayed, message = prepared.replayed, stream.message
         if replayed is None:
-            return
+            return None
         if done.stop_string is None:
             generated = done.tokens[: stream.n_tokens]
-            self._replay.record(replayed, prepared.tokens, message, generated)
-        else:
-            self._replay.record_cut(replayed, message)
+            return self._replay.record(replayed, prepared.tokens, message, generated)
+        return self._replay.record_cut(replayed, message)
 
     def _expect(self, submission: Submission, message: Message) -> None:
         """Expect the agent back after the usual time of the tools that `message` calls, if it calls
@@ -398,6 +402,13 @@ class EventQueue:
             if not self._events:
                 await self._arrived.wait()
         return self._events.popleft()
+
+
+async def _ended(uploading: Future[None] | None) -> None:
+    """Return when the upload has ended, or is late; it goes on then, and also if this is cancelled:
+    the client has its answer."""
+    if uploading is not None:
+        await asyncio.wait((asyncio.wrap_future(uploading),), timeout=MOST_WAIT)
 
 
 def _end(

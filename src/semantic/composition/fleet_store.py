@@ -31,11 +31,15 @@ class Forgotten:
     """Whether the bucket keeps old versions of all that, and of the keys."""
 
 
-def evict_remote(settings: Settings, wait: Callable[[float], None] = time.sleep) -> Report | None:
+def evict_remote(
+    settings: Settings,
+    wait: Callable[[float], None] = time.sleep,
+    notify: Callable[[str], None] = lambda _: None,
+) -> Report | None:
     """One pass of the janitor over the fleet's object store; None if another process is at it.
 
-    Waits for a lease of a process that is gone. Raises as `require_objects`, and StoreError if the
-    object store fails.
+    Waits for a lease of a process that is gone, and lets `notify` know. Raises as
+    `require_objects`, and StoreError if the object store fails.
     """
     if settings.remote_bytes is None:
         raise InvalidRequestError("remote_gb: expected the GiB that the object store may have")
@@ -43,11 +47,17 @@ def evict_remote(settings: Settings, wait: Callable[[float], None] = time.sleep)
     from semantic.adapters.stores.remote.janitor import Janitor
     from semantic.adapters.stores.remote.lease import PERIOD, RENEWALS, Lease
 
-    lease = Lease(objects)
+    lease, has_waited = Lease(objects), False
     with _failures():
         while not lease.acquire():
             if lease.is_renewed:
                 return None
+            if not has_waited:
+                notify(
+                    "another process has the janitor's lease: waiting to see whether it lives, "
+                    f"{PERIOD / RENEWALS:.0f} to {PERIOD:.0f} seconds"
+                )
+            has_waited = True
             wait(PERIOD / RENEWALS)
         try:
             return Janitor(objects, secret, lease, settings.remote_bytes).run()

@@ -205,7 +205,7 @@ def _new_objects(url: str, notify: Callable[[str], None] | None = None) -> Objec
 
 
 def try_remote(settings: Settings) -> float:
-    """Write, read and delete an object of the fleet's store; the seconds that it took.
+    """Write, read, list and delete an object of the fleet's store; the seconds that it took.
 
     Raises as `open_objects`, and StoreError if the object store fails.
     """
@@ -218,12 +218,15 @@ def try_remote(settings: Settings) -> float:
         was_new = objects.create(path, data)
         try:
             again, found = objects.create(path, b""), bytes(objects.get(path))
+            is_listed = path in {one.path for page in objects.pages("probes") for one in page}
         finally:
             objects.delete(path)
     except (UnavailableError, FileNotFoundError) as error:
         raise StoreError(f"the object store failed: {error}") from error
     if not was_new or again or found != data:
         raise StoreError("the object store replaces objects that are to be created only once")
+    if not is_listed:
+        raise StoreError("the object store does not list what it has")
     return time.monotonic() - started
 
 

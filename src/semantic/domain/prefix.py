@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from semantic.domain.block_hash import BlockLink
 from semantic.domain.entities import AgentBlocks
-from semantic.domain.value_objects import LayerKind, LayerSpec, ModelCacheSpec
+from semantic.domain.stored import Manifest
+from semantic.domain.value_objects import BLOCK_TOKENS, LayerKind, LayerSpec, ModelCacheSpec
 
 _MAX_GENERATION_PROMPT = 16
 """Tokens; no template needs more."""
@@ -32,6 +34,26 @@ def without_generation_prompt(n_tokens: int) -> int:
     differently once the answer is known.
     """
     return n_tokens - min(_MAX_GENERATION_PROMPT, n_tokens // _MAX_GENERATION_SHARE)
+
+
+def ends_of_turn(turn: Manifest) -> list[BlockLink]:
+    """The last blocks of an agent's turn, and of the prompt that the next one repeats."""
+    stop = _repeated(turn)
+    links = list(turn.scope.chain(turn.token_ids))
+    n_full = stop // BLOCK_TOKENS  # blocks that are those of the turn
+    prompt = turn.scope.continued(links[:n_full], turn.token_ids[:stop])[n_full:]
+    return [*links[-1:], *prompt]
+
+
+def continues(newer: Manifest, older: Manifest) -> bool:
+    """Whether one turn of an agent has the prompt of another one: after a compaction it has not,
+    and the agent may return to it."""
+    stop = _repeated(older)
+    return newer.token_ids[:stop] == older.token_ids[:stop]
+
+
+def _repeated(turn: Manifest) -> int:
+    return min(without_generation_prompt(turn.prompt_tokens), len(turn.token_ids))
 
 
 def earliest_cut(layer: LayerSpec, held: range, total: int) -> int:

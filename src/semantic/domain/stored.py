@@ -189,7 +189,9 @@ COUNTERS = (
     "damaged",
     "write_errors",
 )
-"""Events that every tier counts."""
+"""Events that every tier counts that writes blocks itself."""
+QUEUE_COUNTERS = tuple(name for name in COUNTERS if name != "written")
+"""Events that a queue counts in front of one: it writes none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Protocol
 
 from semantic.domain.history import Point, Turn
+
+MOST_WAIT = 2.0
+"""Seconds that the end of an answer waits at most for what another machine needs to continue it."""
 
 
 class TurnsPort(Protocol):
@@ -15,9 +19,14 @@ class TurnsPort(Protocol):
         """The turn that ends at `point`; None if it is unknown or damaged."""
         ...
 
-    def put(self, turn: Turn) -> None:
-        """Store `turn`, replacing an earlier one at its point. Never raises: a turn that cannot be
-        stored is dropped."""
+    def put(self, turn: Turn) -> Future[None] | None:
+        """Store `turn`, replacing an earlier one at its point; one without tokens replaces none.
+
+        Never raises: a turn that cannot be stored is dropped. What is returned ends when another
+        machine of a fleet finds the turn, or never will: an agent that may go on there is not told
+        before that its answer has ended, `MOST_WAIT` at most. None if nothing is to wait: there is
+        no fleet, or what it shares has failed last or is late.
+        """
         ...
 
     def look_up(self, owner: bytes, points: Sequence[Point]) -> None:
@@ -33,8 +42,16 @@ class TurnsPort(Protocol):
 class SharedTurnsPort(Protocol):
     """Turns that several machines share. Thread-safe; raises nothing."""
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last call failed, or a `put` is late: the next may be waited for in vain.
+        Late is sooner than `MOST_WAIT`, so that what comes after one that was given up does not
+        wait too. Does not wait."""
+        ...
+
     def put(self, turn: Turn) -> None:
-        """Store `turn`; it is dropped if that fails."""
+        """Store `turn`, and return when other machines find it; it is dropped if that fails. One
+        without tokens replaces none. May wait."""
         ...
 
     def look_up(self, owner: bytes, points: Sequence[Point]) -> Sequence[Turn]:

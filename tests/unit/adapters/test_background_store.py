@@ -12,13 +12,13 @@ import pytest
 from semantic.adapters.stores.background import (
     FAILURES,
     FIRST_PAUSE,
-    LINGER,
     MAX_PAUSE,
     MAX_TOUCHES,
     QUEUED_BLOCK_BYTES,
     BackgroundStore,
 )
 from semantic.adapters.stores.memory import MemoryStore
+from semantic.adapters.stores.write_order import LINGER
 from semantic.application.cache.upload_pace import UploadPace
 from semantic.domain.block_hash import PUBLIC_TENANT, BlockKey, Part, tenant_tag
 from semantic.domain.errors import IntegrityError, InvalidRequestError
@@ -85,10 +85,10 @@ class Slow(MemoryStore):
 class World:
     """A store with its writer at the gate of a slow one."""
 
-    def __init__(self, max_queued_bytes: int = PLENTY) -> None:
+    def __init__(self, max_queued_bytes: int = PLENTY, pace: UploadPace | None = None) -> None:
         self.inner = Slow()
         self.clock = FakeClock()
-        self.store = BackgroundStore(self.inner, max_queued_bytes, clock=self.clock)
+        self.store = BackgroundStore(self.inner, max_queued_bytes, clock=self.clock, pace=pace)
 
     def stall(self) -> None:
         """Let the writer stand at the gate, with one touch in its hands."""
@@ -522,6 +522,67 @@ def test_a_block_waits_for_the_rest_of_its_pace_unless_it_is_flushed() -> None:
     store.flush()
     assert inner.told == ["put 0", "put 1"]
     store.close()
+
+
+def checkpoint(n_tokens: int, *, interim: bool = True) -> StoredBlock:
+    """The states after so many tokens."""
+    (*_, last) = chain(n_tokens)
+    return replace(block(last, Part.CHECKPOINT), interim=interim)
+
+
+def paced(max_queued_bytes: int = PLENTY) -> World:
+    """A world whose queue has the pace of uploads, stalled."""
+    world = World(max_queued_bytes, UploadPace(FakeClock()))
+    world.stall()
+    return world
+
+
+def test_what_the_next_turn_continues_from_is_uploaded_before_checkpoints_on_the_way() -> None:
+    world = paced()
+    for one in blocks(chain(3 * 256)):
+        assert world.store.put(replace(one, interim=True))
+    for n_tokens in (256, 512):
+        assert world.store.put(checkpoint(n_tokens))
+    assert world.store.put(checkpoint(768, interim=False))
+    assert world.store.save(manifest("a", 768))
+    world.inner.open.set()
+    world.store.flush()
+    full = ["put 0", "put 1", "put 2"]
+    assert world.inner.told == ["touch 0", *full, "put 2", "save a 768", "put 0", "put 1"]
+
+
+def test_a_checkpoint_at_which_a_turn_ends_gives_way_no_longer() -> None:
+    world = paced()
+    for n_tokens in (256, 512):
+        assert world.store.put(checkpoint(n_tokens))
+    key = checkpoint(512).header.key
+    assert world.store.lacking([key]) == {key}
+    assert world.store.put(checkpoint(512, interim=False))
+    assert not world.store.lacking([key])
+    world.inner.open.set()
+    world.store.flush()
+    assert world.inner.told == ["touch 0", "put 1", "put 0"]
+
+
+def test_of_a_queue_that_is_half_full_the_oldest_checkpoints_are_dropped() -> None:
+    size = QUEUED_BLOCK_BYTES + len(checkpoint(256).body)
+    world = paced(4 * size)
+    assert world.store.put(checkpoint(256, interim=False))
+    for n_tokens in (512, 768, 1024):
+        assert world.store.put(checkpoint(n_tokens))
+    assert world.count("dropped") == 2
+    world.inner.open.set()
+    world.store.flush()
+    assert world.inner.told == ["touch 0", "put 0", "put 3"]
+
+
+def test_without_a_pace_everything_is_written_in_its_order(world: World) -> None:
+    world.stall()
+    for n_tokens in (256, 512):
+        assert world.store.put(checkpoint(n_tokens, interim=n_tokens == 256))
+    world.inner.open.set()
+    world.store.flush()
+    assert world.inner.told == ["touch 0", "put 0", "put 1"]
 
 
 def test_of_several_threads_each_writes_a_block_and_a_manifest_waits_for_all_of_them() -> None:

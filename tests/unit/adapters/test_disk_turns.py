@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from concurrent.futures import wait
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,10 @@ from semantic.adapters.stores.disk_turns import DiskTurns
 from semantic.adapters.stores.remote.remote_records import Records, RemoteTurns
 from semantic.application.chat.turn_cache import TurnCache
 from semantic.domain.history import Turn, thought_digest
+from semantic.ports.turns import MOST_WAIT
 from tests.support.bucket import Bucket, Process
+from tests.support.fake_clock import FakeClock
+from tests.support.held_turns import PATIENCE, HeldTurns
 
 FIRST = Turn(b"1" * 32, None, 0, (1, 2, 70_000), thought_digest("hm"))
 SECOND = Turn(b"2" * 32, FIRST.point, 2, (), thought_digest(""))
@@ -67,6 +71,70 @@ def test_turns_that_wait_to_be_written_are_bounded(tmp_path: Path) -> None:
     held.go.set()
     turns.close()
     assert 1 < held.tried < 20
+
+
+def test_turns_are_uploaded_side_by_side_and_not_behind_the_disk(tmp_path: Path) -> None:
+    """What each end of an answer waits for is its own upload."""
+    held, shared = Held(tmp_path / "turns.db"), HeldTurns()
+    turns = TurnCache(1 << 20, held, shared=shared)
+    many = [replace(FIRST, point=number.to_bytes(32, "big")) for number in range(4)]
+    begun = [turns.put(one) for one in many]
+    shared.wait_for(4)  # all at once, while the first is still written here
+    assert held.tried <= 1
+    assert not any(one is None or one.done() for one in begun)
+    shared.go.set()
+    assert [one and one.result(PATIENCE) for one in begun] == [None] * 4
+    assert shared.look_up(b"", [one.point for one in many]) == many
+    held.go.set()
+    turns.close()
+    assert shared.is_closed
+
+
+def test_nobody_waits_for_what_has_failed_but_it_is_tried(tmp_path: Path) -> None:
+    shared = HeldTurns()
+    turns = TurnCache(1 << 20, DiskTurns(tmp_path / "turns.db", 1 << 20, nobody), shared=shared)
+    shared.fails = True
+    assert turns.put(FIRST) is None
+    shared.wait_for(1)
+    shared.fails = False  # it answers again
+    shared.go.set()
+    turns.close()
+    assert shared.look_up(b"", [FIRST.point]) == [FIRST]
+
+
+def test_uploads_that_wait_are_bounded() -> None:
+    shared = HeldTurns()
+    turns = TurnCache(1 << 20, queue_bytes=10_000, shared=shared)
+    begun = [turns.put(replace(FIRST, point=one.to_bytes(32, "big"))) for one in range(100)]
+    assert 1 < sum(one is not None for one in begun) < 20
+    shared.go.set()
+    turns.close()
+
+
+def test_nobody_waits_behind_an_upload_that_is_late() -> None:
+    """Nor for it, who comes later; a store that hangs has not failed yet."""
+    objects, hangs, go = Bucket().objects(), threading.Event(), threading.Event()
+    clock = objects._clock
+    assert isinstance(clock, FakeClock)
+
+    def hang(_: str) -> None:
+        hangs.set()
+        assert go.wait(PATIENCE)
+
+    objects.before = hang
+    shared = RemoteTurns(Records(objects, b"s" * 32, "turns"))
+    turns = TurnCache(1 << 20, shared=shared)
+    first = turns.put(FIRST)
+    assert hangs.wait(PATIENCE)
+    assert first is not None
+    assert turns.put(SECOND) is not None
+    clock.advance(MOST_WAIT)
+    assert turns.put(replace(FIRST, tokens=(3,))) is None
+    go.set()
+    first.result(PATIENCE)
+    wait(turns._uploads.waiting, PATIENCE)
+    assert turns.put(FIRST) is not None
+    turns.close()
 
 
 def test_closing_does_not_wait_for_a_file_that_is_locked(
@@ -140,7 +208,8 @@ def test_an_agent_that_alternates_between_machines_reads_each_turn_once(tmp_path
         assert all(here.get(point) for point in points)
         assert len([path for path in asked if path.startswith("turns/")]) <= 2
         points.append(number.to_bytes(32, "big"))
-        here.put(replace(FIRST, point=points[-1], owner=b"owner"))
-        here._writer.submit(lambda: None).result()  # it is there
+        begun = here.put(replace(FIRST, point=points[-1], owner=b"owner"))
+        assert begun is not None
+        begun.result()  # it is there
     for one in machines:
         one.close()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from math import inf
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -24,11 +25,13 @@ from semantic.adapters.stores.remote.janitor import (
     share,
 )
 from semantic.adapters.stores.remote.lease import PERIOD, Lease, LostLeaseError
-from semantic.adapters.stores.remote.objects import Listed, UnavailableError
+from semantic.adapters.stores.remote.objects import Listed, Objects, UnavailableError
 from semantic.adapters.stores.remote.remote_records import Records
 from semantic.adapters.stores.remote.remote_store import RemoteStore
 from semantic.adapters.stores.remote.uses import LOG_SECONDS, Numbers, UseLog, UseTable, name_of
 from semantic.adapters.stores.remote.vault import SALT_SECONDS, Vault
+from semantic.composition.engine_settings import Settings
+from semantic.composition.fleet_store import evict_remote
 from semantic.domain.block_hash import BlockLink, Part, Scope
 from tests.support.bucket import Bucket, Process
 from tests.support.fake_clock import FakeClock
@@ -819,3 +822,26 @@ def test_of_two_servers_one_keeps_the_budget_and_both_stop(world: World) -> None
     assert sorted(one.counts().get("passes", 0) for one in janitors) == [0, 1]
     assert world.bucket.bytes_of("/") <= 5 * BODY
     assert "evicted" in heard[0]
+
+
+def test_what_is_small_is_not_reported_as_nothing() -> None:
+    text = str(Report(3, 700, 2 << 20, freed_bytes=20 << 10, evicted={"blocks": 1}))
+    assert text == "evicted 1 blocks, 20 KiB; 700 bytes of 2 MiB in 3 objects are left"
+
+
+def test_a_command_says_at_once_that_another_process_has_the_lease(tmp_path: Path) -> None:
+    (tmp_path / "bucket").mkdir()
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(range(64)))
+    secret.chmod(0o600)
+    url = (tmp_path / "bucket").as_uri()
+    settings = Settings(remote=url, fleet_secret=secret, remote_bytes=1 << 20)
+    other, said = Lease(Objects.open(url)), list[str]()
+    assert other.acquire()
+
+    def wait(_: float) -> None:
+        assert len(said) == 1
+        other.renew()
+
+    assert evict_remote(settings, wait, said.append) is None
+    assert "lease" in said[0]

@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from obstore.exceptions import GenericError
 from obstore.store import LocalStore as ObjectsInFolder
 from obstore.store import MemoryStore as ObjectsInMemory
 
@@ -41,6 +42,7 @@ from semantic.composition.engine_settings import Settings
 from semantic.composition.process_stores import open_objects, require_objects, try_remote
 from semantic.domain.block_hash import Part, Scope, tenant_tag
 from semantic.domain.errors import InvalidRequestError
+from semantic.domain.prefix import ends_of_turn
 from semantic.domain.stored import BlockLayout
 from tests.support.fake_backend import FakeBackend
 from tests.support.fake_clock import FakeClock
@@ -441,6 +443,125 @@ def paths(objects: Objects) -> list[str]:
     return [one.path for one in objects.listed(SCOPE.namespace.hex(), 999)]
 
 
+def test_missing_credentials_are_said_with_the_variables_that_give_them() -> None:
+    url = "http://169.254.169.254/latest/api/token"
+    error = GenericError(f"Error performing PUT {url} in 1ms - Server returned code: 403 Forbidden")
+
+    class Refused(Counted):
+        def size(self, path: str) -> int | None:  # noqa: ARG002
+            with self._attempt():
+                raise error
+
+    with pytest.raises(UnavailableError, match=r"no credentials.*AWS_ACCESS_KEY_ID"):
+        Refused().size("x")
+
+
+# What turns end with
+
+
+def take_turn(store: RemoteStore, agent: str, n_tokens: int, prompt: int, seed: int = 0) -> None:
+    """Put what a turn of a model with windows and states ends with, and save the agent."""
+    own = replace(manifest(agent, n_tokens, seed), prompt_tokens=prompt)
+    links = list(own.scope.chain(own.token_ids))
+    for link in links:
+        assert store.put(block(link))
+    for link in {one.hash: one for one in (*ends_of_turn(own), links[-1])}.values():
+        for part in (Part.WINDOW, Part.CHECKPOINT):
+            assert store.put(block(link, part))
+    assert store.save(own)
+
+
+def partial_objects(objects: Objects) -> int:
+    """Bodies of partial blocks, and what these and checkpoints are found by."""
+    full = {link.hash.hex() for link in chain(40 * 256)}
+    names = (path.rsplit("/", 1)[-1] for path in paths(objects) if "/agents/" not in path)
+    return sum(name.split(".")[0] not in full for name in names)
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_what_the_turn_before_ended_with_is_deleted(*, moves: bool) -> None:
+    """Also if another replica has served it, which has looked it up."""
+    objects = Counted()
+    stores = [RemoteStore(objects, SECRET) for _ in range(2)]
+    seen = set()
+    for turn in range(1, 41):
+        store = stores[turn % 2 if moves else 0]
+        n_tokens = 190 * turn
+        store.look_up_agent(SCOPE, "ann")
+        store.look_up(SCOPE, chain(n_tokens), STATES)
+        take_turn(store, "ann", n_tokens, n_tokens - 90)
+        seen.add(partial_objects(objects))
+        assert store.find([chain(n_tokens)[-1].key(part) for part in Part]).keys() == {
+            chain(n_tokens)[-1].key(part) for part in Part
+        }
+    assert max(seen) <= 10  # a turn's end, and its prompt's
+    for store in stores:
+        store.close()
+
+
+def test_what_turns_of_several_agents_end_with_stays() -> None:
+    """As agents of other processes do, of which this one knows nothing."""
+    objects = Counted()
+    one, other, third = (RemoteStore(objects, SECRET) for _ in range(3))
+    take_turn(one, "ann", 300, 290)
+    take_turn(other, "bob", 300, 290)
+    take_turn(one, "ann", 400, 390)
+    third.look_up(SCOPE, chain(300), STATES)
+    [tail] = chain(300)[1:]
+    assert third.find([tail.key(Part.FULL), tail.key(Part.CHECKPOINT)])
+    assert third.read(header(tail)) == block(tail).body
+    for store in (one, other, third):
+        store.close()
+
+
+def test_an_agent_that_knew_a_deleted_end_misses_it_and_can_write_it_again() -> None:
+    objects = Counted()
+    one, other = RemoteStore(objects, SECRET), RemoteStore(objects, SECRET)
+    take_turn(one, "ann", 300, 290)
+    other.look_up(SCOPE, chain(300), STATES)
+    [tail] = chain(300)[1:]
+    assert other.find([tail.key(Part.FULL)])
+    take_turn(one, "ann", 600, 590)
+    assert other.read(header(tail)) is None
+    assert not other.find([tail.key(Part.FULL)])
+    assert other.put(block(tail))
+    assert other.read(header(tail)) == block(tail).body
+    for store in (one, other):
+        store.close()
+
+
+def test_what_an_agent_may_return_to_or_has_nothing_newer_for_stays() -> None:
+    """After a compaction; after a turn whose blocks were not stored, as the queue was full."""
+    objects = Counted()
+    store = RemoteStore(objects, SECRET)
+    take_turn(store, "ann", 300, 290)
+    take_turn(store, "ann", 280, 270, seed=1)
+    [tail] = chain(300)[1:]
+    assert store.read(header(tail)) == block(tail).body
+    take_turn(store, "bob", 400, 390, seed=2)
+    [end] = chain(400, seed=2)[1:]
+    assert store.save(replace(manifest("bob", 600, 2), prompt_tokens=590))
+    for part in Part:
+        assert store.read(header(end, part)) == block(end, part).body
+    store.close()
+
+
+def test_a_store_that_deletes_nothing_takes_the_next_turn() -> None:
+    objects = Counted()
+    store = RemoteStore(objects, SECRET)
+    take_turn(store, "ann", 300, 290)
+
+    def refuse(paths: Sequence[str]) -> None:  # noqa: ARG001
+        raise UnavailableError
+
+    objects.delete_all = refuse  # type: ignore[method-assign]
+    take_turn(store, "ann", 600, 590)
+    found = store.manifest(SCOPE, "ann")
+    assert found is not None
+    assert found.generation == 2
+    store.close()
+
+
 # Keys
 
 
@@ -826,6 +947,35 @@ def test_a_bucket_that_keeps_old_versions_is_known(
 ) -> None:
     refusing.append((200, version))
     assert Objects.open("s3://bucket/prefix").keeps_versions() is is_kept
+
+
+@pytest.mark.parametrize(
+    ("refused", "report"),
+    [
+        (lambda objects: objects.listed("x", 1), "lists nothing"),
+        (lambda objects: list(objects.pages("x")), "lists nothing"),
+        (lambda objects: objects.folders("x"), "lists nothing"),
+        (lambda objects: objects.delete("x"), "deletes nothing"),
+        (lambda objects: objects.delete_all(["x", "y"]), "deletes nothing"),
+    ],
+)
+def test_credentials_that_may_not_list_or_delete_are_reported_beside_writes_that_succeed(
+    refusing: list[tuple[int, str]], refused: Callable[[Objects], object], report: str
+) -> None:
+    reports: list[str] = []
+    objects = Objects.open("s3://bucket/prefix", reports.append)
+    for _ in range(4):
+        refusing.append((403, "AccessDenied"))
+        with pytest.raises(UnavailableError, match="AccessDenied"):
+            refused(objects)
+        refusing.append((200, ""))
+        objects.replace("x", b"data")
+    (said,) = reports
+    assert said.startswith(f"the object store {report}, ")
+    assert "403 Forbidden: AccessDenied: so" in said
+    if report == "deletes nothing":
+        refused(objects)
+        assert reports[1:] == ["the object store deletes again"]
 
 
 def test_an_outage_is_reported_at_most_once_a_minute_and_its_end_too() -> None:

@@ -14,6 +14,7 @@ from semantic.application.cache.upload_pace import (
     LEAST_REST,
     MOST_BUSY,
     MOST_COST,
+    MOST_COST_OF_PREFILL,
     MOST_REST,
     DecodeSteps,
     UploadPace,
@@ -40,15 +41,16 @@ class Device:
         self.observer: DecodeSteps = self.pace.new_observer()
 
     def run(self, seconds: float, n_decoding: int = 1) -> float:
-        """Decode for so long; the part by which steps were longer than without uploads."""
+        """Decode for so long, or prefill if nothing does; the part by which steps were longer than
+        without uploads."""
         begun, worked = self.clock(), 0.0
         while self.clock() < begun + seconds:
             started = self.clock()
-            work = self.step * n_decoding * (1 + self.noise * self.random.gauss(0, 1))
+            work = self.step * max(1, n_decoding) * (1 + self.noise * self.random.gauss(0, 1))
             worked += work
             while work > 1e-9:
                 work -= self._go_on(work)
-            self.observer.stepped(self.clock() - started, n_decoding, prefilled=False)
+            self.observer.stepped(self.clock() - started, n_decoding, prefilled=not n_decoding)
         return (self.clock() - begun) / worked - 1
 
     def _go_on(self, work: float) -> float:
@@ -88,6 +90,18 @@ def test_uploads_that_cost_nothing_rest_only_to_be_compared() -> None:
     device.run(30)
     share = (device.uploads - uploads) * device.upload / 30
     assert share > 0.8 / (1 + LEAST_REST)
+
+
+@pytest.mark.parametrize("cost", [0.1, 0.8])
+def test_steps_that_only_prefill_may_become_longer_by_more(cost: float) -> None:
+    device = Device(cost)
+    device.run(60)
+    decoding, prefilling = list[float](), list[float]()
+    for _ in range(60):
+        prefilling.append(device.run(2, n_decoding=0))
+        decoding.append(device.run(2))
+    assert 0.5 * MOST_COST_OF_PREFILL < sum(prefilling) / 60 < 1.5 * MOST_COST_OF_PREFILL
+    assert sum(decoding) / 60 < 2 * MOST_COST
 
 
 def test_a_cost_that_changes_is_followed() -> None:

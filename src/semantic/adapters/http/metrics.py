@@ -456,6 +456,7 @@ class _EngineCollector(Collector):
         blocks = _tiers("semantic_store_blocks", "Blocks in a tier of the store.")
         used = _tiers("semantic_store_bytes", "Bytes in a tier of the store.")
         most = _tiers("semantic_store_max_bytes", "Bytes that a tier of the store may take.")
+        agents = _tiers("semantic_store_agents", "Agents whose manifest is in a tier of the store.")
         events = CounterMetricFamily(
             "semantic_store_events",
             "Events of blocks in a tier of the store.",
@@ -465,9 +466,10 @@ class _EngineCollector(Collector):
             blocks.add_metric((stats.tier,), stats.n_blocks)
             used.add_metric((stats.tier,), stats.n_bytes)
             most.add_metric((stats.tier,), stats.max_bytes)
+            agents.add_metric((stats.tier,), stats.n_agents)
             for event, count in stats.counts.items():
                 events.add_metric((stats.tier, event), count)
-        yield from (blocks, used, most, events)
+        yield from (blocks, used, most, agents, events)
         for stats in figures.stores:
             if stats.wear is not None:
                 yield from _of_wear(stats.wear)

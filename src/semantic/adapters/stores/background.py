@@ -20,6 +20,7 @@ from typing import TypeAlias
 
 from semantic.adapters.stores.memory import data_of, fill
 from semantic.adapters.stores.neighbours import Children
+from semantic.adapters.stores.write_order import WriteOrder
 from semantic.application.agents.listing import walk
 from semantic.application.cache.upload_pace import UploadPace
 from semantic.domain.block_hash import (
@@ -32,7 +33,7 @@ from semantic.domain.block_hash import (
 )
 from semantic.domain.errors import IntegrityError, InvalidRequestError
 from semantic.domain.stored import (
-    COUNTERS,
+    QUEUE_COUNTERS,
     AgentName,
     BlockHeader,
     BlockRead,
@@ -52,9 +53,6 @@ _KEPT_FOR_OTHERS = 8
 """The part of the queue, 1/8, that no tenant alone may take: a full queue drops what others put."""
 MAX_TOUCHES = 1000
 """Queued touches; further ones are dropped, which only worsens the order of eviction."""
-LINGER = 60.0
-"""Seconds that a partial interim block waits for the longer one that makes it needless. It is of a
-checkpoint on the way: the end of the turn most likely extends it."""
 FAILURES = 3
 """Consecutive failed writes before the queue backs off."""
 FIRST_PAUSE = 1.0
@@ -93,16 +91,14 @@ _Agent: TypeAlias = tuple[Scope, str]
 
 
 class BackgroundStore:
-    """Accepts writes at once and passes them to `inner`, in order, from threads. Thread-safe.
+    """Accepts writes at once, and threads pass them to `inner`, in `WriteOrder`. Thread-safe.
 
     At most `max_queued_bytes` of blocks are queued (each counts `QUEUED_BLOCK_BYTES` beside its
     body), and of several tenants at most 7/8 of that for each, public prefixes not counted as one;
     what would exceed that is dropped (backpressure), and so is everything during a back-off. Of an
     agent's manifests only the newest is queued; a replaced one gets no generation. After `close`
     everything else that was accepted has been passed to `inner`; a process that ends without it
-    loses the queue. A partial block of keys and values of a request that has not ended waits up to
-    `LINGER` seconds: a longer one takes its place, most likely at the end of the turn, of which
-    nothing waits. A bug that ends the thread is raised by `flush` and `close`.
+    loses the queue. A bug that ends the thread is raised by `flush` and `close`.
 
     Methods without a docstring: see `CacheStorePort`.
     """
@@ -120,11 +116,12 @@ class BackgroundStore:
         close_seconds: float = math.inf,
     ) -> None:
         """`tier` is what the queue is called. Blocks are passed on when `pace` allows, unless a
-        `flush` or `close` waits for them: writing takes time from computing. Of several `threads`
-        each passes on a block at a time; all else waits for what was put before it, as with one.
-        With `forgets_at_once` it is `inner` that keeps what is written and what is removed in
-        order, and neither `drop` nor `remove` waits for a write. `close` drops what is not passed
-        on `close_seconds` after its begin.
+        `flush` or `close` waits for them: writing takes time from computing. With a pace
+        checkpoints behind a turn's end come last, and are dropped while the queue is half full. Of
+        several `threads` each passes on a block at a time; all else waits for what was put before
+        it, as with one. With `forgets_at_once` it is `inner` that keeps what is written and what is
+        removed in order, and neither `drop` nor `remove` waits for a write. `close` drops what is
+        not passed on `close_seconds` after its begin.
 
         Raises InvalidRequestError for a bound below 1.
         """
@@ -145,14 +142,14 @@ class BackgroundStore:
         self._current: dict[int, _Job] = {}  # by number, the oldest first
         self._blocks: dict[BlockKey, _Put] = {}
         self._children = Children()  # of `_blocks`
-        self._lingering: dict[BlockKey, tuple[int, float]] = {}  # number and when it is due
+        self._order = WriteOrder(clock, defers=pace is not None)
         self._saves: OrderedDict[_Agent, _Save] = OrderedDict()
         self._n_bytes = 0
         self._tenants: Counter[bytes] = Counter()  # the bytes of each, of all that were ever seen
         self._public = tenant_tag(inner.secret, PUBLIC_TENANT)
         self._touches = 0
         self._flushing = 0
-        self._counts: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
+        self._counts: Counter[str] = Counter(dict.fromkeys(QUEUE_COUNTERS, 0))
         self._closing = False
         self._close_seconds = close_seconds
         self._ends = math.inf
@@ -195,7 +192,7 @@ class BackgroundStore:
         with self._changed:
             if block.header.key in self._blocks:
                 if not block.interim:
-                    self._lingering.pop(block.header.key, None)
+                    self._order.hasten(block.header.key)
                     self._changed.notify_all()
                 return True
             self._tenants.setdefault(job.tenant, 0)
@@ -208,8 +205,7 @@ class BackgroundStore:
             self._n_bytes += job.n_bytes
             self._tenants[job.tenant] += job.n_bytes
             self._enqueue(job)
-            if _may_linger(block):
-                self._lingering[block.header.key] = self._numbers, self._clock() + LINGER
+            self._drop_deferred()
             return True
 
     def drop(self, keys: Sequence[BlockKey]) -> None:
@@ -223,7 +219,7 @@ class BackgroundStore:
                         self._forget(self._blocks[key])
             for number, job in list(self._queue.items()):
                 if isinstance(job, _Put) and job.block.header.key in gone:
-                    del self._queue[number]
+                    self._take(number)
                     self._forget(job)
             self._changed.wait_for(lambda: not (self._waits and self._is_writing(gone)))
         self._inner.drop(keys)
@@ -239,8 +235,8 @@ class BackgroundStore:
         with self._changed:
             if not self._accepts() or self._n_bytes >= self._max_bytes:
                 return frozenset()
-            # What lingers is written at once when the end of a turn has it.
-            unqueued = [key for key in keys if key not in self._blocks or key in self._lingering]
+            # What is held back is written at once when the end of a turn has it.
+            unqueued = [key for key in keys if key not in self._blocks or self._order.holds(key)]
         return self._inner.lacking(unqueued)
 
     def children(self, parent: BlockHash, part: Part) -> Sequence[BlockHeader]:
@@ -311,7 +307,7 @@ class BackgroundStore:
             older = self._saves.pop(agent, None)
             # A waiting `flush` waits for the older one.
             if older is not None and not self._flushing:
-                self._queue.pop(older.number, None)
+                self._take(older.number)
             save = _Save(self._numbers + 1, manifest)
             self._saves[agent] = save
             self._enqueue(save)
@@ -370,7 +366,7 @@ class BackgroundStore:
             was_queued = self._saves.pop((scope, agent_id), None) is not None
             for number, job in list(self._queue.items()):
                 if isinstance(job, _Save) and _agent(job) == (scope, agent_id):
-                    del self._queue[number]
+                    self._take(number)
             self._changed.wait_for(lambda: not (self._waits and self._is_saving((scope, agent_id))))
         return self._inner.remove(scope, agent_id) or was_queued
 
@@ -460,6 +456,7 @@ class BackgroundStore:
     def _enqueue(self, job: _Job) -> None:
         self._numbers += 1
         self._queue[self._numbers] = job
+        self._order.add(self._numbers, job.block if isinstance(job, _Put) else None)
         self._changed.notify_all()
 
     def _is_done(self, number: int) -> bool:
@@ -476,26 +473,38 @@ class BackgroundStore:
         jobs = self._current.values()
         return any(isinstance(job, _Put) and job.block.header.key in keys for job in jobs)
 
+    def _take(self, number: int) -> _Job | None:
+        """Take a job from the queue; None if it is no longer there."""
+        self._order.discard(number)
+        return self._queue.pop(number, None)
+
+    def _drop(self, number: int, why: str) -> None:
+        """Give up a queued block."""
+        job = self._take(number)
+        if isinstance(job, _Put):
+            self._forget(job)
+            self._counts[why] += 1
+
     def _drop_superseded(self, longer: BlockHeader) -> None:
-        """Give up blocks that linger and whose tokens this one begins with."""
-        for key, (number, _) in list(self._lingering.items()):
-            job = self._blocks[key]
-            if _extends(longer, job.block.header) and self._queue.pop(number, None) is not None:
-                self._forget(job)
-                self._counts["superseded"] += 1
+        for number in self._order.replaced_by(longer):
+            self._drop(number, "superseded")
+
+    def _drop_deferred(self) -> None:
+        """Keep half of the queue for what does not give way."""
+        while 2 * self._n_bytes > self._max_bytes:
+            number = self._order.oldest_deferred()
+            if number is None:
+                return
+            self._drop(number, "dropped")
 
     def _due(self) -> int | None:
         """The number of the next job to do; None if there is none, or all of them linger."""
-        if self._flushing or self._closing or 2 * self._n_bytes > self._max_bytes:
-            return next(iter(self._queue), None)
-        now = self._clock()
-        early = {number for number, due in self._lingering.values() if due > now}
-        return next((number for number in self._queue if number not in early), None)
+        hurries = self._flushing or self._closing or 2 * self._n_bytes > self._max_bytes
+        return self._order.next(lingers=not hurries)
 
     def _forget(self, job: _Put) -> None:
         """The block is no longer queued."""
         del self._blocks[job.block.header.key]
-        self._lingering.pop(job.block.header.key, None)
         self._children.remove(job.block.header)
         self._n_bytes -= job.n_bytes
         self._tenants[job.tenant] -= job.n_bytes
@@ -530,19 +539,15 @@ class BackgroundStore:
                 number = self._due()
                 if number is None and self._closing and not self._queue:
                     return None
-                wait = self._until_linger() if number is None else self._until_start(number)
+                wait = self._order.delay() if number is None else self._until_start(number)
                 if number is not None and wait == 0:
+                    self._order.discard(number)
                     job = self._current[number] = self._queue.pop(number)
                     if self._pace is not None and isinstance(job, _Put):
                         self._pace.begin()
                     return number, job
                 self._changed.wait(wait)
         return None
-
-    def _until_linger(self) -> float | None:
-        """Seconds until what lingers is due; None if nothing does."""
-        next_due = min((due for _, due in self._lingering.values()), default=None)
-        return None if next_due is None else max(0.0, next_due - self._clock())
 
     def _until_start(self, number: int) -> float | None:
         """Seconds after which to ask again whether a job may be done; None when another one has
@@ -594,22 +599,6 @@ def _joined(written: Sequence[BlockHeader], queued: Sequence[BlockHeader]) -> li
     """Each block once; the queued header of one that is being written."""
     keys = {one.key for one in queued}
     return [*(one for one in written if one.key not in keys), *queued]
-
-
-def _may_linger(block: StoredBlock) -> bool:
-    header = block.header
-    return block.interim and header.part is Part.FULL and not header.link.is_full
-
-
-def _extends(longer: BlockHeader, shorter: BlockHeader) -> bool:
-    """Whether a block has the tokens of another one, and more."""
-    mine, other = longer.link, shorter.link
-    return (
-        longer.part is Part.FULL
-        and mine.parent == other.parent
-        and len(mine.tokens) > len(other.tokens)
-        and mine.tokens[: len(other.tokens)] == other.tokens
-    )
 
 
 def _place(manifest: Manifest) -> Place:

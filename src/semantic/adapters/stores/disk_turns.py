@@ -43,6 +43,9 @@ class DiskTurns:
         return None if data is None else decoded_turn(point, data)
 
     def put(self, turn: Turn) -> None:
+        """See `TurnsPort.put`: written on return, for this machine only."""
+        if not turn.tokens and self.get(turn.point) is not None:
+            return
         try:
             self._records.put(turn_key(turn.point), encoded_turn(turn), turn.owner)
         except StoreError as error:

@@ -2,10 +2,11 @@
 
 What uploads cost is measured: a decode step that one falls into is compared with the steps of as
 many requests that none did. A second of uploading lengthens them by so many seconds; the rest
-after it is so long that, of all the time, that part is `MOST_COST`. Where uploads cost nothing they
-go on all the time but for what is needed to compare, and while no engine steps nothing holds them
-up. Where steps of one kind differ much, as beside other programs that compute, the cost is
-overestimated: uploads fall into the longer ones more often. Knows neither stores nor networks.
+after it is so long that, of all the time, that part is `MOST_COST`. Steps that only prefill may
+become longer by more. Where uploads cost nothing they go on all the time but for what is needed to
+compare, and while no engine steps nothing holds them up. Where steps of one kind differ much, as
+beside other programs that compute, the cost is overestimated: uploads fall into the longer ones
+more often. Knows neither stores nor networks.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from semantic.ports.outbound import Clock
 MOST_COST = 0.01
 """By this part decode steps become longer at most. Half of what they may: it is measured from few
 steps, and what an upload leaves behind in caches is not seen."""
+MOST_COST_OF_PREFILL = 0.05
+"""By this part steps in which nothing decodes become longer at most: what is uploaded too late is
+prefilled again by another replica."""
 ASSUMED_COST = 0.5
 """Seconds by which a second of uploading lengthens decode steps, before it is measured."""
 LEAST_REST = 1 / 8
@@ -28,6 +32,9 @@ MOST_BUSY = 0.25
 """Seconds after which no further upload begins beside others before a rest."""
 MOST_REST = 10.0
 """Seconds of a rest at most: uploads never cease."""
+MOST_SAVED = 0.05
+"""Seconds of uploading whose rest may be over before they begin, so that what a turn leaves is
+uploaded at once after a while without uploads."""
 IDLE = 1.0
 """Seconds after the last step of an engine from which on uploads cost nothing."""
 FEWEST_STEPS = 16
@@ -39,6 +46,8 @@ _FEWEST_ALONE, _STEPS_ALONE, _SECONDS_ALONE = 8, 32, 60.0
 and none that is older: contexts grow."""
 _MOST_TIMES = 3.0
 """A step that takes more times what is usual counts as so much: something else held it up."""
+_NO_REST = 1e-6
+"""Seconds of a rest that are left by rounding."""
 _ASK_AGAIN = 0.25
 """Seconds after which what rests looks whether engines still step."""
 
@@ -66,6 +75,8 @@ class UploadPace:
         self._before: deque[tuple[float, float]] = deque(maxlen=256)  # when each began, ended
         self._beside: deque[_Beside] = deque(maxlen=_STEPS)
         self._stepped: float | None = None
+        self._owed = 0.0  # seconds of rest; below 0 what is saved
+        self._settled = 0.0  # until when what has passed is paid off
 
     @property
     def cost(self) -> float:
@@ -91,15 +102,15 @@ class UploadPace:
                 return 0.0
             if self._active:
                 return 0.0 if now - self._began < MOST_BUSY else _ASK_AGAIN
-            times = max(LEAST_REST, self._cost() / MOST_COST - 1)
-            rest = min(MOST_REST, (self._ended - self._began) * times)
-            return min(_ASK_AGAIN, max(0.0, self._ended + rest - now))
+            self._rest(now)
+            return min(_ASK_AGAIN, self._owed) if self._owed > _NO_REST else 0.0
 
     def begin(self) -> None:
         """An upload begins, maybe beside others."""
         with self._lock:
             if not self._active:
                 self._began = self._clock()
+                self._rest(self._began)
             self._active += 1
 
     def end(self) -> None:
@@ -107,14 +118,19 @@ class UploadPace:
         with self._lock:
             self._active -= 1
             if not self._active:
-                self._ended = self._clock()
+                self._ended = self._settled = self._clock()
                 self._before.append((self._began, self._ended))
+                owed = self._owed + (self._ended - self._began) * self._times()
+                self._owed = min(MOST_REST, owed)
 
-    def stepped(self, seconds: float) -> float:
+    def stepped(self, seconds: float, *, decoded: bool = True) -> float:
         """An engine has stepped for `seconds`, until now; for how many there was an upload."""
         with self._lock:
             now = self._stepped = self._clock()
             started = now - seconds
+            if not (decoded or self._active):
+                alone = now - max(started, self._ended)
+                self._rest(now, alone * (MOST_COST_OF_PREFILL / MOST_COST - 1))
             found = now - max(self._began, started) if self._active else 0.0
             for began, ended in reversed(self._before):
                 if ended <= started:
@@ -126,6 +142,15 @@ class UploadPace:
         """A step was `excess` seconds longer than without the upload during `overlap` of it."""
         with self._lock:
             self._beside.append(_Beside(excess, overlap))
+
+    def _rest(self, now: float, more: float = 0.0) -> None:
+        """Since it was settled there was no upload. `more` seconds count beside those."""
+        owed = self._owed - (now - self._settled) - more
+        self._owed, self._settled = max(-MOST_SAVED * self._times(), owed), now
+
+    def _times(self) -> float:
+        """Of the time of uploading, how long the rest is."""
+        return max(LEAST_REST, self._cost() / MOST_COST - 1)
 
     def _cost(self) -> float:
         if len(self._beside) < FEWEST_STEPS:
@@ -144,7 +169,7 @@ class DecodeSteps:
 
     def stepped(self, seconds: float, n_decoding: int, *, prefilled: bool) -> None:
         """See `StepObserver.stepped`."""
-        overlap = self._pace.stepped(seconds)
+        overlap = self._pace.stepped(seconds, decoded=n_decoding > 0)
         self._now += seconds
         if prefilled or not n_decoding:
             return

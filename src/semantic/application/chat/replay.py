@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from semantic.application.chat.tool_spellings import ToolSpellings
@@ -119,10 +120,10 @@ class Replay:
         prompt: Sequence[int],
         message: Message,
         generated: Sequence[int],
-    ) -> None:
+    ) -> Future[None] | None:
         """Record a turn: `replayed`, computed as `prompt`, was answered with `message` in the
-        tokens `generated`."""
-        self._turns.put(
+        tokens `generated`. Returns what `TurnsPort.put` does."""
+        return self._turns.put(
             Turn(
                 point_after(replayed.point, message),
                 replayed.parent,
@@ -133,12 +134,11 @@ class Replay:
             )
         )
 
-    def record_cut(self, replayed: Replayed, message: Message) -> None:
-        """Record a turn that cannot be continued: the model generated more than `message`."""
-        point = point_after(replayed.point, message)
-        if self._turns.get(point) is None:
-            thought = thought_digest(message.reasoning)
-            self._turns.put(Turn(point, None, 0, (), thought, replayed.owner))
+    def record_cut(self, replayed: Replayed, message: Message) -> Future[None] | None:
+        """Record a turn that cannot be continued: the model generated more than `message`. Returns
+        what `TurnsPort.put` does."""
+        point, thought = point_after(replayed.point, message), thought_digest(message.reasoning)
+        return self._turns.put(Turn(point, None, 0, (), thought, replayed.owner))
 
     def close(self) -> None:
         """Flush and close the turns."""

@@ -1,13 +1,13 @@
-"""TurnCache: an LRU cache of conversation turns in memory, in front of a slower store of turns.
+"""TurnCache: an LRU cache of conversation turns in memory, in front of slower stores of turns.
 
-Knows turns and their port; not what they are used for.
+Knows turns and their ports; not what they are used for.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
@@ -22,6 +22,8 @@ _QUEUE_BYTES = 16 << 20
 """Turns that wait to be written, at most; beyond it a turn is in memory only."""
 _CLOSE_SECONDS = 2.0
 """How long `close` waits for them: another process may hold the file's lock for long."""
+_UPLOADS = 8
+"""Turns that are uploaded at a time."""
 
 _Packed = tuple[Turn, bytes]
 """A turn without its tokens, and these packed: a tuple of integers takes ten times as much."""
@@ -37,9 +39,9 @@ class BorrowedTurns:
         """See `TurnsPort.get`."""
         return self._turns.get(point)
 
-    def put(self, turn: Turn) -> None:
+    def put(self, turn: Turn) -> Future[None] | None:
         """See `TurnsPort.put`."""
-        self._turns.put(turn)
+        return self._turns.put(turn)
 
     def look_up(self, owner: bytes, points: Sequence[Point]) -> None:
         """See `TurnsPort.look_up`."""
@@ -49,8 +51,55 @@ class BorrowedTurns:
         """See `TurnsPort.close`: nothing, they stay open."""
 
 
+class Writes:
+    """Writes that wait for `n_threads` of their own, in turn, and hold `max_bytes` at most; beyond
+    that they are dropped. Thread-safe."""
+
+    def __init__(self, n_threads: int, max_bytes: int, name: str) -> None:
+        """The threads begin with the first writes; `name` is theirs."""
+        self._threads = ThreadPoolExecutor(n_threads, thread_name_prefix=name)
+        self._max_bytes = max_bytes
+        self._n_bytes = 0
+        self._waiting: set[Future[None]] = set()
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    @property
+    def waiting(self) -> frozenset[Future[None]]:
+        """Those that have not ended."""
+        with self._lock:
+            return frozenset(self._waiting)
+
+    def add(self, n_bytes: int, write: Callable[[], None]) -> Future[None] | None:
+        """Call `write`, which holds `n_bytes`, on a thread; None if it is dropped."""
+        with self._lock:
+            if self._is_closed or self._n_bytes + n_bytes > self._max_bytes:
+                return None
+            self._n_bytes += n_bytes
+            begun = self._threads.submit(write)
+            self._waiting.add(begun)
+        begun.add_done_callback(lambda done: self._ended(done, n_bytes))
+        return begun
+
+    def close(self) -> None:
+        """Drop what has not begun, and return when the rest has ended."""
+        with self._lock:
+            self._is_closed = True
+        self._threads.shutdown(cancel_futures=True)
+
+    def _ended(self, done: Future[None], n_bytes: int) -> None:
+        with self._lock:
+            self._waiting.discard(done)
+            self._n_bytes -= n_bytes
+
+
 class TurnCache:
-    """Implements `TurnsPort`. A turn is readable at once; a thread writes it to `below`."""
+    """Implements `TurnsPort`. A turn is readable at once; a thread writes it to `below`, and others
+    upload it to `shared` meanwhile.
+
+    One without tokens is readable when `below`, if there is any, has written it: that may have one
+    with tokens, and reading it would hold up who puts.
+    """
 
     def __init__(
         self,
@@ -60,18 +109,16 @@ class TurnCache:
         close_seconds: float = _CLOSE_SECONDS,
         shared: SharedTurnsPort | None = None,
     ) -> None:
-        """At most `queue_bytes` of turns wait to be written; `close` drops those that are left
-        after `close_seconds`. `shared` has those of a fleet."""
+        """At most `queue_bytes` of turns wait to be written, and as many to be uploaded; `close`
+        drops those that are left after `close_seconds`. `shared` has those of a fleet."""
         self._max_bytes = max_bytes
         self._below = below
         self._shared = shared
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="turns")
+        self._writer = Writes(1, queue_bytes, "turns")
+        self._uploads = Writes(_UPLOADS, queue_bytes, "remote")
         self._turns: OrderedDict[Point, _Packed] = OrderedDict()  # least recently used first
         self._n_bytes = 0
-        self._queue_bytes = queue_bytes
         self._close_seconds = close_seconds
-        self._queued: Future[None] | None = None
-        self._n_queued = 0
         self._lock = threading.Lock()
 
     @property
@@ -92,23 +139,26 @@ class TurnCache:
             self._remember(_packed(turn))
         return turn
 
-    def put(self, turn: Turn) -> None:
+    def put(self, turn: Turn) -> Future[None] | None:
         """See `TurnsPort.put`."""
+        if not (turn.tokens or self._replaces_none(turn.point)):
+            return None
         packed = _packed(turn)
-        self._remember(packed)
-        if self._below is None and self._shared is None:
-            return
-        with self._lock:
-            if self._n_queued + _bytes_of(packed) > self._queue_bytes:
-                return
-            self._n_queued += _bytes_of(packed)
-            self._queued = self._writer.submit(self._write, packed)
+        if turn.tokens or self._below is None:
+            self._remember(packed)
+        if self._below is not None:
+            self._queue(self._writer, self._below, packed)
+        if self._shared is None:
+            return None
+        is_in_doubt = self._shared.has_failed
+        uploading = self._queue(self._uploads, self._shared, packed)
+        return None if is_in_doubt else uploading
 
     def close(self) -> None:
         """See `TurnsPort.close`."""
-        if self._queued is not None:
-            wait([self._queued], self._close_seconds)
-        self._writer.shutdown(cancel_futures=True)
+        wait(self._writer.waiting | self._uploads.waiting, self._close_seconds)
+        self._writer.close()
+        self._uploads.close()
         for store in (self._below, self._shared):
             if store is not None:
                 store.close()
@@ -119,16 +169,23 @@ class TurnCache:
             return
         unknown = [point for point in points if self.get(point) is None]
         for turn in self._shared.look_up(owner, unknown):
-            self._remember(_packed(turn))
+            packed = _packed(turn)
+            self._remember(packed)
             if self._below is not None:
-                self._below.put(turn)
+                self._queue(self._writer, self._below, packed)
 
-    def _write(self, packed: _Packed) -> None:
-        for store in (self._below, self._shared):
-            if store is not None:
-                store.put(_unpacked(packed))
+    def _queue(
+        self, writes: Writes, store: TurnsPort | SharedTurnsPort, packed: _Packed
+    ) -> Future[None] | None:
+        def write() -> None:
+            store.put(_unpacked(packed))
+
+        return writes.add(_bytes_of(packed), write)
+
+    def _replaces_none(self, point: Point) -> bool:
+        """Whether no turn at `point` is in memory."""
         with self._lock:
-            self._n_queued -= _bytes_of(packed)
+            return point not in self._turns
 
     def _remember(self, packed: _Packed) -> None:
         point = packed[0].point

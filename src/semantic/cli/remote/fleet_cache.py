@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -25,7 +26,7 @@ def janitor(fleet: FleetOptions, remote_gb: RemoteGb = None, as_json: AsJson = F
     """
     budget = gib("--remote-gb", remote_gb)
     with work_bar("evicting objects"):
-        report = evict_remote(fleet.settings(budget))
+        report = evict_remote(fleet.settings(budget), notify=partial(typer.echo, err=True))
     if report is None:
         raise StoreError("another process is the janitor of this object store")
     typer.echo(to_line(asdict(report)) if as_json else str(report))

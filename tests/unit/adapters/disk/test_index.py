@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from semantic.adapters.stores.disk import DiskStore
-from semantic.adapters.stores.disk.schema import VERSION
+from semantic.adapters.stores.disk.schema import VERSION, number
 from semantic.domain.block_hash import BlockHash, Part
 from tests.support import store_blocks as make
 from tests.unit.adapters.disk.support import count, is_read, opened, path_of, put_all
@@ -220,3 +220,16 @@ def test_use_is_kept_over_a_restart_and_a_rebuild(root: Path) -> None:
         store.gc(dry_run=False)
         left = {seed: len(store.find(make.keys(make.chain(1024, seed=seed)))) for seed in (1, 2, 3)}
         assert left == {1: 4, 2: 0, 3: 4}
+
+
+def test_what_is_read_at_once_is_of_one_state(root: Path) -> None:
+    with opened(root) as store:
+        put_all(store, LINKS[:1])
+        index = store._store.index
+        with index.reading() as db:
+            before = number(db, "bytes")
+            with index.writing() as other:
+                other.execute("DELETE FROM blocks")
+            assert number(db, "bytes") == before
+        with index.reading() as db:
+            assert number(db, "bytes") < before

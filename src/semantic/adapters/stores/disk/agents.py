@@ -32,9 +32,8 @@ from semantic.adapters.stores.disk.open_store import OpenStore
 from semantic.adapters.stores.disk.quota import delete_manifests
 from semantic.adapters.stores.disk.schema import IndexBrokenError
 from semantic.domain.block_hash import BlockHash, BlockLink, Part
-from semantic.domain.prefix import without_generation_prompt
+from semantic.domain.prefix import continues, ends_of_turn
 from semantic.domain.stored import Manifest
-from semantic.domain.value_objects import BLOCK_TOKENS
 
 _TRIES = 64
 """Races against other processes before a call gives up."""
@@ -222,13 +221,7 @@ class Agents:
             )
         except (DamagedError, NewerFormatError, OSError):
             return []
-        links = list(old.scope.chain(old.token_ids))
-        stop = min(without_generation_prompt(old.prompt_tokens), len(old.token_ids))
-        if after.token_ids[:stop] != old.token_ids[:stop]:
-            return []
-        n_full = stop // BLOCK_TOKENS  # blocks that are those of the turn
-        prompt = old.scope.continued(links[:n_full], old.token_ids[:stop])[n_full:]
-        return [link.hash for link in (*links[-1:], *prompt)]
+        return [link.hash for link in ends_of_turn(old)] if continues(after, old) else []
 
     # Reading
 

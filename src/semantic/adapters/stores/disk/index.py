@@ -92,8 +92,10 @@ class Index:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """The last committed state. One thread at a time."""
-        with _translated(self._files), self._reader.held() as db:
+        """The last committed state, which stays the same within. One thread at a time."""
+        with _translated(self._files), self._reader.held() as db, ExitStack() as end:
+            db.execute("BEGIN")
+            end.callback(_roll_back, db)
             yield db
 
     def is_sound(self) -> bool:

@@ -7,7 +7,7 @@ where bodies are; not which there are, nor what to do about one that is gone or 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -35,7 +35,7 @@ from semantic.adapters.stores.remote.sealing import (
     unsealed,
 )
 from semantic.adapters.stores.remote.vault import Vault
-from semantic.domain.block_hash import BlockHash, BlockKey, Scope
+from semantic.domain.block_hash import BlockHash, BlockKey, BlockLink, Part, Scope
 from semantic.domain.stored import BlockHeader, StoredBlock
 
 _SIZE = struct.Struct("<Q")
@@ -136,6 +136,20 @@ class Bodies:
     def delete_tail(self, scope: Scope, key: BlockKey, parent: BlockHash) -> None:
         """Delete the header by which a body is found."""
         self._objects.delete(self.folder(scope).tail(key, parent))
+
+    def share(self, link: BlockLink) -> None:
+        """Let every process know that turns of several agents end with a block."""
+        self._objects.create(self.folder(link.scope).shared(link), b"")
+
+    def is_shared(self, link: BlockLink) -> bool:
+        """Whether a process has said so."""
+        return self._objects.size(self.folder(link.scope).shared(link)) is not None
+
+    def delete_parts(self, link: BlockLink, parts: Sequence[Part]) -> None:
+        """Delete bodies of a partial block, and what they are found by, with one call."""
+        folder, keys = self.folder(link.scope), [link.key(part) for part in parts]
+        tails = [folder.tail(key, link.parent) for key in keys if key.part is not Part.WINDOW]
+        self._objects.delete_all([*tails, *map(folder.body, keys)])
 
     def close(self) -> None:
         self._parts.close()

@@ -93,8 +93,15 @@ class Report:
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{n} {kind}" for kind, n in self.evicted.items()) or "nothing"
-        size = f"{self.n_bytes >> 20} of {self.max_bytes >> 20} MiB in {self.n_objects} objects"
-        return f"evicted {kinds}, {self.freed_bytes >> 20} MiB; {size} are left"
+        size = f"{_size(self.n_bytes)} of {_size(self.max_bytes)} in {self.n_objects} objects"
+        return f"evicted {kinds}, {_size(self.freed_bytes)}; {size} are left"
+
+
+def _size(n_bytes: int) -> str:
+    for shift, unit in ((20, "MiB"), (10, "KiB")):
+        if n_bytes >> shift:
+            return f"{n_bytes >> shift} {unit}"
+    return f"{n_bytes} bytes"
 
 
 def read_report(objects: Objects) -> Report | None:

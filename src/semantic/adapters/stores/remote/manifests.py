@@ -1,11 +1,15 @@
 """Manifests: sealed manifests of agents in an object store, each generation an object of its own.
 
 Objects are created, never changed, so that of two replicas that save one agent at once each gets a
-generation. Knows not which agents there are, nor their blocks.
+generation. What a turn ends with is deleted when the next one is saved. Knows not which agents
+there are.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -15,6 +19,8 @@ from semantic.adapters.stores.disk.manifest_file import (
     decode_manifest,
     encode_manifest,
 )
+from semantic.adapters.stores.remote.bodies import Bodies
+from semantic.adapters.stores.remote.catalog import Catalog
 from semantic.adapters.stores.remote.names import Folder, generation_of, manifest_identity
 from semantic.adapters.stores.remote.objects import (
     PAGE,
@@ -24,11 +30,15 @@ from semantic.adapters.stores.remote.objects import (
 )
 from semantic.adapters.stores.remote.sealing import seal, unsealed
 from semantic.adapters.stores.remote.vault import Vault
-from semantic.domain.block_hash import Scope
-from semantic.domain.stored import Manifest
+from semantic.domain.block_hash import BlockHash, BlockKey, BlockLink, Part, Scope
+from semantic.domain.prefix import continues, ends_of_turn
+from semantic.domain.stored import BlockHeader, Manifest
+from semantic.domain.value_objects import BLOCK_TOKENS
 
 _GENERATIONS = 4
 """Generations that are tried while other replicas save the same agent."""
+_MOST_NEW = 1 << 12
+"""Partial blocks of this process that no agent's turn ended with yet, at most."""
 
 
 class Manifests:
@@ -84,3 +94,91 @@ class Manifests:
 
     def _folder(self, scope: Scope) -> Folder:
         return Folder(scope, self._vault.tenant(scope.tenant))
+
+
+class Ends:
+    """The partial blocks that turns of agents end with, in one object store. Thread-safe.
+
+    Those of a turn are deleted when the agent's next one is saved and has its own: it contains
+    their keys and values, and is resumed at its own checkpoints. Turns of several agents may end
+    alike, as those of a fork do. The one that finds there what it did not write says so, once, in
+    an object beside it; then it stays. An agent that begins with a block while it is deleted misses
+    it, as it would one that was evicted, and computes.
+    """
+
+    def __init__(self, bodies: Bodies, catalog: Catalog) -> None:
+        self._bodies = bodies
+        self._catalog = catalog
+        self._lock = threading.Lock()
+        self._new: OrderedDict[BlockKey, None] = OrderedDict()
+
+    def written(self, header: BlockHeader) -> None:
+        """A body was created that was not there."""
+        if header.link.is_full:
+            return
+        with self._lock:
+            self._new[header.key] = None
+            if len(self._new) > _MOST_NEW:
+                self._new.popitem(last=False)
+
+    def saved(self, newer: Manifest, older: Manifest | None) -> int:
+        """A turn was saved after `older`, the agent's last one that is known here; how many of its
+        ends were deleted. The catalog does not know the newer one yet. Raises UnavailableError."""
+        before = {} if older is None else _partial(ends_of_turn(older))
+        own = _partial(ends_of_turn(newer))
+        for name, link in own.items():
+            if not self._is_new(link) and name not in before:
+                self._bodies.share(link)
+        if older is None or not continues(newer, older):
+            return 0
+        links = list(newer.scope.chain(newer.token_ids))
+        points = [link.key(Part.CHECKPOINT) for link in (*own.values(), *links[-1:])]
+        has_points = bool(self._catalog.find(points))
+        # At the end of a prompt there are only checkpoints, and what these need.
+        ends = list(before.values()) if has_points else _ends_of_chain(older)
+        replaced = [link for link in ends if link.hash not in own]
+        agent = newer.scope, newer.agent_id
+        users = self._catalog.users([link.hash for link in replaced])
+        return sum(
+            self._delete(link, self._replaced_parts(link, links, has_points=has_points))
+            for link in replaced
+            if not users[link.hash] - {agent}
+        )
+
+    def _replaced_parts(
+        self, link: BlockLink, links: Sequence[BlockLink], *, has_points: bool
+    ) -> list[Part]:
+        """What may be stored of a block and is of the newer turn, with `links`, too. Of what
+        another replica has stored not all is known here."""
+        later = links[min(link.start // BLOCK_TOKENS, len(links) - 1)].key(Part.FULL)
+        full = [Part.FULL] if self._catalog.find([later]) else []
+        return full + ([Part.WINDOW, Part.CHECKPOINT] if has_points else [])
+
+    def _delete(self, link: BlockLink, parts: Sequence[Part]) -> bool:
+        if not parts or self._bodies.is_shared(link):
+            return False
+        self._bodies.delete_parts(link, parts)
+        self._catalog.drop([link.key(part) for part in parts])
+        return True
+
+    def _is_new(self, link: BlockLink) -> bool:
+        """Whether this process has written all that is known of a block, and no turn ended with it;
+        from now on one does."""
+        known = self._catalog.find(_keys(link)).keys()
+        with self._lock:
+            is_new = known <= self._new.keys()
+            for key in known & self._new.keys():
+                del self._new[key]
+        return is_new
+
+
+def _partial(links: Sequence[BlockLink]) -> dict[BlockHash, BlockLink]:
+    return {link.hash: link for link in links if not link.is_full}
+
+
+def _ends_of_chain(turn: Manifest) -> list[BlockLink]:
+    return list(_partial(ends_of_turn(turn)[:1]).values())
+
+
+def _keys(link: BlockLink) -> list[BlockKey]:
+    return [link.key(part) for part in Part]

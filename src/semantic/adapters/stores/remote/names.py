@@ -3,6 +3,7 @@
     NAMESPACE/TENANT/HASH.PART             a body
     NAMESPACE/TENANT/after/PARENT/HASH.PART  the header of a body that no full block names: of a
                                            tail or a checkpoint, found by the block before it
+    NAMESPACE/TENANT/after/PARENT/HASH.shared  says that turns of several agents end with it
     NAMESPACE/TENANT/agents/KEY/GENERATION  a manifest; the one with the highest generation counts
 
 All names are digests, TENANT as in `vault`. Knows no contents, and not what there is.
@@ -22,7 +23,7 @@ from semantic.adapters.stores.disk.entries import (
 from semantic.adapters.stores.remote.objects import Listed
 from semantic.adapters.stores.remote.uses import name_of
 from semantic.adapters.stores.remote.vault import Tenant
-from semantic.domain.block_hash import BlockHash, BlockKey, Part, Scope, pack_tokens
+from semantic.domain.block_hash import BlockHash, BlockKey, BlockLink, Part, Scope, pack_tokens
 from semantic.domain.digest import digest
 from semantic.domain.stored import BlockHeader
 
@@ -44,6 +45,10 @@ class Folder:
     def tail(self, key: BlockKey, parent: BlockHash) -> str:
         """The header of a body, see `has_tail`."""
         return f"{self.after(parent)}/{block_entry(key).name}"
+
+    def shared(self, link: BlockLink) -> str:
+        """What says that turns of several agents end with a block."""
+        return f"{self.after(link.parent)}/{link.hash.hex()}.shared"
 
     def agent(self, agent_id: str) -> str:
         """The folder of an agent's manifests."""

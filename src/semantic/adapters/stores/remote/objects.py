@@ -19,7 +19,12 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    NotSupportedError,
+    PermissionDeniedError,
+)
 from obstore.store import S3Store, from_url
 
 from semantic.adapters.stores.background import FAILURES, Backoff
@@ -36,6 +41,8 @@ BODY_DEADLINE = 10.0
 """Seconds for a request of at most `READ_BYTES`, or for an upload."""
 PAGE = 1000
 """Objects of a page of a listing, and the most that are deleted with one call, as S3 has them."""
+_LATE = 0.75 * DEADLINE
+"""Seconds after which something urgent is late: before what waits for it gives up."""
 _CONNECT = timedelta(seconds=1)
 _MOST_CHARACTERS = 300
 _REPORT_SECONDS = 60.0
@@ -45,6 +52,21 @@ _ANSWER = re.compile(r"<Code>([^<]+)</Code>(?:\s*<Message>([^<]*)</Message>)?")
 _NO_BUCKET = "<Code>NoSuchBucket<"
 _CAUSE = re.compile(r'(?:error|message): "([^"\n]+)"|Invalid\w+\(\s*(\w+)|(TimedOut)')
 """In the structure of an error, whose own line says no more than that a request failed."""
+_NOT_LISTED = "the object store lists nothing, what other replicas have is not found"
+_NOT_DELETED = "the object store deletes nothing, what is deleted here stays there"
+_CERTIFICATES = {
+    "UnknownIssuer": "no CA known here has issued its certificate, SSL_CERT_FILE names others",
+    "NotValidForNameContext": "its certificate is for another name",
+    "ExpiredContext": "its certificate has expired",
+    "NotValidYetContext": "its certificate is not valid yet, by the clock here",
+}
+"""What is wrong with a server's, by the names of an error's structure."""
+_NO_CREDENTIALS = {
+    "://169.254.169.254/latest/": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "://169.254.169.254/metadata/": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+    "://metadata": "GOOGLE_APPLICATION_CREDENTIALS",
+}
+"""Where a client asks the machine that it is on for credentials, as no variable gives any."""
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3")
 
 
@@ -82,12 +104,14 @@ class Objects:
     ) -> None:
         """`large` has the longer deadline of bodies; by default it is `small`. `folder` is where
         they are, if that may vanish. `notify` gets a
-        sentence when the breaker opens, at most one a minute, or some writes in a row fail, and
-        one when the store answers, or writes, again."""
+        sentence when the breaker opens, at most one a minute, some writes in a row fail, or these
+        credentials may not list or delete, and one when that is over."""
         self._small = small
         self._large = large or small
         self._folder = folder
+        self._clock = clock
         self._backoff = Backoff(clock)
+        self._urgent: dict[object, float] = {}  # when each began
         self._lock = threading.Lock()
         self._notify = notify or (lambda _: None)
         self._refused = 0
@@ -95,6 +119,10 @@ class Objects:
         self._fails = _Outage(fails, "the object store answers again", clock)
         full = "the object store takes nothing new"
         self._takes_nothing = _Outage(full, "the object store takes what is new again", clock)
+        self._refuses = {
+            "list": _Outage(_NOT_LISTED, "the object store lists again", clock),
+            "delete": _Outage(_NOT_DELETED, "the object store deletes again", clock),
+        }
 
     @classmethod
     def open(cls, url: str, notify: Callable[[str], None] | None = None) -> Objects:
@@ -115,10 +143,24 @@ class Objects:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the breaker was opened and no call has succeeded since: the next may wait for a
-        deadline in vain."""
+        """Whether the breaker was opened and no call has succeeded since, or something `urgent` is
+        late: to wait for the next may be in vain."""
         with self._lock:
-            return self._backoff.has_begun
+            late = self._clock() - _LATE
+            return self._backoff.has_begun or any(at <= late for at in self._urgent.values())
+
+    @contextmanager
+    def urgent(self) -> Iterator[None]:
+        """What is asked within it is waited for elsewhere, not for longer than a small request
+        takes."""
+        this = object()
+        with self._lock:
+            self._urgent[this] = self._clock()
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._urgent[this]
 
     @property
     def breaks(self) -> int:
@@ -164,7 +206,7 @@ class Objects:
 
     def delete(self, path: str) -> None:
         """Delete an object; nothing happens if there is none."""
-        with self._attempt():
+        with self._attempt("delete"):
             try:
                 obstore.delete(self._small, path)
             except FileNotFoundError:
@@ -174,7 +216,7 @@ class Objects:
         """At most `most` objects below a folder, in the order of their paths where the store has
         one."""
         found: list[Listed] = []
-        with self._attempt():
+        with self._attempt("list"):
             for page in obstore.list(self._small, f"{folder}/", chunk_size=min(most, PAGE)):
                 found += [Listed(one["path"], one["size"], one["last_modified"]) for one in page]
                 if len(found) >= most:
@@ -184,12 +226,9 @@ class Objects:
     def pages(self, folder: str = "") -> Iterator[list[Listed]]:
         """All objects below a folder, in pages of at most `PAGE`; of a store that changes meanwhile
         each is in one page or in none."""
-        with self._attempt():
-            stream = iter(
-                obstore.list(self._large, f"{folder}/" if folder else None, chunk_size=PAGE)
-            )
+        stream = obstore.list(self._large, f"{folder}/" if folder else None, chunk_size=PAGE)
         while True:
-            with self._attempt():
+            with self._attempt("list"):
                 page = next(stream, None)
             if page is None:
                 return
@@ -197,12 +236,12 @@ class Objects:
 
     def folders(self, folder: str = "") -> list[str]:
         """The paths of the folders in one."""
-        with self._attempt():
+        with self._attempt("list"):
             return list(obstore.list_with_delimiter(self._large, folder or None)["common_prefixes"])
 
     def delete_all(self, paths: Sequence[str]) -> None:
         """Delete at most `PAGE` objects with as few requests as the store allows."""
-        with self._attempt():
+        with self._attempt("delete"):
             try:
                 obstore.delete(self._large, list(paths))
             except FileNotFoundError:  # a folder stops at one that is gone
@@ -227,7 +266,7 @@ class Objects:
         return False
 
     @contextmanager
-    def _attempt(self, *, writes: bool = False) -> Iterator[None]:
+    def _attempt(self, what: str = "", *, writes: bool = False) -> Iterator[None]:
         if self.is_open:
             raise UnavailableError("not asked again yet, after it failed")
         try:
@@ -238,33 +277,40 @@ class Objects:
             raise UnavailableError(_line(error)) from error
         except (BaseError, OSError, ValueError) as error:
             if isinstance(error, FileNotFoundError) and not (writes or _NO_BUCKET in str(error)):
-                self._record(error=None)
+                self._record(what, error=None)
                 raise
-            self._record(error, writes=writes)  # nothing but a bucket is missing to write
+            self._record(what, error, writes=writes)  # nothing but a bucket is missing to write
             raise UnavailableError(_line(error)) from error
-        self._record(error=None, writes=writes)
+        self._record(what, error=None, writes=writes)
 
-    def _record(self, error: Exception | None, *, writes: bool = False) -> None:
+    def _record(self, what: str, error: Exception | None, *, writes: bool = False) -> None:
         with self._lock:
             self._backoff.record(succeeded=error is None)
             while error is not None and _is_timeout(error) and not self._backoff.is_on():
                 self._backoff.record(succeeded=False)
             if writes:
                 self._refused = 0 if error is None else self._refused + 1
-            sentences = [one for one in self._sentences(error, writes=writes) if one is not None]
+            said = self._sentences(what, error, writes=writes)
+            sentences = [one for one in said if one is not None]
         for one in sentences:
             self._notify(one)
 
-    def _sentences(self, error: Exception | None, *, writes: bool) -> Iterator[str | None]:
-        """What to report after a call. A full or read-only store is still read: then the
-        breaker stays closed."""
+    def _sentences(
+        self, what: str, error: Exception | None, *, writes: bool
+    ) -> Iterator[str | None]:
+        """What to report after a call. A full or read-only store is still read, and one that lists
+        or deletes nothing is written: then the breaker stays closed."""
+        refuses = self._refuses.get(what)
         if error is None:
             yield self._fails.ended()
             yield self._takes_nothing.ended() if writes else None
+            yield None if refuses is None else refuses.ended()
         elif self._backoff.is_on():
             yield self._fails.begun(_line(error))
         elif self._refused >= FAILURES:
             yield self._takes_nothing.begun(_line(error))
+        elif refuses is not None and _is_refusal(error):
+            yield refuses.begun(_line(error))
 
 
 class SharedFolder:
@@ -351,6 +397,10 @@ def _is_timeout(error: Exception) -> bool:
     return "timed out" in f"{error}" or "TimedOut" in f"{error}"  # not `retry_timeout`
 
 
+def _is_refusal(error: Exception) -> bool:
+    return isinstance(error, PermissionDeniedError) or "403 Forbidden" in f"{error}"
+
+
 def _line(error: Exception) -> str:
     """An error in one line: the request, without a query, which may have a signature, and what the
     server answered or why there is no answer."""
@@ -359,11 +409,15 @@ def _line(error: Exception) -> str:
     if found is None:
         return line[:_MOST_CHARACTERS]
     verb, url = found.groups()
+    for place, variables in _NO_CREDENTIALS.items():
+        if place in url:
+            return f"no credentials were found: expected {variables} in the environment"
     reason = line[found.end() :].split("<", 1)[0].rstrip(": ")
     said = _ANSWER.search(str(error))
     causes = _CAUSE.findall(structure)
     if said is not None:
         reason = ": ".join([reason, *filter(None, said.groups())])
     elif causes:
-        reason = "".join(causes[-1]).replace("TimedOut", "no answer in time")
+        cause = "".join(causes[-1])
+        reason = _CERTIFICATES.get(cause, cause.replace("TimedOut", "no answer in time"))
     return f"{reason} ({verb} {url})"[:_MOST_CHARACTERS]

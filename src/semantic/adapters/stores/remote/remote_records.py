@@ -10,8 +10,9 @@ object store loses nothing that is stored here too. Knows their encodings; no bl
 from __future__ import annotations
 
 import hmac
+import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 
 from semantic.adapters.stores.disk.entries import DamagedError, MismatchError, NewerFormatError
@@ -20,16 +21,22 @@ from semantic.adapters.stores.disk_turns import decoded_turn, encoded_turn, turn
 from semantic.adapters.stores.remote.objects import Objects, UnavailableError
 from semantic.adapters.stores.remote.sealing import seal, unsealed
 from semantic.adapters.stores.remote.vault import Vault
+from semantic.application.chat.turn_cache import Writes
 from semantic.domain.block_hash import tenant_tag
 from semantic.domain.digest import digest
 from semantic.domain.history import Point, Turn
 from semantic.domain.response_record import DamagedRecordError, decoded, encoded, key_of
 from semantic.domain.responses import StoredResponse
+from semantic.ports.turns import MOST_WAIT
 
 _AHEAD = 8
 """Turns that are read at a time."""
 _MOST_TURNS = 1000
 """Turns of one conversation that are looked for."""
+_UPLOADS = 8
+"""Responses that are uploaded at a time."""
+_UPLOAD_BYTES = 64 << 20
+"""Responses that wait to be uploaded, at most; beyond it they are on this machine only."""
 
 
 class Records:
@@ -57,18 +64,19 @@ class Records:
         ):
             return None
 
-    def put(self, tag: bytes, key: bytes, data: bytes) -> None:
-        """Write a record in the place of any other; drops it if that fails.
+    @property
+    def has_failed(self) -> bool:
+        """Whether the object store failed last or is late with a record: the end of an answer is
+        not to find out whether it still is."""
+        return self._objects.has_failed
 
-        Also while the object store has failed last: the end of an answer waits for this, and is not
-        to find out whether it still does.
-        """
-        if self._objects.has_failed:
-            return
-        with suppress(UnavailableError):
+    def put(self, tag: bytes, key: bytes, data: bytes, *, replaces: bool = True) -> None:
+        """Write a record, in the place of any other if it `replaces`; drops it if that fails."""
+        with self._objects.urgent(), suppress(UnavailableError):
             tenant = self._vault.tenant(tag)
             sealed = seal(tenant.key, self._identity(key), data)
-            self._objects.replace(self._path(tenant.folder, key), sealed)
+            write = self._objects.replace if replaces else self._objects.create
+            write(self._path(tenant.folder, key), sealed)
 
     def delete(self, tag: bytes, key: bytes) -> bool:
         """Delete a record; whether there was one."""
@@ -104,6 +112,9 @@ class SharedResponses:
         self._own = own
         self._records = records
         self._secret = secret
+        self._uploads = Writes(_UPLOADS, _UPLOAD_BYTES, "remote")
+        self._uploading: dict[bytes, Future[None]] = {}  # by key, the last of each
+        self._lock = threading.Lock()
 
     def disable_disk(self) -> None:
         """See `FallbackResponses.disable_disk`."""
@@ -121,18 +132,43 @@ class SharedResponses:
         return there if there is not None and there.id == response_id else None
 
     def put(self, tenant: str, response: StoredResponse) -> None:
+        """See `ResponsesPort.put`. Returns when the fleet finds it too; if that takes longer than
+        `MOST_WAIT`, or its object store has failed last, when this machine does."""
+        is_in_doubt = self._records.has_failed
+        uploading = self._upload(tenant, response)
         self._own.put(tenant, response)
-        key = key_of(tenant, response.id)
-        self._records.put(tenant_tag(self._secret, tenant), key, encoded(response))
+        if uploading is not None and not is_in_doubt:
+            wait((uploading,), MOST_WAIT)
 
     def delete(self, tenant: str, response_id: str) -> bool:
         """See `ResponsesPort.delete`: on this machine and for the fleet, not on other machines."""
         tag, key = tenant_tag(self._secret, tenant), key_of(tenant, response_id)
+        with self._lock:
+            uploading = self._uploading.get(key)
+        if uploading is not None:
+            wait((uploading,))  # else it would be there again
         there = self._records.delete(tag, key)
         return self._own.delete(tenant, response_id) or there
 
     def close(self) -> None:
+        wait(self._uploads.waiting, MOST_WAIT)
+        self._uploads.close()
         self._own.close()
+
+    def _upload(self, tenant: str, response: StoredResponse) -> Future[None] | None:
+        tag, key = tenant_tag(self._secret, tenant), key_of(tenant, response.id)
+        data = encoded(response)
+        uploading = self._uploads.add(len(data), lambda: self._records.put(tag, key, data))
+        if uploading is not None:
+            with self._lock:
+                self._uploading[key] = uploading
+            uploading.add_done_callback(lambda done: self._uploaded(key, done))
+        return uploading
+
+    def _uploaded(self, key: bytes, done: Future[None]) -> None:
+        with self._lock:
+            if self._uploading.get(key) is done:
+                del self._uploading[key]
 
 
 class RemoteTurns:
@@ -142,8 +178,13 @@ class RemoteTurns:
         self._records = records
         self._threads = ThreadPoolExecutor(_AHEAD, thread_name_prefix="remote")
 
+    @property
+    def has_failed(self) -> bool:
+        return self._records.has_failed
+
     def put(self, turn: Turn) -> None:
-        self._records.put(self._records.tag(turn.owner), turn_key(turn.point), encoded_turn(turn))
+        tag, key = self._records.tag(turn.owner), turn_key(turn.point)
+        self._records.put(tag, key, encoded_turn(turn), replaces=bool(turn.tokens))
 
     def look_up(self, owner: bytes, points: Sequence[Point]) -> list[Turn]:
         """See `SharedTurnsPort.look_up`. Reads all if one of the two newest is there."""

@@ -22,7 +22,7 @@ from semantic.adapters.stores.remote.catalog import CATALOG_BYTES, Catalog
 from semantic.adapters.stores.remote.deletions import Deletions
 from semantic.adapters.stores.remote.janitor import BackgroundJanitor
 from semantic.adapters.stores.remote.look_up import LookUp
-from semantic.adapters.stores.remote.manifests import Manifests
+from semantic.adapters.stores.remote.manifests import Ends, Manifests
 from semantic.adapters.stores.remote.names import generation_of, has_tail
 from semantic.adapters.stores.remote.notices import Notices
 from semantic.adapters.stores.remote.objects import Objects
@@ -72,6 +72,7 @@ class RemoteStore:
         vault = Vault(objects, secret, clock=clock, renewed=self._catalog.drop_tenant)
         self._bodies = Bodies(objects, vault)
         self._manifests = Manifests(objects, vault)
+        self._ends = Ends(self._bodies, self._catalog)
         self._look_up = LookUp(objects, self._bodies, self._catalog, self._tally)
         self._notices = Notices(objects, secret, self._catalog, self._tally, clock)
         self._reader = Reader(self._bodies, self._catalog, self._notices, self._tally)
@@ -171,6 +172,7 @@ class RemoteStore:
             if saved is None:
                 self._tally.count("dropped manifests")
                 return False
+            self._replace(saved, known)
             self._catalog.learn_agent(saved)
             self._notices.record_agent(saved)
             return True
@@ -242,7 +244,10 @@ class RemoteStore:
             self._tally.count("dropped")
             return False
         with self._tally.misses("write_errors"):
-            self._tally.count(*self._bodies.write(block, data))
+            done = self._bodies.write(block, data)
+            self._tally.count(*done)
+            if done == ("written",):
+                self._ends.written(header)
             if self._deletions.is_waiting(header.key):  # dropped meanwhile
                 tail_of = header.link.parent if has_tail(header) else None
                 self._bodies.delete(header.link.scope, header.key, tail_of)
@@ -250,6 +255,12 @@ class RemoteStore:
                 self._catalog.learn(header, len(data))
             return True
         return False
+
+    def _replace(self, saved: Manifest, older: Manifest | None) -> None:
+        """Delete what the turn before ended with."""
+        with self._tally.misses("write_errors"):
+            n_deleted = self._ends.saved(saved, older)
+            self._tally.count(*["superseded"] * n_deleted)
 
     def _delete_agent(self, scope: Scope, agent_id: str) -> None:
         self._catalog.drop_agent(scope, agent_id)  # it may have been saved meanwhile
