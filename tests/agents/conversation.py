@@ -15,7 +15,7 @@ from typing import Final
 
 from tests.agents.agents import Agent, Program, Report, Stranger
 from tests.agents.model import ANSWER, CONTEXT, write_model
-from tests.agents.network import free_port
+from tests.support.ports import free_port
 from tests.support.serve_process import OURS, ROOT, ServeProcess
 
 LEAST_CACHED: Final = 0.95

@@ -44,10 +44,3 @@ def raise_loopback() -> None:
         asked = struct.pack(_REQUEST, b"lo", 0)
         _, flags = struct.unpack(_REQUEST, fcntl.ioctl(any_socket, _GET_FLAGS, asked))
         fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack(_REQUEST, b"lo", flags | _UP))
-
-
-def free_port() -> int:
-    """A port of loopback without a listener now."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-    return port

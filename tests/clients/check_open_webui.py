@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from typing import Final
 import pytest
 
 from tests.clients import talk
+from tests.support.ports import free_port
 
 Json = dict[str, object]
 
@@ -65,9 +65,7 @@ class WebUI:
 @pytest.fixture(scope="module")
 def webui(url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebUI]:
     home = tmp_path_factory.mktemp("open-webui")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = (str(Path(sys.executable).with_name("open-webui")), "serve")
     with (home / "log").open("wb") as log:
         process = subprocess.Popen(

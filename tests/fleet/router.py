@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+
+from tests.support.ports import free_port
 
 PROGRAM: Final = "SEMANTIC_ROUTER"
 """The environment variable with the path of the program."""
@@ -66,17 +67,6 @@ def routed(log: Path, policy: str, urls: Sequence[str], *flags: str) -> Iterator
     finally:
         process.kill()
         process.wait()
-
-
-def free_port() -> int:
-    """A port that is free, and so is the next."""
-    while True:
-        with socket.socket() as one, socket.socket() as next_one:
-            one.bind(("127.0.0.1", 0))
-            port: int = one.getsockname()[1]
-            with suppress(OSError, OverflowError):
-                next_one.bind(("127.0.0.1", port + 1))
-                return port
 
 
 def _wait(url: str) -> None:

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.router import free_port
 from tests.fleet.wires import ask, chat, check_wires
+from tests.support.ports import free_port
 from tests.support.serve_process import ROOT, ServeProcess, served
 
 PROGRAM = shutil.which("haproxy", path=f"{os.environ.get('PATH')}:/usr/sbin")

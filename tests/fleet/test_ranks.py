@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ import pytest
 
 from benchmarks import gpu_ranks
 from semantic.adapters.mlx.ranks.group import SILENCE_SECONDS
+from tests.support.ports import free_port
 from tests.support.serve_process import OURS, ServeProcess
 from tests.support.two_ranks import launched
 
@@ -199,9 +199,7 @@ def test_a_model_that_is_not_there_ends_all_ranks_before_they_meet(tmp_path: Pat
 
 
 def test_mlx_launch_starts_both(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    command = (LAUNCH, "-n", "2", "--backend", "ring", "-p", port, "--", *SERVE)
+    command = (LAUNCH, "-n", "2", "--backend", "ring", "-p", str(free_port()), "--", *SERVE)
     server = ServeProcess((*command, str(tmp_path / "store")), {**os.environ, **OURS})
     try:
         server.wait_ready()

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.router import Router, free_port, is_there, routed
+from tests.fleet.router import Router, is_there, routed
 from tests.fleet.wires import MODEL, ask, cached, chat, check_wires
+from tests.support.ports import free_port
 from tests.support.serve_process import ServeProcess, served
 
 pytestmark = pytest.mark.skipif(not is_there(), reason="needs vllm-router, from `make test-fleet`")
@@ -37,7 +38,7 @@ class Replica:
 
 
 def started(stack: ExitStack, folder: Path, *flags: str) -> Replica:
-    events = f"tcp://127.0.0.1:{free_port()}"
+    events = f"tcp://127.0.0.1:{free_port(2)}"
     process = stack.enter_context(served(folder, "--kv-events", events, *flags))
     return Replica(process, events)
 

@@ -29,8 +29,9 @@ from semantic.domain.errors import CacheReconstructionError, SemanticError
 from semantic.domain.value_objects import BLOCK_TOKENS, SamplingParams, SequenceId
 from semantic.ports.slices import at_once
 from tests.support.in_pages import SUFFIX
+from tests.support.ports import HERE
 from tests.support.reference import is_answer
-from tests.support.two_ranks import HERE, TRANSPORT, launched, pages_here, shortened
+from tests.support.two_ranks import TRANSPORT, launched, pages_here, shortened
 from tests.zoo.folder import drawn
 
 PROMPT: Final = [4 + (i * i * 7 + i * 3) % 500 for i in range(330)]

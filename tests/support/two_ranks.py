@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -31,12 +30,12 @@ from semantic.adapters.mlx.ranks.leading import LeadingBackend
 from semantic.adapters.mlx.ranks.shard import shard_model, shared_name
 from semantic.ports.slices import at_once
 from tests.support.in_pages import SUFFIX
+from tests.support.ports import HERE, free_port
 from tests.support.tiny_models import tiny_model
 from tests.zoo.folder import drawn
 
 TRANSPORT: Final = os.environ.get("SEMANTIC_RANKS", "ring")
 SIZE: Final = 2
-HERE: Final = "127.0.0.1"
 WIDE: Final = "wide "
 """Begins the names of models with heads that a GPU has kernels for."""
 
@@ -47,10 +46,7 @@ def launched(folder: Path) -> list[dict[str, str]]:
     Over nccl both ranks have the same GPU, which NCCL accepts of processes that it takes to be on
     different machines.
     """
-    sockets = [socket.create_server((HERE, 0)) for _ in range(SIZE)]
-    ports = [str(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
+    ports = [str(free_port()) for _ in range(SIZE)]
     if TRANSPORT == "nccl":
         shared = {
             "MLX_WORLD_SIZE": str(SIZE),

@@ -22,6 +22,7 @@ from semantic.domain.block_hash import BlockHash, BlockLink
 from semantic.domain.errors import InvalidRequestError, OperatorError
 from semantic.domain.stored import Tier
 from tests.support.kv_subscriber import AllBlocksCleared, BlockRemoved, BlockStored, Subscriber
+from tests.support.ports import free_port
 from tests.support.store_blocks import SCOPE, block, blocks, chain, header, keys, scope_of
 
 LINKS = chain(4 * 256)
@@ -260,8 +261,5 @@ def test_an_address_in_use_is_named() -> None:
 def test_an_address_that_others_reach_is_warned_of(
     host: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
-    open_publisher(f"tcp://{host}:{port}", "").close()
+    open_publisher(f"tcp://{host}:{free_port(2)}", "").close()
     assert ("every prompt" in caplog.text) == (host == "0.0.0.0")
