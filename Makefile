@@ -1,7 +1,7 @@
 # Every target builds the virtual environment it needs, once. `make` alone lists the targets.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo quick test thorough check lint fmt type imports unit test-blas coverage test-agents test-clients test-fleet test-page docs bench experiments lock release clean
+.PHONY: help setup demo quick test thorough check flaky lint fmt type imports unit test-blas coverage test-agents test-clients test-fleet test-page docs bench experiments lock release clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -71,12 +71,12 @@ test: check  ## all checks; the tests come last
 thorough: export HYPOTHESIS_PROFILE := thorough
 thorough: check  ## the same with further values and many more examples: hours
 
-# mypy computes on one core and tests wait now and then: it takes the time beside them.
-TYPED := $(VENV)/type.log
-check: lint imports
-	@$(MAKE) --no-print-directory type >$(TYPED) 2>&1 & typing=$$!; \
-		$(MAKE) --no-print-directory unit; tested=$$?; \
-		wait $$typing; typed=$$?; cat $(TYPED); exit $$((tested ? tested : typed))
+# Nothing runs beside the tests: they wait for processes, and clocks go on.
+check: lint imports type
+	@$(BIN)/python -m tools.gate $(ARGS)
+
+flaky: $(VENV)/.dev  ## which tests with processes fail beside other work: ARGS=rounds
+	@$(BIN)/python -m tools.flaky $(ARGS)
 
 lint: $(VENV)/.dev  ## style, format, and what pages have of results, tests and the program
 	@$(BIN)/ruff check .

@@ -1,6 +1,7 @@
 """Loads OpenBLAS before any test imports MLX; without it the suite takes many times as long.
 
-Selects the tests of a lane. Each test has a store folder of its own and never sees the user's.
+Selects the tests of a lane. Each test has a store folder of its own and never sees the user's. It
+reads what is stored however slow the machine is, and is charged with what it leaves open.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # where the shapes of two batches differ.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
-from tests.support import lanes
+from semantic.application.cache.break_even import NEVER_GIVEN_UP, BreakEven
+from tests.support import lanes, leaks
 
 if lanes.QUICK:
     lanes.forbid_mlx()
@@ -60,9 +62,25 @@ hypothesis.settings.load_profile(lanes.PROFILE)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _tests = itertools.count()
+_terms = BreakEven.terms
 
 # The only contract that is kept by MLX's tokenizers alone.
 collect_ignore = ["contract/test_chat_format.py"] if lanes.QUICK else []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Watch for what tests leave open."""
+    config.pluginmanager.register(leaks, "leaks")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A stored prefix is always read, except by tests of the policy that compares costs.
+
+    A tiny model computes in milliseconds, so on a busy machine hits would become misses.
+    """
+    measured = item.get_closest_marker("measured_reads") is not None
+    BreakEven.terms = _terms if measured else lambda *_: NEVER_GIVEN_UP  # type: ignore[method-assign]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -90,6 +108,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if deselected:
         config.hook.pytest_deselected(items=deselected)
         items[:] = [item for item in items if not lanes.left_out(item)]
+    for item in items:
+        if lanes.is_exact(item):
+            item.add_marker("exact")
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 

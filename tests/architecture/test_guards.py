@@ -214,6 +214,7 @@ def test_only_the_command_line_and_one_place_in_the_core_may_catch_everything() 
     assert inside == {"application/engine/calls.py": 1}
 
 
+@pytest.mark.process
 def test_no_file_names_a_registry_or_a_path_of_one_machine() -> None:
     found = {
         path.relative_to(ROOT).as_posix(): foreign_addresses(_text(path)) for path in _kept_files()

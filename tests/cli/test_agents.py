@@ -157,6 +157,7 @@ def test_show_says_which_blocks_are_there(ada: Manifest) -> None:
     assert "2 of 3" in agents("ls").out
 
 
+@pytest.mark.process
 def test_looking_loads_no_framework_and_no_model(ada: Manifest) -> None:
     code = (
         "import sys; from semantic.cli.main import app; "
@@ -175,6 +176,7 @@ def test_looking_loads_no_framework_and_no_model(ada: Manifest) -> None:
     assert ada.agent_id in ran.stdout
 
 
+@pytest.mark.process
 def test_a_program_lists_too(ada: Manifest) -> None:
     ran = process("agents", "ls")
     assert (ran.code, ran.err) == (0, "")

@@ -127,6 +127,7 @@ def chat_with(agent: str, *lines: str, options: tuple[str, ...] = ()) -> Ran:
     return semantic("chat", "--agent", agent, *options, stdin="\n".join(lines) + "\n")
 
 
+@pytest.mark.process
 def test_a_conversation_goes_on_in_another_process() -> None:
     process("chat", "--agent", "kai", stdin="My name is Kai.\nWhat is 3 plus 4?\n")
     ran = process("chat", "--agent", "kai", stdin="What is my name?\n/usage\n")
@@ -190,6 +191,7 @@ def test_a_system_message_is_for_the_beginning() -> None:
     assert ran.err == "error: it began with another system message; --new begins afresh\n"
 
 
+@pytest.mark.process
 def test_a_person_is_told_where_the_conversation_was_and_the_end_of_the_input_leaves() -> None:
     chat_with("kai", "My name is Kai.")
     with terminal("chat", "--agent", "kai") as screen:
@@ -221,6 +223,7 @@ def test_why_compares_the_next_turn_with_what_is_there() -> None:
 # What a line does
 
 
+@pytest.mark.process
 def test_a_turn_that_failed_never_happened(
     engine: Engine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,6 +240,7 @@ def test_a_turn_that_failed_never_happened(
     assert capsys.readouterr().out == "You have not told me your name.\n"
 
 
+@pytest.mark.process
 def test_errors_leave_the_conversation_usable(
     engine: Engine, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -260,6 +264,7 @@ def test_errors_leave_the_conversation_usable(
     assert out.endswith("3 plus 4 is 7.\n")
 
 
+@pytest.mark.process
 def test_a_fork_goes_on_and_its_parent_stays(
     engine: Engine, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -276,6 +281,7 @@ def test_a_fork_goes_on_and_its_parent_stays(
         talk.handle("/fork kai")
 
 
+@pytest.mark.process
 def test_why_names_the_system_message_that_changed(
     engine: Engine, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -292,6 +298,7 @@ def test_why_names_the_system_message_that_changed(
     assert lines[-1].endswith("The system message was added.")
 
 
+@pytest.mark.process
 def test_a_conversation_is_saved_to_a_new_file(engine: Engine, tmp_path: Path) -> None:
     talk = session(engine, "saved")
     talk.handle("My name is Kai.")
@@ -398,6 +405,7 @@ def terminal(*arguments: str, kind: str = "dumb") -> Iterator[Terminal]:
             os.close(master)
 
 
+@pytest.mark.process
 def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -427,6 +435,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(
     assert int(usage["new"]) < 15
 
 
+@pytest.mark.process
 def test_ctrl_c_at_a_terminal_goes_to_the_answer() -> None:
     # So hot, and with such a seed, that it goes on for more than a thousand tokens.
     with terminal("chat", "--max-tokens", "4000", "--temperature", "100", "--seed", "2") as screen:
@@ -443,6 +452,7 @@ def test_ctrl_c_at_a_terminal_goes_to_the_answer() -> None:
         assert screen.process.wait(30) == 0
 
 
+@pytest.mark.process
 def test_ctrl_c_at_the_prompt_leaves_when_it_is_meant() -> None:
     with terminal("chat") as screen:
         screen.wait_for("> ")
@@ -453,6 +463,7 @@ def test_ctrl_c_at_the_prompt_leaves_when_it_is_meant() -> None:
         assert screen.process.wait(30) == 130
 
 
+@pytest.mark.process
 def test_pasted_lines_are_one_message_and_its_answer_is_markdown() -> None:
     with terminal("chat", kind="xterm") as screen:
         screen.wait_for("> ")
@@ -468,6 +479,7 @@ def test_pasted_lines_are_one_message_and_its_answer_is_markdown() -> None:
         assert screen.process.wait(30) == 0
 
 
+@pytest.mark.process
 def test_loading_is_shown_to_a_person_only() -> None:
     with terminal("run", "What is 3 plus 4?", kind="xterm") as screen:
         assert "loading semantic-tiny" in screen.wait_for("3 plus 4 is 7.")

@@ -54,6 +54,7 @@ def folder(tmp_path: Path) -> Path:
     return root
 
 
+@pytest.mark.process
 def test_shells_get_the_names_of_agents(folder: Path) -> None:
     line = f"semantic --store {folder} agents show a"
     assert sorted(offered("bash", line)) == ["a.b/c:1@x", "ada", "alan"]
@@ -91,6 +92,7 @@ def test_a_running_program_is_asked_no_lock(folder: Path) -> None:
         assert agent_names(folder, "bo", 10) == ["bob"]
 
 
+@pytest.mark.process
 def test_what_cannot_be_read_offers_nothing(folder: Path, tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     assert agent_names(missing, "", 10) == []
@@ -104,6 +106,7 @@ def test_what_cannot_be_read_offers_nothing(folder: Path, tmp_path: Path) -> Non
     assert offered("bash", f"semantic --store {folder} agents show a") == []
 
 
+@pytest.mark.process
 def test_models_are_those_of_the_package_and_of_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

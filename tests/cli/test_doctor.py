@@ -56,6 +56,7 @@ def verdicts(output: str) -> Mapping[str, str]:
     return {finding["name"]: finding["verdict"] for finding in document["findings"]}
 
 
+@pytest.mark.process
 def test_everything_works_here() -> None:
     ran = process("doctor")
     assert (ran.code, ran.err) == (0, "")

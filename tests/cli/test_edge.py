@@ -54,6 +54,7 @@ def test_what_typer_handles_is_left_to_it(error: Exception) -> None:
         raise error
 
 
+@pytest.mark.process
 def test_ctrl_c_ends_a_run_quietly_with_130() -> None:
     # A seed with which the answer goes on for thousands of tokens: it runs until it is stopped.
     endless = ("run", "Count from 1 to 99.", "--raw", "--max-tokens", "100000", "--seed", "2")

@@ -58,6 +58,7 @@ def test_the_model_and_the_budget_can_be_given_to_every_command(command: str) ->
     assert {"model", "pool_gb", "pool_blocks"} <= names
 
 
+@pytest.mark.process
 def test_the_version_is_printed() -> None:
     ran = process("--version")
     assert (ran.code, ran.out) == (0, f"semantic {__version__}\n")
@@ -75,6 +76,7 @@ NOT_FOR_HELP = (
 )  # fmt: skip
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
 def test_help_imports_little(arguments: list[str]) -> None:
     code = (
@@ -100,6 +102,7 @@ def test_the_help_has_the_options_below_their_headings() -> None:
     assert "Arguments:" in semantic("agents", "fork", "--help").out
 
 
+@pytest.mark.process
 def test_a_public_name_is_imported_when_it_is_asked_for() -> None:
     code = (
         "import sys, semantic\n"
@@ -118,6 +121,7 @@ def test_a_public_name_is_imported_when_it_is_asked_for() -> None:
     assert ran.stdout == "module 'semantic' has no attribute 'no_such_name'\n"
 
 
+@pytest.mark.process
 def test_torch_is_not_loaded_where_it_is_installed(tmp_path: Path) -> None:
     """transformers imports it if it finds it, which takes seconds; the answer needs none of it."""
     (tmp_path / "torch").mkdir()

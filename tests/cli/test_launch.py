@@ -18,6 +18,8 @@ import pytest
 
 from tests.cli.support import Ran, process, semantic
 
+pytestmark = pytest.mark.process
+
 MODEL = "org/Some-Model"
 CONTEXT = 131_072
 CLIENTS = ("claude", "codex", "opencode")

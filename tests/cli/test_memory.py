@@ -21,6 +21,8 @@ from tests.support.http_server import RunningServer, running
 from tests.support.model_server import KEY, OPERATOR
 from tests.support.runnable_serving import RunnableFake
 
+pytestmark = pytest.mark.process
+
 GIB = 1 << 30
 USED = 5 * GIB
 

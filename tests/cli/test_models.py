@@ -59,6 +59,7 @@ def names() -> list[str]:
     return [model["name"] for model in answer("ls")["models"]]
 
 
+@pytest.mark.process
 def test_a_model_is_known_fetched_used_and_deleted(hub: Hub) -> None:
     before = answer("show", "org/tiny")
     assert (before["source"], before["complete"], before["fits"]) == ("hub", False, True)
@@ -102,6 +103,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_fetched() -> None:
     assert answer("pull", "org/tiny", "--pool-gb", "100000", "--anyway")["complete"]
 
 
+@pytest.mark.process
 def test_a_model_that_cannot_be_computed_is_refused_before_it_is_fetched(hub: Hub) -> None:
     hub.models["org/tiny"]["config.json"] = b'{"model_type": "bert"}'
     assert "bert not supported" in error("models", "pull", "org/tiny")
@@ -125,6 +127,7 @@ def test_folders_and_broken_ones_are_listed(folder: Path, tmp_path: Path) -> Non
     assert [line.split()[0] for line in listed.out.splitlines()[1:]] == list(found)
 
 
+@pytest.mark.process
 def test_a_download_that_was_begun_is_shown_as_one(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,8 @@ from tests.support.http_server import RunningServer, running
 from tests.support.model_server import several
 from tests.support.served_agents import AgentsWorld
 
+pytestmark = pytest.mark.process
+
 KEY, OPERATOR = "the key of a", "the key of the operator"
 
 

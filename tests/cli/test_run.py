@@ -27,6 +27,7 @@ def requests(folder: Path, *lines: object) -> str:
     return str(file)
 
 
+@pytest.mark.process
 def test_the_answer_and_nothing_else_goes_to_stdout() -> None:
     ran = process("run", SUM)
     assert (ran.code, ran.out, ran.err) == (0, f"{ANSWER}\n", "")
@@ -187,6 +188,7 @@ def test_a_broken_model_folder_is_an_error_of_the_request(tmp_path: Path, config
     assert len(ran.error_lines) == 1
 
 
+@pytest.mark.process
 def test_a_hub_id_that_cannot_be_had_is_an_error_of_the_request() -> None:
     ran = process("run", "Hello!", "--model", "no-such-owner/no-such-model")
     assert (ran.code, ran.out) == (2, "")
@@ -205,6 +207,7 @@ def test_the_model_may_be_named_before_the_command() -> None:
     assert "no model folder './after'" in both.err
 
 
+@pytest.mark.process
 def test_a_reader_that_goes_away_is_no_error() -> None:
     with subprocess.Popen(
         command_line("run", "Tell me a long story about a fox."),

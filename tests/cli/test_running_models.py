@@ -14,6 +14,8 @@ from tests.support.fake_serving import FakeServing
 from tests.support.http_server import running
 from tests.support.model_server import KEY, OPERATOR, Several, several
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def server() -> Iterator[Several]:

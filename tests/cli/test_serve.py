@@ -49,6 +49,7 @@ def test_others_may_not_reach_a_server_without_keys() -> None:
     assert "--api-key" in ran.err
 
 
+@pytest.mark.process
 def test_a_port_in_use_is_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -82,6 +83,7 @@ def test_a_wrong_flag_is_one_line_that_says_what_was_expected(
     assert "two words" not in ran.err
 
 
+@pytest.mark.process
 def test_a_model_that_is_not_there_ends_the_server(tmp_path: Path) -> None:
     done = subprocess.run(
         command_line("serve", *SMALL, "--no-store", "--model", str(tmp_path / "none")),
@@ -104,6 +106,7 @@ def hangups() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize(
     "signals",
@@ -129,6 +132,7 @@ def test_a_signal_ends_it_in_good_order_and_the_agent_is_there_again(
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
 
+@pytest.mark.process
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     del tmp_path
     with _server("--no-store", "--stop-timeout", "60") as (process, url):
@@ -143,6 +147,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
             assert process.wait(_SECONDS) == 130
 
 
+@pytest.mark.process
 def test_keys_and_prompts_are_in_no_line(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# mine\nprivate-key\n")
@@ -240,6 +245,7 @@ def test_several_models_are_one_setting(tmp_path: Path) -> None:
     assert shown["kept_models"]["value"] == ["b"]
 
 
+@pytest.mark.process
 def test_several_models_swap_in_a_process_and_a_signal_during_a_load_ends_it(
     tmp_path: Path,
 ) -> None:

@@ -277,6 +277,7 @@ def test_a_unit_expands_nothing(tmp_path: Path) -> None:
     assert "TimeoutStopSec=125" in text
 
 
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_systemd_itself_finds_no_mistake(tmp_path: Path) -> None:
     unit = tmp_path / "semantic.service"

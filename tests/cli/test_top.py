@@ -19,6 +19,8 @@ from tests.support.http_server import RunningServer
 from tests.support.model_server import several
 from tests.support.page_world import busy, serving
 
+pytestmark = pytest.mark.process
+
 KEY, OPERATOR = "the key of a", "the key of the operator"
 KEYED = ServerSettings(api_keys=(SecretStr(KEY),), operator_keys=(SecretStr(OPERATOR),))
 

@@ -895,6 +895,7 @@ def test_closing_keeps_all_that_was_accepted(name: str, tmp_path: Path) -> None:
         assert [store.read(header(link)) for link in links] == [one.body for one in blocks(links)]
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("eager_threads")
 def test_several_threads_may_use_it(store: CacheStorePort) -> None:
     wrong: list[str] = []

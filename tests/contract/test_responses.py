@@ -154,6 +154,7 @@ def test_one_that_is_too_large_for_all_the_room_is_not_kept(make: Make, tmp_path
         assert kept.get("t", "resp_1") == small
 
 
+@pytest.mark.process
 def test_many_threads_may_use_it(kept: ResponsesPort) -> None:
     wrong: list[object] = []
 

@@ -211,6 +211,7 @@ def test_an_older_index_of_another_agent_of_the_same_name(root: Path) -> None:
         assert answers(store) == expected
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("how", ["deleted", "rebuilt"])
 def test_the_index_goes_again_and_again_while_threads_use_it(root: Path, how: str) -> None:
     """Row 30, the index deleted, or rebuilt by another process, while serving: no exception, no

@@ -17,7 +17,7 @@ from tests.faults.traced import Outcome, Stage, why_not
 from tests.support import store_blocks as make
 from tests.support.lanes import THOROUGH
 
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+pytestmark = [pytest.mark.skipif(why_not() is not None, reason=str(why_not())), pytest.mark.process]
 
 FAULTS = {
     "write": ("ENOSPC", "EDQUOT", "EIO"),

@@ -35,6 +35,8 @@ from tests.faults.folder import (
 from tests.faults.processes import process
 from tests.support import store_blocks as make
 
+pytestmark = pytest.mark.process
+
 NOBODY = 65534
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount or be another user")
 

@@ -50,6 +50,7 @@ def root() -> Iterator[Path]:
         yield folder / "store"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("with_kills", [False, True], ids=["all live", "one is killed"])
 def test_processes_on_one_store(with_kills: bool) -> None:
     """Row 13, several processes: putting, reading, evicting and collecting the same blocks. Nothing
@@ -93,6 +94,7 @@ def same_sums(root: Path) -> None:
     assert (old.n_blocks, old.n_bytes, old.n_agents) == (new.n_blocks, new.n_bytes, new.n_agents)
 
 
+@pytest.mark.process
 def test_the_lock_ends_with_its_holder(root: Path) -> None:
     """Row 14, the lock holder is killed, inside a transaction that had deleted everything: who
     waits goes on at once, and nothing is gone.
@@ -172,6 +174,7 @@ def test_clocks_of_files_mean_nothing(when: int) -> None:
                 pytest.fail("nothing was evicted")
 
 
+@pytest.mark.process
 def test_the_clock_jumps_between_runs(root: Path) -> None:
     """Row 15: one process in 1970, one in 2100; libfaketime lies to both about the time."""
     faketime = shutil.which("faketime")
@@ -187,6 +190,7 @@ def test_the_clock_jumps_between_runs(root: Path) -> None:
         assert done.stdout.startswith("[[true, true, true]"), done.stdout
 
 
+@pytest.mark.process
 def test_the_same_agent_from_many_threads_and_stores(root: Path) -> None:
     """Row 19, the same agent at once: every save gets a generation of its own, and the newest is
     one that was saved, whole.

@@ -158,6 +158,7 @@ NEEDED = ["FORMAT", "secret", "lock", "blocks", "agents", "bad", "tmp", "secret.
 """Places without which there is no store: it opens, or one message says what is wrong."""
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda one: one.__name__)
 @pytest.mark.parametrize("place", DISPOSABLE)
 def test_something_lies_there_at_opening(
@@ -184,6 +185,7 @@ def test_something_lies_there_at_opening(
     assert open_descriptors() == n_open
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda one: one.__name__)
 @pytest.mark.parametrize("place", ["block", "manifest", "shard"])
 def test_something_lies_there_and_the_index_is_gone(
@@ -211,6 +213,7 @@ def keep_again(root: Path) -> None:
         has_agent(store)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda one: one.__name__)
 @pytest.mark.parametrize("place", DISPOSABLE)
 def test_something_is_put_there_meanwhile(
@@ -242,6 +245,7 @@ def test_something_is_put_there_meanwhile(
     assert outside(root) == before
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda one: one.__name__)
 @pytest.mark.parametrize("name", NEEDED)
 def test_something_lies_where_the_store_itself_should(

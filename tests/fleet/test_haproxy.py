@@ -32,7 +32,7 @@ SESSIONS = (
     "X-Correlation-ID",
 )  # fmt: skip
 
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs haproxy")
+pytestmark = [pytest.mark.skipif(PROGRAM is None, reason="needs haproxy"), pytest.mark.process]
 
 
 @dataclass(frozen=True)

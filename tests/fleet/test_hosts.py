@@ -40,6 +40,7 @@ _ABSENT: Final = missing()
 pytestmark = [
     pytest.mark.skipif(_ABSENT is not None, reason=str(_ABSENT)),
     pytest.mark.skipif(HAPROXY is None, reason="needs haproxy"),
+    pytest.mark.process,
 ]
 
 

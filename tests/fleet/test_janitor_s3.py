@@ -24,6 +24,8 @@ from tests.support.durable import history, text
 from tests.support.fake_clock import FakeClock
 from tests.support.store_blocks import block, chain, manifest
 
+pytestmark = pytest.mark.process
+
 __all__ = ["fleet"]
 
 BODY = 3664

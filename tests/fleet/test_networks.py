@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from semantic.adapters.stores.remote.objects import DEADLINE
-from semantic.application.cache.break_even import NEVER_GIVEN_UP, BreakEven
 from semantic.domain.match import MatchEnd
 from semantic.domain.stored import Tier
 from tests.fleet.seaweed import Seaweed
@@ -19,15 +18,11 @@ from tests.fleet.test_s3 import Fleet, fleet
 from tests.support.durable import Asked, Durable, history, text
 from tests.support.in_pages import tiny_backend
 
+pytestmark = pytest.mark.process
+
 __all__ = ["fleet"]
 
 MOVED, AT_ONCE = 1000, 25
-
-
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tiny model computes faster than S3 is read; here reading is what is tested."""
-    monkeypatch.setattr(BreakEven, "terms", lambda *_: NEVER_GIVEN_UP)
 
 
 @contextmanager
@@ -44,7 +39,6 @@ def stack_of(fleet: Fleet, *names: str) -> Iterator[list[Durable]]:
         yield [fleet.replica(stack, name) for name in names]
 
 
-@pytest.mark.usefixtures("reads")
 def test_an_agent_moves_over_a_network_that_is_late(
     fleet: Fleet, weed: Seaweed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,6 +55,7 @@ def test_an_agent_moves_over_a_network_that_is_late(
         assert other.counts(Tier.REMOTE)["breaks"] == 0
 
 
+@pytest.mark.measured_reads
 def test_what_a_slow_network_brings_later_than_computing_is_computed(
     fleet: Fleet, weed: Seaweed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,7 +79,6 @@ def test_what_a_slow_network_brings_later_than_computing_is_computed(
             assert one_of.match.end == MatchEnd.SLOWER
 
 
-@pytest.mark.usefixtures("reads")
 def test_a_partition_costs_its_replica_one_deadline_and_the_others_nothing(
     fleet: Fleet, weed: Seaweed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,7 +109,6 @@ def test_a_partition_costs_its_replica_one_deadline_and_the_others_nothing(
             assert other.ask("eve", (*newer, 3), 5).cached_tokens >= 0.95 * len(newer)
 
 
-@pytest.mark.usefixtures("reads")
 def test_two_versions_of_a_model_share_nothing_and_disturb_nothing(fleet: Fleet) -> None:
     """As during a rolling update: each finds what its own version has stored."""
     prompt = text(700, seed=4)
@@ -135,7 +128,6 @@ def test_two_versions_of_a_model_share_nothing_and_disturb_nothing(fleet: Fleet)
             assert moved.match.source == "remote"
 
 
-@pytest.mark.usefixtures("reads")
 def test_a_thousand_agents_move(fleet: Fleet) -> None:
     """Each with a beginning that all share and a block of its own; right to the token."""
     shared = text(256, seed=0)

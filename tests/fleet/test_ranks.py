@@ -25,6 +25,8 @@ from tests.support.ports import free_port
 from tests.support.serve_process import OURS, ServeProcess
 from tests.support.two_ranks import launched
 
+pytestmark = pytest.mark.process
+
 SERVE = (sys.executable, "-m", "semantic", "serve", "--port", "0", "--store")
 LAUNCH = str(Path(sys.executable).with_name("mlx.launch"))
 BROKEN = (

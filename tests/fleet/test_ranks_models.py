@@ -12,6 +12,8 @@ from semantic.domain.errors import SemanticError
 from tests.support.in_pages import SUFFIX
 from tests.zoo.configurations import module_of, rows
 
+pytestmark = pytest.mark.process
+
 IN_PAGES = [row + SUFFIX for row in ("llama", "llama+window", "gpt_oss", "deepseek_v3", "qwen3_5")]
 """All kinds of layers: full attention alone, windows, sinks, latents, states."""
 

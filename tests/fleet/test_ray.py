@@ -30,6 +30,8 @@ from tests.fleet.seaweed import BUCKET, Seaweed, until_uploaded
 from tests.support.serve_process import OURS, ServeProcess, ServerFailedError, served
 from tests.zoo.folder import write_folder
 
+pytestmark = pytest.mark.process
+
 PYTHON = "SEMANTIC_FLEET_PYTHON"
 """The environment variable with the interpreter of an environment that has Ray."""
 HYBRID = "qwen3_5"

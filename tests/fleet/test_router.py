@@ -15,7 +15,10 @@ from tests.fleet.wires import MODEL, ask, cached, chat, check_wires
 from tests.support.ports import free_port
 from tests.support.serve_process import ServeProcess, served
 
-pytestmark = pytest.mark.skipif(not is_there(), reason="needs vllm-router, from `make test-fleet`")
+pytestmark = [
+    pytest.mark.skipif(not is_there(), reason="needs vllm-router, from `make test-fleet`"),
+    pytest.mark.process,
+]
 
 WORDS = "The quick brown fox jumps over the lazy dog. "
 

@@ -17,7 +17,6 @@ import pytest
 
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.stores.remote.objects import DEADLINE, Objects
-from semantic.application.cache.break_even import NEVER_GIVEN_UP, BreakEven
 from semantic.composition.engine_settings import Settings
 from semantic.composition.process_stores import try_remote
 from semantic.domain.errors import StoreError
@@ -26,15 +25,11 @@ from tests.fleet.seaweed import BUCKET, Seaweed, paths_of, until_uploaded
 from tests.support.durable import Durable, history, text
 from tests.support.serve_process import OURS, ServeProcess, served
 
+pytestmark = pytest.mark.process
+
 Json = dict[str, object]
 
 KINDS = ("llama", "gemma3", "lfm2", "recurrent_gemma", "deepseek_v3", "falcon_h1")
-
-
-@pytest.fixture(autouse=True)
-def always_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tiny model computes faster than S3 is read; here reading is what is tested."""
-    monkeypatch.setattr(BreakEven, "terms", lambda *_: NEVER_GIVEN_UP)
 
 
 class Fleet:

@@ -9,6 +9,8 @@ import sys
 import mlx.core as mx
 import pytest
 
+pytestmark = pytest.mark.process
+
 SUMS = """
 import semantic.adapters.mlx
 import mlx.core as mx

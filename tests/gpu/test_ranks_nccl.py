@@ -9,6 +9,8 @@ import sys
 import mlx.core as mx
 import pytest
 
+pytestmark = pytest.mark.process
+
 _MODELS = (
     "tests/fleet/test_ranks_models.py::test_two_ranks_answer_as_one_device_and_after_a_restore"
 )

@@ -307,6 +307,7 @@ def test_models_of_one_base_answer_side_by_side_and_their_accounts_are_right(
     asyncio.run(second())
 
 
+@pytest.mark.process
 def test_a_program_talks_to_agents_of_a_model_and_of_its_adapters(tmp_path: Path) -> None:
     base = find_folder("semantic-tiny")
     given = {one: write_adapter(tmp_path / one, base, seed=i) for i, one in enumerate(("x", "y"))}
@@ -348,6 +349,7 @@ def test_a_program_talks_to_agents_of_a_model_and_of_its_adapters(tmp_path: Path
         assert again.cached_tokens >= first[1].prompt_tokens
 
 
+@pytest.mark.process
 def test_adapters_of_a_program_are_checked_before_anything_is_loaded(
     base: Path, adapters: dict[str, Path]
 ) -> None:

@@ -17,6 +17,8 @@ from semantic.composition.engine_settings import Settings
 from semantic.serve import ServeSettings, load_serving
 from tests.support.http_server import RunningServer, running
 
+pytestmark = pytest.mark.process
+
 MODEL = "semantic-tiny"
 CONTEXT = 1024
 STORY: MessageParam = {"role": "user", "content": "Tell me a story. " * 20}

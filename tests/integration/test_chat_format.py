@@ -615,6 +615,7 @@ def test_a_tool_of_any_name_can_be_forced(name: str) -> None:
 # --- threads ----------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_any_number_of_threads_may_use_one_format() -> None:
     said, tokenizer = format_of("json_tools"), tokenizer_of("json_tools")
     chats = [Chat((SYSTEM, Message("user", f"{i} <|end|> " * 50)), TOOLS) for i in range(8)]

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from semantic.adapters.exchange.transfer import export_agent, import_agent
-from semantic.application.cache.break_even import NEVER_GIVEN_UP, BreakEven
 from semantic.domain.block_hash import HEAD_TOKENS
 from semantic.domain.match import MatchEnd
 from semantic.domain.prefix import common_prefix
@@ -41,14 +40,6 @@ one_of_a_kind = pytest.mark.parametrize("architecture", ONE_OF_A_KIND)
 _OTHERS = [name for name in EVERY_ARCHITECTURE if name not in ONE_OF_A_KIND]
 every_kind = pytest.mark.parametrize("architecture", [*ONE_OF_A_KIND, *more(*_OTHERS)])
 """One of each kind of caches; all of them in the thorough lane."""
-
-_TERMS = BreakEven.terms
-
-
-@pytest.fixture(autouse=True)
-def always_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tiny model computes faster than any disk reads; here the disk is what is tested."""
-    monkeypatch.setattr(BreakEven, "terms", lambda *_: NEVER_GIVEN_UP)
 
 
 @pytest.fixture
@@ -106,6 +97,7 @@ def test_agents_of_all_lengths_go_on_after_a_restart(architecture: str, folder: 
         assert again.counts()["damaged"] == 0
 
 
+@pytest.mark.process
 @every_kind
 def test_a_turn_after_a_restart_leaves_the_bytes_of_one_without(
     architecture: str, folder: Path, tmp_path: Path
@@ -424,12 +416,10 @@ def test_a_cancelled_load_harms_nobody(architecture: str, folder: Path) -> None:
             again.ask("agent-1", (*history(prompts[1], ended[1]), 3), 8)
 
 
+@pytest.mark.measured_reads
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
-def test_with_measured_rates_the_tokens_are_the_same(
-    architecture: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_measured_rates_the_tokens_are_the_same(architecture: str, folder: Path) -> None:
     """Whether the disk is read or passed over is a question of time alone."""
-    monkeypatch.setattr(BreakEven, "terms", _TERMS)
     past = [text(600, seed=i) for i in range(4)]
     for turn in range(examples(2, thorough=4)):
         with running(architecture, folder, columns=8, memory_bytes=TINY_MEMORY) as life:

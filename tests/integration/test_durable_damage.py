@@ -20,7 +20,6 @@ from pathlib import Path
 import pytest
 
 from semantic.adapters.stores.disk.block_file import HEADER_BYTES
-from semantic.application.cache.break_even import NEVER_GIVEN_UP, BreakEven
 from semantic.bootstrap import App, build_engine
 from semantic.composition.engine_settings import Settings
 from tests.support.durable import (
@@ -48,12 +47,6 @@ _PROMPTS = {
 
 Who = tuple[str, str]
 Damage = Callable[[Path, random.Random], None]
-
-
-@pytest.fixture(autouse=True)
-def always_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tiny model computes faster than any disk reads; here the disk is what is tested."""
-    monkeypatch.setattr(BreakEven, "terms", lambda *_: NEVER_GIVEN_UP)
 
 
 # A store to damage

@@ -27,6 +27,8 @@ from tests.support.durable_worker import MAX_TOKENS
 from tests.support.lanes import THOROUGH, examples
 from tests.support.reference import generate
 
+pytestmark = pytest.mark.process
+
 _ROOT = Path(__file__).resolve().parents[2]
 _EMBEDDED = _ROOT / "src/semantic/models/semantic-tiny"
 _EOS = frozenset({0})

@@ -34,6 +34,8 @@ from tests.support.rig import FixedBudget
 from tests.support.tiny_models import tiny_model
 from tests.unit.application.world import world
 
+pytestmark = pytest.mark.process
+
 PATIENCE = 120.0
 Engine = BlockPoolBatchEngine
 Done = CompletedGeneration

@@ -70,6 +70,7 @@ def test_a_document_is_computed_once_for_twenty_readers(run: Run) -> None:
     assert re.search(r"20 agents: 9\d% of \d{5} prompt tokens were cached", printed)
 
 
+@pytest.mark.process
 def test_a_killed_process_is_continued_from_disk() -> None:
     # This process may compute with another BLAS than new ones do, and would find nothing of theirs.
     path = ROOT / "examples" / "resume_after_restart.py"
@@ -82,6 +83,7 @@ def test_a_killed_process_is_continued_from_disk() -> None:
     assert first.partition(":")[0] != second.partition(":")[0]
 
 
+@pytest.mark.process
 def test_subagents_begin_with_what_their_parent_has_read(run: Run, server: RunningServer) -> None:
     printed = run("subagent_tree", server.url)
     assert min(shares(printed)[1:]) > 0.9
@@ -104,6 +106,7 @@ def test_an_evaluation_shares_its_prefix(run: Run) -> None:
     assert run("evaluation") == "12 of 12 right; 99% of the prompt tokens were cached\n"
 
 
+@pytest.mark.process
 def test_a_streamed_chat_goes_on_from_its_cache(
     run: Run, server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +117,7 @@ def test_a_streamed_chat_goes_on_from_its_cache(
     assert "Your name is Ada.\n(16 of 24 prompt tokens were cached)\n" in printed
 
 
+@pytest.mark.process
 def test_a_structured_answer_is_the_same_from_the_cache(run: Run, server: RunningServer) -> None:
     first, second = run("structured_output", server.url).splitlines()
     assert first.startswith("Report(city='")

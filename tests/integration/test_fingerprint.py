@@ -257,6 +257,7 @@ def test_another_chip_or_kernel_is_another_model_unless_that_is_allowed(
     assert fingerprint(folder, any_chip=True) == shared
 
 
+@pytest.mark.process
 def test_the_kernel_is_that_of_the_library_that_computes() -> None:
     """A process in which OpenBLAS takes another kernel names that one."""
     if blas_kernel() == "own":

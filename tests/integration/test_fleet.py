@@ -26,7 +26,6 @@ from semantic.adapters.stores.disk_turns import DiskTurns
 from semantic.adapters.stores.remote import remote_records
 from semantic.adapters.stores.remote.objects import Objects
 from semantic.adapters.stores.remote.remote_records import Records, SharedResponses
-from semantic.application.cache.break_even import NEVER_GIVEN_UP, BreakEven
 from semantic.application.serving import Serving
 from semantic.composition.engine_settings import Settings
 from semantic.composition.process_stores import open_responses
@@ -53,12 +52,6 @@ from tests.support.lanes import more
 from tests.support.model_folder import small_model
 
 KINDS = ("llama", "gemma3", "lfm2", *more("recurrent_gemma", "gpt_oss", "falcon_h1", "windows"))
-
-
-@pytest.fixture(autouse=True)
-def always_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tiny model computes faster than a folder is read; here reading is what is tested."""
-    monkeypatch.setattr(BreakEven, "terms", lambda *_: NEVER_GIVEN_UP)
 
 
 class Fleet:

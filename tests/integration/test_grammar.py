@@ -427,6 +427,7 @@ def test_a_text_before_the_language_has_a_length(after: str) -> None:
         check(Grammar("lark", 'start: "a"', after))
 
 
+@pytest.mark.process
 def test_references_that_lead_on_and_on_do_not_overrun_the_stack() -> None:
     n = 4000
     answers: list[BaseException | None] = []

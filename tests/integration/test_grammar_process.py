@@ -23,6 +23,8 @@ from semantic.domain.grammar import Grammar
 from tests.support.chat_templates import FORMATS, load_format
 from tests.support.text_tokenizer import text_tokenizer
 
+pytestmark = pytest.mark.process
+
 MIB = 1 << 20
 
 

@@ -32,6 +32,8 @@ from semantic.domain.errors import (
 from semantic.domain.match import MatchEnd
 from semantic.library.chat_options import ChatOptions, Messages
 
+pytestmark = pytest.mark.process
+
 SCHEMA = {
     "type": "object",
     "properties": {"city": {"enum": ["Oslo", "Rome"]}},

@@ -31,7 +31,10 @@ MORE = 160 * MIB
 """What the process may have beside what it has after the start: a fraction of both."""
 AGENTS, TOKENS = 14, 600
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+    pytest.mark.process,
+]
 
 
 def wide_llama() -> llama.Model:

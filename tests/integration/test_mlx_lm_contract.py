@@ -37,6 +37,7 @@ def test_the_versions_are_the_ones_this_was_read_from() -> None:
     assert version("mlx").startswith("0.32.")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("limits", [(1024, 8192), (256, 512)], ids=str)
 def test_importing_mlx_lm_lowers_no_limit_of_open_files(limits: tuple[int, int]) -> None:
     code = (

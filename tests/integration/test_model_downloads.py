@@ -20,6 +20,8 @@ from semantic.adapters.hub.remote import look_up, remote_config
 from semantic.domain.errors import InvalidRequestError, ModelNotFoundError, OperatorError
 from tests.support.model_hub import Hub, name_of, running_hub, use_hub
 
+pytestmark = pytest.mark.process
+
 PATTERNS = ["*.json", "*.safetensors"]
 WEIGHTS = "model.safetensors"
 _CHUNK = 1 << 10

@@ -21,6 +21,8 @@ from semantic.serve import ServeSettings, load_serving
 from tests.support.http_server import running
 from tests.support.rounding import most_rounding
 
+pytestmark = pytest.mark.process
+
 MODEL = "semantic-tiny"
 PROMPT = "Once upon a time"
 STORY: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me a story"}]

@@ -112,6 +112,7 @@ class Leases(RuleBasedStateMachine):
         assert self.pages.n_used == 0
 
 
+@pytest.mark.process
 def test_leases_come_and_go_in_any_order() -> None:
     run_state_machine_as_test(
         Leases, settings=settings(max_examples=examples(20, thorough=200), stateful_step_count=30)
@@ -129,6 +130,7 @@ def test_pages_that_are_lent_do_not_move() -> None:
     assert second.index == 0
 
 
+@pytest.mark.process
 def test_leases_dropped_by_many_threads_while_others_are_taken_are_all_free_again() -> None:
     pages = PagePool(KIND)
     pages.grow(64)

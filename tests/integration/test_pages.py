@@ -106,6 +106,7 @@ def test_every_command_is_one_of_the_program(page: Path) -> None:
             parse(words)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("page", WITH_SCRIPTS, ids=_name)
 def test_every_block_of_python_runs_and_prints_what_follows_it(
     page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -118,6 +119,7 @@ def test_every_block_of_python_runs_and_prints_what_follows_it(
         run(found, server.url, capsys)
 
 
+@pytest.mark.process
 def test_the_python_of_the_readme_is_typed(tmp_path: Path) -> None:
     """The library's types reach its users: `make type` has read them before, and mypy remembers."""
     found = scripts((ROOT / "README.md").read_text(encoding="utf-8"))

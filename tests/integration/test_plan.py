@@ -166,6 +166,7 @@ def test_pool_exhaustion_is_refused_before_any_work(
     assert not engine.has_work
 
 
+@pytest.mark.process
 def test_concurrent_requests_to_one_agent_neither_deadlock_nor_mix(engine: Engine) -> None:
     uids: list[str] = []
 

@@ -12,6 +12,8 @@ from tests.support.durable import Asked, history, running, text
 from tests.support.in_pages import SUFFIX
 from tests.support.two_ranks import Pair
 
+pytestmark = pytest.mark.process
+
 FIRST, SECOND = text(2 * BLOCK_TOKENS + 40, 1), text(90, 2)
 ARCHITECTURE = "llama"
 pair = functools.cache(Pair)

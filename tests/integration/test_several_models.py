@@ -353,6 +353,7 @@ def hub(
         yield found
 
 
+@pytest.mark.process
 def test_a_model_of_the_hub_is_fetched_and_answers_as_it_does_alone(
     folders: tuple[Path, ...], hub: Hub
 ) -> None:
@@ -395,6 +396,7 @@ def test_a_model_of_the_hub_is_fetched_and_answers_as_it_does_alone(
     run(work)
 
 
+@pytest.mark.process
 def test_what_does_not_fit_is_not_fetched(folders: tuple[Path, ...], hub: Hub) -> None:
     hub.models["org/new"]["model.safetensors"] += bytes(3 * (POOL + MIB))
 

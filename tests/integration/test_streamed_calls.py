@@ -513,6 +513,7 @@ def spoken() -> Iterator[tuple[FakeServing, str]]:
         yield serving, server.url
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["qwen3_coder", "glm47", "minimax_m2", "gemma4"])
 def test_every_wire_streams_arguments_as_they_are_written(
     name: str, spoken: tuple[FakeServing, str]

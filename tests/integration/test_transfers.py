@@ -173,6 +173,7 @@ def test_a_page_that_is_being_copied_is_not_reused(model: MLXBackend, driver: Ho
     assert pool.n_used == 1
 
 
+@pytest.mark.process
 def test_a_full_pool_waits_for_copies_and_does_not_grow(
     model: MLXBackend, driver: HostDriver
 ) -> None:
@@ -192,6 +193,7 @@ def test_a_full_pool_waits_for_copies_and_does_not_grow(
     assert pool.n_pages > n_pages
 
 
+@pytest.mark.process
 def test_a_page_that_is_written_to_again_is_copied_first_or_waited_for(
     model: MLXBackend, driver: HostDriver
 ) -> None:

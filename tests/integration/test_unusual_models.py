@@ -27,7 +27,6 @@ from semantic.adapters.mlx.kv_cache.paged.attention import PortableAttention
 from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, choose_layers
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.adapters.mlx.model.provider import wrap_model
-from semantic.application.cache.break_even import NEVER_GIVEN_UP, BreakEven
 from semantic.composition.engine_settings import Settings
 from semantic.composition.process_stores import open_store
 from semantic.domain.value_objects import LayerKind, SamplingParams
@@ -171,10 +170,7 @@ DIVIDED = {"internlm2": 0, "internlm3": 0, "plamo3": WINDOW - 1}
 
 
 @pytest.mark.parametrize("name", [lane(name) for name in DIVIDED])
-def test_where_a_prompt_is_divided_matters_nothing_is_reused(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(BreakEven, "terms", lambda *_: NEVER_GIVEN_UP)
+def test_where_a_prompt_is_divided_matters_nothing_is_reused(name: str, tmp_path: Path) -> None:
     served = Served(name, folder=tmp_path)
     assert all(served.backend.ragged_layers)
     cached = converse(served, (700, 7, WINDOW + 1, 2100 if THOROUGH else 300))
@@ -246,10 +242,7 @@ IN_A_BATCH = ("afm7", "gemma2", "gemma3n", "minimax_m3_vl", "plamo", "plamo2")
 
 
 @pytest.mark.parametrize("name", [lane(name) for name in ALONE + IN_A_BATCH])
-def test_answers_and_turns_and_restarts_are_exact(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(BreakEven, "terms", lambda *_: NEVER_GIVEN_UP)
+def test_answers_and_turns_and_restarts_are_exact(name: str, tmp_path: Path) -> None:
     served = Served(name, folder=tmp_path)
     assert served.backend.together == (name in IN_A_BATCH)
     assert all(served.backend.ragged_layers) == (name in IN_A_BATCH)

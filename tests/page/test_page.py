@@ -20,6 +20,8 @@ from tests.support.model_server import several
 from tests.support.page_world import ManyAgents, busy, serving, summary
 from tests.support.served_agents import AgentsWorld
 
+pytestmark = pytest.mark.process
+
 KEY, OTHER, OPERATOR = "the key of a", "the key of b", "the key of the operator"
 KEYED = ServerSettings(
     api_keys=(SecretStr(KEY), SecretStr(OTHER)), operator_keys=(SecretStr(OPERATOR),)

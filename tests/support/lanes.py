@@ -1,4 +1,4 @@
-"""How much the tests try: `make quick`, `make test` or `make thorough`.
+"""How much the tests try: `make quick`, `make test` or `make thorough`; and which are exact.
 
 The lane is the Hypothesis profile, from the variable HYPOTHESIS_PROFILE: "quick" never imports
 MLX, "thorough" tries more values and examples of what the default tries once.
@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -20,6 +21,9 @@ THOROUGH: Final = PROFILE == "thorough"
 
 WITHOUT_OPENBLAS: Final = os.environ.get("SEMANTIC_TEST_BLAS") == "none"
 """Whether MLX computes with the BLAS it brings: `make test-blas` compares. For tests only."""
+
+_EXACT: Final = ("contract", "faults", "fleet", "integration", "unit/adapters/disk", "zoo")
+"""Folders whose tests compare answers or stores; elsewhere the marker `exact` is set by hand."""
 
 _MLX: Final = frozenset({"mlx", "mlx_lm"})
 
@@ -58,6 +62,12 @@ def forbid_mlx() -> None:
 def loaded_mlx() -> list[str]:
     """MLX's modules in this process."""
     return sorted(name for name in sys.modules if name.partition(".")[0] in _MLX)
+
+
+def is_exact(item: pytest.Item) -> bool:
+    """Whether a test compares answers or stores, by its folder."""
+    folder = item.path.relative_to(Path(__file__).parents[1]).parent.as_posix()
+    return folder.startswith(_EXACT)
 
 
 def left_out(item: pytest.Item) -> bool:

@@ -104,11 +104,13 @@ def test_python_and_the_extras_are_those_of_the_package() -> None:
         assert re.search(rf"^{extra} = \[", PROJECT, re.MULTILINE)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("text", of("RUN"))
 def test_every_shell_line_is_one(text: str) -> None:
     subprocess.run(["sh", "-n", "-c", text], check=True)
 
 
+@pytest.mark.process
 def test_the_options_of_uv_exist() -> None:
     """Those of the container and those of the formula."""
     ruby = " ".join(re.findall(r'"([^"]*)"', FORMULA.read_text(encoding="utf-8")))
@@ -161,6 +163,7 @@ def test_the_formula_names_files_of_the_sdist_and_commands_that_exist() -> None:
     assert version in supported_pythons(ROOT)
 
 
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("ruby") is None, reason="needs Ruby")
 def test_the_formula_is_ruby() -> None:
     subprocess.run(["ruby", "-c", str(FORMULA)], check=True, stdout=subprocess.DEVNULL)

@@ -122,6 +122,7 @@ def test_only_the_publisher_may_ask_for_an_identity() -> None:
     assert "run: make release" in text
 
 
+@pytest.mark.process
 def test_every_target_that_a_workflow_makes_exists() -> None:
     texts = [path.read_text(encoding="utf-8") for path in WORKFLOWS.glob("*.yml")]
     made = {target for text in texts for target in re.findall(r"\bmake ([a-z-]+)", text)}

@@ -12,6 +12,8 @@ from pydantic import TypeAdapter
 
 from tools.request_types import WIRES, Root, Wire
 
+pytestmark = pytest.mark.process
+
 Schema = object
 """A core schema of pydantic, or a part of one."""
 

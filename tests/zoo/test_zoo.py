@@ -79,6 +79,7 @@ def test_a_part_of_other_modules_has_no_model(name: str) -> None:
     assert not hasattr(importlib.import_module(f"mlx_lm.models.{name}"), "Model")
 
 
+@pytest.mark.process
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", sorted(WITHOUT))
 def test_a_model_that_is_left_out_cannot_be_computed_by_mlx_lm(name: str) -> None:

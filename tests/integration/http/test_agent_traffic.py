@@ -50,6 +50,8 @@ from tests.support.http_server import RunningServer, running
 from tests.support.lanes import examples
 from tests.support.model_folder import write_model
 
+pytestmark = pytest.mark.process
+
 CHECKED = 2
 """Answers of a server that are computed again without a cache: its last ones."""
 EMBEDDED = "semantic-tiny"

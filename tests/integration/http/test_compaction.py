@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.integration.http.test_lost_tokens import ask, body, spoken, text
 from tests.support.http_server import RunningServer
 from tests.support.served_store import served
+
+pytestmark = pytest.mark.process
 
 Json = dict[str, object]
 

@@ -38,6 +38,8 @@ from tests.support.fake_serving import FakeServing, Script
 from tests.support.http_server import RunningServer, running, until
 from tests.support.runnable_serving import RunnableFake
 
+pytestmark = pytest.mark.process
+
 SECRET = "key-that-nobody-may-read"
 OPERATOR = "key-of-an-operator"
 

@@ -7,12 +7,16 @@ import tarfile
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from semantic.adapters.exchange.transfer import export_agent, import_agent
 from semantic.adapters.stores.disk.store import DiskStore
 from semantic.composition.named_models import model_name
 from tests.support.http_server import RunningServer
 from tests.support.model_folder import small_model
 from tests.support.served_store import served
+
+pytestmark = pytest.mark.process
 
 Json = dict[str, object]
 

@@ -15,6 +15,8 @@ from semantic.adapters.http.settings import ServerSettings
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import RunningServer, running
 
+pytestmark = pytest.mark.process
+
 MIB = 1 << 20
 QUICK = ServerSettings(
     header_timeout=0.5,

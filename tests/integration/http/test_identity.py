@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from pydantic import SecretStr
 
 from semantic.adapters.http.settings import ServerSettings
 from tests.support.http_server import RunningServer
 from tests.support.served_store import served
+
+pytestmark = pytest.mark.process
 
 Json = dict[str, object]
 

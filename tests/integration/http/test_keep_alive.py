@@ -19,6 +19,8 @@ from semantic.ports.serving import Ask
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import RunningServer, running, until
 
+pytestmark = pytest.mark.process
+
 SETTINGS = ServerSettings(keep_alive=0.05, stop_timeout=1)
 ASKED: dict[str, object] = {"model": "fake", "max_tokens": 5, "stream": True}
 MESSAGES = {**ASKED, "messages": [{"role": "user", "content": "Hello"}]}

@@ -6,8 +6,12 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from tests.support.kv_subscriber import BlockStored, Subscriber
 from tests.support.served_store import served
+
+pytestmark = pytest.mark.process
 
 WORDS = "The quick brown fox jumps over the lazy dog. " * 60
 

@@ -29,6 +29,7 @@ def model() -> tuple[MLXBackend, MLXTokenizer]:
     return load()
 
 
+@pytest.mark.process
 @pytest.mark.long
 def test_under_load_and_after_a_kill_every_answer_is_right_and_budgets_hold(
     model: tuple[MLXBackend, MLXTokenizer], tmp_path: Path
@@ -43,6 +44,7 @@ def test_under_load_and_after_a_kill_every_answer_is_right_and_budgets_hold(
     assert found.left > 0, "no client left in the middle of an answer"
 
 
+@pytest.mark.process
 def test_a_wrong_answer_is_noticed(model: tuple[MLXBackend, MLXTokenizer], tmp_path: Path) -> None:
 
     one = Load(QUICK, tmp_path)

@@ -15,6 +15,8 @@ from tests.support.lanes import more
 from tests.support.model_folder import write_model
 from tests.support.served_store import served
 
+pytestmark = pytest.mark.process
+
 Json = dict[str, object]
 
 SYSTEM = " ".join(f"Rule {i} is that {i} plus {i} is {2 * i}." for i in range(16))

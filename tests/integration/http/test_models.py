@@ -31,6 +31,8 @@ from tests.support.model_server import KEY, OPERATOR, several
 from tests.support.runnable_serving import NoAgents
 from tests.support.served_agents import AgentsWorld
 
+pytestmark = pytest.mark.process
+
 Json = dict[str, object]
 
 MESSAGES = [{"role": "user", "content": "hi"}]

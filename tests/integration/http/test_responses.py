@@ -30,6 +30,8 @@ from semantic.adapters.stores.disk.store import DiskStore
 from tests.clients import talk
 from tests.support.serve_process import OURS, ServeProcess, served
 
+pytestmark = pytest.mark.process
+
 Item = dict[str, object]
 
 FILE = "responses.db"

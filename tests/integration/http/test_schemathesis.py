@@ -15,6 +15,8 @@ import pytest
 
 from tests.support.serve_process import OURS, served
 
+pytestmark = pytest.mark.process
+
 KEY = "a-key-of-this-test"
 MANY = 300
 CONFIG = Path(__file__).with_name("schemathesis.toml")

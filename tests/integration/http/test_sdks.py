@@ -33,6 +33,8 @@ from pydantic_core import from_json
 from tests.clients import talk
 from tests.support.serve_process import OURS, ServeProcess, served
 
+pytestmark = pytest.mark.process
+
 OPENAI_TOOLS: list[ChatCompletionToolParam] = [
     {"type": "function", "function": {"name": "weather", "parameters": talk.CITY_SCHEMA}}
 ]

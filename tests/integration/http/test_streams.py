@@ -20,6 +20,8 @@ from semantic.domain.errors import InvalidRequestError
 from tests.support.fake_serving import FakeServing
 from tests.support.http_server import RunningServer, running, until
 
+pytestmark = pytest.mark.process
+
 SETTINGS = ServerSettings(send_timeout=0.5, keep_alive=0.1, stop_timeout=1)
 LARGE = "x" * (1 << 20)
 

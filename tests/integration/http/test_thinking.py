@@ -19,6 +19,8 @@ from semantic.serve import ServeSettings, load_serving
 from tests.support.http_server import RunningServer, running
 from tests.support.model_folder import small_model, write_model
 
+pytestmark = pytest.mark.process
+
 Json = dict[str, object]
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 USER: Json = {"role": "user", "content": "Which way?"}

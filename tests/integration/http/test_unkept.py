@@ -17,6 +17,8 @@ from tests.support.http_server import RunningServer, until
 from tests.support.model_folder import small_model
 from tests.support.served_store import served
 
+pytestmark = pytest.mark.process
+
 Json = dict[str, object]
 
 LONG = " ".join(f"Rule {i} is that {i} plus {i} is {2 * i}." for i in range(40))

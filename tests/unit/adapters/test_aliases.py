@@ -66,6 +66,7 @@ def test_a_file_of_another_form_is_refused_and_left_as_it_is(file: Path, text: s
     assert file.read_bytes() == before
 
 
+@pytest.mark.process
 def test_programs_that_write_at_once_lose_no_name(file: Path) -> None:
     names = [f"name-{i}" for i in range(12)]
     threads = [

@@ -185,6 +185,7 @@ def test_a_block_counts_until_it_is_written() -> None:
     world.store.close()
 
 
+@pytest.mark.process
 def test_writing_never_waits_for_the_slow_store(world: World) -> None:
     world.stall()
 
@@ -295,6 +296,7 @@ def test_removing_forgets_what_is_queued(world: World) -> None:
     assert world.inner.manifest(SCOPE, "a") is None
 
 
+@pytest.mark.process
 def test_removing_waits_for_the_save_under_way(world: World) -> None:
     world.inner.open.clear()
     world.store.save(manifest("a", 10))
@@ -312,6 +314,7 @@ def test_removing_waits_for_the_save_under_way(world: World) -> None:
     assert world.inner.told == ["save a 10"]
 
 
+@pytest.mark.process
 def test_removing_does_not_wait_for_other_writes(world: World) -> None:
     world.inner.open.clear()
     world.store.put(blocks(chain(256))[0])
@@ -348,6 +351,7 @@ def test_writes_keep_their_order_and_only_the_newest_manifest_waits(world: World
     ]
 
 
+@pytest.mark.process
 def test_flushing_waits_for_the_manifest_that_was_saved_before(world: World) -> None:
     world.stall()
     world.store.save(manifest("a", 10))
@@ -443,6 +447,7 @@ def test_reading_goes_on_while_writes_are_refused(world: World) -> None:
 # The end
 
 
+@pytest.mark.process
 def test_closing_writes_all_and_ends_the_thread(world: World) -> None:
     world.stall()
     for one in blocks(chain(50 * 256)):
@@ -467,6 +472,7 @@ def test_flushing_flushes_the_inner_store(world: World, monkeypatch: pytest.Monk
     assert flushed == [["touch 0"]]
 
 
+@pytest.mark.process
 def test_a_thread_that_dies_of_a_bug_hangs_nobody(world: World) -> None:
     world.stall()
     assert world.store.put(blocks(chain(256))[0])
@@ -486,6 +492,7 @@ def test_a_thread_that_dies_of_a_bug_hangs_nobody(world: World) -> None:
     assert not any(one.is_alive() for one in world.store._threads)
 
 
+@pytest.mark.process
 def test_after_its_thread_has_died_a_store_still_reads_but_takes_no_more(world: World) -> None:
     assert world.write(1, 1) == [True]
     world.stall()
@@ -505,6 +512,7 @@ def test_after_its_thread_has_died_a_store_still_reads_but_takes_no_more(world: 
     assert (world.count("dropped"), world.count("dropped manifests")) == (1, 1)
 
 
+@pytest.mark.process
 def test_a_block_waits_for_the_rest_of_its_pace_unless_it_is_flushed() -> None:
     """Time stands still: without the flush the second block would never come."""
     inner, clock = Slow(), FakeClock()
@@ -632,6 +640,7 @@ def test_a_part_of_a_block_is_not_written_before_a_longer_one(
     assert world.count("superseded") == 1
 
 
+@pytest.mark.process
 def test_it_lingers_no_longer_than_its_time(lingering: World) -> None:
     world = lingering
     world.store.put(block(chain(300, seed=1)[1]))
@@ -660,6 +669,7 @@ def test_another_block_does_not_take_its_place(lingering: World, other: StoredBl
     assert world.inner.find(keys(chain(100)))
 
 
+@pytest.mark.process
 def test_the_end_of_a_turn_is_written_at_once(lingering: World) -> None:
     world = lingering
     assert world.store.lacking(keys(chain(100))) == frozenset(keys(chain(100)))
@@ -669,6 +679,7 @@ def test_the_end_of_a_turn_is_written_at_once(lingering: World) -> None:
     assert world.store.find(keys(chain(100)))
 
 
+@pytest.mark.process
 def test_a_queue_that_is_half_full_waits_for_nothing() -> None:
     size = QUEUED_BLOCK_BYTES + 100 * 14
     world = World(2 * size - 1)

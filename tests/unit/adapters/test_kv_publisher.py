@@ -25,6 +25,8 @@ from tests.support.kv_subscriber import AllBlocksCleared, BlockRemoved, BlockSto
 from tests.support.ports import free_port
 from tests.support.store_blocks import SCOPE, block, blocks, chain, header, keys, scope_of
 
+pytestmark = pytest.mark.process
+
 LINKS = chain(4 * 256)
 NAMESPACE = SCOPE.namespace
 

@@ -20,6 +20,8 @@ from cryptography.x509.oid import NameOID
 
 from semantic.adapters.stores.remote.objects import Objects, UnavailableError
 
+pytestmark = pytest.mark.process
+
 _HERE = x509.IPAddress(ip_address("127.0.0.1"))
 _CA = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a CA of our own")])
 

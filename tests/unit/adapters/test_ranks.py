@@ -99,6 +99,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield both
 
 
+@pytest.mark.process
 def test_frames_arrive_as_they_were_sent_and_beats_are_left_out(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
@@ -117,6 +118,7 @@ def test_frames_arrive_as_they_were_sent_and_beats_are_left_out(
     assert (second.op, second.number, bytes(second.data)) == (Op.BODY, 8, b"\x00\xff" * 9)
 
 
+@pytest.mark.process
 def test_a_peer_that_ends_is_silent_or_sends_no_frame_is_lost(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
@@ -141,6 +143,7 @@ def change(sent: bytes) -> bytes:
     return sent[:70] + bytes([sent[70] ^ 1]) + sent[71:]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "damage",
     [change, lambda sent: sent[len(sent) // 2 :], lambda sent: sent[: len(sent) // 2] * 2],
@@ -164,6 +167,7 @@ def test_a_frame_that_is_changed_left_out_or_repeated_loses_the_peer(
             list(itertools.islice(frames, 2))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("alike", [True, False])
 def test_ranks_know_each_other_by_a_secret_that_neither_sends(
     pair: tuple[socket.socket, socket.socket], alike: bool

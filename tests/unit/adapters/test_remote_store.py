@@ -60,6 +60,8 @@ from tests.support.store_blocks import (
     text,
 )
 
+pytestmark = pytest.mark.process
+
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 

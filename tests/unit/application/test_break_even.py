@@ -14,6 +14,8 @@ from semantic.application.cache.loading import group_ends
 from semantic.domain.stored import Tier
 from semantic.domain.value_objects import BLOCK_TOKENS
 
+pytestmark = pytest.mark.measured_reads
+
 LOCAL = [tier for tier in Tier if tier is not Tier.REMOTE]
 MOST_BYTES = 256 << 20
 """Of a group of bodies, as in the loader."""

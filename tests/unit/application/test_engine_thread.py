@@ -36,6 +36,8 @@ from tests.unit.application.thread_world import (
 )
 from tests.unit.application.world import SPECS, VARIANTS, expected, text_of
 
+pytestmark = pytest.mark.process
+
 
 class ClosingStore(MemoryStore):
     """Counts how often it was closed; what it has outlives that, as on a disk."""

@@ -16,6 +16,8 @@ from tests.support.char_tokenizer import CharTokenizer
 from tests.support.fake_clock import FakeClock
 from tests.unit.application.world import Done, World, completions, expected, text_of, world
 
+pytestmark = pytest.mark.process
+
 PATIENCE = 60.0
 """Seconds after which a thread that has not ended counts as locked up."""
 

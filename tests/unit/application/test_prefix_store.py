@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.adapters.stores.tiered import TieredStore
-from semantic.application.cache.break_even import NEVER_GIVEN_UP, BreakEven, Terms
 from semantic.application.cache.prefix_store import PrefixStore
 from semantic.application.request import Phase
 from semantic.domain.block_hash import BlockKey, Part
@@ -58,20 +57,6 @@ def world(
         largest_chunk=largest_chunk,
         prefix_store=store if store is not None else MemoryStore(AMPLE),
     )
-
-
-class Reads(BreakEven):
-    """Whatever is stored is read: threads read beside a clock that only the engine advances."""
-
-    def terms(self, n_bytes: Mapping[Tier, int], n_tokens: int) -> Terms:  # noqa: ARG002
-        return NEVER_GIVEN_UP
-
-
-def reading(of: World) -> World:
-    """The same engine, which reads what is stored however long that seems to take."""
-    assert of.engine._prefixes is not None
-    of.engine._prefixes.break_even = Reads(lambda _: None)
-    return of
 
 
 def answer(of: World, agent: str, prompt: Sequence[int], n: int = 8, tenant: str = "") -> Done:
@@ -143,7 +128,7 @@ def test_the_second_agent_of_a_shared_prompt_computes_its_own_part(
 def test_agents_that_arrive_together_compute_what_they_share_once(
     layers: tuple[LayerSpec, ...],
 ) -> None:
-    of = reading(world(layers, largest_chunk=100, total_blocks=4000))
+    of = world(layers, largest_chunk=100, total_blocks=4000)
     shared = text_of(1, 2000)
     prompts = {f"agent-{i}": (*shared, *([i + 1] * 30)) for i in range(8)}
     for agent, prompt in prompts.items():
@@ -163,7 +148,7 @@ def test_agents_that_arrive_together_compute_what_they_share_once(
 def test_a_request_that_waits_for_a_slot_gets_a_checkpoint_where_it_continues(
     layers: tuple[LayerSpec, ...],
 ) -> None:
-    of = reading(world(layers, largest_chunk=100))
+    of = world(layers, largest_chunk=100)
     of.engine._scheduler._max_batch = 1
     shared = text_of(1, 700)
     for number, agent in enumerate(("ann", "ben", "cay")):
@@ -177,7 +162,7 @@ def test_a_request_that_waits_for_a_slot_gets_a_checkpoint_where_it_continues(
 def test_requests_that_continue_from_one_checkpoint_compute_what_follows_once(
     layers: tuple[LayerSpec, ...],
 ) -> None:
-    of = reading(world(layers, largest_chunk=100, total_blocks=4000))
+    of = world(layers, largest_chunk=100, total_blocks=4000)
     head = text_of(1, 600)
     answer(of, "zoe", (*head, 1))
     document = (*head, *text_of(2, 900))
@@ -585,6 +570,7 @@ def test_two_models_share_nothing() -> None:
     assert answer(world((FULL, window(300)), store), "ann", text_of(1, 600)).cached_tokens == 0
 
 
+@pytest.mark.measured_reads
 def test_a_store_that_is_too_slow_is_passed_over() -> None:
     first = world()
     prompt = text_of(1, 900)
@@ -637,6 +623,7 @@ def slow_world(
     return again, store
 
 
+@pytest.mark.measured_reads
 @pytest.mark.parametrize("layers", [WHOLE, (FULL, STATE)])
 def test_reading_is_given_up_where_computing_overtakes_it(layers: tuple[LayerSpec, ...]) -> None:
     of, store = slow_world(layers, 10.0)
@@ -652,6 +639,7 @@ def test_reading_is_given_up_where_computing_overtakes_it(layers: tuple[LayerSpe
         of.forget_all()
 
 
+@pytest.mark.measured_reads
 @pytest.mark.parametrize(("seconds", "n_tried"), [(10.0, 3), (0.001, 5)])
 def test_a_store_that_misses_is_slow_only_if_it_misses_late(seconds: float, n_tried: int) -> None:
     of, store = slow_world(WHOLE, seconds, LateMemory)
@@ -664,6 +652,7 @@ def test_a_store_that_misses_is_slow_only_if_it_misses_late(seconds: float, n_tr
     assert tried == n_tried
 
 
+@pytest.mark.measured_reads
 def test_what_can_only_be_used_whole_is_read_to_its_end_where_little_is_left() -> None:
     """After 16 seconds 8 for the rest of the bodies, or 4 to compute the rest; without what was
     read it is 12."""

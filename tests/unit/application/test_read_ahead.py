@@ -182,6 +182,7 @@ def test_the_number_of_agents_that_are_expected_is_bounded() -> None:
     assert CacheKey("m", "0") not in reader.ahead._jobs
 
 
+@pytest.mark.process
 def test_an_agent_that_is_due_sooner_does_not_wait_for_one_that_is_due_later() -> None:
     disk = Disk()
     ahead = ReadAhead(disk, lambda _: False)

@@ -99,6 +99,7 @@ class Shared:
         return thread
 
 
+@pytest.mark.process
 def test_engines_of_one_thread_answer_as_each_alone() -> None:
     shared, lives = Shared(), [Life(), Life("state")]
     for life in lives:
@@ -114,6 +115,7 @@ def test_engines_of_one_thread_answer_as_each_alone() -> None:
     assert lives[1].thread.stop(drain=False)
 
 
+@pytest.mark.process
 def test_an_engine_is_built_in_slices_between_the_steps_of_another() -> None:
     shared, talking, loading = Shared(), Life(), Life()
     shared.start(talking).ready.result(PATIENCE)
@@ -142,6 +144,7 @@ def test_an_engine_is_built_in_slices_between_the_steps_of_another() -> None:
         life.thread.stop(drain=False)
 
 
+@pytest.mark.process
 def test_a_build_in_slices_is_given_up_between_two_of_them() -> None:
     shared, life, begun, closed = Shared(), Life(), threading.Event(), threading.Event()
 
@@ -162,6 +165,7 @@ def test_a_build_in_slices_is_given_up_between_two_of_them() -> None:
         thread.ready.result(PATIENCE)
 
 
+@pytest.mark.process
 def test_a_slice_that_fails_ends_its_engine_alone() -> None:
     shared, talking, loading = Shared(), Life(), Life()
     shared.start(talking).ready.result(PATIENCE)
@@ -206,6 +210,7 @@ def test_a_process_exits_when_the_turn_has_ended() -> None:
     assert done.done()
 
 
+@pytest.mark.process
 def test_slices_at_once_wait_for_what_they_need() -> None:
     later: Future[object] = Future()
     threading.Timer(0.01, later.set_result, (7,)).start()

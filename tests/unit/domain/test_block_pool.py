@@ -416,6 +416,7 @@ def eager_threads() -> Iterator[None]:
     sys.setswitchinterval(kept)
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("eager_threads")
 def test_eight_threads_leave_an_exact_balance() -> None:
     of = pool(16)

@@ -164,6 +164,7 @@ def plant_socket(path: Path) -> None:
 PLANTS = [plant_link, plant_dangling_link, plant_fifo, plant_hard_link, plant_socket]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("plant", PLANTS)
 def test_a_planted_file_is_neither_followed_nor_waited_for(
     root: Path, store: DiskStore, file: Path, plant: Callable[[Path], None]
@@ -175,6 +176,7 @@ def test_a_planted_file_is_neither_followed_nor_waited_for(
     assert not target.exists() or target.read_bytes()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("plant", PLANTS)
 def test_a_file_planted_while_the_store_was_closed_is_quarantined(
     root: Path, plant: Callable[[Path], None]

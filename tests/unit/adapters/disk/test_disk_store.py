@@ -322,6 +322,7 @@ def test_looking_at_a_folder_changes_nothing(root: Path, tmp_path: Path) -> None
     assert sorted((path, path.lstat().st_mtime_ns) for path in root.rglob("*")) == before
 
 
+@pytest.mark.process
 def test_many_threads_may_use_one_store(store: DiskStore) -> None:
     failures: list[BaseException] = []
 

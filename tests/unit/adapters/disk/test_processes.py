@@ -149,6 +149,7 @@ def test_a_generation_that_was_taken_meanwhile_is_not_overwritten(
     close(pair)
 
 
+@pytest.mark.process
 def test_processes_share_a_folder(root: Path) -> None:
     """Four processes begin at once on no folder at all, with one budget, and write the same."""
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}

@@ -26,6 +26,8 @@ from tests.support.fake_serving import FakeServing
 from tests.support.http_server import Reply, RunningServer, running, until
 from tests.support.served_agents import MODEL, AgentsWorld
 
+pytestmark = pytest.mark.process
+
 IMPORT = "/v1/agents/import"
 KIB = 1024
 

@@ -53,6 +53,7 @@ def test_what_is_no_name_is_refused(header: bytes) -> None:
         named(header)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("action", "body"), [("fork", {"new_id": "copy"}), ("pin", {"pinned": True})]
 )

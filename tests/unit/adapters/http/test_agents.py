@@ -22,6 +22,8 @@ from tests.support.fake_serving import FakeServing
 from tests.support.http_server import Reply, RunningServer, running
 from tests.support.served_agents import AgentsWorld
 
+pytestmark = pytest.mark.process
+
 STRANGE = ["a/b", "why/fork", "x/why", "🦊 ä", "a.b", "a?b#c", "%2F", "'\"", "x" * 256]
 
 

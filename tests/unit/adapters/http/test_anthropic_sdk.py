@@ -38,6 +38,8 @@ from semantic.ports.serving import Ask
 from tests.support.fake_serving import FakeServing, Script
 from tests.support.http_server import RunningServer, running, until
 
+pytestmark = pytest.mark.process
+
 HELLO: MessageParam = {"role": "user", "content": "Hello"}
 LOOK: ToolParam = {"name": "look", "description": "Looks.", "input_schema": {"type": "object"}}
 

@@ -8,6 +8,8 @@ import pytest
 
 from semantic.adapters.http.server import connections_within_file_limit
 
+pytestmark = pytest.mark.process
+
 INFINITE = resource.RLIM_INFINITY
 
 

@@ -17,6 +17,8 @@ from semantic.domain.errors import OverloadedError
 from semantic.ports.fleet import PassedRequest, Piece, ResponseHead
 from tests.support.http_server import RunningServer, running, until
 
+pytestmark = pytest.mark.process
+
 HEAD = ResponseHead(200, ((b"content-type", b"text/plain"), (b"x-semantic-replica", b"1")))
 
 

@@ -287,6 +287,7 @@ def seen(server: RunningServer, key: str = "") -> dict[str, Any]:
     return reply.json
 
 
+@pytest.mark.process
 def test_an_overview_of_a_server_without_keys(server: RunningServer, served: AgentsWorld) -> None:
     served.submit("ada", 20)
     body = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}], "agent_id": "eve"}
@@ -314,12 +315,14 @@ def test_an_overview_of_a_server_without_keys(server: RunningServer, served: Age
     assert eve["end"] >= eve["phases"][0][1]
 
 
+@pytest.mark.process
 def test_before_the_model_is_loaded_the_state_is_told() -> None:
     with running(app=create_app(context=ServerContext())) as server:
         found = seen(server)
     assert (found["model"], found["changes"]["state"]) == (None, "loading")
 
 
+@pytest.mark.process
 def test_a_tenant_sees_its_own_and_an_operator_all(
     keyed: RunningServer, served: AgentsWorld
 ) -> None:
@@ -350,6 +353,7 @@ def test_a_tenant_sees_its_own_and_an_operator_all(
     assert keyed.ask("GET", "/v1/overview/stream").status == 401
 
 
+@pytest.mark.process
 def test_an_overview_of_several_models_has_a_row_for_each() -> None:
     with several() as one:
         chat = {"model": "llama", "messages": [{"role": "user", "content": "Hi"}]}
@@ -364,6 +368,7 @@ def test_an_overview_of_several_models_has_a_row_for_each() -> None:
         assert [span["model"] for span in changes["spans"]] == ["llama"]
 
 
+@pytest.mark.process
 def test_of_several_models_a_tenant_sees_the_state_and_not_what_others_do() -> None:
     settings = ServerSettings(api_keys=(SecretStr(KEYS[0]),), operator_keys=(SecretStr(OPERATOR),))
     with several(settings) as one:
@@ -401,6 +406,7 @@ def test_a_models_speed_is_that_of_its_answers() -> None:
     assert (row.tokens_per_second, row.agents, row.pool) == (7.0, 5, (1, 9))
 
 
+@pytest.mark.process
 def test_a_stream_begins_with_everything_and_then_tells_changes(
     server: RunningServer, served: AgentsWorld
 ) -> None:
@@ -414,6 +420,7 @@ def test_a_stream_begins_with_everything_and_then_tells_changes(
         assert [one["at"] > last for one in second["samples"]] == [True]
 
 
+@pytest.mark.process
 def test_an_open_stream_does_not_delay_the_end_of_the_server() -> None:
     fake = RunnableFake()
     context = ServerContext(fake, agents=fake.agents, figures=fake.figures)

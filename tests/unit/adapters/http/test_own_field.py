@@ -117,6 +117,7 @@ def server(serving: FakeServing) -> Iterator[RunningServer]:
         yield found
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("path", WIRES)
 def test_every_wire_passes_hints_on(server: RunningServer, serving: FakeServing, path: str) -> None:
     body = {"model": "default", **WIRES[path]}

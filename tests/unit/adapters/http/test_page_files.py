@@ -33,6 +33,7 @@ def server() -> Iterator[RunningServer]:
         yield found
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("path", FILES)
 def test_a_file_is_served_without_a_key(server: RunningServer, path: str) -> None:
     name, media_type = FILES[path]
@@ -47,6 +48,7 @@ def test_a_file_is_served_without_a_key(server: RunningServer, path: str) -> Non
     assert (head.status, head.body, head.headers["etag"]) == (200, b"", reply.headers["etag"])
 
 
+@pytest.mark.process
 def test_a_file_that_the_client_has_is_not_sent_again(server: RunningServer) -> None:
     etag = server.ask("GET", "/").headers["etag"]
     again = server.ask("GET", "/", headers={"if-none-match": f'"other", W/{etag}'})
@@ -54,6 +56,7 @@ def test_a_file_that_the_client_has_is_not_sent_again(server: RunningServer) -> 
     assert server.ask("GET", "/", headers={"if-none-match": '"other"'}).status == 200
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "path",
     [

@@ -47,6 +47,7 @@ class SlowServing(FakeServing):
                 await be_quiet()
 
 
+@pytest.mark.process
 def test_a_stream_that_is_quiet_says_that_it_is_in_progress() -> None:
     with running(SlowServing(), ServerSettings(keep_alive=QUIET)) as server:
         body = {"model": "fake", "input": "Hi", "stream": True}
@@ -86,6 +87,7 @@ def streamed(serving: FakeServing, text: str) -> list[Json]:
         return events_of(server.ask("POST", RESPONSES, body).body.decode())
 
 
+@pytest.mark.process
 def test_a_response_is_begun_before_it_is_taken_in_where_that_takes_long() -> None:
     named = kinds(streamed(LateServing(), "Hi"))
     assert named[0] == "created"
@@ -94,6 +96,7 @@ def test_a_response_is_begun_before_it_is_taken_in_where_that_takes_long() -> No
     assert named[-1] == "completed"
 
 
+@pytest.mark.process
 def test_what_is_refused_late_fails_in_the_stream() -> None:
     """In the words and with the code by which clients know that their history is too long."""
     events = streamed(LateServing(), "x" * 600)
@@ -127,6 +130,7 @@ class SlowDisk(MemoryResponses):
         super().put(tenant, response)
 
 
+@pytest.mark.process
 def test_a_response_that_is_being_kept_is_still_in_progress() -> None:
     settings = ServerSettings(keep_alive=QUIET)
     app = create_app(FakeServing(), settings, responses=SlowDisk(1 << 20))

@@ -348,6 +348,7 @@ def test_a_page_that_cannot_be_is_refused(query: str) -> None:
 # --- what ends early, and where it is kept ------------------------------------------------------
 
 
+@pytest.mark.process
 def test_the_answer_of_a_client_that_left_is_not_kept() -> None:
     """Nor is what it wrote so far taken for a point in the agent's history."""
     fake, kept = EndlessServing(), Remembering()

@@ -29,6 +29,8 @@ from tests.support.fake_serving import FakeServing, Script
 from tests.support.http_server import RunningServer, running, until
 from tests.unit.adapters.http.openai.wire import ScoringServing, spelled
 
+pytestmark = pytest.mark.process
+
 HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]
 LOOK: ChatCompletionToolParam = {
     "type": "function",
