@@ -11,6 +11,7 @@ import gc
 import itertools
 import logging
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Generator, Iterator
@@ -61,6 +62,8 @@ hypothesis.settings.load_profile(lanes.PROFILE)
 # A suite in the background may be started with Ctrl-C ignored, and our programs would inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+_MEMORY = Path("/dev/shm")
+_ROOM = 4 << 30
 _tests = itertools.count()
 _terms = BreakEven.terms
 
@@ -69,8 +72,13 @@ collect_ignore = ["contract/test_chat_format.py"] if lanes.QUICK else []
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Watch for what tests leave open."""
+    """Watch for what tests leave open, and keep their folders in memory where there is room.
+
+    A store waits for the disk whenever it flushes.
+    """
     config.pluginmanager.register(leaks, "leaks")
+    if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _ROOM:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
 
 @pytest.hookimpl(tryfirst=True)

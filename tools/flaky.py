@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from tools.gate import LANES, ROOT, run
+from tools.gate import ROOT, lane, run
 
 _LOOPS: Final = 2
 """Busy loops for each core."""
@@ -50,7 +50,7 @@ def main() -> None:
     failures: Counter[str] = Counter()
     with busy():
         for _ in range(options.rounds):
-            found = run((*LANES["process"], *arguments), ROOT)
+            found = run((*lane("process", ROOT), *arguments), ROOT)
             failures.update(list(found.failed))
     print("\n".join(table(failures, options.rounds)))
     sys.exit(bool(failures))

@@ -36,6 +36,7 @@ LANES: Final = {
     "process": (*PARALLEL, "-m", "process"),
     "page": ("tests/page",),
 }
+"""Arguments of pytest by lane."""
 LATE: Final = (
     ChildProcessError,
     ConnectionError,
@@ -158,6 +159,21 @@ def is_late(error: BaseException) -> bool:
 # The runner
 
 
+def lane(name: str, root: Path) -> list[str]:
+    """The arguments of pytest for a lane; the process lane imports only files with the marker."""
+    if name != "process":
+        return list(LANES[name])
+    files = sorted((root / "tests").rglob("test_*.py"))
+    left = [root / "tests" / folder for folder in ("fleet", "page")]
+    marked = [
+        path.relative_to(root).as_posix()
+        for path in files
+        if "mark.process" in path.read_text(encoding="utf-8")
+        if not any(path.is_relative_to(folder) for folder in left)
+    ]
+    return [*LANES[name], *marked]
+
+
 def run(arguments: Iterable[str], root: Path) -> Outcomes:
     """Run pytest once in the folder `root`. Its output goes where ours goes."""
     with tempfile.TemporaryDirectory() as folder:
@@ -203,7 +219,7 @@ class Gate:
         """Run these lanes. The second runs come at the end, when nothing else computes."""
         for name in names:
             print(f"\n{name} tests:", flush=True)
-            self.lanes[name] = run((*LANES[name], *arguments), self.root)
+            self.lanes[name] = run((*lane(name, self.root), *arguments), self.root)
         for found in self.lanes.values():
             self.flaked |= passed_again(found, self.root)
 

@@ -29,6 +29,8 @@ STARTERS: Final = (
     "semantic.adapters.stores.kv_publisher.KVPublisher",
     "semantic.application.engine.engine_thread.EngineThread",
     "semantic.library",
+    "semantic.serve.load_serving",
+    "semantic.serve_models.load_models",
     "socket",
     "socketserver",
     "subprocess",

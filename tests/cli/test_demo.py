@@ -83,6 +83,7 @@ def test_what_a_restart_lost_is_named() -> None:
     )
 
 
+@pytest.mark.process
 def test_a_worker_that_ends_by_itself_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("", encoding="ascii")
     setup = Setup("semantic-tiny", str(tmp_path))
@@ -90,6 +91,7 @@ def test_a_worker_that_ends_by_itself_is_an_error(tmp_path: Path) -> None:
         worker.answer(Question("ada", "Hello!", 4))
 
 
+@pytest.mark.process
 def test_a_killed_worker_forgets_nothing_that_was_said_before(tmp_path: Path) -> None:
     setup = Setup("semantic-tiny", str(tmp_path / "store"), pool_blocks=100)
     history = [message("user", "My name is Kai."), message("assistant", "Nice to meet you, Kai.")]
@@ -107,6 +109,7 @@ def test_a_killed_worker_forgets_nothing_that_was_said_before(tmp_path: Path) ->
     assert second.cached_tokens == len(before)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("lengths", [(120, 300, 600), *more((120, 800, 2000))])
 def test_it_prints_one_document_with_every_number(
     lengths: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

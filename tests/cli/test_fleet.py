@@ -45,6 +45,7 @@ def test_what_no_fleet_can_have_is_refused(flags: list[str], expected: str) -> N
     assert expected in ran.err
 
 
+@pytest.mark.process
 def test_without_ray_it_says_what_to_install(
     shared: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ def _broken(_: object) -> None:
     raise BrokenPipeError
 
 
+@pytest.mark.process
 def test_notices_that_nobody_can_read_end_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("semantic.cli.serve.print_notice", _broken)
 
@@ -39,6 +40,7 @@ def test_a_store_that_is_off_can_be_told_to_nobody(monkeypatch: pytest.MonkeyPat
     serve.notify_store_unavailable(StoreError("full"))
 
 
+@pytest.mark.process
 def test_a_limit_of_open_files_that_loading_lowered_is_seen(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

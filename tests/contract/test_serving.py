@@ -24,6 +24,8 @@ from semantic.ports.serving import Ask, Prompt, ServingPort
 from semantic.serve import ServeSettings, load_serving
 from tests.support.fake_serving import FakeServing
 
+pytestmark = pytest.mark.process
+
 CHAT = Chat((Message("user", "Hello"),))
 GREEDY = SamplingParams()
 

@@ -137,6 +137,7 @@ def test_a_file_that_is_no_json_is_named(tmp_path: Path) -> None:
         read(tmp_path / "result.json")
 
 
+@pytest.mark.process
 def test_a_run_records_where_it_ran_and_what_it_found() -> None:
     started = record.Run.start("EXP-901", "Is it fast?", model="none", parameters={}, seed=0)
     verdict = Verdict(CRITERION, 5, 9, passed=False)
@@ -156,6 +157,7 @@ def test_the_machine_has_cores_memory_and_a_chip() -> None:
     assert machine.chip
 
 
+@pytest.mark.process
 def test_code_without_a_repository_is_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -402,6 +404,7 @@ def test_every_experiment_here_is_consistent() -> None:
 # --- plots ------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_a_plot_is_the_same_bytes_each_time(root: Path) -> None:
     path = root / "experiments" / "exp_901_speed" / "result.json"
     plot = plots.Plot("time.svg", "Time", x="n", y="ms", show_threshold=True)

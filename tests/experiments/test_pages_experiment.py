@@ -17,6 +17,8 @@ from experiments.harness.result import Result, read
 from semantic.adapters.mlx.kv_cache.paged.attention import PortableAttention
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool
 
+pytestmark = pytest.mark.process
+
 TOKEN = Token(1, 4, mx.float32)
 
 

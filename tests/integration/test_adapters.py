@@ -255,6 +255,7 @@ async def ask(serving: ServingPort, prompt: tuple[int, ...]) -> tuple[str, Usage
     return await asked.ask(serving, "ann", prompt, TOKENS)
 
 
+@pytest.mark.process
 def test_models_of_one_base_answer_side_by_side_and_their_accounts_are_right(
     base: Path, adapters: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -471,6 +472,7 @@ def test_files_that_are_broken_or_something_else_give_one_message(
         describe_model(base, adapter=folder)
 
 
+@pytest.mark.process
 def test_an_adapter_of_another_model_is_refused_before_anything_is_loaded(
     base: Path, adapters: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -488,6 +490,7 @@ def test_an_adapter_of_another_model_is_refused_before_anything_is_loaded(
     assert mx.get_active_memory() - before < weights / 2, "no model was loaded"
 
 
+@pytest.mark.process
 def test_an_adapter_that_changed_since_the_start_fails_its_load_and_no_other_model(
     base: Path, adapters: dict[str, Path], tmp_path: Path
 ) -> None:

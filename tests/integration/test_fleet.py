@@ -237,6 +237,7 @@ async def said(serving: Serving, chat: Chat) -> tuple[str, AnswerEnd, int]:
     return answer, end, n_prompt
 
 
+@pytest.mark.process
 def test_a_conversation_goes_on_at_another_server_in_the_tokens_of_the_first(
     fleet: Fleet,
 ) -> None:
@@ -261,6 +262,7 @@ def test_a_conversation_goes_on_at_another_server_in_the_tokens_of_the_first(
     asyncio.run(run())
 
 
+@pytest.mark.process
 def test_an_answer_that_a_stop_ends_goes_on_at_another_server(fleet: Fleet) -> None:
     """The same request again, and the conversation with what of the answer had come."""
     rules = " ".join(f"Rule {i} is that {i} plus {i} is {2 * i}." for i in range(1, 60))
@@ -291,6 +293,7 @@ def test_an_answer_that_a_stop_ends_goes_on_at_another_server(fleet: Fleet) -> N
     asyncio.run(run())
 
 
+@pytest.mark.process
 def test_a_request_waits_once_for_a_store_that_hangs(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -408,6 +411,7 @@ def begun_answer(serving: Serving, ask: Ask) -> tuple[list[AnswerEvent], asyncio
     return events, asyncio.ensure_future(read())
 
 
+@pytest.mark.process
 def test_an_answer_ends_when_another_server_finds_its_turn(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,6 +434,7 @@ def test_an_answer_ends_when_another_server_finds_its_turn(
     on_a_clock(run)
 
 
+@pytest.mark.process
 def test_an_answer_does_not_wait_long_for_an_upload_that_hangs(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -455,6 +460,7 @@ def test_an_answer_does_not_wait_long_for_an_upload_that_hangs(
     on_a_clock(run)
 
 
+@pytest.mark.process
 def test_a_client_that_leaves_at_the_end_leaves_nothing_behind(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -477,6 +483,7 @@ def test_a_client_that_leaves_at_the_end_leaves_nothing_behind(
     on_a_clock(run)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "ask",
     [replace(PLAIN, keep=False), replace(PLAIN, prompt="Tell all rules.")],
@@ -499,6 +506,7 @@ def test_what_is_not_recorded_is_not_waited_for(
     on_a_clock(run)
 
 
+@pytest.mark.process
 def test_an_answer_that_was_cut_waits_too_and_none_while_the_store_has_failed(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -560,6 +568,7 @@ def test_a_stored_response_is_waited_for_as_a_turn_is(
     there.close()
 
 
+@pytest.mark.process
 def test_servers_that_answer_in_turns_give_the_tokens_of_one(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,7 @@ def test_a_shape_has_as_many_weights_as_its_model(
     assert sum(sizes) / 1e9 == pytest.approx(billions, abs=0.01)
 
 
+@pytest.mark.process
 def test_each_model_and_batch_gets_a_line_and_the_result_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

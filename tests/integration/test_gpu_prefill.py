@@ -17,6 +17,7 @@ BESIDE: dict[str, Json] = {
 NEXT: dict[str, Json] = {"side": gpu_prefill.OURS, "what": "next turn", "p50_ms": 30.0}
 
 
+@pytest.mark.process
 def test_each_side_and_kind_of_prompt_gets_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

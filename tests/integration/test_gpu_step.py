@@ -13,6 +13,7 @@ from benchmarks.gpu_floor import copy_rate
 from experiments.harness.document import Json
 
 
+@pytest.mark.process
 def test_each_variant_gets_a_line_for_each_batch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from semantic.application.agents.tool_times import ToolTimes
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
 from semantic.application.serving import Serving
@@ -15,6 +17,8 @@ from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask
 from semantic.serve import ServeSettings, load_serving
 from tests.support.fake_clock import FakeClock
+
+pytestmark = pytest.mark.process
 
 LAYERS = 5
 COLUMNS = 3

@@ -28,6 +28,8 @@ from semantic.ports.serving import Ask
 from semantic.serve import ServeSettings, load_embeddings, load_serving
 from tests.support.embedding_model import WIDTH, write_embedding_model
 
+pytestmark = pytest.mark.process
+
 Json = dict[str, object]
 
 LOOK = Tool("look", parameters={"type": "object", "properties": {"far": {"type": "boolean"}}})

@@ -18,6 +18,8 @@ from semantic.ports.serving import Ask
 from semantic.serve import ServeSettings, load_serving
 from tests.support.model_folder import small_model
 
+pytestmark = pytest.mark.process
+
 RULES = " ".join(f"Rule {i} is that {i} plus {i} is {2 * i}." for i in range(1, 60))
 
 

@@ -29,6 +29,8 @@ from semantic.serve import ServeSettings, load_serving
 from tests.support.lanes import examples, more
 from tests.support.model_folder import write_model
 
+pytestmark = pytest.mark.process
+
 GREEDY = SamplingParams()
 BLOCK = 256
 PICK = Tool(

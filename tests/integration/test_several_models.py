@@ -34,6 +34,8 @@ from tests.support import asked
 from tests.support.model_folder import write_model
 from tests.support.model_hub import Hub, running_hub, use_hub
 
+pytestmark = pytest.mark.process
+
 T = TypeVar("T")
 
 NAMES = ("qwen3_coder", "glm47", "mistral")

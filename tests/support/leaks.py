@@ -1,6 +1,7 @@
 """A socket or process that a test leaves open is found at its end, and charged to that test.
 
-A later collection of garbage would find it, and pytest would blame the test that runs then.
+A later collection of garbage would find it, and pytest would blame the test that runs then. A test
+that starts a process or a server without the marker `process` is charged, too.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ Resource: TypeAlias = "socket.socket | subprocess.Popen[bytes]"
 
 _failed = pytest.StashKey[bool]()
 _made: list[weakref.ref[Resource]] = []
+_started: list[str] = []
 
 
 def pytest_configure() -> None:
     """Note each socket and process that is made from now on; an event loop has two sockets."""
     for kind in (socket.socket, subprocess.Popen):
         kind.__init__ = _noted(kind.__init__)  # type: ignore[method-assign]
+    for starts in ((subprocess.Popen, "__init__"), (socket.socket, "listen")):
+        setattr(*starts, _told(getattr(*starts)))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -44,6 +48,7 @@ def pytest_runtest_makereport(
 def pytest_runtest_setup() -> None:
     """Begin anew: the fixtures of this test are its own."""
     _made.clear()
+    _started.clear()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -53,6 +58,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
     if left := left_open():
         failed = item.stash.get(_failed, False)
         assert failed, "the test leaves open: " + "; ".join(left)
+    assert not _started or item.get_closest_marker("process"), "mark the test with `process`"
     return result
 
 
@@ -77,6 +83,15 @@ def _noted(init: Callable[..., None]) -> Callable[..., None]:
         _made.append(weakref.ref(self))
 
     return noted
+
+
+def _told(start: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(start)
+    def told(*args: object, **named: object) -> None:
+        _started.append(start.__qualname__)
+        start(*args, **named)
+
+    return told
 
 
 def _is_open(one: Resource | None) -> bool:

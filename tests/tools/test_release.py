@@ -78,6 +78,7 @@ def test_the_package_says_one_version() -> None:
     assert version_of(ROOT, None)
 
 
+@pytest.mark.process
 def test_an_interpreter_that_does_not_run_is_passed_over(tmp_path: Path) -> None:
     shims, real = tmp_path / "shims", tmp_path / "real"
     interpreter(shims, "python3.12", "echo 'there is no such version'; exit 127")

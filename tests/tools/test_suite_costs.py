@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tools.suite_costs import by_file, measure
 
 TESTS = """
@@ -29,6 +31,7 @@ def test_failure():
 """
 
 
+@pytest.mark.process
 def test_cpu_seconds_of_each_test(tmp_path: Path) -> None:
     file = tmp_path / "test_some.py"
     file.write_text(TESTS)
