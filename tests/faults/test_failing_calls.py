@@ -45,8 +45,8 @@ STEPS = {"pwrite64": 12, "pread64": 6, "fcntl": 20, "newfstatat": 12, "close": 7
 BLOCK_COST = 8448
 """Bytes that one of the blocks in the folder counts for."""
 
-_STRIDE = 1 if THOROUGH else 5
-"""Of calls that fail once, every so many-th is tried."""
+_STRIDE = 1 if THOROUGH else 11
+"""Every so many-th call is failed."""
 
 Fault = tuple[str, str, str]
 
@@ -65,7 +65,7 @@ def test_a_call_fails_during_a_save(stages: Sequence[Stage], forever: str) -> No
         prepared = folder / "prepared"
         victim.prepare(prepared)
         faults = faults_of(stages[0], folder / "counted", prepared, forever)
-        assert len(faults) > (50 if THOROUGH else 25)
+        assert len(faults) > (50 if THOROUGH else 20)
 
         def run(i: int) -> list[str]:
             mine = faults[i :: len(stages)]
@@ -116,12 +116,13 @@ def faults_of(stage: Stage, root: Path, prepared: Path, forever: str) -> list[Fa
     """Call, error and when, for all that is to fail."""
     place(root, prepared)
     counts = stage.count("save", root, ",".join(FAULTS))
+    stride = 6 if forever and THOROUGH else _STRIDE
     return [
         (call, error, f"{number}{forever}")
         for call, n_calls in sorted(counts.items())
         for error in FAULTS[call]
         if not (forever and call == "fcntl")  # a lock that cannot be let go of: slow, not wrong
-        for number in range(1, n_calls + 1, STEPS.get(call, 1) * (6 if forever else _STRIDE))
+        for number in range(1, n_calls + 1, STEPS.get(call, 1) * stride)
     ]
 
 

@@ -38,7 +38,7 @@ STEPS = {"pwrite64": 2, "openat": 4, "close": 5, "flock": 3}
 frame's head and its page.
 """
 
-_STRIDE = 1 if THOROUGH else 4
+_STRIDE = 1 if THOROUGH else 9
 """Every so many-th call is killed at."""
 
 Kill = tuple[str, int]
@@ -92,7 +92,7 @@ def killed_everywhere(
         return sum(killed(stage, scene, folder / name, prepared, kill) for kill in kills)
 
     kills = points_of(stages[0], scene, folder / "counted", prepared)
-    assert len(kills) > (50 if THOROUGH else 25)
+    assert len(kills) > (50 if THOROUGH else 20)
     with ThreadPoolExecutor(len(stages)) as pool:
         runs = [
             pool.submit(run, stage, kills[i :: len(stages)], f"run {i}")

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.lanes import examples
 from tests.support.serve_process import OURS, served
 
 pytestmark = pytest.mark.process
 
 KEY = "a-key-of-this-test"
-MANY = 300
+MANY = 200
 CONFIG = Path(__file__).with_name("schemathesis.toml")
 
 
@@ -36,6 +37,7 @@ def test_the_description_holds(tmp_path: Path) -> None:
                 *(str(Path(sys.executable).with_name("schemathesis")), "--no-color"),
                 *("--config-file", str(CONFIG), "run", f"{process.url}/openapi.json"),
                 *("--header", f"Authorization: Bearer {KEY}"),
+                *("--max-examples", str(examples(2, thorough=20))),
             ),
             cwd=tmp_path,
             env={**environment, "TERM": "dumb"},

@@ -26,6 +26,7 @@ from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool
 from semantic.adapters.mlx.kv_cache.paged.page_table import PagedSequence, PageTable
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
+from tests.support.lanes import THOROUGH
 
 METAL_IN_OPENCL = """
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable
@@ -187,16 +188,18 @@ def attend(
 @pytest.mark.parametrize("widths", WIDTHS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_attention_compiles(compiler: Compiler, widths: tuple[int, int], dtype: mx.Dtype) -> None:
-    for (kv_heads, group), window, with_sinks, lengths in itertools.product(
+    ways = itertools.product(
         [(1, 1), (2, 3), (1, 8), (8, 4)], [None, 300], [False, True], [(5,), (700, 3, 300, 0)]
-    ):
+    )
+    some = list(ways)[:: 1 if THOROUGH else 3]  # each value occurs
+    for (kv_heads, group), window, with_sinks, lengths in some:
         kind = kind_of(widths, kv_heads, dtype, window)
         if not computable(kind, METAL):
             assert (widths, dtype) in TOO_LARGE
             pytest.skip("a thread group on Metal has no room for a tile")
         attend(kind, group, lengths, with_sinks=with_sinks)
     assert not compiler.errors, "\n".join(sorted(set(compiler.errors)))
-    assert compiler.n_launches == 64
+    assert compiler.n_launches == 2 * len(some)
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
