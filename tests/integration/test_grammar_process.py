@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 
 import llguidance
@@ -71,16 +72,14 @@ def process(**limits: float) -> GrammarProcess:
 
 @pytest.fixture(scope="module")
 def quick() -> Iterator[GrammarProcess]:
-    found = process(cpu_s=0.1)
-    yield found
-    found.close()
+    with closing(process(cpu_s=0.1)) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
 def patient() -> Iterator[GrammarProcess]:
-    found = process()
-    yield found
-    found.close()
+    with closing(process()) as found:
+        yield found
 
 
 def json_grammar(schema: object) -> Grammar:
@@ -99,18 +98,16 @@ def test_an_expensive_schema_is_refused_in_one_line(
 
 
 def test_memory_is_limited() -> None:
-    probe = process(memory=8 * MIB)
-    problem = probe.problem(json_grammar(integer(999_983)))
-    assert problem.startswith("json schema: compiling it takes more than 8 MiB; simplify it")
-    assert probe.problem(json_grammar(integer(7))) == ""
-    probe.close()
+    with closing(process(memory=8 * MIB)) as probe:
+        problem = probe.problem(json_grammar(integer(999_983)))
+        assert problem.startswith("json schema: compiling it takes more than 8 MiB; simplify it")
+        assert probe.problem(json_grammar(integer(7))) == ""
 
 
 def test_large_grammars_leave_room_for_later_ones() -> None:
-    probe = process(memory=32 * MIB)
     large = json_grammar({"enum": [str(i) for i in range(10_000)]})
-    assert [probe.problem(one) for one in (large, json_grammar({})) * 3] == [""] * 6
-    probe.close()
+    with closing(process(memory=32 * MIB)) as probe:
+        assert [probe.problem(one) for one in (large, json_grammar({})) * 3] == [""] * 6
 
 
 @pytest.mark.parametrize(
@@ -140,13 +137,11 @@ def test_marks_of_calls_are_the_same_tokens_in_the_process(tmp_path: Path) -> No
     assert grammar is not None
     assert "<[" in grammar.text
     of.check(grammar)
-    probe = GrammarProcess(lambda: of.vocabulary)
-    assert probe.problem(grammar) == ""
-    probe.close()
+    with closing(GrammarProcess(lambda: of.vocabulary)) as probe:
+        assert probe.problem(grammar) == ""
 
 
 def test_a_process_that_compiles_can_be_ended() -> None:
-    probe = process()
     found: list[str] = []
 
     def compile_it() -> None:
@@ -155,17 +150,17 @@ def test_a_process_that_compiles_can_be_ended() -> None:
         except CapacityError as error:
             found.append(str(error))
 
-    assert probe.problem(json_grammar({})) == ""
-    first = probe.pid
-    thread = threading.Thread(target=compile_it)
-    thread.start()
-    while thread.is_alive():  # it may be stopped before it begins
-        probe.stop()
-        time.sleep(0.01)
-    assert found[0].startswith("the process that compiles grammars")
-    assert probe.problem(json_grammar({})) == ""
-    assert probe.pid != first
-    probe.close()
+    with closing(process()) as probe:
+        assert probe.problem(json_grammar({})) == ""
+        first = probe.pid
+        thread = threading.Thread(target=compile_it)
+        thread.start()
+        while thread.is_alive():  # it may be stopped before it begins
+            probe.stop()
+            time.sleep(0.01)
+        assert found[0].startswith("the process that compiles grammars")
+        assert probe.problem(json_grammar({})) == ""
+        assert probe.pid != first
     assert probe.pid is None
 
 
@@ -173,22 +168,26 @@ def test_the_process_inherits_nothing_and_ends_with_its_input(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SEMANTIC_API_KEY", "secret")
-    probe = process()
-    with (tmp_path / "lock").open("w") as held:
+    with closing(process()) as probe, (tmp_path / "lock").open("w") as held:
         held.write("")
         assert probe.problem(json_grammar({})) == ""
         folder = Path("/proc", str(probe.pid))
         if not folder.exists():
             pytest.skip("this system does not show what a process has")
         assert b"secret" not in (folder / "environ").read_bytes()
-        links = {link.name: str(link.readlink()) for link in (folder / "fd").iterdir()}
         own = str(folder / "statm")  # read now and then: its own memory
-        assert {fd for fd, path in links.items() if path != own} == {"0", "1", "2"}
+        assert {fd for fd, path in open_files(folder) if path != own} == {"0", "1", "2"}
         maps = (folder / "maps").read_text()
         assert "llguidance" in maps
         assert "mlx" not in maps
-    probe.close()
     assert not folder.exists()
+
+
+def open_files(folder: Path) -> Iterator[tuple[str, str]]:
+    """The descriptors of a process and their files; one that it closes meanwhile is left out."""
+    for link in (folder / "fd").iterdir():
+        with suppress(FileNotFoundError):
+            yield link.name, str(link.readlink())
 
 
 # Which grammars are checked
