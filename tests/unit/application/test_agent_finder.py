@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +9,7 @@ from hypothesis import strategies as st
 from semantic.application.agents.finder import AgentFinder, is_auto_named
 from semantic.domain.block_hash import Scope, tenant_tag
 from semantic.domain.stored import Manifest
+from tests.support.steps import Steps
 
 SECRET = bytes(32)
 
@@ -170,14 +169,24 @@ def test_it_finds_what_comparing_all_would(
         assert found not in {name(number) for number in range(len(histories))}
 
 
-def test_thousands_of_agents_that_begin_alike_take_no_time() -> None:
-    agents = finder(max_agents=5000)
-    beginning = prompt(20_000)
-    for number in range(2000):
-        tail = (number, *range(100))
-        agents.remember(
-            name(number), beginning + tail if number % 2 else beginning[:9000] + tail, ""
-        )
-    started = time.perf_counter()
-    assert agents.find((*beginning, 1999, *range(200)), "") == name(1999)
-    assert time.perf_counter() - started < 1
+def test_thousands_of_agents_that_begin_alike_take_no_more_steps_than_a_few() -> None:
+    beginning, taken = prompt(20_000), []
+    for n_agents in (10, 2000):
+        agents = finder(max_agents=5000)
+        for number in range(n_agents):
+            tail = (number, *range(100))
+            agents.remember(
+                name(number), beginning + tail if number % 2 else beginning[:9000] + tail, ""
+            )
+        last = n_agents - 1
+        for asked, expected in (
+            ((*beginning, last, *range(200)), name(last)),
+            ((*beginning[:9000], last - 1, *range(12_000)), name(last - 1)),
+        ):
+            steps = Steps()
+            with steps.counting():
+                found = agents.find(asked, "")
+            assert found == expected
+            taken.append(steps.n)
+    assert taken[:2] == taken[2:]
+    assert min(taken) > 10, "nothing was counted"

@@ -101,7 +101,7 @@ def world(n_probes: int = 1) -> Iterator[World]:
 
 def run(test: Callable[[World], Awaitable[None]], n_probes: int = 1) -> None:
     with world(n_probes) as found:
-        asyncio.run(asyncio.wait_for(_awaited(test, found), 30))
+        asyncio.run(asyncio.wait_for(_awaited(test, found), 60))
 
 
 async def _awaited(test: Callable[[World], Awaitable[None]], found: World) -> None:

@@ -27,7 +27,7 @@ from tests.support.char_tokenizer import CharTokenizer
 from tests.support.fake_backend import FakeBackend
 from tests.unit.application.world import SPECS, VARIANTS, Done, Event, World, expected, text_of
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds after which something that should happen is taken never to."""
 
 FakeEngine = BlockPoolBatchEngine
@@ -179,17 +179,18 @@ class Life:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """The thread is busy between two steps."""
+        """The thread is busy between two steps, from the beginning to the end."""
         busy, release = threading.Event(), threading.Event()
 
         def hold(_: FakeEngine) -> None:
             busy.set()
             assert release.wait(PATIENCE)
 
-        self.thread.call(hold)
+        held = self.thread.call(hold)
         assert busy.wait(PATIENCE)
         try:
             yield
+            assert not held.done(), "it went on before it was let go"
         finally:
             release.set()
 
