@@ -126,11 +126,14 @@ def busy(root: str, seconds: str) -> None:
 
 
 def crowd(root: str, number: str, times: str, budget: str) -> None:
-    """One of several processes that do everything to one store with a small budget, so often."""
+    """One of several processes that do everything to one store with a small budget, so often.
+
+    Prints a line each time, and at the end how many blocks it read and the most bytes there were.
+    """
     random = Random(int(number))
     store = DiskStore.open(Path(root), int(budget), durable=int(number) % 2 == 0)
     own = f"own {number}"
-    n_read = 0
+    n_read = most = 0
     for _ in range(int(times)):
         seed = random.randrange(6)
         n_tokens = random.choice([300, 700, 1024, 1100])
@@ -140,6 +143,7 @@ def crowd(root: str, number: str, times: str, budget: str) -> None:
             case 0 | 1 | 2:
                 for block in make.blocks(links):
                     store.put(block)
+                most = max(most, store.stats()[0].n_bytes)
             case 3 | 4 | 5:
                 for room, link, filled in zip(
                     rooms, links, store.read_into([room.read for room in rooms]), strict=True
@@ -163,12 +167,13 @@ def crowd(root: str, number: str, times: str, budget: str) -> None:
             case _:
                 with_gc = random.random() < 0.5
                 store.gc(dry_run=False) if with_gc else store.flush()
+        say(".")
     counts = store.stats()[0].counts
     store.close()
     assert counts["damaged"] == 0, counts
     assert counts["write_errors"] == 0, counts
     assert counts.get("read_errors", 0) == counts.get("read_errors: ENOENT", 0), counts
-    say(json.dumps(n_read))
+    say(json.dumps([n_read, most]))
 
 
 def holder(root: str) -> None:
@@ -179,7 +184,7 @@ def holder(root: str) -> None:
         db.execute("DELETE FROM blocks")
         store._store.folder.create(store._store.folder.root / "tmp" / "left", b"unfinished")
         say("holds")
-        time.sleep(120)
+        time.sleep(3600)
 
 
 def few_descriptors(root: str, limit: str) -> None:
