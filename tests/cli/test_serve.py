@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -30,6 +29,7 @@ from semantic.cli.progress import ServerProgress
 from semantic.cli.serve import _print_ready
 from tests.cli.support import command_line, environment, semantic
 from tests.support.fake_models import FakeLoader, fake_models
+from tests.support.http_server import until
 from tests.support.lanes import more
 from tests.support.model_folder import write_model
 
@@ -141,13 +141,22 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         with urllib.request.urlopen(request, timeout=_SECONDS) as stream:
             stream.readline()
             process.send_signal(signal.SIGTERM)
-            time.sleep(0.3)
+            until(lambda: not listens(url))
             assert process.poll() is None
             process.send_signal(signal.SIGTERM)
             assert process.wait(_SECONDS) == 130
 
 
-@pytest.mark.process
+def listens(url: str) -> bool:
+    """Whether the server takes connections: it stops so when it is told to end."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_SECONDS).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
 def test_keys_and_prompts_are_in_no_line(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# mine\nprivate-key\n")
