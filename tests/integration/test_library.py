@@ -470,7 +470,7 @@ def test_threads_may_close_an_engine_together_while_another_one_asks() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert len(ended) == len(threads), "a thread waits for ever, or has another error"
     assert ended.count(None) >= 3
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from semantic.domain.history import Point, Turn
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds after which something that should happen is taken never to."""
 
 

@@ -18,7 +18,7 @@ from semantic.adapters.http.server import HttpServer, listen, make_server
 from semantic.adapters.http.settings import ServerSettings
 from semantic.ports.serving import ServingPort
 
-_SECONDS = 20.0
+_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,13 @@ def running(
     app: FastAPI | None = None,
     port: int = 0,
 ) -> Iterator[RunningServer]:
-    """A server for `serving`, or of `app`; ends with the `with` block. `port` 0 is a free one."""
-    settings = (settings or ServerSettings()).model_copy(update={"port": port})
+    """A server for `serving`, or of `app`; ends with the `with` block. `port` 0 is a free one.
+
+    Unless `settings` say how long it waits at its end, that is longer than it is waited for here.
+    """
+    settings = settings or ServerSettings()
+    patient = {} if "stop_timeout" in settings.model_fields_set else {"stop_timeout": 10 * _SECONDS}
+    settings = settings.model_copy(update={"port": port, **patient})
     app = app or create_app(serving, settings)
     bound = listen(settings)
     server = make_server(app, settings)

@@ -24,7 +24,7 @@ def test_another_process():
     subprocess.run([sys.executable, "-c", spin], check=True)
 
 def test_sleep():
-    time.sleep(0.3)
+    time.sleep(1.5)
 
 def test_failure():
     assert False
@@ -40,7 +40,7 @@ def test_cpu_seconds_of_each_test(tmp_path: Path) -> None:
     assert costs.keys() == {"test_itself", "test_another_process", "test_sleep", "test_failure"}
     assert costs["test_itself"] >= 0.3
     assert costs["test_another_process"] >= 0.3
-    assert costs["test_sleep"] < 0.2
+    assert costs["test_sleep"] < 1.5
 
 
 def test_files_by_cost() -> None:

@@ -28,9 +28,7 @@ from tests.support.fake_serving import FakeServing
 from tests.support.http_server import Reply, RunningServer, running, until
 from tests.support.runnable_serving import RunnableFake
 
-pytestmark = pytest.mark.process
-
-QUICK = ServerSettings(send_timeout=0.5, idle_timeout=1, stop_timeout=60)
+QUICK = ServerSettings(send_timeout=0.5, idle_timeout=1, stop_timeout=600)
 SMALL = b"GET /page/chat.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
@@ -53,7 +51,7 @@ def test_the_store_does_not_keep_probes_waiting() -> None:
     opened = RunnableFake()
 
     def figures() -> Figures:
-        released.wait(20)
+        released.wait(60)
         return opened.figures()
 
     context = ServerContext(opened, figures=figures)
@@ -115,7 +113,7 @@ def test_a_server_that_stops_tells_those_who_have_no_answer_yet() -> None:
 
     async def wait() -> None:
         begun.release()
-        await asyncio.sleep(60)
+        await asyncio.sleep(600)
 
     app.add_api_route("/v1/wait", wait)
     app.add_api_route("/v1/messages/wait", wait)
@@ -131,7 +129,7 @@ def test_a_server_that_stops_tells_those_who_have_no_answer_yet() -> None:
         for one in asked:
             one.start()
         for _ in asked:
-            assert begun.acquire(timeout=20)
+            assert begun.acquire(timeout=60)
         server.server.stop()
         for one in asked:
             one.join()
@@ -186,7 +184,7 @@ def test_connections_leave_files_for_others(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 FEW = ServerSettings(
-    max_connections=4, api_keys=(SecretStr("secret"),), header_timeout=60, body_timeout=60
+    max_connections=4, api_keys=(SecretStr("secret"),), header_timeout=600, body_timeout=600
 )
 KEY = {"x-api-key": "secret"}
 
@@ -221,7 +219,7 @@ def test_running_requests_are_never_closed_for_others_and_probes_find_a_place() 
     release = threading.Event()
 
     async def wait() -> str:
-        await asyncio.to_thread(release.wait, 20)
+        await asyncio.to_thread(release.wait, 60)
         return "done"
 
     app.add_api_route("/v1/wait", wait)

@@ -300,7 +300,7 @@ def test_an_unload_waits_for_the_stream_of_its_model_and_stops_no_other() -> Non
         assert (beside.status, replies) == (200, [])
         one.loop.call_soon_threadsafe(held.set)
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
         assert [reply.status for reply in replies] == [200, 200]
         assert any(b"Hello." in reply.body and b"[DONE]" in reply.body for reply in replies)
         assert one.state("llama") == "unloaded"
@@ -323,7 +323,7 @@ def test_a_server_that_stops_while_a_model_is_loaded_ends() -> None:
         asked = threading.Thread(target=lambda: one.ask("POST", "/v1/completions", body))
         asked.start()
         until(lambda: one.state("llama") == "loading")
-    asked.join(20)
+    asked.join(60)
     assert not asked.is_alive()
     assert one.loader.events[-1] == "close"
 

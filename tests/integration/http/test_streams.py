@@ -49,7 +49,7 @@ def _app(world: World) -> FastAPI:
     async def events(n: int, pause: float, text: str) -> AsyncGenerator[bytes, None]:
         try:
             for number in range(n):
-                await asyncio.sleep(pause)
+                await _pause(pause)
                 world.produced += 1
                 yield sse_event({"number": number, "text": text}, event="piece")
         finally:
@@ -79,6 +79,13 @@ def _app(world: World) -> FastAPI:
     return app
 
 
+async def _pause(seconds: float) -> None:
+    """In steps: however slow the machine is, signs of life have their turns between them."""
+    n_steps = max(1, round(seconds / 0.03))
+    for _ in range(n_steps):
+        await asyncio.sleep(seconds / n_steps)
+
+
 async def _refused(request: Request) -> Response:
     async def none() -> AsyncGenerator[bytes, None]:
         raise InvalidRequestError("not like this")
@@ -89,7 +96,7 @@ async def _refused(request: Request) -> Response:
 
 async def _long(world: World) -> str:
     try:
-        await asyncio.sleep(30)
+        await asyncio.sleep(600)
     finally:
         world.closed.append("work")
     return "done"
@@ -125,7 +132,7 @@ def test_a_client_that_leaves_ends_its_stream(server: RunningServer, world: Worl
 def test_a_client_that_leaves_before_the_first_event_cancels(
     server: RunningServer, world: World
 ) -> None:
-    _open(server, "/stream?n=2&pause=30").close()
+    _open(server, "/stream?n=2&pause=600").close()
     until(lambda: world.closed == ["events"])
 
 
@@ -147,7 +154,8 @@ def test_a_client_that_does_not_read_is_left_and_holds_no_memory(
 
 
 def test_a_server_that_stops_lets_a_short_stream_end_and_cuts_a_long_one(world: World) -> None:
-    with running(settings=SETTINGS, app=_app(world)) as server:
+    patient = SETTINGS.model_copy(update={"stop_timeout": 3})
+    with running(settings=patient, app=_app(world)) as server:
         short = _open(server, "/stream?n=20&pause=0.02")
         long = _open(server, "/stream?n=100000&pause=0.02")
         with short, long:

@@ -135,7 +135,7 @@ def test_two_at_once_of_which_one_is_kept(tmp_path: Path, model: Path) -> None:
         with ThreadPoolExecutor(4) as threads:
             kept = [threads.submit(ask, server, path, body, {"x-agent-id": f"{i}"}) for i in (1, 2)]
             unkept = [threads.submit(ask, server, path, body | UNKEPT) for _ in range(2)]
-            assert all(answered(one.result(20)) for one in (*kept, *unkept))
+            assert all(answered(one.result(60)) for one in (*kept, *unkept))
         listed = agents(server)["data"]
         assert isinstance(listed, list)
         assert {one["id"] for one in listed} == {"1", "2"}

@@ -39,7 +39,7 @@ from tests.support.store_blocks import (
 
 T = TypeVar("T")
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds after which a thread that has not answered counts as locked up."""
 BLOCK = 256 * 14 + QUEUED_BLOCK_BYTES
 """What a full block counts in the queue."""

@@ -149,7 +149,7 @@ class SlowTier(MemoryStore):
         self.may_list = threading.Event()
 
     def roots(self, namespace: bytes) -> frozenset[BlockHash]:
-        assert self.may_list.wait(20)
+        assert self.may_list.wait(60)
         return super().roots(namespace)
 
 

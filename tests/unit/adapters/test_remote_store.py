@@ -218,7 +218,7 @@ def test_eight_parts_are_read_at_once(n_bodies: int, monkeypatch: pytest.MonkeyP
     links = chain(n_bodies * 256)
     for link in links:
         assert store.put(block(link, layout=layout))
-    at_once = threading.Barrier(8, timeout=10)
+    at_once = threading.Barrier(8, timeout=60)
 
     def read(path: str, start: int, stop: int) -> Buffer:
         at_once.wait()
@@ -416,12 +416,12 @@ def test_what_is_forgotten_is_deleted_on_another_thread() -> None:
 
     def held(path: str, data: Buffer) -> bool:
         entered.set()
-        assert goes_on.wait(10)
+        assert goes_on.wait(60)
         return create(path, data)
 
     objects.create = held  # type: ignore[method-assign]
     queue.put(block(second))
-    assert entered.wait(10)
+    assert entered.wait(60)
     queue.drop(keys([first, second]))
     assert queue.remove(SCOPE, "ann")
     assert not queue.find(keys([first]))
@@ -1019,7 +1019,7 @@ class Late:
 
     def look_up_agent(self, scope: Scope, agent_id: str) -> None:  # noqa: ARG002
         self.asked.append(agent_id)
-        assert self.may_answer.wait(30)
+        assert self.may_answer.wait(60)
 
     def look_up(self, *_: object) -> None:
         self.asked.append("blocks")

@@ -437,7 +437,7 @@ def test_an_open_stream_does_not_delay_the_end_of_the_server() -> None:
 @contextmanager
 def events(server: RunningServer) -> Iterator[Iterator[tuple[str, dict[str, Any]]]]:
     """The events of a stream, each with its name and data."""
-    connection = HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request("GET", "/v1/overview/stream")
     response = connection.getresponse()
     assert response.status == 200

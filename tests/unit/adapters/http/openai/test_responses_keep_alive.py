@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import json
+import threading
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import dataclass
+from http.client import HTTPConnection
 
 import pytest
 from starlette.requests import Request
@@ -122,21 +124,33 @@ def test_a_failure_before_anything_was_sent_still_begins_as_clients_expect() -> 
 
 
 class SlowDisk(MemoryResponses):
-    """Takes its time to keep a response."""
+    """Takes its time to keep a response: until it is let go on."""
+
+    def __init__(self) -> None:
+        super().__init__(1 << 20)
+        self.go = threading.Event()
 
     def put(self, tenant: str, response: StoredResponse) -> None:
-        for _ in range(30):
-            time.sleep(QUIET)
+        assert self.go.wait(60)
         super().put(tenant, response)
 
 
 @pytest.mark.process
 def test_a_response_that_is_being_kept_is_still_in_progress() -> None:
-    settings = ServerSettings(keep_alive=QUIET)
-    app = create_app(FakeServing(), settings, responses=SlowDisk(1 << 20))
+    settings, disk = ServerSettings(keep_alive=QUIET), SlowDisk()
+    app = create_app(FakeServing(), settings, responses=disk)
+    body = json.dumps({"model": "fake", "input": "Hi", "stream": True})
     with running(settings=settings, app=app) as server:
-        body = {"model": "fake", "input": "Hi", "stream": True}
-        events = events_of(server.ask("POST", RESPONSES, body).body.decode())
+        connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
+        with closing(connection):
+            connection.request("POST", RESPONSES, body)
+            response, came = connection.getresponse(), b""
+            while came.count(b"event: response.in_progress") < 6:
+                line = response.readline()
+                assert line, came
+                came += line
+            disk.go.set()
+            events = events_of((came + response.read()).decode())
     *before, last = events
     assert kinds(before).count("in_progress") > 4
     told = [event["response"] for event in before if "response" in event]
