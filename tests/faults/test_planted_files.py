@@ -28,12 +28,12 @@ from tests.faults.folder import (
     has_agent,
     keep,
     manifest_files,
-    open_descriptors,
     opened,
     require_message,
     works,
 )
 from tests.support import store_blocks as make
+from tests.support.open_files import open_files
 
 SECONDS = 4
 
@@ -171,7 +171,8 @@ def test_something_lies_there_at_opening(
     clear(path)
     plant(path)
     before = outside(root)
-    n_open = open_descriptors()
+    places = (root.parent, Path("/dev"))
+    opened_before = open_files(*places)
     with not_blocking(root):
         for turn in range(2):
             with opened(root) as store:
@@ -182,7 +183,7 @@ def test_something_lies_there_at_opening(
                 keep_again(root)
                 store.gc(dry_run=False)
     assert outside(root) == before
-    assert open_descriptors() == n_open
+    assert open_files(*places) == opened_before
 
 
 @pytest.mark.process

@@ -324,10 +324,12 @@ def test_a_large_body_is_checked_in_pieces_and_a_sparse_one_refused(exported: Ag
         file.write(container_header([entry]))
         file.truncate(file.tell() + size)
     tracemalloc.start()
-    with pytest.raises(InvalidRequestError, match="is damaged"):
-        import_agent(new_store(1 << 40), exported.bodies)
-    assert tracemalloc.get_traced_memory()[1] < 8 * MIB
-    tracemalloc.stop()
+    try:
+        with pytest.raises(InvalidRequestError, match="is damaged"):
+            import_agent(new_store(1 << 40), exported.bodies)
+        assert tracemalloc.get_traced_memory()[1] < 8 * MIB
+    finally:
+        tracemalloc.stop()
     forge(exported, _in_bodies(lambda bodies: bodies[0].update(bytes=8 << 30)))
     assert "bytes must hold whole numbers below" in refused(exported)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -17,6 +16,7 @@ from semantic.domain.block_hash import Part
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.stored import Tier
 from tests.support.store_blocks import SCOPE, block, blocks, chain, keys, manifest
+from tests.support.traced import traced
 
 BLOCK = 256 * 14 + 256 * TOKEN_BYTES + ENTRY_BYTES
 """What a full block counts."""
@@ -248,13 +248,10 @@ def test_a_long_manifest_costs_what_it_is_counted_for() -> None:
     """A few bytes a token: many agents are known, however long they are."""
     store, n_tokens = MemoryStore(1 << 30), 20_000
     given = [manifest(f"agent {i}", n_tokens, seed=i) for i in range(3)]
-    tracemalloc.start()
-    try:
+    with traced(__file__) as taken:
         for one in given:
             assert store.save(one)
-        n_bytes, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+        n_bytes = taken()
     [tier] = store.stats()
     assert tier.n_bytes / 2 < n_bytes < tier.n_bytes < 3 * 8 * n_tokens
     assert [store.manifest(SCOPE, one.agent_id) for one in given] == [

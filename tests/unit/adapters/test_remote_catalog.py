@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 
@@ -28,6 +27,7 @@ from tests.support.store_blocks import (
     manifest,
     scope_of,
 )
+from tests.support.traced import traced
 
 SECRET = bytes(range(32))
 BODY = 32 << 20
@@ -67,14 +67,11 @@ def known(n_blocks: int) -> Catalog:
 @pytest.mark.parametrize("n", [5461, 5462])  # before and after a dictionary grows
 def test_a_body_costs_no_more_than_it_is_counted_for(n: int) -> None:
     made = headers(n)
-    tracemalloc.start()
-    try:
+    with traced(__file__) as taken:
         table = BodyTable(CATALOG_BYTES)
         for one in made:
             table.add(one, BODY)
-        n_bytes, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+        n_bytes = taken()
     assert len(table) == n
     assert n * ENTRY_BYTES / 2 < n_bytes < n * ENTRY_BYTES
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 import threading
 from dataclasses import replace
@@ -18,6 +17,7 @@ from semantic.domain.errors import InvalidRequestError
 from semantic.domain.match import MatchEnd, MatchReport
 from semantic.domain.stored import BlockRead, StoredBlock, Tier
 from tests.support import store_blocks as make
+from tests.support.open_files import open_files
 from tests.unit.adapters.disk.support import (
     block_files,
     count,
@@ -350,13 +350,13 @@ def test_many_threads_may_use_one_store(store: DiskStore) -> None:
 
 
 def test_nothing_is_left_open(root: Path) -> None:
-    before = len(os.listdir("/dev/fd"))  # noqa: PTH208
     for _ in range(3):
         with opened(root) as store:
             put_all(store, make.chain(1000))
             assert all(is_read(store, link) for link in make.chain(1000))
             store.save(make.manifest("a", 1000))
-    assert len(os.listdir("/dev/fd")) == before  # noqa: PTH208
+            assert open_files(root), "what is open is seen"
+    assert open_files(root.parent) == []
     assert list((root / "tmp").iterdir()) == []
 
 

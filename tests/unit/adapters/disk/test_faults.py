@@ -20,6 +20,7 @@ from semantic.domain.errors import StoreError
 from tests.support import store_blocks as make
 from tests.support.faulty_files import ALL_CALLS, FaultyFiles, until_untouched
 from tests.support.lanes import examples
+from tests.support.open_files import open_files
 from tests.unit.adapters.disk.support import (
     FAST_FOLDER,
     NEVER,
@@ -74,11 +75,6 @@ def is_read_or_missed(store: DiskStore, link: BlockLink) -> None:
     assert body in (None, make.block(link).body)
 
 
-def n_open() -> int:
-    """Descriptors that this process has open."""
-    return len(os.listdir("/dev/fd"))  # noqa: PTH208
-
-
 def judge(root: Path) -> None:
     """Open without faults: all is sound, and old or new."""
     with opened(root) as store:
@@ -105,12 +101,11 @@ def test_using_a_store_survives_any_fault(number: int, forever: bool) -> None:
         with tempfile.TemporaryDirectory(dir=FAST_FOLDER) as folder:
             root = Path(folder) / "store"
             prepare(root)
-            before = n_open()
             with suppress(StoreError):
                 store = DiskStore.open(root, PLENTY, files=files)
                 use(store)
                 store.close()
-            assert n_open() == before
+            assert open_files(Path(folder)) == []
             judge(root)
 
     calls = WRITING if number == errno.ENOSPC else ALL_CALLS
@@ -128,10 +123,9 @@ def test_making_a_store_survives_any_fault(forever: bool) -> None:
     def scenario(files: FaultyFiles) -> None:
         with tempfile.TemporaryDirectory(dir=FAST_FOLDER) as folder:
             root = Path(folder) / "store"
-            before = n_open()
             with suppress(StoreError):
                 DiskStore.open(root, PLENTY, files=files).close()
-            assert n_open() == before
+            assert open_files(Path(folder)) == []
             with opened(root) as store:
                 assert any(store.secret)
                 put_all(store, OLD)
