@@ -11,11 +11,17 @@ from semantic import CompletedGeneration
 from semantic.adapters.mlx.kv_cache.contiguous.buffer import BufferRange
 from semantic.adapters.mlx.kv_cache.contiguous.cache import SequenceCache
 from tests.support.lanes import examples
+from tests.support.own_process import in_own_process
 from tests.support.rig import Rig
 from tests.support.tiny_models import VOCAB
 
 
 def test_many_generations_return_every_block_and_every_byte() -> None:
+    in_own_process("tests.integration.test_memory:many_generations")
+
+
+def many_generations() -> None:
+    """All that they took comes back, and MLX holds no byte more."""
     rig = Rig("gemma3", chunk=64)
     draw = random.Random(1)
 

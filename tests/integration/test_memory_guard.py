@@ -22,6 +22,7 @@ from semantic.application.engine.submission import Submission
 from semantic.domain.value_objects import CompletedGeneration
 from semantic.ports.inbound import EngineEvent
 from tests.support.char_tokenizer import CharTokenizer
+from tests.support.own_process import in_own_process
 from tests.support.tiny_models import VOCAB, randomize
 
 MIB = 1 << 20
@@ -127,9 +128,14 @@ def free(model: llama.Model) -> Answers:
     return run(model, None)
 
 
-def test_caches_give_way_before_the_limit_and_no_token_changes(
-    model: llama.Model, free: Answers
-) -> None:
+def test_caches_give_way_before_the_limit_and_no_token_changes() -> None:
+    in_own_process("tests.integration.test_memory_guard:within_a_limit")
+
+
+def within_a_limit() -> None:
+    """The answers are those without a limit, which is never exceeded."""
+    model = wide_llama()
+    free = run(model, None)
     give_memory_back()
     store = MemoryStore(CACHES)
     before, held_before = memory_in_use(), _held(store)
@@ -137,7 +143,7 @@ def test_caches_give_way_before_the_limit_and_no_token_changes(
     measured: list[int] = []
 
     def in_use() -> int:
-        # What tests before this one have freed may be used again: it counts as if it were new.
+        # What the run without a limit has freed may be used again: it counts as if it were new.
         measured.append(max(memory_in_use(), before + _held(store) - held_before))
         return measured[-1]
 

@@ -25,6 +25,7 @@ from semantic.domain.value_objects import SequenceId, whole_blocks
 from tests.integration.test_exactness import prompts
 from tests.integration.test_exactness_machine import Machine
 from tests.support.lanes import THOROUGH, examples, more
+from tests.support.own_process import in_own_process
 from tests.support.padded import PADDED, padded_backend
 from tests.support.reference import is_answer
 from tests.support.rig import Done, Rig
@@ -320,6 +321,11 @@ def test_a_row_is_given_all_its_tokens_though_less_was_reserved() -> None:
 
 
 def test_padded_rows_are_there_once_and_nothing_stays_behind() -> None:
+    in_own_process("tests.integration.test_padded_batch:rounds_of_padded_rows")
+
+
+def rounds_of_padded_rows() -> None:
+    """Padded rows take no more memory than ragged ones, and give all of it back."""
     rig = padded_rig("llama")
 
     def round_of_four(n: int) -> list[tuple[bool, int]]:
@@ -349,6 +355,11 @@ def test_padded_rows_are_there_once_and_nothing_stays_behind() -> None:
 
 
 def test_a_switch_copies_at_once_and_has_no_more_than_one_layer_twice() -> None:
+    in_own_process("tests.integration.test_padded_batch:two_switches")
+
+
+def two_switches() -> None:
+    """Each copies one layer after the other, and keeps nothing twice."""
     _, batch, backend, _ = started(1500, 1500, 1500, 1500)
     backend.decode()
     layer_bytes = backend.cache_nbytes() // backend.cache_spec().n_layers

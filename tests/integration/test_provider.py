@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import json
 import shutil
@@ -20,6 +19,7 @@ from semantic.adapters.mlx.model.fingerprint import fingerprint
 from semantic.adapters.mlx.model.provider import EMBEDDED_MODEL, find_folder
 from semantic.domain.errors import ModelNotFoundError, WeightsTooLargeError
 from semantic.ports.slices import at_once
+from tests.support.own_process import in_own_process
 from tests.support.reference import generate
 
 _THIRD_PARTY = Path(__file__).parents[3] / "shared" / "models" / "stories260K"
@@ -184,18 +184,20 @@ def test_real_trained_weights_of_others_answer_as_under_mlx_lm() -> None:
     assert again.cached_tokens == len(whole) - len(more)
 
 
-def test_weights_are_read_in_pieces_between_which_others_compute(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_are_read_in_pieces_between_which_others_compute(folder: Path) -> None:
+    in_own_process("tests.integration.test_provider:read_in_pieces", folder)
+
+
+def read_in_pieces(folder: str) -> None:
+    """No step takes memory for much more than a piece of the weights."""
     piece = 1 << 20
-    monkeypatch.setattr(provider, "_SLICE_BYTES", piece)
-    gc.collect()  # arrays of other tests are not freed meanwhile
-    work, read, before = provider.reading_model(folder), [0], mx.get_active_memory()
+    provider._SLICE_BYTES = piece
+    work, read, before = provider.reading_model(Path(folder)), [0], mx.get_active_memory()
     for awaited in work:
         if awaited is not None:
             awaited.exception()
         read.append(mx.get_active_memory() - before)
-    model, _ = load_model(folder)
+    model, _ = load_model(Path(folder))
     weights = cast("list[tuple[str, mx.array]]", tree_flatten(model.parameters()))
     sizes = [weight.nbytes for _, weight in weights]
     steps = [later - earlier for earlier, later in itertools.pairwise(read)]

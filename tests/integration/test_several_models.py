@@ -33,6 +33,7 @@ from semantic.serve_models import ModelsSettings, load_models
 from tests.support import asked
 from tests.support.model_folder import write_model
 from tests.support.model_hub import Hub, running_hub, use_hub
+from tests.support.own_process import in_own_process
 
 pytestmark = pytest.mark.process
 
@@ -165,6 +166,13 @@ def test_a_time_that_ends_within_an_answer_waits_for_its_end(folders: tuple[Path
 
 
 def test_a_model_that_is_unloaded_gives_its_memory_back(folders: tuple[Path, ...]) -> None:
+    in_own_process("tests.integration.test_several_models:memory_after_unloading", *folders)
+
+
+def memory_after_unloading(*paths: str) -> None:
+    """It is the same after each of three times, but for half of a model's weights."""
+    folders = tuple(map(Path, paths))
+
     async def work() -> list[int]:
         models = await load_models(two_of(folders, fit=3))
         used = []
@@ -216,14 +224,21 @@ def test_files_that_change_between_two_loads_are_refused_before_another_model_go
 
 
 def test_the_budget_counts_what_weights_take_and_a_load_that_exceeds_it_reads_none(
-    folders: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
+    folders: tuple[Path, ...],
 ) -> None:
+    in_own_process("tests.integration.test_several_models:memory_of_loads", *folders[:2])
+
+
+def memory_of_loads(*paths: str) -> None:
+    """A load takes what it is counted for, and nothing where that is too much."""
+    folders = tuple(map(Path, paths))
+
     def wrong(folder: Path, adapter: Path | None = None) -> ModelDescription:
         found = description.describe(folder, adapter=adapter)
         return replace(found, weights_bytes=found.weights_bytes // 4)
 
     async def work() -> None:
-        monkeypatch.setattr(serve_models, "describe_model", wrong)
+        pytest.MonkeyPatch().setattr(serve_models, "describe_model", wrong)
         models = await load_models(two_of(folders[:2], fit=2, kept=(NAMES[0],)))
         before = mx.get_active_memory()
         await models.load(NAMES[1])
@@ -243,18 +258,17 @@ def test_the_budget_counts_what_weights_take_and_a_load_that_exceeds_it_reads_no
     run(work)
 
 
-@pytest.fixture
-def unfrozen() -> Iterator[None]:
-    """The program has not frozen its objects, as these tests have (`tests/conftest.py`)."""
-    gc.unfreeze()
-    yield
-    gc.freeze()
-
-
-@pytest.mark.usefixtures("unfrozen")
 def test_collections_at_the_end_of_a_model_do_not_look_at_what_was_imported(
     folders: tuple[Path, ...],
 ) -> None:
+    in_own_process("tests.integration.test_several_models:objects_after_a_load", *folders[:2])
+
+
+def objects_after_a_load(*paths: str) -> None:
+    """Most are frozen while models are loaded, and none afterwards."""
+    folders = tuple(map(Path, paths))
+    assert gc.get_freeze_count() == 0, "unlike in a process of tests (`tests/conftest.py`)"
+
     async def work() -> None:
         models = await load_models(two_of(folders[:2], loaded=2))
         await models.load(NAMES[1])
@@ -277,14 +291,21 @@ def test_what_the_program_has_frozen_stays_frozen(folders: tuple[Path, ...]) -> 
 
 
 def test_a_model_whose_folder_goes_while_it_is_loaded_leaves_no_engine_behind(
-    folders: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
+    folders: tuple[Path, ...],
 ) -> None:
+    in_own_process("tests.integration.test_several_models:memory_of_failing_loads", *folders)
+
+
+def memory_of_failing_loads(*paths: str) -> None:
+    """It does not grow from one to the next."""
+    folders = tuple(map(Path, paths))
+
     def gone(*_: object, **__: object) -> None:
         raise FileNotFoundError("the folder is gone")
 
     async def work() -> list[int]:
         models = await load_models(two_of(folders, fit=3))
-        monkeypatch.setattr(details, "read_details", gone)
+        pytest.MonkeyPatch().setattr(details, "read_details", gone)
         used = []
         for _ in range(3):
             with pytest.raises(ModelLoadError):
