@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import fcntl
-import os
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -47,8 +47,8 @@ def hub(server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
         ".gitattributes": b"*.safetensors filter=lfs\n",
         "config.json": b"{}",
         "notes.md": b"not for a model",
-        WEIGHTS: os.urandom(10 * _CHUNK),
-        "second.safetensors": os.urandom(3 * _CHUNK),
+        WEIGHTS: Random(1).randbytes(10 * _CHUNK),
+        "second.safetensors": Random(2).randbytes(3 * _CHUNK),
     }
     return server
 
@@ -67,9 +67,9 @@ def pull(hub_id: str = "org/tiny", stop_after: int | None = None) -> tuple[Path,
     return folder, arrived
 
 
-def only_weights(hub: Hub, n_chunks: int = 10) -> bytes:
+def only_weights(hub: Hub, n_chunks: int = 10, seed: int = 3) -> bytes:
     """Leave one large file in the model, so that the order of bytes is known."""
-    data = os.urandom(n_chunks * _CHUNK)
+    data = Random(seed).randbytes(n_chunks * _CHUNK)
     hub.models["org/tiny"] = {"config.json": b"{}", WEIGHTS: data}
     return data
 
@@ -181,7 +181,7 @@ def test_a_file_of_another_size_is_fetched_again(hub: Hub) -> None:
 def test_an_interrupted_update_leaves_the_model_that_was_there(hub: Hub) -> None:
     before = only_weights(hub)
     folder, _ = pull()
-    after = only_weights(hub)
+    after = only_weights(hub, seed=4)
     hub.commit = "b" * 40
     with pytest.raises(InterruptionError):
         pull(stop_after=4 * _CHUNK)

@@ -7,11 +7,11 @@ after a restart, and what was computed before it must not be computed again.
 from __future__ import annotations
 
 import json
-import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any, cast
 
 import openai
@@ -295,7 +295,7 @@ def broken(
     folder = tmp_path_factory.mktemp("broken")
     store = folder / "store"
     DiskStore.open(store, 1 << 30).close()
-    (store / FILE).write_bytes(os.urandom(20_000))
+    (store / FILE).write_bytes(Random(1).randbytes(20_000))
     (store / FILE).chmod(0o600)
     with started(folder, SEMANTIC_API_KEYS="key-a,key-b") as process:
         yield process, store

@@ -9,6 +9,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -180,7 +181,7 @@ def overwritten(path: Path) -> None:
     fill(path, *range(1, 40))
     with path.open("r+b") as file:
         file.seek(4096)
-        file.write(os.urandom(path.stat().st_size - 4096))
+        file.write(Random(1).randbytes(path.stat().st_size - 4096))
 
 
 def a_link(path: Path) -> None:

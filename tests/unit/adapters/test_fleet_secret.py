@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -40,7 +40,7 @@ def test_a_secret_is_32_bytes_that_its_file_decides(tmp_path: Path) -> None:
         (DATA[:31], 0o600, "expected 32 to 4096"),
         (DATA[:31] + b"\n", 0o600, "expected 32 to 4096"),
         (bytes(64), 0o600, "expected 32 to 4096"),
-        (os.urandom(2049).hex().encode(), 0o600, "expected 32 to 4096"),
+        (Random(1).randbytes(2049).hex().encode(), 0o600, "expected 32 to 4096"),
         (DATA, 0o604, "mode 0604"),
         (DATA, 0o660, "mode 0660"),
     ],
