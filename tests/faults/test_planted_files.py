@@ -35,7 +35,8 @@ from tests.faults.folder import (
 from tests.support import store_blocks as make
 from tests.support.open_files import open_files
 
-SECONDS = 4
+SECONDS = 60
+"""More than anything takes here that waits for nothing."""
 
 
 @contextmanager

@@ -31,7 +31,7 @@ def run(scenario: Scenario) -> FakeLoader:
 
     async def main() -> FakeLoader:
         loader = FakeLoader()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await scenario(loader)
         return loader
 
