@@ -148,7 +148,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
 
 
 def listens(url: str) -> bool:
-    """Whether the server takes connections: it stops so when it is told to end."""
+    """Whether the server takes connections: a signal ends that first."""
     host, _, port = url.removeprefix("http://").partition(":")
     try:
         socket.create_connection((host, int(port)), timeout=_SECONDS).close()

@@ -310,7 +310,7 @@ def memory_of_failing_loads(*paths: str) -> None:
         for _ in range(3):
             with pytest.raises(ModelLoadError):
                 await models.load(NAMES[1])
-            # Its thread lets the engine go when the error has been told, and leaves garbage.
+            # Its thread lets the engine go after the error is raised here, and leaves garbage.
             async with asyncio.timeout(60):
                 while mx.get_active_memory() >= before + weights / 2:
                     await asyncio.sleep(0.01)
