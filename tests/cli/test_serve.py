@@ -157,6 +157,7 @@ def listens(url: str) -> bool:
     return True
 
 
+@pytest.mark.process
 def test_keys_and_prompts_are_in_no_line(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# mine\nprivate-key\n")

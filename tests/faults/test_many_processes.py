@@ -123,6 +123,7 @@ def refused_locks(monkeypatch: pytest.MonkeyPatch) -> RefusedLocks:
     return refused
 
 
+@pytest.mark.process
 def test_the_lock_ends_with_its_holder(root: Path, refused_locks: RefusedLocks) -> None:
     """Row 14, the lock holder is killed, inside a transaction that had deleted everything: who
     waits goes on at once, and nothing is gone.

@@ -6,6 +6,7 @@ import gc
 import random
 
 import mlx.core as mx
+import pytest
 
 from semantic import CompletedGeneration
 from semantic.adapters.mlx.kv_cache.contiguous.buffer import BufferRange
@@ -16,6 +17,7 @@ from tests.support.rig import Rig
 from tests.support.tiny_models import VOCAB
 
 
+@pytest.mark.process
 def test_many_generations_return_every_block_and_every_byte() -> None:
     in_own_process("tests.integration.test_memory:many_generations")
 

@@ -320,6 +320,7 @@ def test_a_row_is_given_all_its_tokens_though_less_was_reserved() -> None:
 # Memory
 
 
+@pytest.mark.process
 def test_padded_rows_are_there_once_and_nothing_stays_behind() -> None:
     in_own_process("tests.integration.test_padded_batch:rounds_of_padded_rows")
 
@@ -354,6 +355,7 @@ def rounds_of_padded_rows() -> None:
     assert mx.get_active_memory() <= empty + 4096
 
 
+@pytest.mark.process
 def test_a_switch_copies_at_once_and_has_no_more_than_one_layer_twice() -> None:
     in_own_process("tests.integration.test_padded_batch:two_switches")
 

@@ -184,6 +184,7 @@ def test_real_trained_weights_of_others_answer_as_under_mlx_lm() -> None:
     assert again.cached_tokens == len(whole) - len(more)
 
 
+@pytest.mark.process
 def test_weights_are_read_in_pieces_between_which_others_compute(folder: Path) -> None:
     in_own_process("tests.integration.test_provider:read_in_pieces", folder)
 

@@ -29,8 +29,8 @@ def pytest_configure() -> None:
     """Note each socket and process that is made from now on; an event loop has two sockets."""
     for kind in (socket.socket, subprocess.Popen):
         kind.__init__ = _noted(kind.__init__)  # type: ignore[method-assign]
-    for starts in ((subprocess.Popen, "__init__"), (socket.socket, "listen")):
-        setattr(*starts, _told(getattr(*starts)))
+    subprocess.Popen.__init__ = _told(subprocess.Popen.__init__)  # type: ignore[method-assign]
+    socket.socket.listen = _told(socket.socket.listen)  # type: ignore[method-assign]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -28,6 +28,8 @@ from tests.support.fake_serving import FakeServing
 from tests.support.http_server import Reply, RunningServer, running, until
 from tests.support.runnable_serving import RunnableFake
 
+pytestmark = pytest.mark.process
+
 QUICK = ServerSettings(send_timeout=0.5, idle_timeout=1, stop_timeout=600)
 SMALL = b"GET /page/chat.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
 

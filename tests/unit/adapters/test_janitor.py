@@ -708,6 +708,7 @@ def held(objects: Many, max_bytes: int) -> Janitor:
     return Janitor(objects, SECRET, lease, max_bytes)
 
 
+@pytest.mark.process
 def test_memory_for_an_object_is_bounded() -> None:
     in_own_process("tests.unit.adapters.test_janitor:peaks_of_memory")
 

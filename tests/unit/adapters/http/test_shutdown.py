@@ -12,6 +12,8 @@ from semantic.adapters.http.server import listen, make_server
 from semantic.adapters.http.settings import ServerSettings
 from tests.support.fake_serving import FakeServing
 
+pytestmark = pytest.mark.process
+
 SETTINGS = ServerSettings(port=0, stop_timeout=600)
 SECONDS = 60.0
 """More than a server takes to stop, and less than it waits for a connection."""
