@@ -155,13 +155,28 @@ DISPOSABLE: dict[str, Callable[[Path], Path]] = {
 }
 """Places whose loss costs what was there and nothing else: a store opens and goes on."""
 
+
+def planted(part: int) -> pytest.MarkDecorator:
+    """Everything in every place; by default a third of that, another one for each `part`."""
+    pairs = [
+        pytest.param(
+            place,
+            plant,
+            id=f"{place}-{plant.__name__}",
+            marks=[] if (row + column) % 3 == part else [pytest.mark.thorough],
+        )
+        for row, place in enumerate(DISPOSABLE)
+        for column, plant in enumerate(PLANTS)
+    ]
+    return pytest.mark.parametrize(("place", "plant"), pairs)
+
+
 NEEDED = ["FORMAT", "secret", "lock", "blocks", "agents", "bad", "tmp", "secret.new", "FORMAT.new"]
 """Places without which there is no store: it opens, or one message says what is wrong."""
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("plant", PLANTS, ids=lambda one: one.__name__)
-@pytest.mark.parametrize("place", DISPOSABLE)
+@planted(0)
 def test_something_lies_there_at_opening(
     root: Path, place: str, plant: Callable[[Path], None]
 ) -> None:
@@ -216,8 +231,7 @@ def keep_again(root: Path) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("plant", PLANTS, ids=lambda one: one.__name__)
-@pytest.mark.parametrize("place", DISPOSABLE)
+@planted(1)
 def test_something_is_put_there_meanwhile(
     root: Path, place: str, plant: Callable[[Path], None]
 ) -> None:

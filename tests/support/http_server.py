@@ -96,12 +96,14 @@ def running(
     finally:
         server.should_exit = True
         thread.join(_SECONDS)
-        assert not thread.is_alive(), "the server did not stop"
+        if thread.is_alive():
+            raise TimeoutError("the server did not stop")
 
 
 def until(condition: Callable[[], bool], seconds: float = _SECONDS) -> None:
-    """Wait until `condition` holds. Fails when it does not in time."""
+    """Wait until `condition` holds. Raises TimeoutError when it does not in time."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        if time.monotonic() > deadline:
+            raise TimeoutError("waited in vain")
         time.sleep(0.005)

@@ -27,6 +27,10 @@ class ServerFailedError(Exception):
     """The server did not come up, or did not end as it should; the text is its log."""
 
 
+class ServerLateError(ServerFailedError, TimeoutError):
+    """The server did not come up or end in time."""
+
+
 class ServeProcess:
     """A started server. `url` is its address without a path; `log` what it printed so far."""
 
@@ -67,10 +71,10 @@ class ServeProcess:
 
     def wait_ready(self, seconds: float = _SECONDS) -> None:
         """Return when requests can come. Raises ServerFailedError if they cannot in `seconds`."""
-        self._ready.wait(seconds)
+        is_late = not self._ready.wait(seconds)
         if not self.url:
             self.kill()
-            raise ServerFailedError(self.tail)
+            raise (ServerLateError if is_late else ServerFailedError)(self.tail)
 
     def stop(self) -> None:
         """End it as an operator does. Raises ServerFailedError unless it ends in good order."""
@@ -79,7 +83,7 @@ class ServeProcess:
             code = self._process.wait(_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise ServerFailedError(self.tail) from None
+            raise ServerLateError(self.tail) from None
         self._reader.join()
         if code not in {0, -signal.SIGTERM}:
             raise ServerFailedError(f"{self.tail}\nexit code {code}")
