@@ -66,8 +66,9 @@ class Module:
     def uses(self, name: str) -> set[str]:
         """Names that a definition mentions: dotted ones of imports, `.name` of this module."""
         nodes = [node for one in self.defined[name] for node in ast.walk(one)]
+        mentioned = {dotted for node in nodes if (dotted := _dotted(node))}
         found = set()
-        for head, rest in {_split(dotted) for node in nodes if (dotted := _dotted(node))}:
+        for head, rest in map(_split, mentioned.union(*map(_fixtures, nodes))):
             if head in self.imported:
                 found.add(self.imported[head] + rest)
             elif head in self.defined:
@@ -166,6 +167,15 @@ def _dotted(node: ast.AST) -> str:
             return ""
 
 
+def _fixtures(node: ast.AST) -> list[str]:
+    """The names in a mark `usefixtures`."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr="usefixtures"), args=arguments):
+            return [str(one.value) for one in arguments if isinstance(one, ast.Constant)]
+        case _:
+            return []
+
+
 def _split(dotted: str) -> tuple[str, str]:
     head, dot, rest = dotted.partition(".")
     return head, dot + rest
@@ -192,13 +202,16 @@ def test_of_a_fixture(server): pass
 def test_of_a_lock(): helper()
 @pytest.mark.process
 def test_marked(started): pass
+@pytest.mark.usefixtures("server")
+def test_that_uses_a_fixture(): pass
 """
 
 
 def test_a_test_that_starts_something_by_a_fixture_is_found() -> None:
     planted = {"tests.support.planted": SUPPORT, "tests.test_planted": TESTS}
     modules = {name: Module.read(text) for name, text in planted.items()}
-    assert unmarked(modules) == ["tests.test_planted.test_of_a_fixture"]
+    found = [name.rpartition(".")[2] for name in unmarked(modules)]
+    assert found == ["test_of_a_fixture", "test_that_uses_a_fixture"]
 
 
 def test_each_test_that_starts_something_is_in_the_process_lane() -> None:

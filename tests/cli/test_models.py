@@ -94,6 +94,7 @@ def test_what_a_token_and_an_agent_cost_is_said(folder: Path) -> None:
     assert f"a pool of 1.0 GiB holds {found['agents']} agents of 32768 tokens" in text
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("hub")
 def test_a_model_that_does_not_fit_is_refused_before_it_is_fetched() -> None:
     shown = answer("show", "org/tiny", "--pool-gb", "100000")
@@ -113,6 +114,7 @@ def test_a_model_that_cannot_be_computed_is_refused_before_it_is_fetched(hub: Hu
     assert hub.ranges == []
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("hub")
 def test_folders_and_broken_ones_are_listed(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
@@ -147,6 +149,7 @@ def test_a_download_that_was_begun_is_shown_as_one(
     assert answer("pull", "org/tiny")["fetched_bytes"] == weights
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -170,6 +173,7 @@ def test_a_mistake_is_one_line(arguments: list[str], words: str) -> None:
     assert words in error("models", *arguments)
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("hub")
 def test_a_folder_is_never_deleted(folder: Path) -> None:
     semantic("models", "alias", "mine", str(folder))
@@ -178,6 +182,7 @@ def test_a_folder_is_never_deleted(folder: Path) -> None:
     assert (folder / "model.safetensors").is_file()
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("hub")
 def test_an_alias_is_a_model_everywhere() -> None:
     assert answer("alias", "t", "org/tiny") == {"name": "t", "model": "org/tiny", "here": False}
@@ -196,6 +201,7 @@ def test_an_alias_is_a_model_everywhere() -> None:
     )
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("hub")
 def test_the_name_of_a_server_is_remembered(folder: Path) -> None:
     serve.remember(load_settings({"model": str(folder), "served_model_name": ("chat",)}).settings)
