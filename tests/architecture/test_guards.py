@@ -44,7 +44,6 @@ SILENCED_FILE = re.compile(
 )
 
 MOST_IN_FOLDER = 20
-MOST_MODULES = 435
 
 WIRES = re.compile(
     r"^adapters/http/(?:anthropic|ollama|openai(?:/(?:chat|completions|responses))?)/"
@@ -223,9 +222,8 @@ def test_no_file_names_a_registry_or_a_path_of_one_machine() -> None:
     assert {name: addresses for name, addresses in found.items() if addresses} == {}
 
 
-def test_folders_and_the_whole_stay_small() -> None:
+def test_folders_stay_small() -> None:
     assert crowded([_short(path) for path in MODULES]) == {}
-    assert len(MODULES) <= MOST_MODULES
 
 
 def test_no_two_modules_have_one_name() -> None:

@@ -1,0 +1,147 @@
+"""The sizes that `budgets.toml` bounds, and who may raise a bound.
+
+    python -m tools.budgets
+
+Prints each size beside its bound. A commit that raises a bound adds a decision record to `docs/adr`
+that says who asked for it and which figure shows that it pays: lines that begin with `**Asked by**`
+and `**Figure**`.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final, TypeAlias
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+FILE: Final = "budgets.toml"
+RECORDS: Final = "docs/adr/"
+PARTS: Final = {
+    "fleet": re.compile(
+        r"adapters/(fleet|http/fleet|mlx/ranks|stores/remote)/|adapters/stores/(kv_|fleet_secret)"
+        r"|cli/(fleet/|remote/fleet_cache)|composition/(fleet_store|launched_ranks)"
+    ),
+    "server": re.compile(
+        r"adapters/(http|service|clients)/|cli/(remote/|launch\.|serve\.|service\.)|serve"
+    ),
+}
+"""Files of a part by their path in the package, the first that matches; others are the engine's."""
+SAID: Final = ("**Asked by**", "**Figure**")
+
+Bounds: TypeAlias = Mapping[str, int]
+"""Numbers by a name with dots, as in `engine.lines`."""
+
+
+def sizes(root: Path) -> dict[str, int]:
+    """What can be counted without running anything."""
+    source = root / "src" / "semantic"
+    lines = {path.relative_to(source).as_posix(): _lines(path) for path in source.rglob("*.py")}
+    modules, total = Counter[str](), Counter[str]()
+    for path, n in lines.items():
+        modules[part_of(path)] += 1
+        total[part_of(path)] += n
+    found: dict[str, int] = {}
+    for part in (*PARTS, "engine"):
+        found |= {f"{part}.modules": modules[part], f"{part}.lines": total[part]}
+    words = sum(_words(path) for path in hand_written(root))
+    return found | {"longest_file": max(lines.values()), "document_words": words}
+
+
+def part_of(path: str) -> str:
+    """Which part of the package a file belongs to."""
+    return next((part for part, files in PARTS.items() if files.match(path)), "engine")
+
+
+def hand_written(root: Path) -> list[Path]:
+    """Documents without those that the program writes."""
+    generated = {"cli.md", "http.md", "models.md"}
+    docs = [path for path in (root / "docs").rglob("*.md") if path.name not in generated]
+    return [*docs, *root.glob("*.md")]
+
+
+def bounds(text: str) -> dict[str, int]:
+    """The numbers of a budget file."""
+    return dict(_flat(tomllib.loads(text)))
+
+
+def exceeded(found: Bounds, allowed: Bounds) -> list[str]:
+    """Sizes beyond their bound, one line each."""
+    return [
+        f"{name} must be at most {allowed[name]}, got {size}; make room, or lower another size"
+        for name, size in found.items()
+        if size > allowed[name]
+    ]
+
+
+def raised(root: Path) -> list[str] | None:
+    """Commits that raised a bound without a record that says why; None without a whole history."""
+    listed = _git(root, "rev-list", "HEAD", "--", FILE)
+    if listed is None or _git(root, "rev-parse", "--is-shallow-repository") != "false\n":
+        return None
+    return [line for commit in listed.split() for line in _raised_by(root, commit)]
+
+
+def _raised_by(root: Path, commit: str) -> Iterator[str]:
+    before = _git(root, "show", f"{commit}^:{FILE}")
+    after = _git(root, "show", f"{commit}:{FILE}")
+    if before is None or after is None:
+        return
+    old, new = bounds(before), bounds(after)
+    higher = [name for name in new if new[name] > old.get(name, new[name])]
+    gone = [name for name in old if name not in new]
+    if (higher or gone) and not any(map(_says_why, _records(root, commit))):
+        yield f"{commit[:10]} raises {', '.join([*higher, *gone])} without a record in {RECORDS}"
+
+
+def _records(root: Path, commit: str) -> Iterator[str]:
+    """The texts of the decision records that a commit adds."""
+    added = _git(
+        root, "diff", "--name-only", "--diff-filter=A", f"{commit}^", commit, "--", RECORDS
+    )
+    for path in (added or "").splitlines():
+        yield _git(root, "show", f"{commit}:{path}") or ""
+
+
+def _says_why(record: str) -> bool:
+    lines = record.splitlines()
+    return all(any(line.startswith(said) for line in lines) for said in SAID)
+
+
+def _flat(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, int]]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, int):
+            yield f"{prefix}{name}", value
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    """What git prints; None if it fails."""
+    command = ("git", "-c", "safe.directory=*", *arguments)
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    return done.stdout if done.returncode == 0 else None
+
+
+def _lines(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def _words(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").split())
+
+
+def main() -> None:
+    """Entry point."""
+    allowed, found = bounds((ROOT / FILE).read_text(encoding="utf-8")), sizes(ROOT)
+    for name, size in found.items():
+        print(f"{name:18} {size:7} of {allowed[name]:7}")
+    sys.exit(bool(exceeded(found, allowed)))
+
+
+if __name__ == "__main__":
+    main()
