@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import sys
 import tempfile
@@ -207,6 +208,18 @@ def press(store: CacheStorePort, seeds: Sequence[int]) -> None:
 # Blocks
 
 
+def lengths_of(*parts: Part) -> list[object]:
+    """Each length, in memory and flushed, of a part in turn; of all parts in the thorough lane."""
+    found: list[object] = []
+    lengths = itertools.product((1, 255, 256), (False, True))
+    for i, (n_tokens, flushed) in enumerate(lengths):
+        usual = parts[(i // 2 + i % 2) % len(parts)]
+        for part in parts:
+            marks = [] if part is usual else [pytest.mark.thorough]
+            found.append(pytest.param(n_tokens, part, flushed, marks=marks))
+    return found
+
+
 def test_an_empty_store_has_nothing(store: CacheStorePort) -> None:
     [link] = chain(256)
     assert store.find([link.key(Part.FULL)]) == {}
@@ -221,9 +234,7 @@ def test_an_empty_store_has_nothing(store: CacheStorePort) -> None:
     store.flush()
 
 
-@pytest.mark.parametrize("n_tokens", [1, 255, 256])
-@pytest.mark.parametrize("part", Part)
-@pytest.mark.parametrize("flushed", [False, True])
+@pytest.mark.parametrize(("n_tokens", "part", "flushed"), lengths_of(*Part))
 def test_a_body_comes_back_byte_for_byte(
     store: CacheStorePort, n_tokens: int, part: Part, flushed: bool
 ) -> None:
@@ -236,9 +247,7 @@ def test_a_body_comes_back_byte_for_byte(
     assert store.find([link.key(part)])[link.key(part)].n_bytes == len(given.body)
 
 
-@pytest.mark.parametrize("n_tokens", [1, 255, 256])
-@pytest.mark.parametrize("part", [Part.FULL, Part.WINDOW])
-@pytest.mark.parametrize("flushed", [False, True])
+@pytest.mark.parametrize(("n_tokens", "part", "flushed"), lengths_of(Part.FULL, Part.WINDOW))
 def test_a_body_is_read_into_the_front_of_its_targets(
     store: CacheStorePort, n_tokens: int, part: Part, flushed: bool
 ) -> None:
@@ -381,8 +390,14 @@ def wrong_in(field: str, one: BlockHeader) -> BlockHeader:
     return WRONG_HEADERS[field](one)
 
 
-@pytest.mark.parametrize("field", [*WRONG, *WRONG_HEADERS])
-@pytest.mark.parametrize("flushed", [False, True])
+@pytest.mark.parametrize(
+    ("field", "flushed"),
+    [
+        pytest.param(field, flushed, marks=[] if flushed == i % 2 else [pytest.mark.thorough])
+        for i, field in enumerate((*WRONG, *WRONG_HEADERS))
+        for flushed in (False, True)
+    ],
+)
 def test_a_body_is_given_only_to_who_asks_for_it_in_every_field(
     store: CacheStorePort, field: str, flushed: bool
 ) -> None:
@@ -1094,7 +1109,7 @@ class SharedMachine(StoreMachine):
 
 for machine in StoreMachine.__subclasses__():
     in_memory = machine in (MemoryMachine, BackgroundMemoryMachine)
-    n_examples = examples(40, thorough=300) if in_memory else examples(10, thorough=60)
+    n_examples = examples(20, thorough=300) if in_memory else examples(6, thorough=60)
     machine.TestCase.settings = settings(max_examples=n_examples, stateful_step_count=30)
 
 TestMemory = MemoryMachine.TestCase

@@ -40,6 +40,11 @@ def more(*values: object) -> list[object]:
     return [pytest.param(value, marks=pytest.mark.thorough) for value in values]
 
 
+def more_rows(*rows: tuple[object, ...]) -> list[object]:
+    """`more`, where each row has the values of several parameters."""
+    return [pytest.param(*row, marks=pytest.mark.thorough) for row in rows]
+
+
 class NoMLX:
     """A finder that refuses MLX, so that a test of the quick lane that needs it fails."""
 

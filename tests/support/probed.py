@@ -10,7 +10,10 @@ from contextlib import contextmanager
 from typing import Final
 from unittest import mock
 
+from mlx.nn.layers.base import Module
+
 from semantic.adapters.mlx.kv_cache import forms
+from semantic.adapters.mlx.kv_cache.model_spec import read_shapes, read_spec
 from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention
 from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
 from semantic.adapters.mlx.kv_cache.paged.self_test import computes_attention
@@ -25,7 +28,12 @@ _passed: Final[dict[tuple[object, ...], object]] = {}
 """What passed, with the model, so that no other takes over its id. Failures are not remembered."""
 
 _chosen: Final[dict[int, tuple[LogitsProbe, tuple[bool, ...]]]] = {}
-"""The layers that can use our caches, with the probe of their model, by the model's id."""
+"""That all layers can use our caches, with the probe of their model, by the model's id. A test
+that breaks them leaves nothing behind."""
+
+_specs: Final[dict[int, tuple[Module, ModelCacheSpec | None]]] = {}
+_shapes: Final[dict[int, tuple[Module, list[LayerShape | None]]]] = {}
+"""What is read of a model with its masks, by the model's id."""
 
 _comparing_pages = forms._comparing_pages
 
@@ -34,11 +42,25 @@ _comparing_pages = forms._comparing_pages
 def probed_once() -> Iterator[None]:
     """Within, models of `tiny_model` that passed before are taken as they are."""
     with (
+        mock.patch.object(provider, "read_spec", _spec_once),
+        mock.patch.object(provider, "read_shapes", _shapes_once),
         mock.patch.object(provider, "choosing_layers", _choosing_once),
         mock.patch.object(forms, "_comparing_pages", _comparing_once),
         mock.patch.object(forms, "computes_attention", _computes_once),
     ):
         yield
+
+
+def _spec_once(model: Module) -> ModelCacheSpec | None:
+    if id(model) not in _specs:
+        _specs[id(model)] = model, read_spec(model)
+    return _specs[id(model)][1]
+
+
+def _shapes_once(model: Module) -> list[LayerShape | None]:
+    if id(model) not in _shapes:
+        _shapes[id(model)] = model, read_shapes(model)
+    return list(_shapes[id(model)][1])
 
 
 def _choosing_once(
@@ -47,8 +69,8 @@ def _choosing_once(
     key = id(probe.model)
     if key not in _chosen:
         found = yield from choosing_layers(probe, spec, shapes)
-        if found is None:
-            return None
+        if found is None or not all(found):
+            return found
         _chosen[key] = probe, found
     return _chosen[key][1]
 
