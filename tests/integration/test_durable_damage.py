@@ -91,7 +91,7 @@ def ask_each(
     """One turn of each agent; what it said goes to `past`."""
     with running(architecture, folder) as life:
         for (agent, tenant), prompt in prompts.items():
-            done = life.ask(agent, prompt, 8, tenant=tenant)
+            done = life.ask(agent, prompt, 4, tenant=tenant)
             past[agent, tenant] = history(prompt, done)
 
 
@@ -336,11 +336,6 @@ HARMLESS: dict[str, Damage] = {
 """The blocks are all there, and all is reused."""
 
 
-def damages(*kinds: dict[str, Damage]) -> pytest.MarkDecorator:
-    both = {name: one for kind in kinds for name, one in kind.items()}
-    return pytest.mark.parametrize("damage", both.values(), ids=both.keys())
-
-
 class Aftermath:
     """The agents of a saved store, asked again in a copy of it."""
 
@@ -359,7 +354,7 @@ class Aftermath:
     def ask_everybody(self, life: Durable, n_more: int) -> dict[Who, Done]:
         """One more turn of all agents at once; each answer is right."""
         asked = [
-            Asked(agent, prompt, 8, tenant)
+            Asked(agent, prompt, 4, tenant)
             for (agent, tenant), prompt in onward(self.past, n_more).items()
         ]
         done = life.ask_all(asked)
@@ -442,8 +437,19 @@ def test_lost_blocks_are_computed_again(
     after.require_healed()
 
 
-@few_architectures
-@damages(HARMLESS)
+@pytest.mark.parametrize(
+    ("architecture", "damage"),
+    [
+        pytest.param(
+            architecture,
+            damage,
+            id=f"{name}-{architecture}",
+            marks=[] if architecture == _HIT[i % 3][0] else [pytest.mark.thorough],
+        )
+        for i, (name, damage) in enumerate(HARMLESS.items())
+        for architecture in ("llama", "lfm2", "gemma3")
+    ],
+)
 def test_without_index_or_manifests_all_blocks_are_still_found(
     architecture: str, damage: Damage, saved: Callable[[str], Saved], tmp_path: Path
 ) -> None:
@@ -456,7 +462,7 @@ def test_without_index_or_manifests_all_blocks_are_still_found(
     after.require_healed()
 
 
-@pytest.mark.parametrize("seed", [0, 3, *more(1, 2, 4, 5)])
+@pytest.mark.parametrize("seed", [3, *more(0, 1, 2, 4, 5)])
 def test_all_kinds_of_damage_at_once_and_again(
     seed: int, saved: Callable[[str], Saved], tmp_path: Path
 ) -> None:
