@@ -23,6 +23,7 @@ from semantic.adapters.mlx.model import short_steps
 from semantic.adapters.mlx.model.joined import JOINED, MOST_ROWS, Product, join, product_of
 from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.adapters.mlx.model.short_steps import shorten
+from tests.support.lanes import more
 from tests.support.one_batch import said_by
 from tests.support.rounding import most_rounding
 from tests.support.tiny_models import ARCHITECTURES, VOCAB, build, randomize, tiny_model
@@ -220,7 +221,7 @@ def in_pages(model: Module) -> list[list[object]]:
     return [cast("list[object]", layers.empty(256)) for _ in range(4)]
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", *more("qwen3")])
 @pytest.mark.parametrize("caches", [padded, in_pages])
 @pytest.mark.parametrize("compile_after", [None, 0, 2])
 @pytest.mark.parametrize("add_in_product", [False, True])

@@ -165,13 +165,14 @@ def user(text: str) -> Message:
     return Message("user", words(8, text))
 
 
-TEMPLATES = (*more("semantic-tiny"), "json_tools", "drops_thoughts", "hoists", "mistral")
+TEMPLATES = (*more("semantic-tiny", "json_tools"), "drops_thoughts", "hoists", "mistral")
 loop_templates = pytest.mark.parametrize(
     "run",
-    ["json_tools", "drops_thoughts", "mistral", *more("semantic-tiny", "hoists")],
+    ["json_tools", "mistral", *more("drops_thoughts", "semantic-tiny", "hoists")],
     indirect=True,
 )
-few_templates = pytest.mark.parametrize("run", ["drops_thoughts", "hoists"], indirect=True)
+thoughts = pytest.mark.parametrize("run", ["drops_thoughts", *more("hoists")], indirect=True)
+hoisting = pytest.mark.parametrize("run", ["hoists", *more("drops_thoughts")], indirect=True)
 
 
 @pytest.fixture(params=TEMPLATES)
@@ -218,11 +219,11 @@ def test_a_session_stays_warm_whatever_its_template_makes_of_its_history(run: Ru
         main = Talk(served, opening("main"), agent="one")
         await title.say(user("title"))
         await main.say()
-        for number in range(4):
+        for number in range(examples(2, thorough=4)):
             await main.say(user(f"turn {number}"))
         await main.say(Message("system", words(8, "reminder")), user("after a reminder"))
         await served.restart()
-        for number in range(3):
+        for number in range(examples(2, thorough=3)):
             await main.say(user(f"after a restart {number}"))
         require_warm(main)
 
@@ -233,7 +234,7 @@ def test_a_session_stays_warm_whatever_its_template_makes_of_its_history(run: Ru
 def test_a_loop_of_tool_calls_stays_warm(run: Run) -> None:
     async def test(served: Served) -> None:
         talk = Talk(served, opening("tools"), tools=(PICK,))
-        for number in range(examples(3, thorough=20)):
+        for number in range(examples(2, thorough=20)):
             await talk.use_tool(number)
         await talk.say(choice=ToolChoice("none"))
         await talk.say(user("thanks"), choice=ToolChoice("none"))
@@ -242,7 +243,7 @@ def test_a_loop_of_tool_calls_stays_warm(run: Run) -> None:
     run(test)
 
 
-@few_templates
+@hoisting
 def test_an_edit_and_another_try_cost_what_comes_after_them(run: Run) -> None:
     async def test(served: Served) -> None:
         talk = Talk(served, opening("edits"))
@@ -260,7 +261,7 @@ def test_an_edit_and_another_try_cost_what_comes_after_them(run: Run) -> None:
     run(test)
 
 
-@few_templates
+@thoughts
 def test_agents_that_branch_off_one_context_share_it(run: Run) -> None:
     async def test(served: Served) -> None:
         parent = Talk(served, opening("parent"), agent="parent")
@@ -276,7 +277,7 @@ def test_agents_that_branch_off_one_context_share_it(run: Run) -> None:
     run(test)
 
 
-@few_templates
+@hoisting
 def test_what_was_read_before_a_client_left_is_not_read_again(run: Run) -> None:
     async def test(served: Served) -> None:
         talk = Talk(served, [Message("user", words(1200, "long"))])

@@ -32,13 +32,14 @@ from semantic.composition.process_stores import open_store
 from semantic.domain.value_objects import LayerKind, SamplingParams
 from tests.integration.test_exactness import prompts
 from tests.support.char_tokenizer import CharTokenizer
-from tests.support.lanes import THOROUGH
+from tests.support.lanes import THOROUGH, more_rows
 from tests.support.probed import probed_once
+from tests.support.reference import is_greedy
 from tests.support.rounding import equally_likely
 from tests.support.tiny_models import VOCAB, tiny_model
 from tests.support.unusual_models import UNUSUAL, WINDOW, unusual_model
 
-_NEW = 10
+_NEW = 10 if THOROUGH else 6
 
 
 def alone(name: str, prompt: list[int], n_new: int = _NEW) -> list[int]:
@@ -48,7 +49,13 @@ def alone(name: str, prompt: list[int], n_new: int = _NEW) -> list[int]:
 
 
 def is_right(name: str, prompt: list[int], answer: tuple[int, ...]) -> bool:
-    """Whether it is mlx-lm's answer, up to a choice between equally likely tokens."""
+    """Whether it is mlx-lm's answer, up to a choice between equally likely tokens.
+
+    mlx-lm decodes its own only if a token is not the likeliest when all are computed at once, and
+    in the thorough lane.
+    """
+    if not THOROUGH and len(answer) == _NEW and is_greedy(unusual_model(name), prompt, answer):
+        return True
     for i, (found, expected) in enumerate(zip(answer, alone(name, prompt), strict=True)):
         if found != expected:
             return equally_likely(unusual_model(name), [*prompt, *answer[:i]], (found, expected))
@@ -101,8 +108,14 @@ def converse(served: Served, lengths: tuple[int, ...]) -> list[list[int]]:
     return cached
 
 
-@pytest.mark.parametrize("name", ["mistral3", "smollm3"])
-@pytest.mark.parametrize("in_pages", [False, True])
+@pytest.mark.parametrize(
+    ("name", "in_pages"),
+    [
+        ("mistral3", True),
+        ("smollm3", False),
+        *more_rows(("mistral3", False), ("smollm3", True)),
+    ],
+)
 def test_a_window_that_only_the_mask_has(name: str, in_pages: bool) -> None:
     served = Served(name, in_pages=in_pages)
     kinds = [LayerKind.SLIDING_WINDOW, LayerKind.FULL] * 2
@@ -173,9 +186,9 @@ DIVIDED = {"internlm2": 0, "internlm3": 0, "plamo3": WINDOW - 1}
 def test_where_a_prompt_is_divided_matters_nothing_is_reused(name: str, tmp_path: Path) -> None:
     served = Served(name, folder=tmp_path)
     assert all(served.backend.ragged_layers)
-    cached = converse(served, (700, 7, WINDOW + 1, 2100 if THOROUGH else 300))
+    cached = converse(served, (700, 7, WINDOW + 1, *([2100] if THOROUGH else [])))
     assert all(n <= DIVIDED[name] for turn in cached for n in turn)
-    edited = prompts(700, seed=41)[0]
+    edited = prompts(700 if THOROUGH else 300, seed=41)[0]
     served.answers([edited])
     served.engine.close()
     served = Served(name, folder=tmp_path)
