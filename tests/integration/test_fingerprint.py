@@ -30,13 +30,20 @@ _WEIGHTS = "model.safetensors"
 _BIG = 18 << 20
 
 
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of two chunks of weights, drawn once."""
+    path = tmp_path_factory.mktemp("weights") / _WEIGHTS
+    mx.save_safetensors(str(path), {"w": mx.random.normal((_BIG // 4,), key=mx.random.key(1))})
+    return path
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, weights: Path) -> Path:
     """A model of two chunks of weights."""
     made = tmp_path / "model"
     made.mkdir()
-    weights = mx.random.normal((_BIG // 4,), key=mx.random.key(1))
-    mx.save_safetensors(str(made / _WEIGHTS), {"w": weights})
+    shutil.copyfile(weights, made / _WEIGHTS)
     for name in ("config.json", "tokenizer.json", "chat_template.jinja", "merges.txt", "README.md"):
         (made / name).write_text(f"content of {name}")
     return made

@@ -157,8 +157,14 @@ def test_another_secret_finds_nothing_and_harms_nothing(fleet: Fleet) -> None:
         assert old.ask("bob", prompt, 5).cached_tokens == 599
 
 
-@pytest.mark.parametrize("architecture", ["llama", "lfm2"])
-@pytest.mark.parametrize("damage", ["flipped", "truncated", "empty", "gone", "swapped"])
+@pytest.mark.parametrize(
+    ("architecture", "damage"),
+    [
+        pytest.param(architecture, damage, marks=[] if usual else [pytest.mark.thorough])
+        for i, damage in enumerate(("flipped", "truncated", "empty", "gone", "swapped"))
+        for architecture, usual in (("llama", i % 2 == 0), ("lfm2", i % 2 == 1))
+    ],
+)
 def test_damaged_objects_are_computed_again(architecture: str, damage: str, fleet: Fleet) -> None:
     """The answer is the same; what was read in vain is replaced, and read by later replicas."""
     prompt = text(600, seed=1)

@@ -20,7 +20,7 @@ from semantic.adapters.mlx.sampling.token_mask import GrammarMask
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.grammar import Grammar
 from tests.integration.test_exactness import prompts
-from tests.support.lanes import examples
+from tests.support.lanes import examples, more
 from tests.support.rig import Done, Rig
 from tests.support.text_tokenizer import id_of, text_tokenizer
 
@@ -64,7 +64,7 @@ def check_person(done: Done) -> None:
 # In an engine
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt_oss"])
+@pytest.mark.parametrize("architecture", ["llama", *more("gemma3", "gpt_oss")])
 @pytest.mark.parametrize("seed", [None, 1, 2])
 def test_an_answer_fits_its_schema(architecture: str, seed: int | None) -> None:
     of = rig(architecture)
@@ -82,10 +82,10 @@ def test_rows_of_a_batch_do_not_notice_that_a_neighbour_is_held() -> None:
         held(grammar),
         SamplingParams(temperature=1, seed=3),
     ]
-    alone = [rig().answer("x", text, 60, sampling=p) for text, p in zip(texts, wanted, strict=True)]
+    alone = [rig().answer("x", text, 30, sampling=p) for text, p in zip(texts, wanted, strict=True)]
     of = rig()
     uids = [
-        of.engine.submit(f"a{i}", text, max_tokens=60, sampling=params)
+        of.engine.submit(f"a{i}", text, max_tokens=30, sampling=params)
         for i, (text, params) in enumerate(zip(texts, wanted, strict=True))
     ]
     done = of.run()
@@ -96,10 +96,10 @@ def test_a_preempted_answer_goes_on_in_its_grammar() -> None:
     texts = prompts(240, 250, 245, 248, seed=3)
     grammars = [json_grammar(PERSON, after) for after in (None, "a", None, " ")]
     wanted = [held(g, seed) for g, seed in zip(grammars, (None, 4, 6, 7), strict=True)]
-    alone = [rig().answer("x", text, 90, sampling=p) for text, p in zip(texts, wanted, strict=True)]
+    alone = [rig().answer("x", text, 40, sampling=p) for text, p in zip(texts, wanted, strict=True)]
     of = rig(columns=5)
     uids = [
-        of.engine.submit(f"a{i}", text, max_tokens=90, sampling=params)
+        of.engine.submit(f"a{i}", text, max_tokens=40, sampling=params)
         for i, (text, params) in enumerate(zip(texts, wanted, strict=True))
     ]
     done = of.run()
@@ -257,7 +257,7 @@ def _fits_inside(value: object, schema: dict[str, object]) -> bool:
 
 
 @settings(
-    max_examples=examples(25, thorough=200),
+    max_examples=examples(12, thorough=200),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -31,7 +31,7 @@ from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool
 from semantic.adapters.mlx.model.warm_up import warm_up
 from semantic.domain.value_objects import SamplingParams, SequenceId
 from tests.support.in_pages import SUFFIX, tiny_backend
-from tests.support.lanes import examples
+from tests.support.lanes import examples, more
 from tests.support.one_batch import said_by
 from tests.support.paged_sequences import (
     DIM,
@@ -136,7 +136,7 @@ class Together(RuleBasedStateMachine):
         assert [pages.n_used for pages in layers.pools] == [0] * len(layers.pools)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "windows"])
+@pytest.mark.parametrize("architecture", ["windows", *more("llama")])
 def test_whoever_comes_and_goes_everybody_says_what_they_say_alone(architecture: str) -> None:
     machine = type(f"Together_{architecture}", (Together,), {"architecture": architecture})
     run_state_machine_as_test(

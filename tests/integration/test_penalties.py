@@ -41,21 +41,21 @@ def reference(rig: Rig, prompt: list[int], params: SamplingParams, n: int) -> li
 def test_penalties_are_those_of_the_formula(params: SamplingParams) -> None:
     rig = Rig("llama")
     (prompt,) = prompts(40, seed=30)
-    expected = reference(rig, prompt, params, 60)
-    assert list(rig.answer("ann", prompt, 60, sampling=params).tokens) == expected
-    assert list(rig.answer("ben", prompt, 60).tokens) != expected
+    expected = reference(rig, prompt, params, 25)
+    assert list(rig.answer("ann", prompt, 25, sampling=params).tokens) == expected
+    assert list(rig.answer("ben", prompt, 25).tokens) != expected
 
 
 def test_penalties_are_the_same_in_a_batch_and_over_a_preemption() -> None:
     texts = prompts(240, 250, 245, 248, seed=31)
     alone = [
-        Rig("llama", chunk=64).answer("x", text, 60, sampling=params).tokens
+        Rig("llama", chunk=64).answer("x", text, 30, sampling=params).tokens
         for text, params in zip(texts, PARAMS, strict=True)
     ]
     for columns in (200, 5):
         rig = Rig("llama", chunk=64, columns=columns)
         uids = [
-            rig.engine.submit(f"a{i}", text, max_tokens=60, sampling=params)
+            rig.engine.submit(f"a{i}", text, max_tokens=30, sampling=params)
             for i, (text, params) in enumerate(zip(texts, PARAMS, strict=True))
         ]
         done = rig.run()

@@ -212,7 +212,7 @@ def cut(text: str, places: Sequence[int]) -> list[str]:
     st.sampled_from(["", "\n"]),
     cuts,
 )
-@settings(max_examples=examples(500, thorough=20_000))
+@settings(max_examples=examples(200, thorough=20_000))
 def test_the_pieces_add_up_to_what_the_parser_reads_of_the_whole(
     name: str, given_arguments: list[tuple[str, str]], tool: str, space: str, places: list[int]
 ) -> None:
@@ -276,7 +276,7 @@ def listed(name: str, value: object) -> str:
     st.sampled_from([",", ", "]),
     cuts,
 )
-@settings(max_examples=examples(300, thorough=20_000))
+@settings(max_examples=examples(120, thorough=20_000))
 def test_the_pieces_of_a_list_add_up_to_what_was_written(
     name: str, written: dict[str, object], comma: str, places: list[int]
 ) -> None:
@@ -337,7 +337,7 @@ def soup(name: str) -> list[str]:
 
 
 @given(st.data(), st.sampled_from([*STREAMED, *LISTED]), cuts, st.booleans(), st.booleans())
-@settings(max_examples=examples(500, thorough=20_000))
+@settings(max_examples=examples(200, thorough=20_000))
 def test_any_pieces_of_any_answer_give_the_same(
     data: st.DataObject, name: str, places: list[int], many: bool, opens: bool
 ) -> None:

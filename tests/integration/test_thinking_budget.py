@@ -11,6 +11,7 @@ from semantic import SamplingParams
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.domain.value_objects import ThinkingBudget
 from tests.integration.test_exactness import prompts
+from tests.support.lanes import more
 from tests.support.reference import is_answer
 from tests.support.rig import Done, Rig
 from tests.support.tiny_models import VOCAB
@@ -37,7 +38,9 @@ def is_cut(
     return is_answer(rig.model, [*prompt, *tokens[: n + len(end)]], rest, len(rest))
 
 
-@pytest.mark.parametrize("architecture", ["llama", "llama padded", "gemma3 in pages", "lfm2"])
+@pytest.mark.parametrize(
+    "architecture", ["llama padded", "gemma3 in pages", "lfm2", *more("llama")]
+)
 def test_a_cut_is_exact_alone_in_a_batch_and_from_a_cache(architecture: str) -> None:
     rig = Rig(architecture, prefix_store=MemoryStore(1 << 30))
     asked = prompts(30, 250, 40, seed=61)
