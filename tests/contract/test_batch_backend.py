@@ -205,10 +205,10 @@ _FURTHER = {
 """Further models of kinds that the others have; for the thorough lane."""
 
 
-def params_of(names: Iterable[str]) -> list[object]:
-    """These subjects; `make quick` runs the fakes among them."""
+def params_of(names: Iterable[str], further: set[str] = _FURTHER) -> list[object]:
+    """These subjects, `further` ones in the thorough lane; `make quick` runs the fakes."""
     marks = {name: [pytest.mark.mlx] if name.startswith("mlx ") else [] for name in names}
-    for name in _FURTHER & marks.keys():
+    for name in further & marks.keys():
         marks[name].append(pytest.mark.thorough)
     return [pytest.param(name, marks=own) for name, own in marks.items()]
 
@@ -226,6 +226,10 @@ def only(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("subject", params_of(names), indirect=True)
 
 
+every_decoder = pytest.mark.parametrize(
+    "subject", params_of(SUBJECTS, {"mlx gemma3"}), indirect=True
+)
+"""Contiguous caches and pages: what is sampled or scored knows no window."""
 FULL_ALONE = ("fake full", "mlx llama")
 WINDOWED = ("fake windows", "mlx gemma3")
 STATEFUL = ("fake state",)
@@ -465,6 +469,7 @@ def test_others_go_on_when_one_is_closed(subject: Subject) -> None:
     assert said + subject.decode(one, 6) == expected
 
 
+@every_decoder
 @pytest.mark.parametrize("when", ["opened", "prefilled", "started", "decoded"])
 def test_a_sequence_can_be_closed_at_any_time(subject: Subject, when: str) -> None:
     tokens = subject.tokens(20)
@@ -483,6 +488,7 @@ def test_a_sequence_can_be_closed_at_any_time(subject: Subject, when: str) -> No
 # Sampling
 
 
+@every_decoder
 def test_a_seed_fixes_the_answer_in_any_company(subject: Subject) -> None:
     params = SamplingParams(temperature=1.0, seed=7)
     tokens, others = subject.tokens(20), subject.tokens(33, seed=5)
@@ -494,6 +500,7 @@ def test_a_seed_fixes_the_answer_in_any_company(subject: Subject) -> None:
     assert subject.go_on(sequence, tokens, 12, params) == expected
 
 
+@every_decoder
 def test_another_seed_gives_another_answer(subject: Subject) -> None:
     tokens = subject.tokens(20)
     answers = [
@@ -502,6 +509,7 @@ def test_another_seed_gives_another_answer(subject: Subject) -> None:
     assert len(set(map(tuple, answers))) > 1
 
 
+@every_decoder
 @pytest.mark.parametrize(
     "params",
     [
@@ -522,6 +530,7 @@ def test_an_answer_computed_again_from_its_middle_goes_on_as_before(
     assert subject.go_on(sequence, half, 7, params, drawn=5) == expected[5:]
 
 
+@every_decoder
 def test_a_bias_forbids_a_token(subject: Subject) -> None:
     tokens = subject.tokens(20)
     wanted = subject.answer(tokens, 1)[0] ^ 1
@@ -532,6 +541,7 @@ def test_a_bias_forbids_a_token(subject: Subject) -> None:
         assert subject.answer(tokens, 3, params) == [wanted] * 3
 
 
+@every_decoder
 @pytest.mark.parametrize("n_top", [0, 3])
 def test_log_probabilities_come_when_asked_for(subject: Subject, n_top: int) -> None:
     tokens = subject.tokens(20)
@@ -548,6 +558,7 @@ def test_log_probabilities_come_when_asked_for(subject: Subject, n_top: int) -> 
         assert sampled.logprob.top[0][0] == sampled.token
 
 
+@every_decoder
 def test_no_log_probabilities_come_unasked(subject: Subject) -> None:
     tokens = subject.tokens(20)
     sequence = subject.prefilled(tokens[:-1], 256)
@@ -570,6 +581,7 @@ def score(subject: Subject, tokens: Sequence[int], *chunks: int) -> list[TokenLo
     return scores
 
 
+@every_decoder
 def test_every_token_but_the_first_is_scored(subject: Subject) -> None:
     tokens = subject.tokens(80)
     scores = score(subject, tokens, 40, 39)
@@ -595,6 +607,7 @@ def test_a_sequence_that_was_scored_goes_on_as_one_that_was_prefilled(subject: S
     assert subject.go_on(sequence, tokens, 8) == expected
 
 
+@every_decoder
 def test_a_sequence_that_decodes_is_not_scored(subject: Subject) -> None:
     tokens = subject.tokens(20)
     sequence = subject.prefilled(tokens[:-1], 256)
@@ -603,6 +616,7 @@ def test_a_sequence_that_decodes_is_not_scored(subject: Subject) -> None:
         subject.backend.score(sequence, tokens, 0)
 
 
+@every_decoder
 @pytest.mark.parametrize("kind", ["json_schema", "lark"])
 def test_without_texts_no_grammar_can_be_enforced(
     subject: Subject, kind: Literal["json_schema", "lark"]
