@@ -66,7 +66,7 @@ class Subject:
         return LayerKind.STATE not in self.spec.layer_types
 
     def close_all(self) -> None:
-        """Leave an empty backend behind, or none if somebody still holds caches."""
+        """Leave an empty backend behind, or none if caches of it are still held."""
         if not isinstance(self.backend, FakeBackend):
             for sequence in list(cast("MLXBackend", self.backend)._sequences):
                 self.backend.close(sequence)
