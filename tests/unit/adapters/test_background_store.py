@@ -705,3 +705,24 @@ def test_what_is_dropped_while_it_is_written_is_not_found_and_can_be_put_again()
     assert store.stats()[0].n_bytes == 0
     assert [*store.find(keys(links))] == keys(links)
     store.close()
+
+
+def test_what_is_dropped_before_its_write_begins_does_not_come_back() -> None:
+    inner = Slow()
+    store = BackgroundStore(inner, PLENTY, forgets_at_once=True)
+    links = chain(256)
+    inner.open.clear()
+    store.put(block(links[0]))
+    assert inner.entered.acquire(timeout=PATIENCE)
+    store.drop(keys(links))
+    inner.open.set()
+    store.flush()
+    assert store.find(keys(links)) == {}
+    inner.open.clear()
+    store.save(manifest("ann", 300))
+    assert inner.entered.acquire(timeout=PATIENCE)
+    assert store.remove(SCOPE, "ann")
+    inner.open.set()
+    store.flush()
+    assert store.manifest(SCOPE, "ann") is None
+    store.close()

@@ -567,9 +567,13 @@ class BackgroundStore:
                 finally:
                     if self._pace is not None:
                         self._pace.end()
+                if self._blocks.get(block.header.key) is not job:  # dropped before `put` began
+                    self._inner.drop([block.header.key])
             case _Save():
                 self._with_generation(job)
                 self._attempt(lambda: self._inner.save(job.manifest), "dropped manifests")
+                if not self._waits and _agent(job) not in self._saves:  # removed before
+                    self._inner.remove(*_agent(job))
 
     def _attempt(self, write: Callable[[], bool], dropped: str) -> None:
         with self._changed:
