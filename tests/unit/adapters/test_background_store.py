@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
@@ -688,19 +689,26 @@ def test_a_queue_that_is_half_full_waits_for_nothing() -> None:
     world.store.close()
 
 
+@contextmanager
+def under_way(inner: Slow, write: Callable[[], object]) -> Iterator[None]:
+    """Within, a thread has taken the write from the queue and waits at the gate of `inner`."""
+    inner.open.clear()
+    write()
+    assert inner.entered.acquire(timeout=PATIENCE)
+    yield
+    inner.open.set()
+
+
 def test_what_is_dropped_while_it_is_written_is_not_found_and_can_be_put_again() -> None:
     inner = Slow()
     store = BackgroundStore(inner, PLENTY, forgets_at_once=True)
     links = chain(256)
-    inner.open.clear()
-    store.put(block(links[0]))
-    assert inner.entered.acquire(timeout=PATIENCE)
-    store.drop(keys(links))
-    assert store.find(keys(links)) == {}
-    assert list(store.children(links[0].parent, Part.FULL)) == []
-    assert store.stats()[0].n_bytes == 0
-    store.put(block(links[0]))
-    inner.open.set()
+    with under_way(inner, lambda: store.put(block(links[0]))):
+        store.drop(keys(links))
+        assert store.find(keys(links)) == {}
+        assert list(store.children(links[0].parent, Part.FULL)) == []
+        assert store.stats()[0].n_bytes == 0
+        store.put(block(links[0]))
     store.flush()
     assert store.stats()[0].n_bytes == 0
     assert [*store.find(keys(links))] == keys(links)
@@ -711,18 +719,45 @@ def test_what_is_dropped_before_its_write_begins_does_not_come_back() -> None:
     inner = Slow()
     store = BackgroundStore(inner, PLENTY, forgets_at_once=True)
     links = chain(256)
-    inner.open.clear()
-    store.put(block(links[0]))
-    assert inner.entered.acquire(timeout=PATIENCE)
-    store.drop(keys(links))
-    inner.open.set()
+    with under_way(inner, lambda: store.put(block(links[0]))):
+        store.drop(keys(links))
     store.flush()
     assert store.find(keys(links)) == {}
-    inner.open.clear()
-    store.save(manifest("ann", 300))
-    assert inner.entered.acquire(timeout=PATIENCE)
-    assert store.remove(SCOPE, "ann")
-    inner.open.set()
+    with under_way(inner, lambda: store.save(manifest("ann", 300))):
+        assert store.remove(SCOPE, "ann")
     store.flush()
     assert store.manifest(SCOPE, "ann") is None
+    store.close()
+
+
+class SlowFirst(MemoryStore):
+    """Holds the first write of a block until `go`."""
+
+    def __init__(self) -> None:
+        super().__init__(PLENTY)
+        self.entered, self.go = threading.Event(), threading.Event()
+
+    def put(self, block: StoredBlock) -> bool:
+        if not self.entered.is_set():
+            self.entered.set()
+            assert self.go.wait(PATIENCE)
+        return super().put(block)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("n_drops", [1, 2])
+def test_of_two_writes_of_a_block_at_once_the_last_call_decides(n_drops: int) -> None:
+    inner = SlowFirst()
+    store = BackgroundStore(inner, PLENTY, threads=2, forgets_at_once=True)
+    links = chain(256)
+    store.put(block(links[0]))
+    assert inner.entered.wait(PATIENCE)
+    store.drop(keys(links))
+    store.put(block(links[0]))
+    until(lambda: bool(inner.find(keys(links))))
+    if n_drops == 2:
+        store.drop(keys(links))
+    inner.go.set()
+    store.flush()
+    assert [*inner.find(keys(links))] == (keys(links) if n_drops == 1 else [])
     store.close()

@@ -13,7 +13,7 @@ import math
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TypeAlias
@@ -141,6 +141,7 @@ class BackgroundStore:
         self._numbers = 0
         self._current: dict[int, _Job] = {}  # by number, the oldest first
         self._blocks: dict[BlockKey, _Put] = {}
+        self._dropped: set[BlockKey] = set()  # while they were passed on, and not put again
         self._children = Children()  # of `_blocks`
         self._order = WriteOrder(clock, defers=pace is not None)
         self._saves: OrderedDict[_Agent, _Save] = OrderedDict()
@@ -201,6 +202,7 @@ class BackgroundStore:
                 return False
             self._drop_superseded(block.header)
             self._blocks[block.header.key] = job
+            self._dropped.discard(block.header.key)
             self._children.add(block.header)
             self._n_bytes += job.n_bytes
             self._tenants[job.tenant] += job.n_bytes
@@ -214,14 +216,15 @@ class BackgroundStore:
         gone = frozenset(keys)
         with self._changed:
             if not self._waits:
-                for key in gone & self._blocks.keys():
-                    if self._blocks[key] in self._current.values():
-                        self._forget(self._blocks[key])
-            for number, job in list(self._queue.items()):
-                if isinstance(job, _Put) and job.block.header.key in gone:
+                for job in self._writing(gone):
+                    self._dropped.add(job.block.header.key)
+                    if self._blocks.get(job.block.header.key) is job:
+                        self._forget(job)
+            for number, queued in list(self._queue.items()):
+                if isinstance(queued, _Put) and queued.block.header.key in gone:
                     self._take(number)
-                    self._forget(job)
-            self._changed.wait_for(lambda: not (self._waits and self._is_writing(gone)))
+                    self._forget(queued)
+            self._changed.wait_for(lambda: not (self._waits and self._writing(gone)))
         self._inner.drop(keys)
 
     def find(self, keys: Sequence[BlockKey]) -> Mapping[BlockKey, Found]:
@@ -235,7 +238,7 @@ class BackgroundStore:
         with self._changed:
             if not self._accepts() or self._n_bytes >= self._max_bytes:
                 return frozenset()
-            # What is held back is written at once when the end of a turn has it.
+            # The end of a turn writes a block at once that is held back.
             unqueued = [key for key in keys if key not in self._blocks or self._order.holds(key)]
         return self._inner.lacking(unqueued)
 
@@ -469,9 +472,9 @@ class BackgroundStore:
         jobs = self._current.values()
         return any(isinstance(job, _Save) and _agent(job) == agent for job in jobs)
 
-    def _is_writing(self, keys: frozenset[BlockKey]) -> bool:
-        jobs = self._current.values()
-        return any(isinstance(job, _Put) and job.block.header.key in keys for job in jobs)
+    def _writing(self, keys: Collection[BlockKey]) -> list[_Put]:
+        puts = [job for job in self._current.values() if isinstance(job, _Put)]
+        return [job for job in puts if job.block.header.key in keys]
 
     def _take(self, number: int) -> _Job | None:
         """Take a job from the queue; None if it is no longer there."""
@@ -567,8 +570,9 @@ class BackgroundStore:
                 finally:
                     if self._pace is not None:
                         self._pace.end()
-                if self._blocks.get(block.header.key) is not job:  # dropped before `put` began
-                    self._inner.drop([block.header.key])
+                with self._changed:
+                    if block.header.key in self._dropped:  # maybe before `put` began
+                        self._inner.drop([block.header.key])
             case _Save():
                 self._with_generation(job)
                 self._attempt(lambda: self._inner.save(job.manifest), "dropped manifests")
@@ -593,6 +597,8 @@ class BackgroundStore:
                 case _Put(block):
                     if self._blocks.get(block.header.key) is job:  # not dropped meanwhile
                         self._forget(job)
+                    if not self._writing([block.header.key]):
+                        self._dropped.discard(block.header.key)
                 case _Save():
                     if self._saves.get(_agent(job)) is job:
                         del self._saves[_agent(job)]
