@@ -46,8 +46,8 @@ def ends_of_turn(turn: Manifest) -> list[BlockLink]:
 
 
 def continues(newer: Manifest, older: Manifest) -> bool:
-    """Whether one turn of an agent has the prompt of another one: after a compaction it has not,
-    and the agent may return to it."""
+    """True if one turn of an agent repeats the prompt of another. After a compaction it does not,
+    and the agent may return to the older one."""
     stop = _repeated(older)
     return newer.token_ids[:stop] == older.token_ids[:stop]
 

@@ -22,10 +22,9 @@ class TurnsPort(Protocol):
     def put(self, turn: Turn) -> Future[None] | None:
         """Store `turn`, replacing an earlier one at its point; one without tokens replaces none.
 
-        Never raises: a turn that cannot be stored is dropped. What is returned ends when another
-        machine of a fleet finds the turn, or never will: an agent that may go on there is not told
-        before that its answer has ended, `MOST_WAIT` at most. None if nothing is to wait: there is
-        no fleet, or what it shares has failed last or is late.
+        Never raises: a turn that cannot be stored is dropped. The future ends when other machines
+        of a fleet find the turn, or never will; the end of an answer waits for it, `MOST_WAIT` at
+        most. None if there is no fleet, or if its store failed last or is late.
         """
         ...
 
@@ -44,9 +43,8 @@ class SharedTurnsPort(Protocol):
 
     @property
     def has_failed(self) -> bool:
-        """Whether the last call failed, or a `put` is late: the next may be waited for in vain.
-        Late is sooner than `MOST_WAIT`, so that what comes after one that was given up does not
-        wait too. Does not wait."""
+        """True if the last call failed or a `put` is late. Late is sooner than `MOST_WAIT`, so that
+        one answer waits for a store that hangs, and the next does not. Does not wait."""
         ...
 
     def put(self, turn: Turn) -> None:

@@ -53,7 +53,7 @@ class WriteOrder:
             del self._held[key]
 
     def holds(self, key: BlockKey) -> bool:
-        """Whether a block is held back."""
+        """True if a block is held back."""
         return key in self._held
 
     def hasten(self, key: BlockKey) -> None:
@@ -87,7 +87,7 @@ class WriteOrder:
 
 
 def _extends(longer: BlockHeader, shorter: BlockHeader) -> bool:
-    """Whether a block has the tokens of another one, and more."""
+    """True if `longer` has all tokens of `shorter`, and more."""
     mine, other = longer.link, shorter.link
     return (
         longer.part is Part.FULL

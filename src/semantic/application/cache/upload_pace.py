@@ -19,11 +19,11 @@ from typing import NamedTuple
 from semantic.ports.outbound import Clock
 
 MOST_COST = 0.01
-"""By this part decode steps become longer at most. Half of what they may: it is measured from few
-steps, and what an upload leaves behind in caches is not seen."""
+"""Uploads may lengthen decode steps by this part. It is half of the true limit: few steps are
+measured, and effects on the caches of the processor are not seen."""
 MOST_COST_OF_PREFILL = 0.05
-"""By this part steps in which nothing decodes become longer at most: what is uploaded too late is
-prefilled again by another replica."""
+"""Uploads may lengthen steps without decoding by this part: another replica prefills again what is
+uploaded too late."""
 ASSUMED_COST = 0.5
 """Seconds by which a second of uploading lengthens decode steps, before it is measured."""
 LEAST_REST = 1 / 8
@@ -33,8 +33,8 @@ MOST_BUSY = 0.25
 MOST_REST = 10.0
 """Seconds of a rest at most: uploads never cease."""
 MOST_SAVED = 0.05
-"""Seconds of uploading whose rest may be over before they begin, so that what a turn leaves is
-uploaded at once after a while without uploads."""
+"""Seconds of uploading that a while without uploads pays for in advance: the end of a turn is then
+uploaded at once."""
 IDLE = 1.0
 """Seconds after the last step of an engine from which on uploads cost nothing."""
 FEWEST_STEPS = 16
@@ -149,7 +149,7 @@ class UploadPace:
         self._owed, self._settled = max(-MOST_SAVED * self._times(), owed), now
 
     def _times(self) -> float:
-        """Of the time of uploading, how long the rest is."""
+        """Returns the seconds of rest after each second of uploading."""
         return max(LEAST_REST, self._cost() / MOST_COST - 1)
 
     def _cost(self) -> float:

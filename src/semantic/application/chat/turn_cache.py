@@ -66,7 +66,7 @@ class Writes:
 
     @property
     def waiting(self) -> frozenset[Future[None]]:
-        """Those that have not ended."""
+        """The writes that have not ended."""
         with self._lock:
             return frozenset(self._waiting)
 
@@ -183,7 +183,7 @@ class TurnCache:
         return writes.add(_bytes_of(packed), write)
 
     def _replaces_none(self, point: Point) -> bool:
-        """Whether no turn at `point` is in memory."""
+        """True if no turn at `point` is in memory."""
         with self._lock:
             return point not in self._turns
 

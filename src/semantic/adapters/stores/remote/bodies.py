@@ -142,7 +142,7 @@ class Bodies:
         self._objects.create(self.folder(link.scope).shared(link), b"")
 
     def is_shared(self, link: BlockLink) -> bool:
-        """Whether a process has said so."""
+        """True if a process has marked the block as shared."""
         return self._objects.size(self.folder(link.scope).shared(link)) is not None
 
     def delete_parts(self, link: BlockLink, parts: Sequence[Part]) -> None:

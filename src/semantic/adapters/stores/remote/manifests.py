@@ -1,8 +1,8 @@
 """Manifests: sealed manifests of agents in an object store, each generation an object of its own.
 
-Objects are created, never changed, so that of two replicas that save one agent at once each gets a
-generation. What a turn ends with is deleted when the next one is saved. Knows not which agents
-there are.
+Objects are created, never changed, so two replicas that save one agent at once get a generation
+each. The partial blocks at the end of a turn are deleted when the next turn is saved. Does not know
+which agents there are.
 """
 
 from __future__ import annotations
@@ -99,11 +99,11 @@ class Manifests:
 class Ends:
     """The partial blocks that turns of agents end with, in one object store. Thread-safe.
 
-    Those of a turn are deleted when the agent's next one is saved and has its own: it contains
-    their keys and values, and is resumed at its own checkpoints. Turns of several agents may end
-    alike, as those of a fork do. The one that finds there what it did not write says so, once, in
-    an object beside it; then it stays. An agent that begins with a block while it is deleted misses
-    it, as it would one that was evicted, and computes.
+    They are deleted when the agent's next turn is saved with ends of its own, which contain their
+    keys and values and have their own checkpoints. Turns of several agents may end alike, as those
+    of a fork do: a turn that finds a block that it did not write marks it as shared, once, in an
+    object beside it, and a shared block stays. An agent that begins with a block while it is
+    deleted misses it, as if it was evicted, and computes.
     """
 
     def __init__(self, bodies: Bodies, catalog: Catalog) -> None:
@@ -148,8 +148,8 @@ class Ends:
     def _replaced_parts(
         self, link: BlockLink, links: Sequence[BlockLink], *, has_points: bool
     ) -> list[Part]:
-        """What may be stored of a block and is of the newer turn, with `links`, too. Of what
-        another replica has stored not all is known here."""
+        """Parts of a block that the newer turn, with `links`, has too. Some may not be stored:
+        this process does not know all that another replica has stored."""
         later = links[min(link.start // BLOCK_TOKENS, len(links) - 1)].key(Part.FULL)
         full = [Part.FULL] if self._catalog.find([later]) else []
         return full + ([Part.WINDOW, Part.CHECKPOINT] if has_points else [])
@@ -162,8 +162,8 @@ class Ends:
         return True
 
     def _is_new(self, link: BlockLink) -> bool:
-        """Whether this process has written all that is known of a block, and no turn ended with it;
-        from now on one does."""
+        """True if this process wrote all known parts of a block and no turn ended with it before.
+        From now on one does."""
         known = self._catalog.find(_keys(link)).keys()
         with self._lock:
             is_new = known <= self._new.keys()

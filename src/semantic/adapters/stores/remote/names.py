@@ -47,7 +47,7 @@ class Folder:
         return f"{self.after(parent)}/{block_entry(key).name}"
 
     def shared(self, link: BlockLink) -> str:
-        """What says that turns of several agents end with a block."""
+        """The path of the mark that turns of several agents end with a block."""
         return f"{self.after(link.parent)}/{link.hash.hex()}.shared"
 
     def agent(self, agent_id: str) -> str:

@@ -60,7 +60,7 @@ _CERTIFICATES = {
     "ExpiredContext": "its certificate has expired",
     "NotValidYetContext": "its certificate is not valid yet, by the clock here",
 }
-"""What is wrong with a server's, by the names of an error's structure."""
+"""Texts for a server's certificate that is refused, by the name in the error's structure."""
 _NO_CREDENTIALS = {
     "://169.254.169.254/latest/": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     "://169.254.169.254/metadata/": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
@@ -143,16 +143,16 @@ class Objects:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the breaker was opened and no call has succeeded since, or something `urgent` is
-        late: to wait for the next may be in vain."""
+        """True if the breaker was opened and no call has succeeded since, or if an `urgent` call is
+        late: to wait for the next one may be in vain."""
         with self._lock:
             late = self._clock() - _LATE
             return self._backoff.has_begun or any(at <= late for at in self._urgent.values())
 
     @contextmanager
     def urgent(self) -> Iterator[None]:
-        """What is asked within it is waited for elsewhere, not for longer than a small request
-        takes."""
+        """Mark the calls inside as urgent: the end of an answer waits for them, for no longer than
+        a small request takes."""
         this = object()
         with self._lock:
             self._urgent[this] = self._clock()
@@ -298,8 +298,8 @@ class Objects:
     def _sentences(
         self, what: str, error: Exception | None, *, writes: bool
     ) -> Iterator[str | None]:
-        """What to report after a call. A full or read-only store is still read, and one that lists
-        or deletes nothing is written: then the breaker stays closed."""
+        """Sentences to report after a call. A full or read-only store is still read, and one that
+        lists or deletes nothing is still written: then the breaker stays closed."""
         refuses = self._refuses.get(what)
         if error is None:
             yield self._fails.ended()

@@ -66,8 +66,8 @@ class Records:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the object store failed last or is late with a record: the end of an answer is
-        not to find out whether it still is."""
+        """True if the object store failed last or is late with a record. The end of an answer does
+        not wait to find out whether it still is."""
         return self._objects.has_failed
 
     def put(self, tag: bytes, key: bytes, data: bytes, *, replaces: bool = True) -> None:
