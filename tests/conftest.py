@@ -28,8 +28,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # where the shapes of two batches differ.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
-from semantic.application.cache.break_even import NEVER_GIVEN_UP, BreakEven
 from tests.support import lanes, leaks
+from tests.support.always_read import always_read
 
 if lanes.QUICK:
     lanes.forbid_mlx()
@@ -65,7 +65,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 _MEMORY = Path("/dev/shm")
 _ROOM = 4 << 30
 _tests = itertools.count()
-_terms = BreakEven.terms
 
 # The only contract that is kept by MLX's tokenizers alone.
 collect_ignore = ["contract/test_chat_format.py"] if lanes.QUICK else []
@@ -81,14 +80,13 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A stored prefix is always read, except by tests of the policy that compares costs.
-
-    A tiny model computes in milliseconds, so on a busy machine hits would become misses.
-    """
-    measured = item.get_closest_marker("measured_reads") is not None
-    BreakEven.terms = _terms if measured else lambda *_: NEVER_GIVEN_UP  # type: ignore[method-assign]
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """A stored prefix is always read, except by tests of the policy that compares costs."""
+    if item.get_closest_marker("measured_reads") is not None:
+        return (yield)
+    with always_read():
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -383,6 +383,7 @@ def test_doctor_says_where_the_store_is_or_what_is_wrong_with_it(folder: Path) -
 # Options of the commands that generate
 
 
+@pytest.mark.exact
 @pytest.mark.process
 def test_a_program_reuses_what_another_one_computed() -> None:
     long = "Read this. " * 200 + SUM

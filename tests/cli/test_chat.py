@@ -128,6 +128,7 @@ def chat_with(agent: str, *lines: str, options: tuple[str, ...] = ()) -> Ran:
     return semantic("chat", "--agent", agent, *options, stdin="\n".join(lines) + "\n")
 
 
+@pytest.mark.exact
 @pytest.mark.process
 def test_a_conversation_goes_on_in_another_process() -> None:
     process("chat", "--agent", "kai", stdin="My name is Kai.\nWhat is 3 plus 4?\n")

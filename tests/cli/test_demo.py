@@ -91,6 +91,7 @@ def test_a_worker_that_ends_by_itself_is_an_error(tmp_path: Path) -> None:
         worker.answer(Question("ada", "Hello!", 4))
 
 
+@pytest.mark.exact
 @pytest.mark.process
 def test_a_killed_worker_forgets_nothing_that_was_said_before(tmp_path: Path) -> None:
     setup = Setup("semantic-tiny", str(tmp_path / "store"), pool_blocks=100)
@@ -109,6 +110,7 @@ def test_a_killed_worker_forgets_nothing_that_was_said_before(tmp_path: Path) ->
     assert second.cached_tokens == len(before)
 
 
+@pytest.mark.exact
 @pytest.mark.process
 @pytest.mark.parametrize("lengths", [(120, 300, 600), *more((120, 800, 2000))])
 def test_it_prints_one_document_with_every_number(

@@ -106,6 +106,7 @@ def hangups() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.exact
 @pytest.mark.process
 @pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import random
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from semantic.adapters.stores.disk.store import DiskStore
 from tests.support.durable import EVERY_ARCHITECTURE, digest_of, running, text
 from tests.support.durable_worker import MAX_TOKENS
 from tests.support.lanes import THOROUGH, examples
+from tests.support.own_process import environment
 from tests.support.reference import generate
 
 pytestmark = pytest.mark.process
@@ -183,10 +183,6 @@ class Life:
     def safe(self) -> dict[str, int]:
         """The number of each agent's last turn before the last flush."""
         return {turn["agent"]: i for i, turn in enumerate(self.turns[: self._n_safe])}
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": f"{_ROOT / 'src'}{os.pathsep}{_ROOT}"}
 
 
 def require_sound(folder: Path) -> None:

@@ -15,18 +15,17 @@ import select
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from unittest import mock
 
 from semantic import BlockPoolBatchEngine, CompletedGeneration
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.model.provider import MLXModelProvider
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
-from semantic.application.cache.break_even import NEVER_GIVEN_UP, BreakEven
 from semantic.bootstrap import App, assemble
 from semantic.composition.engine_settings import Settings
 from semantic.domain.value_objects import ModelCacheSpec
 from semantic.ports.outbound import BatchBackend
 from semantic.ports.slices import Slices
+from tests.support.always_read import always_read
 
 MAX_TOKENS = 6
 _VOCABULARY = 2048
@@ -126,8 +125,7 @@ def main(folder: str, seed: str, *agents: str) -> None:
         if one is not None
     }
     say(event="opened", found=found)
-    # The tiny model may compute faster than the disk reads; here the disk is what is tested.
-    with mock.patch.object(BreakEven, "terms", return_value=NEVER_GIVEN_UP):
+    with always_read():
         run(app.engine, list(agents), int(seed))
     app.engine.flush()
     counts = [dict(stats.counts) for stats in app.store.stats()]

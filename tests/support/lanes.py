@@ -22,7 +22,7 @@ THOROUGH: Final = PROFILE == "thorough"
 WITHOUT_OPENBLAS: Final = os.environ.get("SEMANTIC_TEST_BLAS") == "none"
 """Whether MLX computes with the BLAS it brings: `make test-blas` compares. For tests only."""
 
-_EXACT: Final = ("contract", "faults", "fleet", "integration", "unit/adapters/disk", "zoo")
+_EXACT: Final = ("contract", "faults", "fleet", "integration", "unit/adapters", "zoo")
 """Folders whose tests compare answers or stores; elsewhere the marker `exact` is set by hand."""
 
 _MLX: Final = frozenset({"mlx", "mlx_lm"})

@@ -16,6 +16,11 @@ _STUCK_S = 600.0
 """Seconds after which the process is taken for stuck."""
 
 
+def environment() -> dict[str, str]:
+    """This process's, in which another one imports the package and the tests."""
+    return {**os.environ, "PYTHONPATH": f"{_ROOT / 'src'}{os.pathsep}{_ROOT}"}
+
+
 def in_own_process(function: str, *arguments: object) -> None:
     """Call `function`, given as "module:function", with `arguments` as texts.
 
@@ -24,7 +29,7 @@ def in_own_process(function: str, *arguments: object) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.own_process", function, *map(str, arguments)],
         cwd=_ROOT,
-        env={**os.environ, "PYTHONPATH": f"{_ROOT / 'src'}{os.pathsep}{_ROOT}"},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=_STUCK_S,

@@ -10,7 +10,7 @@ import contextlib
 import random
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
@@ -28,14 +28,12 @@ from semantic.adapters.mlx.kv_cache.paged.attention import PortableAttention
 from semantic.adapters.mlx.kv_cache.probe import LogitsProbe
 from semantic.adapters.mlx.kv_cache.spec_reader import read_shapes
 from semantic.adapters.stores.memory import MemoryStore
-from semantic.application.cache import prefix_store
-from semantic.application.cache.break_even import NEVER_GIVEN_UP, BreakEven, Terms
 from semantic.application.engine import batch_engine
 from semantic.bootstrap import App, build_engine
 from semantic.composition.engine_settings import Settings
 from semantic.domain.errors import SemanticError
-from semantic.domain.stored import Tier
 from semantic.domain.value_objects import BLOCK_TOKENS
+from tests.support.always_read import always_read
 from tests.support.reference import generate, is_greedy, logit_gap
 from tests.support.rig import FixedBudget
 from tests.zoo.configurations import VOCAB
@@ -62,19 +60,12 @@ _NEAR: Final = 1e-3
 Prompt = tuple[int, ...]
 
 
-class _Reads(BreakEven):
-    """Every prefix that is stored is read, however fast it would be computed."""
-
-    def terms(self, n_bytes: Mapping[Tier, int], n_tokens: int) -> Terms:  # noqa: ARG002
-        return NEVER_GIVEN_UP
-
-
 @contextlib.contextmanager
 def steady() -> Iterator[None]:
     """Engines that are built here compute in chunks of one size and read what is stored."""
     with (
         mock.patch.object(batch_engine, "PrefillBudget", return_value=FixedBudget(_CHUNK)),
-        mock.patch.object(prefix_store, "BreakEven", _Reads),
+        always_read(),
     ):
         yield
 

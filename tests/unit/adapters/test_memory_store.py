@@ -15,8 +15,8 @@ from semantic.adapters.stores.memory import (
 from semantic.domain.block_hash import Part
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.stored import Tier
+from tests.support.file_memory import traced
 from tests.support.store_blocks import SCOPE, block, blocks, chain, keys, manifest
-from tests.support.traced import traced
 
 BLOCK = 256 * 14 + 256 * TOKEN_BYTES + ENTRY_BYTES
 """What a full block counts."""

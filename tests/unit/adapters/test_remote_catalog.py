@@ -17,6 +17,7 @@ from semantic.adapters.stores.remote.remote_store import RemoteStore
 from semantic.domain.block_hash import BlockHash, BlockLink, Part
 from semantic.domain.digest import digest
 from semantic.domain.stored import BlockHeader
+from tests.support.file_memory import traced
 from tests.support.store_blocks import (
     LAYOUT,
     SCOPE,
@@ -27,7 +28,6 @@ from tests.support.store_blocks import (
     manifest,
     scope_of,
 )
-from tests.support.traced import traced
 
 SECRET = bytes(range(32))
 BODY = 32 << 20

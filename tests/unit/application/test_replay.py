@@ -15,7 +15,7 @@ from semantic.domain.request_parts import Answered
 from semantic.ports.chat import RenderedChat
 from tests.support.fake_chat_format import FakeChatFormat
 from tests.support.fake_tokenizer import EOS, ByteTokenizer
-from tests.support.traced import traced
+from tests.support.file_memory import traced
 
 TOKENIZER = ByteTokenizer()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from semantic.adapters.stores.disk import DiskStore
 from semantic.domain.block_hash import Part
 from tests.support import store_blocks as make
+from tests.support.own_process import environment
 from tests.unit.adapters.disk.support import (
     PLENTY,
     bad_files,
@@ -152,12 +152,11 @@ def test_a_generation_that_was_taken_meanwhile_is_not_overwritten(
 @pytest.mark.process
 def test_processes_share_a_folder(root: Path) -> None:
     """Four processes begin at once on no folder at all, with one budget, and write the same."""
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
     command = [sys.executable, "-c", WORKER, str(root), str(SMALL)]
     workers = [
         subprocess.Popen(
             [*command, str(number)],
-            env=environment,
+            env=environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
