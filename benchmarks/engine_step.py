@@ -31,7 +31,7 @@ from semantic.application.request import Phase
 from semantic.application.serving import Arrivals, EventQueue
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import ModelCacheSpec, SampledToken
-from semantic.ports.inbound import EngineEvent
+from semantic.ports.generation import EngineEvent
 from tests.support.fake_backend import FULL, FakeBackend
 
 QUESTION = "How long is the engine's own Python in a decode step?"

@@ -31,7 +31,7 @@ from experiments.harness.result import Verdict
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.kv_cache import forms, probe
 from semantic.domain.errors import UnsupportedModelError
-from semantic.ports.slices import Slices
+from semantic.ports.generation import Slices
 from tests.support.tiny_models import tiny_model
 
 QUESTION = "How fast does a GPU decode with other architectures, beside mlx-lm?"

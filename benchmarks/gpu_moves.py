@@ -25,8 +25,7 @@ from semantic.adapters.mlx.arrays import array_from, bytes_of
 from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention, PortableAttention
 from semantic.adapters.mlx.kv_cache.paged.dialect import dialect_here
 from semantic.adapters.mlx.kv_cache.paged.kernels import PagedKernels
-from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
-from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool
+from semantic.adapters.mlx.kv_cache.paged.page_pool import PageKind, PagePool
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.adapters.mlx.transfer.cuda import CudaDriver, copies_rightly
 from semantic.adapters.mlx.transfer.driver import CopyDriver, Rows, address_of

@@ -37,7 +37,7 @@ from semantic.adapters.mlx.ranks.shard import shard_model, shared_name
 from semantic.composition.launched_ranks import Grid, read_grid
 from semantic.domain.block_hash import Part
 from semantic.domain.value_objects import BLOCK_TOKENS, SamplingParams, whole_blocks
-from semantic.ports.slices import at_once
+from semantic.ports.generation import at_once
 from tests.support.tiny_models import VOCAB, build
 
 QUESTION = "Is a model faster on several devices than on one?"

@@ -38,7 +38,7 @@ from semantic.adapters.mlx.model.joined import JOINED, join
 from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.adapters.mlx.model.short_steps import shorten
 from semantic.domain.value_objects import SamplingParams, SequenceId
-from semantic.ports.slices import at_once
+from semantic.ports.generation import at_once
 from tests.support.tiny_models import VOCAB, tiny_model
 
 QUESTION = "Which form of a model's step decodes fastest?"

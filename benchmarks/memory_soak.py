@@ -28,7 +28,7 @@ from experiments.exp_006_gather.scaling import fit
 from experiments.harness.document import Scalar
 from experiments.harness.record import Run
 from experiments.harness.result import Result, Verdict
-from semantic.adapters.mlx.system_memory import anonymous_bytes
+from semantic.adapters.mlx.device import anonymous_bytes
 from tests.support.model_folder import write_model
 
 QUESTION_ASKED = "Does a server keep to its memory with thousands of agents and long prompts?"

@@ -15,7 +15,7 @@ from semantic.adapters.mlx.text.chat_format import MLXChatFormat
 from semantic.application.chat.replay import Replay
 from semantic.application.chat.turn_cache import TurnCache
 from semantic.domain.chat import Chat, Message
-from semantic.ports.outbound import Tokenizer
+from semantic.ports.generation import Tokenizer
 
 QUESTION = "What does a request pay for going on in the tokens of a long history?"
 CRITERION = "replay takes less than 5 ms per 10,000 tokens of history (median)"

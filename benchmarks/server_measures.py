@@ -19,7 +19,7 @@ from benchmarks.server_process import ServerEndedError, ServerProcess
 from experiments.harness.document import Scalar
 from semantic import BlockPoolBatchEngine
 from semantic.domain.value_objects import SamplingParams
-from semantic.ports.outbound import Tokenizer
+from semantic.ports.generation import Tokenizer
 
 MODEL_NAME = "default_model"
 """What mlx_lm.server calls the model that it was started with."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict, cast
 
-from semantic.ports.outbound import Tokenizer
+from semantic.ports.generation import Tokenizer
 
 _WORD = re.compile(r" [A-Za-z]+")
 _Tree = dict[int, object]

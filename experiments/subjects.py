@@ -24,7 +24,7 @@ from experiments.harness.environment import ROOT
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.model.provider import MLXModelProvider, find_folder, wrap_model
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
-from semantic.application.detokenizer import StreamingDetokenizer
+from semantic.application.request import StreamingDetokenizer
 from semantic.domain.errors import InvalidRequestError, ModelNotFoundError
 
 FOLDER_VARIABLE = "SEMANTIC_TEST_MODELS"

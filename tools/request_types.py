@@ -24,9 +24,9 @@ from typing import Final, Literal, NotRequired, Required, Union
 
 from typing_extensions import is_typeddict
 
-from semantic.adapters.http.anthropic import fields as anthropic_fields
+from semantic.adapters.http.anthropic import request as anthropic_fields
 from semantic.adapters.http.openai import fields as openai_fields
-from semantic.adapters.http.openai.responses import fields as response_fields
+from semantic.adapters.http.openai.responses import request as response_fields
 from semantic.adapters.http.request_fields.table import Field
 
 HTTP: Final = Path(__file__).parents[1] / "src" / "semantic" / "adapters" / "http"

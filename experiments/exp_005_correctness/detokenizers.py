@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, TypeAlias
 
 from experiments.harness.document import Scalar
-from semantic.application.detokenizer import StreamingDetokenizer
+from semantic.application.request import StreamingDetokenizer
 
 Row: TypeAlias = dict[str, Scalar]
 

@@ -36,9 +36,8 @@ from experiments.harness.stats import summarise
 from semantic.adapters.mlx.kv_cache.forms import find_kernels
 from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention, PortableAttention
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
-from semantic.adapters.mlx.kv_cache.paged.kinds import page_kinds
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
-from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool
+from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool, page_kinds
 from semantic.adapters.mlx.kv_cache.paged.page_table import PagedBlock, PageTable
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.services import BlockPool

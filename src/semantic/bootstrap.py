@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from semantic.application.engine.step_loop import StepLoop
     from semantic.domain.services import BlockPool
     from semantic.domain.value_objects import ModelCacheSpec
-    from semantic.ports.outbound import BatchBackend, ModelProviderPort, Tokenizer
-    from semantic.ports.slices import Slices
+    from semantic.ports.generation import BatchBackend, ModelProviderPort, Slices, Tokenizer
     from semantic.ports.store import BlockObserver, CacheStorePort
 
 

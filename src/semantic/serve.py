@@ -59,9 +59,9 @@ from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import BLOCK_TOKENS, SamplingParams
 from semantic.ports.agents import TenantId
 from semantic.ports.embedding import Embedder, EmbeddingModel
+from semantic.ports.generation import Slices
 from semantic.ports.serving import ModelDetails, ServedModel
-from semantic.ports.slices import Slices
-from semantic.ports.turns import TurnsPort
+from semantic.ports.store import TurnsPort
 
 logger = logging.getLogger("semantic.server")
 

@@ -14,8 +14,7 @@ from semantic.bootstrap import App, assemble
 from semantic.cli.main import app
 from semantic.composition.engine_settings import Settings
 from semantic.domain.value_objects import ModelCacheSpec
-from semantic.ports.outbound import BatchBackend, Tokenizer
-from semantic.ports.slices import Slices
+from semantic.ports.generation import BatchBackend, Slices, Tokenizer
 from tests.support.fake_backend import FULL, FakeBackend
 from tests.support.fake_tokenizer import ByteTokenizer
 

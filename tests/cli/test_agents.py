@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from semantic.application.cache.origin import origin_of
-from semantic.cli import remove
+from semantic.cli import agents as agents_command
 from semantic.cli.agents import AGENT_COMMANDS
 from semantic.cli.report import columns, show_age, show_name
 from semantic.domain.block_hash import tenant_id
@@ -309,7 +309,7 @@ def test_rm_takes_several_names_and_asks_once(
     refused = agents("rm", "b", "a1")
     assert (refused.code, refused.out) == (2, "")
     assert refused.err == "error: this would forget 2 agents: b, a1; --yes confirms it\n"
-    monkeypatch.setattr(remove, "is_interactive", lambda: True)
+    monkeypatch.setattr(agents_command, "is_interactive", lambda: True)
     no = semantic("agents", "rm", "b", "a1", stdin="n\n")
     assert no.code == 1
     assert no.err.startswith("Forget 2 agents: b, a1? [y/N]")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from semantic.application.detokenizer import StreamingDetokenizer
+from semantic.application.request import StreamingDetokenizer
 from semantic.bootstrap import load
 from semantic.cli.conversation import Conversation, has_chat_template, message
 from semantic.domain.block_hash import Scope

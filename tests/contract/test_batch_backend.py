@@ -28,7 +28,7 @@ from semantic.domain.value_objects import (
     TokenLogprob,
     whole_blocks,
 )
-from semantic.ports.outbound import BatchBackend
+from semantic.ports.generation import BatchBackend
 from tests.support.bodies import exported, fill
 from tests.support.fake_backend import FULL, STATE, FakeBackend, window
 from tests.support.lanes import THOROUGH, more, more_rows

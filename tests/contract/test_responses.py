@@ -15,9 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from semantic.adapters.stores.disk_responses import FallbackResponses, SqliteResponses
 from semantic.application.chat.memory_responses import MemoryResponses
-from semantic.domain.response_record import encoded
-from semantic.domain.responses import StoredResponse
-from semantic.ports.responses import ResponsesPort
+from semantic.domain.responses import StoredResponse, encoded
+from semantic.ports.store import ResponsesPort
 from tests.support.lanes import examples
 from tests.support.stored_responses import response, with_id
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semantic.domain.errors import InvalidRequestError, ModelNotFoundError
-from semantic.ports.outbound import Tokenizer
+from semantic.ports.generation import Tokenizer
 from tests.support.char_tokenizer import CharTokenizer
 from tests.support.fake_tokenizer import ByteTokenizer
 from tests.support.lanes import examples

@@ -14,7 +14,7 @@ from semantic.adapters.stores.disk_turns import DiskTurns
 from semantic.adapters.stores.remote.remote_records import Records, RemoteTurns
 from semantic.application.chat.turn_cache import BorrowedTurns, TurnCache
 from semantic.domain.history import Turn, thought_digest
-from semantic.ports.turns import SharedTurnsPort, TurnsPort
+from semantic.ports.store import SharedTurnsPort, TurnsPort
 from tests.support.bucket import Bucket
 from tests.support.held_turns import PATIENCE, HeldTurns
 

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from semantic.adapters.mlx.ranks.leading import LeadingBackend
-from semantic.ports.outbound import BatchBackend
+from semantic.ports.generation import BatchBackend
 from tests.contract import test_batch_backend as contract
 from tests.support.in_pages import SUFFIX
 from tests.support.two_ranks import WIDE, Pair

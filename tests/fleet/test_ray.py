@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from semantic.adapters.fleet.replica_slots import LOCK
+from semantic.adapters.fleet.replica import LOCK
 from semantic.adapters.stores.remote.objects import Objects
 from tests.fleet.seaweed import BUCKET, Seaweed, until_uploaded
 from tests.support.serve_process import OURS, ServeProcess, ServerFailedError, served

@@ -18,9 +18,13 @@ from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
 from semantic.adapters.mlx.model.provider import find_folder, load_tokenizer
-from semantic.adapters.mlx.text.token_bytes import bytes_of_tokens, plain_decode
-from semantic.adapters.mlx.text.tokenizer import HuggingFaceTokenizer, MLXTokenizer
-from semantic.application.detokenizer import ByteDetokenizer, StreamingDetokenizer
+from semantic.adapters.mlx.text.tokenizer import (
+    HuggingFaceTokenizer,
+    MLXTokenizer,
+    bytes_of_tokens,
+    plain_decode,
+)
+from semantic.application.request import ByteDetokenizer, StreamingDetokenizer
 from tests.support.lanes import examples
 
 pytestmark = pytest.mark.mlx

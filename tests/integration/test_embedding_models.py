@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from mlx_lm.utils import load
 
-from semantic.adapters.mlx.embedding import decoder, encoder
-from semantic.adapters.mlx.embedding.decoder import states_of
-from semantic.adapters.mlx.embedding.load_embedder import load_embedder
+from semantic.adapters.mlx.embedding import load_embedder as loading
+from semantic.adapters.mlx.embedding.load_embedder import load_embedder, states_of
 from semantic.domain.errors import ModelNotFoundError, UnsupportedModelError
 from semantic.ports.embedding import Embedder, Vector
 from tests.support.embedding_model import CONTEXT, END, WIDTH, write_embedding_model
@@ -73,7 +72,7 @@ def test_a_batch_and_its_chunks_change_no_vector(
 ) -> None:
     together = computed(embedder, *TEXTS)
     alone = [computed(embedder, text)[0] for text in TEXTS]
-    monkeypatch.setattr(decoder, "CHUNK_TOKENS", 8)
+    monkeypatch.setattr(loading, "CHUNK_TOKENS", 8)
     in_chunks = computed(embedder, *TEXTS)
     for one, two, three in zip(together, alone, in_chunks, strict=True):
         assert one.tolist() == pytest.approx(two.tolist(), abs=NEAR)
@@ -141,7 +140,7 @@ def test_a_model_that_mlx_lm_has_not_is_refused_by_name(tmp_path: Path) -> None:
 def test_an_encoder_says_what_to_install(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoder, "find_spec", lambda _: None)
+    monkeypatch.setattr(loading, "find_spec", lambda _: None)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}), encoding="utf-8")
     with pytest.raises(UnsupportedModelError, match=r"install .*semantic-engine\[embeddings\]"):
         load_embedder(tmp_path)

@@ -25,7 +25,7 @@ from semantic.composition.process_stores import open_store
 from semantic.domain.errors import IntegrityError, InvalidRequestError
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import CompletedGeneration, SampledToken
-from semantic.ports.inbound import EngineEvent
+from semantic.ports.generation import EngineEvent
 from semantic.ports.store import CacheStorePort
 from tests.support.char_tokenizer import CharTokenizer
 from tests.support.durable import MIB, plain, text

@@ -16,10 +16,11 @@ import pytest
 
 from semantic.adapters.mlx import blas_kernel
 from semantic.adapters.mlx.device import Device
-from semantic.adapters.mlx.model import digest_cache
 from semantic.adapters.mlx.model import fingerprint as fingerprints
-from semantic.adapters.mlx.model.digest_cache import DigestCache, FileState, cache_folder
 from semantic.adapters.mlx.model.fingerprint import (
+    DigestCache,
+    FileState,
+    cache_folder,
     fingerprint,
     is_fingerprint,
     numerics,
@@ -53,7 +54,7 @@ def folder(tmp_path: Path, weights: Path) -> Path:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where digests are kept, of files of any size and age."""
     monkeypatch.setattr(fingerprints, "_WORTH_CACHING", 1 << 20)
-    monkeypatch.setattr(digest_cache, "_CLOCK_NS", -(10**12))
+    monkeypatch.setattr(fingerprints, "_CLOCK_NS", -(10**12))
     monkeypatch.setenv("SEMANTIC_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / "weights.json"
 
@@ -150,7 +151,7 @@ def test_dates_set_back_hide_no_change(folder: Path, reads: list[Path]) -> None:
 def test_a_file_that_just_changed_is_not_remembered(
     folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(digest_cache, "_CLOCK_NS", 10**12)
+    monkeypatch.setattr(fingerprints, "_CLOCK_NS", 10**12)
     fingerprint(folder)
     assert not cache.exists()
 

@@ -6,8 +6,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, make_prompt_cache
 
-from semantic.adapters.mlx.kv_cache.flat_caches import flat, flatten
-from semantic.adapters.mlx.kv_cache.model_spec import read_spec
+from semantic.adapters.mlx.kv_cache.model_spec import flat, flatten, read_spec
 from semantic.domain.value_objects import LayerKind
 from tests.support.tiny_models import build, randomize
 

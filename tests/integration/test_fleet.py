@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from semantic.adapters.http.activity.ending import Ending
+from semantic.adapters.http.activity.watch import Ending
 from semantic.adapters.http.metrics import InstrumentedServing
 from semantic.adapters.stores import background
 from semantic.adapters.stores.background import Backoff
@@ -43,7 +43,7 @@ from semantic.domain.responses import StoredResponse
 from semantic.domain.stored import Tier
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask
-from semantic.ports.turns import MOST_WAIT
+from semantic.ports.store import MOST_WAIT
 from semantic.serve import ServeSettings, load_serving
 from tests.support.durable import Durable, history, text
 from tests.support.fake_clock import FakeClock

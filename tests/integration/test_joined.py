@@ -15,8 +15,8 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from semantic.adapters.mlx.kv_cache.attention_hook import install
 from semantic.adapters.mlx.kv_cache.paged.attention import PortableAttention
-from semantic.adapters.mlx.kv_cache.paged.kinds import page_kinds
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
+from semantic.adapters.mlx.kv_cache.paged.page_pool import page_kinds
 from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, _Padded
 from semantic.adapters.mlx.kv_cache.spec_reader import read_shapes, read_spec
 from semantic.adapters.mlx.model import short_steps

@@ -9,11 +9,11 @@ import pytest
 
 from semantic.adapters.mlx.kv_cache import probe
 from semantic.adapters.mlx.kv_cache.paged.attention import DecodeStep, PortableAttention
-from semantic.adapters.mlx.kv_cache.paged.kinds import page_kinds
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
+from semantic.adapters.mlx.kv_cache.paged.page_pool import page_kinds
 from semantic.adapters.mlx.kv_cache.probe import AttentionUse, LogitsProbe, attention_use
 from semantic.adapters.mlx.kv_cache.spec_reader import read_shapes, read_spec
-from semantic.ports.slices import Slices
+from semantic.ports.generation import Slices
 from tests.support.tiny_models import tiny_model
 
 NEAR, FAR = 0.08, 1.0

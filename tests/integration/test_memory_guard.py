@@ -20,7 +20,7 @@ from semantic.application.engine.memory_guard import Memory, MemoryGuard
 from semantic.application.engine.step_loop import StepLoop
 from semantic.application.engine.submission import Submission
 from semantic.domain.value_objects import CompletedGeneration
-from semantic.ports.inbound import EngineEvent
+from semantic.ports.generation import EngineEvent
 from tests.support.char_tokenizer import CharTokenizer
 from tests.support.own_process import in_own_process
 from tests.support.tiny_models import VOCAB, randomize

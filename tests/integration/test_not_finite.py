@@ -17,15 +17,14 @@ from mlx.nn.layers.embedding import Embedding
 
 from semantic import BlockPool, BlockPoolBatchEngine, CompletedGeneration, SamplingParams
 from semantic.adapters.mlx.batch.decode_batch import ContinuousBatch
-from semantic.adapters.mlx.batch.generator_batch import GeneratorBatch
-from semantic.adapters.mlx.batch.one_by_one import OneByOne
+from semantic.adapters.mlx.batch.generator_batch import GeneratorBatch, OneByOne
 from semantic.adapters.mlx.batch.padded_batch import PaddedBatch
 from semantic.adapters.mlx.sampling.sampler import SeededSampler, draw
 from semantic.adapters.stores.background import BackgroundStore
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.domain.errors import NOT_FINITE
 from semantic.domain.value_objects import BLOCK_TOKENS, ThinkingBudget
-from semantic.ports.inbound import EngineEvent
+from semantic.ports.generation import EngineEvent
 from tests.integration.test_exactness import prompts
 from tests.support.char_tokenizer import CharTokenizer
 from tests.support.in_pages import tiny_backend

@@ -18,7 +18,7 @@ from semantic.adapters.mlx.model import provider
 from semantic.adapters.mlx.model.fingerprint import fingerprint
 from semantic.adapters.mlx.model.provider import EMBEDDED_MODEL, find_folder
 from semantic.domain.errors import ModelNotFoundError, WeightsTooLargeError
-from semantic.ports.slices import at_once
+from semantic.ports.generation import at_once
 from tests.support.own_process import in_own_process
 from tests.support.reference import generate
 

@@ -19,8 +19,7 @@ from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers, _unshare
 from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool
 from semantic.adapters.mlx.transfer.cuda import copies_rightly
 from semantic.adapters.mlx.transfer.driver import Rows
-from semantic.adapters.mlx.transfer.host_memory import HostMemory
-from semantic.adapters.mlx.transfer.transfers import Transfers
+from semantic.adapters.mlx.transfer.transfers import HostMemory, Transfers
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.application.cache.loading import Loader
 from semantic.application.cache.prefix_lookup import PrefixLookup

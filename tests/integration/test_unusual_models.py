@@ -21,8 +21,7 @@ from semantic.adapters.mlx.kv_cache import probe
 from semantic.adapters.mlx.kv_cache.contiguous import row_by_row
 from semantic.adapters.mlx.kv_cache.contiguous.buffer import KVBuffer
 from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache, WindowCache
-from semantic.adapters.mlx.kv_cache.model_spec import read_shapes, read_spec
-from semantic.adapters.mlx.kv_cache.narrowed import NARROW, narrowed
+from semantic.adapters.mlx.kv_cache.model_spec import NARROW, narrowed, read_shapes, read_spec
 from semantic.adapters.mlx.kv_cache.paged.attention import PortableAttention
 from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, choose_layers
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from semantic.domain.block_hash import Part
 from semantic.domain.stored import Body
 from semantic.domain.value_objects import BLOCK_TOKENS, SequenceId
-from semantic.ports.outbound import BatchBackend, BodyTarget
+from semantic.ports.generation import BatchBackend, BodyTarget
 
 
 def bytes_of_body(body: Body) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from semantic.application.detokenizer import StreamingDetokenizer
+from semantic.application.request import StreamingDetokenizer
 from semantic.domain.errors import InvalidRequestError
 
 _FIRST = 32

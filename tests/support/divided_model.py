@@ -27,7 +27,7 @@ from semantic.adapters.mlx.ranks.shard import shard_model, shared_name
 from semantic.domain.block_hash import Part
 from semantic.domain.errors import CacheReconstructionError, SemanticError
 from semantic.domain.value_objects import BLOCK_TOKENS, SamplingParams, SequenceId
-from semantic.ports.slices import at_once
+from semantic.ports.generation import at_once
 from tests.support.in_pages import SUFFIX
 from tests.support.ports import HERE
 from tests.support.reference import is_answer

@@ -23,8 +23,7 @@ from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from semantic.bootstrap import App, assemble
 from semantic.composition.engine_settings import Settings
 from semantic.domain.value_objects import ModelCacheSpec
-from semantic.ports.outbound import BatchBackend
-from semantic.ports.slices import Slices
+from semantic.ports.generation import BatchBackend, Slices
 from tests.support.always_read import always_read
 
 MAX_TOKENS = 6

@@ -31,7 +31,7 @@ from semantic.domain.value_objects import (
     TokenLogprob,
     whole_blocks,
 )
-from semantic.ports.outbound import BodyTarget
+from semantic.ports.generation import BodyTarget
 from tests.support.bodies import Segments
 from tests.support.fake_clock import FakeClock
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from semantic.adapters.mlx.backend import MLXBackend
 from semantic.adapters.mlx.kv_cache.paged.attention import PortableAttention
-from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
+from semantic.adapters.mlx.kv_cache.paged.page_pool import PageKind
 from semantic.adapters.mlx.model.provider import wrap_model
 from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from tests.support.lanes import THOROUGH

@@ -13,8 +13,8 @@ import mlx.core as mx
 
 from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention, PortableAttention
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedBatch, PagedCache
-from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind, page_kinds
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
+from semantic.adapters.mlx.kv_cache.paged.page_pool import PageKind, page_kinds
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.domain.entities import AgentBlocks, BlockId, KVBlock
 from semantic.domain.value_objects import (

@@ -15,14 +15,14 @@ from mlx.nn.layers.base import Module
 from semantic.adapters.mlx.kv_cache import forms
 from semantic.adapters.mlx.kv_cache.model_spec import read_shapes, read_spec
 from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention
-from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
+from semantic.adapters.mlx.kv_cache.paged.page_pool import PageKind
 from semantic.adapters.mlx.kv_cache.paged.self_test import computes_attention
 from semantic.adapters.mlx.kv_cache.paged.side_by_side import Beside
 from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, choosing_layers
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.adapters.mlx.model import provider
 from semantic.domain.value_objects import ModelCacheSpec
-from semantic.ports.slices import Slices
+from semantic.ports.generation import Slices
 
 _passed: Final[dict[tuple[object, ...], object]] = {}
 """What passed, with the model, so that no other takes over its id. Failures are not remembered."""

@@ -14,7 +14,7 @@ from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from semantic.application.cache.idle_caches import IdleCaches
 from semantic.application.engine.prefill_budget import PrefillBudget
 from semantic.domain.value_objects import ModelCacheSpec, SamplingParams
-from semantic.ports.outbound import Tokenizer
+from semantic.ports.generation import Tokenizer
 from semantic.ports.store import CacheStorePort
 from tests.support.char_tokenizer import CharTokenizer
 from tests.support.in_pages import tiny_backend

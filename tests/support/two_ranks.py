@@ -28,7 +28,7 @@ from semantic.adapters.mlx.ranks.following import follow
 from semantic.adapters.mlx.ranks.group import Ranks
 from semantic.adapters.mlx.ranks.leading import LeadingBackend
 from semantic.adapters.mlx.ranks.shard import shard_model, shared_name
-from semantic.ports.slices import at_once
+from semantic.ports.generation import at_once
 from tests.support.in_pages import SUFFIX
 from tests.support.ports import HERE, free_port
 from tests.support.tiny_models import tiny_model

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Protocol, TypeVar
 
-from semantic.application.engine.calls import guarded
+from semantic.application.engine.step_loop import guarded
 from semantic.domain.block_hash import pack_tokens
 from semantic.domain.digest import digest
 from semantic.domain.errors import (

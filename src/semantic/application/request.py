@@ -1,16 +1,19 @@
 """Request: one submitted generation request, its phase, its tokens and its text so far.
 
-State is counts and token lists from which the rest follows. Knows no pool, store, backend or
-clock; the engine and the cache move it from phase to phase.
+State is counts and token lists from which the rest follows. Its text is decoded as it grows: a
+token costs as much in a long text as in a short one. Knows no pool, store, backend or clock; the
+engine and the cache move it from phase to phase.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import codecs
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Literal
 
-from semantic.application.thinking_meter import ThinkingMeter
 from semantic.domain.entities import AgentBlocks, KVBlock
 from semantic.domain.identity import NO_HINTS, Hints
 from semantic.domain.match import MatchEnd
@@ -22,10 +25,159 @@ from semantic.domain.value_objects import (
     SampledToken,
     SamplingParams,
     SequenceId,
+    ThinkingBudget,
     TokenEvent,
     TokenLogprob,
 )
-from semantic.ports.outbound import Detokenizer
+from semantic.ports.generation import Detokenizer
+
+_INCOMPLETE = "\ufffd"
+_CONTEXT_PIECES = 4
+"""Pieces decoded again before each new one, since preceding tokens can change a token's text (a
+leading space, a combining accent). A context begins with a piece, never inside a character."""
+
+
+class ByteDetokenizer:
+    """Implements `Detokenizer` for tokens whose text is the concatenation of their bytes."""
+
+    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
+        """`bytes_of` gives a token's bytes: UTF-8, which may begin or end inside a character."""
+        self._bytes_of = bytes_of
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+
+    def push(self, token: int) -> str:
+        """See `Detokenizer.push`."""
+        return self._decode(self._bytes_of(token))
+
+    def flush(self) -> str:
+        """See `Detokenizer.flush`."""
+        return self._decode(b"", True)
+
+
+class StreamingDetokenizer:
+    """Implements `Detokenizer` for any tokenizer: decodes each token with a few before it."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._tokens: list[int] = []  # the context, and what follows it
+        self._ends: list[int] = []  # of the pieces in the context
+        self._context = ""  # the text of tokens[:ends[-1]], which was emitted
+
+    def push(self, token: int) -> str:
+        """See `Detokenizer.push`."""
+        self._tokens.append(token)
+        window = self._decode(self._tokens)
+        return "" if window.endswith(_INCOMPLETE) else self._emit(window)
+
+    def flush(self) -> str:
+        """See `Detokenizer.flush`."""
+        if not self._tokens or (self._ends and self._ends[-1] == len(self._tokens)):
+            return ""
+        return self._emit(self._decode(self._tokens))
+
+    def _emit(self, window: str) -> str:
+        text = window[len(self._context) :]
+        self._ends.append(len(self._tokens))
+        self._context = window
+        if len(self._ends) > 2 * _CONTEXT_PIECES:
+            self._shorten()
+        return text
+
+    def _shorten(self) -> None:
+        """Forget all but the last pieces; rarely, because their text must be decoded anew."""
+        cut = self._ends[-_CONTEXT_PIECES - 1]
+        del self._tokens[:cut]
+        self._ends = [end - cut for end in self._ends[-_CONTEXT_PIECES:]]
+        self._context = self._decode(self._tokens)
+
+
+_Part = Literal["text", "thought", "call"]
+
+
+class ThinkingMeter:
+    """Counts the reasoning of one answer, token by token; tokens that complete a mark are none.
+
+    A call ends reasoning, and marks of reasoning within it are text.
+    """
+
+    def __init__(self, budget: ThinkingBudget) -> None:
+        self._budget = budget
+        self._part: _Part = "thought" if budget.opened else "text"
+        # The marks that end each part, and the part that each begins.
+        self._ends: dict[_Part, dict[str, _Part]] = {
+            "text": _marks({budget.start: "thought", budget.call_start: "call"}),
+            "thought": _marks({budget.end: "text", budget.call_start: "call"}),
+            "call": _marks({budget.call_end: "text"}),
+        }
+        self._used = 0
+        self._text = ""  # the end of what was written: the beginning of a mark
+        self._last: deque[int] = deque(maxlen=len(budget.end_tokens))
+        self._forced = 0  # tokens of the mark that are still to come
+        self._lead = ""  # what was written before any reasoning
+        self._is_over = False  # no reasoning can follow
+
+    def push(self, token: int, text: str) -> tuple[int, ...]:
+        """Count the next token, with the text that is final with it.
+
+        Returns the tokens that must follow: none, or what is left of the end mark. Those are
+        pushed, too.
+        """
+        if self._is_over:
+            return ()
+        was_inside = self._inside
+        self._last.append(token)
+        self._read(text)
+        if self._forced:
+            self._forced -= 1
+            self._part = "thought" if self._forced else "text"
+        elif self._inside and tuple(self._last) == self._budget.end_tokens:
+            self._part = "text"
+        self._is_over = self._budget.only_first and self._has_passed(text, was_inside=was_inside)
+        if self._forced or self._is_over:
+            return ()
+        self._used += was_inside and self._inside
+        if not self._inside or self._used < self._budget.tokens:
+            return ()
+        rest = self._rest()
+        self._forced = len(rest)
+        return rest
+
+    @property
+    def _inside(self) -> bool:
+        return self._part == "thought"
+
+    def _has_passed(self, text: str, *, was_inside: bool) -> bool:
+        """Whether the answer's reasoning has ended, or the answer has begun without any."""
+        if self._inside:
+            return False
+        self._lead = (self._lead + text).lstrip()
+        return was_inside or not self._budget.start.startswith(self._lead)
+
+    def _read(self, text: str) -> None:
+        """Go from part to part at the marks in `text`."""
+        self._text += text
+        while True:
+            ends = self._ends[self._part]
+            places = ((self._text.find(mark), mark) for mark in ends)
+            at, mark = min((place for place in places if place[0] >= 0), default=(-1, ""))
+            if at < 0:
+                open_mark = max(map(len, ends), default=1) - 1
+                self._text = self._text[max(0, len(self._text) - open_mark) :]
+                return
+            self._text, self._part = self._text[at + len(mark) :], ends[mark]
+
+    def _rest(self) -> tuple[int, ...]:
+        """The tokens of the end mark after those that are already written."""
+        end, last = self._budget.end_tokens, tuple(self._last)
+        for n_written in range(min(len(last), len(end) - 1), 0, -1):
+            if last[-n_written:] == end[:n_written]:
+                return end[n_written:]
+        return end
+
+
+def _marks(parts: dict[str, _Part]) -> dict[str, _Part]:
+    return {mark: part for mark, part in parts.items() if mark}
+
 
 _SCORED_CHUNK = 128
 """Prompt tokens per scoring call. Fixed, because the last bits of the log-probabilities depend on

@@ -23,9 +23,9 @@ from semantic.application.chat.answer_reader import AnswerReader, AnswerStream, 
 from semantic.application.chat.preparation import Preparation, Prepared
 from semantic.application.chat.replay import Replay
 from semantic.application.chat.transcript import messages_in
-from semantic.application.engine.calls import guarded
 from semantic.application.engine.engine_state import EngineState, Figures, MemoryLimit
 from semantic.application.engine.engine_thread import EngineThread
+from semantic.application.engine.step_loop import guarded
 from semantic.application.engine.submission import RequestHandle, Submission
 from semantic.domain.answer import (
     AnswerEnd,
@@ -55,11 +55,10 @@ from semantic.domain.value_objects import (
 )
 from semantic.ports.chat import ChatFormat
 from semantic.ports.embedding import EmbeddingPort
-from semantic.ports.inbound import EngineEvent
+from semantic.ports.generation import EngineEvent, Tokenizer
 from semantic.ports.models import ModelsPort
-from semantic.ports.outbound import Tokenizer
 from semantic.ports.serving import Ask, Prompt, ServedModel
-from semantic.ports.turns import MOST_WAIT
+from semantic.ports.store import MOST_WAIT
 
 T = TypeVar("T")
 

@@ -19,6 +19,7 @@ from semantic.cli.agent_lookup import (
     NamePrefix,
     ParentName,
     TenantName,
+    agents_where,
     find_agent,
     last_saved,
     open_store,
@@ -36,7 +37,6 @@ from semantic.cli.remote.archives import (
     import_archive,
     is_stdout,
 )
-from semantic.cli.remove import rm
 from semantic.cli.report import (
     Json,
     columns,
@@ -46,11 +46,82 @@ from semantic.cli.report import (
     show_name,
     to_line,
 )
+from semantic.cli.terminal import is_interactive
 from semantic.cli.why import why
 from semantic.composition.named_models import model_name
 from semantic.domain.block_hash import LOCAL_TENANT, tenant_id
 from semantic.domain.errors import InvalidRequestError
-from semantic.ports.agents import AgentFilter
+from semantic.domain.stored import Manifest
+from semantic.ports.agents import EVERY_AGENT, AgentFilter
+
+_NAMED = 10
+"""Names in a question; more are counted."""
+
+
+def rm(
+    store: StoreOptions,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="The agents' names.", show_default=False),
+    ] = None,
+    prefix: NamePrefix = None,
+    parent: ParentName = None,
+    pinned: IsPinned = None,
+    model_id: ModelId = None,
+    tenant: TenantName = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Forget agents. Their blocks are evicted when space is needed.
+
+    More than one name, or a filter, is confirmed first. With an unknown name nothing is forgotten.
+    """
+    only = AgentFilter(prefix=prefix, pinned=pinned, parent=parent)
+    if bool(names) == (only != EVERY_AGENT):
+        raise InvalidRequestError(
+            "expected either names of agents, or --prefix, --parent or --pinned/--unpinned"
+        )
+    unique = list(dict.fromkeys(names or ()))
+    with open_store(store) as disk:
+        if unique:
+            found = [find_agent(disk, name, model_id, tenant) for name in unique]
+        else:
+            found = agents_where(disk, scopes_of(disk, tenant), only, model_id)
+        if len(unique) != 1 and found and not yes:
+            _confirm(found)
+        removed = [disk.remove(agent.scope, agent.agent_id) for agent in found]
+    typer.echo(
+        _document(found, removed, one=len(unique) == 1) if as_json else _text(found, removed)
+    )
+
+
+def _confirm(agents: Sequence[Manifest]) -> None:
+    """Ask on a terminal. Raises Abort for no, and InvalidRequestError without one."""
+    shown = [show_name(agent.agent_id) for agent in agents[:_NAMED]]
+    more = f" and {len(agents) - _NAMED} more" if len(agents) > _NAMED else ""
+    what = f"{len(agents)} agent{'s' if len(agents) > 1 else ''}: {', '.join(shown)}{more}"
+    if not is_interactive():
+        raise InvalidRequestError(f"this would forget {what}; --yes confirms it")
+    typer.confirm(f"Forget {what}?", abort=True, err=True)
+
+
+def _text(agents: Sequence[Manifest], removed: Sequence[bool]) -> str:
+    lines = [
+        f"{show_name(agent.agent_id)} is {'forgotten' if done else 'gone already'}"
+        for agent, done in zip(agents, removed, strict=True)
+    ]
+    return "\n".join(lines) or "no agents"
+
+
+def _document(agents: Sequence[Manifest], removed: Sequence[bool], *, one: bool) -> str:
+    found: list[Json] = [
+        {"name": agent.agent_id, "model_id": shown_id(agent, whole=True), "removed": done}
+        for agent, done in zip(agents, removed, strict=True)
+    ]
+    if one:
+        return to_line({name: found[0][name] for name in ("name", "removed")})
+    return to_line({"agents": found})
+
 
 _LISTED = 200
 """Agents that are listed unless another number is given."""

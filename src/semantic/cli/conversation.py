@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from semantic.application.chat.transcript import message_of, messages_in, transcript_of
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.stored import Manifest
-from semantic.ports.outbound import Tokenizer
+from semantic.ports.generation import Tokenizer
 
 Message = dict[str, str]
 

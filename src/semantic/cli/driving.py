@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from semantic.domain.errors import BackendError
 from semantic.domain.value_objects import CompletedGeneration, SamplingParams, TokenEvent
-from semantic.ports.inbound import EngineEvent, GenerationEnginePort
-from semantic.ports.outbound import Clock
+from semantic.ports.generation import Clock, EngineEvent, GenerationEnginePort
 
 
 @dataclass(slots=True)

@@ -30,8 +30,7 @@ from semantic.domain.errors import InvalidRequestError, OperatorError
 
 if TYPE_CHECKING:
     from semantic.adapters.clients.coding_agents import CodingAgent
-    from semantic.adapters.clients.config_file import Plan
-    from semantic.adapters.clients.file_format import Change
+    from semantic.adapters.clients.config_file import Change, Plan
     from semantic.adapters.clients.running_server import RunningServer
 
 _ENOUGH_CONTEXT = 32_768

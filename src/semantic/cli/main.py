@@ -1,17 +1,20 @@
-"""The `semantic` program: its commands and their groups.
+"""The `semantic` program: its commands and their groups, and its help as plain text.
 
-Importing it loads no framework: commands import what they need when they run.
+Importing it loads no framework: commands import what they need when they run. typer's own help,
+drawn with rich, imports rich's markdown, syntax and traceback modules: longer than all of this
+program.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Annotated, get_type_hints
+from typing import TYPE_CHECKING, Annotated, get_type_hints
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from semantic import __version__
 from semantic.cli.agents import AGENT_COMMANDS
@@ -29,9 +32,48 @@ from semantic.cli.remote.top import TOP_COMMANDS
 from semantic.cli.run import run
 from semantic.cli.serve import CONFIG_COMMANDS, serve
 from semantic.cli.service import SERVICE_COMMANDS
-from semantic.cli.shell.plain_help import CONTEXT, PlainCommand, PlainGroup
 from semantic.cli.terminal import escape_unencodable
 from semantic.composition.framework import hide_torch
+
+if TYPE_CHECKING:
+    from typer._click import Context, HelpFormatter, Parameter
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+"""Settings of every command's context."""
+
+_ARGUMENTS = "Arguments"
+_OPTIONS = "Options"
+
+
+class PlainCommand(TyperCommand):
+    """A command."""
+
+    def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
+        _write_options(self.get_params(ctx), ctx, formatter)
+
+
+class PlainGroup(TyperGroup):
+    """A group of commands."""
+
+    def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
+        self.format_commands(ctx, formatter)
+        _write_options(self.get_params(ctx), ctx, formatter)
+
+
+def _write_options(params: Sequence[Parameter], ctx: Context, formatter: HelpFormatter) -> None:
+    """Arguments first, then each heading where its first option is."""
+    headings: dict[str, list[tuple[str, str]]] = {_ARGUMENTS: []}
+    for param in params:
+        record = param.get_help_record(ctx)
+        if record is not None:
+            own = _ARGUMENTS if param.param_type_name == "argument" else _OPTIONS
+            heading = getattr(param, "rich_help_panel", None) or own
+            headings.setdefault(heading, []).append(record)
+    for heading, records in headings.items():
+        if records:
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo,

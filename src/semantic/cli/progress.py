@@ -18,7 +18,7 @@ from semantic.composition.engine_settings import Settings
 from semantic.domain.errors import StoreError
 from semantic.domain.stored import OnProgress
 from semantic.domain.value_objects import PrefillEvent, TokenEvent
-from semantic.ports.inbound import EngineEvent
+from semantic.ports.generation import EngineEvent
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -31,8 +31,7 @@ from semantic.domain.value_objects import (
     SamplingParams,
     TokenEvent,
 )
-from semantic.ports.inbound import EngineEvent
-from semantic.ports.outbound import Tokenizer
+from semantic.ports.generation import EngineEvent, Tokenizer
 
 
 def run(

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from semantic.application.engine.step_loop import StepLoop
     from semantic.application.models.model_manager import RunnableServing
     from semantic.bootstrap import OnStoreUnavailable
-    from semantic.ports.responses import ResponsesPort
+    from semantic.ports.store import ResponsesPort
     from semantic.serve import ServeSettings
 
 _GIB = 1 << 30

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from semantic.application.cache.match_words import (
+from semantic.application.cache.match_report import (
     TokenReader,
     cache_miss_reason,
     end_reason,
@@ -28,7 +28,7 @@ from semantic.composition.named_models import load_tokenizer
 from semantic.domain.block_hash import Part
 from semantic.domain.prefix import common_prefix
 from semantic.domain.stored import Manifest
-from semantic.ports.outbound import Tokenizer
+from semantic.ports.generation import Tokenizer
 from semantic.ports.store import CacheStorePort
 
 

@@ -22,7 +22,7 @@ from semantic.domain.errors import (
 if TYPE_CHECKING:
     from semantic.adapters.mlx.device import Device
     from semantic.application.engine.step_loop import StepLoop
-    from semantic.ports.outbound import BatchBackend
+    from semantic.ports.generation import BatchBackend
     from semantic.ports.store import CacheStorePort
 
 _MIB = 1 << 20

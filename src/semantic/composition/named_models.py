@@ -172,7 +172,7 @@ def file_states(settings: Settings) -> Mapping[str, object]:
     Raises as `find_model`, and OSError.
     """
     from semantic.adapters.mlx.model.adapter import adapter_files
-    from semantic.adapters.mlx.model.digest_cache import FileState
+    from semantic.adapters.mlx.model.fingerprint import FileState
     from semantic.adapters.mlx.model.fingerprint import file_states as of_model
 
     folder = settings.adapter_folder

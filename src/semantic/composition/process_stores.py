@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from semantic.adapters.stores.remote.remote_store import RemoteStore
     from semantic.application.chat.turn_cache import TurnCache
     from semantic.domain.stored import Tier
-    from semantic.ports.outbound import StepObserver
+    from semantic.ports.generation import StepObserver
     from semantic.ports.store import BlockObserver, CacheStorePort, LookUpPort
 
 logger = logging.getLogger("semantic.server")

@@ -1,13 +1,82 @@
-"""StoredResponse: one response of the Responses wire, stored under its id.
+"""StoredResponse: one response of the Responses wire, its key and its encoding as bytes.
 
-Knows messages and the agent; neither wires nor storage.
+Bytes that differ from what was written are refused. Knows messages and the agent; neither wires
+nor storage.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Final, cast
 
-from semantic.domain.chat import Message, Tool
+from semantic.domain.chat import Message, Role, Tool, ToolCall
+from semantic.domain.digest import digest
+
+_OWNER_BYTES: Final = 16
+_BODY: Final = b"\n"
+"""Separates the fields of a response from its body; one-line JSON does not contain it."""
+
+
+class DamagedRecordError(Exception):
+    """The bytes are not an encoded response."""
+
+
+def key_of(tenant: str, response_id: str) -> bytes:
+    """The key of a response, 32 bytes. It cannot be derived without the tenant's name and reveals
+    neither tenant nor id."""
+    return digest("response-key-v1", _utf8(tenant), _utf8(response_id))
+
+
+def owner_of(tenant: str) -> bytes:
+    """What a tenant's responses are counted under, 16 bytes; reveals no name."""
+    return digest("response-owner-v1", _utf8(tenant))[:_OWNER_BYTES]
+
+
+def encoded(response: StoredResponse) -> bytes:
+    """`response` as bytes."""
+    facts = asdict(response)
+    body = facts.pop("body")
+    # Escaped, so that a lone surrogate is preserved.
+    return json.dumps(facts, separators=(",", ":")).encode() + _BODY + _utf8(body)
+
+
+def decoded(data: bytes) -> StoredResponse:
+    """The inverse of `encoded`. Raises DamagedRecordError for any other bytes."""
+    head, mark, body = data.partition(_BODY)
+    try:
+        facts = json.loads(head)
+        if not mark or not isinstance(facts, dict):
+            raise DamagedRecordError("expected an object and a body")
+        return StoredResponse(
+            facts["id"],
+            facts["agent"],
+            tuple(map(_message, facts["input"])),
+            tuple(map(_message, facts["output"])),
+            body.decode("utf-8", "surrogatepass"),
+            facts["previous"],
+            tuple(Tool(**tool) for tool in facts["tools"]),
+            facts["created"],
+        )
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DamagedRecordError(f"not a response: {type(error).__name__}") from error
+
+
+def _message(facts: Mapping[str, object]) -> Message:
+    calls = cast("list[dict[str, str]]", facts["tool_calls"])
+    return Message(
+        cast("Role", facts["role"]),
+        cast("str", facts["content"]),
+        cast("str", facts["reasoning"]),
+        tuple(ToolCall(**call) for call in calls),
+        cast("str | None", facts["tool_call_id"]),
+        cast("str | None", facts["name"]),
+    )
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 @dataclass(frozen=True, slots=True)

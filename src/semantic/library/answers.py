@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from semantic.application.cache.match_words import cache_miss_reason
+from semantic.application.cache.match_report import cache_miss_reason
 from semantic.domain.answer import AnswerEvent, AnswerReason, TextDelta, Usage
 from semantic.domain.chat import Message, ToolCall
 from semantic.domain.errors import BackendError

@@ -1,20 +1,24 @@
 """AsyncAgent: one agent of an engine: its conversation, its cache, and what may be done with both.
 
-Its messages are saved with its cache, so that another process continues the conversation. Knows
-the served model; no thread and no transport.
+Its messages are saved with its cache, so that another process continues the conversation. An
+archive is written beside its place and renamed when it is whole. Knows the served model; no thread
+and no transport.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
+import os
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal, Unpack, overload
 
 from semantic.application.agents.directory import require_id
-from semantic.application.cache.match_words import explain
+from semantic.application.cache.match_report import explain
 from semantic.application.chat.answer_reader import AnswerMessage
 from semantic.application.chat.transcript import transcript_of
 from semantic.application.serving import Serving
@@ -27,8 +31,12 @@ from semantic.domain.answer import (
 )
 from semantic.domain.block_hash import LOCAL_TENANT
 from semantic.domain.chat import Message
-from semantic.domain.errors import AgentNotFoundError, BackendError, InvalidRequestError
-from semantic.library.agent_files import write_archive
+from semantic.domain.errors import (
+    AgentNotFoundError,
+    BackendError,
+    InvalidRequestError,
+    OperatorError,
+)
 from semantic.library.answers import Answer, AsyncAnswerStream, whole
 from semantic.library.chat_options import (
     ChatOptions,
@@ -38,6 +46,46 @@ from semantic.library.chat_options import (
     conversation,
 )
 from semantic.ports.agents import AgentDetail
+
+_PIECE_BYTES: Final = 1 << 20
+
+
+async def write_archive(path: Path, pieces: AsyncIterable[bytes]) -> None:
+    """Write `pieces` to `path`, readable by its owner alone; what fails leaves what was there.
+
+    Raises OperatorError, and what `pieces` raises.
+    """
+    with _named(path):
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        unfinished = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                async for piece in pieces:
+                    await asyncio.to_thread(file.write, piece)
+                await asyncio.to_thread(os.fsync, file.fileno())
+            unfinished.replace(path)
+        finally:
+            with suppress(OSError):  # it has its name by now, unless something failed
+                unfinished.unlink()
+
+
+async def read_archive(path: Path) -> AsyncGenerator[bytes, None]:
+    """The bytes of a file, at most a MiB at once. Raises InvalidRequestError."""
+    try:
+        with path.open("rb") as file:
+            while piece := await asyncio.to_thread(partial(file.read, _PIECE_BYTES)):
+                yield piece
+    except OSError as error:
+        raise InvalidRequestError(f"cannot read {path}: {error.strerror}") from error
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OperatorError(f"cannot write {path}: {error.strerror or error}") from error
+
 
 _TURNS_TO_CLOSE: Final = 32
 """Turns of the loop; the generators of a stream need about five."""

@@ -25,9 +25,8 @@ from semantic.domain.block_hash import LOCAL_TENANT
 from semantic.domain.chat import Chat, Message
 from semantic.domain.errors import BackendError, InvalidRequestError
 from semantic.domain.stored import StoreStats
-from semantic.library.agent_files import read_archive
 from semantic.library.answers import Answer, AsyncAnswerStream
-from semantic.library.async_agent import AsyncAgent
+from semantic.library.async_agent import AsyncAgent, read_archive
 from semantic.library.chat_options import ChatOptions, Messages, Request, conversation
 from semantic.ports.agents import AgentSummary
 from semantic.ports.serving import ServedModel

@@ -1,15 +1,19 @@
 """CacheStorePort: a store of blocks and manifests, in memory, on disk or both.
 
 A store is a cache, never a source of truth: whatever it dropped or cannot verify is a miss.
-Thread-safe.
+Beside it `TurnsPort` and `ResponsesPort`: the turns and responses of conversations, found only by
+the tenant that stored them; a history whose turn is missing is rendered anew. Thread-safe.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Protocol
 
 from semantic.domain.block_hash import BlockHash, BlockKey, BlockLink, Part, Scope
+from semantic.domain.history import Point, Turn
+from semantic.domain.responses import StoredResponse
 from semantic.domain.stored import (
     AgentName,
     BlockHeader,
@@ -23,6 +27,84 @@ from semantic.domain.stored import (
     StoreStats,
     Tier,
 )
+
+
+class ResponsesPort(Protocol):
+    """Responses by tenant and id, within a budget of bytes; the oldest are evicted, those of the
+    tenant that has most first.
+
+    Thread-safe; calls may block and must not be made on an event loop. Each raises StoreError if it
+    cannot be done now. Nothing may be called after `close`.
+    """
+
+    def get(self, tenant: str, response_id: str) -> StoredResponse | None:
+        """The response as it was put, or None: unknown, another tenant's, deleted or damaged."""
+        ...
+
+    def put(self, tenant: str, response: StoredResponse) -> None:
+        """Store `response`, replacing one with its id. One larger than the budget is dropped."""
+        ...
+
+    def delete(self, tenant: str, response_id: str) -> bool:
+        """Delete a response; returns whether there was one."""
+        ...
+
+    def close(self) -> None:
+        """Release files. Idempotent."""
+        ...
+
+
+MOST_WAIT = 2.0
+"""Seconds that the end of an answer waits at most for what another machine needs to continue it."""
+
+
+class TurnsPort(Protocol):
+    """Turns by their points. Thread-safe."""
+
+    def get(self, point: Point) -> Turn | None:
+        """The turn that ends at `point`; None if it is unknown or damaged."""
+        ...
+
+    def put(self, turn: Turn) -> Future[None] | None:
+        """Store `turn`, replacing an earlier one at its point; one without tokens replaces none.
+
+        Never raises: a turn that cannot be stored is dropped. The future ends when other machines
+        of a fleet find the turn, or never will; the end of an answer waits for it, `MOST_WAIT` at
+        most. None if there is no fleet, or if its store failed last or is late.
+        """
+        ...
+
+    def look_up(self, owner: bytes, points: Sequence[Point]) -> None:
+        """Let `get` know what a fleet has of the turns at `points`, of one conversation in order,
+        and of one owner. May wait for a network, one deadline at most; nothing without a fleet."""
+        ...
+
+    def close(self) -> None:
+        """Flush and close."""
+        ...
+
+
+class SharedTurnsPort(Protocol):
+    """Turns that several machines share. Thread-safe; raises nothing."""
+
+    @property
+    def has_failed(self) -> bool:
+        """True if the last call failed or a `put` is late. Late is sooner than `MOST_WAIT`, so that
+        one answer waits for a store that hangs, and the next does not. Does not wait."""
+        ...
+
+    def put(self, turn: Turn) -> None:
+        """Store `turn`, and return when other machines find it; it is dropped if that fails. One
+        without tokens replaces none. May wait."""
+        ...
+
+    def look_up(self, owner: bytes, points: Sequence[Point]) -> Sequence[Turn]:
+        """Those of the turns at `points` that are there; none if the newest are not. May wait."""
+        ...
+
+    def close(self) -> None:
+        """End its threads."""
+        ...
 
 
 class CacheStorePort(Protocol):

@@ -15,7 +15,7 @@ from semantic.adapters.stores.disk_turns import DiskTurns
 from semantic.adapters.stores.remote.remote_records import Records, RemoteTurns
 from semantic.application.chat.turn_cache import TurnCache
 from semantic.domain.history import Turn, thought_digest
-from semantic.ports.turns import MOST_WAIT
+from semantic.ports.store import MOST_WAIT
 from tests.support.bucket import Bucket, Process
 from tests.support.fake_clock import FakeClock
 from tests.support.held_turns import PATIENCE, HeldTurns

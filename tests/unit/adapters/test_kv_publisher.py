@@ -12,10 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from semantic.adapters.stores import kv_events
+from semantic.adapters.stores import kv_publisher
 from semantic.adapters.stores.disk import DiskStore
-from semantic.adapters.stores.kv_events import Change, Removed, Stored, events_of
-from semantic.adapters.stores.kv_publisher import KVPublisher, replay_endpoint
+from semantic.adapters.stores.kv_publisher import (
+    Change,
+    KVPublisher,
+    Removed,
+    Stored,
+    events_of,
+    replay_endpoint,
+)
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.composition.process_stores import open_publisher
 from semantic.domain.block_hash import BlockHash, BlockLink
@@ -201,7 +207,7 @@ def test_another_models_blocks_are_not_published(endpoint: str) -> None:
 def test_equal_prompts_of_two_tenants_have_other_names() -> None:
     ours, theirs = (chain(256, scope=scope_of(tenant=one))[0] for one in ("a", "b"))
     events = events_of([Stored(header(one), Tier.MEMORY) for one in (ours, theirs)])
-    names = [one.block_hashes for one in events if isinstance(one, kv_events.BlockStored)]
+    names = [one.block_hashes for one in events if isinstance(one, kv_publisher.BlockStored)]
     assert names[0] != names[1]
 
 
@@ -216,7 +222,9 @@ def test_runs_become_one_event_and_others_do_not() -> None:
         Removed(LINKS[0].hash, Tier.DISK),
         Removed(LINKS[0].hash, Tier.MEMORY),
     ]
-    events = [one for one in events_of(changes) if not isinstance(one, kv_events.AllBlocksCleared)]
+    events = [
+        one for one in events_of(changes) if not isinstance(one, kv_publisher.AllBlocksCleared)
+    ]
     assert [len(one.block_hashes) for one in events] == [2, 1, 1, 2, 1]
 
 

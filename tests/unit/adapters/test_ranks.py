@@ -17,7 +17,7 @@ from semantic.composition.launched_ranks import Grid, read_grid, with_secret
 from semantic.domain.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from semantic.adapters.mlx.ranks.greeting import Keys
+    from semantic.adapters.mlx.ranks.channel import Keys
 
 pytestmark = pytest.mark.mlx  # below `adapters.mlx` nothing is imported without it
 
@@ -78,7 +78,7 @@ def test_a_rank_that_the_file_does_not_name_is_refused(tmp_path: Path) -> None:
 
 def keys() -> tuple[Keys, Keys]:
     """Of both ends of a connection."""
-    from semantic.adapters.mlx.ranks.greeting import Keys
+    from semantic.adapters.mlx.ranks.channel import Keys
 
     return Keys(b"one", b"other"), Keys(b"other", b"one")
 
@@ -172,7 +172,7 @@ def test_a_frame_that_is_changed_left_out_or_repeated_loses_the_peer(
 def test_ranks_know_each_other_by_a_secret_that_neither_sends(
     pair: tuple[socket.socket, socket.socket], alike: bool
 ) -> None:
-    from semantic.adapters.mlx.ranks.greeting import admit, join
+    from semantic.adapters.mlx.ranks.channel import admit, join
 
     here, there = pair
     with ThreadPoolExecutor(1) as other:

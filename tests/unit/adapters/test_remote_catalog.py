@@ -8,9 +8,14 @@ from collections.abc import Callable
 import pytest
 from obstore.store import MemoryStore as ObjectsInMemory
 
-from semantic.adapters.stores.remote import body_table, catalog
-from semantic.adapters.stores.remote.body_table import ENTRY_BYTES, GENERATIONS, BodyTable
-from semantic.adapters.stores.remote.catalog import CATALOG_BYTES, Catalog
+from semantic.adapters.stores.remote import catalog
+from semantic.adapters.stores.remote.catalog import (
+    CATALOG_BYTES,
+    ENTRY_BYTES,
+    GENERATIONS,
+    BodyTable,
+    Catalog,
+)
 from semantic.adapters.stores.remote.names import name_of_body
 from semantic.adapters.stores.remote.objects import Objects
 from semantic.adapters.stores.remote.remote_store import RemoteStore
@@ -100,7 +105,7 @@ def test_what_was_not_used_for_longest_is_forgotten_first() -> None:
 
 
 def test_no_body_is_taken_for_another_of_the_same_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_table, "name_of_body", lambda _: 7)
+    monkeypatch.setattr(catalog, "name_of_body", lambda _: 7)
     table, (one, other) = BodyTable(1 << 20), headers(2)
     table.add(one, 1)
     assert table.get(one.key) is not None
@@ -111,7 +116,7 @@ def test_no_body_is_taken_for_another_of_the_same_name(monkeypatch: pytest.Monke
 
 
 def test_bodies_of_too_many_scopes_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_table, "_MOST_SCOPES", 2)
+    monkeypatch.setattr(catalog, "_MOST_SCOPES", 2)
     table = BodyTable(1 << 20)
     first = [header(chain(256, scope=scope_of(tenant=name))[0]) for name in "abca"]
     for one in first:

@@ -6,8 +6,7 @@ import pytest
 
 from semantic.application.cache.block_allocator import BlockAllocator
 from semantic.application.cache.idle_caches import IdleCaches
-from semantic.application.detokenizer import StreamingDetokenizer
-from semantic.application.request import Request
+from semantic.application.request import Request, StreamingDetokenizer
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.errors import IntegrityError, PoolExhaustedError
 from semantic.domain.services import BlockPool

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semantic.application.detokenizer import StreamingDetokenizer
+from semantic.application.request import StreamingDetokenizer
 from tests.support.fake_tokenizer import BOS, EOS, ByteTokenizer
 
 MERGED = ["é".encode(), "😀".encode()[:3], b"\x80", b"the ", "ñ".encode() + b"\xf0"]

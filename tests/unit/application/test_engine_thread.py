@@ -24,7 +24,7 @@ from semantic.domain.errors import (
     PoolExhaustedError,
 )
 from semantic.domain.value_objects import TokenEvent
-from semantic.ports.inbound import EngineEvent
+from semantic.ports.generation import EngineEvent
 from tests.support.fake_clock import FakeClock
 from tests.support.lanes import more
 from tests.unit.application.thread_world import (

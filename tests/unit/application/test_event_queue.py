@@ -9,7 +9,7 @@ import pytest
 
 from semantic.application.serving import Arrivals, EventQueue
 from semantic.domain.value_objects import PrefillEvent
-from semantic.ports.inbound import EngineEvent
+from semantic.ports.generation import EngineEvent
 
 
 def event(number: int) -> PrefillEvent:

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semantic.application.detokenizer import StreamingDetokenizer
 from semantic.application.engine.fair_queue import FairQueue
-from semantic.application.request import Request
+from semantic.application.request import Request, StreamingDetokenizer
 from semantic.domain.identity import Hints
 from semantic.domain.value_objects import SamplingParams, TokenEvent
 from tests.support.lanes import more

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from semantic.application.detokenizer import StreamingDetokenizer
-from semantic.application.engine.prefill_order import PrefillOrder
-from semantic.application.engine.scheduler import RecentConcurrency, preemption_victim
-from semantic.application.request import Request
+from semantic.application.engine.scheduler import PrefillOrder, RecentConcurrency, preemption_victim
+from semantic.application.request import Request, StreamingDetokenizer
 from semantic.domain.identity import Hints
 from semantic.domain.value_objects import SamplingParams
 

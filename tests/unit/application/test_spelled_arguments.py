@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semantic.application.chat.call_text import CallText
+from semantic.application.chat.answer_reader import CallText
 from semantic.application.chat.listed_arguments import ListedArguments
 from semantic.application.chat.streamed_calls import CallSyntax
 from semantic.application.chat.tagged_arguments import TaggedArguments

@@ -17,7 +17,7 @@ from semantic.application.engine.engine_state import EngineState
 from semantic.application.engine.engine_thread import EngineThread
 from semantic.application.engine.step_loop import FairTurns, StepLoop
 from semantic.domain.errors import OverloadedError
-from semantic.ports.slices import Slices, at_once
+from semantic.ports.generation import Slices, at_once
 from tests.unit.application.thread_world import PATIENCE, Bug, Heard, Life
 
 

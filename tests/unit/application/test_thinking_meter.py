@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from semantic.application.thinking_meter import ThinkingMeter
+from semantic.application.request import ThinkingMeter
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.value_objects import ThinkingBudget
 

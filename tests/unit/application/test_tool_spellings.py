@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from semantic.application.chat.tool_spellings import ToolSpellings
+from semantic.application.chat.replay import ToolSpellings
 from semantic.domain.chat import Tool
 from semantic.domain.history import tool_text
 

@@ -7,8 +7,7 @@ from typing import cast
 
 import pytest
 
-from semantic.application.engine.submission import Submission
-from semantic.application.engine.validation import RequestValidator
+from semantic.application.engine.submission import RequestValidator, Submission
 from semantic.application.request import Request, Reuse
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.errors import CacheReconstructionError, InvalidRequestError

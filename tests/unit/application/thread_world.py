@@ -21,7 +21,7 @@ from semantic.domain.value_objects import (
     SequenceId,
     TokenEvent,
 )
-from semantic.ports.outbound import Clock
+from semantic.ports.generation import Clock
 from semantic.ports.store import CacheStorePort
 from tests.support.char_tokenizer import CharTokenizer
 from tests.support.fake_backend import FakeBackend

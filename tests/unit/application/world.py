@@ -18,7 +18,7 @@ from semantic.domain.value_objects import (
     ModelCacheSpec,
     SamplingParams,
 )
-from semantic.ports.inbound import EngineEvent
+from semantic.ports.generation import EngineEvent
 from semantic.ports.store import CacheStorePort
 from tests.support.char_tokenizer import CharTokenizer
 from tests.support.fake_backend import (

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from semantic.adapters.clients.file_format import JSON, TOML, FileFormat, Settings
+from semantic.adapters.clients.config_file import JSON, TOML, FileFormat, Settings
 from semantic.adapters.clients.running_server import RunningServer
 from semantic.domain.errors import OperatorError
 

@@ -1,27 +1,25 @@
-"""Changes a user's settings file: read whole, backed up, replaced atomically.
+"""A user's settings file: read whole, backed up, replaced atomically.
 
-Knows the file system; not what a client's settings mean.
+Settings are a tree of tables, in JSON or TOML. A changed text is parsed again and compared: it
+holds the new settings and everything it held before, or UnreadableError is raised. Does not know
+what a client's settings mean.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol, TypeAlias
 
-from semantic.adapters.clients.file_format import (
-    Change,
-    FileFormat,
-    Settings,
-    UnreadableError,
-    changes,
-)
 from semantic.domain.errors import InvalidRequestError, OperatorError
 
 _OWNER_ONLY: Final = 0o600
@@ -143,3 +141,207 @@ def _os_errors(path: Path, what: str) -> Iterator[None]:
         if isinstance(error, OperatorError):
             raise
         raise OperatorError(f"{path} cannot be {what}: {error.strerror or error}") from None
+
+
+Scalar: TypeAlias = str | int | bool
+Settings: TypeAlias = Mapping[str, "Scalar | Settings | None"]
+"""Settings that are required, as tables below tables. None: the setting must be absent."""
+Document: TypeAlias = dict[str, object]
+"""A parsed file."""
+
+MASK: Final = "********"
+_SECRET: Final = frozenset({"ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "apiKey", "apiKeyHelper"})
+
+_INDENT: Final = re.compile(r'\n([ \t]+)"')
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A setting by its path, with its values before and after; None where it is absent."""
+
+    path: tuple[str, ...]
+    was: object
+    becomes: Scalar | None
+
+    @property
+    def shown_was(self) -> object:
+        """The value before, with what may be a key or a password masked."""
+        if self.was is None or isinstance(self.was, bool | int | float):
+            return self.was
+        if not isinstance(self.was, str) or self.path[-1] in _SECRET or "@" in self.was:
+            return MASK
+        return self.was
+
+
+def changes(document: Mapping[str, object], required: Settings) -> list[Change]:
+    """The settings of `required` that `document` does not hold, in the order of `required`.
+
+    Raises InvalidRequestError where the document has a value and a table is needed.
+    """
+    return list(_changes(document, required, ()))
+
+
+def _changes(
+    document: Mapping[str, object], required: Settings, path: tuple[str, ...]
+) -> Iterator[Change]:
+    for name, value in required.items():
+        here = (*path, name)
+        was = document.get(name)
+        if isinstance(value, Mapping):
+            if was is not None and not isinstance(was, Mapping):
+                raise InvalidRequestError(
+                    f"{'.'.join(here)} holds {type(was).__name__}: expected a table of settings"
+                )
+            yield from _changes(was or {}, value, here)
+        elif was != value or type(was) is not type(value):
+            yield Change(here, was, value)
+
+
+def applied(document: Mapping[str, object], required: Settings) -> Document:
+    """A copy of `document` that holds `required` and is unchanged otherwise."""
+    result = dict(document)
+    for name, value in required.items():
+        if isinstance(value, Mapping):
+            was = result.get(name)
+            below = applied(was if isinstance(was, Mapping) else {}, value)
+            if below or name in result:
+                result[name] = below
+        elif value is None:
+            result.pop(name, None)
+        else:
+            result[name] = value
+    return result
+
+
+class UnreadableError(InvalidRequestError):
+    """A text is not of its format, or cannot be changed without losing part of it."""
+
+
+class FileFormat(Protocol):
+    """A file format. Both methods raise UnreadableError with what was expected."""
+
+    def read(self, text: str) -> Document:
+        """Parse the text."""
+        ...
+
+    def change(self, text: str, required: Settings) -> str:
+        """The text, changed so that it holds `required`."""
+        ...
+
+
+class Json:
+    """Standard JSON, without comments."""
+
+    def read(self, text: str) -> Document:
+        """See `FileFormat.read`. Duplicate names are refused: one of them would be lost."""
+        if not text.strip():
+            return {}
+        try:
+            document: object = json.loads(
+                text, object_pairs_hook=_without_doubles, parse_constant=_refuse_constant
+            )
+        except UnreadableError:
+            raise
+        except ValueError as error:
+            raise UnreadableError(f"expected JSON without comments: {error}") from None
+        if not isinstance(document, dict):
+            raise UnreadableError(f"expected a JSON object, got {type(document).__name__}")
+        return document
+
+    def change(self, text: str, required: Settings) -> str:
+        """See `FileFormat.change`. Keeps the file's indentation."""
+        document = applied(self.read(text), required)
+        found = _INDENT.search(text)
+        try:
+            written = json.dumps(
+                document, indent=found[1] if found else 2, ensure_ascii=False, allow_nan=False
+            )
+        except ValueError:
+            raise UnreadableError("it has a number that is too large to be kept") from None
+        written = _SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", written)
+        return _checked(self, written + "\n", document)
+
+
+class Toml:
+    """TOML; comments and layout are preserved."""
+
+    def read(self, text: str) -> Document:
+        """See `FileFormat.read`."""
+        try:
+            return tomllib.loads(text)
+        except ValueError as error:
+            raise UnreadableError(f"expected TOML: {error}") from None
+
+    def change(self, text: str, required: Settings) -> str:
+        """See `FileFormat.change`."""
+        import tomlkit
+        from tomlkit.exceptions import TOMLKitError
+
+        expected = applied(self.read(text), required)
+        try:
+            document = tomlkit.parse(text)
+            _put(document, required)
+            written = tomlkit.dumps(document)
+        except (TOMLKitError, ValueError) as error:
+            raise UnreadableError(f"its layout cannot be kept: {error}") from None
+        return _checked(self, written, expected)
+
+
+JSON: Final = Json()
+TOML: Final = Toml()
+
+
+def _put(table: MutableMapping[str, object], required: Settings) -> None:
+    """Set values in place; all others keep their place and their comments."""
+    for name, value in required.items():
+        if value is None:
+            table.pop(name, None)
+        elif not isinstance(value, Mapping):
+            if name not in table or table[name] != value:
+                table[name] = value
+        else:
+            below = table.get(name)
+            if isinstance(below, MutableMapping):
+                _put(below, value)
+            else:
+                new = _new_table(table, value)
+                _put(new, value)
+                table[name] = new
+
+
+def _new_table(around: object, required: Settings) -> MutableMapping[str, object]:
+    import tomlkit
+    from tomlkit.items import InlineTable
+
+    if isinstance(around, InlineTable):
+        return tomlkit.inline_table()
+    # A table with no value of its own gets no heading.
+    return tomlkit.table(is_super_table=all(map(_is_table, required.values())))
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _checked(kind: FileFormat, written: str, expected: Document) -> str:
+    if _canonical(kind.read(written)) != _canonical(expected):
+        raise UnreadableError("its layout is such that other settings would be lost")
+    return written
+
+
+def _canonical(document: Document) -> str:
+    return json.dumps(document, sort_keys=True, default=repr)
+
+
+def _without_doubles(pairs: list[tuple[str, object]]) -> Document:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        double = next(name for name in names if names.count(name) > 1)
+        raise UnreadableError(f"{double!r:.80} occurs twice in one object")
+    return found
+
+
+def _refuse_constant(name: str) -> object:
+    raise UnreadableError(f"{name} is no JSON")

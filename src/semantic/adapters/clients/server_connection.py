@@ -1,19 +1,20 @@
 """Requests to a running server: one connection each, with a key only if one without is refused.
 
-Without proxies and redirects: a key is sent to the named host alone. Knows no routes.
+Without proxies and redirects: a key is sent to the named host alone. Knows the routes of models and
+of memory; not when a server loads or unloads by itself.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from typing import Final
-from urllib.parse import SplitResult, urlsplit
+from typing import Final, Literal
+from urllib.parse import SplitResult, quote, urlsplit
 
 from semantic.domain.errors import (
     CapacityError,
@@ -21,6 +22,65 @@ from semantic.domain.errors import (
     OperatorError,
     SemanticError,
 )
+
+_SERVER_MODELS_PATH: Final = "/v1/models"
+_LOAD_SECONDS: Final = 3600.0
+"""For a large model from a slow disk, or for the answers that run to end."""
+
+Row = Mapping[str, object]
+
+
+def list_models(url: str, key_variable: str) -> Sequence[Row]:
+    """The names of the server at `url`, with what it says of each. Raises as `get`, and
+    OperatorError or as `refusal` for another answer."""
+    with get(url, _SERVER_MODELS_PATH, key_variable) as reply:
+        found = found_object(reply)
+        match found:
+            case {"data": [*rows]} if all(isinstance(row, dict) and "id" in row for row in rows):
+                return rows
+        raise not_ours(reply.base)
+
+
+def change_model(url: str, key_variable: str, name: str, action: Literal["load", "unload"]) -> Row:
+    """Load or unload a model, and wait for it; what the server says of it then. Raises as
+    `list_models`."""
+    key = key_for(url, key_variable)
+    path = f"{_SERVER_MODELS_PATH}/{quote(name, safe='/')}/{action}"
+    with send(url, path, key, Upload((), 0, _LOAD_SECONDS)) as reply:
+        found = found_object(reply)
+        if not isinstance(found, dict) or "state" not in found:
+            raise not_ours(reply.base)
+        return found
+
+
+_PATH: Final = "/v1/memory"
+_SECONDS: Final = 60.0
+
+Document = Mapping[str, object]
+
+
+def read_memory(url: str, key_variable: str) -> Document:
+    """What the process of the server at `url` has and may have. Raises as `get`, and OperatorError
+    or as `refusal` for another answer."""
+    with get(url, _PATH, key_variable) as reply:
+        return _found(reply)
+
+
+def limit_memory(url: str, key_variable: str, limit_gb: float | None) -> Document:
+    """Change its limit to so many GiB, None: that of its start; what it has then. Raises as
+    `read_memory`."""
+    body = json.dumps({"limit_gb": limit_gb}).encode()
+    key = key_for(url, key_variable)
+    with send(url, _PATH, key, Upload((body,), len(body), _SECONDS)) as reply:
+        return _found(reply)
+
+
+def _found(reply: Reply) -> Document:
+    found = found_object(reply)
+    if not isinstance(found, dict) or found.get("object") != "memory":
+        raise not_ours(reply.base)
+    return found
+
 
 _EXAMPLE: Final = "http://127.0.0.1:8000"
 

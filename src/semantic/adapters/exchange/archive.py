@@ -36,7 +36,7 @@ from semantic.adapters.exchange.transfer import (
 from semantic.domain.block_hash import Part
 from semantic.domain.errors import CapacityError, InvalidRequestError, StoreError
 from semantic.domain.stored import BlockHeader, BlockLayout, Manifest
-from semantic.ports.exchange import Check
+from semantic.ports.agents import Check
 from semantic.ports.store import CacheStorePort
 
 DOCUMENT, CONTAINER = "agent.json", "agent.safetensors"

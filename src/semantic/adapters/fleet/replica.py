@@ -1,25 +1,73 @@
 """A replica as Ray Serve runs it: a server without a socket, in a process of its own.
 
 Ray Serve calls the methods by their names, and waits for the last answer before it destroys a
-replica that is to stop; that it is to stop it does not say. What it does is ask no more for its
-health. Imports no Ray: it is plain Python.
+replica that is to stop. It does not say that one is to stop; it only asks no more for its
+health. While its process lives a replica has a slot, a numbered folder with a locked file and a
+folder for the store: it takes the first that is free, with all that an earlier one stored there.
+Imports no Ray: it is plain Python.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import platform
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from semantic.adapters.fleet.passed_requests import whole_answer, with_header
-from semantic.adapters.fleet.replica_slots import taken_slot
-from semantic.domain.errors import OverloadedError
+from semantic.domain.errors import OverloadedError, StoreError
 from semantic.ports.fleet import BuildReplica, PassedRequest, Piece, ReplicaPort, ResponseHead
+
+LOCK: Final = "replica.lock"
+_STORE: Final = "store"
+_MOST: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSlot:
+    """`name` is its own on this machine, and `folder` for what it stores; it need not exist."""
+
+    name: str
+    folder: Path
+
+
+@contextmanager
+def taken_slot(base: Path) -> Iterator[ReplicaSlot]:
+    """The first free slot below `base`, with the id of this process in its locked file.
+
+    Raises StoreError if `base` cannot be used, and if there is none.
+    """
+    for number in range(_MOST):
+        folder = base / f"replica-{number}"
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreError(f"cannot use {folder}: {error.strerror}") from error
+        try:
+            if _try_lock(lock):
+                os.ftruncate(lock, 0)
+                os.write(lock, f"{os.getpid()}\n".encode())
+                yield ReplicaSlot(str(number), folder / _STORE)
+                return
+        finally:
+            os.close(lock)
+    raise StoreError(f"all {_MOST} slots below {base} are taken")
+
+
+def _try_lock(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
 
 HEADER: Final = b"x-semantic-replica"
 """Of responses: the name of the replica that answered, its slot on its machine."""

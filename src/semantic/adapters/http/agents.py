@@ -34,7 +34,7 @@ from semantic.adapters.http.errors import (
 from semantic.adapters.http.identity import is_operator, require_operator, tenant_of
 from semantic.adapters.http.request_body import read_as
 from semantic.adapters.http.streaming import until_disconnect
-from semantic.application.cache.match_words import cache_miss_reason, end_reason
+from semantic.application.cache.match_report import cache_miss_reason, end_reason
 from semantic.domain.errors import InvalidRequestError, SemanticError
 from semantic.domain.match import MatchEnd, MatchReport
 from semantic.ports.agents import (

@@ -41,8 +41,8 @@ from semantic.adapters.http.page import assets, overview, process_memory
 from semantic.adapters.http.request_body import LargeBodies
 from semantic.adapters.http.settings import ServerSettings
 from semantic.application.chat.memory_responses import MemoryResponses
-from semantic.ports.responses import ResponsesPort
 from semantic.ports.serving import ServingPort
+from semantic.ports.store import ResponsesPort
 
 NO_TELEMETRY: Final[TelemetryConfig] = {
     "tracing": False,

@@ -11,8 +11,7 @@ from typing import Final
 
 from fastapi import Request
 
-from semantic.adapters.http.activity.ending import Ending
-from semantic.adapters.http.activity.watch import Watch
+from semantic.adapters.http.activity.watch import Ending, Watch
 from semantic.adapters.http.errors import RETRY_SECONDS
 from semantic.adapters.http.logs import log_entry_of
 from semantic.adapters.http.metrics import InstrumentedServing, Observer

@@ -20,7 +20,7 @@ import uvicorn
 from fastapi import FastAPI
 from sse_starlette.sse import AppStatus
 
-from semantic.adapters.http.activity.ending import SENDING
+from semantic.adapters.http.activity.watch import SENDING
 from semantic.adapters.http.connections import (
     ConnectionLimits,
     Connections,

@@ -50,7 +50,7 @@ from semantic.domain.value_objects import (
     SequenceId,
     TokenLogprob,
 )
-from semantic.ports.outbound import BodyTarget
+from semantic.ports.generation import BodyTarget
 
 _MOST_ROWS = 512
 """Prompt tokens of a sequence that may be rows of a batch: from here on a chunk is faster."""

@@ -1,6 +1,8 @@
-"""MLX's default device: its kind, name and memory.
+"""MLX's default device: its kind, name and memory; and memory as the system counts it.
 
-Knows no model: loaded weights show only as bytes in use.
+The system counts that of the machine, of the control groups that the process is in, and of the
+process with those that it started. Knows Linux and macOS, and no model: loaded weights show only as
+bytes in use.
 """
 
 from __future__ import annotations
@@ -8,13 +10,168 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import os
+import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import mlx.core as mx
 
-from semantic.adapters.mlx.system_memory import own_memory, physical_memory, spare_memory
+_PROC = Path("/proc")
+_COUNTED = re.compile(r"^(?:RssAnon|RssShmem):\s+(\d+) kB$", re.MULTILINE)
+"""Lines of a process' status with resident memory that is no file's."""
+_AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB$", re.MULTILINE)
+
+# Of macOS' <libproc.h> and <sys/resource.h>: rusage_info_v2, and where ri_phys_footprint is in it.
+_RUSAGE, _RUSAGE_BYTES, _FOOTPRINT_AT = 2, 512, 72
+
+# Levels of macOS' kern.memorystatus_vm_pressure_level above 1, which is normal.
+_WARNING, _CRITICAL = 2, 4
+_WARNED_PART = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """Files of a control group's memory, of one version: its limit, its use, and in `stat` the
+    names of what the system may drop at any time."""
+
+    root: Path
+    limit: str
+    used: str
+    droppable: tuple[str, str]
+
+
+_V2 = _Files(
+    Path("/sys/fs/cgroup"), "memory.max", "memory.current", ("inactive_file", "active_file")
+)
+_V1 = _Files(
+    Path("/sys/fs/cgroup/memory"),
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    ("total_inactive_file", "total_active_file"),
+)
+
+
+def physical_memory() -> int:
+    """Bytes of memory that this process may use: the machine's, or its container's limit."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([total, *(limit for _, _, limit in _limited_groups())])
+
+
+def own_memory() -> int:
+    """Bytes of memory that the process and its children have: on Linux resident memory that is no
+    file's, on macOS the physical footprint, which is that of the process alone.
+
+    Raises OSError when the system does not say it.
+    """
+    if sys.platform == "darwin":
+        return _footprint()
+    return sum(map(anonymous_bytes, ("self", *_children())))
+
+
+def spare_memory() -> int | None:
+    """Bytes that may still be taken; None if the system does not say.
+
+    On Linux what is available, and what is left of the limit of each control group; what the system
+    can drop counts as free. On macOS None, unless it warns of pressure.
+    """
+    if sys.platform == "darwin":
+        return spare_under_pressure(_pressure_level())
+    spare = []
+    with contextlib.suppress(OSError):
+        found = _AVAILABLE.search((_PROC / "meminfo").read_text(encoding="ascii"))
+        spare += [1024 * int(found[1])] if found else []
+    spare += [limit - _held(files, folder) for files, folder, limit in _limited_groups()]
+    return min(spare, default=None)
+
+
+def spare_under_pressure(level: int) -> int | None:
+    """Bytes that may be taken at a level of macOS' memory pressure: any number while it is normal,
+    a sixteenth of the memory, which costs caches alone, at a warning, and none when it is
+    critical."""
+    if level >= _CRITICAL:
+        return 0
+    return physical_memory() // _WARNED_PART if level >= _WARNING else None
+
+
+def _pressure_level() -> int:
+    """macOS' level of memory pressure: 1, 2 or 4; 1 where it does not say it."""
+    level, size = ctypes.c_int(1), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+    name = b"kern.memorystatus_vm_pressure_level"
+    nothing = None, ctypes.c_size_t(0)
+    ctypes.CDLL(None).sysctlbyname(name, ctypes.byref(level), ctypes.byref(size), *nothing)
+    return level.value
+
+
+def _limited_groups() -> Iterator[tuple[_Files, Path, int]]:
+    """The control groups with a limit that the process is in, and those that these are in."""
+    for files in (_V1, _V2):
+        folder = files.root / _group(files).lstrip("/")
+        for one in (folder, *folder.parents):
+            if not one.is_relative_to(files.root):
+                break
+            limit = _read_number(one / files.limit)
+            if limit is not None:
+                yield files, one, limit
+
+
+def _group(files: _Files) -> str:
+    """The path of the process' group below its root, as far as the process sees it."""
+    with contextlib.suppress(OSError):
+        for line in (_PROC / "self" / "cgroup").read_text(encoding="utf-8").splitlines():
+            number, _, rest = line.partition(":")
+            controllers, _, path = rest.partition(":")
+            if "memory" in controllers.split(",") if files is _V1 else number == "0":
+                return path
+    return "/"
+
+
+def _held(files: _Files, group: Path) -> int:
+    """Bytes of a group that the system cannot drop."""
+    droppable = 0
+    with contextlib.suppress(OSError):
+        for line in (group / "memory.stat").read_text(encoding="ascii").splitlines():
+            name, _, n_bytes = line.partition(" ")
+            droppable += int(n_bytes) if name in files.droppable else 0
+    return (_read_number(group / files.used) or 0) - droppable
+
+
+def _children() -> list[str]:
+    """The ids of the processes that this one started."""
+    found: list[str] = []
+    with contextlib.suppress(OSError):  # a thread that has ended, or a kernel that has no such file
+        for thread in (_PROC / "self" / "task").iterdir():
+            found += (thread / "children").read_text(encoding="ascii").split()
+    return found
+
+
+def anonymous_bytes(process: str) -> int:
+    """Resident memory of a process on Linux that is no file's; 0 if it has ended."""
+    try:
+        status = (_PROC / process / "status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return 0
+    return 1024 * sum(map(int, _COUNTED.findall(status)))
+
+
+def _footprint() -> int:
+    """The physical footprint of this process on macOS, by which the system judges its memory."""
+    usage = ctypes.create_string_buffer(_RUSAGE_BYTES)
+    failed = ctypes.CDLL(None, use_errno=True).proc_pid_rusage(os.getpid(), _RUSAGE, usage)
+    if failed:
+        raise OSError(ctypes.get_errno(), "proc_pid_rusage failed")
+    return int.from_bytes(usage.raw[_FOOTPRINT_AT : _FOOTPRINT_AT + 8], "little")
+
+
+def _read_number(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None  # no such file, or "max"
+
 
 DeviceKind = Literal["CPU", "Metal", "CUDA"]
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 from semantic.adapters.stores.records import Records, UnusableFileError
 from semantic.domain.errors import StoreError
-from semantic.domain.response_record import (
+from semantic.domain.responses import (
     DamagedRecordError,
+    StoredResponse,
     decoded,
     encoded,
     key_of,
     owner_of,
 )
-from semantic.domain.responses import StoredResponse
-from semantic.ports.responses import ResponsesPort
+from semantic.ports.store import ResponsesPort
 
 
 def _ignore(_: str) -> None:

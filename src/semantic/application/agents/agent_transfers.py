@@ -16,7 +16,7 @@ from typing import Final, Protocol, TypeVar
 
 from semantic.application.agents.directory import AgentDirectory, Owner, require_id
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
-from semantic.application.engine.calls import guarded
+from semantic.application.engine.step_loop import guarded
 from semantic.domain.errors import (
     AgentNotFoundError,
     CapacityError,
@@ -24,8 +24,14 @@ from semantic.domain.errors import (
     OverloadedError,
     StoreError,
 )
-from semantic.ports.agents import AgentArchive, Tenant, TenantId
-from semantic.ports.exchange import ExchangePort, IncomingArchive, OutgoingArchive
+from semantic.ports.agents import (
+    AgentArchive,
+    ExchangePort,
+    IncomingArchive,
+    OutgoingArchive,
+    Tenant,
+    TenantId,
+)
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from semantic.application.agents.agent_transfers import AgentTransfers, EngineCa
 from semantic.application.agents.directory import Activity, AgentDirectory, Owner
 from semantic.application.agents.finder import AgentFinder
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
-from semantic.application.engine.calls import guarded
+from semantic.application.engine.step_loop import guarded
 from semantic.domain.stored import Manifest, StoreStats
 from semantic.ports.agents import (
     EVERY_AGENT,

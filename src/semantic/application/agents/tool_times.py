@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Collection
 
 from semantic.domain.fair_lru import FairLru
-from semantic.ports.outbound import Clock
+from semantic.ports.generation import Clock
 
 _LATEST = 32
 """Absences after each tool that the median is taken of."""

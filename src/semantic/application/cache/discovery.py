@@ -16,7 +16,7 @@ from dataclasses import replace
 from semantic.application.cache.prefix_lookup import PrefixLookup, StoredPrefix
 from semantic.domain.block_hash import BlockLink, Scope, namespace_of, tenant_tag
 from semantic.domain.value_objects import BLOCK_TOKENS
-from semantic.ports.outbound import BatchBackend
+from semantic.ports.generation import BatchBackend
 from semantic.ports.store import CacheStorePort, LookUpPort
 
 _THREADS = 8

@@ -14,7 +14,7 @@ from semantic.domain.entities import AgentBlocks
 from semantic.domain.identity import Hints
 from semantic.domain.services import BlockPool
 from semantic.domain.value_objects import CacheKey
-from semantic.ports.outbound import Clock
+from semantic.ports.generation import Clock
 
 _LONGEST_EXPECTED = 300.0
 """Seconds. An agent that is away for longer is as any other: in `benchmarks.absence` wrong hints do

@@ -21,7 +21,7 @@ from semantic.domain.errors import CacheReconstructionError
 from semantic.domain.match import MatchEnd
 from semantic.domain.stored import BlockHeader, BlockRead, Tier
 from semantic.domain.value_objects import BLOCK_TOKENS, SequenceId
-from semantic.ports.outbound import BatchBackend, BodyTarget, Clock
+from semantic.ports.generation import BatchBackend, BodyTarget, Clock
 from semantic.ports.store import CacheStorePort
 
 Target = tuple[BlockHeader, BodyTarget]

@@ -37,7 +37,7 @@ from semantic.domain.match import MatchEnd
 from semantic.domain.prefix import common_prefix
 from semantic.domain.stored import BlockHeader, Manifest, StoredBlock, Tier
 from semantic.domain.value_objects import BLOCK_TOKENS, SequenceId
-from semantic.ports.outbound import BatchBackend, Clock
+from semantic.ports.generation import BatchBackend, Clock
 from semantic.ports.store import CacheStorePort
 
 _READ_PART = 16

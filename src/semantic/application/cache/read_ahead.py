@@ -15,7 +15,7 @@ from typing import Protocol
 from semantic.application.cache.prefix_lookup import StoredPrefix
 from semantic.domain.stored import BlockHeader
 from semantic.domain.value_objects import CacheKey
-from semantic.ports.outbound import Clock
+from semantic.ports.generation import Clock
 
 LEAD = 3.0
 """Seconds before an agent is expected: in `benchmarks.returns` longer ones read what is evicted

@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from typing import NamedTuple
 
-from semantic.ports.outbound import Clock
+from semantic.ports.generation import Clock
 
 MOST_COST = 0.01
 """Uploads may lengthen decode steps by this part. It is half of the true limit: few steps are

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from semantic.application.engine.calls import Failure, attempt
+from semantic.application.engine.step_loop import Failure, attempt
 from semantic.domain.digest import digest
 from semantic.domain.errors import (
     CapacityError,
@@ -23,7 +23,7 @@ from semantic.domain.errors import (
 )
 from semantic.domain.fair_lru import FairLru
 from semantic.domain.grammar import Grammar
-from semantic.ports.outbound import GrammarProbe
+from semantic.ports.generation import GrammarProbe
 
 _REMEMBERED = 4096
 """Verdicts: each a digest and a line of text."""

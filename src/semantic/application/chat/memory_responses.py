@@ -6,8 +6,7 @@ import threading
 from typing import Final
 
 from semantic.domain.fair_lru import FairLru
-from semantic.domain.response_record import decoded, encoded
-from semantic.domain.responses import StoredResponse
+from semantic.domain.responses import StoredResponse, decoded, encoded
 
 ROW_BYTES: Final = 512
 """Bytes of a response beside its own: keys, objects and table entries."""

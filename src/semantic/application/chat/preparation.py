@@ -17,7 +17,7 @@ from semantic.domain.grammar import Grammar
 from semantic.domain.request_parts import Parts, parts_of
 from semantic.domain.value_objects import SamplingParams, ThinkingBudget
 from semantic.ports.chat import ChatFormat, Marks, RenderedChat
-from semantic.ports.outbound import Tokenizer
+from semantic.ports.generation import Tokenizer
 from semantic.ports.serving import Ask, Prompt
 
 

@@ -2,19 +2,22 @@
 
 A template may render an answer differently from how the model generated it: it drops reasoning,
 re-renders calls, moves messages. So only new messages are rendered; earlier ones are replayed from
-the recorded turns. Knows points and tokens; no engine.
+the recorded turns. Clients also send the same tools with their keys in different orders, and a
+template renders them in that order before all messages: each tool keeps its first spelling. Knows
+points and tokens; no engine.
 """
 
 from __future__ import annotations
 
 import hashlib
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
-from semantic.application.chat.tool_spellings import ToolSpellings
 from semantic.domain.block_hash import TOKEN_BYTES, pack_tokens
-from semantic.domain.chat import Chat, Message
+from semantic.domain.chat import Chat, Message, Tool
 from semantic.domain.digest import digest
 from semantic.domain.history import (
     Point,
@@ -28,7 +31,53 @@ from semantic.domain.history import (
 )
 from semantic.domain.request_parts import Answered
 from semantic.ports.chat import ChatFormat, RenderedChat
-from semantic.ports.turns import TurnsPort
+from semantic.ports.store import TurnsPort
+
+_MAX_BYTES = 8 << 20
+"""Bytes of JSON: the tools of hundreds of clients."""
+
+
+class ToolSpellings:
+    """An LRU cache of tools, bounded in bytes. Thread-safe."""
+
+    def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._tools: OrderedDict[bytes, tuple[Tool, int]] = OrderedDict()
+        self._n_bytes = 0
+        self._lock = threading.Lock()
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the cached tools."""
+        return self._n_bytes
+
+    def first(
+        self, tools: Sequence[Tool], texts: Sequence[bytes], scope: bytes, *, keep: bool = True
+    ) -> tuple[Tool, ...]:
+        """`tools` in their order, each in its first spelling in `scope`.
+
+        `texts` are the canonical texts of the tools, independent of the order of keys. Without
+        `keep` new spellings are not recorded.
+        """
+        with self._lock:
+            pairs = zip(tools, texts, strict=True)
+            return tuple(self._first(tool, text, scope, keep=keep) for tool, text in pairs)
+
+    def _first(self, tool: Tool, text: bytes, scope: bytes, *, keep: bool) -> Tool:
+        key = digest("tool-v1", scope, text)
+        known = self._tools.get(key)
+        if known is not None:
+            self._tools.move_to_end(key)
+            return known[0]
+        if not keep:
+            return tool
+        self._tools[key] = (tool, len(text))
+        self._n_bytes += len(text)
+        while self._n_bytes > self._max_bytes:
+            _, (_, n_bytes) = self._tools.popitem(last=False)
+            self._n_bytes -= n_bytes
+        return tool
+
 
 _DIGEST_BYTES = 32
 _OWNER_BYTES = 16

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from semantic.domain.chat import Message, Tool
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.responses import StoredResponse
-from semantic.ports.responses import ResponsesPort
+from semantic.ports.store import ResponsesPort
 
 
 class ResponseGoneError(InvalidRequestError):

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from semantic.domain.block_hash import pack_tokens, unpack_tokens
 from semantic.domain.history import Point, Turn
-from semantic.ports.turns import SharedTurnsPort, TurnsPort
+from semantic.ports.store import SharedTurnsPort, TurnsPort
 
 _TURN_BYTES = 768
 """Bytes of a turn beside its tokens: objects and table entries."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from semantic.domain.errors import InvalidRequestError, OverloadedError, TenantLimitError
 from semantic.domain.services import BlockPool
-from semantic.ports.outbound import Clock
+from semantic.ports.generation import Clock
 
 _POOLS = 4
 """The default limit of queued bytes, in sizes of the pool."""

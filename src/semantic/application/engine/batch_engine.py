@@ -23,8 +23,7 @@ from semantic.application.engine.memory_guard import MemoryGuard
 from semantic.application.engine.prefill_budget import PrefillBudget
 from semantic.application.engine.scheduler import Chunk, Scheduler, Step
 from semantic.application.engine.sequences import Sequences
-from semantic.application.engine.submission import Submission
-from semantic.application.engine.validation import RequestValidator
+from semantic.application.engine.submission import RequestValidator, Submission
 from semantic.application.request import Phase, Request
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.errors import NOT_FINITE, BackendError, InvalidRequestError
@@ -41,8 +40,7 @@ from semantic.domain.value_objects import (
     SamplingParams,
     TokenEvent,
 )
-from semantic.ports.inbound import EngineEvent
-from semantic.ports.outbound import BatchBackend, Clock, StepObserver, Tokenizer
+from semantic.ports.generation import BatchBackend, Clock, EngineEvent, StepObserver, Tokenizer
 from semantic.ports.store import CacheStorePort
 
 _LOAD_WAIT = 0.02

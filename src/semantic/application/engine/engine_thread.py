@@ -17,9 +17,14 @@ from typing import TypeVar
 
 from semantic.application.engine.admission import Admission, QueueLimits, limit_bytes
 from semantic.application.engine.batch_engine import BlockPoolBatchEngine
-from semantic.application.engine.calls import EngineCall, Failure, attempt, engine_call
 from semantic.application.engine.engine_state import EngineFigures, EngineState
-from semantic.application.engine.step_loop import StepLoop
+from semantic.application.engine.step_loop import (
+    EngineCall,
+    Failure,
+    StepLoop,
+    attempt,
+    engine_call,
+)
 from semantic.application.engine.submission import Listener, RequestHandle, Submission
 from semantic.domain.errors import (
     BackendError,
@@ -30,9 +35,7 @@ from semantic.domain.errors import (
 )
 from semantic.domain.stored import Tier
 from semantic.domain.value_objects import CompletedGeneration
-from semantic.ports.inbound import EngineEvent
-from semantic.ports.outbound import Clock
-from semantic.ports.slices import Slices
+from semantic.ports.generation import Clock, EngineEvent, Slices
 
 T = TypeVar("T")
 

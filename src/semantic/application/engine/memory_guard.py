@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from semantic.application.engine.engine_state import MemoryFigures
 from semantic.domain.errors import InvalidRequestError
-from semantic.ports.outbound import Clock
+from semantic.ports.generation import Clock
 
 _INTERVAL = 0.25
 """Seconds between two measurements."""

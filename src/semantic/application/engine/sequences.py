@@ -16,7 +16,7 @@ from semantic.application.request import Phase, Request
 from semantic.domain.entities import AgentBlocks
 from semantic.domain.errors import BackendError, CacheReconstructionError, NotFiniteError
 from semantic.domain.value_objects import SampledToken, SequenceId
-from semantic.ports.outbound import BatchBackend
+from semantic.ports.generation import BatchBackend
 
 
 class Prefilled(NamedTuple):

@@ -33,8 +33,8 @@ from semantic.domain.errors import (
 from semantic.domain.stored import StoreStats, Tier
 from semantic.ports.agents import AgentsPort
 from semantic.ports.embedding import EmbeddingPort
+from semantic.ports.generation import Clock
 from semantic.ports.models import ModelsPort, ModelStatus, OnArrived
-from semantic.ports.outbound import Clock
 from semantic.ports.serving import ServedModel, ServingPort
 
 logger = logging.getLogger("semantic.server")

@@ -28,7 +28,7 @@ from semantic.cli.progress import ProgressBar
 from semantic.cli.report import Json, show_bytes, show_seconds, to_line
 from semantic.domain.errors import BackendError, IntegrityError, InvalidRequestError
 from semantic.domain.value_objects import CompletedGeneration, PrefillEvent, TokenEvent
-from semantic.ports.inbound import EngineEvent
+from semantic.ports.generation import EngineEvent
 
 if TYPE_CHECKING:
     from rich.table import Table

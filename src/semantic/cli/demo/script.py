@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from semantic.cli.conversation import Message, message
-from semantic.ports.outbound import Tokenizer
+from semantic.ports.generation import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

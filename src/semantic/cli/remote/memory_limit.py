@@ -44,7 +44,7 @@ def memory(options: MemoryOptions, as_json: AsJson = False) -> None:
     What exceeds a lower limit is given up, in the order of `semantic serve --memory-gb`; running
     answers go on.
     """
-    from semantic.adapters.clients.server_memory import limit_memory, read_memory
+    from semantic.adapters.clients.server_connection import limit_memory, read_memory
 
     if options.reset and options.limit is not None:
         raise InvalidRequestError("expected either --limit or --reset")

@@ -31,7 +31,7 @@ def ps(
     as_json: AsJson = False,
 ) -> None:
     """List the models of a running server: which are loaded, what they take and do."""
-    from semantic.adapters.clients.server_models import list_models
+    from semantic.adapters.clients.server_connection import list_models
 
     rows = list_models(url, key_variable)
     if as_json:
@@ -47,7 +47,7 @@ def load(
     as_json: AsJson = False,
 ) -> None:
     """Load one of the models of a running server, and wait for it."""
-    from semantic.adapters.clients.server_models import change_model
+    from semantic.adapters.clients.server_connection import change_model
 
     _print(change_model(url, key_variable, model, "load"), as_json=as_json)
 
@@ -59,7 +59,7 @@ def unload(
     as_json: AsJson = False,
 ) -> None:
     """Unload one of the models of a running server when its requests have ended."""
-    from semantic.adapters.clients.server_models import change_model
+    from semantic.adapters.clients.server_connection import change_model
 
     _print(change_model(url, key_variable, model, "unload"), as_json=as_json)
 

@@ -17,8 +17,7 @@ from semantic.adapters.fleet import replica as replicas
 from semantic.adapters.fleet.autoscaling import by_queue, wanted_replicas
 from semantic.adapters.fleet.passed_requests import AsgiApp, Message, Receive, Send, answer
 from semantic.adapters.fleet.ray_cluster import _reason
-from semantic.adapters.fleet.replica import Drain, Replica
-from semantic.adapters.fleet.replica_slots import LOCK, taken_slot
+from semantic.adapters.fleet.replica import LOCK, Drain, Replica, taken_slot
 from semantic.adapters.http.app import create_app
 from semantic.cli.fleet.served_replica import ServedReplica
 from semantic.domain.answer import AnswerEvent, TextDelta

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from semantic.adapters.http.anthropic.conversation import thinking_text
 from semantic.adapters.http.anthropic.reply import Json, MessageWriter, ResponseStyle, usage_of
-from semantic.adapters.http.anthropic.thinking import thinking_text
 from semantic.adapters.http.errors import WireError
 from semantic.domain.answer import (
     AnswerEnd,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from semantic.adapters.http.fleet.routing_key import routing_key
+from semantic.adapters.http.fleet.fleet_edge import routing_key
 from semantic.adapters.http.identity import Json
 from semantic.adapters.http.openai.responses.output_items import new_response_id
 from semantic.domain.identity import Identity, home_of

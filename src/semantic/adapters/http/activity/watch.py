@@ -1,7 +1,9 @@
 """Watch: figures of the last minutes and the running requests, sampled once per second for all.
 
 Samples while a request runs or a stream is open; reads the engine's requests only while a stream is
-open. Without both there is no task and no timer.
+open. Without both there is no task and no timer. A server that stops ends each answer that still
+runs (`Ending`) with an error in the form of its wire, instead of a connection that breaks; the
+request is cancelled as after a disconnect, which saves its agent.
 """
 
 from __future__ import annotations
@@ -9,19 +11,67 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Final
+from typing import Final, TypeVar
 
 from anyio import to_thread
 
 from semantic.adapters.http.activity.recorder import Recorder
 from semantic.adapters.http.errors import RETRY_SECONDS, WireError
 from semantic.application.engine.engine_state import Figures
-from semantic.domain.errors import SemanticError
+from semantic.domain.errors import OverloadedError, SemanticError
 from semantic.ports.agents import AgentsPort, RunningRequest
+
+T = TypeVar("T")
+
+SENDING: Final = 2
+"""Seconds for the ends of answers to be sent."""
+
+
+class Ending:
+    """The end of all answers of a server. For one event loop."""
+
+    def __init__(self) -> None:
+        self.has_begun = False
+        self._waiting: set[asyncio.Timeout] = set()
+
+    def begin(self) -> None:
+        """End all answers, now and from now on."""
+        self.has_begun = True
+        now = asyncio.get_running_loop().time()
+        for one in self._waiting:
+            one.reschedule(now)
+
+    async def events(self, events: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+        """`events`, which the caller closes. Raises OverloadedError once answers must end; what
+        waited for the next event is cancelled then."""
+        while True:
+            if self.has_begun:
+                raise _stopping()
+            limit = asyncio.timeout(None)
+            try:
+                async with limit:
+                    self._waiting.add(limit)
+                    found = await anext(events)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                raise _stopping() from None
+            finally:
+                self._waiting.discard(limit)
+            yield found
+
+
+def _stopping() -> OverloadedError:
+    return OverloadedError(
+        "the server is stopping: send the request again", retry_after=RETRY_SECONDS
+    )
+
 
 INTERVAL: Final = 1.0
 """Seconds between two samples."""

@@ -1,17 +1,21 @@
 """Anthropic's messages, tools and tool choice, translated to the domain's.
 
 A text and a list with one text block are equivalent, `cache_control` is ignored, and messages of
-role "system" keep their position, so that a request extends the prefix of the previous one. Knows
+role "system" keep their position, so that a request extends the prefix of the previous one. The
+signature of a thinking block authenticates nothing: clients return it unread, and where a request
+omits thinking from the reply it carries the text, so that the next prompt can contain it. Knows
 which tools work only on Anthropic's own servers; not how a template renders a tool.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+from binascii import Error as Base64Error
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from semantic.adapters.http.anthropic.thinking import thinking_text
 from semantic.adapters.http.anthropic.validators import (
     ToolChoiceParam,
     Validators,
@@ -22,6 +26,39 @@ from semantic.adapters.http.anthropic.validators import (
 from semantic.adapters.http.errors import FieldError
 from semantic.adapters.http.logs import WarnOnce
 from semantic.domain.chat import Message, Tool, ToolCall, ToolChoice
+
+_SEAL: Final = "semantic.seal."
+_TEXT: Final = "semantic.text."
+
+
+def signature_of(thought: str) -> str:
+    """The signature of a thinking block sent with its text; deterministic."""
+    return _SEAL + _encoded(hashlib.sha256(_utf8(thought)).digest())
+
+
+def signature_with_text(thought: str) -> str:
+    """The signature of a thinking block sent without its text: contains the text."""
+    return _TEXT + _encoded(_utf8(thought))
+
+
+def thinking_text(shown: str, signature: str) -> str:
+    """The text of a returned block: `shown`, or the text in the signature if `shown` is empty."""
+    if shown or not signature.startswith(_TEXT):
+        return shown
+    try:
+        data = base64.urlsafe_b64decode(signature.removeprefix(_TEXT))
+        return data.decode("utf-8", "surrogatepass")
+    except (Base64Error, ValueError):
+        return shown  # another server's, or corrupted
+
+
+def _encoded(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode("ascii")
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
 
 _BILLING: Final = "x-anthropic-billing-header:"
 """Start of a line that clients put before their system prompt, and that differs between versions

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic_core import from_json
 
-from semantic.adapters.http.anthropic.thinking import signature_of, signature_with_text
+from semantic.adapters.http.anthropic.conversation import signature_of, signature_with_text
 from semantic.adapters.http.cache_miss_report import usage_extension
 from semantic.adapters.http.errors import check_finished
 from semantic.application.chat.object_text import ObjectText

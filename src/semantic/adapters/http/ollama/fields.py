@@ -8,8 +8,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from semantic.adapters.http.request_fields.foreign import FOREIGN, NO_TEMPLATE, ONE_SAMPLER
-from semantic.adapters.http.request_fields.table import IGNORED, SUPPORTED, Field, refused
+from semantic.adapters.http.request_fields.table import (
+    FOREIGN,
+    IGNORED,
+    NO_TEMPLATE,
+    ONE_SAMPLER,
+    SUPPORTED,
+    Field,
+    refused,
+)
 
 _NO_IMAGES: Final = "this model reads and writes text only"
 

@@ -15,8 +15,8 @@ from pydantic import TypeAdapter
 from semantic.adapters.http.errors import FieldError
 from semantic.adapters.http.logs import WarnOnce
 from semantic.adapters.http.request_body import validated
-from semantic.adapters.http.request_fields.foreign import FOREIGN
 from semantic.adapters.http.request_fields.table import (
+    FOREIGN,
     IGNORED,
     SUPPORTED,
     Field,

@@ -21,8 +21,7 @@ from semantic.adapters.mlx.batch.decode_batch import (
     DecodeBatch,
     NewSequence,
 )
-from semantic.adapters.mlx.batch.generator_batch import GeneratorBatch
-from semantic.adapters.mlx.batch.one_by_one import OneByOne
+from semantic.adapters.mlx.batch.generator_batch import GeneratorBatch, OneByOne
 from semantic.adapters.mlx.batch.padded_batch import PaddedBatch
 from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache.contiguous.cache import FullCache
@@ -38,7 +37,7 @@ from semantic.domain.value_objects import (
     SamplingParams,
     SequenceId,
 )
-from semantic.ports.slices import at_once
+from semantic.ports.generation import at_once
 
 BATCHES = (1, 2, 4, 8)
 """Batch sizes to measure."""

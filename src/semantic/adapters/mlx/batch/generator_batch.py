@@ -1,6 +1,8 @@
-"""Decode batch on mlx-lm's BatchGenerator, for models that need some of mlx-lm's own caches.
+"""Decode batches for models that need mlx-lm's own caches: its BatchGenerator, or one by one.
 
-The generator pads those. Only its public interface is used.
+The generator pads its rows; only its public interface is used. A model that mlx-lm can compute only
+alone takes as many forward passes for a step as it has sequences: every sequence gets a token in
+each step, so that no stream waits for another.
 """
 
 from __future__ import annotations
@@ -15,10 +17,46 @@ from mlx.nn.layers.base import Module
 from mlx_lm.generate import BatchGenerator, GenerationBatch
 
 from semantic.adapters.mlx.arrays import depends
-from semantic.adapters.mlx.batch.decode_batch import Emitted, NewSequence
+from semantic.adapters.mlx.batch.decode_batch import Agree, ContinuousBatch, Emitted, NewSequence
+from semantic.adapters.mlx.batch.rows import BatchRows
 from semantic.adapters.mlx.kv_cache.forms import LayerCache
 from semantic.adapters.mlx.sampling.sampler import LogitsProcessor, Sampler
 from semantic.domain.value_objects import SequenceId
+
+
+class OneByOne(ContinuousBatch):
+    """Implements `DecodeBatch` for any caches."""
+
+    def __init__(self, model: Module, agree: Agree | None = None) -> None:
+        super().__init__(model, agree=agree)
+        self._caches = _RowsApart(model)
+
+
+class _RowsApart(BatchRows):
+    """Rows that are never computed together."""
+
+    def __init__(self, model: Module) -> None:
+        super().__init__(model)
+        self._sequences: list[list[LayerCache]] = []
+
+    def join(self, sequences: Sequence[Sequence[LayerCache]]) -> None:
+        """See `BatchRows.join`."""
+        self._sequences += map(list, sequences)
+
+    def leave(self, at: int) -> list[LayerCache]:
+        """See `BatchRows.leave`."""
+        return self._sequences.pop(at)
+
+    def logits(self, inputs: mx.array) -> mx.array:
+        """See `BatchRows.logits`."""
+        tokens = mx.split(inputs[:, None], inputs.shape[0])
+        return mx.concatenate(
+            [
+                cast(mx.array, self.model(token, cache=caches))[:, -1, :]
+                for token, caches in zip(tokens, self._sequences, strict=True)
+            ]
+        )
+
 
 _UNLIMITED = 1 << 30
 """Limit of sequences and tokens given to the BatchGenerator: the engine limits both."""

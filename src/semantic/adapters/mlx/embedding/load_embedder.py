@@ -1,18 +1,34 @@
 """Loads an embedding model: a decoder of mlx-lm, or an encoder of mlx-embeddings, with the pooling
 that its files declare.
 
-Call it from the thread that computes. Knows folders; not who asks for vectors.
+A decoder's batch is padded at its right end, which causal attention never looks at, and computed in
+chunks of its columns over mlx-lm's own caches; a model whose logits are not those of the states
+that it would take is refused. An encoder's own pooling is the mean for every model, so the declared
+one is computed here. Depends on names in both packages. Call it from the thread that computes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol, cast
 
-from semantic.adapters.mlx.embedding.decoder import DecoderEmbedder
-from semantic.adapters.mlx.embedding.encoder import ENCODERS, EncoderEmbedder, load_encoder
-from semantic.adapters.mlx.embedding.pooling import read_length, read_pooling
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx_lm.models.cache import make_prompt_cache
+
+from semantic.adapters.mlx.device import on_cpu
+from semantic.adapters.mlx.embedding.pooling import (
+    Pooling,
+    pool,
+    read_length,
+    read_pooling,
+    vectors_of,
+)
+from semantic.adapters.mlx.missing import extra_to_install
 from semantic.adapters.mlx.model.description import read_config
 from semantic.adapters.mlx.model.details import read_details
 from semantic.adapters.mlx.model.fingerprint import fingerprint
@@ -22,10 +38,222 @@ from semantic.adapters.mlx.model.provider import (
     read_context,
     reading_model,
 )
+from semantic.adapters.mlx.text.tokenizer import MLXTokenizer
 from semantic.domain.errors import SemanticError, UnsupportedModelError
-from semantic.ports.embedding import Embedder
+from semantic.ports.embedding import Embedder, Vector
+from semantic.ports.generation import at_once
 from semantic.ports.serving import ModelDetails
-from semantic.ports.slices import at_once
+
+CHUNK_TOKENS: Final = 512
+"""Tokens of one chunk, over all rows of a batch: what one step may delay answers by."""
+
+_DECODER_PROBE: Final = (1, 2, 3)
+
+States = Callable[..., mx.array]
+"""(token ids (rows, columns), caches) to states (rows, columns, width)."""
+
+
+class DecoderEmbedder:
+    """Implements `Embedder`."""
+
+    def __init__(
+        self,
+        model: Module,
+        tokenizer: MLXTokenizer,
+        model_id: str,
+        pooling: Pooling,
+        max_tokens: int,
+    ) -> None:
+        """Raises UnsupportedModelError for a model without states that can be taken."""
+        self._model = model
+        self._tokenizer = tokenizer
+        self._states = states_of(model)
+        self._pooling = pooling
+        self._end = tuple(tokenizer.encode("", add_special_tokens=True))
+        self.model_id = model_id
+        self.max_tokens = max_tokens
+        self.max_characters = max_tokens * tokenizer.longest_token
+        self.dimensions = self._states(mx.array([_DECODER_PROBE])).shape[-1]
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """See `Embedder.encode`."""
+        return tuple(self._tokenizer.encode(text, add_special_tokens=True))
+
+    def shortened(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """See `Embedder.shortened`. The token that ends every text stays."""
+        if len(tokens) <= self.max_tokens:
+            return tokens
+        ends = self._end[-1:] if self._end and tokens[-1] == self._end[-1] else ()
+        return (*tokens[: self.max_tokens - len(ends)], *ends)
+
+    def start(self, batch: Sequence[tuple[int, ...]]) -> DecoderRun:
+        """See `Embedder.start`."""
+        return DecoderRun(self._states, make_prompt_cache(self._model), batch, self._pooling)
+
+
+class DecoderRun:
+    """Implements `EmbeddingRun`."""
+
+    def __init__(
+        self,
+        states: States,
+        caches: Sequence[object],
+        batch: Sequence[tuple[int, ...]],
+        pooling: Pooling,
+    ) -> None:
+        longest = max(map(len, batch))
+        self._states = states
+        self._caches = caches
+        self._ids = [(*row, *(0,) * (longest - len(row))) for row in batch]
+        self._lengths = mx.array([len(row) for row in batch])
+        self._pooling = pooling
+        self._n_columns = max(1, CHUNK_TOKENS // len(batch))
+        self._longest = longest
+        self._begin = 0
+        self._sum: mx.array | None = None
+
+    def step(self) -> tuple[Vector, ...] | None:
+        """See `EmbeddingRun.step`."""
+        end = min(self._begin + self._n_columns, self._longest)
+        ids = mx.array([row[self._begin : end] for row in self._ids])
+        states = self._states(ids, cache=self._caches)
+        positions = mx.arange(self._begin, end)[None, :]
+        taken = pool(states, positions, self._lengths, self._pooling)
+        self._sum = taken if self._sum is None else self._sum + taken
+        mx.eval(self._sum, [getattr(cache, "state", []) for cache in self._caches])
+        self._begin = end
+        return None if end < self._longest else vectors_of(self._sum)
+
+
+def states_of(model: Module) -> States:
+    """The function that computes the states below a model's logits, after its last norm.
+
+    Raises UnsupportedModelError unless the model's logits are those of these states.
+    """
+    inner = cast("States | None", getattr(model, "model", None))
+    head = cast("Callable[[mx.array], mx.array] | None", getattr(model, "lm_head", None))
+    embedding = getattr(inner, "embed_tokens", None)
+    if head is None and embedding is not None:
+        head = embedding.as_linear
+    if inner is None or head is None:
+        raise UnsupportedModelError(f"{type(model).__module__} has no states below its logits")
+    ids = mx.array([_DECODER_PROBE])
+    logits = cast(States, model)(ids)
+    if not mx.allclose(head(inner(ids)), logits, rtol=1e-3, atol=1e-3).item():
+        raise UnsupportedModelError(
+            f"{type(model).__module__} computes its logits from other states than its last ones"
+        )
+    return inner
+
+
+ENCODERS: Final = frozenset({"bert", "xlm_roberta"})
+"""The types of models whose states are taken here, with `-` as `_`."""
+
+_PACKAGE: Final = "mlx_embeddings"
+_STEP_TOKENS: Final = 1024
+"""Tokens of the rows of one step, with what pads them: what it may delay answers by."""
+_PROBE: Final = (5, 6, 7)
+
+
+class _Output(Protocol):
+    last_hidden_state: mx.array
+
+
+class _Encoder(Protocol):
+    """The part of the package's models that is used here."""
+
+    def __call__(self, input_ids: mx.array, *, attention_mask: mx.array) -> _Output: ...
+
+
+class _Utils(Protocol):
+    """The part of the package that is used here."""
+
+    def load_model(self, model_path: Path, *, path_to_repo: str) -> Module: ...
+
+
+def load_encoder(folder: Path) -> Module:
+    """The encoder in `folder`. Raises UnsupportedModelError if the package is not installed."""
+    if find_spec(_PACKAGE) is None:
+        raise UnsupportedModelError(
+            f"the model in {folder} is an encoder. {extra_to_install('embeddings')}"
+        )
+    utils = cast(_Utils, import_module(f"{_PACKAGE}.utils"))
+    model = utils.load_model(folder, path_to_repo=str(folder))
+    if on_cpu():
+        model.set_dtype(mx.float32)
+    return model
+
+
+class EncoderEmbedder:
+    """Implements `Embedder`."""
+
+    def __init__(
+        self,
+        model: Module,
+        tokenizer: MLXTokenizer,
+        model_id: str,
+        pooling: Pooling,
+        max_tokens: int,
+        padding: int,
+    ) -> None:
+        """`padding` is the token that fills shorter rows. Raises UnsupportedModelError for a model
+        that does not return the states of its tokens."""
+        self._model = cast(_Encoder, model)
+        self._tokenizer = tokenizer
+        self._pooling: Pooling = pooling
+        self._padding = padding
+        self._end = tuple(tokenizer.encode("", add_special_tokens=True))[-1:]
+        self.model_id = model_id
+        self.max_tokens = max_tokens
+        self.max_characters = max_tokens * tokenizer.longest_token
+        states = self._states((_PROBE,))[0]
+        if states.ndim != len(("rows", "columns", "width")):
+            raise UnsupportedModelError("expected an encoder that returns the states of its tokens")
+        self.dimensions = states.shape[-1]
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """See `Embedder.encode`."""
+        return tuple(self._tokenizer.encode(text, add_special_tokens=True))
+
+    def shortened(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """See `Embedder.shortened`. The token that ends every text stays."""
+        if len(tokens) <= self.max_tokens:
+            return tokens
+        return (*tokens[: self.max_tokens - len(self._end)], *self._end)
+
+    def start(self, batch: Sequence[tuple[int, ...]]) -> EncoderRun:
+        """See `Embedder.start`."""
+        return EncoderRun(self, batch)
+
+    def vectors(self, rows: Sequence[tuple[int, ...]]) -> tuple[Vector, ...]:
+        """The vectors of `rows`, computed together."""
+        states, lengths = self._states(rows)
+        positions = mx.arange(states.shape[1])[None, :]
+        return vectors_of(pool(states, positions, lengths, self._pooling))
+
+    def _states(self, rows: Sequence[tuple[int, ...]]) -> tuple[mx.array, mx.array]:
+        longest = max(map(len, rows))
+        ids = mx.array([(*row, *(self._padding,) * (longest - len(row))) for row in rows])
+        lengths = mx.array([len(row) for row in rows])
+        mask = (mx.arange(longest)[None, :] < lengths[:, None]).astype(mx.float32)
+        return self._model(ids, attention_mask=mask).last_hidden_state, lengths
+
+
+class EncoderRun:
+    """Implements `EmbeddingRun`: some rows in each step."""
+
+    def __init__(self, embedder: EncoderEmbedder, batch: Sequence[tuple[int, ...]]) -> None:
+        self._embedder = embedder
+        self._batch = batch
+        self._n_rows = max(1, _STEP_TOKENS // max(map(len, batch)))
+        self._done: list[Vector] = []
+
+    def step(self) -> tuple[Vector, ...] | None:
+        """See `EmbeddingRun.step`."""
+        first = len(self._done)
+        self._done += self._embedder.vectors(self._batch[first : first + self._n_rows])
+        return None if len(self._done) < len(self._batch) else tuple(self._done)
+
 
 _MOST_TOKENS: Final = 1 << 15
 """The longest text of a model that declares more, or nothing."""

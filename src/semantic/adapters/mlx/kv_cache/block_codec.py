@@ -38,7 +38,7 @@ from semantic.adapters.mlx.kv_cache.staging import (
 from semantic.domain.block_hash import Part
 from semantic.domain.stored import BlockLayout, Body, DeferredBody
 from semantic.domain.value_objects import LayerKind, ModelCacheSpec, whole_blocks
-from semantic.ports.outbound import BodyTarget
+from semantic.ports.generation import BodyTarget
 
 CacheT = TypeVar("CacheT")
 

@@ -33,7 +33,6 @@ from semantic.adapters.mlx.kv_cache.paged.block_memory import HostPages, PagedMe
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
 from semantic.adapters.mlx.kv_cache.paged.dialect import METAL, dialect_here
 from semantic.adapters.mlx.kv_cache.paged.kernels import PagedKernels, computable
-from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind, page_kinds
 from semantic.adapters.mlx.kv_cache.paged.layers import (
     CUDA_COSTS,
     METAL_COSTS,
@@ -42,6 +41,7 @@ from semantic.adapters.mlx.kv_cache.paged.layers import (
     PagedLayers,
     RowCosts,
 )
+from semantic.adapters.mlx.kv_cache.paged.page_pool import PageKind, page_kinds
 from semantic.adapters.mlx.kv_cache.paged.self_test import computes_attention
 from semantic.adapters.mlx.kv_cache.paged.side_by_side import Beside
 from semantic.adapters.mlx.kv_cache.probe import LogitsProbe, attention_use
@@ -49,7 +49,7 @@ from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape, trace
 from semantic.adapters.mlx.transfer.transfers import Transfers, transfers_here
 from semantic.domain.entities import AgentBlocks, KVBlock
 from semantic.domain.value_objects import LayerKind, ModelCacheSpec
-from semantic.ports.slices import Slices, at_once
+from semantic.ports.generation import Slices, at_once
 
 OFF_VARIABLE = "SEMANTIC_PAGES"
 """Environment variable that disables pages when it is "off"."""

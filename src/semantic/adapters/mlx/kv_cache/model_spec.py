@@ -3,25 +3,143 @@
 Some models keep every token of a layer and hide the old ones with a mask: such a layer is a sliding
 window like any other. Some compute other keys for a token if the prompt is divided elsewhere: of
 those only the first tokens can be reused. Masks are seen in a forward pass that is built but never
-evaluated.
+evaluated, of a model whose windows are narrowed meanwhile: beyond a window of 8 a few tokens show
+what 4,096 would. A layer that keeps several caches, a `CacheList` of mlx-lm, counts as several
+layers, each stored, batched and cut back by what it is. Knows the names in mlx-lm's models.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from typing import cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
 from semantic.adapters.mlx.kv_cache import attention_hook, spec_reader
-from semantic.adapters.mlx.kv_cache.flat_caches import flatten
-from semantic.adapters.mlx.kv_cache.narrowed import NARROW, narrowed
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.domain.value_objects import LayerKind, LayerSpec, ModelCacheSpec
+
+NARROW = 8
+"""Tokens of a narrowed window, chunk or budget of tokens."""
+
+_NUMBERS = (
+    (re.compile(r"topk_blocks$"), 2),
+    (re.compile(r"(index|candidate)_block_size$"), 4),
+    (re.compile(r"(window|window_size|attention_chunk_size|index_topk|floor_scale)$"), NARROW),
+    (re.compile(r"max_position_embeddings$"), NARROW),
+)
+"""Names of numbers, and what they are at most while narrowed."""
+
+_Values = MutableMapping[str, object]
+
+
+@contextmanager
+def narrowed(*models: Module) -> Iterator[bool]:
+    """Narrow these models; yields whether any number changed. Nothing else may use them."""
+    changed: list[tuple[_Values, str, object]] = []
+    try:
+        for values in _configurations(models):
+            for name, value in list(values.items()):
+                smaller = _smaller(name, value)
+                if smaller is not value:
+                    changed.append((values, name, value))
+                    values[name] = smaller
+        yield bool(changed)
+    finally:
+        for values, name, value in changed:
+            values[name] = value
+
+
+def _smaller(name: str, value: object) -> object:
+    """The narrowed form of a value with this name; the value itself if there is none."""
+    most = next((most for pattern, most in _NUMBERS if pattern.search(name)), None)
+    numbers = list(value) if isinstance(value, list | tuple) else [value]
+    if most is None or not any(type(one) is int and one > most for one in numbers):
+        return value
+    small = [min(one, most) if type(one) is int else one for one in numbers]
+    return type(value)(small) if isinstance(value, list | tuple) else small[0]
+
+
+def _configurations(models: tuple[Module, ...]) -> Iterator[_Values]:
+    """The attributes of all modules and of the arguments that they were made with, each once."""
+    seen: set[int] = set()
+    for model in models:
+        for module in cast(Callable[[], list[Module]], model.modules)():
+            yield from _with_inner(vars(module), seen)
+            yield from _with_inner(module, seen)
+
+
+def _with_inner(values: _Values, seen: set[int]) -> Iterator[_Values]:
+    """`values`, and those of the configurations in them."""
+    if id(values) in seen:
+        return
+    seen.add(id(values))
+    yield values
+    for value in list(values.values()):
+        if isinstance(value, Module):
+            continue  # one of `modules`
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            yield from _with_inner(vars(value), seen)
+        elif isinstance(value, dict) and all(isinstance(name, str) for name in value):
+            yield from _with_inner(value, seen)
+
+
+_Nesting = tuple["_Nesting", ...] | None
+"""The parts of a layer's cache; None for a cache that is no list."""
+
+
+def flat(caches: Sequence[object]) -> list[object]:
+    """`caches` with the parts of lists in place of the lists."""
+    return [
+        leaf
+        for cache in caches
+        for leaf in (flat(cache.caches) if isinstance(cache, CacheList) else [cache])
+    ]
+
+
+def flatten(model: Module) -> None:
+    """Make `model` take and make flat caches, if its layers keep lists. Idempotent."""
+    nesting = tuple(map(_nesting, cast(list[object], make_prompt_cache(model))))
+    if any(one is not None for one in nesting):
+        # Only calls with caches change: weights, modules and names stay those of the model.
+        object.__setattr__(model, "__class__", _flat_class(type(model), nesting))
+
+
+def _flat_class(original: type[Module], nesting: Sequence[_Nesting]) -> type[Module]:
+    call = cast(Callable[..., mx.array], original.__call__)
+    make = cast("Callable[[Module], list[object]]", getattr(original, "make_cache"))  # noqa: B009
+
+    def flat_call(
+        self: Module, inputs: mx.array, cache: Sequence[object] | None = None, **others: object
+    ) -> mx.array:
+        if cache is None:
+            return call(self, inputs, **others)
+        leaves = iter(cache)
+        return call(self, inputs, cache=[_nested(one, leaves) for one in nesting], **others)
+
+    def make_cache(self: Module) -> list[object]:
+        return flat(make(self))
+
+    names = {"__module__": original.__module__, "__qualname__": original.__qualname__}
+    methods = {"__call__": flat_call, "make_cache": make_cache}
+    return type(original.__name__, (original,), {**names, **methods})
+
+
+def _nesting(cache: object) -> _Nesting:
+    return tuple(map(_nesting, cache.caches)) if isinstance(cache, CacheList) else None
+
+
+def _nested(nesting: _Nesting, leaves: Iterator[object]) -> object:
+    if nesting is None:
+        return next(leaves)
+    return CacheList(*(_nested(one, leaves) for one in nesting))
+
 
 PROMPT_CHUNK = 2048
 """Tokens of a prompt that mlx-lm computes at once: multiples of it divide every prompt."""

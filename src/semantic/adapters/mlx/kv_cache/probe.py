@@ -23,16 +23,15 @@ from semantic.adapters.mlx.device import on_cpu
 from semantic.adapters.mlx.kv_cache import attention_hook
 from semantic.adapters.mlx.kv_cache.contiguous.layers import ContiguousLayers, states_of
 from semantic.adapters.mlx.kv_cache.merged import BatchLayer, merge, pad
-from semantic.adapters.mlx.kv_cache.model_spec import read_shapes, read_spec
-from semantic.adapters.mlx.kv_cache.narrowed import narrowed
+from semantic.adapters.mlx.kv_cache.model_spec import narrowed, read_shapes, read_spec
 from semantic.adapters.mlx.kv_cache.paged.attention import DecodeStep, PortableAttention
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedCache
-from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
 from semantic.adapters.mlx.kv_cache.paged.layers import PagedLayers
+from semantic.adapters.mlx.kv_cache.paged.page_pool import PageKind
 from semantic.adapters.mlx.kv_cache.paged.side_by_side import compute_side_by_side
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec
-from semantic.ports.slices import Slices, at_once
+from semantic.ports.generation import Slices, at_once
 
 _Prompts = tuple[tuple[int, ...], ...]
 

@@ -48,8 +48,8 @@ from semantic.adapters.mlx.model.adapter import (
     read_adapter,
 )
 from semantic.adapters.mlx.model.depthwise import replace_depthwise
-from semantic.adapters.mlx.model.digest_cache import FileState
 from semantic.adapters.mlx.model.fingerprint import (
+    FileState,
     adapted_fingerprint,
     file_states,
     fingerprint,
@@ -70,8 +70,7 @@ from semantic.domain.errors import (
     WeightsTooLargeError,
 )
 from semantic.domain.value_objects import ModelCacheSpec, SamplingParams
-from semantic.ports.outbound import BatchBackend
-from semantic.ports.slices import Slices, at_once
+from semantic.ports.generation import BatchBackend, Slices, at_once
 
 EMBEDDED_MODEL = "semantic-tiny"
 _MODELS = Path(__file__).parents[3] / "models"

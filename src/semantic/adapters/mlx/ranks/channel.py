@@ -1,14 +1,16 @@
 """A connection between two ranks: frames of integers, some followed by bytes.
 
 A wait for a frame costs no computation, unlike one inside a collective operation, and the end of a
-process is known at once. Each frame is sealed: one that is changed, left out, repeated or of
-another sender is found. Nothing is encrypted. Knows sockets; not what the integers mean beyond the
-kind of a frame.
+process is known at once. The two prove to each other that they know a secret without sending it:
+each answers the other's random number, and from both come the keys of each direction. Every frame
+is sealed: one that is changed, left out, repeated or of another sender is found. Nothing is
+encrypted. Knows sockets; not what the integers mean beyond the kind of a frame.
 """
 
 from __future__ import annotations
 
 import hmac
+import secrets
 import socket
 import struct
 import sys
@@ -19,7 +21,58 @@ from contextlib import suppress
 from enum import IntEnum, auto
 from typing import NamedTuple
 
-from semantic.adapters.mlx.ranks.greeting import Keys
+_RANDOM, _RANK, _PROOF = 32, 4, 32
+"""Bytes of a random number, of a rank's number and of a proof."""
+
+
+class Keys(NamedTuple):
+    """What is sealed with, and what the peer seals with."""
+
+    own: bytes
+    peer: bytes
+
+
+def join(sock: socket.socket, secret: bytes, rank: int) -> Keys | None:
+    """The keys of `rank`'s connection to rank 0; None unless each knows the `secret`."""
+    theirs = _read(sock, _RANDOM)
+    said = secrets.token_bytes(_RANDOM) + rank.to_bytes(_RANK, "little")
+    talk = theirs + said
+    with suppress(OSError):  # refused: it shows in what is read
+        sock.sendall(said + _derived(secret, b"proof of another", talk))
+    if not hmac.compare_digest(_read(sock, _PROOF), _derived(secret, b"proof of rank 0", talk)):
+        return None
+    return Keys(_derived(secret, b"from another", talk), _derived(secret, b"from rank 0", talk))
+
+
+def admit(sock: socket.socket, secret: bytes) -> tuple[int, Keys] | None:
+    """The rank behind a new connection to rank 0, and its keys; None for one that does not know
+    the `secret`, which learns nothing of it."""
+    challenge = secrets.token_bytes(_RANDOM)
+    with suppress(OSError):
+        sock.sendall(challenge)
+    said = _read(sock, _RANDOM + _RANK)
+    talk = challenge + said
+    proof = _read(sock, _PROOF)
+    if not hmac.compare_digest(proof, _derived(secret, b"proof of another", talk)):
+        return None
+    with suppress(OSError):
+        sock.sendall(_derived(secret, b"proof of rank 0", talk))
+    keys = Keys(_derived(secret, b"from rank 0", talk), _derived(secret, b"from another", talk))
+    return int.from_bytes(said[_RANDOM:], "little"), keys
+
+
+def _derived(secret: bytes, purpose: bytes, talk: bytes) -> bytes:
+    return hmac.digest(secret, purpose + b"\0" + talk, "sha256")
+
+
+def _read(sock: socket.socket, n_bytes: int) -> bytes:
+    """What comes, of so many bytes; less if the connection ends or stays silent."""
+    found = b""
+    with suppress(OSError):
+        while len(found) < n_bytes and (more := sock.recv(n_bytes - len(found))):
+            found += more
+    return found
+
 
 _HEAD = struct.Struct("<qqqq")
 """Kind, number of the call, number of integers, number of bytes."""

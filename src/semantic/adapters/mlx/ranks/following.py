@@ -20,7 +20,7 @@ from semantic.domain.entities import AgentBlocks, BlockData, BlockId, KVBlock
 from semantic.domain.errors import SemanticError
 from semantic.domain.stored import Body
 from semantic.domain.value_objects import SamplingParams, SequenceId
-from semantic.ports.outbound import BodyTarget
+from semantic.ports.generation import BodyTarget
 
 _END_SECONDS = 5.0
 _NO_ID = BlockId(0)

@@ -24,8 +24,7 @@ from typing import cast
 
 import mlx.core as mx
 
-from semantic.adapters.mlx.ranks.channel import Channel, Frame, Op, PeerLostError
-from semantic.adapters.mlx.ranks.greeting import admit, join
+from semantic.adapters.mlx.ranks.channel import Channel, Frame, Op, PeerLostError, admit, join
 from semantic.domain.errors import BackendError
 
 logger = logging.getLogger("semantic.server")

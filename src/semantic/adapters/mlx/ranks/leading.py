@@ -39,7 +39,7 @@ from semantic.domain.value_objects import (
     SequenceId,
     TokenLogprob,
 )
-from semantic.ports.outbound import BodyTarget
+from semantic.ports.generation import BodyTarget
 
 PARTS = tuple(Part)
 """Parts of a block by their number in frames."""

@@ -1,13 +1,16 @@
 """Chat format of one model: renders chats, parses tool calls, builds grammars for answers.
 
-Takes the template, the marks and the parser from mlx-lm's tokenizer. Knows the tokenizer; not the
-model, and not how a grammar is enforced.
+Takes the template, the marks and the parser from mlx-lm's tokenizer. A special token spelled in a
+user's text stays text: a placeholder stands for it while the template runs, and is encoded as
+ordinary text afterwards. What a template writes after an answer is rendered over a short substitute
+for the history. Knows the tokenizer; not the model, and not how a grammar is enforced.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -20,8 +23,6 @@ from semantic.adapters.mlx.text.chat_template import (
     TemplateMessage,
     detect_features,
 )
-from semantic.adapters.mlx.text.incremental_rendering import IncrementalRenderer
-from semantic.adapters.mlx.text.special_tokens import Escaper, SpecialTokens
 from semantic.adapters.mlx.text.template_messages import (
     TEXT_CALL_MARKS,
     escape_all,
@@ -39,10 +40,167 @@ from semantic.application.chat.call_grammar import (
     call_grammar,
     enforced_schemas,
 )
-from semantic.domain.chat import Chat, JsonSchema, Tool
+from semantic.domain.chat import Chat, JsonSchema, Message, Tool
 from semantic.domain.errors import InvalidRequestError
 from semantic.domain.grammar import Grammar
+from semantic.domain.prefix import common_prefix
 from semantic.ports.chat import CallSpelling, Marks, RenderedChat, WrittenCall
+
+Render = Callable[[Chat], RenderedChat]
+
+_QUESTION = Message("user", "x")
+_ANSWER_TEXT = "y"
+
+
+class IncrementalRenderer:
+    """Continues chats by one template. Tries at construction whether the template allows it.
+
+    `is_supported`: the tokens after an answer do not depend on the history. `preserves_history`:
+    a full rendering shows earlier answers, thoughts included, as they were generated.
+    """
+
+    def __init__(self, render: Render, eos: frozenset[int], *, thinks: bool) -> None:
+        """`render` renders a whole chat, `eos` tokens end an answer, `thinks` is whether the model
+        marks thoughts."""
+        self._render = render
+        self._eos = eos
+        self.is_supported = self._is_supported()
+        self.preserves_history = self._preserves_history(thinks=thinks)
+
+    def render_after(self, chat: Chat, n_messages: int) -> RenderedChat | None:
+        """See `ChatFormat.render_after`."""
+        return self._render_after(chat, n_messages) if self.is_supported else None
+
+    def _render_after(self, chat: Chat, n_messages: int) -> RenderedChat | None:
+        answer = chat.messages[n_messages - 1]
+        calls = tuple(replace(call, arguments="{}") for call in answer.tool_calls)
+        substitute = replace(answer, content=_ANSWER_TEXT, reasoning="", tool_calls=calls)
+        # After the beginning, templates only test whether there are tools: one is as good as all.
+        short = replace(chat, tools=chat.tools[:1])
+        later = chat.messages[n_messages:]
+        question = self._render(replace(short, messages=(_QUESTION,))).tokens
+        whole = self._render(replace(short, messages=(_QUESTION, substitute, *later)))
+        begin = common_prefix(question, whole.tokens)
+        for at in range(begin, len(whole.tokens)):
+            if whole.tokens[at] in self._eos:
+                return replace(whole, tokens=whole.tokens[at:])
+        return None
+
+    def _is_supported(self) -> bool:
+        """Whether a substitute's tokens are those of a full rendering, right after the answer."""
+        question = Message("user", "probe1")
+        last = []
+        try:
+            for text in ("probe2", "probe3"):
+                answer = Message("assistant", text)
+                chat = Chat((question, answer, question, answer, question))
+                whole = self._render(chat).tokens
+                after = self._render_after(chat, 4)
+                if after is None or whole[-len(after.tokens) :] != after.tokens:
+                    return False
+                last.append(whole[: -len(after.tokens)][-1:])
+        except InvalidRequestError:
+            return False
+        return last[0] != last[1]
+
+    def _preserves_history(self, *, thinks: bool) -> bool:
+        """Whether an answer is rendered as generated, also when a later question follows."""
+        question = Message("user", "probe1")
+        answer, other = (Message("assistant", "probe2", thought) for thought in ("no", "yes"))
+        try:
+            first, second, third = (
+                self._render(Chat((question, *(answer, question) * n))).tokens for n in range(3)
+            )
+            shows = second != self._render(Chat((question, other, question))).tokens
+        except InvalidRequestError:
+            return False
+        # The generation prompt ends `first`; in history an answer may begin otherwise.
+        generation_prompt = first[common_prefix(first, second) :]
+        return second[common_prefix(second, third) :] == generation_prompt and (shows or not thinks)
+
+
+Encode = Callable[[str], list[int]]
+"""Text to tokens; special tokens in the text become themselves, nothing is added."""
+
+_NEVER = "(?!)"
+
+
+class SpecialTokens:
+    """The special tokens of one tokenizer, and an encoder that honours escapes."""
+
+    def __init__(
+        self, encode: Encode, special: Mapping[str, int], marks: Mapping[str, int]
+    ) -> None:
+        """`special` tokens are escaped in every text; `marks`, which a template writes around
+        calls and thoughts, are allowed in texts of the system and the assistant."""
+        self._encode = encode
+        self._tokens = frozenset(special.values()) | frozenset(marks.values())
+        self.special = _any_of(special)
+        self.all = _any_of([*special, *marks])
+        self._newline = encode("\n")
+        # SentencePiece puts a space before every text; none belongs in the middle of one.
+        self._adds_space = encode("a") != self._encode_after_newline("a")
+
+    def encode(self, text: str, escaper: Escaper) -> list[int]:
+        """The tokens of a rendered chat whose texts were escaped by `escaper`."""
+        pieces = escaper.placeholder.split(text)
+        tokens = self._encode(pieces[0])
+        for at, piece in enumerate(pieces[1:], start=1):
+            if at % 2:
+                tokens += self._encode_as_text(escaper.texts[int(piece)])
+            elif piece:
+                tokens += self.encode_following(piece)
+        return tokens
+
+    def _encode_as_text(self, text: str) -> list[int]:
+        """The tokens of `text` without special ones: its parts are not special."""
+        tokens = self.encode_following(text)
+        if len(text) == 1 or not self._tokens.intersection(tokens):
+            return tokens
+        return self._encode_as_text(text[:1]) + self._encode_as_text(text[1:])
+
+    def encode_following(self, text: str) -> list[int]:
+        """The tokens of a text that follows another text."""
+        return self._encode_after_newline(text) if self._adds_space else self._encode(text)
+
+    def _encode_after_newline(self, text: str) -> list[int]:
+        tokens = self._encode("\n" + text)
+        size = len(self._newline)
+        return tokens[size:] if tokens[:size] == self._newline else self._encode(text)
+
+
+class Escaper:
+    """Replaces special tokens in the texts of one chat by placeholders."""
+
+    def __init__(self, special_tokens: SpecialTokens, texts: Iterable[str]) -> None:
+        """`texts` are all texts of the chat: no placeholder occurs in any of them."""
+        self._special_tokens = special_tokens
+        self._word = _word_not_in([text for text in texts if "hiddentext" in text])
+        self.placeholder = re.compile(f"{self._word}([0-9]+)z")
+        self.texts: list[str] = []
+
+    def __call__(self, text: str, *, marks: bool = False) -> str:
+        """`text` with placeholders for special tokens, and for `marks` if requested."""
+        pattern = self._special_tokens.all if marks else self._special_tokens.special
+        return pattern.sub(self._replace, text)
+
+    def _replace(self, found: re.Match[str]) -> str:
+        self.texts.append(found[0])
+        return f"{self._word}{len(self.texts) - 1}z"
+
+
+def _word_not_in(texts: Iterable[str]) -> str:
+    word = "hiddentext"
+    while any(word in text for text in texts):
+        word += "x"
+    return word
+
+
+def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
+    """Matches any of `tokens`, the longest first."""
+    longest_first = sorted((token for token in tokens if token), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or _NEVER)
+
 
 # Arguments of `apply_chat_template` itself; a request cannot set them.
 _RESERVED_OPTIONS = frozenset(

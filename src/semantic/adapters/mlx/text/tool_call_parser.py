@@ -9,8 +9,8 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from semantic.adapters.mlx.text.tokenizer import replace_surrogates
-from semantic.application.chat.call_heads import is_name
 from semantic.application.chat.object_text import MAX_DEPTH, ObjectText
+from semantic.application.chat.streamed_calls import is_name
 from semantic.domain.chat import Tool
 from semantic.domain.errors import ToolCallError
 from semantic.ports.chat import WrittenCall

@@ -17,12 +17,10 @@ from semantic.adapters.stores.disk.entries import (
     NewerFormatError,
     parse_block,
 )
-from semantic.adapters.stores.remote.bodies import Bodies
-from semantic.adapters.stores.remote.catalog import Catalog
+from semantic.adapters.stores.remote.bodies import THREADS, Bodies, Parallel
+from semantic.adapters.stores.remote.catalog import Catalog, Tally
 from semantic.adapters.stores.remote.names import Folder, last_name
 from semantic.adapters.stores.remote.objects import PAGE, Listed, Objects
-from semantic.adapters.stores.remote.parallel import THREADS, Parallel
-from semantic.adapters.stores.remote.tally import Tally
 from semantic.application.cache.checkpoint_plan import MOST_TOKENS
 from semantic.application.cache.prefix_lookup import window_links
 from semantic.domain.block_hash import BlockHash, BlockLink, Part, Scope

@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable, Iterable
 
 from semantic.adapters.stores.disk.entries import agent_key, manifest_entry
-from semantic.adapters.stores.remote.catalog import Catalog
+from semantic.adapters.stores.remote.catalog import Catalog, Tally
 from semantic.adapters.stores.remote.names import depth_of, name_of_body
 from semantic.adapters.stores.remote.objects import Objects
-from semantic.adapters.stores.remote.tally import Tally
 from semantic.adapters.stores.remote.uses import LOG_SECONDS, Evictions, UseLog, name_of
 from semantic.domain.block_hash import BlockKey, Part
 from semantic.domain.stored import BlockHeader, Manifest

@@ -11,13 +11,11 @@ from functools import partial
 from typing import TypeVar
 
 from semantic.adapters.stores.disk.entries import DamagedError, MismatchError, NewerFormatError
-from semantic.adapters.stores.remote.bodies import Bodies
-from semantic.adapters.stores.remote.catalog import Catalog
+from semantic.adapters.stores.remote.bodies import THREADS, Bodies, Parallel
+from semantic.adapters.stores.remote.catalog import Catalog, Tally
 from semantic.adapters.stores.remote.names import has_tail
 from semantic.adapters.stores.remote.notices import Notices
 from semantic.adapters.stores.remote.objects import UnavailableError
-from semantic.adapters.stores.remote.parallel import THREADS, Parallel
-from semantic.adapters.stores.remote.tally import Tally
 from semantic.domain.stored import BlockHeader, BlockRead
 
 T = TypeVar("T")

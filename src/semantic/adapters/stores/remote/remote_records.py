@@ -25,9 +25,8 @@ from semantic.application.chat.turn_cache import Writes
 from semantic.domain.block_hash import tenant_tag
 from semantic.domain.digest import digest
 from semantic.domain.history import Point, Turn
-from semantic.domain.response_record import DamagedRecordError, decoded, encoded, key_of
-from semantic.domain.responses import StoredResponse
-from semantic.ports.turns import MOST_WAIT
+from semantic.domain.responses import DamagedRecordError, StoredResponse, decoded, encoded, key_of
+from semantic.ports.store import MOST_WAIT
 
 _AHEAD = 8
 """Turns that are read at a time."""

@@ -2,15 +2,20 @@
 
 Implements `CacheStorePort` and `LookUpPort`. Only the methods of `LookUpPort`, writes and reads ask
 the object store; all others answer from a catalog of what this process has put, read or looked up.
-Whatever fails, is late or cannot be verified is a miss. A janitor, here or in another process,
-evicts objects: it reads which were used, and lets every process know which are gone. Knows no other
-tier, and not how objects are named, sealed and found.
+Whatever fails, is late or cannot be verified is a miss. Forgetting waits for nothing, so the thread
+that steps the engine may do it: `Deletions` deletes on a thread, nothing while it is written, and
+nothing is written again before it is deleted. A janitor, here or in another process, evicts
+objects: it reads which were used, and lets every process know which are gone. Knows no other tier,
+and not how objects are named, sealed and found.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -18,8 +23,7 @@ from semantic.adapters.stores.disk.block_file import MAX_BODY_BYTES
 from semantic.adapters.stores.disk.entries import DamagedError, MismatchError, NewerFormatError
 from semantic.adapters.stores.memory import data_of
 from semantic.adapters.stores.remote.bodies import Bodies
-from semantic.adapters.stores.remote.catalog import CATALOG_BYTES, Catalog
-from semantic.adapters.stores.remote.deletions import Deletions
+from semantic.adapters.stores.remote.catalog import CATALOG_BYTES, Catalog, Tally
 from semantic.adapters.stores.remote.janitor import BackgroundJanitor
 from semantic.adapters.stores.remote.look_up import LookUp
 from semantic.adapters.stores.remote.manifests import Ends, Manifests
@@ -27,7 +31,6 @@ from semantic.adapters.stores.remote.names import generation_of, has_tail
 from semantic.adapters.stores.remote.notices import Notices
 from semantic.adapters.stores.remote.objects import Objects
 from semantic.adapters.stores.remote.reading import Reader
-from semantic.adapters.stores.remote.tally import Tally
 from semantic.adapters.stores.remote.vault import Vault
 from semantic.domain.block_hash import BlockHash, BlockKey, BlockLink, Part, Scope
 from semantic.domain.stored import (
@@ -43,6 +46,66 @@ from semantic.domain.stored import (
     StoreStats,
     Tier,
 )
+
+
+class Deletions:
+    """Deletions of one process that were begun and have not ended. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Hashable, Callable[[], None]] = {}
+        self._busy: set[Hashable] = set()  # what is written or deleted now
+        self._changed = threading.Condition()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="remote")
+
+    def begin(self, what: Hashable, delete: Callable[[], None]) -> None:
+        """Call `delete`, which raises nothing, on the thread."""
+        with self._changed:
+            self._waiting.setdefault(what, delete)
+        self._thread.submit(self._finish, what)
+
+    def is_waiting(self, what: Hashable) -> bool:
+        """Whether it was forgotten and may still be there."""
+        with self._changed:
+            return what in self._waiting
+
+    @contextmanager
+    def writing(self, what: Hashable) -> Iterator[None]:
+        """Inside it is written: deleted before, if it was forgotten, and not meanwhile."""
+        with self._alone_with(what):
+            self._delete(what)
+            yield
+
+    def flush(self) -> None:
+        """Return when all that was begun has ended."""
+        self._thread.submit(lambda: None).result()
+
+    def close(self) -> None:
+        """End what was begun, and the thread."""
+        self._thread.shutdown()
+
+    def _finish(self, what: Hashable) -> None:
+        with self._alone_with(what):
+            self._delete(what)
+
+    def _delete(self, what: Hashable) -> None:
+        with self._changed:
+            delete = self._waiting.get(what)
+        if delete is not None:
+            delete()
+            with self._changed:
+                del self._waiting[what]
+
+    @contextmanager
+    def _alone_with(self, what: Hashable) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: what not in self._busy)
+            self._busy.add(what)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._busy.remove(what)
+                self._changed.notify_all()
 
 
 class RemoteStore:

@@ -19,7 +19,7 @@ from semantic.adapters.http.openai.fields import (
     COMPLETION_FIELDS,
     STREAM_OPTION_FIELDS,
 )
-from semantic.adapters.http.openai.responses.fields import RESPONSE_FIELDS
+from semantic.adapters.http.openai.responses.request import RESPONSE_FIELDS
 from semantic.adapters.http.request_fields.table import Field
 from semantic.application.chat.call_grammar import answer_grammar
 from semantic.domain.chat import AnswerFormat, Chat

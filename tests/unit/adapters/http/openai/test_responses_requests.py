@@ -16,7 +16,7 @@ from openai.types.shared_params import Reasoning
 from semantic.adapters.http.logs import WarnOnce
 from semantic.adapters.http.openai import fields
 from semantic.adapters.http.openai.responses import input_items, tools
-from semantic.adapters.http.openai.responses.fields import (
+from semantic.adapters.http.openai.responses.request import (
     CACHE_OPTION_FIELDS,
     REASONING_FIELDS,
     RESPONSE_FIELDS,

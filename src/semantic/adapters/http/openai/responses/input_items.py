@@ -21,8 +21,7 @@ from semantic.adapters.http.openai.fields import (
     validated_at,
     warnings,
 )
-from semantic.adapters.http.openai.responses.kept_items import KeptItems
-from semantic.adapters.http.openai.responses.output_items import decoded_reasoning
+from semantic.adapters.http.openai.responses.output_items import KeptItems, decoded_reasoning
 from semantic.adapters.http.openai.responses.tools import FunctionName, ToolSet
 from semantic.adapters.http.openai.validators import (
     custom_call_adapter,

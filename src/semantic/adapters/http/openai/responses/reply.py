@@ -24,8 +24,8 @@ from semantic.adapters.http.openai.token_logprobs import ChatTokenLogprob, chat_
 from semantic.adapters.http.streaming import StartedStream, sse_event
 from semantic.domain.answer import AnswerEnd, AnswerEvent, AnswerStarted, TextDelta
 from semantic.domain.errors import SemanticError
-from semantic.ports.responses import ResponsesPort
 from semantic.ports.serving import ServingPort
+from semantic.ports.store import ResponsesPort
 
 logger = logging.getLogger("semantic.server")
 

@@ -26,7 +26,7 @@ from semantic.domain.chat import Message
 from semantic.domain.digest import digest
 from semantic.domain.errors import StoreError
 from semantic.domain.responses import StoredResponse
-from semantic.ports.responses import ResponsesPort
+from semantic.ports.store import ResponsesPort
 
 _ID_CHARACTERS: Final = 48
 

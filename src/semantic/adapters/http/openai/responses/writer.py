@@ -14,13 +14,13 @@ from typing import Final
 from semantic.adapters.http.cache_miss_report import usage_extension
 from semantic.adapters.http.errors import Problem, check_finished, openai_error
 from semantic.adapters.http.openai.fields import Json
-from semantic.adapters.http.openai.responses.kept_items import item_id
 from semantic.adapters.http.openai.responses.output_items import (
     CallItem,
     OutputItem,
     ReasoningItem,
     Status,
     TextItem,
+    item_id,
     new_response_id,
 )
 from semantic.adapters.http.openai.responses.request import ResponseRequest

@@ -39,7 +39,7 @@ from semantic.adapters.mlx.transfer.transfers import ArrivingBody, Transfers
 from semantic.domain.block_hash import Part
 from semantic.domain.errors import BackendError
 from semantic.domain.value_objects import BLOCK_TOKENS, ModelCacheSpec, whole_blocks
-from semantic.ports.outbound import BodyTarget
+from semantic.ports.generation import BodyTarget
 
 
 class MlxLmKVCache(Protocol):

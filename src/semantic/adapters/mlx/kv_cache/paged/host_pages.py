@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from semantic.adapters.mlx.arrays import Bytes, array_from
 from semantic.adapters.mlx.kv_cache.paged.attention import PagedAttention
-from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
+from semantic.adapters.mlx.kv_cache.paged.page_pool import PageKind
 from semantic.adapters.mlx.kv_cache.paged.page_table import PageTable
 from semantic.adapters.mlx.kv_cache.paged.split_kv import cut_at_blocks
 from semantic.domain.value_objects import BLOCK_TOKENS

@@ -20,8 +20,7 @@ from semantic.adapters.mlx.kv_cache.paged import kernel_source as source
 from semantic.adapters.mlx.kv_cache.paged import rows_source
 from semantic.adapters.mlx.kv_cache.paged.attention import Appended, DecodeStep, PrefillChunk
 from semantic.adapters.mlx.kv_cache.paged.dialect import Dialect, Kernel
-from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
-from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool
+from semantic.adapters.mlx.kv_cache.paged.page_pool import PageKind, PagePool
 from semantic.adapters.mlx.kv_cache.spec_reader import LayerShape
 
 HEAD_DIMS = (64, 80, 96, 128, 192, 256, 512)

@@ -30,8 +30,7 @@ from semantic.adapters.mlx.kv_cache.paged.batch_metadata import (
     row_size,
 )
 from semantic.adapters.mlx.kv_cache.paged.cache import PagedBatch, PagedCache, PagedLayer
-from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
-from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool, PageRef
+from semantic.adapters.mlx.kv_cache.paged.page_pool import PageKind, PagePool, PageRef
 from semantic.adapters.mlx.kv_cache.paged.page_table import PagedBlock, PagedSequence, PageTable
 from semantic.adapters.mlx.kv_cache.paged.side_by_side import (
     Beside,

@@ -13,8 +13,7 @@ import mlx.core as mx
 
 from semantic.adapters.mlx.kv_cache.paged.attention import DecodeStep, PagedAttention, PrefillChunk
 from semantic.adapters.mlx.kv_cache.paged.batch_metadata import BatchMetadata
-from semantic.adapters.mlx.kv_cache.paged.kinds import PageKind
-from semantic.adapters.mlx.kv_cache.paged.page_pool import PagePool
+from semantic.adapters.mlx.kv_cache.paged.page_pool import PageKind, PagePool
 from semantic.adapters.mlx.kv_cache.paged.page_table import PagedSequence, PageTable
 from semantic.domain.value_objects import BLOCK_TOKENS
 
