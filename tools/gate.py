@@ -31,9 +31,11 @@ BUILD: Final = ROOT / "build"
 MOST_FLAKED: Final = 2
 """Tests that may pass in their second run only; with more the machine or the change is at fault."""
 PARALLEL: Final = ("--numprocesses", "auto", "--maxprocesses", "4", "--dist", "worksteal")
+_WAITING: Final = ("--numprocesses", str(min(4, (os.cpu_count() or 1) + 1)), "--dist", "loadfile")
+"""For tests that wait for processes: one worker more than cores, and servers shared by a file."""
 LANES: Final = {
     "deterministic": (*PARALLEL, "-m", "not process"),
-    "process": (*PARALLEL, "-m", "process"),
+    "process": (*_WAITING, "-m", "process"),
     "page": ("tests/page",),
 }
 """Arguments of pytest by lane."""
