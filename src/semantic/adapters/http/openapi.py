@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from html import escape
-from typing import Annotated, Final, Literal, TypedDict
+from typing import Annotated, Final, Literal
 
 from fastapi import FastAPI
+from fastapi.encoders import jsonable_encoder
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, Field
+from pydantic.json_schema import models_json_schema
 
 from semantic.adapters.http.middleware import OPEN_PATHS
 
@@ -53,13 +55,6 @@ class OllamaError(BaseModel):
     error: str
 
 
-class Documented(TypedDict):
-    """A status in FastAPI's form."""
-
-    model: type[BaseModel]
-    description: str
-
-
 STATUSES: Final[Mapping[int, str]] = {
     400: "A field is wrong; the message names it and what was expected.",
     401: "No valid API key.",
@@ -75,13 +70,14 @@ STATUSES: Final[Mapping[int, str]] = {
     503: "The queue is full, or the model is being loaded or cannot be; see Retry-After.",
 }
 
+_REFERENCE: Final = "#/components/schemas/{model}"
+
 
 def documented(model: type[BaseModel]) -> dict[int | str, dict[str, object]]:
-    """Every status that any route may return, with a body of `model`."""
-    return {
-        status: {"model": model, "description": description}
-        for status, description in STATUSES.items()
-    }
+    """Every status that any route may return, with a body of `model`, by name: of a class FastAPI
+    would build some 600 serializers while the first request waits."""
+    body = {"application/json": {"schema": {"$ref": _REFERENCE.format(model=model.__name__)}}}
+    return {status: {"content": body, "description": text} for status, text in STATUSES.items()}
 
 
 def describe(app: FastAPI, *, version: str, with_keys: bool) -> None:
@@ -96,6 +92,7 @@ def describe(app: FastAPI, *, version: str, with_keys: bool) -> None:
                 routes=app.routes,
             )
             _drop_unused_status(schema["paths"])
+            schema["components"]["schemas"] |= _errors()
             if with_keys:
                 schema["components"]["securitySchemes"] = _KEYS
                 schema["security"] = [{name: []} for name in _KEYS]
@@ -140,10 +137,8 @@ def _operations(schema: Mapping[str, object]) -> Iterator[tuple[str, str, str]]:
 
 
 def _row(method: str, path: str, description: str) -> str:
-    return (
-        f"<tr><td>{escape(method)}</td><td><code>{escape(path)}</code></td>"
-        f"<td>{escape(description)}</td></tr>"
-    )
+    cells = escape(method), f"<code>{escape(path)}</code>", escape(description)
+    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 
 def _drop_unused_status(paths: Mapping[str, Mapping[str, dict[str, dict[str, object]]]]) -> None:
@@ -151,3 +146,11 @@ def _drop_unused_status(paths: Mapping[str, Mapping[str, dict[str, dict[str, obj
     for methods in paths.values():
         for operation in methods.values():
             operation["responses"].pop("422", None)
+
+
+def _errors() -> dict[str, object]:
+    """The schemas of the bodies of errors, as FastAPI writes them."""
+    bodies = (OpenAIError, AnthropicError, OllamaError)
+    _, found = models_json_schema([(one, "validation") for one in bodies], ref_template=_REFERENCE)
+    schemas: dict[str, object] = jsonable_encoder(found["$defs"], exclude_none=True)
+    return schemas
