@@ -387,7 +387,7 @@ def test_doctor_says_where_the_store_is_or_what_is_wrong_with_it(folder: Path) -
 @pytest.mark.process
 def test_a_program_reuses_what_another_one_computed() -> None:
     long = "Read this. " * 200 + SUM
-    first, second = (json.loads(process("run", long, "--json").out) for _ in range(2))
+    first, second = (json.loads(run("run", long, "--json").out) for run in (semantic, process))
     assert first["match"]["source"] == "none"
     assert second["match"]["source"] == "disk"
     assert second["usage"]["cached_tokens"] > 256

@@ -34,7 +34,7 @@ from semantic.domain.errors import (
 from semantic.domain.value_objects import SamplingParams
 from semantic.library.engine import Engine
 from tests.cli.stocked import changed
-from tests.cli.support import Ran, command_line, environment, process, semantic
+from tests.cli.support import Ran, command_line, environment, semantic
 from tests.support.http_server import until
 
 USAGE = re.compile(
@@ -131,16 +131,24 @@ def chat_with(agent: str, *lines: str, options: tuple[str, ...] = ()) -> Ran:
 @pytest.mark.exact
 @pytest.mark.process
 def test_a_conversation_goes_on_in_another_process() -> None:
-    process("chat", "--agent", "kai", stdin="My name is Kai.\nWhat is 3 plus 4?\n")
-    ran = process("chat", "--agent", "kai", stdin="What is my name?\n/usage\n")
-    assert (ran.code, ran.err) == (0, "")
-    assert ran.out.startswith("Your name is Kai.\n")
-    usage = USAGE.search(ran.out)
+    """The screen shows where it was, and the end of the input leaves."""
+    chat_with("kai", "What is 3 plus 4?", "My name is Kai.")
+    with terminal("chat", "--agent", "kai") as screen:
+        assert "resuming kai: " in screen.wait_for("last answer 'Nice to meet you, Kai.'")
+        screen.wait_for("> ")
+        screen.type("What is my name?\n")
+        screen.wait_for("Your name is Kai.")
+        screen.wait_for("> ")
+        screen.type("/usage\n")
+        shown = screen.wait_for("store, disk: agents 1, ")
+        screen.wait_for("> ")
+        screen.type("\x04")
+        assert screen.process.wait(60) == 0
+    usage = USAGE.search(shown.replace("\r", ""))
     assert usage is not None
     assert int(usage["cached"]) > 20
     assert int(usage["new"]) < 12
-    for tier in ("store, memory: ", "store, disk: agents 1, "):
-        assert tier in ran.out
+    assert "store, memory: " in shown
     assert chat_with("zoe", "What is my name?").out == "You have not told me your name.\n"
 
 
@@ -191,19 +199,6 @@ def test_a_system_message_is_for_the_beginning() -> None:
     ran = chat_with("zoe", "Hello!", options=("--system", "Be brief."))
     assert (ran.code, ran.out) == (2, "")
     assert ran.err == "error: it began with another system message; --new begins afresh\n"
-
-
-@pytest.mark.process
-def test_a_person_is_told_where_the_conversation_was_and_the_end_of_the_input_leaves() -> None:
-    chat_with("kai", "My name is Kai.")
-    with terminal("chat", "--agent", "kai") as screen:
-        assert "resuming kai: " in screen.wait_for("last answer 'Nice to meet you, Kai.'")
-        screen.wait_for("> ")
-        screen.type("What is my name?\n")
-        screen.wait_for("Your name is Kai.")
-        screen.wait_for("> ")
-        screen.type("\x04")
-        assert screen.process.wait(60) == 0
 
 
 def test_why_compares_the_next_turn_with_what_is_there() -> None:
@@ -452,7 +447,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(
 
 
 @pytest.mark.process
-def test_ctrl_c_at_a_terminal_goes_to_the_answer() -> None:
+def test_ctrl_c_goes_to_the_answer_and_at_the_prompt_leaves_when_it_is_meant() -> None:
     # So hot, and with such a seed, that it goes on for more than a thousand tokens.
     with terminal("chat", "--max-tokens", "4000", "--temperature", "100", "--seed", "2") as screen:
         screen.wait_for("> ")
@@ -463,14 +458,6 @@ def test_ctrl_c_at_a_terminal_goes_to_the_answer() -> None:
         screen.wait_for(" [cancelled]\r\n> ")
         screen.type("/usage\n")
         screen.wait_for("last turn")
-        screen.wait_for("> ")
-        screen.type("/exit\n")
-        assert screen.process.wait(60) == 0
-
-
-@pytest.mark.process
-def test_ctrl_c_at_the_prompt_leaves_when_it_is_meant() -> None:
-    with terminal("chat") as screen:
         screen.wait_for("> ")
         screen.interrupt_reading()
         screen.wait_for("Ctrl-C again, or /exit, ends the conversation.")

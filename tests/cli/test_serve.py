@@ -85,17 +85,10 @@ def test_a_wrong_flag_is_one_line_that_says_what_was_expected(
 
 @pytest.mark.process
 def test_a_model_that_is_not_there_ends_the_server(tmp_path: Path) -> None:
-    done = subprocess.run(
-        command_line("serve", *SMALL, "--no-store", "--model", str(tmp_path / "none")),
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment(),
-        timeout=_SECONDS,
-    )
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("error: ")
+    ran = semantic("serve", *SMALL, "--no-store", "--model", str(tmp_path / "none"))
+    assert ran.code == 2
+    assert "Traceback" not in ran.err
+    assert ran.error_lines[-1].startswith("error: ")
 
 
 @pytest.fixture
@@ -134,18 +127,33 @@ def test_a_signal_ends_it_in_good_order_and_the_agent_is_there_again(
 
 
 @pytest.mark.process
-def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
-    del tmp_path
-    with _server("--no-store", "--stop-timeout", "60") as (process, url):
+def test_a_second_signal_ends_it_at_once_and_keys_and_prompts_are_in_no_line(
+    tmp_path: Path,
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# mine\nprivate-key\n")
+    key = {"x-api-key": "private-key"}
+    options = ("--api-key-file", str(keys), "--log-format", "json", "--stop-timeout", "60")
+    with _server("--no-store", *options) as (process, url):
+        found = _complete(url, key)
         body = b'{"model":"default","prompt":"a","max_tokens":4000,"ignore_eos":true,"stream":true}'
-        request = urllib.request.Request(f"{url}/v1/completions", body)
+        request = urllib.request.Request(f"{url}/v1/completions", body, key)
         with urllib.request.urlopen(request, timeout=_SECONDS) as stream:
             stream.readline()
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGINT)
             until(lambda: not listens(url))
             assert process.poll() is None
             process.send_signal(signal.SIGTERM)
-            assert process.wait(_SECONDS) == 130
+            out, err = process.communicate(timeout=_SECONDS)
+            assert process.returncode == 130
+    text = found["choices"][0]["text"]
+    assert "private-key" not in out + err
+    assert "Once upon" not in out + err
+    assert text.strip()
+    assert text not in out + err
+    lines = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
+    (line,) = [one for one in lines if one.get("route") == "POST /v1/completions"]
+    assert (line["status"], line["model"], line["finish"]) == (200, "semantic-tiny", "length")
 
 
 def listens(url: str) -> bool:
@@ -156,24 +164,6 @@ def listens(url: str) -> bool:
     except ConnectionRefusedError:
         return False
     return True
-
-
-@pytest.mark.process
-def test_keys_and_prompts_are_in_no_line(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("# mine\nprivate-key\n")
-    with _server("--no-store", "--api-key-file", str(keys), "--log-format", "json") as (p, url):
-        found = _complete(url, {"x-api-key": "private-key"})
-        p.send_signal(signal.SIGINT)
-        out, err = p.communicate(timeout=_SECONDS)
-    text = found["choices"][0]["text"]
-    assert "private-key" not in out + err
-    assert "Once upon" not in out + err
-    assert text.strip()
-    assert text not in out + err
-    lines = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
-    (line,) = [one for one in lines if one.get("route") == "POST /v1/completions"]
-    assert (line["status"], line["model"], line["finish"]) == (200, "semantic-tiny", "length")
 
 
 def test_a_bar_is_there_while_a_prompt_is_computed_and_shows_no_markup() -> None:

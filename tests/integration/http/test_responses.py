@@ -10,6 +10,7 @@ import json
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -35,6 +36,7 @@ pytestmark = pytest.mark.process
 Item = dict[str, object]
 
 FILE = "responses.db"
+KEYS = ("key-a", "key-b")
 WEATHER: FunctionToolParam = {
     "type": "function",
     "name": "weather",
@@ -49,7 +51,7 @@ class Place(BaseModel):
     city: talk.City
 
 
-def client_of(process: ServeProcess, key: str = "none") -> OpenAI:
+def client_of(process: ServeProcess, key: str = KEYS[0]) -> OpenAI:
     return OpenAI(
         base_url=f"{process.url}/v1",
         api_key=key,
@@ -59,19 +61,65 @@ def client_of(process: ServeProcess, key: str = "none") -> OpenAI:
 
 
 @contextmanager
-def started(folder: Path, **environment: str) -> Iterator[ServeProcess]:
-    """A server that keeps everything in `folder`."""
-    ours = {**OURS, "HOME": str(folder), "SEMANTIC_CACHE": str(folder / "cache"), **environment}
+def started(folder: Path) -> Iterator[ServeProcess]:
+    """A server of two tenants that keeps everything in `folder`."""
+    ours = {
+        **OURS,
+        "HOME": str(folder),
+        "SEMANTIC_CACHE": str(folder / "cache"),
+        "SEMANTIC_API_KEYS": ",".join(KEYS),
+    }
     with served(folder / "store", environment=ours) as process:
         yield process
 
 
-@pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
+@dataclass(frozen=True)
+class FirstLife:
+    """What a server on a broken file said, and what its clients were given before it ended."""
+
+    log: list[str]
+    store: Path
+    begun: Response
+    witness: Response
+    dropped: Response
+    of_other: Response
+
+
+def first_life(folder: Path) -> FirstLife:
+    """A server that finds a broken file answers both tenants; then it ends."""
+    store = folder / "store"
+    DiskStore.open(store, 1 << 30).close()
+    (store / FILE).write_bytes(Random(1).randbytes(20_000))
+    (store / FILE).chmod(0o600)
     with (
-        started(tmp_path_factory.mktemp("responses")) as process,
-        client_of(process) as found,
+        started(folder) as process,
+        client_of(process) as client,
+        client_of(process, KEYS[1]) as other,
     ):
+        first = ask(client, talk.HELLO)
+        begun = ask(client, talk.reading("diary"), first.id)
+        witness = ask(client, talk.NAME, begun.id)
+        dropped = ask(client, talk.HELLO)
+        client.responses.delete(dropped.id)
+        of_other = ask(other, talk.HELLO)
+    return FirstLife(process.log, store, begun, witness, dropped, of_other)
+
+
+@pytest.fixture(scope="module")
+def life(tmp_path_factory: pytest.TempPathFactory) -> FirstLife:
+    return first_life(tmp_path_factory.mktemp("responses"))
+
+
+@pytest.fixture(scope="module")
+def process(life: FirstLife) -> Iterator[ServeProcess]:
+    """The server that goes on with what the first one kept."""
+    with started(life.store.parent) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(process: ServeProcess) -> Iterator[OpenAI]:
+    with client_of(process) as found:
         yield found
 
 
@@ -266,49 +314,25 @@ def test_errors_are_of_the_sdks_classes(client: OpenAI) -> None:
     assert long.value.code == "context_length_exceeded"
 
 
-def test_a_history_goes_on_in_another_process(tmp_path: Path) -> None:
+def test_a_history_goes_on_in_another_process(life: FirstLife, client: OpenAI) -> None:
     """With its agent: what that one had computed is restored, and the answer is the same."""
-    with started(tmp_path) as process, client_of(process) as client:
-        first = ask(client, talk.HELLO)
-        second = ask(client, talk.reading("diary"), first.id)
-        witness = ask(client, talk.NAME, second.id)
-        dropped = ask(client, talk.HELLO)
-        client.responses.delete(dropped.id)
-    mode = stat.S_IMODE((tmp_path / "store" / FILE).stat().st_mode)
+    mode = stat.S_IMODE((life.store / FILE).stat().st_mode)
     assert mode == stat.S_IRUSR | stat.S_IWUSR
-    with started(tmp_path) as process, client_of(process) as client:
-        assert client.responses.retrieve(second.id) == second
-        third = ask(client, talk.NAME, second.id)
-        with pytest.raises(openai.NotFoundError):
-            client.responses.retrieve(dropped.id)
-        with pytest.raises(openai.BadRequestError):
-            ask(client, talk.NAME, dropped.id)
-    assert third.output_text == witness.output_text == talk.NAME_ANSWER
-    assert cached(third) >= prompt(second)
+    assert client.responses.retrieve(life.begun.id) == life.begun
+    third = ask(client, talk.NAME, life.begun.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(life.dropped.id)
+    with pytest.raises(openai.BadRequestError):
+        ask(client, talk.NAME, life.dropped.id)
+    assert third.output_text == life.witness.output_text == talk.NAME_ANSWER
+    assert cached(third) >= prompt(life.begun)
 
 
-@pytest.fixture(scope="module")
-def broken(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[ServeProcess, Path]]:
-    """A server of two tenants that found a broken file, and the folder of its store."""
-    folder = tmp_path_factory.mktemp("broken")
-    store = folder / "store"
-    DiskStore.open(store, 1 << 30).close()
-    (store / FILE).write_bytes(Random(1).randbytes(20_000))
-    (store / FILE).chmod(0o600)
-    with started(folder, SEMANTIC_API_KEYS="key-a,key-b") as process:
-        yield process, store
-
-
-def test_a_broken_file_keeps_no_server_from_starting(broken: tuple[ServeProcess, Path]) -> None:
-    process, store = broken
-    with client_of(process, "key-a") as client:
-        other = ask(client, talk.HELLO)
-        assert ask(client, talk.NAME, other.id).output_text == talk.NAME_ANSWER
-    said = [line for line in process.log if "responses was broken" in line]
+def test_a_broken_file_keeps_no_server_from_starting(life: FirstLife) -> None:
+    assert life.witness.output_text == talk.NAME_ANSWER
+    said = [line for line in life.log if "responses was broken" in line]
     assert len(said) == 1
-    assert any(".bad-" in one.name for one in store.iterdir())
+    assert any(".bad-" in one.name for one in life.store.iterdir())
 
 
 def test_where_the_store_is_refused_responses_are_kept_in_memory(tmp_path: Path) -> None:
@@ -324,15 +348,17 @@ def test_where_the_store_is_refused_responses_are_kept_in_memory(tmp_path: Path)
     assert not (tmp_path / "elsewhere" / FILE).exists()
 
 
-def test_tenants_do_not_see_each_others_responses(broken: tuple[ServeProcess, Path]) -> None:
-    process, store = broken
-    with client_of(process, "key-a") as ours, client_of(process, "key-b") as theirs:
-        given = ask(ours, talk.HELLO)
-        with pytest.raises(openai.NotFoundError):
-            theirs.responses.retrieve(given.id)
-        with pytest.raises(openai.NotFoundError):
-            theirs.responses.delete(given.id)
-        with pytest.raises(openai.BadRequestError):
-            ask(theirs, talk.NAME, given.id)
-        assert ask(ours, talk.NAME, given.id).output_text == talk.NAME_ANSWER
-    assert all(b"key-a" not in one.read_bytes() for one in store.glob(f"{FILE}*"))
+def test_tenants_do_not_see_each_others_responses(
+    life: FirstLife, process: ServeProcess, client: OpenAI
+) -> None:
+    with client_of(process, KEYS[1]) as theirs:
+        assert ask(theirs, talk.NAME, life.of_other.id).output_text == talk.NAME_ANSWER
+        for given in (life.begun, ask(client, talk.HELLO)):
+            with pytest.raises(openai.NotFoundError):
+                theirs.responses.retrieve(given.id)
+            with pytest.raises(openai.NotFoundError):
+                theirs.responses.delete(given.id)
+            with pytest.raises(openai.BadRequestError):
+                ask(theirs, talk.NAME, given.id)
+            assert ask(client, talk.NAME, given.id).output_text == talk.NAME_ANSWER
+    assert all(b"key-a" not in one.read_bytes() for one in life.store.glob(f"{FILE}*"))

@@ -46,6 +46,8 @@ NOTE: dict[str, object] = {
     "properties": {"note": {"type": "string"}},
     "required": ["note"],
 }
+AGENT = "ada"
+"""Goes on in another process."""
 CUT = 60
 """Tokens: enough for the name of a forced call and a part of its note."""
 
@@ -108,10 +110,38 @@ def environment(folder: Path) -> dict[str, str]:
     return {**OURS, "HOME": str(folder), "SEMANTIC_CACHE": str(folder / "cache")}
 
 
+@dataclass(frozen=True)
+class FirstLife:
+    """A conversation that a server had before it ended; its folder."""
+
+    folder: Path
+    messages: list[ChatCompletionMessageParam]
+    first: ChatCompletion
+    witness: ChatCompletion
+    """What another agent was answered at the end of it."""
+
+
 @pytest.fixture(scope="module")
-def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
-    with started(tmp_path_factory.mktemp("sdks")) as (_, found):
+def life(tmp_path_factory: pytest.TempPathFactory) -> FirstLife:
+    folder = tmp_path_factory.mktemp("sdks")
+    messages = [said(talk.HELLO), *answer(talk.HELLO_ANSWER), said(talk.reading("diary"))]
+    with started(folder) as (_, clients):
+        first = clients.chat(*messages, agent=AGENT)
+        messages += [*answer(first.choices[0].message.content or ""), said(talk.NAME)]
+        witness = clients.chat(*messages, agent="witness")
+    return FirstLife(folder, messages, first, witness)
+
+
+@pytest.fixture(scope="module")
+def server(life: FirstLife) -> Iterator[tuple[ServeProcess, Clients]]:
+    """The server that goes on with what the first one kept, and its clients."""
+    with started(life.folder) as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def clients(server: tuple[ServeProcess, Clients]) -> Clients:
+    return server[1]
 
 
 def said(text: str) -> ChatCompletionMessageParam:
@@ -396,23 +426,19 @@ def test_models_are_listed_for_both(clients: Clients) -> None:
     assert clients.anthropic.models.retrieve("default").id == "default"
 
 
-def test_an_agent_goes_on_in_another_process(tmp_path: Path) -> None:
+def test_an_agent_goes_on_in_another_process(
+    life: FirstLife, server: tuple[ServeProcess, Clients]
+) -> None:
     """What was computed before the restart is not computed again, and the answer is the same."""
-    agent = "ada"
-    messages = [said(talk.HELLO), *answer(talk.HELLO_ANSWER), said(talk.reading("diary"))]
-    with started(tmp_path) as (_, clients):
-        first = clients.chat(*messages, agent=agent)
-        assert first.usage is not None
-        n_first = first.usage.prompt_tokens
-        messages += [*answer(first.choices[0].message.content or ""), said(talk.NAME)]
-        same_process = clients.chat(*messages, agent="witness")
-    with started(tmp_path) as (process, clients):
-        assert talk.tokens_when_idle(process.url, agent) >= n_first
-        resumed = clients.chat(*messages, agent=agent)
-    assert cached(first) == 0
+    process, clients = server
+    assert life.first.usage is not None
+    n_first = life.first.usage.prompt_tokens
+    assert talk.tokens_when_idle(process.url, AGENT) >= n_first
+    resumed = clients.chat(*life.messages, agent=AGENT)
+    assert cached(life.first) == 0
     assert cached(resumed) >= n_first
     assert resumed.choices[0].message.content == talk.NAME_ANSWER
-    assert resumed.choices[0].message == same_process.choices[0].message
+    assert resumed.choices[0].message == life.witness.choices[0].message
 
 
 def answer(text: str) -> list[ChatCompletionMessageParam]:
