@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import json
 import random
-import subprocess
 import sys
 import threading
 from collections.abc import Generator, Iterator, Sequence
@@ -25,7 +24,7 @@ from semantic.adapters.stores.disk.store import DiskStore
 from tests.support.durable import EVERY_ARCHITECTURE, digest_of, running, text
 from tests.support.durable_worker import MAX_TOKENS
 from tests.support.lanes import THOROUGH, examples
-from tests.support.own_process import environment
+from tests.support.own_process import OwnProcess
 from tests.support.reference import generate
 
 pytestmark = pytest.mark.process
@@ -92,36 +91,23 @@ class Worker:
     """One process. It loads the model at once and waits to be let go; killed at the end."""
 
     def __init__(self, folder: Path, seed: int, agents: Sequence[str]) -> None:
-        module = "tests.support.durable_worker"
         self._said: list[str] = []
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module, str(folder), str(seed), *agents],
-            cwd=_ROOT,
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        self._process = OwnProcess("tests.support.durable_worker:main", folder, seed, *agents)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        with self._process:  # waits, and closes the pipes
-            pass
+        self._process.close()
 
     def go(self) -> None:
         """Return when the model is loaded and the store is being opened."""
-        assert self._process.stdin is not None
         self.await_lines("loaded")
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
 
     def await_lines(self, event: str, n: int = 1) -> None:
         """Return when it has said `n` more lines of that kind."""
-        assert self._process.stdout is not None
         watch = threading.Timer(_STUCK_S, self._process.kill)
         watch.start()
         try:
@@ -140,23 +126,13 @@ class Worker:
 
     def stop(self) -> Life:
         """Let it end by itself after the turns it is in."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        watch = threading.Timer(_STUCK_S, self._process.kill)
-        watch.start()
-        try:
-            return self._rest(0)
-        finally:
-            watch.cancel()
+        return self._rest(0)
 
     def _rest(self, status: int) -> Life:
-        assert self._process.stdout is not None
-        assert self._process.stderr is not None
-        self._said += self._process.stdout
-        errors = self._process.stderr.read()
-        assert self._process.wait() == status, errors
+        code, said, errors = self._process.finish(_STUCK_S)
+        assert code == status, errors
         assert "Traceback" not in errors, errors
-        return Life("".join(self._said))
+        return Life("".join(self._said) + said)
 
 
 class Life:
@@ -314,16 +290,10 @@ def test_another_process_goes_on_with_the_same_bytes_and_tokens(tmp_path: Path) 
         with running(architecture, tmp_path / architecture) as life:
             life.ask("ann", text(560, seed=1), 10)
             saved[architecture] = digest_of(life.bodies("ann"))
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.durable_resume", str(tmp_path), *EVERY_ARCHITECTURE],
-        cwd=_ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+    resumer = OwnProcess("tests.support.durable_resume:main", tmp_path, *EVERY_ARCHITECTURE)
+    with closing(resumer):
+        code, said, errors = resumer.finish(_STUCK_S)
+    assert code == 0, errors
+    assert said.splitlines() == [
         f"{architecture}\t{digest}\t570\t570\tdisk" for architecture, digest in saved.items()
     ]
