@@ -112,7 +112,7 @@ def test_a_killed_worker_forgets_nothing_that_was_said_before(tmp_path: Path) ->
 
 @pytest.mark.exact
 @pytest.mark.process
-@pytest.mark.parametrize("lengths", [(120, 300, 600), *more((120, 800, 2000))])
+@pytest.mark.parametrize("lengths", [(60, 120, 240), *more((120, 300, 600), (120, 800, 2000))])
 def test_it_prints_one_document_with_every_number(
     lengths: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

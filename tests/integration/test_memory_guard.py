@@ -22,6 +22,7 @@ from semantic.application.engine.submission import Submission
 from semantic.domain.value_objects import CompletedGeneration
 from semantic.ports.generation import EngineEvent
 from tests.support.char_tokenizer import CharTokenizer
+from tests.support.lanes import examples
 from tests.support.own_process import in_own_process
 from tests.support.tiny_models import VOCAB, randomize
 
@@ -81,8 +82,8 @@ class Answers:
         self.cached.append(done.cached_tokens)
         return [*prompt, *done.tokens]
 
-    def all(self) -> None:
-        prompts = [[(n * 31 + i * i * 7) % VOCAB for i in range(TOKENS)] for n in range(AGENTS)]
+    def all(self, agents: int) -> None:
+        prompts = [[(n * 31 + i * i * 7) % VOCAB for i in range(TOKENS)] for n in range(agents)]
         held = [self.ask(n, prompt) for n, prompt in enumerate(prompts)]
         for n, prompt in enumerate(held):
             self.ask(n, [*prompt, 5, 9, 2])
@@ -93,6 +94,7 @@ def run(
     guard: MemoryGuard | None,
     times: int = 0,
     store: MemoryStore | None = None,
+    agents: int = AGENTS,
 ) -> Answers:
     """With chunks and batch halved so many `times`, and `store` as the memory tier."""
     backend = wrap_model(model, "wide")
@@ -112,20 +114,9 @@ def run(
         guard.add("idle caches", loop.evict_idle)
         guard.chunks.times = guard.batch.times = times
     answers = Answers(thread)
-    answers.all()
+    answers.all(agents)
     thread.stop()
     return answers
-
-
-@pytest.fixture(scope="module")
-def model() -> llama.Model:
-    return wide_llama()
-
-
-@pytest.fixture(scope="module")
-def free(model: llama.Model) -> Answers:
-    """Without a limit."""
-    return run(model, None)
 
 
 def test_caches_give_way_before_the_limit_and_no_token_changes() -> None:
@@ -165,11 +156,11 @@ def _held(store: MemoryStore) -> int:
     return mx.get_active_memory() + mx.get_cache_memory() + tier.n_bytes
 
 
-def test_narrow_chunks_and_a_narrow_batch_change_no_token(
-    model: llama.Model, free: Answers
-) -> None:
+def test_narrow_chunks_and_a_narrow_batch_change_no_token() -> None:
+    model, agents = wide_llama(), examples(4, thorough=AGENTS)
+    free = run(model, None, agents=agents)
     memory = Memory(lambda: 0, lambda: None)
     clock = partial(next, iter([0.0, 0.0, *[-1.0] * (1 << 20)]))  # never measures
     narrow = MemoryGuard(1 << 40, memory, clock=clock, report=lambda _: None)
-    assert run(model, narrow, times=5).said == free.said
+    assert run(model, narrow, times=5, agents=agents).said == free.said
     assert narrow.chunks.times == 5

@@ -307,7 +307,7 @@ def test_a_loop_of_calls_stays_warm(wire: str, place: Place) -> None:
         agent = WIRES[wire](server, "session", system=words(350, "rules"), thinks=False)
         agent.tools = agent.tools[:1]
         agent.user("Look into it.")
-        turns = [agent.use_tool(number) for number in range(examples(5, thorough=20))]
+        turns = [agent.use_tool(number) for number in range(examples(3, thorough=20))]
         assert all(len(turn.calls) == 1 for turn in turns)
         turns += [agent.ask(), agent.ask("Thanks.")]
         require_cached(turns)

@@ -37,7 +37,7 @@ def test_the_description_holds(tmp_path: Path) -> None:
                 *(str(Path(sys.executable).with_name("schemathesis")), "--no-color"),
                 *("--config-file", str(CONFIG), "run", f"{process.url}/openapi.json"),
                 *("--header", f"Authorization: Bearer {KEY}"),
-                *("--max-examples", str(examples(2, thorough=20))),
+                *("--max-examples", str(examples(1, thorough=20))),
             ),
             cwd=tmp_path,
             env={**environment, "TERM": "dumb"},
