@@ -51,15 +51,15 @@ def semantic(*arguments: str, stdin: str | bytes = "") -> Ran:
     return Ran(result.exit_code, result.stdout, result.stderr)
 
 
-def process(*arguments: str, stdin: str = "") -> Ran:
-    """Run `python -m semantic` with pipes."""
+def process(*arguments: str, **variables: str) -> Ran:
+    """Run `python -m semantic` with pipes and no input, and with these in its environment."""
     done = subprocess.run(
         command_line(*arguments),
-        input=stdin,
+        input="",
         capture_output=True,
         text=True,
         check=False,
-        env=environment(),
+        env=environment() | variables,
         timeout=60,
     )
     return Ran(done.returncode, done.stdout, done.stderr)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from typer.main import get_command
@@ -13,7 +11,7 @@ from typer.main import get_command
 from semantic import __version__
 from semantic.cli.main import COMMANDS, GROUPS, app
 from semantic.cli.remote.top import TOP_COMMANDS
-from tests.cli.support import command_line, environment, process, semantic
+from tests.cli.support import environment, process, semantic
 
 
 def parameters() -> list[tuple[str, str, str]]:
@@ -119,23 +117,3 @@ def test_a_public_name_is_imported_when_it_is_asked_for() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment()
     )
     assert ran.stdout == "module 'semantic' has no attribute 'no_such_name'\n"
-
-
-@pytest.mark.process
-def test_torch_is_not_loaded_where_it_is_installed(tmp_path: Path) -> None:
-    """transformers imports it if it finds it, which takes seconds; the answer needs none of it."""
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit('torch was imported')\n")
-    (tmp_path / "torch-2.9.0.dist-info").mkdir()
-    (tmp_path / "torch-2.9.0.dist-info" / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: torch\nVersion: 2.9.0\n"
-    )
-    paths = os.pathsep.join([environment()["PYTHONPATH"], str(tmp_path)])
-    ran = subprocess.run(
-        command_line("run", "--no-store", "--max-tokens", "1", "Hello"),
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**environment(), "PYTHONPATH": paths},
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr

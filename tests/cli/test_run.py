@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -28,8 +29,19 @@ def requests(folder: Path, *lines: object) -> str:
 
 
 @pytest.mark.process
-def test_the_answer_and_nothing_else_goes_to_stdout() -> None:
-    ran = process("run", SUM)
+def test_the_answer_and_nothing_else_goes_to_stdout_and_torch_is_not_loaded(
+    tmp_path: Path,
+) -> None:
+    """transformers imports torch if it finds it, which takes seconds; the answer needs none of
+    it."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit('torch was imported')\n")
+    (tmp_path / "torch-2.9.0.dist-info").mkdir()
+    (tmp_path / "torch-2.9.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: torch\nVersion: 2.9.0\n"
+    )
+    paths = os.pathsep.join([environment()["PYTHONPATH"], str(tmp_path)])
+    ran = process("run", SUM, PYTHONPATH=paths)
     assert (ran.code, ran.out, ran.err) == (0, f"{ANSWER}\n", "")
 
 
@@ -188,9 +200,11 @@ def test_a_broken_model_folder_is_an_error_of_the_request(tmp_path: Path, config
     assert len(ran.error_lines) == 1
 
 
-@pytest.mark.process
-def test_a_hub_id_that_cannot_be_had_is_an_error_of_the_request() -> None:
-    ran = process("run", "Hello!", "--model", "no-such-owner/no-such-model")
+def test_a_hub_id_that_cannot_be_had_is_an_error_of_the_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    ran = semantic("run", "Hello!", "--model", "no-such-owner/no-such-model")
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith("error: 'no-such-owner/no-such-model' is neither a folder")
     assert len(ran.error_lines) == 1
