@@ -45,7 +45,7 @@ STEPS = {"pwrite64": 12, "pread64": 6, "fcntl": 20, "newfstatat": 12, "close": 7
 BLOCK_COST = 8448
 """Bytes that one of the blocks in the folder counts for."""
 
-_STRIDE = 1 if THOROUGH else 11
+_STRIDE = 1 if THOROUGH else 16
 """Every so many-th call is failed."""
 
 Fault = tuple[str, str, str]

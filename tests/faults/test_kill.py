@@ -38,7 +38,7 @@ STEPS = {"pwrite64": 2, "openat": 4, "close": 5, "flock": 3}
 frame's head and its page.
 """
 
-_STRIDE = 1 if THOROUGH else 9
+_STRIDE = 1 if THOROUGH else 11
 """Every so many-th call is killed at."""
 
 Kill = tuple[str, int]

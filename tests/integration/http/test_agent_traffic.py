@@ -7,6 +7,7 @@ not, and every answer is the one that the same tokens get without a cache.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import threading
@@ -456,22 +457,33 @@ HEADERS = (
 FIELDS = ("agent_id", "prompt_cache_key", "user", "metadata", "client_metadata", "conversation")
 
 
+def pairs_of(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Each name with two strange ids, and in `make thorough` with all; each id with some names."""
+    n = examples(2, thorough=len(STRANGE))
+    return [
+        (name, strange)
+        for number, name in enumerate(names)
+        for strange in itertools.islice(itertools.cycle(STRANGE), number, number + n)
+    ]
+
+
 @every_wire
 def test_strange_ids_are_refused_or_passed_over(wire: str, server: RunningServer) -> None:
     owner = WIRES[wire](server, f"stranger-{wire}", system="Short.", tools=[])
     owner.user("Hello.")
     body = owner.body()
     owner.ask()
+    headers = HEADERS if wire == "messages" else ()  # they are read alike on all
+    fields = FIELDS if wire != "messages" else FIELDS[:1]
     statuses = set()
-    for strange in STRANGE:
-        for name in HEADERS if wire == "messages" else ():  # they are read alike on all
-            forged = {**owner.headers(), name: strange.encode("latin-1")}
-            reply = server.ask("POST", owner.path, body, forged)  # type: ignore[arg-type]  # bytes
-            statuses.add(reply.status)
-        for name in FIELDS if wire != "messages" else FIELDS[:1]:
-            inside = {"user_id": strange, "session_id": strange}
-            value: object = inside if name.endswith("metadata") else strange
-            statuses.add(server.ask("POST", owner.path, {**body, name: value}).status)
+    for name, strange in pairs_of(headers):
+        forged = {**owner.headers(), name: strange.encode("latin-1")}
+        reply = server.ask("POST", owner.path, body, forged)  # type: ignore[arg-type]  # bytes
+        statuses.add(reply.status)
+    for name, strange in pairs_of(fields):
+        inside = {"user_id": strange, "session_id": strange}
+        value: object = inside if name.endswith("metadata") else strange
+        statuses.add(server.ask("POST", owner.path, {**body, name: value}).status)
     assert statuses == {200, 400}
     require_cached([owner.ask("Still there?")])
 
