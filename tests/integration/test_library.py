@@ -8,7 +8,8 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import cast
 
@@ -137,6 +138,29 @@ def test_what_is_dropped_in_the_thread_of_the_loop_is_closed_there(
 
 async def _drop(held: list[Iterator[str]]) -> None:
     held.clear()
+
+
+def test_the_handler_of_a_signal_may_cancel_an_answer_at_any_moment(
+    engine: semantic.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = engine.agent("interrupted").chat("Count from 1 to 99.", stream=True)
+    texts = iter(stream)
+    next(texts)
+    begin = asyncio.run_coroutine_threadsafe
+
+    def interrupted(
+        work: Coroutine[object, object, object], loop: asyncio.AbstractEventLoop
+    ) -> Future[object]:
+        monkeypatch.undo()
+        stream.cancel()  # in the thread that begins this work
+        return begin(work, loop)
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+    reads = threading.Thread(target=lambda: list(texts), daemon=True)
+    reads.start()
+    reads.join(60)
+    assert not reads.is_alive(), "it waits for itself"
+    assert stream.answer.finish_reason == "cancelled"
 
 
 def test_a_cancelled_answer_ends_with_what_it_has(engine: semantic.Engine) -> None:

@@ -375,7 +375,7 @@ class _LoopThread:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="library", daemon=True)
         self._thread.start()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the handler of a signal may begin work within `_begun`
         self._is_closed = False
 
     @property
