@@ -7,7 +7,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
 
+from typer import testing
 from typer.testing import CliRunner
 
 from semantic.bootstrap import App, assemble
@@ -17,6 +19,7 @@ from semantic.domain.value_objects import ModelCacheSpec
 from semantic.ports.generation import BatchBackend, Slices, Tokenizer
 from tests.support.fake_backend import FULL, FakeBackend
 from tests.support.fake_tokenizer import ByteTokenizer
+from tests.support.program import program
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,7 +50,8 @@ class Ran:
 
 def semantic(*arguments: str, stdin: str | bytes = "") -> Ran:
     """Run a command in this process, with pipes."""
-    result = CliRunner().invoke(app, arguments, input=stdin, prog_name="semantic")
+    with mock.patch.object(testing, "_get_command", return_value=program()):
+        result = CliRunner().invoke(app, arguments, input=stdin, prog_name="semantic")
     return Ran(result.exit_code, result.stdout, result.stderr)
 
 

@@ -6,20 +6,22 @@ import subprocess
 import sys
 
 import pytest
-from typer.main import get_command
+from typer.core import TyperGroup
 
 from semantic import __version__
-from semantic.cli.main import COMMANDS, GROUPS, app
+from semantic.cli.main import COMMANDS, GROUPS
 from semantic.cli.remote.top import TOP_COMMANDS
 from tests.cli.support import environment, process, semantic
+from tests.support.program import program
 
 
 def parameters() -> list[tuple[str, str, str]]:
     """(command, parameter, help) of every option and argument."""
-    group = get_command(app)
-    commands = {"semantic": group, **{name: group.commands[name] for name in COMMANDS}}  # type: ignore[attr-defined]  # a group
+    group = program()
+    commands = {"semantic": group, **{name: group.commands[name] for name in COMMANDS}}
     for word, (_, below) in GROUPS.items():
-        part = group.commands[word]  # type: ignore[attr-defined]  # a group
+        part = group.commands[word]
+        assert isinstance(part, TyperGroup)
         commands |= {f"{word} {name}": part.commands[name] for name in below}
     return [
         (name, parameter.name or "", getattr(parameter, "help", "") or "")

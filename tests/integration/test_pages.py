@@ -17,10 +17,9 @@ from typing import Final
 
 import pytest
 from typer.core import TyperGroup
-from typer.main import get_command
 
-from semantic.cli.main import app
 from semantic.composition.engine_settings import DEFAULT_MODEL
+from tests.support.program import program
 from tests.support.served_store import served
 from tools.pages import REGION, URL
 
@@ -84,7 +83,8 @@ def parse(words: list[str]) -> None:
     if words[0] == "mlx.launch":
         words = words[words.index("--") + 1 :]
     assert words[0] == "semantic", f"not tried: {shlex.join(words)}"
-    command, rest = get_command(app), words[1:]
+    rest = words[1:]
+    command = program().commands[rest.pop(0)]
     while isinstance(command, TyperGroup):
         command = command.commands[rest.pop(0)]
     command.make_context("semantic", rest)
