@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -48,47 +49,44 @@ Name: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True)
 class Module:
-    """A module's definitions by name, and the dotted name of what it imports."""
+    """A module's definitions by name: the dotted names in each, and its decorators as text."""
 
-    defined: dict[str, list[ast.stmt]]
+    defined: dict[str, set[str]]
+    marks: dict[str, list[str]]
     imported: dict[str, str]
+    """The dotted name of what is imported. No tree is kept: they are large."""
 
     @classmethod
     def read(cls, text: str) -> Module:
         """Parse a module. Only its top level defines names."""
-        tree, defined = ast.parse(text), dict[str, list[ast.stmt]]()
-        for statement in tree.body:
+        found = cls({}, {}, {})
+        for statement in ast.parse(text).body:
+            nodes = _nodes(statement)
+            found.imported.update(pair for node in nodes for pair in _imports(node))
             for name in _defines(statement):
-                defined.setdefault(name, []).append(statement)
-        imported = dict(pair for node in ast.walk(tree) for pair in _imports(node))
-        return cls(defined, imported)
+                found.defined.setdefault(name, set()).update(*map(_mentions, nodes))
+                found.marks.setdefault(name, []).extend(_marks(statement))
+        return found
 
     def uses(self, name: str) -> set[str]:
         """Names that a definition mentions: dotted ones of imports, `.name` of this module."""
-        nodes = [node for one in self.defined[name] for node in ast.walk(one)]
-        mentioned = {dotted for node in nodes if (dotted := _dotted(node))}
         found = set()
-        for head, rest in map(_split, mentioned.union(*map(_fixtures, nodes))):
+        for head, rest in map(_split, self.defined[name]):
             if head in self.imported:
                 found.add(self.imported[head] + rest)
             elif head in self.defined:
                 found.add(f".{head}")
         return found
 
+    @cached_property
     def for_every_test(self) -> list[str]:
         """Fixtures that all of its tests use."""
-        return [name for name in self.defined if any("autouse=True" in d for d in self.marks(name))]
+        return [name for name in self.defined if any("autouse=True" in d for d in self.marks[name])]
 
-    def marks(self, name: str) -> list[str]:
-        """The decorators of a function or class as text."""
-        found = [getattr(one, "decorator_list", []) for one in self.defined.get(name, [])]
-        return [ast.unparse(one) for decorators in found for one in decorators]
-
-    @property
+    @cached_property
     def is_marked(self) -> bool:
         """Whether the whole module carries the marker."""
-        marks = self.defined.get("pytestmark", [])
-        return any(PROCESS in ast.unparse(one) for one in marks)
+        return any(PROCESS in mark for mark in self.marks.get("pytestmark", []))
 
 
 def unmarked(modules: Mapping[str, Module]) -> list[str]:
@@ -99,8 +97,8 @@ def unmarked(modules: Mapping[str, Module]) -> list[str]:
         for path, module in modules.items()
         for name in module.defined
         if name.lower().startswith("test") and not module.is_marked
-        if not any(PROCESS in mark for mark in module.marks(name))
-        if starting & {(path, used) for used in (name, *module.for_every_test())}
+        if not any(PROCESS in mark for mark in module.marks[name])
+        if starting & {(path, used) for used in (name, *module.for_every_test)}
     ]
 
 
@@ -144,6 +142,27 @@ def _defines(statement: ast.stmt) -> Iterator[str]:
             pass
 
 
+def _marks(statement: ast.stmt) -> list[str]:
+    """The decorators of a function or class as text, or the marks of a module."""
+    match statement:
+        case ast.Assign(targets=[ast.Name(id="pytestmark")], value=value):
+            return [ast.unparse(value)]
+        case _:
+            return [ast.unparse(one) for one in getattr(statement, "decorator_list", [])]
+
+
+def _nodes(top: ast.AST) -> list[ast.AST]:
+    """All that is below a node, without contexts, which say only whether a name is read."""
+    found = [top]
+    for node in found:
+        for value in vars(node).values():
+            if isinstance(value, list):
+                found += [one for one in value if isinstance(one, ast.AST)]
+            elif isinstance(value, ast.AST) and not isinstance(value, ast.expr_context):
+                found.append(value)
+    return found
+
+
 def _imports(node: ast.AST) -> Iterator[tuple[str, str]]:
     match node:
         case ast.Import(names=names):
@@ -165,6 +184,12 @@ def _dotted(node: ast.AST) -> str:
             return f"{head}.{attr}" if head else ""
         case _:
             return ""
+
+
+def _mentions(node: ast.AST) -> list[str]:
+    """The dotted name that a node is, or the fixtures that it names."""
+    dotted = _dotted(node)
+    return [dotted] if dotted else _fixtures(node)
 
 
 def _fixtures(node: ast.AST) -> list[str]:
