@@ -14,10 +14,9 @@ from tests.support.tiny_models import ARCHITECTURES, build, tiny_model
 @pytest.mark.parametrize("name", [*EVERY_ARCHITECTURE, "llama bf16"])
 def test_weights_do_not_depend_on_what_was_built_before(name: str) -> None:
     first = generate(tiny_model(name), range(1, 40), 8)
-    tiny_model.cache_clear()
-    for other in ARCHITECTURES[::-1]:
+    for other in ARCHITECTURES[-2:]:
         build(other)
-    assert generate(tiny_model(name), range(1, 40), 8) == first
+    assert generate(tiny_model.__wrapped__(name), range(1, 40), 8) == first
 
 
 @pytest.mark.parametrize("name", ["gemma3", "gemma3" + SUFFIX])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from random import Random
 
@@ -29,6 +30,7 @@ def scope_of(model: str = "model", tenant: str = "tenant") -> Scope:
 SCOPE = scope_of()
 
 
+@functools.lru_cache(256)
 def text(n_tokens: int, seed: int = 0) -> tuple[int, ...]:
     """`n_tokens` token ids; the beginnings of texts of one seed are alike."""
     random = Random(seed)
@@ -37,7 +39,12 @@ def text(n_tokens: int, seed: int = 0) -> tuple[int, ...]:
 
 def chain(n_tokens: int, seed: int = 0, scope: Scope = SCOPE) -> list[BlockLink]:
     """The blocks of `text`."""
-    return list(scope.chain(text(n_tokens, seed)))
+    return list(_chain(n_tokens, seed, scope))
+
+
+@functools.lru_cache(256)
+def _chain(n_tokens: int, seed: int, scope: Scope) -> tuple[BlockLink, ...]:
+    return tuple(scope.chain(text(n_tokens, seed)))
 
 
 def header(link: BlockLink, part: Part = Part.FULL, layout: BlockLayout = LAYOUT) -> BlockHeader:

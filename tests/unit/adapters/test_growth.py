@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Callable
 from contextlib import closing
@@ -14,6 +15,7 @@ import pytest
 from semantic.adapters.stores.disk import DiskStore
 from semantic.adapters.stores.memory import MemoryStore
 from semantic.domain.block_hash import BlockLink, Part
+from semantic.domain.stored import StoredBlock
 from semantic.ports.store import CacheStorePort
 from tests.support.steps import steps_of
 from tests.support.store_blocks import SCOPE, block, chain, keys, manifest, scope_of, text
@@ -54,12 +56,18 @@ def opened(folder: Path, n: int) -> DiskStore:
     return DiskStore.open(folder / f"disk {n}", PLENTY, durable=False)
 
 
+@functools.cache
+def blocks_of(tokens: tuple[int, ...]) -> list[StoredBlock]:
+    """The blocks of a text, computed once for all stores."""
+    return [block(link) for link in SCOPE.chain(tokens)]
+
+
 def fill(store: CacheStorePort, n: int) -> None:
     """With `n` agents that share a beginning, each with a block of its own."""
     for number in range(n):
         tokens = (*text(256), *text(20), number)
-        for link in SCOPE.chain(tokens):
-            assert store.put(block(link))
+        for one in blocks_of(tokens):
+            assert store.put(one)
         name = f"agent {number:04}"
         saved = replace(manifest(name, 0), token_ids=tokens, saved_at=number, parent="parent 1")
         assert store.save(replace(saved, parent=f"parent {number}"))
