@@ -105,6 +105,16 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The deterministic lane does not import modules of which it would run nothing.
+
+    They import clients and frameworks that nothing else needs.
+    """
+    if config.option.markexpr != "not process" or not collection_path.is_file():
+        return None
+    return lanes.is_apart(collection_path) or None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what another lane runs; the longest tests come first.
 

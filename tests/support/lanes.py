@@ -7,6 +7,7 @@ MLX, "thorough" tries more values and examples of what the default tries once.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
@@ -24,6 +25,8 @@ WITHOUT_OPENBLAS: Final = os.environ.get("SEMANTIC_TEST_BLAS") == "none"
 
 _EXACT: Final = ("contract", "faults", "fleet", "integration", "unit/adapters", "zoo")
 """Folders whose tests compare answers or stores; elsewhere the marker `exact` is set by hand."""
+
+_APART: Final = re.compile(r"^pytestmark = .*\bpytest\.mark\.process\b", re.MULTILINE)
 
 _MLX: Final = frozenset({"mlx", "mlx_lm"})
 
@@ -73,6 +76,11 @@ def is_exact(item: pytest.Item) -> bool:
     """Whether a test compares answers or stores, by its folder."""
     folder = item.path.relative_to(Path(__file__).parents[1]).parent.as_posix()
     return folder.startswith(_EXACT)
+
+
+def is_apart(path: Path) -> bool:
+    """Whether all tests of a module are of the process lane, by its text."""
+    return path.suffix == ".py" and bool(_APART.search(path.read_text(encoding="utf-8")))
 
 
 def left_out(item: pytest.Item) -> bool:
