@@ -156,7 +156,7 @@ def test_bits_are_flipped_anywhere(root: Path) -> None:
     random = Random(4)
     restore = copy_of(root)
     files = [*block_files(root), *manifest_files(root)]
-    for number in range(examples(240, thorough=960)):
+    for number in range(examples(100, thorough=960)):
         path = random.choice(files)
         size = path.stat().st_size
         # The body is most of a block; half of the flips are to meet the fields before it.

@@ -109,7 +109,7 @@ def test_using_a_store_survives_any_fault(number: int, forever: bool) -> None:
             judge(root)
 
     calls = WRITING if number == errno.ENOSPC else ALL_CALLS
-    every = examples(13, thorough=1)
+    every = examples(23, thorough=1)
     # Each error begins elsewhere, so that together they meet more of the calls.
     first = 1 + 2 * NUMBERS.index(number) % every
     found = until_untouched(

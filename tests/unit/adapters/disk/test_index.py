@@ -15,6 +15,7 @@ from semantic.adapters.stores.disk import DiskStore
 from semantic.adapters.stores.disk.schema import VERSION, number
 from semantic.domain.block_hash import BlockHash, Part
 from tests.support import store_blocks as make
+from tests.support.lanes import examples
 from tests.unit.adapters.disk.support import count, is_read, opened, path_of, put_all
 
 LINKS = [*make.chain(256 * 5 + 9, seed=1), *make.chain(700, seed=2)]
@@ -166,7 +167,7 @@ def test_flipped_bits_of_the_index_never_give_a_wrong_answer(root: Path) -> None
         expected = answers(store)
     good = (root / "index.sqlite").read_bytes()
     random = Random(11)
-    for _ in range(60):
+    for _ in range(examples(25, thorough=60)):
         flipped = bytearray(good)
         for _ in range(random.choice([1, 8, 64])):
             at = random.randrange(8 * len(good))
