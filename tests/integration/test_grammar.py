@@ -257,7 +257,7 @@ def _fits_inside(value: object, schema: dict[str, object]) -> bool:
 
 
 @settings(
-    max_examples=examples(12, thorough=200),
+    max_examples=examples(6, thorough=200),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

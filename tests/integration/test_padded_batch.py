@@ -123,7 +123,9 @@ def test_a_batch_of_eight_from_1_to_3000_tokens(
 def test_joining_and_leaving_at_random_steps(architecture: str, switches: Switches) -> None:
     rig = padded_rig(architecture, calm=1, chunk=100)
     draw = random.Random(3)
-    asked = prompts(*(draw.choice([1, 30, 256, 400]) for _ in range(12)), seed=4)
+    asked = prompts(
+        *(draw.choice([1, 30, 256, 400]) for _ in range(examples(8, thorough=12))), seed=4
+    )
     done: dict[str, Done] = {}
     wanted: dict[str, tuple[list[int], int]] = {}
     while len(done) < len(asked):
@@ -209,7 +211,10 @@ class PaddedMachine(Machine):
 
 def test_whatever_agents_do_together(switches: Switches) -> None:
     chosen = settings(
-        max_examples=examples(2, thorough=20), stateful_step_count=25, deadline=None, database=None
+        max_examples=examples(2, thorough=20),
+        stateful_step_count=examples(12, thorough=25),
+        deadline=None,
+        database=None,
     )
     run_state_machine_as_test(PaddedMachine, settings=chosen)
     assert switches.padded > 0

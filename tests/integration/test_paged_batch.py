@@ -140,7 +140,7 @@ class Together(RuleBasedStateMachine):
 def test_whoever_comes_and_goes_everybody_says_what_they_say_alone(architecture: str) -> None:
     machine = type(f"Together_{architecture}", (Together,), {"architecture": architecture})
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=examples(3, thorough=20), stateful_step_count=15)
+        machine, settings=settings(max_examples=examples(2, thorough=20), stateful_step_count=15)
     )
 
 
