@@ -196,6 +196,7 @@ SAVED: dict[str, Callable[[], Subject]] = {
 
 _FURTHER = {
     "mlx gemma3 bf16",
+    "mlx gemma3 bf16 in pages",
     "mlx stablelm",
     "mlx recurrent_gemma",
     "mlx windows",
@@ -314,7 +315,7 @@ def test_chunks_of_any_size_give_the_same_answer(subject: Subject, chunk: int) -
     tokens = subject.tokens(330)
     expected = subject.answer(tokens, 8)
     sequence = subject.backend.open(512)
-    begun = 200 if chunk == 1 and not THOROUGH else 0  # before the first edge
+    begun = 250 if chunk == 1 and not THOROUGH else 0  # before the first edge
     subject.prefill(sequence, tokens[:begun])
     subject.prefill(sequence, tokens[begun:-1], chunk)
     assert subject.backend.length(sequence) == 329
@@ -701,7 +702,7 @@ def test_a_silent_newcomer_can_be_extracted(subject: Subject) -> None:
 
 
 @pytest.mark.parametrize("exclusive", [True, False])
-@pytest.mark.parametrize("n", [1, 256, 301, *more(60, 600)])
+@pytest.mark.parametrize("n", [1, 301, *more(60, 256, 600)])
 def test_a_restored_sequence_goes_on_as_if_never_interrupted(
     subject: Subject, n: int, exclusive: bool
 ) -> None:
@@ -930,7 +931,7 @@ def lengths_at_edges(subject: Subject) -> list[int]:
     windows = {layer.window for layer in subject.spec.layers if layer.window}
     edges = {256, *windows}
     if not THOROUGH and subject.name in _LIKE_OTHERS:
-        return [1, *sorted(edge + offset for edge in edges for offset in (0, 1)), 775]
+        return [1, *sorted(edge + 1 for edge in edges), 775]
     lengths = {1, 556, 775} | {edge + offset for edge in edges for offset in (-1, 0, 1)}
     return sorted(lengths | {511 + size for size in windows})
 

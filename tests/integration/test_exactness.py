@@ -39,6 +39,18 @@ every_kind = pytest.mark.parametrize(
 )
 
 
+def kinds(*usual: str) -> pytest.MarkDecorator:
+    """These architectures; one of every kind, and the others, in the thorough lane."""
+    known = (*_KINDS, "kimi_linear", "qwen3_next in pages", *ARCHITECTURES, *_OTHERS)
+    others = [name for name in dict.fromkeys(known) if name not in usual]
+    return pytest.mark.parametrize("architecture", [*usual, *more(*others)])
+
+
+in_one_form = kinds("llama", "qwen3_next in pages")
+in_other_forms = kinds("gemma3 in pages", "kimi_linear")
+"""Keys alone and beside states, in buffers and in pages; tests that differ little take turns."""
+
+
 def prompts(*lengths: int, seed: int = 1) -> list[list[int]]:
     draw = random.Random(seed)
     return [[draw.randrange(VOCAB) for _ in range(length)] for length in lengths]
@@ -93,7 +105,7 @@ def test_joining_and_leaving_at_random_steps(architecture: str) -> None:
         assert is_answer(rig.model, prompt, done[uid].tokens, n)
 
 
-@every_kind
+@in_other_forms
 def test_a_conversation_continues_without_computing_its_past_again(architecture: str) -> None:
     rig = Rig(architecture)
     (prompt, *turns) = prompts(600, 20, 300, 1, seed=5)
@@ -121,7 +133,7 @@ def test_a_repeated_prompt_computes_one_token_and_an_edited_one_from_the_edit(
     assert changed.cached_tokens == 400
 
 
-@every_kind
+@in_one_form
 def test_a_cancelled_request_leaves_what_it_computed_and_the_others_alone(
     architecture: str,
 ) -> None:
@@ -147,7 +159,7 @@ def test_requests_preempted_for_want_of_blocks_go_on_with_the_same_tokens(
 ) -> None:
     rig = Rig(architecture, columns=5 if architecture in _WITH_STATES else 6)
     asked = prompts(500, 490, 260, seed=8)
-    n_new = 130 if THOROUGH else 60
+    n_new = 130 if THOROUGH else 40
     uids = [rig.engine.submit(f"agent-{i}", p, max_tokens=n_new) for i, p in enumerate(asked)]
     done = {}
     while rig.engine.has_work:
@@ -160,7 +172,7 @@ def test_requests_preempted_for_want_of_blocks_go_on_with_the_same_tokens(
         assert is_answer(rig.model, prompt, done[uid].tokens, n_new)
 
 
-@every_kind
+@in_other_forms
 def test_another_agent_may_begin_with_a_cache_that_stays_where_it_is(architecture: str) -> None:
     rig = Rig(architecture)
     (prompt,) = prompts(520, seed=9)
@@ -231,7 +243,7 @@ def test_a_stop_string_over_two_tokens_is_never_emitted() -> None:
 def test_a_seed_gives_the_same_tokens_alone_in_a_batch_and_preempted(architecture: str) -> None:
     params = SamplingParams(temperature=0.9, top_p=0.95, top_k=40, min_p=0.01, seed=42)
     asked = prompts(500, 490, 260, seed=14)
-    n_new = 150 if THOROUGH else 40
+    n_new = 150 if THOROUGH else 25
 
     def tokens(rig: Rig) -> list[tuple[int, ...]]:
         uids = [

@@ -48,8 +48,8 @@ def lengths_of(architecture: str) -> list[int]:
     if not THOROUGH and (architecture.endswith("bf16") or architecture == "deepseek_v3"):
         return [1, 257, 700]
     if not THOROUGH and architecture != "windows":
-        return [1, *sorted(edge + i for edge in (256, *windows) for i in (0, 1)), 1030]
-    offsets = (-1, 0, 1) if THOROUGH else (0, 1)
+        return [1, *sorted(edge + 1 for edge in (256, *windows)), 1030]
+    offsets = (-1, 0, 1) if THOROUGH else (1,)
     return [1, *sorted({edge + i for edge in edges for i in offsets}), 1030]
 
 

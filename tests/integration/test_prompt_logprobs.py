@@ -56,7 +56,7 @@ def test_the_figures_are_bit_equal_however_they_are_computed(architecture: str) 
     others = prompts(300, 500, seed=42)
     first = scored(Rig(architecture, chunk=64), "ann", prompt)
     assert scored(Rig(architecture), "ann", prompt) == first
-    for chunk in (16, 300, 2048) if THOROUGH else (16, 300):
+    for chunk in (16, 300, 2048) if THOROUGH else (300,):
         rig = Rig(architecture, chunk=chunk, prefix_store=MemoryStore(1 << 30))
         assert scored(rig, "ann", prompt) == first
         assert scored(rig, "ann", prompt) == first, "its own cache was there"

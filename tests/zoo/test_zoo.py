@@ -25,7 +25,7 @@ from tests.zoo.trial import TOGETHER, Reference, edited, run, text, together, wo
 REPRESENTATIVES = frozenset(
     {
         *("deepseek_v3", "gemma3_text", "glm_moe_dsa", "gpt_oss", "kimi_linear"),
-        *("lfm2", "llama", "qwen3_5", "qwen3_moe"),
+        *("lfm2", "llama", "qwen3_5"),
     }
 )
 """One of each kind of cache, and of each way to compute with it."""

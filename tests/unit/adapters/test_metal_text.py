@@ -184,13 +184,21 @@ def attend(
     assert out.shape == (n, n_heads, 1, shape.k_head_dim if latent else shape.v_head_dim)
 
 
-@pytest.mark.parametrize("widths", WIDTHS, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def shapes(*widths: tuple[int, int]) -> list[object]:
+    """Every width and every type; every second pair of them by default."""
+    return [
+        pytest.param(one, dtype, marks=[] if (i + j) % 2 == 0 else [pytest.mark.thorough])
+        for i, one in enumerate(widths)
+        for j, dtype in enumerate(DTYPES)
+    ]
+
+
+@pytest.mark.parametrize(("widths", "dtype"), shapes(*WIDTHS), ids=str)
 def test_attention_compiles(compiler: Compiler, widths: tuple[int, int], dtype: mx.Dtype) -> None:
     ways = itertools.product(
         [(1, 1), (2, 3), (1, 8), (8, 4)], [None, 300], [False, True], [(5,), (700, 3, 300, 0)]
     )
-    some = list(ways)[:: 1 if THOROUGH else 3]  # each value occurs
+    some = list(ways)[:: 1 if THOROUGH else 5]  # each value occurs
     for (kv_heads, group), window, with_sinks, lengths in some:
         kind = kind_of(widths, kv_heads, dtype, window)
         if not computable(kind, METAL):
@@ -212,8 +220,7 @@ def test_attention_to_latents_compiles(
     assert compiler.n_launches == 12
 
 
-@pytest.mark.parametrize("widths", [*WIDTHS, (512, 64)], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("widths", "dtype"), shapes(*WIDTHS, (512, 64)), ids=str)
 @pytest.mark.parametrize("window", [None, 300])
 def test_chunks_and_columns_compile(
     compiler: Compiler, widths: tuple[int, int], dtype: mx.Dtype, window: int | None

@@ -22,6 +22,7 @@ from semantic.domain.stored import BlockHeader, BlockRead, StoredBlock, Tier
 from semantic.domain.value_objects import LayerKind, LayerSpec, ModelCacheSpec, SamplingParams
 from tests.support.char_tokenizer import CharTokenizer
 from tests.support.fake_backend import FULL, STATE
+from tests.support.lanes import more_rows
 from tests.support.late_reads import LateReads
 from tests.unit.application.world import SPECS, World, completions, expected, text_of
 
@@ -196,8 +197,13 @@ def test_checkpoints_where_prompts_part_take_bytes_in_proportion_to_what_is_comp
 
 
 @with_checkpoints
-@pytest.mark.parametrize("store", [MemoryStore, Unreadable])
-@pytest.mark.parametrize("cancels", [False, True])
+@pytest.mark.parametrize(
+    ("store", "cancels"),
+    [
+        *((MemoryStore, False), (Unreadable, True)),
+        *more_rows((MemoryStore, True), (Unreadable, False)),
+    ],
+)
 def test_a_stream_of_short_prompts_does_not_starve_a_long_one(
     layers: tuple[LayerSpec, ...], store: type[MemoryStore], cancels: bool
 ) -> None:

@@ -20,6 +20,7 @@ from semantic.domain.stored import BlockHeader, BlockRead, StoredBlock, Tier
 from semantic.domain.value_objects import LayerSpec, ModelCacheSpec, SamplingParams, TokenEvent
 from tests.support.fake_backend import FULL, STATE, window
 from tests.support.fake_clock import FakeClock
+from tests.support.lanes import examples
 from tests.support.late_reads import LateReads
 from tests.unit.application.world import (
     SPECS,
@@ -279,7 +280,7 @@ def test_short_prompts_with_the_same_head_do_not_starve_a_long_one(
 ) -> None:
     of = world(layers, MemoryStore(1), largest_chunk=100, total_blocks=4000)
     head = text_of(1, 200)
-    of.engine.submit("long", (*head, *text_of(2, 2000)), max_tokens=1)
+    of.engine.submit("long", (*head, *text_of(2, examples(900, thorough=2000))), max_tokens=1)
     for step in range(400):
         of.engine.submit(f"short-{step}", (*head, *text_of(step + 3, 70)), max_tokens=1)
         if any(end.agent_id == "long" for end in completions(of.engine.step_once())):
@@ -382,7 +383,7 @@ def test_a_preempted_request_comes_back_from_the_store(layers: tuple[LayerSpec, 
 def test_five_hundred_agents_on_a_pool_for_few(layers: tuple[LayerSpec, ...]) -> None:
     of = world(layers, MemoryStore(2_000_000), total_blocks=40)
     for turn in range(2):
-        for number in range(60):
+        for number in range(examples(30, thorough=60)):
             prompt = text_of(number, 200 + 13 * turn)
             of.engine.submit(f"agent-{number}", prompt, max_tokens=3)
         for end in of.finish():
