@@ -55,7 +55,7 @@ def many_generations() -> None:
 
 def test_a_window_never_holds_more_than_one_block_beyond_itself() -> None:
     rig = Rig("gemma3", chunk=200)
-    rig.engine.submit("ann", [i % VOCAB for i in range(900)], max_tokens=300)
+    rig.engine.submit("ann", [i % VOCAB for i in range(1000)], max_tokens=40)
     windows = [layer for layer in rig.spec.layers if layer.window]
     while rig.engine.has_work:
         rig.engine.step_once()

@@ -28,6 +28,7 @@ from semantic.ports.generation import EngineEvent
 from tests.integration.test_exactness import prompts
 from tests.support.char_tokenizer import CharTokenizer
 from tests.support.in_pages import tiny_backend
+from tests.support.lanes import more_rows
 from tests.support.tiny_models import VOCAB
 
 Done = CompletedGeneration
@@ -109,7 +110,8 @@ def failed(done: Done) -> bool:
     ("form", "params"),
     [
         *((form, SamplingParams()) for form in FORMS),
-        *((form, params) for form in ("qwen2", "adds to keys") for params in (SEEDED, BIASED)),
+        *(("qwen2", SEEDED), ("adds to keys", BIASED)),
+        *more_rows(("qwen2", BIASED), ("adds to keys", SEEDED)),
     ],
 )
 def test_a_poisoned_prompt_ends_alone_with_an_error_and_nothing_of_it_is_kept(

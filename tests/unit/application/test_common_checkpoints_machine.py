@@ -137,6 +137,6 @@ class SharingMachine(StoredEngineMachine):
 
 
 SharingMachine.TestCase.settings = settings(
-    max_examples=examples(20, thorough=600), stateful_step_count=40
+    max_examples=examples(12, thorough=600), stateful_step_count=40
 )
 TestRequestsThatShareHeadsGetTheSoloAnswer = SharingMachine.TestCase

@@ -410,10 +410,10 @@ class CrowdedEngineMachine(EngineMachine):
 
 
 EngineMachine.TestCase.settings = settings(
-    max_examples=examples(20, thorough=500), stateful_step_count=50
+    max_examples=examples(12, thorough=500), stateful_step_count=50
 )
 CrowdedEngineMachine.TestCase.settings = settings(
-    max_examples=examples(20, thorough=500), stateful_step_count=50
+    max_examples=examples(12, thorough=500), stateful_step_count=50
 )
 TestEveryAnswerIsTheSoloAnswer = EngineMachine.TestCase
 TestEveryAnswerIsTheSoloAnswerInACrowd = CrowdedEngineMachine.TestCase

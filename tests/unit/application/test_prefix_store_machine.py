@@ -144,6 +144,6 @@ class StoredEngineMachine(EngineMachine):
 
 
 StoredEngineMachine.TestCase.settings = settings(
-    max_examples=examples(20, thorough=600), stateful_step_count=50
+    max_examples=examples(12, thorough=600), stateful_step_count=50
 )
 TestEveryAnswerIsTheSoloAnswerWithAStore = StoredEngineMachine.TestCase

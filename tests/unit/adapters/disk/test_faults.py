@@ -109,7 +109,7 @@ def test_using_a_store_survives_any_fault(number: int, forever: bool) -> None:
             judge(root)
 
     calls = WRITING if number == errno.ENOSPC else ALL_CALLS
-    every = examples(23, thorough=1)
+    every = examples(37, thorough=1)
     # Each error begins elsewhere, so that together they meet more of the calls.
     first = 1 + 2 * NUMBERS.index(number) % every
     found = until_untouched(
@@ -130,7 +130,8 @@ def test_making_a_store_survives_any_fault(forever: bool) -> None:
                 assert any(store.secret)
                 put_all(store, OLD)
 
-    assert until_untouched(errno.EIO, scenario, forever=forever) > 20
+    every = examples(3, thorough=1)
+    assert until_untouched(errno.EIO, scenario, forever=forever, every=every) > 20
 
 
 @pytest.mark.parametrize(
