@@ -115,7 +115,7 @@ def test_using_a_store_survives_any_fault(number: int, forever: bool) -> None:
     found = until_untouched(
         number, scenario, forever=forever, calls=calls, first=first, every=every
     )
-    assert found > 15
+    assert found > max(15, 2 * every), "several of the calls were met"
 
 
 @pytest.mark.parametrize("forever", [False, True], ids=["once", "forever"])
