@@ -78,8 +78,12 @@ class TokenIds:
         """Each token as its number."""
         return "".join(f"<{token}>" for token in tokens)
 
-    def detokenizer(self) -> StreamingDetokenizer:
-        return StreamingDetokenizer(self.decode)
+    def text_of(self, token: int) -> str:
+        """Its number."""
+        return self.decode([token])
+
+    def detokenizer(self, after: Sequence[int] = ()) -> StreamingDetokenizer:
+        return StreamingDetokenizer(self.decode, after)
 
     def render_chat(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True

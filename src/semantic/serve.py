@@ -23,7 +23,7 @@ from semantic.application.agents.listing import newest_first
 from semantic.application.agents.served_agents import ServedAgents
 from semantic.application.cache.discovery import Discovery
 from semantic.application.chat.grammar_checks import GrammarChecks, Verdicts
-from semantic.application.chat.preparation import Preparation
+from semantic.application.chat.preparation import ImageInput, Preparation
 from semantic.application.chat.replay import Replay
 from semantic.application.chat.turn_cache import BorrowedTurns
 from semantic.application.embeddings import Embeddings
@@ -95,7 +95,8 @@ class ServeSettings:
     the id of the model whose weights it shares. `max_context` limits prompt and answer together,
     in tokens; by default the limit is the model's own or what the pool holds, whichever is less.
     Sampling parameters that are None are those recommended by the model's makers. `max_tokens` is
-    an answer's limit in requests without one; None: up to the end of the context. Prefixes of the
+    an answer's limit in requests without one; None: up to the end of the context. `image_input`
+    says what becomes of a picture that a user has just sent, see `Attachments`. Prefixes of the
     conversations in `public` are shared by all tenants. `tenants` are the names of those that have
     keys, in the order of the keys: the log has their ids. `events` are the address at which changes
     of the store are published, and their topic.
@@ -112,6 +113,7 @@ class ServeSettings:
     top_k: int | None = None
     min_p: float | None = None
     max_tokens: int | None = None
+    image_input: ImageInput = "reject-once"
     limits: QueueLimits = field(default_factory=QueueLimits)
     public: tuple[Chat, ...] = ()
     tenants: tuple[str, ...] = ()
@@ -310,6 +312,7 @@ def _build_serving(
         settings.max_tokens,
         longest_token=app.tokenizer.longest_token,
         checks=checks,
+        image_input=settings.image_input,
     )
     finder = AgentFinder(partial(tenant_tag, app.store.secret))
     saved = SavedAgents(finder, newest_first(app.store))

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from semantic.application.request import StreamingDetokenizer
 from semantic.bootstrap import load
 from semantic.cli.conversation import Conversation, has_chat_template, message
 from semantic.domain.block_hash import Scope
@@ -21,9 +20,6 @@ TWO_LETTERS = 258
 
 class PlainTokenizer(ByteTokenizer):
     """Its template writes no BOS, so a rendered text says all of its tokens."""
-
-    def detokenizer(self) -> StreamingDetokenizer:
-        return StreamingDetokenizer(self.decode)
 
     def render_chat(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True

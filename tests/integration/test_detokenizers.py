@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import pytest
@@ -79,9 +79,34 @@ BYTE_LEVEL: dict[str, Callable[[], MLXTokenizer]] = {
 KINDS = BYTE_LEVEL | {"sentence pieces": functools.cache(_sentence_piece)}
 
 
-def streamed(tokenizer: MLXTokenizer, tokens: list[int]) -> str:
-    stream = tokenizer.detokenizer()
+def streamed(tokenizer: MLXTokenizer, tokens: list[int], after: Sequence[int] = ()) -> str:
+    stream = tokenizer.detokenizer(after)
     return "".join([*map(stream.push, tokens), stream.flush()])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=examples(60, thorough=1000))
+@given(text=TEXTS, data=st.data())
+def test_a_text_behind_another_is_the_rest_of_both(
+    kind: str, text: str, data: st.DataObject
+) -> None:
+    tokenizer = KINDS[kind]()
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    at = data.draw(st.integers(0, len(tokens)))
+    whole, before = tokenizer.decode(tokens), tokenizer.decode(tokens[:at])
+    if before and whole.startswith(before) and not before.endswith("\ufffd"):
+        assert streamed(tokenizer, tokens[at:], tokens[:at]) == whole.removeprefix(before)
+
+
+def test_a_first_space_is_kept_behind_a_text_and_cut_behind_a_special_token() -> None:
+    tokenizer = KINDS["sentence pieces"]()
+    vocabulary = tokenizer.inner.get_vocab()
+    the, red, end = (vocabulary[piece] for piece in ("▁the", "▁red", "<|end|>"))
+    assert tokenizer.text_of(red) == " red"
+    assert streamed(tokenizer, [red, the], [the]) == " red the"
+    assert streamed(tokenizer, [red, the]) == "red the"
+    assert streamed(tokenizer, [red, the], [the, end]) == "red the"
+    assert tokenizer.text_of(vocabulary["<0xE2>"]) == "\ufffd"
 
 
 @pytest.mark.parametrize("kind", KINDS)

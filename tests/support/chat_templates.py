@@ -98,7 +98,10 @@ def _template(
 
 @dataclass(frozen=True)
 class Format:
-    """A template, its own tokens, and `written`: how its model calls for the weather."""
+    """A template, its own tokens, and `written`: how its model calls for the weather.
+
+    `begin` is the token that a template may write at the beginning of a text.
+    """
 
     name: str
     template: str | None
@@ -106,6 +109,7 @@ class Format:
     special: tuple[str, ...] = ()
     plain: tuple[str, ...] = ()
     parser: str | None = None
+    begin: str | None = None
 
 
 _JSON_CALL = '{"name": "get_weather", "arguments": {"city": "Oslo", "days": 2}}'
@@ -334,6 +338,8 @@ def load_format(each: Format, folder: Path) -> MLXTokenizer:
     config = json.loads((source / "tokenizer_config.json").read_text(encoding="utf-8"))
     if each.template is not None:
         config["chat_template"] = each.template
+    if each.begin is not None:
+        config["bos_token"] = each.begin
     if each.parser is not None:
         config["tool_parser_type"] = each.parser
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -35,8 +35,11 @@ class ByteTokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         return b"".join(map(self._bytes, tokens)).decode(errors="replace")
 
-    def detokenizer(self) -> StreamingDetokenizer:
-        return StreamingDetokenizer(self.decode)
+    def text_of(self, token: int) -> str:
+        return self.decode([token])
+
+    def detokenizer(self, after: Sequence[int] = ()) -> StreamingDetokenizer:
+        return StreamingDetokenizer(self.decode, after)
 
     def render_chat(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True

@@ -57,11 +57,16 @@ class ByteDetokenizer:
 class StreamingDetokenizer:
     """Implements `Detokenizer` for any tokenizer: decodes each token with a few before it."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, decode: Callable[[Sequence[int]], str], after: Sequence[int] = ()) -> None:
+        """The tokens follow those of `after`, whose text is not emitted."""
         self._decode = decode
         self._tokens: list[int] = []  # the context, and what follows it
         self._ends: list[int] = []  # of the pieces in the context
         self._context = ""  # the text of tokens[:ends[-1]], which was emitted
+        last = list(after[-_CONTEXT_PIECES:])
+        text = decode(last) if last else ""
+        if text and not text.endswith(_INCOMPLETE):
+            self._tokens, self._ends, self._context = last, [len(last)], text
 
     def push(self, token: int) -> str:
         """See `Detokenizer.push`."""
@@ -74,6 +79,10 @@ class StreamingDetokenizer:
         if not self._tokens or (self._ends and self._ends[-1] == len(self._tokens)):
             return ""
         return self._emit(self._decode(self._tokens))
+
+    def whole(self, token: int) -> str:
+        """The text of a last token, also if that is part of a character."""
+        return self.push(token) + self.flush()
 
     def _emit(self, window: str) -> str:
         text = window[len(self._context) :]
@@ -273,7 +282,7 @@ class Request:
     def __post_init__(self) -> None:
         budget = self.params.thinking
         self._meter = None if budget is None else ThinkingMeter(budget)
-        self._stop = StopStrings(self.params.stop)
+        self._stop = StopStrings(self.params.stop, self.params.thoughts)
         self._drop_scores()
 
     # Tokens:  prompt            generated

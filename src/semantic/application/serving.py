@@ -31,7 +31,6 @@ from semantic.domain.answer import (
     AnswerEnd,
     AnswerEvent,
     AnswerPiece,
-    AnswerReason,
     AnswerStarted,
     PromptProgress,
     PromptScored,
@@ -185,6 +184,7 @@ class Serving:
                 self._names.note(agent, prepared, ask),
                 keep=ask.keep,
                 hints=ask.hints,
+                continues=prepared.chat is None,
             )
             events = EventQueue(self._arrivals_here())
             handle = self._thread.submit(submission, events.put)
@@ -224,7 +224,7 @@ class Serving:
     async def token_texts(self, tokens: Sequence[int]) -> tuple[str, ...]:
         """See `ServingPort.token_texts`."""
         self._check(tokens)
-        return await self._work(lambda: tuple(self._tokenizer.decode([one]) for one in tokens))
+        return await self._work(lambda: tuple(map(self._tokenizer.text_of, tokens)))
 
     # Inside
 
@@ -303,8 +303,17 @@ class Serving:
                 for piece in (*held, *pieces):
                     yield piece
                 await _ended(uploading)
-                keep = handle.submission.keep
-                yield _end(event, reason, stream.reasoning_tokens, keep=keep)
+                chat = prepared.chat
+                usage = Usage(
+                    event.prompt_tokens,
+                    event.cached_tokens,
+                    event.generated_tokens,
+                    stream.reasoning_tokens,
+                    event.match,
+                    handle.submission.keep,
+                    0 if chat is None else chat.n_attachments,
+                )
+                yield AnswerEnd(reason, usage, event.stop_string, event.error, event.match)
                 return
             if not scores:
                 for piece in held:
@@ -408,14 +417,6 @@ async def _ended(uploading: Future[None] | None) -> None:
     the client has its answer."""
     if uploading is not None:
         await asyncio.wait((asyncio.wrap_future(uploading),), timeout=MOST_WAIT)
-
-
-def _end(
-    done: CompletedGeneration, reason: AnswerReason, reasoning: int, *, keep: bool
-) -> AnswerEnd:
-    n_generated, match = done.generated_tokens, done.match
-    usage = Usage(done.prompt_tokens, done.cached_tokens, n_generated, reasoning, match, keep)
-    return AnswerEnd(reason, usage, done.stop_string, done.error, match)
 
 
 def _call_ids(ask: Ask) -> Callable[[], str]:

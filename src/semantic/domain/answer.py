@@ -91,7 +91,8 @@ class ToolCallFailed:
 class Usage:
     """Tokens of an answer; `cached` prompt tokens were reused, see `match` for why not more.
 
-    `kept`: what was computed is cached now.
+    `kept`: what was computed is cached now. `noted`: pictures, sounds and documents that are notes
+    in the prompt.
     """
 
     prompt: int
@@ -100,6 +101,7 @@ class Usage:
     reasoning: int = 0
     match: MatchReport | None = None
     kept: bool = True
+    noted: int = 0
 
     @property
     def written(self) -> int:

@@ -5,7 +5,7 @@ Texts are unchanged. Knows neither wires nor templates nor tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -29,6 +29,17 @@ def numbered_call(number: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Attachment:
+    """A picture, a sound or a document in a message, in whose text a note stands for it.
+
+    `what` says so in the note's words; equal ones have the same `digest`.
+    """
+
+    what: str
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One message. `tool_call_id` is the call whose result a message of role "tool" is."""
 
@@ -38,6 +49,7 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None
+    attachments: tuple[Attachment, ...] = ()
 
     @property
     def length(self) -> int:
@@ -47,12 +59,16 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. With `strict`, calls always match `parameters`."""
+    """A function that the model may call. With `strict`, calls always match `parameters`.
+
+    `kind` is what its client takes it for: of no concern to the model.
+    """
 
     name: str
     description: str = ""
     parameters: JsonSchema = field(default_factory=dict)
     strict: bool = False
+    kind: str = "function"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +111,56 @@ class Chat:
         return bool(self.tools) and self.tool_choice.mode != "none"
 
     @property
+    def fresh(self) -> tuple[Attachment, ...]:
+        """What users have attached since the last answer."""
+        found: list[Attachment] = []
+        for message in reversed(self.messages):
+            if message.role == "assistant":
+                break
+            if message.role == "user":
+                found = [*message.attachments, *found]
+        return tuple(found)
+
+    @property
+    def n_attachments(self) -> int:
+        return sum(len(message.attachments) for message in self.messages)
+
+    @property
     def length(self) -> int:
         """Characters of all messages."""
         return sum(message.length for message in self.messages)
+
+
+def in_call_order(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """`messages` with the results of an answer's calls right behind it, in the order of its calls.
+
+    A client that runs calls at once sends results as they come, and most templates write no ids: a
+    model would read each as another call's. Results that belong to no call stay behind the others.
+    """
+    ordered: list[Message] = []
+    calls: tuple[ToolCall, ...] = ()
+    later: list[Message] = []  # behind the calls
+    for message in messages:
+        if message.role == "assistant":
+            ordered += [*_results_first(calls, later), message]
+            calls, later = message.tool_calls, []
+        else:
+            later.append(message)
+    return (*ordered, *_results_first(calls, later))
+
+
+def _results_first(calls: Sequence[ToolCall], later: Sequence[Message]) -> Sequence[Message]:
+    if not calls:
+        return later
+    places: dict[str, list[int]] = {}
+    for place, call in reversed(list(enumerate(calls))):
+        places.setdefault(call.id, []).append(place)
+    results: dict[int, Message] = {}
+    others = []
+    for message in later:
+        free = places.get(message.tool_call_id or "", []) if message.role == "tool" else []
+        if free:
+            results[free.pop()] = message
+        else:
+            others.append(message)
+    return [*(results[place] for place in sorted(results)), *others]

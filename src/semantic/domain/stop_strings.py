@@ -1,32 +1,38 @@
 """Stop strings: how an answer is cut when one appears, however its text arrives.
 
 Works on text alone; knows no tokens. Text that could still become a stop string is held back,
-so nothing of a stop string is ever emitted.
+so nothing of a stop string is ever emitted. They end what a client sees as the answer: reasoning
+that quotes one goes on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from semantic.domain.value_objects import Thoughts
 
-def _held_back(text: str, stops: Sequence[str]) -> int:
-    """Length of the longest end of `text` that begins a stop string."""
-    longest = max(map(len, stops)) - 1
+
+def _held_back(text: str, marks: Sequence[str]) -> int:
+    """Length of the longest end of `text` that begins a mark."""
+    longest = max(map(len, marks)) - 1
     for size in range(min(longest, len(text)), 0, -1):
-        if any(stop.startswith(text[-size:]) for stop in stops):
+        if any(mark.startswith(text[-size:]) for mark in marks):
             return size
     return 0
 
 
 class StopStrings:
-    """Cuts a stream of text at the first stop string.
+    """Cuts a stream of text at the first stop string that is not within `thoughts`.
 
     Of two that end at the same character the one that began first wins, so the result does not
     depend on how the text was divided.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], thoughts: Thoughts | None = None) -> None:
         self._stops = tuple(stops)
+        self._begins = () if thoughts is None else (thoughts.start,)
+        self._ends = () if thoughts is None else (thoughts.end,)
+        self._is_thought = thoughts is not None and thoughts.opened
         self._pending = ""
         self.matched: str | None = None
 
@@ -40,26 +46,35 @@ class StopStrings:
         if self.stopped or not self._stops:
             return "" if self.stopped else text
         self._pending += text
-        first = self._first()
-        if first is not None:
-            cut, self.matched = first
-            emitted, self._pending = self._pending[:cut], ""
-            return emitted
-        keep = _held_back(self._pending, self._stops)
-        emitted = self._pending[: len(self._pending) - keep]
-        self._pending = self._pending[len(self._pending) - keep :]
-        return emitted
+        emitted = ""
+        while True:
+            marks = self._ends if self._is_thought else (*self._stops, *self._begins)
+            start, mark = self._first(marks)
+            if mark in self._stops and not self._is_thought:
+                self.matched = mark
+                emitted += self._pending[:start]
+                self._pending = ""
+                return emitted
+            at = start + len(mark)
+            emitted += self._pending[:at]
+            self._pending = self._pending[at:]
+            if not mark:
+                return emitted
+            self._is_thought = not self._is_thought
 
     def flush(self) -> str:
         """The text still held back, at the end of an answer that no stop string cut."""
         text, self._pending = self._pending, ""
         return text
 
-    def _first(self) -> tuple[int, str] | None:
-        """Where the stop string that is complete first begins, and which it is."""
+    def _first(self, marks: Sequence[str]) -> tuple[int, str]:
+        """Where the mark that is complete first begins, and which it is; without one, how much of
+        the text may be emitted, and ""."""
         found = []
-        for stop in self._stops:
-            start = self._pending.find(stop)
+        for mark in marks:
+            start = self._pending.find(mark)
             if start >= 0:
-                found.append((start + len(stop), start, stop))
-        return min(found)[1:] if found else None
+                found.append((start + len(mark), start, mark))
+        if not found:
+            return len(self._pending) - _held_back(self._pending, marks), ""
+        return min(found)[1:]

@@ -249,6 +249,16 @@ class ThinkingBudget:
             raise InvalidRequestError("a thinking budget needs both marks of reasoning")
 
 
+@dataclass(frozen=True, slots=True)
+class Thoughts:
+    """Where the reasoning of an answer is: between the marks `start` and `end`, and from its first
+    character if the prompt `opened` it."""
+
+    start: str
+    end: str
+    opened: bool = False
+
+
 _MAX_PENALTY = 2
 """As in OpenAI's interface: the largest penalty per occurrence."""
 
@@ -273,6 +283,7 @@ class SamplingParams:
     occurrence. With `ignore_eos` an answer continues after the model's end tokens. `grammar`
     constrains the text. `prompt_logprobs` is to the prompt's tokens what `logprobs` is to the
     answer's; the whole prompt is then computed, whatever is cached. `thinking` limits reasoning.
+    `stop` strings are not searched in `thoughts`.
     """
 
     temperature: float = 0.0
@@ -291,6 +302,7 @@ class SamplingParams:
     ignore_eos: bool = False
     grammar: Grammar | None = None
     thinking: ThinkingBudget | None = None
+    thoughts: Thoughts | None = None
 
     def __post_init__(self) -> None:
         finite = math.isfinite(self.temperature)

@@ -129,8 +129,13 @@ class Tokenizer(Protocol):
         """Text of `tokens`. Bytes that form no complete character become U+FFFD."""
         ...
 
-    def detokenizer(self) -> Detokenizer:
-        """A new detokenizer, whose pieces together are what `decode` makes of all the tokens."""
+    def text_of(self, token: int) -> str:
+        """The text of one token where it follows others."""
+        ...
+
+    def detokenizer(self, after: Sequence[int] = ()) -> Detokenizer:
+        """A new detokenizer, whose pieces together are what `decode` makes of all the tokens, or of
+        tokens that follow those of `after`."""
         ...
 
     def render_chat(

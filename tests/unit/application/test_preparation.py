@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 
-from semantic.application.chat.preparation import Preparation
+from semantic.application.chat.preparation import Attachments, ImageInput, Preparation
 from semantic.application.chat.replay import Replay
 from semantic.application.chat.turn_cache import TurnCache
-from semantic.domain.chat import Chat, Message, Tool
+from semantic.domain.chat import Attachment, Chat, Message, Tool, ToolCall
 from semantic.domain.errors import ContextOverflowError, InvalidRequestError
 from semantic.domain.grammar import Grammar
-from semantic.domain.value_objects import SamplingParams, ThinkingBudget
+from semantic.domain.value_objects import SamplingParams, ThinkingBudget, Thoughts
 from semantic.ports.chat import Marks, RenderedChat
 from semantic.ports.serving import Ask, Prompt
 from tests.support.fake_chat_format import CALL_MARKS, FakeChatFormat
@@ -141,3 +142,75 @@ def test_of_a_request_that_is_not_kept_and_of_a_count_nothing_is_remembered() ->
     assert of._replay._spellings.n_bytes == 0
     assert of.prepare(replace(ask, keep=True)).replayed is not None
     assert of._replay._spellings.n_bytes > 0
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_stop_strings_are_not_searched_in_reasoning(opens: bool) -> None:
+    chat = Chat((Message("user", "Why?"),), template_options={"open": opens})
+    ask = Ask(chat, SamplingParams(stop=("x",)))
+    assert preparation().prepare(ask).sampling.thoughts is None
+    marked = preparation(Marks("<t>", "</t>"))
+    assert marked.prepare(ask).sampling.thoughts == Thoughts("<t>", "</t>", opens)
+    closed = marked.prepare(replace(ask, thinking_tokens=0))
+    assert closed.sampling.thoughts == Thoughts("<t>", "</t>", opened=False)
+    assert marked.prepare(replace(ask, sampling=SamplingParams())).sampling.thoughts is None
+
+
+def test_the_results_of_calls_are_rendered_in_the_order_of_the_calls() -> None:
+    calls = tuple(ToolCall(name, "look", "{}") for name in "ab")
+    asked = (Message("user", "?"), Message("assistant", tool_calls=calls))
+    results = [Message("tool", name, tool_call_id=name) for name in "ab"]
+    of = preparation()
+    given, other = (
+        Ask(Chat((*asked, *order)), SamplingParams()) for order in (results, results[::-1])
+    )
+    assert of.prepare(given).tokens == of.prepare(other).tokens
+    assert of.tokens(given.prompt) == of.tokens(other.prompt)
+
+
+PICTURE, OTHER = (Attachment(f"image {name}", name.encode()) for name in "ab")
+
+
+def with_pictures(*pictures: Attachment, after: tuple[Message, ...] = ()) -> Chat:
+    return Chat((Message("user", "See", attachments=pictures), *after))
+
+
+@pytest.mark.parametrize(
+    ("policy", "refused"),
+    [
+        ("note", [False, False, False]),
+        ("reject-once", [True, False, False]),
+        ("reject", [True, True, False]),
+    ],
+)
+def test_a_user_is_told_of_a_picture_as_often_as_the_policy_says(
+    policy: ImageInput, refused: list[bool]
+) -> None:
+    of = Attachments(policy)
+    chat = with_pictures(PICTURE)
+    answered = with_pictures(PICTURE, after=(Message("assistant", "I cannot."),))
+    said = "cannot read image a: this model reads text only"
+    for one, is_refused in zip((chat, chat, answered), refused, strict=True):
+        with pytest.raises(InvalidRequestError, match=said) if is_refused else nullcontext():
+            of.check(one.fresh, "tenant")
+
+
+def test_each_tenant_is_told_and_of_all_pictures_at_once() -> None:
+    of = Attachments("reject-once")
+    both = with_pictures(PICTURE, OTHER).fresh
+    for tenant in ("one", "two"):
+        with pytest.raises(InvalidRequestError, match="image a"):
+            of.check(both, tenant)
+        of.check(both, tenant)
+        of.check((OTHER,), tenant)
+
+
+def test_what_a_tool_returned_is_never_refused() -> None:
+    result = Message("tool", "see", tool_call_id="c", attachments=(PICTURE,))
+    call = Message("assistant", tool_calls=(ToolCall("c", "look", "{}"),))
+    asked = (Message("user", "?"), call, result)
+    ask = Ask(Chat((*asked, Message("user", "And?"))), SamplingParams())
+    preparation().prepare(ask)
+    fresh = replace(ask, prompt=Chat((*asked, Message("user", "!", attachments=(OTHER,)))))
+    with pytest.raises(InvalidRequestError, match="image b"):
+        preparation().prepare(fresh)

@@ -7,6 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from semantic.domain.stop_strings import StopStrings
+from semantic.domain.value_objects import Thoughts
 
 
 def cut_whole(text: str, stops: list[str]) -> tuple[str, bool]:
@@ -18,9 +19,28 @@ def cut_whole(text: str, stops: list[str]) -> tuple[str, bool]:
     return text, False
 
 
-def feed(pieces: list[str], stops: list[str]) -> tuple[list[str], bool]:
+def cut_outside(text: str, stops: list[str], *, opened: bool) -> tuple[str, bool]:
+    """What is left of `text` if thoughts, from "(" to ")", are not searched."""
+    kept, inside = "", opened
+    while text:
+        if inside:
+            thought, mark, text = text.partition(")")
+            kept, inside = kept + thought + mark, False
+            continue
+        said, mark, text = text.partition("(")
+        left, stopped = cut_whole(said, stops)
+        kept += left
+        if stopped:
+            return kept, True
+        kept, inside = kept + mark, True
+    return kept, False
+
+
+def feed(
+    pieces: list[str], stops: list[str], thoughts: Thoughts | None = None
+) -> tuple[list[str], bool]:
     """What comes out, piece by piece, the end included."""
-    cutter = StopStrings(stops)
+    cutter = StopStrings(stops, thoughts)
     emitted = [cutter.push(piece) for piece in pieces]
     return [*emitted, cutter.flush()], cutter.stopped
 
@@ -36,6 +56,26 @@ stop_lists = st.lists(st.text(alphabet="abé😀", min_size=1, max_size=5), max_
 def test_any_division_of_a_text_is_cut_as_the_whole(pieces: list[str], stops: list[str]) -> None:
     emitted, stopped = feed(pieces, stops)
     assert ("".join(emitted), stopped) == cut_whole("".join(pieces), stops)
+
+
+@given(
+    st.lists(st.text(alphabet="ab()", max_size=6), max_size=12),
+    st.lists(st.text(alphabet="ab", min_size=1, max_size=4), max_size=3),
+    st.booleans(),
+)
+@example(["a(b", "a)ab"], ["ba", "ab"], False)
+def test_a_thought_is_not_searched(pieces: list[str], stops: list[str], opened: bool) -> None:
+    emitted, stopped = feed(pieces, stops, Thoughts("(", ")", opened))
+    assert ("".join(emitted), stopped) == cut_outside("".join(pieces), stops, opened=opened)
+
+
+def test_the_marks_of_a_thought_may_come_in_pieces() -> None:
+    thoughts = Thoughts("<think>", "</think>")
+    pieces = ["a<th", "ink>stop</thi", "stop</th", "ink>b st", "op c"]
+    assert feed(pieces, ["stop"], thoughts) == (
+        ["a", "<think>stop", "</thistop", "</think>b ", "", ""],
+        True,
+    )
 
 
 @given(letters, stop_lists)

@@ -6,16 +6,19 @@ tokenizing, compiling a grammar. Knows neither engine nor event loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from threading import Lock
+from typing import Literal
 
 from semantic.application.chat.grammar_checks import GrammarChecks
 from semantic.application.chat.replay import Replay, Replayed
-from semantic.domain.chat import Chat
+from semantic.domain.chat import Attachment, Chat, in_call_order
 from semantic.domain.errors import ContextOverflowError, InvalidRequestError, UncheckedGrammarError
 from semantic.domain.grammar import Grammar
 from semantic.domain.request_parts import Parts, parts_of
-from semantic.domain.value_objects import SamplingParams, ThinkingBudget
+from semantic.domain.value_objects import SamplingParams, ThinkingBudget, Thoughts
 from semantic.ports.chat import ChatFormat, Marks, RenderedChat
 from semantic.ports.generation import Tokenizer
 from semantic.ports.serving import Ask, Prompt
@@ -49,6 +52,40 @@ _MOST_MESSAGES = 1 << 15
 _MOST_TOOLS = 1 << 12
 
 
+ImageInput = Literal["note", "reject-once", "reject"]
+_MOST_REFUSED = 1 << 14
+
+
+class Attachments:
+    """Refuses what a user has just attached and this model cannot read. Thread-safe.
+
+    "reject-once" refuses it the first time: a client keeps the message and sends it again in every
+    later request, which would all fail.
+    """
+
+    def __init__(self, policy: ImageInput) -> None:
+        self._policy = policy
+        self._refused: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+        self._lock = Lock()
+
+    def check(self, fresh: Sequence[Attachment], tenant: str) -> None:
+        """Raises InvalidRequestError for what a user of `tenant` has attached."""
+        if not fresh or self._policy == "note":
+            return
+        with self._lock:
+            unseen = [one for one in fresh if (tenant, one.digest) not in self._refused]
+            self._refused.update(((tenant, one.digest), None) for one in unseen)
+            while len(self._refused) > _MOST_REFUSED:
+                self._refused.popitem(last=False)
+        refused = fresh if self._policy == "reject" else unseen
+        if not refused:
+            return
+        hint = "" if self._policy == "reject" else "; sent again it is left out"
+        raise InvalidRequestError(
+            f"cannot read {refused[0].what}: this model reads text only; describe it in words{hint}"
+        )
+
+
 class Preparation:
     """Prepares requests for one model. Thread-safe."""
 
@@ -63,6 +100,7 @@ class Preparation:
         *,
         longest_token: int,
         checks: GrammarChecks | None = None,
+        image_input: ImageInput = "reject-once",
     ) -> None:
         """`check_grammar` is the backend's; `checks` does what it demands first.
         `default_max_tokens` applies to requests without a limit. `longest_token` is the length of
@@ -75,14 +113,18 @@ class Preparation:
         self._default_max_tokens = default_max_tokens
         self._longest_token = longest_token
         self._checks = checks
+        self._attachments = Attachments(image_input)
 
     def prepare(self, ask: Ask) -> Prepared:
         """Raises InvalidRequestError and ContextOverflowError, and UncheckedGrammarError if a
         grammar must be checked first, by `check`."""
-        rendered, replayed = self._rendered(ask.prompt, ask.tenant, keep=ask.keep)
+        prompt = _ordered(ask.prompt)
+        if isinstance(prompt, Chat):
+            self._attachments.check(prompt.fresh, ask.tenant)
+        rendered, replayed = self._rendered(prompt, ask.tenant, keep=ask.keep)
         if not rendered.tokens:
             raise InvalidRequestError("prompt must not be empty")
-        chat = ask.prompt if isinstance(ask.prompt, Chat) else None
+        chat = prompt if isinstance(prompt, Chat) else None
         sampling, closes = ask.sampling, False
         if chat is not None:
             closes = rendered.opens_thought and ask.thinking_tokens == 0
@@ -95,7 +137,8 @@ class Preparation:
             budget = self._budget(chat, ask.thinking_tokens, opened=rendered.opens_thought)
             if budget is not None and sampling.grammar is not None:
                 budget = replace(budget, only_first=True)
-            sampling = replace(sampling, thinking=budget)
+            thoughts = self._thoughts(sampling.stop, opened=rendered.opens_thought and not closes)
+            sampling = replace(sampling, thinking=budget, thoughts=thoughts)
         if sampling.grammar is not None:
             own = replace(sampling.grammar, tenant=ask.tenant)
             self._check_grammar(own)
@@ -128,7 +171,7 @@ class Preparation:
         Raises InvalidRequestError, and ContextOverflowError for a text too long to tokenize.
         """
         rendered, _ = self._rendered(
-            prompt, tenant, keep=False, add_special_tokens=add_special_tokens
+            _ordered(prompt), tenant, keep=False, add_special_tokens=add_special_tokens
         )
         return rendered.tokens
 
@@ -142,11 +185,14 @@ class Preparation:
             tokens, marks.start, marks.end, end_tokens, opened, calls.start, calls.end
         )
 
+    def _thoughts(self, stop: Sequence[str], *, opened: bool) -> Thoughts | None:
+        """Where stop strings are not searched."""
+        marks = self._format.thought_marks
+        return Thoughts(marks.start, marks.end, opened) if stop and marks is not None else None
+
     def _rendered(
         self, prompt: Prompt, tenant: str, *, keep: bool, add_special_tokens: bool = True
     ) -> tuple[RenderedChat, Replayed | None]:
-        if isinstance(prompt, Chat):
-            _require_renderable(prompt)
         if _length(prompt) > _ALWAYS_TOKENIZED:
             self._require_plausible_length(prompt)
         if isinstance(prompt, Chat):
@@ -180,6 +226,14 @@ class Preparation:
             )
         limits = (room, self._default_max_tokens if wanted is None else wanted)
         return min(limit for limit in limits if limit is not None)
+
+
+def _ordered(prompt: Prompt) -> Prompt:
+    """`prompt` with the results of calls in the order of the calls."""
+    if not isinstance(prompt, Chat):
+        return prompt
+    _require_renderable(prompt)
+    return replace(prompt, messages=in_call_order(prompt.messages))
 
 
 def _require_renderable(chat: Chat) -> None:

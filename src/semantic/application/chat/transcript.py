@@ -61,7 +61,14 @@ def message_of(given: object) -> Message:
     if not isinstance(role, str) or role not in _ROLES:
         raise InvalidRequestError(f"role must be one of {', '.join(_ROLES)}, got {role!r:.80}")
     texts = {name: _text(name, given[name]) for name in _TEXTS if name in given}
-    return Message(_ROLES[role], tool_calls=_calls(given.get("tool_calls", ())), **texts)
+    return Message(
+        _ROLES[role],
+        texts["content"],
+        texts.get("reasoning", ""),
+        _calls(given.get("tool_calls", ())),
+        texts.get("tool_call_id"),
+        texts.get("name"),
+    )
 
 
 def _calls(given: object) -> tuple[ToolCall, ...]:

@@ -72,7 +72,7 @@ class RequestValidator:
             max_tokens=submission.max_tokens,
             params=params,
             eos_token_ids=frozenset() if params.ignore_eos else self._tokenizer.eos_token_ids,
-            detokenizer=self._tokenizer.detokenizer(),
+            detokenizer=self._tokenizer.detokenizer(tokens if submission.continues else ()),
             given_cache=submission.cache,
             tenant=submission.tenant,
             note=submission.note,
@@ -163,7 +163,10 @@ CompletedGeneration."""
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """The arguments of `GenerationEnginePort.submit`, not validated yet."""
+    """The arguments of `GenerationEnginePort.submit`, not validated yet.
+
+    `continues`: the answer's text continues that of the prompt, and is no text of its own.
+    """
 
     agent_id: str
     prompt: str | Sequence[int]
@@ -175,6 +178,7 @@ class Submission:
     append: bool = False
     keep: bool = True
     hints: Hints = NO_HINTS
+    continues: bool = False
 
     @property
     def max_total_tokens(self) -> int:

@@ -202,6 +202,11 @@ def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, longest_first)) or _NEVER)
 
 
+NO_USERS = (
+    "cannot render the messages: the model's chat template leaves out what a user says; "
+    "give its folder another chat_template.jinja"
+)
+
 # Arguments of `apply_chat_template` itself; a request cannot set them.
 _RESERVED_OPTIONS = frozenset(
     {
@@ -275,14 +280,17 @@ class MLXChatFormat:
         """
         if not self._inner.has_chat_template:
             raise InvalidRequestError(NO_TEMPLATE)
+        if self._features.loses_users:
+            raise InvalidRequestError(NO_USERS)
         if not chat.messages:
             raise InvalidRequestError("messages must hold at least one message, got none")
         escaper = Escaper(self._special_tokens, _texts(chat))
         options = _options(chat.template_options, escaper)
-        tools = template_tools(chat.tools, escaper) if chat.tools and self._features.tools else None
+        tools = template_tools(chat.tools, escaper) if self._features.tools else []
+        given = tools if tools or self._features.lists_tools else None
         messages = template_messages(chat, self._features, escaper)
         try:
-            text = self._apply(messages, tools, options)
+            text = self._apply(messages, given, options)
         except TEMPLATE_ERRORS as error:
             reason = str(error) or type(error).__name__
             message = f"the chat template refused the messages: {reason}"

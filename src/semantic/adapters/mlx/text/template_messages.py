@@ -11,7 +11,11 @@ import json
 from collections.abc import Sequence
 from typing import Protocol
 
-from semantic.adapters.mlx.text.chat_template import TemplateFeatures, TemplateMessage
+from semantic.adapters.mlx.text.chat_template import (
+    TemplateFeatures,
+    TemplateMessage,
+    in_parts,
+)
 from semantic.adapters.mlx.text.tool_call_parser import object_of, parse_arguments
 from semantic.domain.chat import Chat, Message, Tool, ToolCall
 from semantic.ports.chat import Marks
@@ -33,6 +37,10 @@ To call a function, write a JSON object with its name and its arguments between 
 </tool_call>"""
 
 _SYSTEM = ("system", "developer")
+_NO_RESULT = "There is no result."
+"""Of a call that a user interrupted, where a template demands one."""
+_NOTHING_SAID = "."
+"""Said by a user before an assistant that begins, where a template demands one."""
 _SHORT_ID_LENGTH = 9
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """Field names of templates for the thought of an assistant message."""
@@ -59,7 +67,7 @@ def template_messages(
         writer.add_tools(chat.tools, after=bool(messages) and messages[0].role in _SYSTEM)
     for message in messages:
         writer.add(message)
-    return writer.messages
+    return in_parts(writer.messages) if features.parts else writer.messages
 
 
 def escape_all(value: object, escape: Escape) -> object:
@@ -92,6 +100,10 @@ def _result_as_text(content: str) -> str:
     return f"<tool_response>\n{content}\n</tool_response>"
 
 
+def _user_as_text(content: str) -> str:
+    return f"<user>\n{content}\n</user>"
+
+
 def _system_as_text(content: str) -> str:
     return f"<system>\n{content}\n</system>"
 
@@ -103,6 +115,7 @@ class _Writer:
         self._features = features
         self._escape = escape
         self._tools_text = ""
+        self._open: list[ToolCall] = []  # of the last answer, without results so far
         self.messages: list[TemplateMessage] = []
 
     def add_tools(self, tools: Sequence[Tool], *, after: bool) -> None:
@@ -141,13 +154,28 @@ class _Writer:
             self._add_user(_system_as_text(content))
 
     def _add_user(self, content: str, name: str | None = None) -> None:
+        if not self._features.user_after_result:
+            self._end_open_calls()
+            if self._last_role() == "tool":
+                self._extend(_user_as_text(content))
+                return
         self._append({"role": "user", "content": content} | self._name_field(name))
 
+    def _end_open_calls(self) -> None:
+        """Add results to calls that have none: a user spoke before they came."""
+        for call in list(self._open):
+            self._add_result(Message("tool", _NO_RESULT, tool_call_id=call.id))
+
     def _add_assistant(self, message: Message) -> None:
+        if not self._features.assistant_first and self._last_role() in (None, *_SYSTEM):
+            self._add_user(_NOTHING_SAID)
         content = self._escape(message.content)
         answer: TemplateMessage = {"role": "assistant", "content": content}
         if message.reasoning:
             answer |= dict.fromkeys(_REASONING_FIELDS, self._escape(message.reasoning))
+        self._open = list(message.tool_calls)
+        if not message.content and not message.tool_calls and not self._features.empty_answers:
+            return
         if message.tool_calls and self._features.tools:
             answer["tool_calls"] = [self._call(call) for call in message.tool_calls]
         elif message.tool_calls:
@@ -160,9 +188,11 @@ class _Writer:
 
     def _add_result(self, message: Message) -> None:
         content = self._escape(message.content, marks=True)
-        if not self._features.tools:
+        is_orphan = not self._features.orphan_results and not self._open
+        if not self._features.tools or is_orphan:
             self._add_user(_result_as_text(content))
             return
+        self._open = self._open[1:]
         result: TemplateMessage = {"role": "tool", "content": content}
         result |= self._name_field(message.name)
         if message.tool_call_id is not None:

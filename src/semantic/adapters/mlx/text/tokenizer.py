@@ -144,6 +144,9 @@ class MLXTokenizer:
         self._encoding = threading.Lock()
         self._decode = plain_decode(inner.decode)
         self._bytes_of = bytes_of_tokens(inner.decode)
+        added = inner.added_tokens_decoder.items()
+        self._special = frozenset(number for number, token in added if token.special)
+        self._some_text = self.encode("a", add_special_tokens=False)[-1:]
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -171,10 +174,17 @@ class MLXTokenizer:
         """See `Tokenizer.decode`."""
         return self._decode(list(tokens))
 
-    def detokenizer(self) -> ByteDetokenizer | StreamingDetokenizer:
-        """See `Tokenizer.detokenizer`."""
+    def text_of(self, token: int) -> str:
+        """See `Tokenizer.text_of`."""
+        if self._bytes_of is not None:
+            return self.decode([token])
+        return StreamingDetokenizer(self.decode, self._some_text).whole(token)
+
+    def detokenizer(self, after: Sequence[int] = ()) -> ByteDetokenizer | StreamingDetokenizer:
+        """See `Tokenizer.detokenizer`. A text may begin behind a special token."""
         if self._bytes_of is None:
-            return StreamingDetokenizer(self.decode)
+            begins = bool(after) and after[-1] in self._special
+            return StreamingDetokenizer(self.decode, () if begins else after)
         return ByteDetokenizer(self._bytes_of)
 
     def render_chat(
