@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import ipaddress
 import re
+import zlib
 from collections import Counter
 from collections.abc import Iterable
 from http import HTTPStatus
@@ -82,8 +83,9 @@ _UPLOAD_STEP: Final = 1 << 20
 class RequestLimitsMiddleware:
     """Replies 431 to too many header fields, 413 to a large body, 408 to a slow one.
 
-    Replies 505 to anything but HTTP/1. A body without Content-Length is counted while it is read.
-    Of `UPLOADS` each MiB has the time of another body, and the size is not limited here.
+    Replies 505 to anything but HTTP/1. A body without Content-Length is counted while it is read,
+    a compressed one as it is decoded; 415 to an encoding other than `_ENCODINGS`. Of `UPLOADS` each
+    MiB has the time of another body, and the size is not limited here.
     """
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
@@ -94,14 +96,19 @@ class RequestLimitsMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        problem = self._problem(scope)
-        if problem is None:
-            body = _LimitedBody(receive, self._settings, is_upload=_is_upload(scope))
-            await self._app(scope, body.receive, send)
-        else:
+        is_upload = _is_upload(scope)
+        encoding = Headers(scope=scope).get("content-encoding", "").strip().lower()
+        problem = self._problem(scope, "" if encoding == "identity" else encoding)
+        if problem is not None:
             await problem_response(scope, problem)(scope, receive, send)
+            return
+        if encoding in _ENCODINGS:
+            receive = _DecodedBody(receive).receive
+            scope["headers"] = _without_length(scope["headers"])
+        body = _LimitedBody(receive, self._settings, is_upload=is_upload)
+        await self._app(scope, body.receive, send)
 
-    def _problem(self, scope: Scope) -> Problem | None:
+    def _problem(self, scope: Scope, encoding: str) -> Problem | None:
         if scope["http_version"] not in _VERSIONS:
             return Problem(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "expected HTTP/1.1 or HTTP/1.0")
         headers: list[tuple[bytes, bytes]] = scope["headers"]
@@ -113,6 +120,12 @@ class RequestLimitsMiddleware:
                 f"expected at most {limits.max_headers} headers "
                 f"and {limits.max_header_bytes} bytes of them",
                 code="headers_too_large",
+            )
+        if encoding and (encoding not in _ENCODINGS or _is_upload(scope)):
+            return Problem(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+                f"Content-Encoding must be gzip or deflate, or left out, got {encoding[:32]!r}",
+                code="unsupported_encoding",
             )
         if _is_upload(scope):
             return None
@@ -167,6 +180,71 @@ class _LimitedBody:
                 f"{what} did not come within {self._timeout:g} seconds",
                 code="request_timeout",
             ) from error
+
+
+_ENCODINGS: Final = frozenset({"gzip", "x-gzip", "deflate"})
+_DECODED_STEP: Final = 1 << 18
+"""Bytes that are decoded at once, in less than a millisecond."""
+
+
+def _without_length(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Headers that say nothing of the encoded body."""
+    return [one for one in headers if one[0] not in (b"content-encoding", b"content-length")]
+
+
+class _DecodedBody:
+    """A compressed request body, in decoded pieces of `_DECODED_STEP` bytes at most.
+
+    "deflate" is zlib's format, or its stream alone, as some clients send it. `receive` raises
+    WireError for a body that is neither.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._decoder: zlib._Decompress | None = None
+        self._left = b""
+        self._has_more = False  # in `_left` or in the decoder
+        self._is_last = False
+
+    async def receive(self) -> Message:
+        if self._has_more:
+            await asyncio.sleep(0)  # others have their turn
+        else:
+            message = await self._receive()
+            if message["type"] != "http.request":
+                return message
+            self._left = message.get("body", b"")
+            self._is_last = not message.get("more_body", False)
+        body = self._decode()
+        return {
+            "type": "http.request",
+            "body": body,
+            "more_body": self._has_more or not self._is_last,
+        }
+
+    def _decode(self) -> bytes:
+        """The next piece of what has come. Raises WireError."""
+        if self._decoder is None:
+            if not self._left:
+                return b""
+            is_raw = self._left[:1] != b"\x1f" and self._left[0] & 0xF != zlib.DEFLATED
+            self._decoder = zlib.decompressobj(-zlib.MAX_WBITS if is_raw else zlib.MAX_WBITS | 32)
+        try:
+            body = self._decoder.decompress(self._left, _DECODED_STEP)
+        except zlib.error as error:
+            raise _not_decoded(str(error)) from error
+        self._left = self._decoder.unconsumed_tail
+        is_full = len(body) == _DECODED_STEP and not self._decoder.eof
+        self._has_more = is_full or bool(self._left)
+        if self._decoder.unused_data:
+            raise _not_decoded("there is more behind its end")
+        if self._is_last and not self._has_more and not self._decoder.eof:
+            raise _not_decoded("it is cut")
+        return body
+
+
+def _not_decoded(reason: str) -> WireError:
+    return WireError(HTTPStatus.BAD_REQUEST, f"cannot decode the compressed body: {reason}")
 
 
 def _too_large(limit: int) -> TooLargeError:

@@ -149,7 +149,6 @@ OTHER_SERVERS: Final[dict[str, Field]] = {
     "prompt_logprobs": refused("use echo with logprobs on /v1/completions", 0),
     "regex": refused(_FORM),
     "stop_token_ids": refused("answers are cut at texts only: use stop", []),
-    "thinking_token_budget": refused("reasoning has no limit of its own"),
     "format": refused(_FORM, ""),
     "raw": refused("use /v1/completions for a prompt without a template", False),
     "system": refused("send a message with the role system", ""),

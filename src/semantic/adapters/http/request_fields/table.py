@@ -79,6 +79,8 @@ def _check(path: str, value: object, field: Field) -> None:
 
 
 NO_TEMPLATE: Final = "the model's own template is used"
+PENALTY_CONTEXT: Final = "the tokens that a penalty looks at cannot be set"
+THINKING_LIMIT: Final = "use the limit of reasoning that the wire has"
 ONE_SAMPLER: Final = "this way to sample is not supported"
 
 FOREIGN: Final[dict[str, Field]] = {
@@ -106,6 +108,13 @@ FOREIGN: Final[dict[str, Field]] = {
     "skip_special_tokens": refused("special tokens are never part of an answer", True),
     "spaces_between_special_tokens": IGNORED,
     "truncate_prompt_tokens": refused("prompts are never truncated"),
+    "custom_logit_processor": refused("logits processors cannot be sent", ""),
+    "lora_path": refused("name a model with an adapter", ""),
+    "max_thinking_tokens": refused(THINKING_LIMIT),
+    "reasoning_budget": refused(THINKING_LIMIT, -1),
+    "structural_tag": refused("not supported; use strict tools"),
+    "thinking_budget": refused(THINKING_LIMIT),
+    "thinking_token_budget": refused(THINKING_LIMIT),
     "use_beam_search": refused("there is no beam search", False),
     "vllm_xargs": refused("there are no such arguments here", {}),
     # Ollama
@@ -131,6 +140,29 @@ FOREIGN: Final[dict[str, Field]] = {
     "ttl": IGNORED,
     "typical_p": refused(ONE_SAMPLER, 1, 1.0),
     "xtc_probability": refused(ONE_SAMPLER, 0, 0.0),
+    "adaptive_target": refused(ONE_SAMPLER, -1, -1.0),
+    "lora": refused("name a model with an adapter", []),
+    "repeat_last_n": refused(PENALTY_CONTEXT, 64),
+    "top_n_sigma": refused(ONE_SAMPLER, -1, -1.0, 0, 0.0),
+    # mlx_lm.server
+    "adapters": refused("name a model with an adapter"),
+    "repetition_context_size": refused(PENALTY_CONTEXT, 20),
+    # transformers and text-generation-webui
+    "banned_strings": refused("words cannot be excluded", []),
+    "do_sample": refused("use temperature", True),
+    "early_stopping": refused("there is no beam search", False),
+    "epsilon_cutoff": refused(ONE_SAMPLER, 0, 0.0),
+    "eta_cutoff": refused(ONE_SAMPLER, 0, 0.0),
+    "grammar_string": refused("use a grammar of the wire", ""),
+    "guidance_scale": refused(ONE_SAMPLER, 1, 1.0),
+    "max_new_tokens": refused("use max_tokens"),
+    "min_new_tokens": refused("a least number of tokens cannot be enforced", 0),
+    "no_repeat_ngram_size": refused(ONE_SAMPLER, 0),
+    "num_beams": refused("there is no beam search", 1),
+    "penalty_alpha": refused(ONE_SAMPLER, 0, 0.0),
+    "smoothing_factor": refused(ONE_SAMPLER, 0, 0.0),
+    "stopping_strings": refused("use stop", []),
+    "token_healing": refused("prompts are never changed", False),
     # Hosted models and routers
     "extra_body": refused("send its members as fields of the body", {}),
     "max_tokens_to_sample": refused("use max_tokens"),
