@@ -306,7 +306,8 @@ VALUES: dict[str, object] = {
     "allow_pull": ["org/*"],
     "adapters": ["x=/y"], "remote_store": "s3://a/b",
     "kv_events": "ipc:///a", "kv_events_topic": "kv",
-    "log_format": "json", "log_level": "debug", "no_store": True, "force_usage": True,
+    "log_format": "json",
+    "image_input": "note", "log_level": "debug", "no_store": True, "force_usage": True,
     "share_across_chips": True,
     **dict.fromkeys(
         ("api_key_file", "operator_key_file", "fleet_secret_file", "store"), Path("/a b")

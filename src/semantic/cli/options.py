@@ -561,6 +561,16 @@ class ServeOptions:
             rich_help_panel=_SERVER_SAMPLING,
         ),
     ] = None
+    image_input: Annotated[
+        str | None,
+        typer.Option(
+            help="What becomes of a picture, sound or document that a user sends to a text model: "
+            "note, reject-once or reject. Earlier ones and those of tools are always notes. "
+            "Default: reject-once.",
+            show_default=False,
+            rich_help_panel=_ANSWERS,
+        ),
+    ] = None
     force_usage: Annotated[
         bool | None,
         typer.Option(

@@ -279,6 +279,7 @@ def _serve_settings(settings: ServerSettings, engine: Settings) -> ServeSettings
         top_k=settings.top_k,
         min_p=settings.min_p,
         max_tokens=settings.max_tokens,
+        image_input=settings.image_input,
         limits=QueueLimits(settings.max_waiting, shared=len(settings.api_keys) > 1),
         public=tuple(map(read_public_prefix, settings.public_prefix)),
         tenants=tuple(tenant_name(key.get_secret_value()) for key in settings.api_keys),

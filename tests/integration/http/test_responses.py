@@ -282,6 +282,44 @@ def test_a_call_that_was_cut_is_an_incomplete_item(client: OpenAI) -> None:
     assert cached(again) >= prompt(again) - 40, "the cut call as it was computed"
 
 
+@pytest.mark.parametrize(
+    ("tool", "item_type", "most"),
+    [
+        ({"type": "custom", "name": "run"}, "custom_tool_call", 600),
+        ({"type": "custom", "name": "run"}, "custom_tool_call", 30),
+        ({"type": "shell"}, "shell_call", 600),
+        ({"type": "shell"}, "function_call", 30),
+    ],
+    ids=["custom", "custom, cut", "shell", "shell, cut"],
+)
+def test_a_call_in_its_own_form_goes_on_as_it_was_computed(
+    client: OpenAI, tool: Item, item_type: str, most: int
+) -> None:
+    """By id and with the items sent back."""
+    create: Any = client.responses.create
+    asked = {"model": talk.MODEL, "tools": [tool], "parallel_tool_calls": False}
+    first = create(input=talk.WEATHER, tool_choice=tool, max_output_tokens=most, **asked)
+    [call] = first.output
+    assert (call.type, first.status == "completed") == (item_type, most == 600)
+    *_, ended = create(
+        input=talk.WEATHER, tool_choice=tool, max_output_tokens=most, stream=True, **asked
+    )
+    own = {"id", "call_id"}
+    assert ended.response.output[0].model_dump(exclude=own) == call.model_dump(exclude=own)
+
+    result: Item = {"type": f"{call.type}_output", "call_id": call.call_id, "output": "Done."}
+    if item_type == "shell_call":
+        outcome = {"type": "exit", "exit_code": 0}
+        result["output"] = [{"stdout": "Done.", "stderr": "", "outcome": outcome}]
+    more = {"max_output_tokens": 5, **asked}
+    by_id = create(input=[result], previous_response_id=first.id, **more)
+    item = call.model_dump(exclude_unset=True)
+    sent_back = create(input=[{"role": "user", "content": talk.WEATHER}, item, result], **more)
+    assert prompt(by_id) == prompt(sent_back)
+    for reply in (by_id, sent_back):
+        assert cached(reply) >= first.usage.total_tokens - 1, "the call as it was computed"
+
+
 def test_the_tokens_of_a_prompt_are_counted_as_a_response_has_them(client: OpenAI) -> None:
     first = ask(client, talk.HELLO)
     for words, previous in ((None, None), ("Be brief.", None), (None, first.id)):

@@ -277,6 +277,32 @@ def test_a_call_that_is_cut_is_streamed_as_far_as_it_goes(clients: Clients) -> N
     assert cached(again) >= again.usage.prompt_tokens - 40, "the cut call as it was computed"
 
 
+@pytest.mark.parametrize("most", [600, 30], ids=["whole", "cut"])
+def test_a_custom_call_goes_on_as_it_was_computed(clients: Clients, most: int) -> None:
+    tool = {"type": "custom", "custom": {"name": "run", "description": "Runs."}}
+
+    def create(*messages: object, **more: Any) -> Any:
+        create: Any = clients.lenient.chat.completions.create
+        return create(model=talk.MODEL, messages=messages, tools=[tool], **more)
+
+    forced = {"tool_choice": tool, "max_tokens": most, "parallel_tool_calls": False}
+    first = create(said(talk.WEATHER), **forced)
+    (choice,) = first.choices
+    (call,) = choice.message.tool_calls
+    assert choice.finish_reason == ("tool_calls" if most == 600 else "length")
+    assert (call.type, call.custom.name) == ("custom", "run")
+    chunks = list(create(said(talk.WEATHER), stream=True, **forced))
+    (part,) = [part for one in chunks for part in one.choices[0].delta.tool_calls or ()]
+    assert (part.type, part.custom["input"]) == ("custom", call.custom.input)
+    again = create(
+        said(talk.WEATHER),
+        {"role": "assistant", "tool_calls": [call.to_dict()]},
+        {"role": "tool", "tool_call_id": call.id, "content": "Done."},
+        max_tokens=5,
+    )
+    assert cached(again) >= first.usage.total_tokens - 1, "the call as it was computed"
+
+
 def test_errors_are_of_the_sdks_classes(clients: Clients) -> None:
     with pytest.raises(openai.BadRequestError) as wrong:
         clients.openai.chat.completions.create(
@@ -375,6 +401,21 @@ def test_a_forced_tool_use_can_be_answered(clients: Clients) -> None:
         },
     )
     assert text_of(answer)
+
+
+def test_a_tool_of_anthropics_that_the_client_runs_can_be_used(clients: Clients) -> None:
+    create: Any = clients.anthropic.messages.create
+    bash = {"type": "bash_20250124", "name": "bash"}
+    reply = create(
+        model=talk.MODEL,
+        messages=[told(talk.WEATHER)],
+        tools=[bash],
+        tool_choice={"type": "tool", "name": "bash", "disable_parallel_tool_use": True},
+        max_tokens=talk.ROOM_FOR_JSON,
+    )
+    (call,) = reply.content
+    assert (call.type, call.name) == ("tool_use", "bash")
+    assert call.input.keys() <= {"command", "restart"}
 
 
 def test_a_tool_use_that_is_cut_is_streamed_as_far_as_it_goes(clients: Clients) -> None:

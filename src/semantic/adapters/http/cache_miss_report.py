@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field
 
 from semantic.application.cache.match_report import cache_miss_reason
+from semantic.domain.answer import Usage
 from semantic.domain.match import MatchEnd, MatchReport
 from semantic.domain.request_parts import Change, Difference, PartKind
 
@@ -35,15 +36,18 @@ class LostTokens(BaseModel):
     reason: Annotated[str, Field(description="The cause in words.")]
 
 
-def usage_extension(match: MatchReport | None) -> dict[str, object]:
+def usage_extension(usage: Usage) -> dict[str, object]:
     """The `semantic` member to merge into a wire's usage object.
 
-    `any_chip` is there only when it is true: see `MatchReport`.
+    `any_chip`, see `MatchReport`, and `images_noted` are there only when they say something.
     """
+    match = usage.match
     lost = lost_tokens(match)
     own: dict[str, object] = {"lost": None if lost is None else lost.model_dump(mode="json")}
     if match is not None and match.any_chip:
         own["any_chip"] = True
+    if usage.noted:
+        own["images_noted"] = usage.noted
     return {"semantic": own}
 
 

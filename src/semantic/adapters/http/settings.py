@@ -96,6 +96,7 @@ class ServerSettings(BaseSettings):
     top_k: Annotated[int, Ge(0)] | None = None
     min_p: Annotated[float, Ge(0), Le(1)] | None = None
     max_tokens: Count | None = None
+    image_input: Literal["note", "reject-once", "reject"] = "reject-once"
     force_usage: bool = False
 
     max_body_mb: Annotated[float, Gt(0), Le(4096)] = 16

@@ -235,10 +235,12 @@ def test_system_messages_end_when_they_say_so() -> None:
         ({"role": "user", "content": 3}, "messages[1].content"),
         ({"role": "user", "content": [3]}, "messages[1].content[0]"),
         ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content[0].text"),
-        ({"role": "user", "content": [{"type": "image", "source": {}}]}, "messages[1].content[0]"),
-        ({"role": "user", "content": [{"type": "document"}]}, "messages[1].content[0]"),
+        ({"role": "user", "content": [{"text": "x"}]}, "messages[1].content[0]"),
+        (
+            {"role": "user", "content": [{"type": "image", "source": "x"}]},
+            "messages[1].content[0].source",
+        ),
         ({"role": "user", "content": [{"type": ["x"]}]}, "messages[1].content[0]"),
-        ({"role": "system", "content": [{"type": "image"}]}, "messages[1].content[0]"),
         ({"role": "system", "content": "x", "clear_at": "now"}, "messages[1].clear_at"),
         ({"role": "user", "content": []}, "messages[1].content"),
         (
@@ -248,7 +250,6 @@ def test_system_messages_end_when_they_say_so() -> None:
             },
             "messages[1].content[0].is_error",
         ),
-        ({"role": "assistant", "content": [{"type": "server_tool_use"}]}, "messages[1].content[0]"),
         (
             {"role": "assistant", "content": [{"type": "tool_use", "id": "x", "input": {}}]},
             "messages[1].content[0].name",
@@ -257,10 +258,10 @@ def test_system_messages_end_when_they_say_so() -> None:
             {
                 "role": "user",
                 "content": [
-                    {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]}
+                    {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text"}]}
                 ],
             },
-            "messages[1].content[0].content[0]",
+            "messages[1].content[0].content[0].text",
         ),
     ],
 )
@@ -326,15 +327,67 @@ LOOK: dict[str, object] = {"name": "look", "input_schema": {"type": "object", "x
 
 
 def test_own_tools_are_kept_and_others_skipped(caplog: pytest.LogCaptureFixture) -> None:
-    tools = [
+    tools: list[dict[str, object]] = [
         {"type": "web_search_20250305", "name": "web_search"},
         {**LOOK, "type": "custom", "description": "Looks.", "strict": True},
-        {"type": "bash_20250124", "name": "bash"},
+        {"type": "computer_20250124", "name": "computer"},
+        {"type": "code_execution_20250825", "name": "code_execution"},
     ]
     with caplog.at_level(logging.WARNING):
         chat = wanted(tools=tools).chat
     assert chat.tools == (Tool("look", "Looks.", {"type": "object", "x-own": 1}, strict=True),)
-    assert ["web_search_20250305" in caplog.text, "bash_20250124" in caplog.text] == [True, True]
+    assert [str(tool["type"]) in caplog.text for tool in tools] == [True, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "fields"),
+    [
+        ("bash_20250124", "bash", {"command", "restart"}),
+        (
+            "text_editor_20250728",
+            "str_replace_based_edit_tool",
+            {
+                "command",
+                "path",
+                "file_text",
+                "old_str",
+                "new_str",
+                "insert_line",
+                "insert_text",
+                "view_range",
+            },
+        ),
+        (
+            "memory_20250818",
+            "memory",
+            {
+                "command",
+                "path",
+                "file_text",
+                "old_str",
+                "new_str",
+                "insert_line",
+                "insert_text",
+                "old_path",
+                "new_path",
+                "view_range",
+            },
+        ),
+    ],
+)
+def test_tools_that_the_client_runs_are_offered(kind: str, name: str, fields: set[str]) -> None:
+    tool = {"type": kind, "name": name, "cache_control": {"type": "ephemeral"}}
+    chat = wanted(tools=[LOOK, tool], tool_choice={"type": "tool", "name": name}).chat
+    offered = chat.tools[1]
+    assert (offered.name, offered.parameters["properties"].keys()) == (name, fields)  # type: ignore[attr-defined]
+    assert offered.description
+    assert chat.tool_choice == ToolChoice("required", name)
+
+
+def test_a_tool_that_the_client_runs_has_a_name_of_its_own() -> None:
+    assert refusal(tools=[{"type": "bash_20250124"}]).param == "tools[0].name"
+    bash = {"type": "bash_20250124", "name": "look"}
+    assert refusal(tools=[LOOK, bash]).param == "tools[1].name"
 
 
 @pytest.mark.parametrize(

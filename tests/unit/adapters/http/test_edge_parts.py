@@ -364,6 +364,9 @@ def test_the_log_says_which_key_is_which_tenant_and_not_the_key(
 
 def test_usage_says_when_other_chips_may_have_computed_what_was_reused() -> None:
     match = MatchReport(9, 8, MatchEnd.MISSING, "disk")
-    assert usage_extension(match) == {"semantic": {"lost": None}}
-    relaxed = usage_extension(replace(match, any_chip=True))
+    usage = Usage(9, 8, 1, match=match)
+    assert usage_extension(usage) == {"semantic": {"lost": None}}
+    relaxed = usage_extension(replace(usage, match=replace(match, any_chip=True)))
     assert relaxed == {"semantic": {"lost": None, "any_chip": True}}
+    noted = usage_extension(replace(usage, noted=2))
+    assert noted == {"semantic": {"lost": None, "images_noted": 2}}

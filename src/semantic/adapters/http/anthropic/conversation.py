@@ -14,6 +14,7 @@ import hashlib
 import json
 from binascii import Error as Base64Error
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from semantic.adapters.http.anthropic.validators import (
@@ -25,7 +26,9 @@ from semantic.adapters.http.anthropic.validators import (
 )
 from semantic.adapters.http.errors import FieldError
 from semantic.adapters.http.logs import WarnOnce
-from semantic.domain.chat import Message, Tool, ToolCall, ToolChoice
+from semantic.adapters.http.request_fields.client_tools import ANTHROPIC_TOOLS
+from semantic.adapters.http.request_fields.notes import attachment, block_note, picture
+from semantic.domain.chat import Attachment, Message, Tool, ToolCall, ToolChoice
 
 _SEAL: Final = "semantic.seal."
 _TEXT: Final = "semantic.text."
@@ -147,32 +150,29 @@ class ConversationReader:
         if not blocks:
             at = f"{path}.content"
             raise FieldError(f"{at}: expected at least one block", param=at)
-        texts: list[str] = []
+        contents: list[_Read] = []
         for number, block in enumerate(blocks):
             at = f"{path}.content[{number}]"
             if _type(block) != "tool_result":
-                texts.append(self._text(block, at, other=" or tool_result"))
+                contents.append(self._content(block, at))
                 continue
-            if texts:
-                yield Message("user", _BETWEEN_BLOCKS.join(texts))
-                texts = []
+            if contents:
+                yield _joined(Message("user"), contents)
+                contents = []
             yield self._tool_result(block, at)
-        if texts:
-            yield Message("user", _BETWEEN_BLOCKS.join(texts))
+        if contents:
+            yield _joined(Message("user"), contents)
 
     def _tool_result(self, block: object, path: str) -> Message:
         result = checked(self._validators.tool_result, block, path)
         content = object_at(block, path).get("content")
         inner = [] if content is None else _as_blocks(content, f"{path}.content")
-        texts = [self._text(one, f"{path}.content[{i}]") for i, one in enumerate(inner)]
-        text = _BETWEEN_BLOCKS.join(texts)
+        contents = [self._content(one, f"{path}.content[{i}]") for i, one in enumerate(inner)]
         call = result["tool_use_id"]
-        return Message(
-            "tool",
-            _FAILED + text if result.get("is_error") else text,
-            tool_call_id=call,
-            name=self._tool_names.get(call),
+        read = _joined(
+            Message("tool", tool_call_id=call, name=self._tool_names.get(call)), contents
         )
+        return replace(read, content=_FAILED + read.content) if result.get("is_error") else read
 
     def _from_assistant(self, blocks: Sequence[object], path: str) -> Message:
         """One message: texts are concatenated as they were generated, without a separator."""
@@ -190,9 +190,8 @@ class ConversationReader:
                 case "tool_use":
                     calls.append(self._tool_use(block, at))
                 case _:
-                    texts.append(
-                        self._text(block, at, other=", thinking, redacted_thinking or tool_use")
-                    )
+                    text, _ = self._content(block, at)
+                    texts.append(text)
         return Message("assistant", "".join(texts), "".join(thoughts), tuple(calls))
 
     def _tool_use(self, block: object, path: str) -> ToolCall:
@@ -200,17 +199,48 @@ class ConversationReader:
         self._tool_names[call["id"]] = call["name"]
         return ToolCall(call["id"], call["name"], json.dumps(call["input"], ensure_ascii=False))
 
-    def _text(self, block: object, path: str, other: str = "") -> str:
-        """The text of a text block. Raises FieldError for another type; `other` names those also
-        allowed."""
+    def _content(self, block: object, path: str) -> _Read:
+        """The text of a block, or a note for one of another type. Raises FieldError."""
         kind = _type(block)
-        if isinstance(block, dict) and kind != "text":
-            raise FieldError(
-                f"{path}: expected a block of type text{other}, got {kind!r:.80}; "
-                "this model reads text only",
-                param=path,
-            )
-        return checked(self._validators.text, block, path)["text"]
+        if not isinstance(block, dict) or kind == "text":
+            return checked(self._validators.text, block, path)["text"], None
+        if not isinstance(kind, str):
+            raise FieldError(f"{path}: expected a block with a type, got {kind!r:.80}", param=path)
+        if kind not in ("image", "document"):
+            return block_note(kind, block), None
+        source = object_at(block.get("source") or {}, f"{path}.source")
+        data = str(source.get("data") or source.get("url") or source.get("file_id") or "")
+        if kind == "image":
+            return picture(data)
+        match source.get("type"):
+            case "text":
+                texts = (block.get("title"), block.get("context"), data)
+                return "\n".join(text for text in texts if isinstance(text, str) and text), None
+            case "content":
+                return self._document(source.get("content"), f"{path}.source.content"), None
+            case _:
+                name = block.get("title") or source.get("media_type") or ""
+                return attachment("document", str(name), data)
+
+    def _document(self, content: object, path: str) -> str:
+        blocks = enumerate(_as_blocks(content, path))
+        return _BETWEEN_BLOCKS.join(self._content(one, f"{path}[{i}]")[0] for i, one in blocks)
+
+    def _text(self, block: object, path: str) -> str:
+        return self._content(block, path)[0]
+
+
+_Read = tuple[str, Attachment | None]
+"""The text of a block, and what it is a note for."""
+
+
+def _joined(message: Message, contents: Sequence[_Read]) -> Message:
+    """`message` with these contents."""
+    return replace(
+        message,
+        content=_BETWEEN_BLOCKS.join(text for text, _ in contents),
+        attachments=tuple(one for _, one in contents if one is not None),
+    )
 
 
 def _content(message: Mapping[str, object], path: str) -> Sequence[object]:
@@ -242,16 +272,17 @@ def _role(message: object) -> object:
 
 
 def read_tools(validators: Validators, tools: object, warnings: WarnOnce) -> tuple[Tool, ...]:
-    """The tools with a definition of the client's own; others are skipped with a warning.
+    """The tools that the client runs; others are skipped with a warning.
 
     Raises FieldError for an invalid definition.
     """
     if tools is None:
         return ()
     found: dict[str, Tool] = {}
-    for number, given in enumerate(list_at(tools, "tools")):
+    for number, one in enumerate(list_at(tools, "tools")):
         path = f"tools[{number}]"
-        kind = object_at(given, path).get("type")
+        given = _with_schema(object_at(one, path))
+        kind = given.get("type")
         if kind not in (None, "custom"):
             warnings.warn(f"/v1/messages: tools of type {kind!r:.80} are skipped: not served here")
             continue
@@ -264,10 +295,20 @@ def read_tools(validators: Validators, tools: object, warnings: WarnOnce) -> tup
         found[name] = Tool(
             name,
             tool.get("description", ""),
-            object_at(object_at(given, path).get("input_schema"), f"{path}.input_schema"),
+            object_at(given.get("input_schema"), f"{path}.input_schema"),
             strict=tool.get("strict", False),
         )
     return tuple(found.values())
+
+
+def _with_schema(given: Mapping[str, object]) -> Mapping[str, object]:
+    """A tool as the client would define it, of one that Anthropic defines and the client runs."""
+    kind, _, _ = str(given.get("type")).rpartition("_")  # behind it is a date
+    if kind not in ANTHROPIC_TOOLS:
+        return given
+    tool = ANTHROPIC_TOOLS[kind]
+    own = {"description": tool.description, "input_schema": tool.parameters}
+    return {**given, "type": "custom", **own}
 
 
 def read_choice(choice: ToolChoiceParam | None, tools: Sequence[Tool]) -> tuple[ToolChoice, bool]:

@@ -278,7 +278,7 @@ def usage_of(usage: Usage, *, answered: bool = True) -> dict[str, object]:
         output=usage.completion if answered else 0,
         thinking=usage.reasoning if answered else 0,
     )
-    return usage_body | usage_extension(usage.match)
+    return usage_body | usage_extension(usage)
 
 
 def _usage(rest: int, *, read: int, created: int, output: int, thinking: int) -> dict[str, object]:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final, Literal
 
 from semantic.adapters.http.errors import FieldError
 from semantic.adapters.http.ollama.fields import MESSAGE_FIELDS
 from semantic.adapters.http.openai.chat.conversation import tools_of
 from semantic.adapters.http.openai.fields import list_at, object_at, text_at, warnings
+from semantic.adapters.http.request_fields.notes import picture
 from semantic.adapters.http.request_fields.table import fields_of
 from semantic.domain.chat import Message, Tool, ToolCall, numbered_call
 
@@ -76,13 +78,13 @@ class ConversationReader:
         content = text_at(f"{path}.content", message.get("content", ""))
         match message.get("role"):
             case "system" | "user" as role:
-                return Message(_plain(role), content)
+                return _with_images(Message(_plain(role), content), path, message)
             case "assistant":
                 thinking = text_at(f"{path}.thinking", message.get("thinking", ""))
                 calls = self._read_calls(f"{path}.tool_calls", message.get("tool_calls", []))
                 return Message("assistant", content, thinking, calls)
             case "tool":
-                return self._result(path, message, content)
+                return _with_images(self._result(path, message, content), path, message)
             case _:
                 at = f"{path}.role"
                 raise FieldError(f"{at}: expected one of {', '.join(_ROLES)}", param=at)
@@ -115,6 +117,17 @@ class ConversationReader:
         if call is None:
             return Message("tool", content, name=tool)
         return Message("tool", content, tool_call_id=call.id, name=tool or call.name)
+
+
+def _with_images(message: Message, path: str, given: Mapping[str, object]) -> Message:
+    """`message` with notes for the pictures that came with it."""
+    images = list_at(f"{path}.images", given.get("images", []))
+    notes = [picture(text_at(f"{path}.images[{i}]", one)) for i, one in enumerate(images)]
+    return replace(
+        message,
+        content="\n".join(filter(None, (message.content, *(text for text, _ in notes)))),
+        attachments=tuple(one for _, one in notes),
+    )
 
 
 def _plain(role: str) -> Literal["system", "user"]:

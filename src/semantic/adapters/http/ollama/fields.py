@@ -57,7 +57,7 @@ GENERATE_FIELDS: Final[dict[str, Field]] = {
 
 MESSAGE_FIELDS: Final[dict[str, Field]] = {
     "content": SUPPORTED,
-    "images": refused("images cannot be read by this model", []),
+    "images": SUPPORTED,
     "role": SUPPORTED,
     "thinking": SUPPORTED,
     "tool_call_id": SUPPORTED,

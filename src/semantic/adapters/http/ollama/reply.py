@@ -201,7 +201,7 @@ class ReplyWriter:
 
 def _usage(usage: Usage) -> Json:
     """Counts of tokens. Cached ones are counted in the prompt, and apart in our own member."""
-    own = usage_extension(usage.match)["semantic"]
+    own = usage_extension(usage)["semantic"]
     cached = {"cached_tokens": usage.cached, "cache_write_tokens": usage.written}
     return {
         "prompt_eval_count": usage.prompt,

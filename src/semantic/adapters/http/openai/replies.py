@@ -154,6 +154,7 @@ class UsageSum:
             reasoning=sum(usage.reasoning for usage in self._ended.values()),
             match=max((usage.match for usage in prompts.values()), key=_n_recomputed, default=None),
             kept=all(usage.kept for usage in prompts.values()),
+            noted=sum(usage.noted for usage in prompts.values()),
         )
 
 
@@ -168,7 +169,7 @@ def usage_object(usage: Usage) -> Json:
             "cache_write_tokens": usage.written,
         },
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
-        **usage_extension(usage.match),
+        **usage_extension(usage),
     }
 
 

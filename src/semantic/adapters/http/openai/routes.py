@@ -57,7 +57,7 @@ async def create_chat_completion(request: Request) -> Response:
     body = await read_json(request)
     serving = serving_of(request, body.get("model"))
     parsed = await _parsed(chat_request, request, body, serving.model)
-    deltas = chat_deltas(merged_events(serving, parsed.choices), serving)
+    deltas = chat_deltas(merged_events(serving, parsed.choices), serving, parsed.custom)
     reply = Reply(CHAT_REPLY, serving.model, parsed.options, n=len(parsed.choices))
     return await reply.respond(request, deltas)
 

@@ -1,1 +1,1 @@
-"""Tables of request fields: supported, ignored or refused; what all wires share."""
+"""Shared by all wires: tables of request fields, our own field, tools that clients run."""

@@ -63,10 +63,11 @@ def replied(script: Script, **fields: object) -> Json:
 
 
 def chunked(script: Script, **fields: object) -> list[Json]:
-    """The chunks, each of which fits the type of the SDK."""
+    """The chunks, each of which fits the type of the SDK, which knows no custom calls in them."""
     chunks = wire_of(script).chunks(CHAT, **fields)
     for chunk in chunks:
-        ChatCompletionChunk.model_validate(chunk, strict=True)
+        known = json.loads(json.dumps(chunk).replace('"type": "custom"', '"type": null'))
+        ChatCompletionChunk.model_validate(known, strict=True)
     return chunks
 
 
@@ -96,6 +97,54 @@ def whole(reply: Json) -> dict[int, Json]:
             message["logprobs"] = choice["logprobs"]["content"]
         messages[choice["index"]] = message
     return messages
+
+
+CUSTOM = {"type": "custom", "custom": {"name": "free"}}
+CUSTOM_CALLS = Script(
+    (
+        ToolCallStarted(0, "call_a", "free"),
+        ToolCallDelta(0, '{"input": "a'),
+        ToolCallDelta(0, '\\n"}'),
+        ToolCallStarted(1, "call_b", "look"),
+        ToolCallDelta(1, "{"),
+        ToolCallDelta(1, "}"),
+        ToolCallStarted(2, "call_c", "free"),
+        ToolCallDelta(2, '{"path": 5}'),
+    ),
+    "tool_calls",
+)
+
+
+def test_a_custom_call_has_its_text() -> None:
+    tools = [CUSTOM, {"type": "function", "function": {"name": "look"}}]
+    reply = whole(replied(CUSTOM_CALLS, tools=tools))
+    assert reply == summed(chunked(CUSTOM_CALLS, tools=tools))
+    assert reply[0]["finish"] == "tool_calls"
+    assert reply[0]["tool_calls"] == [
+        {"index": 0, "id": "call_a", "type": "custom", "custom": {"name": "free", "input": "a\n"}},
+        {
+            "index": 1,
+            "id": "call_b",
+            "type": "function",
+            "function": {"name": "look", "arguments": "{}"},
+        },
+        {
+            "index": 2,
+            "id": "call_c-as-written",
+            "type": "custom",
+            "custom": {"name": "free", "input": '{"path": 5}'},
+        },
+    ]
+
+
+def test_a_custom_call_that_is_cut_is_as_far_as_it_was_written() -> None:
+    script = Script(
+        (ToolCallStarted(0, "call_a", "free"), ToolCallDelta(0, '{"input": "a')), "length"
+    )
+    reply = whole(replied(script, tools=[CUSTOM]))
+    assert reply == summed(chunked(script, tools=[CUSTOM]))
+    assert reply[0]["finish"] == "length"
+    assert at(reply[0], "tool_calls", 0, "custom", "input") == '{"input": "a'
 
 
 def test_a_reply() -> None:

@@ -87,14 +87,14 @@ def test_messages_of_all_roles() -> None:
         ([{"role": "user", "content": [5]}], "messages[0].content[0]"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
         (
-            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
-            "messages[0].content[0].type",
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": 5}}]}],
+            "messages[0].content[0].image_url.url",
         ),
         (
             [{"role": "user", "content": [{"type": "input_audio"}]}],
-            "messages[0].content[0].type",
+            "messages[0].content[0].input_audio",
         ),
-        ([{"role": "user", "content": [{"type": "file"}]}], "messages[0].content[0].type"),
+        ([{"role": "user", "content": [{"type": "file"}]}], "messages[0].content[0].file"),
         ([{"role": "user", "content": [{"type": ["text"]}]}], "messages[0].content[0].type"),
         ([{"role": "tool", "content": "x"}], "messages[0].tool_call_id"),
         ([{"role": "user", "content": "x", "name": 5}], "messages[0].name"),
@@ -231,11 +231,76 @@ def test_the_header_names_the_agent_before_the_body() -> None:
 
 def test_tools_are_functions_and_others_are_left_out() -> None:
     hosted: Json = {"type": "web_search"}
-    custom: Json = {"type": "custom", "custom": {"name": "free"}}
-    found = chat(tools=[LOOK, hosted, STOP, custom], parallel_tool_calls=False)
+    found = chat(tools=[LOOK, hosted, STOP], parallel_tool_calls=False)
     assert found.tools == (LOOK_TOOL, STOP_TOOL)
     assert found.tool_choice == ToolChoice()
     assert not found.parallel_tool_calls
+
+
+LARK = {"syntax": "lark", "definition": "start: /.+/s"}
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        (None, "Any text."),
+        ({"type": "text"}, "Any text."),
+        ({"type": "grammar", "grammar": LARK}, "A text that matches this lark:\nstart: /.+/s"),
+        ({"type": "grammar", **LARK}, "A text that matches this lark:\nstart: /.+/s"),
+    ],
+)
+def test_a_custom_tool_is_a_function_of_one_text(form: object, expected: str) -> None:
+    custom = {"name": "free", "description": "Frees.", "format": form}
+    [tool] = chat(tools=[{"type": "custom", "custom": custom}]).tools
+    assert (tool.name, tool.description) == ("free", "Frees.")
+    assert tool.parameters == {
+        "type": "object",
+        "properties": {"input": {"type": "string", "description": expected}},
+        "required": ["input"],
+        "additionalProperties": False,
+    }
+
+
+FREE = {"type": "custom", "custom": {"name": "free"}}
+
+
+def test_a_custom_tool_can_be_chosen() -> None:
+    assert chat(tools=[LOOK, FREE], tool_choice=FREE).tool_choice == ToolChoice("required", "free")
+    found = chat(tools=[LOOK, FREE, STOP], tool_choice=allowing(FREE, NAMED))
+    assert [tool.name for tool in found.tools] == ["look", "free"]
+
+
+def test_a_custom_call_in_the_history_is_the_one_that_was_written() -> None:
+    call = {"id": "c1", "type": "custom", "custom": {"name": "free", "input": '"a"\n'}}
+    raw = {"id": "c2-as-written", "type": "custom", "custom": {"name": "free", "input": "{}"}}
+    found = chat(
+        messages=[
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "tool_calls": [call, raw]},
+            {"role": "tool", "tool_call_id": "c1", "content": "one"},
+            {"role": "tool", "tool_call_id": "c2-as-written", "content": "two"},
+        ]
+    )
+    assert found.messages[1].tool_calls == (
+        ToolCall("c1", "free", '{"input": "\\"a\\"\\n"}'),
+        ToolCall("c2", "free", "{}"),
+    )
+    assert [message.tool_call_id for message in found.messages[2:]] == ["c1", "c2"]
+
+
+@pytest.mark.parametrize(
+    ("call", "param"),
+    [
+        ({"custom": {"name": "free", "input": "x"}}, "id"),
+        ({"id": "c"}, "custom"),
+        ({"id": "c", "custom": {"input": "x"}}, "custom.name"),
+        ({"id": "c", "custom": {"name": "free", "input": {}}}, "custom.input"),
+    ],
+)
+def test_a_wrong_custom_call_is_refused_by_place(call: Json, param: str) -> None:
+    said = {"role": "assistant", "tool_calls": [{"type": "custom", **call}]}
+    error = wire_of().error(CHAT, messages=[{"role": "user", "content": "x"}, said])
+    assert error["param"] == f"messages[1].tool_calls[0].{param}"
 
 
 @pytest.mark.parametrize(
@@ -260,6 +325,10 @@ def test_allowed_tools_are_those_that_are_left(mode: str) -> None:
     found = chat(tools=[STOP, LOOK], tool_choice=allowed)
     assert found.tools == (LOOK_TOOL,)
     assert found.tool_choice.mode == mode
+
+
+def formatted(form: object) -> Json:
+    return {"type": "custom", "custom": {"name": "free", "format": form}}
 
 
 def allowing(*tools: object, mode: object = "auto") -> Json:
@@ -296,12 +365,21 @@ def allowing(*tools: object, mode: object = "auto") -> Json:
         ),
         ({"tools": [STOP], "tool_choice": allowing(NAMED)}, "tool_choice.allowed_tools.tools[0]"),
         ({"tools": [LOOK], "tool_choice": allowing(mode="required")}, "tool_choice"),
+        ({"tools": [LOOK], "tool_choice": FREE}, "tool_choice.custom.name"),
+        ({"tools": [LOOK], "tool_choice": {"type": "custom"}}, "tool_choice.custom"),
+        ({"tools": [LOOK], "tool_choice": {"type": "mcp"}}, "tool_choice.type"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].custom"),
+        ({"tools": [{"type": "custom", "custom": {"name": ""}}]}, "tools[0].custom.name"),
+        ({"tools": [FREE, FREE]}, "tools[1].custom.name"),
+        ({"tools": [formatted(5)]}, "tools[0].custom.format"),
+        ({"tools": [formatted({"type": "json"})]}, "tools[0].custom.format.type"),
         (
-            {
-                "tools": [LOOK],
-                "tool_choice": {"type": "custom", "custom": {"name": "free"}},
-            },
-            "tool_choice.type",
+            {"tools": [formatted({"type": "grammar", "syntax": "gbnf"})]},
+            "tools[0].custom.format.syntax",
+        ),
+        (
+            {"tools": [formatted({"type": "grammar", "grammar": {"syntax": "regex"}})]},
+            "tools[0].custom.format.grammar.definition",
         ),
     ],
 )

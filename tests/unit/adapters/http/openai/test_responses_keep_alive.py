@@ -19,7 +19,7 @@ from semantic.adapters.http.openai.responses.reply import ResponseReply, with_he
 from semantic.adapters.http.openai.responses.request import response_request
 from semantic.adapters.http.settings import ServerSettings
 from semantic.application.chat.memory_responses import MemoryResponses
-from semantic.domain.answer import AnswerEvent, AnswerStarted
+from semantic.domain.answer import AnswerEvent, AnswerStarted, ToolCallDelta, ToolCallStarted
 from semantic.domain.errors import OverloadedError
 from semantic.domain.responses import StoredResponse
 from semantic.ports.serving import Ask
@@ -70,6 +70,31 @@ def test_a_stream_that_is_quiet_says_that_it_is_in_progress() -> None:
     ]
     assert {at(event, "response", "status") for event in events[:begun]} == {"in_progress"}
     assert len({at(event, "response", "id") for event in events[:begun]}) == 1
+
+
+@dataclass
+class SlowCalls(FakeServing):
+    """Takes its time to write a call."""
+
+    async def answer(self, ask: Ask) -> AsyncGenerator[AnswerEvent, None]:
+        """See `ServingPort.answer`."""
+        async for event in super().answer(ask):
+            yield event
+            if isinstance(event, ToolCallDelta):
+                await be_quiet()
+
+
+@pytest.mark.process
+def test_a_custom_call_is_not_told_before_it_is_whole() -> None:
+    call = (ToolCallStarted(0, "c1", "run"), ToolCallDelta(0, '{"input": ""}'))
+    serving = SlowCalls(lambda _: Script(call, "tool_calls"))
+    with running(serving, ServerSettings(keep_alive=QUIET)) as server:
+        tool = {"type": "custom", "name": "run"}
+        body = {"model": "fake", "input": "Hi", "stream": True, "tools": [tool]}
+        events = events_of(server.ask("POST", RESPONSES, body).body.decode())
+    begun = kinds(events).index("output_item.added")
+    assert begun > 4, "signs of life before it"
+    assert all(at(event, "response", "output") == [] for event in events[:begun])
 
 
 @dataclass

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from semantic.domain.answer import (
+    AnswerReason,
     ReasoningDelta,
     TextDelta,
     ToolCallDelta,
@@ -114,6 +115,116 @@ def test_the_events_of_a_text_come_in_the_official_order() -> None:
         "output_item.done",
         "completed",
     ]
+
+
+def called(name: str, *arguments: str) -> Script:
+    pieces = [ToolCallDelta(0, one) for one in arguments]
+    return Script((ToolCallStarted(0, "call_1", name), *pieces), "tool_calls")
+
+
+RUN: Json = {"type": "custom", "name": "run"}
+
+
+def test_a_custom_call_is_an_item_with_its_text() -> None:
+    wire = response_wire(called("run", '{"input": "a', '\\n"}'))
+    [item] = output(wire.body(tools=[RUN]))
+    assert str(item.pop("id")).startswith("ctc_")
+    assert item == {
+        "type": "custom_tool_call",
+        "status": "completed",
+        "call_id": "call_1",
+        "name": "run",
+        "input": "a\n",
+    }
+
+
+def test_the_events_of_a_custom_call() -> None:
+    events = response_wire(called("run", '{"input": "a', '\\n"}')).events(tools=[RUN])
+    assert kinds(events)[2:] == [
+        "output_item.added",
+        "custom_tool_call_input.delta",
+        "custom_tool_call_input.done",
+        "output_item.done",
+        "completed",
+    ]
+    added, delta, done, ended, completed = events[2:]
+    assert (at(added, "item", "input"), at(added, "item", "status")) == ("", "in_progress")
+    assert (delta["delta"], done["input"]) == ("a\n", "a\n")
+    assert delta["item_id"] == done["item_id"] == at(ended, "item", "id")
+    assert at(completed, "response", "output") == [ended["item"]]
+
+
+def test_other_arguments_are_the_input_of_a_custom_call() -> None:
+    [item] = output(response_wire(called("run", '{"code": "a"}')).body(tools=[RUN]))
+    assert (item["type"], item["input"]) == ("custom_tool_call", '{"code": "a"}')
+
+
+def test_a_custom_call_that_is_cut_is_incomplete() -> None:
+    script = replace(called("run", '{"input": "a'), reason="length")
+    body = response_wire(script).body(tools=[RUN])
+    [item] = output(body)
+    assert (body["status"], item["status"]) == ("incomplete", "incomplete")
+    assert item["input"] == '{"input": "a'
+
+
+def test_a_custom_tool_in_a_namespace_is_called_with_it() -> None:
+    tool = {"type": "namespace", "name": "code", "description": "Runs.", "tools": [RUN]}
+    [item] = output(response_wire(called("run", '{"input": ""}')).body(tools=[tool]))
+    assert (item["type"], item["namespace"]) == ("custom_tool_call", "code")
+
+
+OWN_ITEMS = [
+    (
+        "local_shell",
+        '{"command": ["ls"], "workdir": "/"}',
+        {"action": {"type": "exec", "command": ["ls"], "working_directory": "/", "env": {}}},
+    ),
+    ("shell", '{"commands": ["ls"]}', {"action": {"commands": ["ls"]}}),
+    (
+        "apply_patch",
+        '{"type": "delete_file", "path": "a"}',
+        {"operation": {"type": "delete_file", "path": "a"}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "arguments", "fields"), OWN_ITEMS)
+def test_a_call_of_a_tool_that_the_client_runs_is_an_item_of_its_own(
+    kind: str, arguments: str, fields: Json
+) -> None:
+    script = called(kind, arguments[:5], arguments[5:])
+    [item] = output(response_wire(script).body(tools=[{"type": kind}]))
+    del item["id"]
+    own = {"type": f"{kind}_call", "status": "completed", "call_id": "call_1"}
+    assert item == own | fields
+    events = response_wire(script).events(tools=[{"type": kind}])
+    assert kinds(events)[2:] == ["output_item.added", "output_item.done", "completed"]
+    del events[3]["item"]["id"]  # type: ignore[attr-defined]
+    assert events[3]["item"] == item
+
+
+@pytest.mark.parametrize("kind", ["local_shell", "shell", "apply_patch"])
+@pytest.mark.parametrize("reason", ["tool_calls", "length"])
+def test_a_call_of_another_form_is_a_function_call(kind: str, reason: AnswerReason) -> None:
+    script = replace(called(kind, '{"commands": ', '"ls"}'), reason=reason)
+    [item] = output(response_wire(script).body(tools=[{"type": kind}]))
+    assert (item["type"], item["name"]) == ("function_call", kind)
+    assert item["arguments"] == '{"commands": "ls"}'
+    events = response_wire(script).events(tools=[{"type": kind}])
+    assert kinds(events)[2:6] == [
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+    ]
+    assert at(events[2], "item", "arguments") == ""
+    assert at(events[4], "arguments") == '{"commands": "ls"}'
+
+
+def test_a_whole_call_of_an_answer_that_is_cut_is_a_function_call() -> None:
+    script = replace(called("shell", '{"commands": ["ls"]}'), reason="length")
+    [item] = output(response_wire(script).body(tools=[{"type": "shell"}]))
+    assert (item["type"], item["status"]) == ("function_call", "incomplete")
 
 
 def test_each_item_ends_before_the_next_begins() -> None:

@@ -15,7 +15,8 @@ from openai.types.shared_params import Reasoning
 
 from semantic.adapters.http.logs import WarnOnce
 from semantic.adapters.http.openai import fields
-from semantic.adapters.http.openai.responses import input_items, tools
+from semantic.adapters.http.openai.chat import conversation
+from semantic.adapters.http.openai.responses import input_items
 from semantic.adapters.http.openai.responses.request import (
     CACHE_OPTION_FIELDS,
     REASONING_FIELDS,
@@ -87,7 +88,6 @@ def at_least_one_type(kind: type) -> str:
 LEFT_OUT = {
     "code_interpreter_call",
     "compaction_trigger",
-    "computer_call",
     "file_search_call",
     "image_generation_call",
     "mcp_approval_request",
@@ -190,8 +190,6 @@ def test_what_cannot_be_honoured_is_refused_by_name(name: str) -> None:
         ({"input": [USER, {"role": "user"}]}, "input[1].content"),
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]},
          "input[0].content[0].text"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-         "input[0].content[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "other"}]}]}, "input[0].content[0].type"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "n"}]}, "input[0].arguments"),
         ({"input": [{"type": "function_call", "arguments": "{}", "name": "n"}]},
@@ -199,16 +197,15 @@ def test_what_cannot_be_honoured_is_refused_by_name(name: str) -> None:
         ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
         ({"input": [{"type": "function_call_output", "call_id": "c",
-                     "output": [{"type": "input_image"}]}]}, "input[0].output[0].type"),
+                     "output": [{"type": "other"}]}]}, "input[0].output[0].type"),
         ({"input": [{"type": "reasoning", "summary": 5}]}, "input[0].summary"),
         ({"input": [{"type": "custom_tool_call", "call_id": "c", "name": "n"}]}, "input[0].input"),
         ({"input": [{"type": "additional_tools", "tools": 5}]}, "input[0].tools"),
         ({"input": [{"type": "tool_search_output", "call_id": "c"}]}, "input[0].tools"),
         ({"input": [{"type": "item_reference", "id": 5}]}, "input[0].id"),
         ({"input": [{"type": "item_reference"}]}, "input[0].id"),
-        ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].type"),
         ({"input": [{"type": "configuration_update"}]}, "input[0].type"),
-        ({"input": [{"type": "computer_call_output", "call_id": "c"}]}, "input[0].type"),
+        ({"input": [{"type": "computer_call_output", "call_id": "c"}]}, "input[0].output"),
     ],
 )  # fmt: skip
 def test_wrong_values_are_refused_by_name(given: dict[str, object], param: str) -> None:
@@ -409,9 +406,9 @@ def test_calls_of_other_tools_are_told_as_calls() -> None:
     said_now = wire.messages[1:]
     assert [m.tool_calls[0] for m in said_now[::2]] == [
         ToolCall("c1", "patch", '{"input": "*** Add"}'),
-        ToolCall("c2", "shell", '{"action": {"commands": ["ls"]}}'),
-        ToolCall("c3", "local_shell", '{"action": {"type": "exec", "command": ["ls"], "env": {}}}'),
-        ToolCall("c4", "apply_patch", '{"operation": {"type": "delete_file", "path": "p"}}'),
+        ToolCall("c2", "shell", '{"commands": ["ls"]}'),
+        ToolCall("c3", "local_shell", '{"command": ["ls"]}'),
+        ToolCall("c4", "apply_patch", '{"type": "delete_file", "path": "p"}'),
     ]
     assert [(m.tool_call_id, m.content) for m in said_now[1::2]] == [
         ("c1", "done"),
@@ -443,17 +440,105 @@ def test_functions_are_tools() -> None:
     assert wire.chat.tools == (Tool("look", "", OBJECT, strict=True), Tool("spawn", "Spawns."))
 
 
-@pytest.mark.parametrize("kind", ["web_search", "custom", "tool_search", "mcp", "something_new"])
+@pytest.mark.parametrize("kind", ["web_search", "tool_search", "mcp", "something_new"])
 def test_other_tools_are_left_out_with_one_warning(
     kind: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tools, "warnings", WarnOnce())
+    monkeypatch.setattr(conversation, "warnings", WarnOnce())
     wire = response_wire()
     with caplog.at_level(logging.WARNING, "semantic.server"):
         for _ in range(2):
             wire.body(tools=[{"type": kind, "name": "x"}, SPAWN])
     assert [tool.name for tool in wire.chat.tools] == ["spawn"]
-    assert caplog.messages == [f"tools of type '{kind}' are left out: only functions can be called"]
+    assert caplog.messages == [f"tools of type '{kind}' are left out: only clients run tools"]
+
+
+LARK = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/s"}
+PATCH: Json = {"type": "custom", "name": "patch", "description": "Edits.", "format": LARK}
+
+
+def test_a_custom_tool_is_a_function_of_one_text() -> None:
+    wire = response_wire()
+    body = wire.body(tools=[PATCH, {"type": "custom", "name": "run"}])
+    patch, run = wire.chat.tools
+    assert (patch.name, patch.description, run.name) == ("patch", "Edits.", "run")
+    assert at(dict(patch.parameters), "properties", "input", "description") == (
+        "A text that matches this lark:\nstart: /.+/s"
+    )
+    assert body["tools"] == [PATCH, {"type": "custom", "name": "run"}]
+
+
+def test_tools_that_the_client_runs_are_functions() -> None:
+    wire = response_wire()
+    kinds = ["local_shell", "shell", "apply_patch"]
+    body = wire.body(tools=[{"type": kind} for kind in kinds])
+    assert [tool.name for tool in wire.chat.tools] == kinds
+    assert body["tools"] == [{"type": kind} for kind in kinds]
+
+
+def test_a_shell_in_a_container_of_openais_is_left_out() -> None:
+    wire = response_wire()
+    wire.body(tools=[{"type": "shell", "environment": {"type": "container_auto"}}])
+    assert not wire.chat.tools
+    wire.body(tools=[{"type": "shell", "environment": {"type": "local"}}])
+    assert [tool.name for tool in wire.chat.tools] == ["shell"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "name"),
+    [
+        ({"type": "custom", "name": "patch"}, "patch"),
+        ({"type": "shell"}, "shell"),
+        ({"type": "function", "name": "spawn"}, "spawn"),
+    ],
+)
+def test_a_tool_of_any_kind_can_be_chosen(choice: Json, name: str) -> None:
+    wire = response_wire()
+    given = [PATCH, {"type": "shell"}, SPAWN]
+    body = wire.body(tools=given, tool_choice=choice)
+    assert wire.chat.tool_choice == ToolChoice("required", name)
+    assert body["tool_choice"] == choice
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [choice, {"type": "mcp"}]}
+    body = wire.body(tools=given, tool_choice=allowed)
+    assert [tool.name for tool in wire.chat.tools] == [name]
+    assert at(body, "tool_choice", "tools") == [choice]
+
+
+def test_a_choice_that_openais_types_lack_is_told_as_a_function() -> None:
+    wire = response_wire()
+    body = wire.body(tools=[{"type": "local_shell"}], tool_choice={"type": "local_shell"})
+    assert wire.chat.tool_choice == ToolChoice("required", "local_shell")
+    assert body["tool_choice"] == {"type": "function", "name": "local_shell"}
+
+
+@pytest.mark.parametrize(
+    ("choice", "param"),
+    [
+        ({"type": "custom", "name": "x"}, "tool_choice.name"),
+        ({"type": "custom"}, "tool_choice.name"),
+        ({"type": "shell"}, "tool_choice"),
+        ({"type": "web_search_preview"}, "tool_choice.type"),
+        ({"type": []}, "tool_choice.type"),
+    ],
+)
+def test_a_choice_of_an_unknown_tool_is_refused_by_place(choice: Json, param: str) -> None:
+    assert response_wire().error(tools=[PATCH], tool_choice=choice)["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ([{"type": "custom"}], "tools[0].name"),
+        ([{"type": "custom", "name": ""}], "tools[0].name"),
+        ([{"type": "custom", "name": "x", "description": 5}], "tools[0].description"),
+        ([{"type": "custom", "name": "x", "format": {"type": "x"}}], "tools[0].format.type"),
+        ([PATCH, PATCH], "tools[1].name"),
+        ([PATCH, {**SPAWN, "name": "patch"}], "tools[1].name"),
+        ([{"type": "shell"}, {**SPAWN, "name": "shell"}], "tools[1].name"),
+    ],
+)
+def test_a_wrong_custom_tool_is_refused_by_place(given: list[Json], param: str) -> None:
+    assert response_wire().error(tools=given)["param"] == param
 
 
 def namespace(name: str, *tools: Json) -> dict[str, object]:
@@ -463,9 +548,9 @@ def namespace(name: str, *tools: Json) -> dict[str, object]:
 def test_a_namespace_is_its_functions() -> None:
     script = Script((ToolCallStarted(0, "c1", "spawn"), ToolCallDelta(0, "{}")), "tool_calls")
     wire = response_wire(script)
-    given = namespace("agents", SPAWN, {"type": "custom", "name": "x"})
+    given = namespace("agents", SPAWN, {"type": "custom", "name": "x"}, {"type": "mcp"})
     body = wire.body(tools=[LOOK, given])
-    assert [tool.name for tool in wire.chat.tools] == ["look", "spawn"]
+    assert [tool.name for tool in wire.chat.tools] == ["look", "spawn", "x"]
     assert (at(body, "output", 0, "name"), at(body, "output", 0, "namespace")) == (
         "spawn",
         "agents",

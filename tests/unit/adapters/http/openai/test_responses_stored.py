@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
 from pydantic import SecretStr
@@ -201,6 +202,51 @@ def test_what_was_answered_is_read_as_if_the_client_had_sent_it() -> None:
         reasoning="Hm.",
         tool_calls=(ToolCall("c1", "look", '{"a": 1}'),),
     )
+
+
+CUSTOM = {"type": "custom", "name": "run"}
+
+
+@pytest.mark.parametrize(
+    ("tool", "name", "arguments"),
+    [
+        (CUSTOM, "run", '{"input": "ls"}'),
+        (CUSTOM, "run", '{"input": "{\\"input\\": 1}"}'),
+        (CUSTOM, "run", '{"command": "ls"}'),
+        (CUSTOM, "run", '{"input": "l'),
+        ({"type": "local_shell"}, "local_shell", '{"command": ["ls"], "workdir": "/"}'),
+        ({"type": "shell"}, "shell", '{"commands": ["ls"]}'),
+        ({"type": "apply_patch"}, "apply_patch", '{"type": "delete_file", "path": "a"}'),
+        ({"type": "apply_patch"}, "apply_patch", '{"path": "a"}'),
+    ],
+)
+def test_a_call_of_any_tool_comes_back_as_it_was_written(
+    tool: Json, name: str, arguments: str
+) -> None:
+    """By id and with the items sent back, also after the tool is gone."""
+    script = Script((ToolCallStarted(0, "c1", name), ToolCallDelta(0, arguments)), "tool_calls")
+    wire = response_wire(script)
+    body = wire.body(input=[USER], tools=[tool])
+    item = cast("list[Json]", body["output"])[0]
+    kind = str(item["type"]).removesuffix("_call") + "_call_output"
+    result = {"type": kind, "call_id": item["call_id"], "output": "done"}
+    wire.body(input=[result], previous_response_id=body["id"])
+    by_id = wire.messages
+    wire.body(input=[USER, item, result])
+    assert wire.messages == by_id
+    assert by_id[1:] == [
+        Message("assistant", tool_calls=(ToolCall("c1", name, arguments),)),
+        Message("tool", "done", tool_call_id="c1"),
+    ]
+
+
+def test_a_custom_tool_that_an_item_loaded_stays_one() -> None:
+    script = Script((ToolCallStarted(0, "c1", "run"), ToolCallDelta(0, '{"input": ""}')), "stop")
+    wire = response_wire(script)
+    first = wire.body(input=[{"type": "additional_tools", "tools": [CUSTOM]}, USER])
+    second = wire.body(input=[USER], previous_response_id=first["id"])
+    kinds = [at(body, "output", 0, "type") for body in (first, second)]
+    assert kinds == ["custom_tool_call", "custom_tool_call"]
 
 
 def test_the_agent_is_the_one_that_gave_the_response() -> None:

@@ -25,18 +25,22 @@ from semantic.adapters.http.openai.validators import (
     tool_adapter,
     tool_call_adapter,
 )
-from semantic.domain.chat import AnswerFormat, Message, Role, Tool, ToolCall, ToolChoice
+from semantic.adapters.http.request_fields.client_tools import (
+    CUSTOM,
+    custom_tool,
+    written_call,
+    written_id,
+)
+from semantic.adapters.http.request_fields.notes import attachment, file_note, picture
+from semantic.domain.chat import AnswerFormat, Attachment, Message, Role, Tool, ToolCall, ToolChoice
 
 _PART_SEPARATOR: Final = "\n"
 """Joins the text parts of one message, as in other local servers."""
 
 _REASONING_FIELDS: Final = ("reasoning_content", "reasoning")
 
-_UNREADABLE: Final = {
-    "image_url": "images cannot be read by this model",
-    "input_audio": "audio cannot be read by this model",
-    "file": "files cannot be read by this model",
-}
+_CONTINUED: Final = ("prefix", "partial")
+"""Fields by which other servers continue a message of the assistant."""
 
 _PLAIN_ROLES: Final[Mapping[str, Role]] = {
     "system": "system",
@@ -45,6 +49,7 @@ _PLAIN_ROLES: Final[Mapping[str, Role]] = {
 }
 
 _CHOICE: Final = "tool_choice"
+_SYNTAXES: Final = ("lark", "regex")
 _FORMAT: Final = "response_format"
 
 _NO_THINKING_EFFORTS: Final = frozenset({"none", "minimal"})
@@ -92,17 +97,25 @@ def _message(path: str, value: object) -> Message:
         hint = "; functions are tools now" if role == "function" else ""
         raise FieldError(f"{path}.role: expected one of {expected}{hint}", param=f"{path}.role")
     validated_at(path, adapter, message)
+    for name in _CONTINUED:
+        if message.get(name):
+            raise FieldError(
+                f"{path}.{name}: an answer cannot be continued; only False is accepted",
+                param=f"{path}.{name}",
+            )
     return reader(path, message)
 
 
 def _plain(path: str, message: Mapping[str, object]) -> Message:
     role = _PLAIN_ROLES[str(message["role"])]
-    return Message(role, _content(path, message), name=_name(message))
+    text, attachments = _content(path, message)
+    return Message(role, text, name=_name(message), attachments=attachments)
 
 
 def _tool_result(path: str, message: Mapping[str, object]) -> Message:
-    call = text_at(f"{path}.tool_call_id", message["tool_call_id"])
-    return Message("tool", _content(path, message), tool_call_id=call, name=_name(message))
+    call = written_id(text_at(f"{path}.tool_call_id", message["tool_call_id"]))
+    text, attachments = _content(path, message)
+    return Message("tool", text, tool_call_id=call, name=_name(message), attachments=attachments)
 
 
 def _assistant(path: str, message: Mapping[str, object]) -> Message:
@@ -110,13 +123,15 @@ def _assistant(path: str, message: Mapping[str, object]) -> Message:
         if name in message:
             hint = "use tool_calls" if name == "function_call" else "there is no audio here"
             raise FieldError(f"{path}.{name}: not supported; {hint}", param=f"{path}.{name}")
-    texts = (_content(path, message), _text(path, message, "refusal"))
+    content, attachments = _content(path, message)
+    texts = (content, _text(path, message, "refusal"))
     return Message(
         "assistant",
         _PART_SEPARATOR.join(filter(None, texts)),
         reasoning=_reasoning(path, message),
         tool_calls=_calls(f"{path}.tool_calls", message.get("tool_calls", [])),
         name=_name(message),
+        attachments=attachments,
     )
 
 
@@ -127,22 +142,51 @@ _READERS: Final[dict[str, Callable[[str, Mapping[str, object]], Message]]] = {
 }
 
 
-def _content(path: str, message: Mapping[str, object]) -> str:
+_Content = tuple[str, tuple[Attachment, ...]]
+"""A text with notes for what is no text, and what they are for."""
+
+
+def _content(path: str, message: Mapping[str, object]) -> _Content:
     content = message.get("content", "")
     if isinstance(content, str):
-        return content
-    path = f"{path}.content"
-    parts = list_at(path, content)
-    return _PART_SEPARATOR.join(_part(f"{path}[{i}]", part) for i, part in enumerate(parts))
+        return content, ()
+    return content_of(f"{path}.content", content, _part)
 
 
-def _part(path: str, value: object) -> str:
+def content_of(
+    path: str, value: object, read: Callable[[str, object], str | tuple[str, Attachment]]
+) -> _Content:
+    """The parts of a list, each as `read` reads it, as one text."""
+    texts, attachments = [], []
+    for i, one in enumerate(list_at(path, value)):
+        part = read(f"{path}[{i}]", one)
+        if not isinstance(part, str):
+            part, attached = part
+            attachments.append(attached)
+        texts.append(part)
+    return _PART_SEPARATOR.join(texts), tuple(attachments)
+
+
+def _part(path: str, value: object) -> str | tuple[str, Attachment]:
     part = object_at(path, value)
     kind = str(part.get("type"))
-    if kind in {"text", "refusal"}:
-        return text_at(f"{path}.{kind}", part.get(kind))
-    problem = _UNREADABLE.get(kind, "expected a part of type text")
-    raise FieldError(f"{path}.type: {problem}", param=f"{path}.type")
+    match kind:
+        case "text" | "refusal":
+            return text_at(f"{path}.{kind}", part.get(kind))
+        case "image_url":
+            given = part.get(kind)  # some clients send the URL itself
+            at, url = f"{path}.{kind}", given
+            if not isinstance(given, str):
+                at, url = f"{at}.url", object_at(at, given).get("url")
+            return picture(text_at(at, url))
+        case "input_audio":
+            sound = object_at(f"{path}.{kind}", part.get(kind))
+            data = text_at(f"{path}.{kind}.data", sound.get("data"))
+            return attachment("audio", str(sound.get("format", "")), data)
+        case "file":
+            return file_note(object_at(f"{path}.{kind}", part.get(kind)))
+        case _:
+            raise FieldError(f"{path}.type: expected a part of type text", param=f"{path}.type")
 
 
 def _reasoning(path: str, message: Mapping[str, object]) -> str:
@@ -166,7 +210,16 @@ def _calls(path: str, value: object) -> tuple[ToolCall, ...]:
 
 
 def _call(path: str, value: object) -> ToolCall:
-    call = validated_at(path, tool_call_adapter(), object_at(path, value))
+    given = object_at(path, value)
+    if given.get("type") == CUSTOM:
+        at = f"{path}.{CUSTOM}"
+        custom = object_at(at, given.get(CUSTOM))
+        return written_call(
+            text_at(f"{path}.id", given.get("id")),
+            text_at(f"{at}.name", custom.get("name")),
+            text_at(f"{at}.input", custom.get("input")),
+        )
+    call = validated_at(path, tool_call_adapter(), given)
     return ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
 
 
@@ -174,7 +227,7 @@ def _call(path: str, value: object) -> ToolCall:
 
 
 def tools_of(value: object) -> tuple[Tool, ...]:
-    """The functions in the field `tools`. Raises FieldError for an invalid tool."""
+    """The tools in the field `tools`. Raises FieldError for an invalid one."""
     found: dict[str, Tool] = {}
     for i, one in enumerate(list_at("tools", value)):
         path = f"tools[{i}]"
@@ -182,7 +235,7 @@ def tools_of(value: object) -> tuple[Tool, ...]:
         if tool is None:
             continue
         if tool.name in found:
-            at = f"{path}.function.name"
+            at = f"{path}.{tool.kind}.name"
             raise FieldError(f"{at}: there is a tool {tool.name!r} already", param=at)
         found[tool.name] = tool
     return tuple(found.values())
@@ -191,8 +244,11 @@ def tools_of(value: object) -> tuple[Tool, ...]:
 def _tool(path: str, value: object) -> Tool | None:
     tool = object_at(path, value)
     kind = text_at(f"{path}.type", tool.get("type"))
+    if kind == CUSTOM:
+        at = f"{path}.{CUSTOM}"
+        return read_custom_tool(at, object_at(at, tool.get(CUSTOM)))
     if kind != "function":
-        warnings.warn(f"tools of type {kind!a:.80} are left out: only functions can be called")
+        warn_hosted(kind)
         return None
     tool["function"] = object_at(f"{path}.function", tool.get("function"))
     function = validated_at(path, tool_adapter(), tool)["function"]
@@ -205,6 +261,41 @@ def _tool(path: str, value: object) -> Tool | None:
         function.get("parameters", {}),
         strict=bool(function.get("strict")),
     )
+
+
+def read_custom_tool(path: str, given: Mapping[str, object]) -> Tool:
+    """The custom tool with the fields `given` at `path`. Raises FieldError for an invalid one."""
+    name = text_at(f"{path}.name", given.get("name"))
+    if not name:
+        raise FieldError(f"{path}.name: expected a name", param=f"{path}.name")
+    description = text_at(f"{path}.description", given.get("description", ""))
+    return custom_tool(name, description, _expected(f"{path}.format", given.get("format")))
+
+
+def _expected(path: str, value: object) -> str:
+    """The form of a custom tool's input, in words."""
+    given = object_at(path, {"type": "text"} if value is None else value)
+    match given.get("type"):
+        case "text":
+            return "Any text."
+        case "grammar":
+            nested = "grammar" in given  # in chat completions
+            at = f"{path}.grammar" if nested else path
+            grammar = object_at(at, given["grammar"]) if nested else given
+            syntax = grammar.get("syntax")
+            if syntax not in _SYNTAXES:
+                at = f"{at}.syntax"
+                raise FieldError(f"{at}: expected one of {', '.join(_SYNTAXES)}", param=at)
+            definition = text_at(f"{at}.definition", grammar.get("definition"))
+            return f"A text that matches this {syntax}:\n{definition}"
+        case _:
+            at = f"{path}.type"
+            raise FieldError(f"{at}: expected text or grammar", param=at)
+
+
+def warn_hosted(kind: str) -> None:
+    """Tell the log once that tools of this type are left out."""
+    warnings.warn(f"tools of type {kind!a:.80} are left out: only clients run tools")
 
 
 def choice_among(tools: Sequence[Tool], value: object) -> tuple[tuple[Tool, ...], ToolChoice]:
@@ -227,13 +318,15 @@ def _chosen(
     tools: Sequence[Tool], choice: dict[str, object]
 ) -> tuple[tuple[Tool, ...], ToolChoice]:
     match choice.get("type"):
-        case "function":
-            return tuple(tools), ToolChoice("required", _named(tools, choice))
+        case "function" | "custom":
+            name, at = _named(_CHOICE, choice)
+            check_known(name, tools, at)
+            return tuple(tools), ToolChoice("required", name)
         case "allowed_tools":
             return _allowed(tools, choice)
         case _:
             path = f"{_CHOICE}.type"
-            raise FieldError(f"{path}: expected function or allowed_tools", param=path)
+            raise FieldError(f"{path}: expected function, custom or allowed_tools", param=path)
 
 
 def required(tools: Sequence[Tool]) -> tuple[tuple[Tool, ...], ToolChoice]:
@@ -243,10 +336,13 @@ def required(tools: Sequence[Tool]) -> tuple[tuple[Tool, ...], ToolChoice]:
     return tuple(tools), ToolChoice("required")
 
 
-def _named(tools: Sequence[Tool], choice: dict[str, object]) -> str:
-    name = validated_at(_CHOICE, named_choice_adapter(), choice)["function"]["name"]
-    check_known(name, tools, f"{_CHOICE}.function.name")
-    return name
+def _named(path: str, choice: dict[str, object]) -> tuple[str, str]:
+    """The name of the tool that is named at `path`, and where that stands."""
+    if choice.get("type") != CUSTOM:
+        name = validated_at(path, named_choice_adapter(), choice)["function"]["name"]
+        return name, f"{path}.function.name"
+    at = f"{path}.{CUSTOM}.name"
+    return text_at(at, object_at(f"{path}.{CUSTOM}", choice.get(CUSTOM)).get("name")), at
 
 
 def _allowed(
@@ -258,7 +354,7 @@ def _allowed(
     names: set[str] = set()
     for i, one in enumerate(among):
         at = f"{path}.tools[{i}]"
-        name = validated_at(at, named_choice_adapter(), object_at(at, one))["function"]["name"]
+        name, _ = _named(at, object_at(at, one))
         check_known(name, tools, at)
         names.add(name)
     allowed = tuple(tool for tool in tools if tool.name in names)

@@ -17,6 +17,7 @@ from semantic.adapters.http.errors import check_finished
 from semantic.adapters.http.openai.fields import Json
 from semantic.adapters.http.openai.replies import IndexedEvent, ReplyKind
 from semantic.adapters.http.openai.token_logprobs import ChatTokenLogprob, chat_logprobs
+from semantic.adapters.http.request_fields.client_tools import custom_call
 from semantic.domain.answer import (
     AnswerEnd,
     AnswerEvent,
@@ -39,13 +40,21 @@ class FunctionDelta(TypedDict, total=False):
     arguments: str
 
 
+class CustomCall(TypedDict):
+    """The call of a custom tool."""
+
+    name: str
+    input: str
+
+
 class CallDelta(TypedDict, total=False):
-    """More of tool call number `index`; its first delta has the id."""
+    """More of tool call number `index`; its first delta has the id. A custom tool's is whole."""
 
     index: int
     id: str
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     function: FunctionDelta
+    custom: CustomCall
 
 
 class MessageDelta(TypedDict, total=False):
@@ -82,30 +91,48 @@ class ChatDelta:
 
 
 async def chat_deltas(
-    events: AsyncGenerator[IndexedEvent, None], serving: ServingPort
+    events: AsyncGenerator[IndexedEvent, None],
+    serving: ServingPort,
+    custom: frozenset[str] = frozenset(),
 ) -> AsyncGenerator[ChatDelta, None]:
-    """The deltas of all choices as their events arrive.
+    """The deltas of all choices as their events arrive; `custom` are the names of custom tools.
 
     Raises WireError for an answer that fails; `events` are closed in any case.
     """
     choices: dict[int, _Choice] = {}
     async with aclosing(events):
         async for index, event in events:
-            choice = choices.setdefault(index, _Choice(index))
+            choice = choices.setdefault(index, _Choice(index, custom))
             for delta in await choice.deltas(event, serving):
                 yield delta
 
 
 @dataclass(slots=True)
 class _Choice:
-    """The state of a choice that its finish reason depends on."""
+    """The state of a choice that its finish reason depends on.
+
+    The call of a custom tool is `held` until it is whole: its input depends on all arguments.
+    """
 
     index: int
+    custom: frozenset[str]
     has_text: bool = False
     has_calls: bool = False
+    held: ToolCallStarted | None = None
+    arguments: list[str] = field(default_factory=list)
 
     async def deltas(self, event: AnswerEvent, serving: ServingPort) -> list[ChatDelta]:
         """The deltas of `event`; none for an event that this wire does not report."""
+        if self.held is not None and isinstance(event, ToolCallDelta):
+            self.arguments.append(event.arguments)
+            return []
+        whole = self._held_call() if isinstance(event, ToolCallStarted | AnswerEnd) else []
+        if isinstance(event, ToolCallStarted) and event.name in self.custom:
+            self.held, self.has_calls = event, True
+            return whole
+        return [*whole, *await self._deltas(event, serving)]
+
+    async def _deltas(self, event: AnswerEvent, serving: ServingPort) -> list[ChatDelta]:
         match event:
             case AnswerStarted():
                 return [ChatDelta(self.index, {"role": "assistant"})]
@@ -136,6 +163,16 @@ class _Choice:
             call["function"] = {"arguments": event.arguments}
         return ChatDelta(self.index, {"tool_calls": [call]})
 
+    def _held_call(self) -> list[ChatDelta]:
+        held = self.held
+        if held is None:
+            return []
+        call_id, text = custom_call(held.id, "".join(self.arguments))
+        self.held, self.arguments = None, []
+        custom: CustomCall = {"name": held.name, "input": text}
+        call: CallDelta = {"index": held.index, "id": call_id, "type": "custom", "custom": custom}
+        return [ChatDelta(self.index, {"tool_calls": [call]})]
+
     def _end(self, end: AnswerEnd) -> list[ChatDelta]:
         check_finished(end)
         reason: FinishReason = "stop"
@@ -162,14 +199,18 @@ class _Call:
     id: str = ""
     name: str = ""
     arguments: str = ""
+    custom: CustomCall | None = None
 
     def add(self, delta: CallDelta) -> None:
-        function = delta["function"]
+        self.custom = delta.get("custom")
+        function = delta.get("function", FunctionDelta())
         self.id += delta.get("id", "")
         self.name += function.get("name", "")
         self.arguments += function.get("arguments", "")
 
     def as_object(self) -> Json:
+        if self.custom is not None:
+            return {"id": self.id, "type": "custom", "custom": self.custom}
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
 

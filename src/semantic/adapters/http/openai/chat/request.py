@@ -38,6 +38,7 @@ from semantic.adapters.http.openai.requests import (
 )
 from semantic.adapters.http.openai.validators import ChatBody, chat_adapter
 from semantic.adapters.http.request_body import validated
+from semantic.adapters.http.request_fields.client_tools import CUSTOM
 from semantic.domain.chat import Chat
 from semantic.domain.value_objects import SamplingParams
 from semantic.ports.serving import Ask, ServedModel
@@ -48,10 +49,14 @@ _EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A chat completion: one engine request per choice, and how to reply."""
+    """A chat completion: one engine request per choice, and how to reply.
+
+    `custom` are the names of custom tools.
+    """
 
     choices: tuple[Ask, ...]
     options: StreamOptions
+    custom: frozenset[str] = frozenset()
 
 
 def chat_request(body: Mapping[str, object], model: ServedModel, caller: Caller) -> ChatRequest:
@@ -61,15 +66,17 @@ def chat_request(body: Mapping[str, object], model: ServedModel, caller: Caller)
     check_model(checked["model"], model)
     sampling = sampling_of(checked, known.get("stop"), model)
     sampling = _with_logprobs(sampling, checked)
+    chat = _chat(checked, known)
     choices = choices_of(
-        [_chat(checked, known)],
+        [chat],
         number_of_choices(checked.get("n")),
         sampling,
         _max_tokens(checked),
         caller,
         _reasoning(known).thinking_tokens,
     )
-    return ChatRequest(choices, stream_options(known, force_usage=caller.force_usage))
+    custom = frozenset(tool.name for tool in chat.tools if tool.kind == CUSTOM)
+    return ChatRequest(choices, stream_options(known, force_usage=caller.force_usage), custom)
 
 
 def conversation_of(body: Mapping[str, object]) -> Chat:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from semantic.adapters.http.errors import FieldError
+from semantic.adapters.http.openai.chat.conversation import content_of
 from semantic.adapters.http.openai.fields import (
     Json,
     list_at,
@@ -28,12 +29,16 @@ from semantic.adapters.http.openai.validators import (
     function_call_adapter,
     reasoning_adapter,
 )
-from semantic.domain.chat import Message, Role, Tool, ToolCall
+from semantic.adapters.http.request_fields.client_tools import (
+    OPENAI_TOOLS,
+    arguments_of,
+    written_call,
+    written_id,
+)
+from semantic.adapters.http.request_fields.notes import attachment, block_note, file_note, picture
+from semantic.domain.chat import Attachment, Message, Role, Tool, ToolCall
 
 _PATH: Final = "input"
-
-_PART_SEPARATOR: Final = "\n"
-"""Joins the text parts of one message, as in chat completions."""
 
 _ROLES: Final[Mapping[str, Role]] = {
     "user": "user",
@@ -47,8 +52,6 @@ _ENVELOPE: Final = frozenset({"type", "id", "call_id", "status", "caller", "crea
 """Fields of an item that are neither arguments nor output."""
 
 _REFUSED: Final = {
-    "compaction": "only the service that made it can read it",
-    "computer_call_output": "images cannot be read by this model",
     "configuration_update": "expected reasoning and text beside the input",
 }
 
@@ -62,12 +65,8 @@ _TEXT_PARTS: Final = {
 }
 """The field with the text, by type of the part."""
 
-_UNREADABLE_PARTS: Final = {
-    "computer_screenshot": "images cannot be read by this model",
-    "input_audio": "audio cannot be read by this model",
-    "input_file": "files cannot be read by this model",
-    "input_image": "images cannot be read by this model",
-}
+_PICTURES: Final = frozenset({"computer_screenshot", "input_image"})
+_COMPACTED: Final = "earlier messages that only the service that compacted them can read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,11 +214,11 @@ class _Reader:
 
     def message(self, item: _Item) -> None:
         role = item.fields.get("role")
-        content = _text_of(f"{item.path}.content", item.fields.get("content"))
+        content, attached = _content_of(f"{item.path}.content", item.fields.get("content"))
         if role == "assistant":
             self.messages.add_text(content, has_id=item.has_id)
         elif isinstance(role, str) and role in _ROLES:
-            self.messages.add(Message(_ROLES[role], content))
+            self.messages.add(Message(_ROLES[role], content, attachments=attached))
         else:
             at = f"{item.path}.role"
             raise FieldError(f"{at}: expected one of assistant, {', '.join(_ROLES)}", param=at)
@@ -236,18 +235,24 @@ class _Reader:
 
     def custom_call(self, item: _Item) -> None:
         call = validated_at(item.path, custom_call_adapter(), item.fields)
-        arguments = _json({"input": call["input"]})
-        self.messages.add_call(ToolCall(call["call_id"], call["name"], arguments))
+        name = self.tools.model_name(FunctionName(call["name"], call.get("namespace")))
+        self.messages.add_call(written_call(call["call_id"], name, call["input"]))
 
     def other_call(self, item: _Item) -> None:
         """A call that the client runs and that is no function call."""
         name = item.kind.removesuffix("_call")
-        arguments = item.fields.get("arguments", _content_fields(item))
+        content = _content_fields(item)
+        arguments = item.fields.get("arguments", content)
+        if name in OPENAI_TOOLS:
+            arguments = arguments_of(name, content)
         self.messages.add_call(ToolCall(_call_id(item), name, _json(arguments)))
 
     def output(self, item: _Item) -> None:
-        content = _text_of(f"{item.path}.output", item.fields.get("output"))
-        self.messages.add(Message("tool", content, tool_call_id=item.text("call_id")))
+        output = item.fields.get("output")
+        parts = [output] if isinstance(output, dict) else output  # of a computer call
+        content, attached = _content_of(f"{item.path}.output", parts)
+        call = written_id(item.text("call_id"))
+        self.messages.add(Message("tool", content, tool_call_id=call, attachments=attached))
 
     def other_output(self, item: _Item) -> None:
         """The output of a call that is no function call."""
@@ -262,6 +267,10 @@ class _Reader:
         content = _json({"tools": names})
         self.messages.add(Message("tool", content, tool_call_id=_call_id(item)))
 
+    def compacted(self, item: _Item) -> None:
+        """A summary that is sealed for another service."""
+        self.messages.add(Message("system", block_note(item.kind, {"text": _COMPACTED})))
+
     def nothing(self, item: _Item) -> None:
         """An item that only loads tools."""
 
@@ -270,6 +279,9 @@ _READERS: Final[dict[str, Callable[[_Reader, _Item], None]]] = {
     "additional_tools": _Reader.nothing,
     "apply_patch_call": _Reader.other_call,
     "apply_patch_call_output": _Reader.other_output,
+    "compaction": _Reader.compacted,
+    "computer_call": _Reader.other_call,
+    "computer_call_output": _Reader.output,
     "custom_tool_call": _Reader.custom_call,
     "custom_tool_call_output": _Reader.output,
     "function_call": _Reader.function_call,
@@ -311,20 +323,32 @@ def _json(value: object) -> str:
 
 
 def _text_of(path: str, value: object) -> str:
+    return _content_of(path, value)[0]
+
+
+def _content_of(path: str, value: object) -> tuple[str, tuple[Attachment, ...]]:
     """The text at `path`: a string or a list of parts. Raises FieldError for anything else."""
     if isinstance(value, str):
-        return value
+        return value, ()
     if not isinstance(value, list):
         raise FieldError(f"{path}: expected a text or a list of parts", param=path)
-    parts = list_at(path, value)
-    return _PART_SEPARATOR.join(_part(f"{path}[{i}]", part) for i, part in enumerate(parts))
+    return content_of(path, value, _part)
 
 
-def _part(path: str, value: object) -> str:
+def _part(path: str, value: object) -> str | tuple[str, Attachment]:
     part = object_at(path, value)
     kind = str(part.get("type"))
     if kind in _TEXT_PARTS:
         name = _TEXT_PARTS[kind]
         return text_at(f"{path}.{name}", part.get(name))
-    problem = _UNREADABLE_PARTS.get(kind, "expected a part of type input_text or output_text")
-    raise FieldError(f"{path}.type: {problem}", param=f"{path}.type")
+    if kind in _PICTURES:
+        return picture(str(part.get("image_url") or part.get("file_id") or ""))
+    if kind == "input_audio":
+        sound = part.get("input_audio", part)
+        fields = sound if isinstance(sound, dict) else part
+        return attachment("audio", str(fields.get("format", "")), str(fields.get("data", "")))
+    if kind == "input_file":
+        return file_note(part)
+    raise FieldError(
+        f"{path}.type: expected a part of type input_text or output_text", param=f"{path}.type"
+    )

@@ -21,6 +21,7 @@ from semantic.adapters.http.errors import WireError
 from semantic.adapters.http.openai.fields import Json
 from semantic.adapters.http.openai.responses.tools import FunctionName
 from semantic.adapters.http.openai.token_logprobs import ChatTokenLogprob
+from semantic.adapters.http.request_fields.client_tools import CUSTOM, custom_call, item_fields
 from semantic.ports.store import ResponsesPort
 
 RESPONSE_PREFIX: Final = "resp_"
@@ -29,7 +30,7 @@ _ITEM_ID: Final = re.compile(r"[a-z]+_(?P<response>[0-9a-f]+)_[0-9]+")
 
 
 def item_id(prefix: str, response_id: str, index: int) -> str:
-    """The id of output item number `index` of a response; `prefix` is msg, rs or fc."""
+    """The id of output item number `index` of a response; for a `prefix` as msg."""
     return f"{prefix}_{response_id.removeprefix(RESPONSE_PREFIX)}_{index}"
 
 
@@ -249,7 +250,59 @@ class CallItem:
         return item
 
 
-OutputItem = TextItem | ReasoningItem | CallItem
+@dataclass(slots=True)
+class ClientCallItem:
+    """A call of a tool of another `kind` than a function.
+
+    Its form depends on all arguments, so that its events are sent at its end.
+    """
+
+    kind: str
+    call: CallItem
+
+    def begin(self) -> list[Json]:
+        """No event."""
+        return []
+
+    def grow(self, arguments: str) -> list[Json]:
+        """No event; takes more of the arguments."""
+        self.call.texts.append(arguments)
+        return []
+
+    def end(self, status: Status) -> list[Json]:
+        """All events of the item."""
+        call, item = self.call, self.as_object(status)
+        if item["type"] == "function_call":
+            arguments, call.texts = "".join(call.texts), []
+            return [*call.begin(), *call.grow(arguments), *call.end(status)]
+        begun, events = item | {"status": "in_progress"}, []
+        if self.kind == CUSTOM:
+            begun["input"] = ""
+            place = {"item_id": call.id, "output_index": call.index}
+            events = [
+                {"type": f"{_CUSTOM_INPUT}.delta", **place, "delta": item["input"]},
+                {"type": f"{_CUSTOM_INPUT}.done", **place, "input": item["input"]},
+            ]
+        return [_added(call.index, begun), *events, _done(call.index, item)]
+
+    def as_object(self, status: Status) -> Json:
+        """The item with its content so far; a function call unless it has the tool's own form."""
+        item = self.call.as_object(status)
+        arguments = str(item["arguments"])
+        if self.kind == CUSTOM:
+            del item["arguments"]
+            call_id, text = custom_call(self.call.call_id, arguments)
+            return item | {"type": "custom_tool_call", "call_id": call_id, "input": text}
+        own = item_fields(self.kind, arguments) if status == "completed" else None
+        if own is None:
+            return item
+        del item["arguments"], item["name"]
+        return item | {"type": f"{self.kind}_call"} | own
+
+
+_CUSTOM_INPUT: Final = "response.custom_tool_call_input"
+
+OutputItem = TextItem | ReasoningItem | CallItem | ClientCallItem
 
 
 def _added(index: int, item: Json) -> Json:

@@ -12,20 +12,28 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from semantic.adapters.http.errors import FieldError
-from semantic.adapters.http.openai.chat.conversation import check_known, required
+from semantic.adapters.http.openai.chat.conversation import (
+    check_known,
+    read_custom_tool,
+    required,
+    warn_hosted,
+)
 from semantic.adapters.http.openai.fields import (
     Json,
     list_at,
     object_at,
     text_at,
     validated_at,
-    warnings,
 )
 from semantic.adapters.http.openai.validators import response_tool_adapter
+from semantic.adapters.http.request_fields.client_tools import CUSTOM, OPENAI_TOOLS
 from semantic.domain.chat import Tool, ToolChoice
 
 _CHOICE: Final = "tool_choice"
 _MODES: Final = ("auto", "required")
+_CUSTOM_FIELDS: Final = ("type", "name", "description", "format")
+_CALLED: Final = frozenset({"function", CUSTOM, *OPENAI_TOOLS})
+"""The types of tools that can be called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +91,11 @@ class ToolSet:
         """The inverse of `model_name`."""
         return self._names.get(model_name, FunctionName(model_name))
 
+    def kind_of(self, model_name: str) -> str:
+        """The type of the tool with this name for the model."""
+        tool = self._tools.get(model_name)
+        return "function" if tool is None else tool.kind
+
     def _add(self, one: _Function) -> str:
         tool, known = one.tool, one.name.name
         if self._names.get(known, one.name) != one.name:
@@ -111,32 +124,35 @@ class _Function:
     reply_tool: Json | None
 
 
-def _functions(path: str, value: object) -> list[_Function]:
+def _functions(path: str, value: object, namespace: str | None = None) -> list[_Function]:
     found: list[_Function] = []
     for i, one in enumerate(list_at(path, value)):
         at = f"{path}[{i}]"
         tool = object_at(at, one)
         kind = text_at(f"{at}.type", tool.get("type"))
         if kind == "function":
-            found.append(_function(at, tool))
-        elif kind == "namespace":
+            found.append(_function(at, tool, namespace))
+        elif kind == CUSTOM:
+            found.append(_custom(at, tool, namespace))
+        elif kind == "namespace" and namespace is None:
             found += _namespace(at, tool)
+        elif kind in OPENAI_TOOLS and _is_local(tool):
+            reply_tool: Json = {"type": kind}
+            found.append(_Function(at, FunctionName(kind), OPENAI_TOOLS[kind], reply_tool))
         else:
-            _warn_dropped(kind)
+            warn_hosted(kind)
     return found
+
+
+def _is_local(tool: Json) -> bool:
+    """Exclude a shell in a container of OpenAI's, which no client runs."""
+    environment = tool.get("environment")
+    return not isinstance(environment, dict) or environment.get("type") == "local"
 
 
 def _namespace(path: str, given: Json) -> list[_Function]:
     namespace = _name_at(path, given)
-    functions: list[_Function] = []
-    for i, one in enumerate(list_at(f"{path}.tools", given.get("tools"))):
-        at = f"{path}.tools[{i}]"
-        tool = object_at(at, one)
-        kind = text_at(f"{at}.type", tool.get("type"))
-        if kind == "function":
-            functions.append(_function(at, tool, namespace))
-        else:
-            _warn_dropped(kind)
+    functions = _functions(f"{path}.tools", given.get("tools"), namespace)
     reply_tool: Json = {
         "type": "namespace",
         "name": namespace,
@@ -163,15 +179,17 @@ def _function(path: str, given: Json, namespace: str | None = None) -> _Function
     return _Function(f"{path}.name", FunctionName(name, namespace), tool, reply_tool)
 
 
+def _custom(path: str, given: Json, namespace: str | None) -> _Function:
+    tool = read_custom_tool(path, given)
+    reply_tool: Json = {name: given[name] for name in _CUSTOM_FIELDS if name in given}
+    return _Function(f"{path}.name", FunctionName(tool.name, namespace), tool, reply_tool)
+
+
 def _name_at(path: str, given: Json) -> str:
     name = text_at(f"{path}.name", given.get("name"))
     if not name:
         raise FieldError(f"{path}.name: expected a name", param=f"{path}.name")
     return name
-
-
-def _warn_dropped(kind: str) -> None:
-    warnings.warn(f"tools of type {kind!a:.80} are left out: only functions can be called")
 
 
 # Tool choice
@@ -200,19 +218,19 @@ def choice_among(tools: ToolSet, value: object) -> Choice:
 
 
 def _chosen(tools: ToolSet, given: Json) -> Choice:
-    match given.get("type"):
-        case "function":
-            known = _known(tools, _CHOICE, given)
-            reply_value = {"type": "function", "name": given["name"]}
-            return Choice(tools.tools, ToolChoice("required", known), reply_value)
-        case "allowed_tools":
-            return _allowed(tools, given)
-        case _:
-            path = f"{_CHOICE}.type"
-            raise FieldError(
-                f"{path}: expected function or allowed_tools; nothing else can be called here",
-                param=path,
-            )
+    kind = given.get("type")
+    if kind == "allowed_tools":
+        return _allowed(tools, given)
+    if not isinstance(kind, str) or kind not in _CALLED:
+        path = f"{_CHOICE}.type"
+        raise FieldError(
+            f"{path}: expected function, custom or allowed_tools; hosted tools are not run here",
+            param=path,
+        )
+    known, reply_value = _known(tools, _CHOICE, given)
+    if kind == "local_shell":  # no choice in OpenAI's types
+        reply_value = {"type": "function", "name": known}
+    return Choice(tools.tools, ToolChoice("required", known), reply_value)
 
 
 def _allowed(tools: ToolSet, given: Json) -> Choice:
@@ -225,9 +243,10 @@ def _allowed(tools: ToolSet, given: Json) -> Choice:
     for i, one in enumerate(list_at(f"{_CHOICE}.tools", given.get("tools"))):
         at = f"{_CHOICE}.tools[{i}]"
         tool = object_at(at, one)
-        if text_at(f"{at}.type", tool.get("type")) == "function":
-            names.append(_known(tools, at, tool))
-            functions.append({"type": "function", "name": tool["name"]})
+        if text_at(f"{at}.type", tool.get("type")) in _CALLED:
+            known, reply_tool = _known(tools, at, tool)
+            names.append(known)
+            functions.append(reply_tool)
     allowed = tuple(tool for tool in tools.tools if tool.name in names)
     reply_value: Json = {"type": "allowed_tools", "mode": mode, "tools": functions}
     if mode == "required":
@@ -235,11 +254,18 @@ def _allowed(tools: ToolSet, given: Json) -> Choice:
     return Choice(allowed, ToolChoice(), reply_value)
 
 
-def _known(tools: ToolSet, path: str, given: Json) -> str:
-    """The name for the model of the function that is named at `path`. Raises FieldError."""
+def _known(tools: ToolSet, path: str, given: Json) -> tuple[str, Json]:
+    """The name for the model of the tool that is chosen at `path`, and the reply's choice of it.
+
+    Raises FieldError for an unknown tool.
+    """
+    kind = given["type"]
+    if isinstance(kind, str) and kind in OPENAI_TOOLS:
+        check_known(kind, tools.tools, path)
+        return kind, {"type": kind}
     at = f"{path}.name"
     name = text_at(at, given.get("name"))
     namespace = given.get("namespace")
     known = tools.model_name(FunctionName(name, namespace if isinstance(namespace, str) else None))
     check_known(known, tools.tools, at)
-    return known
+    return known, {"type": kind, "name": name}

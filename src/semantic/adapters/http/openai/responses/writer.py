@@ -16,6 +16,7 @@ from semantic.adapters.http.errors import Problem, check_finished, openai_error
 from semantic.adapters.http.openai.fields import Json
 from semantic.adapters.http.openai.responses.output_items import (
     CallItem,
+    ClientCallItem,
     OutputItem,
     ReasoningItem,
     Status,
@@ -25,6 +26,7 @@ from semantic.adapters.http.openai.responses.output_items import (
 )
 from semantic.adapters.http.openai.responses.request import ResponseRequest
 from semantic.adapters.http.openai.token_logprobs import ChatTokenLogprob
+from semantic.adapters.http.request_fields.client_tools import CUSTOM
 from semantic.domain.answer import (
     AnswerEnd,
     AnswerEvent,
@@ -94,8 +96,12 @@ class ResponseWriter:
     @property
     def response(self) -> Json:
         """The response object with its output so far."""
-        items = zip(self._items, self._statuses, strict=True)
-        return {**self._response, "output": [item.as_object(status) for item, status in items]}
+        items = [
+            item.as_object(status)
+            for item, status in zip(self._items, self._statuses, strict=True)
+            if not (isinstance(item, ClientCallItem) and status == "in_progress")
+        ]
+        return {**self._response, "output": items}
 
     def write(self, event: AnswerEvent, logprobs: Sequence[ChatTokenLogprob] = ()) -> list[Json]:
         """The events to send for `event`; `logprobs` are those of its text.
@@ -140,9 +146,8 @@ class ResponseWriter:
             case ReasoningDelta(text) if text:
                 return self._reasoning(text)
             case ToolCallStarted():
-                name = self._request.tools.client_name(event.name)
-                return self._begin(CallItem(*self._place("fc"), event.id, name))
-            case ToolCallDelta() if isinstance(self._open, CallItem):
+                return self._begin(self._call(event))
+            case ToolCallDelta() if isinstance(self._open, CallItem | ClientCallItem):
                 return self._open.grow(event.arguments)
         return []
 
@@ -157,6 +162,13 @@ class ResponseWriter:
             return self._open.grow(text)
         item = ReasoningItem(*self._place("rs"), self._request.encrypted_reasoning)
         return [*self._begin(item), *item.grow(text)]
+
+    def _call(self, event: ToolCallStarted) -> CallItem | ClientCallItem:
+        tools = self._request.tools
+        kind = tools.kind_of(event.name)
+        place = self._place("ctc" if kind == CUSTOM else "fc")
+        item = CallItem(*place, event.id, tools.client_name(event.name))
+        return item if kind == "function" else ClientCallItem(kind, item)
 
     def _place(self, prefix: str) -> tuple[int, str]:
         """(index, id) of the next item."""
@@ -184,9 +196,12 @@ class ResponseWriter:
         check_finished(end)
         cut = end.reason == "length"
         events: list[Json] = []
-        if not cut and not any(isinstance(item, TextItem | CallItem) for item in self._items):
+        if not cut and not any(
+            isinstance(item, TextItem | CallItem | ClientCallItem) for item in self._items
+        ):
             events = self._begin(TextItem(*self._place("msg")))  # an empty answer has an empty text
-        stopped = isinstance(self._open, CallItem) and end.stop_string is not None
+        is_call = isinstance(self._open, CallItem | ClientCallItem)
+        stopped = is_call and end.stop_string is not None
         is_unfinished = cut or (stopped and end.reason != "tool_calls")
         events += self._close("incomplete" if is_unfinished else "completed")
         self._response |= {"status": "completed", "usage": _usage_object(end.usage)}
@@ -235,5 +250,5 @@ def _usage_object(usage: Usage) -> Json:
         "output_tokens": usage.completion,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning},
         "total_tokens": usage.total,
-        **usage_extension(usage.match),
+        **usage_extension(usage),
     }
