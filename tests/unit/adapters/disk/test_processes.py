@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from semantic.adapters.stores.disk import DiskStore
+from semantic.adapters.stores.disk.index import _Connection
 from semantic.domain.block_hash import Part
 from tests.support import store_blocks as make
 from tests.support.own_process import environment
@@ -107,6 +109,30 @@ def test_what_the_other_evicted_is_a_miss(root: Path, pair: tuple[DiskStore, Dis
     assert not is_read(one, link)
     assert one.put(make.block(link))
     assert is_read(other, link)
+    close(pair)
+
+
+def test_an_index_that_is_replaced_while_it_is_opened_is_opened_again(
+    pair: tuple[DiskStore, DiskStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader of one opens the old files, and the other has new ones when it looks again."""
+    one, other = pair
+    reader = one._store.index._reader
+    reader.close()
+    openings: list[sqlite3.Connection] = []
+
+    def open_late() -> sqlite3.Connection:
+        db = _Connection._open(reader)
+        if not openings:
+            other.rebuild_index()
+        openings.append(db)
+        return db
+
+    monkeypatch.setattr(reader, "_open", open_late)
+    assert one.manifest(make.SCOPE, "a") is None
+    assert other.save(make.manifest("a", 1))
+    assert one.manifest(make.SCOPE, "a") is not None
+    assert len(openings) == 2
     close(pair)
 
 

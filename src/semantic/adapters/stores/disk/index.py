@@ -45,6 +45,7 @@ _NAMES = (
     "index.sqlite-shm",
     "index.sqlite-journal",
 )
+_MOST_OPENINGS = 8
 _OPEN_TOGETHER = 4
 """Descriptors that SQLite needs at once, and one to spare."""
 _OWNER_MAY_USE = stat.S_IRUSR | stat.S_IWUSR
@@ -247,10 +248,7 @@ class _Connection:
                     # Another log for the same tables: SQLite would mix the two.
                     raise IndexBrokenError("the index's log was replaced")
                 self.close()
-            if self._db is None:
-                self._db = self._open()
-                self._identity = self._found()
-            yield self._db
+            yield self._opened() if self._db is None else self._db
 
     def close(self) -> None:
         with self._lock:
@@ -269,6 +267,18 @@ class _Connection:
         if there is None:
             raise IndexBrokenError("the index is missing, or is no plain file of this user's")
         return there
+
+    def _opened(self) -> sqlite3.Connection:
+        """A connection to the files that are there: a process may replace them meanwhile, and one
+        to files that are gone would see nothing that others write."""
+        for _ in range(_MOST_OPENINGS):
+            before = self._found()
+            self._db = self._open()
+            self._identity = self._found()
+            if self._identity[0] == before[0]:
+                return self._db
+            self.close()
+        raise IndexBrokenError("the index is replaced again and again")
 
     def _open(self) -> sqlite3.Connection:
         uri = f"file:{quote(os.fsencode(self._files.path.absolute()))}?mode=rw"
